@@ -1,0 +1,229 @@
+"""The command line: every answer of the page as text, or as JSON with ``--json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from explorer.export.quantized import save_quantized
+from explorer.numerics.comparison import ComparisonRow, compare_schemes, mark_frontier
+from explorer.numerics.formats import FORMATS, FloatFormat
+from explorer.numerics.metrics import Report, compare
+from explorer.numerics.quantize import quantize
+from explorer.numerics.schemes import SCHEMES, Scheme
+from explorer.numerics.serialize import to_json
+from explorer.sources import load_matrix, open_source
+from explorer.sources.models import layers
+from explorer.speed.cpu import time_schemes
+
+WHERE = "a tensor file, a model folder, a Hub id (owner/name) or sample:NAME"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 when it worked, 2 and one line on standard error when the input was bad."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"explorer: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("explorer: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="explorer", description="What a number format does to a tensor.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=about, description=about)
+        sub.add_argument("--json", action="store_true", help="print JSON; keys are the library's field names")
+        sub.set_defaults(run=run)
+        return sub
+
+    command("formats", _formats, "the number formats")
+    command("schemes", _schemes, "the named schemes")
+    sub = command("quantize", _quantize, "quantize one tensor and report the error")
+    _add_tensor_arguments(sub)
+    sub.add_argument("--scheme", required=True, help="a name from `schemes`")
+    sub.add_argument("--out", help="write codes and scales to this .safetensors file")
+    sub = command("compare", _compare, "many schemes on one tensor")
+    _add_tensor_arguments(sub)
+    sub.add_argument("--schemes", help="comma-separated names (default: all)")
+    sub = command("layers", _layers, "the layers of a model, from its headers alone")
+    sub.add_argument("model", help=WHERE)
+    sub.add_argument("--filter", default="", help="only names that contain this")
+    sub.add_argument("--revision", help="branch, tag or commit on the Hub")
+    sub = command("bench", _bench, "time the library on this machine")
+    sub.add_argument("what", choices=["cpu"])
+    sub.add_argument("--shape", type=_shape, default=(4096, 4096), help="rows x columns, e.g. 4096x4096")
+    sub.add_argument("--schemes", help="comma-separated names (default: all)")
+    sub.add_argument("--repeats", type=int, default=3)
+    return parser
+
+
+def _add_tensor_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("file", help=WHERE)
+    sub.add_argument("--tensor", help="which tensor, if there are several")
+    sub.add_argument("--revision", help="branch, tag or commit on the Hub")
+
+
+def _shape(text: str) -> tuple[int, int]:
+    try:
+        rows, columns = (int(n) for n in text.lower().split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not rows x columns, e.g. 4096x4096") from None
+    if rows < 1 or columns < 1:
+        raise argparse.ArgumentTypeError("rows and columns are at least 1")
+    return rows, columns
+
+
+def _chosen(names: str | None) -> list[Scheme]:
+    return list(SCHEMES.values()) if names is None else [find_scheme(n.strip()) for n in names.split(",")]
+
+
+def find_scheme(name: str) -> Scheme:
+    """The scheme called ``name``; ``ValueError`` names the closest ones otherwise."""
+    if name in SCHEMES:
+        return SCHEMES[name]
+    import difflib
+
+    close = difflib.get_close_matches(name, SCHEMES, 3) or list(SCHEMES)[:3]
+    raise ValueError(f"no scheme {name!r}; did you mean {', '.join(close)}? `explorer schemes` lists all")
+
+
+def _formats(arguments: argparse.Namespace) -> None:
+    rows = []
+    for fmt in FORMATS.values():
+        floating = isinstance(fmt, FloatFormat)
+        rows.append({
+            "name": fmt.name, "label": fmt.label, "bits": fmt.bits, "packed_bits": fmt.packed_bits,
+            "exponent": fmt.exponent if isinstance(fmt, FloatFormat) else None,
+            "mantissa": fmt.mantissa if isinstance(fmt, FloatFormat) else None,
+            "bias": fmt.bias if isinstance(fmt, FloatFormat) else None,
+            "max": fmt.max, "tiniest": fmt.tiniest,
+            "eps": fmt.eps if isinstance(fmt, FloatFormat) else None,
+            "finite_values": len(fmt.levels) if fmt.bits <= 8 else None,
+            "specials": fmt.specials.value if floating and isinstance(fmt, FloatFormat) else "every code is a finite number",
+            "tensor_cores": fmt.tensor_cores, "note": fmt.note,
+        })  # fmt: skip
+    shown = ("name", "bits", "exponent", "mantissa", "max", "tiniest", "finite_values", "tensor_cores")
+    _emit(arguments, rows, [{key: row[key] for key in shown} for row in rows])
+
+
+def _schemes(arguments: argparse.Namespace) -> None:
+    rows = [{**to_json(s), "describe": s.describe()} for s in SCHEMES.values()]
+    table = [{"name": s.name, "bits (4096²)": s.bits_per_element((4096, 4096)).total, "what": s.describe()}
+             for s in SCHEMES.values()]  # fmt: skip
+    _emit(arguments, rows, table)
+
+
+def _progress(label: str) -> Callable[[int, int], None]:
+    def show(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{label} {done:,} of {total:,}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _quantize(arguments: argparse.Namespace) -> None:
+    scheme = find_scheme(arguments.scheme)
+    matrix = load_matrix(arguments.file, arguments.tensor, arguments.revision, progress=_progress("bytes read:"))
+    q = quantize(matrix.values, scheme)
+    report = compare(matrix.values, q)
+    if arguments.out:
+        save_quantized(q, arguments.out, matrix.name or "tensor")
+    if arguments.json:
+        _print_json({"tensor": matrix.description, "scheme": to_json(scheme), "report": to_json(report)})
+        return
+    print(matrix.description)
+    print(scheme.describe())
+    _print_table([{"": key, "value": _cell(value)} for key, value in _report_items(report)])
+    if arguments.out:
+        print(f"written: {arguments.out}")
+
+
+def _report_items(report: Report) -> list[tuple[str, Any]]:
+    items: list[tuple[str, Any]] = []
+    for key, value in to_json(report).items():
+        items += [(f"bits.{k}", v) for k, v in value.items()] if isinstance(value, dict) else [(key, value)]
+    return [*items, ("bits.total", report.bits.total)]
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    schemes = _chosen(arguments.schemes)
+    matrix = load_matrix(arguments.file, arguments.tensor, arguments.revision, progress=_progress("bytes read:"))
+    show, rows = _progress("schemes:"), []
+    for row in compare_schemes(matrix.values, schemes):
+        rows.append(row)
+        show(len(rows), len(schemes))
+    marked = mark_frontier(rows)
+    if not arguments.json:
+        print(matrix.description)
+    _emit(arguments, [comparison_record(r) for r in marked], [_comparison_line(r) for r in marked])
+
+
+def comparison_record(row: ComparisonRow) -> dict[str, Any]:
+    """One row of ``compare`` as JSON: the scheme's name, the report's fields, whether on the frontier."""
+    return {"scheme": row.scheme.name, **to_json(row.report), "total_bits": row.report.bits.total,
+            "on_frontier": row.on_frontier}  # fmt: skip
+
+
+def _comparison_line(row: ComparisonRow) -> dict[str, Any]:
+    r = row.report
+    return {
+        "scheme": row.scheme.name, "bits": r.bits.total, "sqnr_db": r.sqnr_db, "max_error": r.max_error,
+        "clipped %": 100 * r.clipped, "zeroed %": 100 * r.zeroed, "frontier": "*" if row.on_frontier else "",
+    }  # fmt: skip
+
+
+def _layers(arguments: argparse.Namespace) -> None:
+    found = layers(open_source(arguments.model, arguments.revision), arguments.filter)
+    if not found:
+        raise ValueError(f"no tensor of {arguments.model} has {arguments.filter!r} in its name")
+    table = [{"name": i.name, "shape": "×".join(map(str, i.shape)), "dtype": i.dtype} for i in found]
+    _emit(arguments, [to_json(i) for i in found], table)
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    schemes = _chosen(arguments.schemes)
+    show, rows = _progress("schemes:"), []
+    for timing in time_schemes(schemes, arguments.shape, arguments.repeats):
+        rows.append(to_json(timing))
+        show(len(rows), len(schemes))
+    _emit(arguments, rows, rows)
+
+
+def _emit(arguments: argparse.Namespace, records: list[dict[str, Any]], table: Iterable[dict[str, Any]]) -> None:
+    if arguments.json:
+        _print_json(records)
+    else:
+        _print_table(list(table))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(to_json(value), indent=2, ensure_ascii=False))
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    cells = [[_cell(value) for value in row.values()] for row in rows]
+    widths = [max(len(str(h)), *(len(c[i]) for c in cells)) for i, h in enumerate(rows[0])]
+    for line in ([str(h) for h in rows[0]], ["-" * w for w in widths], *cells):
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

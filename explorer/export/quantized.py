@@ -1,0 +1,70 @@
+"""A quantized tensor in a safetensors file, and back.
+
+    <name>.packed        U8 [rows, row bytes]        codes, see ``numerics.packing``
+    <name>.scale         the scale's own dtype [grid rows, grid columns]
+    <name>.zero_point    I8 [grid rows, grid columns]      asymmetric schemes
+    <name>.tensor_scale  F32 []                            two-level schemes
+
+The scheme's name and the shape stand in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from explorer.numerics.packing import packed_row_bytes
+from explorer.numerics.quantize import QuantizedTensor
+from explorer.numerics.schemes import SCHEMES, Scales
+from explorer.numerics.serialize import to_json
+
+_SCALE_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
+
+
+def save_quantized(q: QuantizedTensor, path: str | Path, name: str = "tensor") -> None:
+    """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back."""
+    tensors = {f"{name}.packed": q.packed.contiguous()}
+    if q.scheme.scale is not None:
+        tensors[f"{name}.scale"] = _stored_scales(q)
+    if q.scales.zero_points is not None:
+        tensors[f"{name}.zero_point"] = q.scales.zero_points
+    if q.scales.tensor_scale is not None:
+        tensors[f"{name}.tensor_scale"] = q.scales.tensor_scale
+    about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
+    save_file(tensors, path, {"quantization_explorer": json.dumps(about)})
+
+
+def load_quantized(path: str | Path) -> QuantizedTensor:
+    """Read a file of ``save_quantized``. ``ValueError`` if it is not one, or its scheme is not in ``SCHEMES``."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["quantization_explorer"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            scheme, name, shape = SCHEMES[about["scheme"]["name"]], about["name"], tuple(about["shape"])
+            packed = tensors[f"{name}.packed"]
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise ValueError(f"{path} is not a tensor saved by this program: {error}") from error
+    if tuple(packed.shape) != (shape[0], packed_row_bytes(scheme.format, shape[1])):
+        raise ValueError(f"{path}: {tuple(packed.shape)} packed bytes do not hold {shape} codes")
+    stored = tensors.get(f"{name}.scale", torch.ones(scheme.grid(shape))).to(torch.float32)
+    scales = Scales(stored, tensors.get(f"{name}.zero_point"), tensors.get(f"{name}.tensor_scale"))
+    return QuantizedTensor(packed, scales, scheme, shape)
+
+
+def _stored_scales(q: QuantizedTensor) -> Tensor:
+    """The scales in the format they are counted in; all of them are representable there."""
+    rule = q.scheme.scale
+    assert rule is not None
+    if rule.exponent is not None:
+        return rule.format.encode_unchecked(q.scales.stored).view(torch.float8_e8m0fnu)
+    return q.scales.stored.to(_SCALE_DTYPES[rule.format.name])

@@ -1,0 +1,54 @@
+"""Figures of the Compare tab: bits against error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from explorer.figures.style import MUTED, SERIES, empty, figure
+from explorer.numerics.comparison import ComparisonRow
+from explorer.numerics.formats import CodebookFormat, Format, IntegerFormat
+
+FAMILIES = ("floating point", "FP8 and smaller", "integer", "codebook")
+
+
+def family(fmt: Format) -> str:
+    """The group a format is drawn with."""
+    if isinstance(fmt, IntegerFormat):
+        return FAMILIES[2]
+    if isinstance(fmt, CodebookFormat):
+        return FAMILIES[3]
+    return FAMILIES[0] if fmt.bits > 8 else FAMILIES[1]
+
+
+def frontier_figure(rows: Sequence[ComparisonRow], name: str) -> go.Figure:
+    """Bits per element against SQNR, one point a scheme, the frontier drawn through the unbeaten ones.
+
+    Exact schemes (infinite SQNR) cannot be drawn and are left out.
+    """
+    drawn = [r for r in rows if math.isfinite(r.report.sqnr_db)]
+    if not drawn:
+        return empty("run a comparison to see bits against error", f"{name} frontier")
+    made = figure("bits per element, scales included", "SQNR (dB)", f"{name} frontier", height=420)
+    edge = sorted((r for r in drawn if r.on_frontier), key=lambda r: r.report.bits.total)
+    made.add_scatter(
+        x=[r.report.bits.total for r in edge], y=[r.report.sqnr_db for r in edge], mode="lines", name="frontier",
+        line={"shape": "hv", "width": 1.5, "color": MUTED, "dash": "dot"}, hoverinfo="skip",
+    )  # fmt: skip
+    for index, group in enumerate(FAMILIES):
+        members = [r for r in drawn if family(r.scheme.format) == group]
+        if not members:
+            continue
+        made.add_scatter(
+            x=[r.report.bits.total for r in members], y=[r.report.sqnr_db for r in members], mode="markers",
+            name=group, customdata=[[r.scheme.label, r.scheme.name] for r in members],
+            marker={"color": SERIES[index], "size": [11 if r.on_frontier else 7 for r in members],
+                    "symbol": ["circle", "diamond", "square", "cross"][index],
+                    "opacity": [1.0 if r.on_frontier else 0.55 for r in members]},
+            hovertemplate="%{customdata[0]}<br>%{x:.3f} bits, %{y:.2f} dB<extra></extra>",
+        )  # fmt: skip
+    ticks = [1, 1.5, 2, 3, 4, 6, 8, 16, 32]
+    made.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{t:g}" for t in ticks])
+    return made

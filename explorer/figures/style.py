@@ -1,0 +1,77 @@
+"""The look of every figure: one template, one palette, and the file name a saved figure gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+SERIES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+"""Okabe and Ito's palette, distinguishable to colour-blind readers."""
+
+FIELD_COLOURS = {
+    "sign": "#D55E00",
+    "exponent": "#0072B2",
+    "mantissa": "#009E73",
+    "magnitude": "#009E73",
+    "index": "#0072B2",
+    "unused": "#98A2B3",
+}
+GRID = "rgba(128,140,160,0.25)"
+MAGNITUDE_SCALE = "Cividis"
+MUTED = "#98A2B3"
+FONT = "Inter, system-ui, sans-serif"
+
+_AXIS = {
+    "showgrid": True, "gridcolor": GRID, "zeroline": False, "ticks": "outside", "tickcolor": GRID,
+    "ticklen": 4, "automargin": True, "title": {"standoff": 8, "font": {"size": 12}}, "tickfont": {"size": 12},
+}  # fmt: skip
+
+
+def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figure:
+    """An empty figure in the house style. ``name`` says what it shows: it becomes the saved file's name."""
+    made = go.Figure()
+    made.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 60, "r": 16, "t": 34, "b": 48},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 12, "color": "#344054"},
+        colorway=SERIES,
+        bargap=0,
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+        hoverlabel={"font": {"family": FONT}},
+        meta={"filename": file_name(name)},
+        xaxis={**_AXIS, "title": {**_AXIS["title"], "text": x_title}},  # type: ignore[dict-item]
+        yaxis={**_AXIS, "title": {**_AXIS["title"], "text": y_title}},  # type: ignore[dict-item]
+    )
+    return made
+
+
+def file_name(text: str) -> str:
+    """``text`` as a file name: letters, digits, dots and dashes."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:120] or "figure"
+
+
+def switch_axis(made: go.Figure, axis: str, options: Sequence[tuple[str, str]] = (("linear", "linear"), ("log", "log"))) -> go.Figure:
+    """Add the buttons that switch ``axis`` ("xaxis" or "yaxis") between linear and logarithmic."""
+    buttons = [{"label": label, "method": "relayout", "args": [{f"{axis}.type": kind}]} for label, kind in options]
+    made.update_layout(
+        updatemenus=[{
+            "type": "buttons", "direction": "right", "buttons": buttons, "x": 1, "xanchor": "right", "y": 1.02,
+            "yanchor": "bottom", "pad": {"t": 0, "b": 0}, "showactive": False, "bgcolor": "rgba(128,140,160,0.12)",
+            "bordercolor": GRID, "font": {"size": 11},
+        }]
+    )  # fmt: skip
+    return made
+
+
+def empty(message: str, name: str = "figure") -> go.Figure:
+    """A figure that only says why there is nothing to draw."""
+    made = figure("", "", name)
+    made.update_xaxes(visible=False)
+    made.update_yaxes(visible=False)
+    made.add_annotation(text=message, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 13})
+    return made

@@ -1,0 +1,172 @@
+"""How far a quantized tensor is from the original: one ``Report``, computed in float64.
+
+SQNR is 10·log10(Σx² / Σ(x - x̂)²), which is -20·log10 of the relative Frobenius error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from explorer.numerics.blocks import Rectangle, chunks
+from explorer.numerics.quantize import QuantizedTensor
+from explorer.numerics.schemes import BitBudget
+from explorer.numerics.statistics import code_counts, histogram, histogram_kl
+
+
+@dataclass(frozen=True)
+class Report:
+    """The error of one quantization and what it costs. Shares are of all elements, 0 ... 1.
+
+    clipped     outside what rounding alone would keep in range: beyond max + half a step of its block
+    zeroed      not zero before, zero after
+    kl          KL(original || dequantized) in nats over 256 shared bins
+    codes_used, entropy_bits   None for 32-bit formats
+    """
+
+    sqnr_db: float
+    mse: float
+    rmse: float
+    mae: float
+    relative_error: float
+    cosine: float
+    kl: float
+    max_error: float
+    max_error_at: tuple[int, int]
+    clipped: float
+    zeroed: float
+    codes_used: int | None
+    code_count: int | None
+    entropy_bits: float | None
+    bits: BitBudget
+    nbytes: int
+
+
+@dataclass
+class _Sums:
+    """Running float64 sums over the chunks of a matrix."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    output: float = 0.0
+    inner: float = 0.0
+    absolute: float = 0.0
+    clipped: int = 0
+    zeroed: int = 0
+    max_error: float = -1.0
+    max_error_at: tuple[int, int] = (0, 0)
+
+    def add(self, original: Tensor, restored: Tensor, first_row: int, first_column: int) -> None:
+        x, y = original.double(), restored.double()
+        flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+        error = flat_y - flat_x
+        self.signal += float(torch.dot(flat_x, flat_x))
+        self.output += float(torch.dot(flat_y, flat_y))
+        self.inner += float(torch.dot(flat_x, flat_y))
+        self.noise += float(torch.dot(error, error))
+        magnitude = error.abs_()
+        self.absolute += float(magnitude.sum())
+        largest = float(magnitude.max())
+        if largest > self.max_error or (math.isnan(largest) and not math.isnan(self.max_error)):
+            row, column = divmod(int(magnitude.argmax()), original.shape[1])
+            self.max_error, self.max_error_at = largest, (first_row + row, first_column + column)
+        self.zeroed += int(torch.count_nonzero((restored == 0).logical_and_(original != 0)))
+
+
+def compare(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Report:
+    """Report on ``q`` against the matrix ``x`` [rows, cols] it was made from.
+
+    ``restored`` is ``q.dequantize()`` where the caller has it already.
+    """
+    if tuple(x.shape) != q.shape:
+        raise ValueError(f"the tensor has shape {tuple(x.shape)}, its quantization {q.shape}")
+    x = x.to(torch.float32)
+    restored = q.dequantize() if restored is None else restored
+    sums = _Sums()
+    limits = _limits(q)
+    for part in chunks(q.shape, q.scheme.block):
+        original = x[part.rows, part.columns]
+        sums.add(original, restored[part.rows, part.columns], part.rows.start, part.columns.start)
+        sums.clipped += _count_outside(part, x, limits)
+    return _report(sums, x, restored, q)
+
+
+def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
+    """Per block, float32: below and above these a value is clipped rather than rounded."""
+    fmt, step = q.scheme.format, q.scales.step
+    low, high = q.scheme.code_limits
+    half_high, half_low = fmt.overflow - fmt.max, fmt.overflow - fmt.max
+    if q.scales.zero_points is None:
+        return step * (low - half_low), step * (high + half_high)
+    zero = q.scales.zero_points.to(torch.float32)
+    return step * (low - 0.5 - zero), step * (high + 0.5 - zero)
+
+
+def _count_outside(part: Rectangle, x: Tensor, limits: tuple[Tensor, Tensor]) -> int:
+    blocks = part.blocks(x)
+    outside = (blocks < part.cells(limits[0])).logical_or_(blocks > part.cells(limits[1]))
+    return int(torch.count_nonzero(outside))
+
+
+def _report(sums: _Sums, x: Tensor, restored: Tensor, q: QuantizedTensor) -> Report:
+    count = max(x.numel(), 1)
+    used, entropy = _code_usage(q)
+    return Report(
+        sqnr_db=_decibels(sums.signal, sums.noise),
+        mse=sums.noise / count,
+        rmse=math.sqrt(sums.noise / count),
+        mae=sums.absolute / count,
+        relative_error=_ratio(math.sqrt(sums.noise), math.sqrt(sums.signal)),
+        cosine=_cosine(sums),
+        kl=_shared_kl(x, restored),
+        max_error=max(sums.max_error, 0.0),
+        max_error_at=sums.max_error_at,
+        clipped=sums.clipped / count,
+        zeroed=sums.zeroed / count,
+        codes_used=used,
+        code_count=q.scheme.format.code_count if used is not None else None,
+        entropy_bits=entropy,
+        bits=q.bits_per_element,
+        nbytes=q.nbytes,
+    )
+
+
+def _decibels(signal: float, noise: float) -> float:
+    """10·log10(signal / noise): +inf for an exact copy, NaN for an all-zero original that changed."""
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else math.nan
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else (0.0 if a == 0 else math.inf)
+
+
+def _cosine(sums: _Sums) -> float:
+    """<x, x̂> / (|x| |x̂|), 1 if both are zero, 0 if one is."""
+    if sums.signal == 0 or sums.output == 0:
+        return 1.0 if sums.signal == sums.output else 0.0
+    return sums.inner / math.sqrt(sums.signal) / math.sqrt(sums.output)
+
+
+def _shared_kl(x: Tensor, restored: Tensor) -> float:
+    if not x.numel():
+        return 0.0
+    low, high = (float(v) for v in torch.aminmax(x))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return math.nan
+    return histogram_kl(histogram(x, low, high), histogram(restored, low, high))
+
+
+def _code_usage(q: QuantizedTensor) -> tuple[int | None, float | None]:
+    """How many different codes occur, and the entropy of their distribution in bits."""
+    fmt = q.scheme.format
+    if fmt.bits > 16:
+        return None, None
+    counts = code_counts(q.codes, fmt.code_count).numpy()
+    p = counts[counts > 0] / max(int(counts.sum()), 1)
+    return int(np.count_nonzero(counts)), float(-(p * np.log2(p)).sum()) + 0.0

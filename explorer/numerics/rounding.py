@@ -1,0 +1,57 @@
+"""How a value between two codes is rounded, and the random numbers of stochastic rounding.
+
+Stochastic rounding goes up with probability equal to the distance from the lower neighbour, so that
+its expectation is the value itself. Its random numbers come from Philox 4x32-10 (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011), a function of (seed, element index) alone:
+every chunk, thread and device draws the same number for the same element.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+from torch import Tensor
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFF_FFFF
+
+
+class Rounding(enum.Enum):
+    NEAREST = "to nearest, ties to even"
+    STOCHASTIC = "stochastic"
+
+
+def philox_uniform(seed: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """float32 [count], uniform in [0, 1) with 24 bits, for the elements start ... start + count - 1.
+
+    Element i takes word i % 4 of the Philox block whose counter is i // 4 and whose key is ``seed``.
+    """
+    first = start // 4
+    blocks = torch.arange(first, (start + count + 3) // 4, dtype=torch.int64, device=device)
+    words = philox_block(blocks, seed)
+    flat = torch.stack(words, dim=-1).reshape(-1)[start - 4 * first :][:count]
+    return (flat >> 8).to(torch.float32).mul_(2.0**-24)
+
+
+def philox_block(counter: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four 32-bit words (in int64) for every 64-bit ``counter``; ten rounds."""
+    c0, c1 = counter & _MASK, (counter >> 32) & _MASK
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(10):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of a 32 x 32 bit product, in two 16-bit halves so that int64 never overflows."""
+    low_half = word * (constant & 0xFFFF)
+    high_half = word * (constant >> 16)
+    total_low = low_half + ((high_half & 0xFFFF) << 16)
+    high = (high_half >> 16) + (total_low >> 32)
+    return high & _MASK, total_low & _MASK

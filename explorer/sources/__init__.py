@@ -1,0 +1,41 @@
+"""Where tensors come from: files, models, and the samples that ship with the explorer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from explorer.sources.models import open_model
+from explorer.sources.samples import SAMPLES
+from explorer.sources.tensors import SUFFIXES, Matrix, Progress, SourceError, TensorSource, open_tensors
+
+SAMPLE_PREFIX = "sample:"
+
+
+def load_matrix(
+    where: str,
+    tensor: str | None = None,
+    revision: str | None = None,
+    max_elements: int | None = None,
+    progress: Progress | None = None,
+) -> Matrix:
+    """A matrix from anywhere: ``sample:NAME``, a tensor file, a model folder or a Hub id.
+
+    ``tensor`` names the tensor in a file or model that holds several. Raises ``SourceError``.
+    """
+    if where.startswith(SAMPLE_PREFIX):
+        return load_sample(where.removeprefix(SAMPLE_PREFIX))
+    return open_source(where, revision).matrix(tensor, max_elements, progress)
+
+
+def load_sample(name: str) -> Matrix:
+    """The built-in tensor called ``name``."""
+    if name not in SAMPLES:
+        raise SourceError(f"no sample {name!r}; there are {', '.join(SAMPLES)}")
+    return SAMPLES[name].load()
+
+
+def open_source(where: str, revision: str | None = None) -> TensorSource:
+    """A tensor file if ``where`` has one of its suffixes, else a model."""
+    if Path(where).suffix.lower() in SUFFIXES:
+        return open_tensors(where)
+    return open_model(where, revision)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from explorer.export.quantized import save_quantized
-from explorer.numerics.comparison import ComparisonRow, compare_schemes, mark_frontier
+from explorer.numerics.comparison import ComparisonRow, compare_schemes, comparison_record, mark_frontier
 from explorer.numerics.formats import FORMATS, FloatFormat
 from explorer.numerics.metrics import Report, compare
 from explorer.numerics.quantize import quantize
@@ -166,12 +166,6 @@ def _compare(arguments: argparse.Namespace) -> None:
     if not arguments.json:
         print(matrix.description)
     _emit(arguments, [comparison_record(r) for r in marked], [_comparison_line(r) for r in marked])
-
-
-def comparison_record(row: ComparisonRow) -> dict[str, Any]:
-    """One row of ``compare`` as JSON: the scheme's name, the report's fields, whether on the frontier."""
-    return {"scheme": row.scheme.name, **to_json(row.report), "total_bits": row.report.bits.total,
-            "on_frontier": row.on_frontier}  # fmt: skip
 
 
 def _comparison_line(row: ComparisonRow) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.figures.style import SERIES, figure, switch_axis
+from explorer.figures.style import SERIES, add_buttons, figure
 from explorer.numerics.formats import FloatFormat, Format
 
 
@@ -21,9 +21,16 @@ def number_line_figure(formats: list[Format], marked: float | None = None) -> go
         )  # fmt: skip
     if marked is not None and np.isfinite(marked):
         made.add_vline(x=marked, line={"color": SERIES[3], "width": 1.5, "dash": "dot"})
+    near = 1.25 * max(8.0, abs(marked) if marked is not None and np.isfinite(marked) else 0.0)
+    made.update_xaxes(range=[-near, near])
     made.update_yaxes(showgrid=False, ticks="", autorange="reversed")
     made.update_layout(margin={"l": 110, "r": 16, "t": 34, "b": 48})
-    return switch_axis(made, "xaxis")
+    zoom: tuple[tuple[str, dict[str, object]], ...] = (
+        ("near zero", {"xaxis.type": "linear", "xaxis.range": [-near, near]}),
+        ("everything", {"xaxis.type": "linear", "xaxis.autorange": True}),
+        ("log, positive", {"xaxis.type": "log", "xaxis.autorange": True}),
+    )
+    return add_buttons(made, zoom)
 
 
 def spacing_figure(formats: list[Format]) -> go.Figure:

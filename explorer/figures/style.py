@@ -41,7 +41,7 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
         font={"family": FONT, "size": 12, "color": "#344054"},
         colorway=SERIES,
         bargap=0,
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+        legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
         hoverlabel={"font": {"family": FONT}},
         meta={"filename": file_name(name)},
         xaxis={**_AXIS, "title": {**_AXIS["title"], "text": x_title}},  # type: ignore[dict-item]
@@ -55,9 +55,14 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:120] or "figure"
 
 
-def switch_axis(made: go.Figure, axis: str, options: Sequence[tuple[str, str]] = (("linear", "linear"), ("log", "log"))) -> go.Figure:
+def switch_axis(made: go.Figure, axis: str) -> go.Figure:
     """Add the buttons that switch ``axis`` ("xaxis" or "yaxis") between linear and logarithmic."""
-    buttons = [{"label": label, "method": "relayout", "args": [{f"{axis}.type": kind}]} for label, kind in options]
+    return add_buttons(made, [(kind, {f"{axis}.type": kind}) for kind in ("linear", "log")])
+
+
+def add_buttons(made: go.Figure, options: Sequence[tuple[str, dict[str, object]]]) -> go.Figure:
+    """Buttons above the plot, each a label and the layout changes that it makes."""
+    buttons = [{"label": label, "method": "relayout", "args": [change]} for label, change in options]
     made.update_layout(
         updatemenus=[{
             "type": "buttons", "direction": "right", "buttons": buttons, "x": 1, "xanchor": "right", "y": 1.02,

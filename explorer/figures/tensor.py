@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from explorer.figures.style import MAGNITUDE_SCALE, SERIES, empty, figure, switch_axis
-from explorer.numerics.formats import FloatFormat
+from explorer.numerics.analysis import MAP_LIMIT
+from explorer.numerics.formats import FloatFormat, float_format
 from explorer.numerics.quantize import QuantizedTensor
-from explorer.numerics.statistics import Histogram, code_counts, pieces, tile_maximum, tile_size
+from explorer.numerics.statistics import Histogram, tile_maximum, tile_size
 
-MAP_LIMIT = 192
-"""Rows and columns of a map, at most: 36 kB as one byte a cell."""
 
 
 def values_figure(before: Histogram, after: Histogram, levels: np.ndarray, name: str) -> go.Figure:
@@ -52,9 +51,9 @@ def error_figure(errors: Histogram, name: str) -> go.Figure:
     return switch_axis(made, "yaxis")
 
 
-def error_map_figure(error: Tensor, picked: tuple[int, int], name: str) -> go.Figure:
-    """|error| over the matrix, reduced by maximum; ``error`` is |x̂ - x| already reduced or not."""
-    return _map(error, f"{name} error map", "|error|", picked)
+def error_map_figure(reduced: Tensor, shape: tuple[int, int], picked: tuple[int, int], name: str) -> go.Figure:
+    """|error| over a matrix of ``shape``; ``reduced`` is its ``tile_maximum`` to MAP_LIMIT."""
+    return _map(reduced, shape, f"{name} error map", "|error|", picked)
 
 
 def scales_figure(q: QuantizedTensor, name: str) -> go.Figure:
@@ -67,7 +66,8 @@ def scales_figure(q: QuantizedTensor, name: str) -> go.Figure:
         return empty(f"one scale for the whole tensor: {float(step):.6g}", title)
     if 1 in step.shape:
         return _scale_line(step.reshape(-1), step.shape[0] > 1, title)
-    return _map(step, title, "scale", None, logarithmic=True)
+    grid = (step.shape[0], step.shape[1])
+    return _map(tile_maximum(step, MAP_LIMIT), grid, title, "scale", None, logarithmic=True)
 
 
 def _scale_line(step: Tensor, along_rows: bool, name: str) -> go.Figure:
@@ -81,12 +81,13 @@ def _scale_line(step: Tensor, along_rows: bool, name: str) -> go.Figure:
     return switch_axis(made, "yaxis")
 
 
-def _map(values: Tensor, name: str, label: str, picked: tuple[int, int] | None, logarithmic: bool = False) -> go.Figure:
+def _map(
+    reduced: Tensor, shape: tuple[int, int], name: str, label: str, picked: tuple[int, int] | None, logarithmic: bool = False
+) -> go.Figure:
     """A heat map of at most MAP_LIMIT² cells, one byte each: 0 ... 200 between the smallest and largest shown."""
     made = figure("column" if picked is not None else "block column", "row" if picked is not None else "block row", name)
-    tall, wide = tile_size((values.shape[0], values.shape[1]), MAP_LIMIT)
-    reduced = tile_maximum(values, MAP_LIMIT).double()
-    shown = torch.log2(reduced) if logarithmic else reduced
+    tall, wide = tile_size(shape, MAP_LIMIT)
+    shown = torch.log2(reduced.double()) if logarithmic else reduced.double()
     low, high = (float(shown.min()), float(shown.max())) if logarithmic else (0.0, float(shown.max()))
     scaled = ((shown - low) / ((high - low) or 1.0) * 200).round().nan_to_num_(0).to(torch.uint8)
     ticks = np.linspace(0, 200, 5)
@@ -101,29 +102,30 @@ def _map(values: Tensor, name: str, label: str, picked: tuple[int, int] | None, 
         hovertemplate="row %{y:.0f}, column %{x:.0f}<extra></extra>",
     )  # fmt: skip
     if picked is not None:
-        made.add_scatter(
-            x=[picked[1]], y=[picked[0]], mode="markers", hoverinfo="skip", showlegend=False,
-            marker={"symbol": "circle-open", "size": 14, "color": SERIES[3], "line": {"width": 2}},
-        )  # fmt: skip
+        for size, colour, width in ((16, "#ffffff", 4), (16, SERIES[3], 2)):
+            made.add_scatter(
+                x=[picked[1]], y=[picked[0]], mode="markers", hoverinfo="skip", showlegend=False,
+                marker={"symbol": "circle-open", "size": size, "color": colour, "line": {"width": width}},
+            )  # fmt: skip
     made.update_yaxes(autorange="reversed", showgrid=False)
     made.update_xaxes(showgrid=False)
     return made
 
 
-def usage_figure(q: QuantizedTensor, name: str) -> go.Figure:
+def usage_figure(q: QuantizedTensor, counts: Tensor | None, name: str) -> go.Figure:
     """How often each code occurs, ordered by value; for 16 and 32 bits, how often each exponent does."""
     fmt = q.scheme.format
-    if fmt.bits > 8 and isinstance(fmt, FloatFormat):
-        return _exponent_usage(q, fmt, f"{name} exponents used")
+    if counts is None or (fmt.bits > 8 and isinstance(fmt, FloatFormat)):
+        return _exponent_usage(q, float_format(fmt.name), f"{name} exponents used")
     made = figure("value of the code", "share of elements", f"{name} codes used")
-    counts = code_counts(q.codes, fmt.code_count).numpy()
     values = fmt.values.numpy()
     shown = np.isfinite(values)
+    share = (counts / max(int(counts.sum()), 1)).numpy()[shown]
     order = np.argsort(values[shown], kind="stable")
     spaced = np.arange(int(shown.sum()), dtype=np.int32)
     labels = [f"{v:.4g}" for v in values[shown][order]]
     made.add_bar(
-        x=spaced, y=(counts[shown][order] / max(counts.sum(), 1)).astype(np.float32), marker={"color": SERIES[2]},
+        x=spaced, y=share[order].astype(np.float32), marker={"color": SERIES[2]},
         customdata=labels, hovertemplate="%{customdata}: %{y:.3%}<extra></extra>",
     )  # fmt: skip
     step = max(1, math.ceil(len(spaced) / 12))
@@ -136,8 +138,8 @@ def _exponent_usage(q: QuantizedTensor, fmt: FloatFormat, name: str) -> go.Figur
     made = figure("exponent (power of two)", "share of elements", name)
     place = next(f for f in fmt.fields if f.name == "exponent")
     counts = torch.zeros(2**fmt.exponent, dtype=torch.int64)
-    for piece in pieces(q.codes):
-        exponents = (piece.to(torch.int32) >> place.low) & (2**fmt.exponent - 1)
+    for piece in q.code_pieces():
+        exponents = (piece.reshape(-1).to(torch.int32) >> place.low) & (2**fmt.exponent - 1)
         counts += torch.bincount(exponents, minlength=len(counts))
     used = torch.nonzero(counts).reshape(-1)
     first, last = (int(used[0]), int(used[-1])) if len(used) else (0, 0)

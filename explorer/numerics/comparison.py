@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from explorer.numerics.metrics import Report, compare
 from explorer.numerics.quantize import quantize
 from explorer.numerics.schemes import Scheme
+from explorer.numerics.serialize import to_json
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,9 @@ def mark_frontier(rows: Iterable[ComparisonRow]) -> list[ComparisonRow]:
             best = row.report.sqnr_db
             frontier.add(row.scheme.name)
     return [ComparisonRow(r.scheme, r.report, r.scheme.name in frontier) for r in rows]
+
+
+def comparison_record(row: ComparisonRow) -> dict[str, Any]:
+    """One row as plain JSON values: the scheme's name, the report's fields, whether it is on the frontier."""
+    total = {"total_bits": row.report.bits.total, "on_frontier": row.on_frontier}
+    return {"scheme": row.scheme.name, **to_json(row.report), **total}

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from explorer.numerics.blocks import Rectangle, chunks
 from explorer.numerics.quantize import QuantizedTensor
 from explorer.numerics.schemes import BitBudget
-from explorer.numerics.statistics import code_counts, histogram, histogram_kl
+from explorer.numerics.statistics import Histogram, code_counts, histogram, histogram_kl
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,27 @@ class _Sums:
         self.zeroed += int(torch.count_nonzero((restored == 0).logical_and_(original != 0)))
 
 
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A report and the counts it was made from: values before and after on shared bins, and how often
+    each code occurs (None for 32-bit formats)."""
+
+    report: Report
+    before: Histogram
+    after: Histogram
+    code_counts: Tensor | None
+
+
 def compare(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Report:
     """Report on ``q`` against the matrix ``x`` [rows, cols] it was made from.
 
     ``restored`` is ``q.dequantize()`` where the caller has it already.
     """
+    return measure(x, q, restored).report
+
+
+def measure(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Measured:
+    """``compare``, with the histograms and code counts behind it."""
     if tuple(x.shape) != q.shape:
         raise ValueError(f"the tensor has shape {tuple(x.shape)}, its quantization {q.shape}")
     x = x.to(torch.float32)
@@ -92,7 +107,9 @@ def compare(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Re
         original = x[part.rows, part.columns]
         sums.add(original, restored[part.rows, part.columns], part.rows.start, part.columns.start)
         sums.clipped += _count_outside(part, x, limits)
-    return _report(sums, x, restored, q)
+    before, after = _shared_histograms(x, restored)
+    counts = code_counts(q.code_pieces(), q.scheme.format.code_count) if q.scheme.format.bits <= 16 else None
+    return Measured(_report(sums, q, histogram_kl(before, after), counts), before, after, counts)
 
 
 def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
@@ -112,9 +129,9 @@ def _count_outside(part: Rectangle, x: Tensor, limits: tuple[Tensor, Tensor]) ->
     return int(torch.count_nonzero(outside))
 
 
-def _report(sums: _Sums, x: Tensor, restored: Tensor, q: QuantizedTensor) -> Report:
-    count = max(x.numel(), 1)
-    used, entropy = _code_usage(q)
+def _report(sums: _Sums, q: QuantizedTensor, kl: float, counts: Tensor | None) -> Report:
+    count = max(q.shape[0] * q.shape[1], 1)
+    used, entropy = _code_usage(counts)
     return Report(
         sqnr_db=_decibels(sums.signal, sums.noise),
         mse=sums.noise / count,
@@ -122,7 +139,7 @@ def _report(sums: _Sums, x: Tensor, restored: Tensor, q: QuantizedTensor) -> Rep
         mae=sums.absolute / count,
         relative_error=_ratio(math.sqrt(sums.noise), math.sqrt(sums.signal)),
         cosine=_cosine(sums),
-        kl=_shared_kl(x, restored),
+        kl=kl,
         max_error=max(sums.max_error, 0.0),
         max_error_at=sums.max_error_at,
         clipped=sums.clipped / count,
@@ -153,20 +170,20 @@ def _cosine(sums: _Sums) -> float:
     return sums.inner / math.sqrt(sums.signal) / math.sqrt(sums.output)
 
 
-def _shared_kl(x: Tensor, restored: Tensor) -> float:
+def _shared_histograms(x: Tensor, restored: Tensor) -> tuple[Histogram, Histogram]:
+    """Both tensors on 256 bins over the finite range of the original."""
     if not x.numel():
-        return 0.0
+        return histogram(x, 0, 1), histogram(x, 0, 1)
     low, high = (float(v) for v in torch.aminmax(x))
     if not (math.isfinite(low) and math.isfinite(high)):
-        return math.nan
-    return histogram_kl(histogram(x, low, high), histogram(restored, low, high))
+        finite = x[torch.isfinite(x)]
+        low, high = (float(v) for v in torch.aminmax(finite)) if len(finite) else (0.0, 1.0)
+    return histogram(x, low, high), histogram(restored, low, high)
 
 
-def _code_usage(q: QuantizedTensor) -> tuple[int | None, float | None]:
+def _code_usage(counts: Tensor | None) -> tuple[int | None, float | None]:
     """How many different codes occur, and the entropy of their distribution in bits."""
-    fmt = q.scheme.format
-    if fmt.bits > 16:
+    if counts is None:
         return None, None
-    counts = code_counts(q.codes, fmt.code_count).numpy()
-    p = counts[counts > 0] / max(int(counts.sum()), 1)
-    return int(np.count_nonzero(counts)), float(-(p * np.log2(p)).sum()) + 0.0
+    p = (counts[counts > 0] / max(int(counts.sum()), 1)).double()
+    return len(p), float(-(p * torch.log2(p)).sum()) + 0.0

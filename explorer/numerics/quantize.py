@@ -9,8 +9,8 @@ float32 with IEEE division, codes are rounded from x / step with the step as it 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,10 +36,15 @@ class QuantizedTensor:
     scheme: Scheme
     shape: tuple[int, int]
 
-    @cached_property
+    @property
     def codes(self) -> Tensor:
         """Unpacked codes [rows, cols]: uint8 up to 8 bits, int16 or int32 above."""
         return unpack(self.packed, self.scheme.format, self.shape[1])
+
+    def code_pieces(self) -> Iterator[Tensor]:
+        """``codes`` in cache-sized runs of rows."""
+        for part in chunks(self.shape, (1, None)):
+            yield unpack(self.packed[part.rows], self.scheme.format, self.shape[1])
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return dequantize(self, dtype)

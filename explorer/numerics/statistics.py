@@ -6,6 +6,7 @@ They run in cache-sized pieces and return arrays of a few hundred numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,11 +40,12 @@ def histogram(x: Tensor, low: float, high: float, bins: int = 256) -> Histogram:
     return Histogram(np.linspace(low, low + width * bins, bins + 1), counts.numpy())
 
 
-def code_counts(codes: Tensor, code_count: int) -> Tensor:
-    """int64 [code_count]: how often each code occurs in ``codes`` (uint8 or int16)."""
+def code_counts(code_pieces: Iterable[Tensor], code_count: int) -> Tensor:
+    """int64 [code_count]: how often each code occurs in the pieces (uint8 or int16)."""
     counts = torch.zeros(code_count, dtype=torch.int64)
-    for piece in pieces(codes):
-        unsigned = piece if piece.dtype == torch.uint8 else piece.to(torch.int32) & 0xFFFF
+    for piece in code_pieces:
+        flat = piece.reshape(-1)
+        unsigned = flat if flat.dtype == torch.uint8 else flat.to(torch.int32) & 0xFFFF
         counts += _bincount(unsigned, code_count)
     return counts
 

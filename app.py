@@ -1,0 +1,41 @@
+"""Start the page: ``python app.py``, then http://localhost:7860. Also the entry point of a hosted Space."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+
+from app import limits  # noqa: E402
+from app.theme import CSS, make_theme  # noqa: E402
+from app.ui import build  # noqa: E402
+
+
+def main() -> None:
+    """Build the page and serve it until interrupted."""
+    allowed = limits.current()
+    page = build().queue(max_size=allowed.queue)
+    print("Quantization Explorer: http://localhost:%s" % os.environ.get("GRADIO_SERVER_PORT", "7860"), flush=True)
+    page.launch(**launch_options())
+
+
+def launch_options() -> dict[str, object]:
+    """How the page is served; tests launch it the same way."""
+    return {
+        "theme": make_theme(),
+        "css": CSS,
+        "server_name": os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
+        "server_port": int(os.environ.get("GRADIO_SERVER_PORT", "7860")),
+        "ssr_mode": False,
+        "run_history": False,
+        "enable_monitoring": False,
+        "max_file_size": limits.current().upload_bytes,
+        "footer_links": ["api"],
+        "strict_cors": True,
+        "show_error": True,
+        "quiet": True,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The web page. It asks the library and shows the answers; it computes nothing itself."""

@@ -1,0 +1,74 @@
+"""Endpoints for programs, beside those of the page's own controls: plain arguments in, plain JSON out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from app.controls import parse_scheme
+from app.selection import Selection, matrix_of, model_source
+from explorer import FORMATS, SCHEMES, SourceError, compare_schemes, mark_frontier
+from explorer.numerics.comparison import comparison_record
+from explorer.numerics.formats import FloatFormat
+from explorer.numerics.serialize import to_json
+from explorer.sources.models import layers
+from explorer.sources.samples import SAMPLES
+
+
+def list_formats() -> list[dict[str, Any]]:
+    """All number formats: name, label, bits, fields and range."""
+    return [
+        {
+            "name": f.name, "label": f.label, "bits": f.bits, "max": f.max, "tiniest": f.tiniest,
+            "exponent": f.exponent if isinstance(f, FloatFormat) else None,
+            "mantissa": f.mantissa if isinstance(f, FloatFormat) else None,
+        }
+        for f in FORMATS.values()
+    ]  # fmt: skip
+
+
+def list_schemes() -> list[dict[str, Any]]:
+    """All named schemes, each with the sentence that describes it."""
+    return [{**to_json(s), "describe": s.describe()} for s in SCHEMES.values()]
+
+
+def list_samples() -> list[dict[str, Any]]:
+    """The built-in tensors."""
+    return [{"name": s.name, "label": s.label, "synthetic": s.synthetic} for s in SAMPLES.values()]
+
+
+def model_layers(model: str, revision: str = "", containing: str = "") -> list[dict[str, Any]]:
+    """The layers of a model folder or Hub id, from its headers, whose name contains a text."""
+    return _answer(lambda: to_json(list(layers(model_source(model, revision), containing))))
+
+
+def report(sample: str, schemes: str) -> list[dict[str, Any]]:
+    """Reports of comma-separated schemes on a built-in tensor."""
+    return _answer(lambda: _reports(Selection(source="builtin", sample=sample), schemes))
+
+
+def report_layer(model: str, layer: str, schemes: str, revision: str = "") -> list[dict[str, Any]]:
+    """Reports of comma-separated schemes on one layer of a model."""
+    chosen = Selection(source="model", model=model, layer=layer, revision=revision)
+    return _answer(lambda: _reports(chosen, schemes))
+
+
+def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
+    wanted = [parse_scheme(name) for name in schemes.split(",")]
+    rows = mark_frontier(compare_schemes(matrix_of(chosen).values, wanted))
+    return [comparison_record(row) for row in rows]
+
+
+def _answer(make: Any) -> Any:
+    """The answer, or the refusal as an API error with its words (programs have no screen to keep)."""
+    try:
+        return make()
+    except (ValueError, SourceError) as error:
+        raise gr.Error(str(error), print_exception=False) from error
+
+
+def register() -> None:
+    """Add the endpoints to the page being built."""
+    for function in (list_formats, list_schemes, list_samples, model_layers, report, report_layer):
+        gr.api(function, api_name=function.__name__)

@@ -1,0 +1,36 @@
+"""What a visitor may ask for, in one place, and the words when it is too much."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import gradio as gr
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``elements`` of one tensor (beyond it the first rows are read), bytes of one upload, how many requests
+    may wait, seconds an upload is kept, and whether folders of this machine may be named."""
+
+    elements: int
+    upload_bytes: int
+    queue: int
+    keep_seconds: int
+    local_folders: bool
+
+
+LOCAL = Limits(elements=1 << 28, upload_bytes=16 << 30, queue=64, keep_seconds=86400, local_folders=True)
+HOSTED = Limits(elements=1 << 24, upload_bytes=256 << 20, queue=32, keep_seconds=3600, local_folders=False)
+
+
+def current() -> Limits:
+    """``LOCAL`` for a page only this machine can reach; ``HOSTED`` on a Space or a public address."""
+    address = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    hosted = bool(os.environ.get("SPACE_ID")) or address not in ("127.0.0.1", "localhost", "::1")
+    return HOSTED if hosted else LOCAL
+
+
+def say(message: str) -> None:
+    """Show ``message`` to the visitor; what is on the screen stays."""
+    gr.Warning(message, duration=8)

@@ -1,0 +1,63 @@
+"""What the tabs share: the sidebar's components, and handlers that turn bad input into a message."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import gradio as gr
+from gradio.components import Component
+
+from app import limits
+from app.selection import Selection
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+@dataclass
+class Page:
+    """The components that make up a ``Selection``, in its fields' order, and what shows it.
+
+    ``on_selection`` collects (handler, extra inputs, outputs, api name) of the tabs that follow the
+    sidebar; ``ui.build`` chains them behind every control.
+    """
+
+    selection: list[Component]
+    scheme: Component
+    which: Component
+    tabs: gr.Tabs
+    on_selection: list[tuple[Callable[..., Any], list[Component], list[Component], str]] = field(default_factory=list)
+    choose_scheme: Callable[..., Any] | None = None
+    scheme_outputs: list[Component] = field(default_factory=list)
+
+
+def selection_from(values: Sequence[Any]) -> Selection:
+    """The first values a handler receives, as a ``Selection``."""
+    source, sample, file, file_tensor, model, revision, layer, scheme = values
+    return Selection(source, sample, file or None, file_tensor or None, model or "", revision or "", layer or None, scheme)
+
+
+SELECTION_SIZE = 8
+
+
+def guarded(outputs: int) -> Callable[[Handler], Handler]:
+    """A handler whose bad input becomes a message, its ``outputs`` staying as they were."""
+
+    def wrap(handler: Handler) -> Handler:
+        @functools.wraps(handler)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return handler(*args, **kwargs)
+            except (ValueError, IndexError, OSError) as error:
+                limits.say(str(error))
+            except (MemoryError, RuntimeError) as error:
+                if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
+                    raise
+                limits.say("not enough memory for this tensor; choose a smaller one")
+            return gr.skip() if outputs == 1 else [gr.skip() for _ in range(outputs)]
+
+        return run  # type: ignore[return-value]
+
+    return wrap

@@ -1,0 +1,107 @@
+"""The Tensor tab: what the chosen scheme does to the chosen tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from app import html
+from app.page import SELECTION_SIZE, Page, guarded, selection_from
+from app.selection import analysis_of
+from app.theme import plot_data
+from explorer.figures.tensor import error_figure, error_map_figure, scales_figure, usage_figure, values_figure
+from explorer.numerics.analysis import block_levels
+from explorer.numerics.inspection import inspect_element
+
+TITLE, NAME = "Tensor", "tensor"
+
+BRIDGE = """
+let bound = null;
+function bind() {
+  const plot = document.querySelector('#error-map .js-plotly-plot');
+  if (!plot || !plot.on || plot === bound) return;
+  bound = plot;
+  plot.on('plotly_click', e => {
+    const p = e.points[0];
+    trigger('pick', {row: Math.round(p.y), column: Math.round(p.x)});
+  });
+}
+new MutationObserver(bind).observe(document.body, {childList: true, subtree: true});
+bind();
+"""
+OUTPUTS = 11
+
+
+@guarded(OUTPUTS)
+def show(*values: Any) -> list[Any]:
+    """Quantize the chosen tensor by the chosen scheme and show what happened.
+
+    After the selection come the element to inspect (row, column) and whether to follow the largest error
+    instead. Returns the description, key numbers, five figures, the inspected element and its bytes.
+    """
+    chosen, (row, column, follow) = selection_from(values[:SELECTION_SIZE]), values[SELECTION_SIZE:]
+    matrix, scheme, found = analysis_of(chosen)
+    place = found.report.max_error_at
+    if not follow and row is not None and column is not None:
+        place = (int(row), int(column))
+    seen = inspect_element(matrix.values, found.q, *place)
+    name = f"{matrix.name} {chosen.scheme}"
+    measured = found.measured
+    return [
+        html.which(matrix.description, scheme),
+        html.kpis(found.report),
+        plot_data(values_figure(measured.before, measured.after, block_levels(found.q, *place), name)),
+        plot_data(error_figure(found.errors, name)),
+        plot_data(error_map_figure(found.error_map, found.q.shape, place, name)),
+        plot_data(scales_figure(found.q, name)),
+        plot_data(usage_figure(found.q, measured.code_counts, name)),
+        html.inspector(seen),
+        html.packed(seen, scheme),
+        place[0],
+        place[1],
+    ]
+
+
+def picked(event: gr.EventData) -> tuple[int, int, bool]:
+    """The element under a click on the error map; stops following the largest error."""
+    return int(event.row), int(event.column), False
+
+
+def build(page: Page) -> None:
+    """Lay the tab out and wire it to the sidebar."""
+    kpis = gr.HTML(apply_default_css=False)
+    with gr.Row():
+        values = _panel("Values before and after", "on the same bins; below, the values one block can represent", "values-plot")
+        errors = _panel("Error", "how far each element moved", "error-plot")
+    with gr.Row():
+        error_map = _panel("Where the error is", "largest |error| under each cell; click to inspect an element", "error-map")
+        with gr.Column(min_width=380):
+            with gr.Row():
+                row = gr.Number(label="Row", precision=0, minimum=0, min_width=80)
+                column = gr.Number(label="Column", precision=0, minimum=0, min_width=80)
+                follow = gr.Checkbox(True, label="Follow the largest error", min_width=180)
+            inspector = gr.HTML(apply_default_css=False)
+    with gr.Row():
+        scales = _panel("Scales", "one step size a block", "scales-plot")
+        usage = _panel("Codes used", "how often each code occurs, by its value", "usage-plot")
+    packed = gr.HTML(apply_default_css=False)
+    bridge = gr.HTML("", html_template="<span hidden></span>", js_on_load=BRIDGE)
+
+    inputs = [*page.selection, row, column, follow]
+    outputs = [page.which, kpis, values, errors, error_map, scales, usage, inspector, packed, row, column]
+    page.on_selection.append((show, [row, column, follow], outputs, "tensor"))
+    bridge.pick(picked, None, [row, column, follow], api_name="pick", show_progress="hidden").then(
+        show, inputs, outputs, api_name="tensor_at", show_progress="hidden"
+    )
+    for number in (row, column):
+        number.submit(lambda: False, None, follow, api_visibility="private", show_progress="hidden").then(
+            show, inputs, outputs, api_name=f"tensor_{number.label.lower()}", show_progress="hidden"
+        )
+    follow.input(show, inputs, outputs, api_name="tensor_follow", show_progress="hidden")
+
+
+def _panel(title: str, about: str, name: str) -> gr.Plot:
+    with gr.Column(min_width=380, elem_classes="plot-card"):
+        gr.HTML(html.figure_title(title, about), apply_default_css=False)
+        return gr.Plot(show_label=False, container=False, elem_id=name)

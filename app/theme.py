@@ -1,0 +1,87 @@
+"""Theme, fonts and css of the page, and how a plotly figure is handed to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gradio as gr
+import plotly.graph_objects as go
+from gradio.components.plot import PlotData
+from gradio.themes.utils import fonts
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+CSS = (ASSETS / "style.css").read_text(encoding="utf-8")
+
+ACCENT = gr.themes.Color(
+    "#eff8ff", "#d9edfb", "#b3daf6", "#7fc0ee", "#3f9fdc", "#0072b2",
+    "#0067a1", "#005685", "#00456b", "#003552", "#00263b",
+)  # fmt: skip
+
+
+class AssetFont(fonts.Font):
+    """A variable font served from assets/fonts; the page asks no other host for it."""
+
+    def __init__(self, name: str, file: str) -> None:
+        super().__init__(name)
+        self.file = file
+
+    def stylesheet(self) -> dict[str, str | None]:
+        source = f"url('gradio_api/file={ASSETS.as_posix()}/fonts/{self.file}') format('woff2')"
+        rule = f"@font-face{{font-family:'{self.name}';font-display:swap;font-weight:100 900;src:{source}}}"
+        return {"url": None, "css": rule}
+
+
+def make_theme() -> gr.themes.Base:
+    """Slate and one accent; every dark value is set by hand."""
+    theme = gr.themes.Base(
+        primary_hue=ACCENT,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_md,
+        text_size=gr.themes.sizes.text_sm,
+        font=[AssetFont("Inter", "inter-latin-wght-normal.woff2"), "system-ui", "sans-serif"],
+        font_mono=[AssetFont("JetBrains Mono", "jetbrains-mono-latin-wght-normal.woff2"), "ui-monospace", "monospace"],
+    )
+    return theme.set(
+        body_background_fill="#f7f8fa", body_background_fill_dark="#0b0f17",
+        body_text_color="#1d2433", body_text_color_dark="#e6eaf2",
+        body_text_color_subdued="#5b6578", body_text_color_subdued_dark="#9aa4b5",
+        background_fill_primary="#ffffff", background_fill_primary_dark="#121826",
+        background_fill_secondary="#ffffff", background_fill_secondary_dark="#121826",
+        block_background_fill="#ffffff", block_background_fill_dark="#121826",
+        border_color_primary="#dfe3ea", border_color_primary_dark="#263043",
+        block_border_color="#dfe3ea", block_border_color_dark="#263043",
+        block_label_text_color="#3d4658", block_label_text_color_dark="#c3cad8",
+        block_title_text_color="#3d4658", block_title_text_color_dark="#c3cad8",
+        block_title_text_weight="600", block_label_text_weight="600", block_shadow="none",
+        block_info_text_color="#5b6578", block_info_text_color_dark="#9aa4b5",
+        input_border_width="1px", input_border_width_dark="1px", checkbox_border_width="1px",
+        input_background_fill="#ffffff", input_background_fill_dark="#0b0f17",
+        input_border_color="#cbd2dd", input_border_color_dark="#33405a",
+        input_placeholder_color="#5b6578", input_placeholder_color_dark="#9aa4b5",
+        button_primary_background_fill="#0072b2", button_primary_background_fill_dark="#0072b2",
+        button_primary_background_fill_hover="#0067a1", button_primary_background_fill_hover_dark="#0067a1",
+        button_primary_text_color="#ffffff", button_primary_text_color_dark="#ffffff",
+        button_secondary_background_fill="#ffffff", button_secondary_background_fill_dark="#1a2233",
+        button_secondary_border_color="#cbd2dd", button_secondary_border_color_dark="#33405a",
+        button_secondary_text_color="#1d2433", button_secondary_text_color_dark="#e6eaf2",
+        color_accent="#0072b2", color_accent_soft="#eff8ff", color_accent_soft_dark="#10283a",
+        link_text_color="#0067a1", link_text_color_dark="#7fc0ee",
+        layout_gap="14px", form_gap_width="0px",
+    )  # fmt: skip
+
+
+_CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d", "sendChartToCloud"],
+}
+
+
+def plot_data(figure: go.Figure) -> PlotData:
+    """``figure`` for ``gr.Plot``, with its saved file named after what it shows."""
+    data = json.loads(figure.to_json())
+    name = (data["layout"].get("meta") or {}).get("filename", "figure")
+    image = {"filename": name, "format": "svg", "scale": 2}
+    data["config"] = {**_CONFIG, "toImageButtonOptions": image}
+    return PlotData(type="plotly", plot=json.dumps(data))

@@ -6,16 +6,17 @@ import os
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
-from app import limits  # noqa: E402
-from app.theme import CSS, make_theme  # noqa: E402
-from app.ui import build  # noqa: E402
+from app import limits
+from app.theme import CSS, make_theme
+from app.ui import build
 
 
 def main() -> None:
     """Build the page and serve it until interrupted."""
     allowed = limits.current()
     page = build().queue(max_size=allowed.queue)
-    print("Quantization Explorer: http://localhost:%s" % os.environ.get("GRADIO_SERVER_PORT", "7860"), flush=True)
+    port = os.environ.get("GRADIO_SERVER_PORT", "7860")
+    print(f"Quantization Explorer: http://localhost:{port}", flush=True)
     page.launch(**launch_options())
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import gradio as gr
-from gradio.components import Component
 
 from app import limits
 from app.selection import Selection
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+Control = Any
+"""A Gradio component. Gradio adds its event methods at run time, where a type checker cannot see them."""
 
 
 @dataclass
@@ -21,16 +22,17 @@ class Page:
     """The components that make up a ``Selection``, in its fields' order, and what shows it.
 
     ``on_selection`` collects (handler, extra inputs, outputs, api name) of the tabs that follow the
-    sidebar; ``ui.build`` chains them behind every control.
+    sidebar; ``ui.build`` chains them behind every control, and behind the events that tabs put into
+    ``followed``. ``scheme_outputs`` take what ``controls.scheme_values`` returns.
     """
 
-    selection: list[Component]
-    scheme: Component
-    which: Component
+    selection: list[Control]
+    scheme: Control
+    which: Control
     tabs: gr.Tabs
-    on_selection: list[tuple[Callable[..., Any], list[Component], list[Component], str]] = field(default_factory=list)
-    choose_scheme: Callable[..., Any] | None = None
-    scheme_outputs: list[Component] = field(default_factory=list)
+    on_selection: list[tuple[Callable[..., Any], list[Control], list[Control], str]] = field(default_factory=list)
+    scheme_outputs: list[Control] = field(default_factory=list)
+    followed: list[tuple[Any, str]] = field(default_factory=list)
 
 
 def selection_from(values: Sequence[Any]) -> Selection:

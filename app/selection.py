@@ -6,7 +6,6 @@ of one visitor can reach another. Uploaded files arrive as paths that Gradio has
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -125,7 +124,7 @@ def _tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
 
 def _stamp(path: str | None) -> tuple[int, int]:
     """Size and time of a file, so that a new upload under an old name is read anew."""
-    if not path or not os.path.exists(path):
+    if not path or not Path(path).exists():
         return 0, 0
-    status = os.stat(path)
+    status = Path(path).stat()
     return status.st_size, status.st_mtime_ns

@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import gradio as gr
-from gradio.components import Component
 
 import kernels
 from app import api, html, limits
@@ -24,8 +23,9 @@ from app.controls import (
     scheme_choices,
     scheme_of,
     scheme_text,
+    scheme_values,
 )
-from app.page import Page, guarded
+from app.page import Control, Page, guarded
 from app.selection import file_source, model_source
 from app.tabs import compare, formats, tensor
 from app.theme import ASSETS
@@ -54,9 +54,7 @@ TAB_SCRIPT = """(name) => {
   query.set('tab', name);
   history.replaceState(null, '', location.pathname + '?' + query.toString());
 }"""
-CLOSE_SIDEBAR_ON_PHONES = (
-    "() => { if (innerWidth <= 768) document.querySelector('.sidebar.open .toggle-button')?.click(); }"
-)
+CLOSE_SIDEBAR_ON_PHONES = "() => { if (innerWidth <= 768) document.querySelector('.sidebar.open .toggle-button')?.click(); }"
 
 
 def build() -> gr.Blocks:
@@ -78,7 +76,7 @@ def build() -> gr.Blocks:
                  pickers["layer"], scheme],
                 scheme, which, tabs,
             )  # fmt: skip
-            page.choose_scheme, page.scheme_outputs = chosen_preset, [scheme, preset, *parts]
+            page.scheme_outputs = [scheme, preset, *parts]
             items = []
             for tab in TABS:
                 with gr.Tab(tab.TITLE, id=tab.NAME) as item:
@@ -91,7 +89,7 @@ def build() -> gr.Blocks:
     return page_blocks
 
 
-def _source_controls() -> tuple[gr.Dropdown, dict[str, Component]]:
+def _source_controls() -> tuple[gr.Dropdown, dict[str, Control]]:
     source = gr.Dropdown([(label, key) for key, label in SOURCES.items()], value="builtin", label="Tensor from", elem_id="source")
     with gr.Column(visible=True) as builtin:
         samples = [(f"{s.label}{' (synthetic)' if s.synthetic else ''}", s.name) for s in SAMPLES.values()]
@@ -104,7 +102,7 @@ def _source_controls() -> tuple[gr.Dropdown, dict[str, Component]]:
         revision = gr.Textbox(label="Revision (optional)", placeholder="main", max_lines=1)
         list_layers = gr.Button("List layers", size="sm")
         layer = gr.Dropdown([], value=None, label="Layer (type to filter)", allow_custom_value=True, elem_id="layer")
-    pickers: dict[str, Component] = {
+    pickers: dict[str, Control] = {
         "sample": sample, "file": file, "file_tensor": file_tensor, "model": model, "revision": revision,
         "list_layers": list_layers, "layer": layer,
     }  # fmt: skip
@@ -115,12 +113,14 @@ def _source_controls() -> tuple[gr.Dropdown, dict[str, Component]]:
     return source, pickers
 
 
-def _scheme_controls() -> tuple[gr.Dropdown, gr.Textbox, list[Component]]:
+def _scheme_controls() -> tuple[gr.Dropdown, gr.Textbox, list[Control]]:
     first = parts_of(parse_scheme(DEFAULT_SCHEME))
     preset = gr.Dropdown(scheme_choices(), value=DEFAULT_SCHEME, label="Scheme", elem_id="preset")
     scheme = gr.Textbox(DEFAULT_SCHEME, visible=False, label="scheme")
     fmt = gr.Dropdown(format_choices(), value=first.format, label="Number format", elem_id="format")
-    granularity = gr.Dropdown([(v, k) for k, v in GRANULARITIES.items()], value=first.granularity, label="One scale for", elem_id="granularity")
+    granularity = gr.Dropdown(
+        [(v, k) for k, v in GRANULARITIES.items()], value=first.granularity, label="One scale for", elem_id="granularity"
+    )
     size = gr.Number(first.size, label="Group size / tile side", precision=0, minimum=1, elem_id="size")
     mapping = gr.Dropdown([(v, k) for k, v in MAPPINGS.items()], value=first.mapping, label="Symmetry", elem_id="mapping")
     with gr.Accordion("Scales and rounding", open=False):
@@ -132,21 +132,12 @@ def _scheme_controls() -> tuple[gr.Dropdown, gr.Textbox, list[Component]]:
     return preset, scheme, [fmt, granularity, size, mapping, scale, wanted, refit, stochastic, seed]
 
 
-def _values(text: str) -> list[Any]:
-    """What the scheme's hidden text, the preset picker and the nine part controls show for ``text``."""
-    scheme = parse_scheme(text)
-    p = parts_of(scheme)
-    named = text if any(text == name for _, name in scheme_choices()) else None
-    preset = gr.update(value=named, label="Scheme" if named else "Scheme (custom)")
-    return [text, preset, p.format, p.granularity, p.size, p.mapping, p.scale, p.range, p.refit, p.stochastic, p.seed]
-
-
 @guarded(11)
 def chosen_preset(name: str) -> list[Any]:
     """Take a scheme by its name or text form; returns what every scheme control shows."""
     if not name:
         raise ValueError("choose a scheme")
-    return _values(name)
+    return scheme_values(name)
 
 
 @guarded(11)
@@ -156,7 +147,7 @@ def chosen_parts(
     """Take a scheme by its parts: format, granularity, group size, symmetry, scale format, range, refit,
     stochastic rounding and seed. Impossible combinations fall back to the nearest possible one."""
     made = scheme_of(Parts(fmt, granularity, int(size or 0), mapping, scale, wanted, refit, stochastic, int(seed or 0)))
-    return _values(scheme_text(made))
+    return scheme_values(scheme_text(made))
 
 
 @guarded(2)
@@ -191,10 +182,10 @@ def from_query(request: gr.Request) -> list[Any]:
     sample = query.get("sample", DEFAULT_SAMPLE)
     text = query.get("scheme", DEFAULT_SCHEME)
     try:
-        shown = _values(text)
+        shown = scheme_values(text)
     except ValueError as error:
         limits.say(f"The link's scheme is not usable: {error}")
-        shown = _values(DEFAULT_SCHEME)
+        shown = scheme_values(DEFAULT_SCHEME)
     tab = query.get("tab", tensor.NAME)
     tab = tab if tab in {t.NAME for t in TABS} else tensor.NAME
     return [
@@ -203,7 +194,7 @@ def from_query(request: gr.Request) -> list[Any]:
     ]  # fmt: skip
 
 
-def _wire(blocks: gr.Blocks, page: Page, preset: Component, parts: list[Component], pickers: dict[str, Component]) -> None:
+def _wire(blocks: gr.Blocks, page: Page, preset: Control, parts: list[Control], pickers: dict[str, Control]) -> None:
     """Every control ends in the same chain: show the selection in each tab, then put it into the address."""
     scheme_outputs = page.scheme_outputs
     source = page.selection[0]
@@ -216,7 +207,7 @@ def _wire(blocks: gr.Blocks, page: Page, preset: Component, parts: list[Componen
             )  # fmt: skip
         event.then(None, page.selection, None, js=URL_SCRIPT, api_visibility="private")
 
-    quiet = {"show_progress": "hidden", "trigger_mode": "always_last"}
+    quiet: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
     follow(preset.input(chosen_preset, preset, scheme_outputs, api_name="choose_scheme", **quiet), "preset")
     for index, control in enumerate(parts):
         listen = control.submit if isinstance(control, gr.Number) else control.input
@@ -224,16 +215,29 @@ def _wire(blocks: gr.Blocks, page: Page, preset: Component, parts: list[Componen
         shown = "public" if index == 0 else "undocumented"
         follow(listen(chosen_parts, parts, scheme_outputs, api_name=name, api_visibility=shown, **quiet), f"part{index}")
         if isinstance(control, gr.Number):
-            follow(control.blur(chosen_parts, parts, scheme_outputs, api_name=f"{name}_blur", api_visibility="undocumented", **quiet), f"blur{index}")
+            follow(
+                control.blur(
+                    chosen_parts, parts, scheme_outputs, api_name=f"{name}_blur", api_visibility="undocumented", **quiet
+                ),
+                f"blur{index}",
+            )
     for name in ("sample", "file_tensor", "layer"):
         picker = pickers[name]
         follow(picker.input(lambda: None, None, None, api_visibility="private", **quiet), name)
     file, model, revision = pickers["file"], pickers["model"], pickers["revision"]
     follow(file.upload(opened_file, file, [pickers["file_tensor"], source], api_name="open_file", **quiet), "upload")
-    for event, name in ((pickers["list_layers"].click, "list_layers"), (model.submit, "submit_model"), (revision.submit, "submit_revision")):
+    for event, name in (
+        (pickers["list_layers"].click, "list_layers"),
+        (model.submit, "submit_model"),
+        (revision.submit, "submit_revision"),
+    ):
         shown = "public" if name == "list_layers" else "undocumented"
-        listed = event(opened_model, [model, revision], pickers["layer"], api_name=name, api_visibility=shown, show_progress="minimal")
+        listed = event(
+            opened_model, [model, revision], pickers["layer"], api_name=name, api_visibility=shown, show_progress="minimal"
+        )
         follow(listed, name)
+    for event, name in page.followed:
+        follow(event, name)
     follow(source.input(lambda: None, None, None, api_visibility="private", **quiet), "source")
     loaded = blocks.load(
         from_query, None, [source, pickers["sample"], model, revision, pickers["layer"], page.tabs, *scheme_outputs],

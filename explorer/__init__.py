@@ -1,11 +1,11 @@
 """Quantization Explorer: what a number format does to a tensor, exactly.
 
-    import explorer
+import explorer
 
-    w = explorer.load_matrix("sample:mlp_up").values            # float32 [rows, cols]
-    q = explorer.quantize(w, explorer.SCHEMES["int4_group128_asym"])
-    report = explorer.compare(w, q)
-    print(report.sqnr_db, q.bits_per_element.total)
+w = explorer.load_matrix("sample:mlp_up").values            # float32 [rows, cols]
+q = explorer.quantize(w, explorer.SCHEMES["int4_group128_asym"])
+report = explorer.compare(w, q)
+print(report.sqnr_db, q.bits_per_element.total)
 """
 
 from explorer.numerics.calibration import CALIBRATORS, Calibrator, Range
@@ -13,7 +13,7 @@ from explorer.numerics.comparison import ComparisonRow, compare_schemes, mark_fr
 from explorer.numerics.formats import FORMATS, Format
 from explorer.numerics.metrics import Report, compare
 from explorer.numerics.quantize import QuantizedTensor, dequantize, quantize, quantize_with_scales
-from explorer.numerics.schemes import SCHEMES, BitBudget, ExponentRule, Mapping, Scales, ScaleRule, Scheme
+from explorer.numerics.schemes import SCHEMES, BitBudget, ExponentRule, Mapping, ScaleRule, Scales, Scheme
 from explorer.sources import SourceError, load_matrix, open_source
 
 __version__ = "0.1.0"

@@ -13,7 +13,7 @@ from typing import Any
 import gradio as gr
 
 from app import html, limits
-from app.controls import parse_scheme, scheme_choices
+from app.controls import parse_scheme, scheme_choices, scheme_values
 from app.page import SELECTION_SIZE, Page, guarded, selection_from
 from app.selection import matrix_of
 from app.theme import plot_data
@@ -26,14 +26,36 @@ TITLE, NAME = "Compare", "compare"
 USUAL = ("bf16", "fp8_e4m3_tensor", "fp8_e4m3_channel", "fp8_e4m3_tile", "fp8_e5m2_channel", "int8_tensor", "int8_channel",
          "mxfp8_e4m3", "mxfp6_e2m3", "nvfp4", "mxfp4", "nf4_block64", "int4_channel", "int4_group128", "int4_group128_asym",
          "int3_group128_asym", "int2_group64_asym", "ternary_twn", "binary_channel")  # fmt: skip
-HEADERS = ("scheme", "bits", "codes", "scales", "zero points", "SQNR dB", "max error", "clipped %", "to zero %", "entropy", "frontier")
-TYPES = ("str", *("number",) * 9, "str")
+HEADERS = (
+    "scheme",
+    "bits",
+    "codes",
+    "scales",
+    "zero points",
+    "SQNR dB",
+    "max error",
+    "clipped %",
+    "to zero %",
+    "entropy",
+    "frontier",
+)
+TYPES: list[Any] = ["str", *["number"] * 9, "str"]
 
 
 def table_row(row: ComparisonRow) -> list[Any]:
     """One line of the table, in the order of ``HEADERS``; an exact copy's SQNR is left empty."""
     r, bits = row.report, row.report.bits
-    cells = [bits.total, bits.codes, bits.scales, bits.zero_points, r.sqnr_db, r.max_error, 100 * r.clipped, 100 * r.zeroed, r.entropy_bits]
+    cells = [
+        bits.total,
+        bits.codes,
+        bits.scales,
+        bits.zero_points,
+        r.sqnr_db,
+        r.max_error,
+        100 * r.clipped,
+        100 * r.zeroed,
+        r.entropy_bits,
+    ]
     rounded = [float(f"{c:.5g}") if c is not None and math.isfinite(c) else None for c in cells]
     return [row.scheme.name, *rounded, "●" if row.on_frontier else ""]
 
@@ -56,7 +78,9 @@ def run(*values: Any) -> Iterator[list[Any]]:
             rows.append(row)
             marked = mark_frontier(rows)
             last = len(rows) == len(schemes)
-            words = f"{len(rows)} of {len(schemes)} schemes on {matrix.description}" + ("" if last else f" · now {row.scheme.label}")
+            words = f"{len(rows)} of {len(schemes)} schemes on {matrix.description}" + (
+                "" if last else f" · now {row.scheme.label}"
+            )
             # The figure and files are large beside a line of text: they are sent now and then, and at the end.
             picture = plot_data(frontier_figure(marked, matrix.name)) if last or len(rows) % 8 == 0 else gr.skip()
             files = _files(marked, matrix.name) if last else (gr.skip(), gr.skip())
@@ -70,7 +94,10 @@ def _files(rows: list[ComparisonRow], name: str) -> tuple[Any, Any]:
     """The results as a CSV and a JSON file; Gradio deletes them with the visitor's other files."""
     folder = Path(tempfile.mkdtemp(prefix="explorer-"))
     records = [comparison_record(r) for r in rows]
-    flat = [{**{k: v for k, v in r.items() if not isinstance(v, dict)}, **{f"bits.{k}": v for k, v in r["bits"].items()}} for r in records]
+    flat = [
+        {**{k: v for k, v in r.items() if not isinstance(v, dict)}, **{f"bits.{k}": v for k, v in r["bits"].items()}}
+        for r in records
+    ]
     table, data = folder / f"{file_name(name)}.csv", folder / f"{file_name(name)}.json"
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(flat[0]))
@@ -80,10 +107,10 @@ def _files(rows: list[ComparisonRow], name: str) -> tuple[Any, Any]:
     return gr.update(value=str(table), interactive=True), gr.update(value=str(data), interactive=True)
 
 
-@guarded(1)
-def clicked(event: gr.SelectData) -> str:
-    """The scheme of the clicked row."""
-    return str(event.row_value[0])
+@guarded(12)
+def clicked(event: gr.SelectData) -> list[Any]:
+    """Take over the clicked row's scheme: what every scheme control shows, and the Tensor tab opened."""
+    return [*scheme_values(str(event.row_value[0])), gr.Tabs(selected="tensor")]
 
 
 def build(page: Page) -> None:
@@ -95,13 +122,19 @@ def build(page: Page) -> None:
         stop = gr.Button("Stop", min_width=100)
     status = gr.HTML(html.status("Nothing compared yet."), apply_default_css=False, elem_id="compare-status")
     with gr.Column(elem_classes="plot-card"):
-        gr.HTML(html.figure_title("Bits against error", "the dotted line joins what no other scheme beats at the same bits or fewer"), apply_default_css=False)
+        gr.HTML(
+            html.figure_title("Bits against error", "the dotted line joins what no other scheme beats at the same bits or fewer"),
+            apply_default_css=False,
+        )
         figure = gr.Plot(plot_data(frontier_figure([], "compare")), show_label=False, container=False, elem_id="frontier")
     table = gr.Dataframe(
-        headers=list(HEADERS), datatype=list(TYPES), type="array", interactive=False, show_label=False, elem_id="compare-table",
+        headers=list(HEADERS), datatype=TYPES, type="array", interactive=False, show_label=False, elem_id="compare-table",
         pinned_columns=1, max_height=560, buttons=["copy"],
     )  # fmt: skip
-    gr.HTML('<div class="source-note">Click a heading to sort, a row to open its scheme in the Tensor tab.</div>', apply_default_css=False)
+    gr.HTML(
+        '<div class="source-note">Click a heading to sort, a row to open its scheme in the Tensor tab.</div>',
+        apply_default_css=False,
+    )
     with gr.Row():
         csv_file = gr.DownloadButton("Download CSV", interactive=False, min_width=140)
         json_file = gr.DownloadButton("Download JSON", interactive=False, min_width=140)
@@ -115,7 +148,5 @@ def build(page: Page) -> None:
         lambda: html.status("Stopped; the table holds what was finished."), None, status, cancels=[running, running_all],
         api_visibility="private", show_progress="hidden", queue=False,
     )  # fmt: skip
-    picked = gr.Textbox(visible=False)
-    table.select(clicked, None, picked, api_name="clicked_scheme", show_progress="hidden").then(
-        page.choose_scheme, picked, page.scheme_outputs, api_name="open_scheme", show_progress="hidden"
-    ).then(lambda: gr.Tabs(selected="tensor"), None, page.tabs, api_visibility="private", show_progress="hidden")
+    taken = table.select(clicked, None, [*page.scheme_outputs, page.tabs], api_name="take_scheme", show_progress="hidden")
+    page.followed.append((taken, "row"))

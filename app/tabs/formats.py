@@ -94,9 +94,14 @@ def build(page: Page) -> None:
     first = explain("float8_e4m3fn", "0x50")
     with gr.Row():
         with gr.Column(min_width=380, elem_classes="plot-card"):
-            gr.HTML(html.figure_title("One code", "click a bit, or use the arrow keys and Space; or type below"), apply_default_css=False)
+            gr.HTML(
+                html.figure_title("One code", "click a bit, or use the arrow keys and Space; or type below"),
+                apply_default_css=False,
+            )
             with gr.Row():
-                fmt = gr.Dropdown([(f.label, f.name) for f in FORMATS.values()], value="float8_e4m3fn", label="Format", min_width=140)
+                fmt = gr.Dropdown(
+                    [(f.label, f.name) for f in FORMATS.values()], value="float8_e4m3fn", label="Format", min_width=140
+                )
                 entry = gr.Textbox("0x50", label="Number, 0b bits or 0x hex", max_lines=1, min_width=160)
             bits = gr.HTML(first[0], apply_default_css=False, js_on_load=SWITCHES, elem_id="toy")
             meaning = gr.HTML(first[1], apply_default_css=False)
@@ -105,7 +110,10 @@ def build(page: Page) -> None:
                     apply_default_css=False)  # fmt: skip
             everywhere = gr.HTML(first[2], apply_default_css=False)
     with gr.Column(elem_classes="plot-card"):
-        gr.HTML(html.figure_title("Number line", "every value of the formats of up to 8 bits; the dotted line is the number above"), apply_default_css=False)
+        gr.HTML(
+            html.figure_title("Number line", "every value of the formats of up to 8 bits; the dotted line is the number above"),
+            apply_default_css=False,
+        )
         line = gr.Plot(first[3], show_label=False, container=False, elem_id="number-line")
     with gr.Column(elem_classes="plot-card"):
         gr.HTML(html.figure_title("Spacing against magnitude", "floating point keeps its relative precision, integers their absolute one"),
@@ -119,7 +127,10 @@ def build(page: Page) -> None:
             billions = gr.Number(7, label="Billions of parameters, when given by count", minimum=0, min_width=200)
         table = gr.HTML(apply_default_css=False, elem_id="sizes")
     with gr.Column(elem_classes="plot-card"):
-        gr.HTML(html.figure_title("All formats", "bits as packed; S/E/M are sign, exponent and mantissa bits"), apply_default_css=False)
+        gr.HTML(
+            html.figure_title("All formats", "bits as packed; S/E/M are sign, exponent and mantissa bits"),
+            apply_default_css=False,
+        )
         gr.HTML(html.format_table(), apply_default_css=False)
 
     shown = [bits, meaning, everywhere, line]
@@ -129,8 +140,14 @@ def build(page: Page) -> None:
     bits.flip(flip, [fmt, entry], entry, api_name="flip", show_progress="hidden").then(
         explain, [fmt, entry], shown, api_name="explain_flipped", api_visibility="undocumented", show_progress="hidden"
     )
-    for control in (model, billions):
-        control.change(sizes, [model, billions, page.scheme], table, api_name=f"sizes_{control.label.split()[0].lower()}", show_progress="hidden")
+    for control, name in ((model, "model"), (billions, "billions")):
+        control.change(
+            sizes,
+            [model, billions, page.scheme],
+            table,
+            api_name=f"sizes_{name}",
+            show_progress="hidden",
+        )
     page.on_selection.append((_sizes_of_selection, [model, billions], [table], "sizes"))
 
 

@@ -94,9 +94,9 @@ def build(page: Page) -> None:
     bridge.pick(picked, None, [row, column, follow], api_name="pick", show_progress="hidden").then(
         show, inputs, outputs, api_name="tensor_at", show_progress="hidden"
     )
-    for number in (row, column):
+    for number, axis in ((row, "row"), (column, "column")):
         number.submit(lambda: False, None, follow, api_visibility="private", show_progress="hidden").then(
-            show, inputs, outputs, api_name=f"tensor_{number.label.lower()}", show_progress="hidden"
+            show, inputs, outputs, api_name=f"tensor_{axis}", show_progress="hidden"
         )
     follow.input(show, inputs, outputs, api_name="tensor_follow", show_progress="hidden")
 

@@ -16,7 +16,6 @@ from explorer.numerics.quantize import QuantizedTensor
 from explorer.numerics.statistics import Histogram, tile_maximum, tile_size
 
 
-
 def values_figure(before: Histogram, after: Histogram, levels: np.ndarray, name: str) -> go.Figure:
     """Shares before and after on the same bins, over the grid of representable values of one block."""
     made = figure("value", "share of elements", f"{name} values")

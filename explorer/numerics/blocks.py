@@ -67,9 +67,7 @@ def _cut_flat(part: Rectangle, count: int) -> Iterator[Rectangle]:
         last = min(first + count, part.grid_rows.stop)
         start = part.rows.start + (first - part.grid_rows.start) * part.height
         stop = part.rows.start + (last - part.grid_rows.start) * part.height
-        yield Rectangle(
-            slice(start, stop), part.columns, slice(first, last), part.grid_columns, part.height, part.width
-        )
+        yield Rectangle(slice(start, stop), part.columns, slice(first, last), part.grid_columns, part.height, part.width)
 
 
 def _cut_tall(part: Rectangle, rows: int) -> Iterator[Rectangle]:

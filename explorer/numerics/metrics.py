@@ -185,5 +185,5 @@ def _code_usage(counts: Tensor | None) -> tuple[int | None, float | None]:
     """How many different codes occur, and the entropy of their distribution in bits."""
     if counts is None:
         return None, None
-    p = (counts[counts > 0] / max(int(counts.sum()), 1)).double()
+    p = counts[counts > 0].double() / max(int(counts.sum()), 1)
     return len(p), float(-(p * torch.log2(p)).sum()) + 0.0

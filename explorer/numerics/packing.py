@@ -31,6 +31,8 @@ _TRITS = 5
 
 def pack(codes: Tensor, fmt: Format) -> Tensor:
     """uint8 [rows, packed_row_bytes(cols)] of ``codes`` [rows, cols], codes as ``fmt`` makes them."""
+    if codes.numel() == 0:
+        return codes.new_zeros((codes.shape[0], packed_row_bytes(fmt, codes.shape[1])), dtype=torch.uint8)
     if isinstance(fmt, CodebookFormat) and fmt.per_byte == _TRITS:
         return _pack_trits(codes)
     if fmt.bits > 8:
@@ -43,6 +45,8 @@ def unpack(packed: Tensor, fmt: Format, columns: int) -> Tensor:
     expected = packed_row_bytes(fmt, columns)
     if packed.shape[-1] != expected:
         raise ValueError(f"{columns} {fmt.label} codes take {expected} bytes a row, got {packed.shape[-1]}")
+    if packed.numel() == 0:
+        return packed.new_zeros((packed.shape[0], columns), dtype=fmt.code_dtype)
     if isinstance(fmt, CodebookFormat) and fmt.per_byte == _TRITS:
         return _unpack_trits(packed, columns)
     if fmt.bits > 8:

@@ -19,6 +19,8 @@ _MASK = 0xFFFF_FFFF
 
 
 class Rounding(enum.Enum):
+    """How a value that lies between two codes chooses one of them."""
+
     NEAREST = "to nearest, ties to even"
     STOCHASTIC = "stochastic"
 

@@ -353,6 +353,7 @@ def _integers() -> list[Scheme]:
     int8, int4, int3, int2 = (FORMATS[f"int{b}"] for b in (8, 4, 3, 2))
     asym = Mapping.ASYMMETRIC
     rows = []
+    block: Block
     for suffix, label, block in (("tensor", "per tensor", _TENSOR), ("channel", "per channel", _ROW),
                                  ("token", "per token", _ROW), ("column", "per input channel", _COLUMN)):  # fmt: skip
         rows.append(Scheme(f"int8_{suffix}", f"INT8 {label}", int8, block))
@@ -403,6 +404,4 @@ def _codebooks() -> list[Scheme]:
     ]  # fmt: skip
 
 
-SCHEMES: dict[str, Scheme] = {
-    row.name: row for row in (*_casts(), *_fp8(), *_integers(), *_microscaling(), *_codebooks())
-}
+SCHEMES: dict[str, Scheme] = {row.name: row for row in (*_casts(), *_fp8(), *_integers(), *_microscaling(), *_codebooks())}

@@ -114,9 +114,7 @@ class TensorSource(ABC):
         if max_elements is not None and info.elements > max_elements:
             rows = max_elements // (info.elements // info.shape[0])
             if rows == 0:
-                raise SourceError(
-                    f"{info.name}: one row of {info.shape} has more than {max_elements:,} elements, the limit here"
-                )
+                raise SourceError(f"{info.name}: one row of {info.shape} has more than {max_elements:,} elements, the limit here")
         return self._read(info, rows, progress)
 
     def matrix(self, name: str | None = None, max_elements: int | None = None, progress: Progress | None = None) -> Matrix:
@@ -224,7 +222,7 @@ class _NpzFile(TensorSource):
                     continue
                 with archive.open(entry) as file:
                     shape, fortran, dtype = _npy_header(file, f"{origin}: {entry.filename}")
-                _check_claim(f"{origin}: {entry.filename}", shape, dtype, entry.file_size)
+                    _check_claim(f"{origin}: {entry.filename}", shape, dtype, entry.file_size - file.tell())
                 self._members[entry.filename.removesuffix(".npy")] = (entry.filename, shape, fortran, dtype)
         if not self._members:
             raise SourceError(f"{origin} holds no arrays")

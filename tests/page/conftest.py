@@ -1,0 +1,83 @@
+"""The real page on a free port, and a real browser that refuses every address but the page's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """``python app.py`` as a user starts it; waits for the first answer."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "GRADIO_SERVER_PORT": str(port),
+        "GRADIO_TEMP_DIR": str(tmp_path_factory.mktemp("gradio")),
+        "HF_HUB_OFFLINE": "1",
+    }
+    environment.pop("SPACE_ID", None)
+    server = subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, env=environment)
+    address = f"http://127.0.0.1:{port}"
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(address, timeout=1)
+            break
+        except OSError:
+            assert server.poll() is None, "the page did not start"
+            time.sleep(0.1)
+    yield address
+    server.terminate()
+    server.wait(20)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium. In CI it must be there; elsewhere the browser tests are skipped without it."""
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("no Chromium in CI: .ci/run installs it")
+        pytest.skip("no Chromium on this machine (set CHROMIUM to its path)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """A page at 1440 x 900. Fails afterwards on any console error, page error or outside request."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce", accept_downloads=True)
+    page = context.new_page()
+    trouble: list[str] = []
+    page.on("console", lambda m: trouble.append(f"console: {m.text}") if m.type == "error" else None)
+    page.on("pageerror", lambda e: trouble.append(f"page error: {e}"))
+
+    def check(route):  # type: ignore[no-untyped-def]
+        if route.request.url.startswith((url, "data:", "blob:")):
+            route.continue_()
+        else:
+            trouble.append(f"outside request: {route.request.url}")
+            route.abort()
+
+    page.route("**/*", check)
+    yield page
+    context.close()
+    assert not trouble, trouble

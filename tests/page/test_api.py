@@ -1,0 +1,114 @@
+"""The page's endpoints as a program calls them, and what the server refuses."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from gradio_client import Client, handle_file
+from safetensors.torch import save_file
+
+from explorer import FORMATS, SCHEMES, compare, load_matrix, quantize
+
+PUBLIC = {
+    "/tensor", "/sizes", "/choose_scheme", "/choose_parts", "/open_file", "/list_layers", "/explain", "/flip", "/pick",
+    "/compare", "/list_formats", "/list_schemes", "/list_samples", "/model_layers", "/report", "/report_layer",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Client:
+    return Client(url, verbose=False)
+
+
+def test_endpoints_are_named(client: Client) -> None:
+    """Programs rely on these names; nothing is called /lambda or /show_1."""
+    names = set(client.view_api(return_format="dict")["named_endpoints"])  # type: ignore[index]
+    assert names >= PUBLIC, PUBLIC - names
+    assert not [n for n in names if "lambda" in n or (n.endswith("_1") and not n.startswith("/choose_parts"))]
+
+
+def test_lists(client: Client) -> None:
+    assert [f["name"] for f in client.predict(api_name="/list_formats")] == list(FORMATS)
+    assert [s["name"] for s in client.predict(api_name="/list_schemes")] == list(SCHEMES)
+    assert "mlp_up" in [s["name"] for s in client.predict(api_name="/list_samples")]
+
+
+def test_report_is_the_librarys(client: Client) -> None:
+    (got,) = client.predict("mlp_up", "nvfp4", api_name="/report")
+    x = load_matrix("sample:mlp_up").values
+    want = compare(x, quantize(x, SCHEMES["nvfp4"]))
+    assert (got["sqnr_db"], got["nbytes"]) == (want.sqnr_db, want.nbytes)
+
+
+def test_layers_of_a_folder(client: Client, minilm: Path) -> None:
+    found = client.predict(str(minilm), "", "layer.0.attention.self.query.weight", api_name="/model_layers")
+    assert found[0]["shape"] == [384, 384]
+    (got,) = client.predict(str(minilm), found[0]["name"], "int8_channel", "", api_name="/report_layer")
+    x = load_matrix(str(minilm), found[0]["name"]).values
+    assert got["sqnr_db"] == compare(x, quantize(x, SCHEMES["int8_channel"])).sqnr_db
+
+
+def test_an_uploaded_file_is_shown(client: Client, tmp_path: Path) -> None:
+    save_file({"w": torch.randn(64, 96)}, tmp_path / "mine.safetensors")
+    out = client.predict(
+        "file",
+        "mlp_up",
+        handle_file(str(tmp_path / "mine.safetensors")),
+        "w",
+        "",
+        "",
+        None,
+        "mxfp4",
+        None,
+        None,
+        True,
+        api_name="/tensor",
+    )
+    assert "mine.safetensors · w · 64×96" in out[0] and "E8M0 scale" in out[0]
+
+
+def test_errors_come_in_words(client: Client) -> None:
+    with pytest.raises(Exception, match="no scheme called"):
+        client.predict("mlp_up", "nope", api_name="/report")
+
+
+FORBIDDEN = [
+    "/gradio_api/file=/etc/passwd",
+    "/gradio_api/file=app.py",
+    "/gradio_api/file=assets/../app.py",
+    "/gradio_api/file=assets/%2e%2e/app.py",
+]
+
+
+@pytest.mark.parametrize("path", FORBIDDEN)
+def test_the_servers_files_are_not_served(path: str, url: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url + path)
+    assert refused.value.code in (403, 404)
+
+
+def test_a_path_that_was_not_uploaded_is_refused(url: str) -> None:
+    """A forged file reference cannot read the server's disk."""
+    data = [
+        "file",
+        "mlp_up",
+        {"path": "/etc/hostname.npy", "meta": {"_type": "gradio.FileData"}},
+        "w",
+        "",
+        "",
+        None,
+        "bf16",
+        None,
+        None,
+        True,
+    ]
+    body = json.dumps({"data": data}).encode()
+    request = urllib.request.Request(f"{url}/gradio_api/call/tensor", body, {"Content-Type": "application/json"})
+    event = json.loads(urllib.request.urlopen(request).read())["event_id"]
+    answer = urllib.request.urlopen(f"{url}/gradio_api/call/tensor/{event}").read().decode()
+    assert "event: error" in answer and "root:" not in answer

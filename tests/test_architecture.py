@@ -1,0 +1,111 @@
+"""The architecture is a test: imports point one way, paths in the README exist, the project speaks of itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FLOORS = [
+    {"kernels", "explorer.sources"},
+    {"explorer.numerics"},
+    {"explorer.speed", "explorer.methods", "explorer.training", "explorer.export"},
+    {"explorer.figures", "explorer.__main__"},
+    {"app"},
+]
+"""A module may import from its own package and from the floors below; wings of one floor do not know each other."""
+
+
+def room(module: str) -> str | None:
+    """The room that a dotted module name lies in, or None for the library's public names and outside modules."""
+    for floor in FLOORS:
+        for name in floor:
+            if module == name or module.startswith(name + "."):
+                return name
+    return None
+
+
+def floor_of(name: str) -> int:
+    return next(i for i, floor in enumerate(FLOORS) if name in floor)
+
+
+def python_files() -> list[Path]:
+    return sorted(p for folder in ("app", "explorer", "kernels") for p in (ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    home = room(module)
+    if home is None:
+        return
+    for name in imported(path):
+        other = room(name)
+        if other and other != home:
+            assert floor_of(other) < floor_of(home), f"{module} imports {name}, which is not below it"
+    if not module.startswith("app"):
+        assert not any(n.split(".")[0] in ("gradio", "app") for n in imported(path)), f"{module} knows the page"
+    if module.startswith("kernels"):
+        assert not any(n.startswith("explorer") for n in imported(path))
+
+
+def test_pycuda_is_imported_in_one_place() -> None:
+    for path in python_files():
+        if path != ROOT / "kernels" / "runtime.py":
+            assert not any(n.split(".")[0] == "pycuda" for n in imported(path)), path
+
+
+def test_paths_in_the_readme_exist() -> None:
+    """Every path that the README names in backticks or links is there."""
+    text = (ROOT / "README.md").read_text()
+    named = re.findall(r"\]\(([^)#:]+)\)", text)
+    named += [
+        m
+        for m in re.findall(r"`([\w./-]+)`", text)
+        if "/" in m and m.split("/")[0] in ("app", "explorer", "kernels", "assets", "tests")
+    ]
+    assert named, "the README names no path at all"
+    missing = [n for n in named if not (ROOT / n).exists()]
+    assert not missing
+
+
+def test_the_top_level_is_what_it_should_be() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    if not tracked:
+        pytest.skip("not a git checkout")
+    allowed = {
+        "app", "kernels", "explorer", "assets", "tests", ".ci", "requirements.txt", "requirements-gpu.txt", "app.py", "README.md",
+        "pyproject.toml", "Makefile", "Dockerfile", ".dockerignore", "LICENSE", ".gitignore", ".gitattributes",
+    }  # fmt: skip
+    assert {name.split("/")[0] for name in tracked} <= allowed
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_module_and_public_function_says_what_it_is(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    if path.read_text().strip():
+        assert ast.get_docstring(tree), f"{path} has no docstring"
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            short = isinstance(node, ast.FunctionDef) and len(node.body) <= 2
+            assert ast.get_docstring(node) or short, f"{path.name}: {node.name} has no docstring"
+
+
+def test_shipped_fonts_have_the_letters_they_need() -> None:
+    """Both fonts cover ASCII, so that no heading falls back to another face."""
+    for path in (ROOT / "assets" / "fonts").glob("*.woff2"):
+        assert path.read_bytes()[:4] == b"wOF2" and path.stat().st_size > 20_000

@@ -57,7 +57,7 @@ def inspector(seen: Inspection) -> str:
     rows = "".join(f"<tr><td>{escape(what)}</td><td class='num wrap'>{escape(how)}</td></tr>" for what, how in seen.steps)
     block = f"rows {seen.rows[0]}–{seen.rows[1] - 1}, columns {seen.columns[0]}–{seen.columns[1] - 1}"
     return (
-        f'<div class="card" id="inspector"><h3>Element ({seen.row}, {seen.column}) = {number(seen.value)}</h3>'
+        f'<div class="card" id="inspector"><h2>Element ({seen.row}, {seen.column}) = {number(seen.value)}</h2>'
         f'<div class="source-note">in the block of {block}</div>{bits(seen.bits, seen.fields)}{legend(seen.fields)}'
         f'<div class="table-scroll"><table class="facts"><tbody>{rows}</tbody></table></div></div>'
     )
@@ -67,7 +67,7 @@ def packed(seen: Inspection, scheme: Scheme) -> str:
     """The bytes that hold the inspected block's codes in the inspected row."""
     first, last = seen.columns
     return (
-        f'<div class="card"><h3>Packed bytes of this block, row {seen.row}</h3>'
+        f'<div class="card"><h2>Packed bytes of this block, row {seen.row}</h2>'
         f'<div class="source-note">columns {first}–{last - 1}, {scheme.format.packed_bits:g} bits a code, first code in the low bits</div>'
         f'<div class="hex" id="bytes">{escape(seen.packed_hex)}</div></div>'
     )
@@ -158,7 +158,7 @@ def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
 
 
 def figure_title(title: str, about: str) -> str:
-    return f'<div class="figure-title"><h3>{escape(title)}</h3><p>{escape(about)}</p></div>'
+    return f'<div class="figure-title"><h2>{escape(title)}</h2><p>{escape(about)}</p></div>'
 
 
 def status(message: str) -> str:

@@ -75,15 +75,15 @@ def test_clicking_the_map_inspects_that_element(page: Page, url: str) -> None:
     open_page(page, url)
     area = page.locator("#error-map .nsewdrag").first
     area.scroll_into_view_if_needed()
-    before = page.locator("#inspector h3").inner_text()
+    before = page.locator("#inspector h2").inner_text()
     box = area.bounding_box()
     assert box
     place = {"x": box["width"] * 0.25, "y": box["height"] * 0.8}
     area.hover(position=place)  # plotly clicks what it hovers
     page.locator("#error-map .hovertext").first.wait_for()
     area.click(position=place)
-    expect(page.locator("#inspector h3")).not_to_have_text(before)
-    row = int(re.search(r"\((\d+),", page.locator("#inspector h3").inner_text()).group(1))  # type: ignore[union-attr]
+    expect(page.locator("#inspector h2")).not_to_have_text(before)
+    row = int(re.search(r"\((\d+),", page.locator("#inspector h2").inner_text()).group(1))  # type: ignore[union-attr]
     assert 1150 < row < 1310, "80 % down a matrix of 1536 rows"
 
 

@@ -54,6 +54,27 @@ TAB_SCRIPT = """(name) => {
   query.set('tab', name);
   history.replaceState(null, '', location.pathname + '?' + query.toString());
 }"""
+# plotly's menu saves one kind of file; this puts a PNG button beside its SVG one.
+PNG_BUTTONS = """() => {
+  const add = () => document.querySelectorAll('.js-plotly-plot').forEach(plot => {
+    const svg = plot.querySelector('.modebar-btn[data-title^="Download"]');
+    if (!svg || svg.parentNode.querySelector('.save-png')) return;
+    svg.setAttribute('data-title', 'Download as SVG');
+    const png = document.createElement('a');
+    png.className = 'modebar-btn save-png';
+    png.setAttribute('data-title', 'Download as PNG');
+    png.textContent = 'PNG';
+    png.addEventListener('click', () => {
+      const options = plot._context.toImageButtonOptions;
+      options.format = 'png';
+      svg.click();
+      options.format = 'svg';
+    });
+    svg.after(png);
+  });
+  new MutationObserver(add).observe(document.body, {childList: true, subtree: true});
+  add();
+}"""
 CLOSE_SIDEBAR_ON_PHONES = "() => { if (innerWidth <= 768) document.querySelector('.sidebar.open .toggle-button')?.click(); }"
 
 
@@ -244,4 +265,5 @@ def _wire(blocks: gr.Blocks, page: Page, preset: Control, parts: list[Control], 
         api_visibility="private", show_progress="hidden",
     )  # fmt: skip
     follow(loaded, "load")
+    blocks.load(None, None, None, js=PNG_BUTTONS, api_visibility="private")
     blocks.load(None, None, None, js=CLOSE_SIDEBAR_ON_PHONES, api_visibility="private")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,9 +92,22 @@ def run(*values: Any) -> Iterator[list[Any]]:
         yield [html.status(str(error)), *keep[1:]]
 
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="explorer-")
+"""Where results are written before Gradio copies them to its own cache; deleted when the page stops."""
+
+
+def _fresh_folder() -> Path:
+    """A new folder for one visitor's files; those older than an upload may be are deleted."""
+    oldest = time.time() - limits.current().keep_seconds
+    for folder in Path(_FOLDER.name).iterdir():
+        if folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(dir=_FOLDER.name))
+
+
 def _files(rows: list[ComparisonRow], name: str) -> tuple[Any, Any]:
-    """The results as a CSV and a JSON file; Gradio deletes them with the visitor's other files."""
-    folder = Path(tempfile.mkdtemp(prefix="explorer-"))
+    """The results as a CSV and a JSON file, ready for their download buttons."""
+    folder = _fresh_folder()
     records = [comparison_record(r) for r in rows]
     flat = [
         {**{k: v for k, v in r.items() if not isinstance(v, dict)}, **{f"bits.{k}": v for k, v in r["bits"].items()}}

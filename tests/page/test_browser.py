@@ -160,9 +160,10 @@ def test_a_comparison_can_be_stopped(page: Page, url: str) -> None:
 def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str) -> None:
     open_page(page, url)
     page.locator("#error-plot .js-plotly-plot").hover()
-    with page.expect_download() as download:
-        page.locator("#error-plot .modebar-btn[data-title*='ownload']").first.click()
-    assert download.value.suggested_filename == "MLP-up-projection-layer-3-int4-group128-asym-error.svg"
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as download:
+            page.locator(f"#error-plot .modebar-btn[data-title='Download as {kind}']").click()
+        assert download.value.suggested_filename == f"MLP-up-projection-layer-3-int4-group128-asym-error.{kind.lower()}"
 
 
 @pytest.mark.parametrize("width", [390, 1024, 1440])

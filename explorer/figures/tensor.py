@@ -60,7 +60,7 @@ def scales_figure(q: QuantizedTensor, name: str) -> go.Figure:
     title = f"{name} scales"
     if q.scheme.scale is None:
         return empty("this scheme casts without a scale", title)
-    step = q.scales.step
+    step = q.scales.step.cpu()
     if step.numel() == 1:
         return empty(f"one scale for the whole tensor: {float(step):.6g}", title)
     if 1 in step.shape:
@@ -136,10 +136,11 @@ def usage_figure(q: QuantizedTensor, counts: Tensor | None, name: str) -> go.Fig
 def _exponent_usage(q: QuantizedTensor, fmt: FloatFormat, name: str) -> go.Figure:
     made = figure("exponent (power of two)", "share of elements", name)
     place = next(f for f in fmt.fields if f.name == "exponent")
-    counts = torch.zeros(2**fmt.exponent, dtype=torch.int64)
+    counts = torch.zeros(2**fmt.exponent, dtype=torch.int64, device=q.packed.device)
     for piece in q.code_pieces():
         exponents = (piece.reshape(-1).to(torch.int32) >> place.low) & (2**fmt.exponent - 1)
         counts += torch.bincount(exponents, minlength=len(counts))
+    counts = counts.cpu()
     used = torch.nonzero(counts).reshape(-1)
     first, last = (int(used[0]), int(used[-1])) if len(used) else (0, 0)
     made.add_bar(

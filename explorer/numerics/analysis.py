@@ -39,7 +39,7 @@ def analyse(x: Tensor, scheme: Scheme) -> Analysis:
     largest = measured.report.max_error
     # 255 bins, an odd number, so that one bin is centred on an error of exactly zero.
     errors = histogram(error, -largest, largest, 255)
-    return Analysis(q, measured, errors, tile_maximum(error.abs_(), MAP_LIMIT))
+    return Analysis(q, measured, errors, tile_maximum(error.abs_(), MAP_LIMIT).cpu())
 
 
 def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:

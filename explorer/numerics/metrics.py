@@ -103,7 +103,7 @@ def measure(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Me
     restored = q.dequantize() if restored is None else restored
     sums = _Sums()
     limits = _limits(q)
-    for part in chunks(q.shape, q.scheme.block):
+    for part in chunks(q.shape, q.scheme.block, x.device):
         original = x[part.rows, part.columns]
         sums.add(original, restored[part.rows, part.columns], part.rows.start, part.columns.start)
         sums.clipped += _count_outside(part, x, limits)

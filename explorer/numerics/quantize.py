@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explorer.numerics import device
 from explorer.numerics.blocks import Rectangle, chunks, rectangles
 from explorer.numerics.calibration import Range
 from explorer.numerics.formats import IntegerFormat
@@ -43,7 +44,7 @@ class QuantizedTensor:
 
     def code_pieces(self) -> Iterator[Tensor]:
         """``codes`` in cache-sized runs of rows."""
-        for part in chunks(self.shape, (1, None)):
+        for part in chunks(self.shape, (1, None), self.packed.device):
             yield unpack(self.packed[part.rows], self.scheme.format, self.shape[1])
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -83,7 +84,10 @@ def quantize(x: Tensor, scheme: Scheme, *, wanted: Range | None = None, propagat
     """
     if x.dim() != 2:
         raise ValueError(f"expected a matrix [rows, cols], got shape {tuple(x.shape)}; see sources.as_matrix")
-    x = x.detach().to(torch.float32)
+    x = x.detach()
+    if device.usable(x) and wanted is None and not propagate and not (scheme.refit and scheme.block != (None, None)):
+        return _quantize_on_device(x, scheme)
+    x = x.to(torch.float32)
     if not propagate:
         check_finite(x)
     elif not scheme.format.has_nan and bool(torch.isnan(x).any()):
@@ -93,9 +97,19 @@ def quantize(x: Tensor, scheme: Scheme, *, wanted: Range | None = None, propagat
     return quantize_with_scales(x, scheme, scale_for(wanted, scheme))
 
 
+def _quantize_on_device(x: Tensor, scheme: Scheme) -> QuantizedTensor:
+    packed, scales, out = device.quantize_on_device(x, scheme)
+    if int(out.bad):
+        check_finite(x)
+    return QuantizedTensor(packed, scales, scheme, (x.shape[0], x.shape[1]))
+
+
 def quantize_with_scales(x: Tensor, scheme: Scheme, scales: Scales) -> QuantizedTensor:
     """Codes of float32 ``x`` [rows, cols] under given scales (static quantization's second half)."""
     shape = (x.shape[0], x.shape[1])
+    if device.usable(x) and not scheme.refit and bool(torch.isfinite(x).all()):
+        packed, scales, _ = device.quantize_on_device(x, scheme, scales)
+        return QuantizedTensor(packed, scales, scheme, shape)
     fmt = scheme.format
     packed = torch.zeros(shape[0], packed_row_bytes(fmt, shape[1]), dtype=torch.uint8, device=x.device)
     sums = _RefitSums(scales.stored) if scheme.refit else None
@@ -128,6 +142,8 @@ def find_ranges(x: Tensor, scheme: Scheme) -> Range:
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The matrix [rows, cols] that the codes stand for: step · (value - zero point), in float32."""
+    if device.usable(q.packed):
+        return device.dequantize_on_device(q.packed, q.scales, q.scheme, q.shape, dtype)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.packed.device)
     fmt, step, zero_points = q.scheme.format, q.scales.step, q.scales.zero_points
     for rows in _row_groups(q.shape, q.scheme):

@@ -110,11 +110,13 @@ class Scales:
 
     ``stored`` are the scales as stored (already rounded to their format), ``tensor_scale`` the float32
     above them (None without two levels), ``zero_points`` the code of 0 (int8; None when symmetric).
+    ``raw`` are the same scales in their own format, where a kernel wrote them so.
     """
 
     stored: Tensor
     zero_points: Tensor | None
     tensor_scale: Tensor | None
+    raw: Tensor | None = None
 
     @property
     def step(self) -> Tensor:

@@ -78,7 +78,7 @@ def histogram_kl(p: Histogram, q: Histogram) -> float:
 
 def pieces(x: Tensor) -> tuple[Tensor, ...]:
     """``x`` flattened, in runs of about ``CHUNK_ELEMENTS``."""
-    return x.reshape(-1).split(CHUNK_ELEMENTS)
+    return x.reshape(-1).split(CHUNK_ELEMENTS[x.device.type])
 
 
 def _bincount(index: Tensor, bins: int) -> Tensor:

@@ -1,0 +1,146 @@
+"""Quantization on a GPU by the kernels of ``kernels/``: the same bits as the CPU reference.
+
+This is where a scheme is said in the kernels' terms. What the kernels do not take (propagating NaN) runs
+through the reference, whose torch operations run on any device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import kernels
+from explorer.numerics.formats import (
+    E8M0,
+    CodebookFormat,
+    FloatFormat,
+    Format,
+    IntegerFormat,
+    Specials,
+    TruncatedFloat32,
+)
+from explorer.numerics.packing import packed_row_bytes
+from explorer.numerics.schemes import ScaleRule, Scales, Scheme
+from kernels.quantize import SUFFIX, Config, Layout, Output
+from kernels.quantize import dequantize as dequantize_kernel
+from kernels.quantize import quantize as quantize_kernel
+
+_SPECIALS = {Specials.IEEE: "IEEE", Specials.FN: "FN", Specials.FNUZ: "FNUZ", Specials.NONE: "NONE"}
+_SCALES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "E4M3"}
+_CODEBOOKS = {"nf4": "Nf4", "ternary": "Ternary", "binary": "Binary"}
+
+
+def usable(x: Tensor) -> bool:
+    """Whether ``x`` lies on a GPU where the kernels run."""
+    return x.is_cuda and kernels.available().ok
+
+
+def config_of(scheme: Scheme) -> Config:
+    """The scheme in the kernels' terms."""
+    fmt = scheme.format
+    return Config(
+        codec=codec_of(fmt),
+        bits=fmt.bits,
+        per_byte=fmt.per_byte if isinstance(fmt, CodebookFormat) else 0,
+        mapping=scheme.mapping.name,
+        scale=_scale_name(scheme.scale),
+        range=scheme.calibrator.name,
+        refit=scheme.refit,
+        stochastic=scheme.seed is not None,
+    )
+
+
+def codec_of(fmt: Format) -> str:
+    """The C++ type of ``codec.cuh`` that encodes and decodes ``fmt``."""
+    if isinstance(fmt, TruncatedFloat32):
+        return f"TruncatedCodec<{fmt.mantissa},{fmt.bits},{'true' if fmt.away else 'false'}>"
+    if isinstance(fmt, FloatFormat):
+        return f"FloatCodec<{fmt.exponent},{fmt.mantissa},{fmt.bias},{_SPECIALS[fmt.specials]}>"
+    if isinstance(fmt, IntegerFormat):
+        return f"IntegerCodec<{fmt.bits}>"
+    return f"CodebookCodec<{_CODEBOOKS[fmt.name]}>"
+
+
+def _scale_name(rule: ScaleRule | None) -> str:
+    if rule is None:
+        return "CAST"
+    if rule.per_tensor:
+        return "NVFP4"
+    return rule.exponent.name if rule.exponent else _SCALES[rule.format.name]
+
+
+def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout:
+    """The matrix and its blocks in whole numbers; a cast is one block."""
+    height, width = scheme.block if scheme.scale is not None else (None, None)
+    rows, columns = shape
+    return Layout(rows, columns, min(height or rows, rows) or 1, min(width or columns, columns) or 1,
+                  packed_row_bytes(scheme.format, columns))  # fmt: skip
+
+
+def quantize_on_device(x: Tensor, scheme: Scheme, scales: Scales | None = None) -> tuple[Tensor, Scales, Output]:
+    """Packed codes and scales of a CUDA matrix; with ``scales`` given, they decide.
+
+    float32, bfloat16 and float16 are read as they are; other dtypes are converted to float32 first.
+    """
+    x = (x if x.dtype in SUFFIX else x.to(torch.float32)).contiguous()
+    shape = (x.shape[0], x.shape[1])
+    config, layout = config_of(scheme), layout_of(shape, scheme)
+    seed = scheme.seed or 0
+    with torch.cuda.device(x.device):
+        if scales is not None:
+            out = quantize_kernel(x, config, layout, seed, scales.step.contiguous().view(-1), scales.zero_points)
+            return out.packed, _refitted(scales, out), out
+        out = quantize_kernel(x, config, layout, seed)
+        return out.packed, _refitted(_scales_from(out, scheme), out), out
+
+
+def _scales_from(out: Output, scheme: Scheme) -> Scales:
+    """The kernels' stored scales as float32."""
+    rule = scheme.scale
+    if rule is None:
+        return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
+    tensor_scale = None
+    if out.amax is not None:
+        amax = out.amax.amax()
+        tensor_scale = (amax / (scheme.format.max * rule.format.max)).clamp(min=2.0**-126)
+        tensor_scale = torch.where(amax == 0, torch.ones_like(tensor_scale), tensor_scale)
+    if out.scales.dtype is torch.uint8:
+        stored = E8M0.decode(out.scales) if rule.format is E8M0 else out.scales.view(torch.float8_e4m3fn).to(torch.float32)
+    else:
+        stored = out.scales.to(torch.float32)
+    return Scales(stored, out.zeros, tensor_scale, raw=out.scales)
+
+
+def _refitted(scales: Scales, out: Output) -> Scales:
+    """The least-squares scale in place of the first, where the scheme refits (whole-tensor scales)."""
+    if out.sums is None:
+        return scales
+    fitted = (out.sums[0] / out.sums[1]).to(torch.float32).view(1, 1)
+    return Scales(torch.where(out.sums[1] > 0, fitted, scales.stored), scales.zero_points, scales.tensor_scale)
+
+
+def dequantize_on_device(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """The matrix that packed codes on a GPU stand for."""
+    with torch.cuda.device(packed.device):
+        return dequantize_kernel(
+            packed,
+            _raw(scales, scheme),
+            scales.zero_points,
+            scales.tensor_scale,
+            config_of(scheme),
+            layout_of(shape, scheme),
+            dtype,
+        )
+
+
+def _raw(scales: Scales, scheme: Scheme) -> Tensor:
+    """The scales in the form the kernels store them in."""
+    if scales.raw is not None:
+        return scales.raw
+    rule = scheme.scale
+    if rule is None:
+        return scales.stored
+    if rule.exponent is not None or rule.format.bits == 8:
+        return rule.format.encode_unchecked(scales.stored.contiguous())
+    dtypes = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+    return scales.stored.to(dtypes.get(rule.format.name, torch.float32)).contiguous()

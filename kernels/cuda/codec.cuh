@@ -1,0 +1,246 @@
+// One codec for every number format, for host and device alike.
+//
+// FloatCodec<E, M, BIAS, SPECIALS> is generic in exponent and mantissa bits; TruncatedCodec<M, AWAY> is a
+// float32 with fewer mantissa bits; IntegerCodec<BITS> is two's complement; CodebookCodec<TABLE> a sorted
+// list of levels. Each has: bits, max_value(), encode(float) -> code, decode(code) -> float.
+//
+// All arithmetic is round-to-nearest float32 with subnormals kept (compile with --fmad=false and without
+// -ftz or -use_fast_math): the codes are those of the CPU reference, bit for bit. Where the hardware has a
+// conversion with the same bits (E4M3 and E5M2 from sm_89 on) it is used.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#define HD __host__ __device__ __forceinline__
+
+HD uint32_t bits_of(float v) {
+#ifdef __CUDA_ARCH__
+    return __float_as_uint(v);
+#else
+    uint32_t u;
+    std::memcpy(&u, &v, 4);
+    return u;
+#endif
+}
+
+HD float float_of(uint32_t u) {
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(u);
+#else
+    float v;
+    std::memcpy(&v, &u, 4);
+    return v;
+#endif
+}
+
+HD float least(float a, float b) { return a < b ? a : b; }
+HD float most(float a, float b) { return a > b ? a : b; }
+
+// 2^e for -126 <= e <= 127.
+HD constexpr float power_of_two(int e) {
+    float v = 1.0f;
+    for (int i = 0; i < e; ++i) v *= 2.0f;
+    for (int i = 0; i > e; --i) v *= 0.5f;
+    return v;
+}
+
+// Rounds to the nearest whole number, ties to even.
+HD float round_even(float v) {
+#ifdef __CUDA_ARCH__
+    return rintf(v);
+#else
+    return __builtin_rintf(v);
+#endif
+}
+
+HD float whole_below(float v) {
+#ifdef __CUDA_ARCH__
+    return floorf(v);
+#else
+    return __builtin_floorf(v);
+#endif
+}
+
+enum Specials { IEEE = 0, FN = 1, FNUZ = 2, NONE = 3 };
+
+template <int E, int M, int BIAS, int SPECIALS>
+struct FloatCodec {
+    static constexpr int bits = 1 + E + M;
+    static constexpr bool is_integer = false, has_nan = SPECIALS != NONE;
+    static constexpr int mantissa = M, bias = BIAS;
+    static constexpr uint32_t magnitude_mask = (1u << (E + M)) - 1, sign_bit = 1u << (E + M);
+    static constexpr uint32_t max_code = magnitude_mask - (SPECIALS == IEEE ? (1u << M) : SPECIALS == FN ? 1u : 0u);
+    static constexpr uint32_t nan_code = SPECIALS == FNUZ ? sign_bit : magnitude_mask;
+
+    static HD constexpr float max_value() {
+        return (1.0f + float(max_code & ((1u << M) - 1)) / float(1u << M)) * power_of_two(int(max_code >> M) - BIAS);
+    }
+    // floor(log2(max)): emax_elem of the MX scale rules.
+    static constexpr int max_exponent = int(max_code >> M) - BIAS;
+
+    static HD uint32_t finish(float magnitude_on_grid, float v) {
+        uint32_t code = bits_of(magnitude_on_grid * power_of_two(BIAS - 127)) >> (23 - M);
+        uint32_t sign = (bits_of(v) >> (31 - (E + M))) & sign_bit;
+        if (SPECIALS == FNUZ && code == 0) sign = 0;
+        code |= sign;
+        return has_nan && v != v ? nan_code : code;
+    }
+
+    // The magnitude lies in a binade whose grid step is 2^(e-M); adding and subtracting a power of two 23
+    // binades above that step rounds it to the grid, ties to even, subnormals included.
+    static HD uint32_t encode_generic(float v) {
+        float a = least(float_of(bits_of(v) & 0x7fffffffu), max_value());
+        uint32_t e = bits_of(a) & 0x7f800000u, floor_e = uint32_t(128 - BIAS) << 23;
+        float magic = float_of((e > floor_e ? e : floor_e) + (uint32_t(23 - M) << 23));
+        return finish((a + magic) - magic, v);
+    }
+
+    static HD uint32_t encode(float v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+        if constexpr (E == 4 && M == 3 && SPECIALS == FN) {
+            uint16_t pair;
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
+            return pair & 0xffu;
+        }
+        if constexpr (E == 5 && M == 2 && SPECIALS == IEEE) {
+            uint16_t pair;
+            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
+            return pair & 0xffu;
+        }
+#endif
+        return encode_generic(v);
+    }
+
+    static HD uint32_t encode_stochastic(float v, float noise) {
+        float a = least(float_of(bits_of(v) & 0x7fffffffu), max_value());
+        uint32_t e = bits_of(a) & 0x7f800000u, floor_e = uint32_t(128 - BIAS) << 23;
+        float step = float_of((e > floor_e ? e : floor_e) - (uint32_t(M) << 23));
+        float scaled = a / step, below = whole_below(scaled);
+        return finish((below + (noise < scaled - below ? 1.0f : 0.0f)) * step, v);
+    }
+
+    static HD float decode(uint32_t code) {
+        uint32_t magnitude = code & magnitude_mask, sign = (code & sign_bit) << (31 - (E + M));
+        if (has_nan && SPECIALS == FNUZ && code == nan_code) return float_of(0x7fc00000u);
+        if (has_nan && SPECIALS != FNUZ && magnitude > max_code)
+            return float_of(SPECIALS == IEEE && magnitude == max_code + 1 ? (0x7f800000u | sign) : 0x7fc00000u);
+        return float_of(bits_of(float_of(magnitude << (23 - M)) * power_of_two(127 - BIAS)) | sign);
+    }
+};
+
+// A float32 with M mantissa bits, stored in its upper BITS bits (bfloat16: 16, TF32 and float32: 32).
+template <int M, int BITS, bool AWAY>
+struct TruncatedCodec {
+    static constexpr int bits = BITS, dropped = 23 - M, mantissa = M, bias = 127, max_exponent = 127;
+    static constexpr bool is_integer = false, has_nan = true;
+    static HD float max_value() { return float_of(0x7f7fffffu >> dropped << dropped); }
+
+    static HD uint32_t encode(float v) {
+        if (dropped == 0) return bits_of(v);
+        if (v != v) return (0x7fffffffu >> dropped << dropped) >> (32 - BITS);
+        uint32_t u = bits_of(most(-max_value(), least(v, max_value())));
+        u += AWAY ? (1u << (dropped - 1)) : ((1u << (dropped - 1)) - 1) + ((u >> dropped) & 1);
+        return (u >> dropped << dropped) >> (32 - BITS);
+    }
+
+    static HD uint32_t encode_stochastic(float v, float noise) {
+        if (dropped == 0) return bits_of(v);
+        if (v != v) return (0x7fffffffu >> dropped << dropped) >> (32 - BITS);
+        uint32_t u = bits_of(most(-max_value(), least(v, max_value()))), kept = u >> dropped << dropped;
+        if (noise < float(u - kept) * power_of_two(-dropped)) kept += 1u << dropped;
+        return kept >> (32 - BITS);
+    }
+
+    static HD float decode(uint32_t code) { return float_of(code << (32 - BITS)); }
+};
+
+template <int BITS>
+struct IntegerCodec {
+    static constexpr int bits = BITS, mantissa = BITS - 2, bias = 0, max_exponent = BITS - 2;
+    static constexpr bool is_integer = true, has_nan = false;
+    static constexpr int qmax = (1 << (BITS - 1)) - 1, qmin = -(1 << (BITS - 1));
+    static HD constexpr float max_value() { return float(qmax); }
+
+    // ``q`` is a whole number inside [qmin, qmax]: adding 1.5 * 2^23 leaves it in the low bits.
+    static HD uint32_t code_of(float q) { return bits_of(q + 12582912.0f) & ((1u << BITS) - 1); }
+    static HD uint32_t encode(float v) { return code_of(round_even(most(float(qmin), least(v, float(qmax))))); }
+    static HD float decode(uint32_t code) {
+        uint32_t flipped = code ^ (1u << (BITS - 1));  // 0 ... 2^BITS-1, in order
+        return float_of(0x4b000000u | flipped) - float(8388608 + (1 << (BITS - 1)));
+    }
+};
+
+struct Nf4 {
+    static constexpr int bits = 4, count = 16, per_byte = 0;
+    // For each code > 0 the least float32 that rounds to it (ties go to the lower level).
+    static HD float threshold(int i) {
+        constexpr uint32_t t[15] = {
+            0xbf591cd8u, 0xbf1c5270u, 0xbeeb847fu, 0xbeadea76u, 0xbe703cecu, 0xbe0d38bbu,
+            0xbd3a7870u, 0x3d22fb00u, 0x3df64863u, 0x3e5067e1u, 0x3e9582d5u, 0x3ec753fau,
+            0x3f006d04u, 0x3f248db0u, 0x3f5c89dau};
+        return float_of(t[i]);
+    }
+    static HD float level(int i) {
+        constexpr uint32_t l[16] = {
+            0xbf800000u, 0xbf3239b1u, 0xbf066b30u, 0xbeca32a0u, 0xbe91a24du, 0xbe3d353fu,
+            0xbdba7871u, 0x00000000u, 0x3da2faffu, 0x3e24cae3u, 0x3e7c04ddu, 0x3ead033au,
+            0x3ee1a4b8u, 0x3f1007abu, 0x3f3913b3u, 0x3f800000u};
+        return float_of(l[i]);
+    }
+    static HD uint32_t encode(float v) {
+        bool b3 = v >= threshold(7);
+        bool b2 = v >= (b3 ? threshold(11) : threshold(3));
+        bool b1 = v >= (b3 ? (b2 ? threshold(13) : threshold(9)) : (b2 ? threshold(5) : threshold(1)));
+        float low = b2 ? (b1 ? threshold(6) : threshold(4)) : (b1 ? threshold(2) : threshold(0));
+        float high = b2 ? (b1 ? threshold(14) : threshold(12)) : (b1 ? threshold(10) : threshold(8));
+        bool b0 = v >= (b3 ? high : low);
+        return (b3 ? 8u : 0u) | (b2 ? 4u : 0u) | (b1 ? 2u : 0u) | (b0 ? 1u : 0u);
+    }
+};
+
+struct Ternary {
+    static constexpr int bits = 2, count = 3, per_byte = 5;
+    static HD float level(int i) { return float(i - 1); }
+    static HD uint32_t encode(float v) { return (v >= -0.5f ? 1u : 0u) + (v > 0.5f ? 1u : 0u); }
+};
+
+struct Binary {
+    static constexpr int bits = 1, count = 2, per_byte = 0;
+    static HD float level(int i) { return i ? 1.0f : -1.0f; }
+    static HD uint32_t encode(float v) { return v >= 0.0f ? 1u : 0u; }
+};
+
+template <typename TABLE>
+struct CodebookCodec {
+    static constexpr int bits = TABLE::bits, mantissa = 0, bias = 0, max_exponent = 0;
+    static constexpr bool is_integer = false, has_nan = false;
+    static HD float max_value() { return 1.0f; }
+    static HD uint32_t encode(float v) { return TABLE::encode(v); }
+    static HD float decode(uint32_t code) { return TABLE::level(int(code)); }
+    static HD uint32_t encode_stochastic(float v, float noise) {
+        v = most(-1.0f, least(v, 1.0f));
+        int below = 0;
+        for (int i = 1; i < TABLE::count - 1; ++i) below += v >= TABLE::level(i);
+        float lower = TABLE::level(below), upper = TABLE::level(below + 1);
+        return uint32_t(below) + (noise < (v - lower) / (upper - lower) ? 1u : 0u);
+    }
+};
+
+// Philox 4x32-10 (Salmon et al., SC 2011): word ``element % 4`` of block ``element / 4``, as 24 bits in [0, 1).
+HD float philox_uniform(uint64_t seed, uint64_t element) {
+    uint64_t counter = element >> 2;
+    uint32_t c0 = uint32_t(counter), c1 = uint32_t(counter >> 32), c2 = 0, c3 = 0;
+    uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+    for (int i = 0; i < 10; ++i) {
+        uint64_t p0 = uint64_t(0xD2511F53u) * c0, p1 = uint64_t(0xCD9E8D57u) * c2;
+        uint32_t n0 = uint32_t(p1 >> 32) ^ c1 ^ k0, n2 = uint32_t(p0 >> 32) ^ c3 ^ k1;
+        c1 = uint32_t(p1);
+        c3 = uint32_t(p0);
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    uint32_t lane = uint32_t(element & 3), word = lane == 0 ? c0 : lane == 1 ? c1 : lane == 2 ? c2 : c3;
+    return float(word >> 8) * power_of_two(-24);
+}

@@ -1,0 +1,186 @@
+// Dequantize: packed codes and stored scales -> float32, bfloat16 or float16.
+//
+//   dequantize_runs   rows of whole runs, one step a run: 16-byte stores
+//   dequantize_any    everything else
+//
+// Bytes moved: each code and scale once in, each element once out. Compile as quantize.cu.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "scale.cuh"
+
+using Q = CODEC;
+constexpr bool kAsymmetric = MAPPING == ASYMMETRIC;
+constexpr int kPerByte = PER_BYTE;
+constexpr int kRun = kPerByte ? 20 : Q::bits < 8 ? 16 : 8;
+constexpr int kRunBytes = kPerByte ? 4 : kRun * Q::bits / 8;
+
+// A codebook of 16 levels is looked up in shared memory, where 16 words lie in 16 banks.
+constexpr bool kTable = CODEC_IS_NF4;
+__shared__ float table[kTable ? 16 : 1];
+
+__device__ __forceinline__ void fill_table() {
+    if constexpr (kTable) {
+        if (threadIdx.x < 16) {
+            float level = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 16; ++i) level = threadIdx.x == i ? Q::decode(i & ((1u << (Q::bits & 31)) - 1)) : level;
+            table[threadIdx.x] = level;
+        }
+        __syncthreads();
+    }
+}
+
+__device__ __forceinline__ float decode(uint32_t code) {
+    if constexpr (kTable) return table[code];
+#if __CUDA_ARCH__ >= 890
+    if constexpr (CODEC_IS_E4M3 || CODEC_IS_E5M2) {
+        uint32_t pair;
+        if constexpr (CODEC_IS_E4M3)
+            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(uint16_t(code)));
+        else
+            asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair) : "h"(uint16_t(code)));
+        return __half2float(__ushort_as_half(uint16_t(pair)));
+    }
+#endif
+    return Q::decode(code);
+}
+
+template <typename T>
+__device__ __forceinline__ T from_float(float v);
+template <>
+__device__ __forceinline__ float from_float<float>(float v) { return v; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float v) { return __float2half_rn(v); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
+
+__device__ __forceinline__ uint32_t scale_code(const void* scales, uint64_t cell) {
+    if constexpr (scale_bytes<SCALE> == 4) return static_cast<const uint32_t*>(scales)[cell];
+    if constexpr (scale_bytes<SCALE> == 2) return static_cast<const uint16_t*>(scales)[cell];
+    return static_cast<const uint8_t*>(scales)[cell];
+}
+
+__device__ __forceinline__ void step_and_zero(
+    const void* scales, const int8_t* zeros, const float* tensor_scale, uint64_t cell, float& step, float& zero) {
+    step = SCALE == CAST ? 1.0f : step_of<SCALE>(scale_code(scales, cell), SCALE == NVFP4 ? *tensor_scale : 1.0f);
+    zero = kAsymmetric ? float(zeros[cell]) : 0.0f;
+}
+
+__device__ __forceinline__ float restore(uint32_t code, float step, float zero) {
+    float value = decode(code);
+    if constexpr (kAsymmetric) value -= zero;
+    return SCALE == CAST ? value : value * step;
+}
+
+template <int BYTES>
+__device__ __forceinline__ void load_bytes(const uint8_t* p, uint32_t* word) {
+    if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 16; ++i) {
+            uint4 w = __ldcs(reinterpret_cast<const uint4*>(p) + i);
+            word[4 * i] = w.x, word[4 * i + 1] = w.y, word[4 * i + 2] = w.z, word[4 * i + 3] = w.w;
+        }
+    } else if constexpr (BYTES % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 8; ++i) {
+            uint2 w = __ldcs(reinterpret_cast<const uint2*>(p) + i);
+            word[2 * i] = w.x, word[2 * i + 1] = w.y;
+        }
+    } else if constexpr (BYTES % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 4; ++i) word[i] = __ldcs(reinterpret_cast<const uint32_t*>(p) + i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < BYTES / 2; ++i) {
+            uint32_t half = reinterpret_cast<const uint16_t*>(p)[i];
+            word[i / 2] = i % 2 ? word[i / 2] | half << 16 : half;
+        }
+    }
+}
+
+// The step of a run is found by its place: shift >= 0 means that 2^shift runs in a row share a cell (groups);
+// -1 one cell for all; -2 any blocks, by division.
+template <typename T>
+__device__ __forceinline__ void dequantize_runs(
+    const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t runs, int shift,
+    uint32_t runs_a_row, int height, int width, uint32_t grid_columns) {
+    fill_table();
+    uint64_t run = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (run >= runs) return;
+    uint32_t word[(kRunBytes + 3) / 4];
+    load_bytes<kRunBytes>(packed + run * kRunBytes, word);
+    uint64_t cell = shift >= 0 ? run >> shift : 0;
+    if (shift == -2) {
+        uint32_t row = uint32_t(run / runs_a_row), column = uint32_t(run - uint64_t(row) * runs_a_row) * kRun;
+        cell = uint64_t(row / uint32_t(height)) * grid_columns + column / uint32_t(width);
+    }
+    float step, zero;
+    step_and_zero(scales, zeros, tensor_scale, cell, step, zero);
+    union {
+        T value[kRun];
+        uint4 wide[kRun * sizeof(T) / 16];
+    } u;
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+        constexpr int b = Q::bits;
+        uint32_t code;
+        if constexpr (kPerByte) {
+            uint32_t byte = (word[0] >> (8 * (i / 5))) & 0xff;
+            constexpr uint32_t powers[5] = {1, 3, 9, 27, 81};
+            code = byte / powers[i % 5] % 3;
+        } else {
+            code = word[i * b / 32] >> (i * b % 32);
+            if (i * b % 32 + b > 32) code |= word[i * b / 32 + 1] << (32 - i * b % 32);
+            if (b < 32) code &= (1u << (b & 31)) - 1;
+        }
+        u.value[i] = from_float<T>(restore(code, step, zero));
+    }
+    uint4* to = reinterpret_cast<uint4*>(out + run * kRun);
+#pragma unroll
+    for (int i = 0; i < int(kRun * sizeof(T) / 16); ++i) __stcs(to + i, u.wide[i]);
+}
+
+template <typename T>
+__device__ __forceinline__ void dequantize_any(
+    const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t rows, uint64_t columns,
+    uint64_t row_bytes, int height, int width, uint64_t grid_columns) {
+    fill_table();
+    uint64_t at = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= rows * columns) return;
+    uint64_t row = at / columns, column = at % columns;
+    const uint8_t* bytes = packed + row * row_bytes;
+    uint32_t code = 0;
+    if constexpr (kPerByte) {
+        code = bytes[column / 5];
+        for (int i = column % 5; i; --i) code /= 3;
+        code %= 3;
+    } else {
+        uint64_t bit = column * Q::bits;
+        for (int i = 0; i < (Q::bits + 14) / 8; ++i)
+            if (bit / 8 + i < row_bytes && 8 * i < int(bit % 8) + Q::bits) {
+                uint64_t part = uint64_t(bytes[bit / 8 + i]) << (8 * i);
+                code |= uint32_t(part >> (bit % 8));
+            }
+        if (Q::bits < 32) code &= (1u << (Q::bits & 31)) - 1;
+    }
+    float step, zero;
+    step_and_zero(scales, zeros, tensor_scale, row / height * grid_columns + column / width, step, zero);
+    out[at] = from_float<T>(restore(code, step, zero));
+}
+
+#define KERNELS(T, NAME)                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(256) dequantize_runs_##NAME(                                                     \
+        const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t runs,         \
+        int shift, uint32_t runs_a_row, int height, int width, uint32_t grid_columns) {                                           \
+        dequantize_runs<T>(packed, scales, zeros, tensor_scale, out, runs, shift, runs_a_row, height, width, grid_columns);       \
+    }                                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256) dequantize_any_##NAME(                                                      \
+        const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t rows,         \
+        uint64_t columns, uint64_t row_bytes, int height, int width, uint64_t grid_columns) {                                     \
+        dequantize_any<T>(packed, scales, zeros, tensor_scale, out, rows, columns, row_bytes, height, width, grid_columns);       \
+    }
+
+KERNELS(float, f32)
+KERNELS(__nv_bfloat16, bf16)
+KERNELS(__half, f16)

@@ -1,0 +1,215 @@
+"""On a GPU: codes, scales and restored values equal to the CPU reference bit for bit (``make test-gpu``).
+
+If these fail, what a visitor with a GPU sees differs from what everyone else sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from explorer import FORMATS, SCHEMES, Scheme, quantize
+from explorer.numerics.device import quantize_on_device
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [
+    (1, 1),
+    (1, 7),
+    (3, 16),
+    (5, 33),
+    (64, 128),
+    (129, 257),
+    (130, 384),
+    (256, 1024),
+    (7, 5000),
+    (300, 4096),
+    (2, 40000),
+    (0, 8),
+]
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    """These tests need the kernels; on a machine without them ``make test`` leaves them out by their mark."""
+    state = kernels.available()
+    if not state.ok:
+        pytest.fail(f"make test-gpu needs a GPU with working kernels: {state.reason}")
+
+
+def draw(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Values over many binades, zeros and negative zeros among them, one row all zero, one tiny, one large."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-6, 7, (rows, columns), generator=generator).double()
+    x = (torch.randn(rows, columns, generator=generator).double() * 2.0**exponents).float()
+    x[torch.rand(rows, columns, generator=generator) < 0.05] = 0.0
+    x[torch.rand(rows, columns, generator=generator) < 0.05] = -0.0
+    if rows > 2:
+        x[1] = 0.0
+        x[2] *= 2.0**-20
+    return x.to(dtype)
+
+
+def assert_bitwise_equal(got: Tensor, want: Tensor, x: Tensor, what: str) -> None:
+    """Equal bits, or: how many differ, the first coordinate, both codes and the input."""
+    got = got.cpu()
+    assert got.shape == want.shape, f"{what}: {tuple(got.shape)} is not {tuple(want.shape)}"
+    differ = (
+        (got.contiguous().view(torch.uint8) != want.contiguous().view(torch.uint8)).view(got.shape[0], -1)
+        if got.numel()
+        else None
+    )
+    if differ is not None and bool(differ.any()):
+        bad = got != want if got.dtype != torch.float32 else got.view(torch.int32) != want.view(torch.int32)
+        place = tuple(int(i) for i in bad.nonzero()[0])
+        value = float(x[place]) if tuple(x.shape) == tuple(got.shape) else None
+        pytest.fail(
+            f"{what}: {int(bad.sum())} of {bad.numel()} differ, first at {place}: got {got[place]}, want {want[place]}, x={value!r}"
+        )
+
+
+def check(x: Tensor, scheme: Scheme) -> None:
+    want = quantize(x.float(), scheme)
+    got = quantize(x.cuda(), scheme)
+    assert got.packed.is_cuda
+    assert_bitwise_equal(got.scales.stored, want.scales.stored, x, f"{scheme.name} scales")
+    if want.scales.zero_points is not None:
+        assert got.scales.zero_points is not None
+        assert_bitwise_equal(got.scales.zero_points, want.scales.zero_points, x, f"{scheme.name} zero points")
+    if want.scales.tensor_scale is not None:
+        assert float(got.scales.tensor_scale) == float(want.scales.tensor_scale)
+    assert_bitwise_equal(got.codes, want.codes, x.float(), f"{scheme.name} codes")
+    assert_bitwise_equal(got.packed, want.packed, x, f"{scheme.name} bytes")
+    for dtype in DTYPES:
+        assert_bitwise_equal(
+            got.dequantize(dtype).float(), want.dequantize(dtype).float(), x.float(), f"{scheme.name} restored to {dtype}"
+        )
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_matches_the_cpu(name: str) -> None:
+    """Every scheme x input type x hard shape."""
+    for dtype in DTYPES:
+        for index, (rows, columns) in enumerate(SHAPES):
+            check(draw(rows, columns, dtype, index), SCHEMES[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["int4_group128_asym", "fp8_e4m3_channel", "nvfp4", "int8_tensor", "nf4_block64", "bf16", "ternary_absmean"]
+)
+def test_stochastic_rounding_matches(name: str) -> None:
+    scheme = dataclasses.replace(SCHEMES[name], seed=7)
+    for rows, columns in ((5, 33), (64, 256), (300, 4096)):
+        check(draw(rows, columns, torch.float32), scheme)
+
+
+@pytest.mark.parametrize("block", [(1, 48), (3, 5), (2, 64), (None, 7), (128, 128), (64, None), (1, 4096)])
+def test_odd_blocks_match(block: tuple[int | None, int | None]) -> None:
+    for fmt in ("int4", "float4_e2m1fn"):
+        check(draw(130, 4096, torch.bfloat16), Scheme("t", "t", FORMATS[fmt], block))
+        check(draw(33, 100, torch.float32), Scheme("t", "t", FORMATS[fmt], block))
+
+
+def test_misaligned_and_non_contiguous_inputs() -> None:
+    base = draw(64, 520, torch.bfloat16)
+    for view in (base[:, 1:513], base[:, :512].t(), base[1:, 4:516]):
+        for name in ("int8_channel", "int4_group128", "fp8_e4m3_tile"):
+            want, got = quantize(view.float(), SCHEMES[name]), quantize(view.cuda(), SCHEMES[name])
+            assert torch.equal(got.packed.cpu(), want.packed)
+    flat = torch.empty(64 * 512 + 1, dtype=torch.bfloat16, device="cuda")
+    flat[1:] = base[:, :512].reshape(-1).cuda()
+    shifted = flat[1:].view(64, 512)
+    assert torch.equal(quantize(shifted, SCHEMES["nvfp4"]).packed.cpu(), quantize(base[:, :512].float(), SCHEMES["nvfp4"]).packed)
+
+
+def test_extreme_scales_divide_exactly() -> None:
+    """Steps far outside 2^±60 take the division itself; near the limits both ways agree with the CPU."""
+    for exponent in (-120, -80, -62, -61, -60, -59, 59, 60, 61, 80, 110):
+        x = (torch.randn(16, 512, generator=torch.Generator().manual_seed(exponent)).double() * 2.0**exponent).float()
+        for name in ("int8_channel", "fp8_e4m3_block", "mxfp4", "nf4_block64"):
+            check(x, SCHEMES[name])
+
+
+@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f.bits <= 8 and n != "float8_e8m0fnu"])
+def test_random_bit_patterns_match(name: str) -> None:
+    """Sixteen million random float32 under one scale: every rounding decision of the fast division."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (4096, 4096), generator=torch.Generator().manual_seed(1)).to(torch.int32)
+    x = bits.view(torch.float32)
+    x = torch.where(x.abs() < 2.0**100, x, torch.zeros(())).nan_to_num(0)
+    x = torch.where(x.abs() < 2.0**-100, torch.randn(4096, 4096), x)
+    check(x, Scheme("t", "t", FORMATS[name], (1, 128)))
+
+
+def test_non_finite_is_refused() -> None:
+    for place in ((0, 0), (63, 511)):
+        x = torch.randn(64, 512, device="cuda")
+        x[place] = float("nan") if place[0] else float("inf")
+        for name in ("int8_tensor", "int4_group128", "fp8_e4m3_tile", "int8_channel", "int8_column", "nvfp4", "ternary_twn"):
+            with pytest.raises(ValueError, match=f"1 of 32768 values are NaN or Inf, the first at row {place[0]}"):
+                quantize(x, SCHEMES[name])
+
+
+def test_many_threads_at_once() -> None:
+    """64 threads hammering the same kernels give the right answers, and none leaves a context behind."""
+    x = draw(256, 1024, torch.float32)
+    names = ["int8_channel", "nvfp4", "int4_group128_asym", "mxfp4"]
+    want = {n: quantize(x, SCHEMES[n]).packed for n in names}
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        name = names[index % len(names)]
+        for _ in range(5):
+            if not torch.equal(quantize(x.cuda(), SCHEMES[name]).packed.cpu(), want[name]):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_cuda_graph_and_side_streams() -> None:
+    """Captured once, replayed on new input; launched on torch's side streams in order."""
+    x = draw(128, 1024, torch.float32)
+    static = torch.zeros(128, 1024, device="cuda")
+    scheme = SCHEMES["int4_group128"]
+    quantize_on_device(static, scheme)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        packed, _, _ = quantize_on_device(static, scheme)
+    static.copy_(x)
+    graph.replay()
+    assert torch.equal(packed.cpu(), quantize(x, scheme).packed)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        late = torch.zeros(128, 1024, device="cuda")
+        torch.cuda._sleep(10_000_000)
+        late.copy_(x)
+        made = quantize(late, scheme)
+        answer = made.packed.cpu()
+    assert torch.equal(answer, quantize(x, scheme).packed)
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    """Indices do not wrap: the last rows of a 2^31+ element tensor equal the same rows alone."""
+    rows, columns = 2**18 + 64, 8192
+    x = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda").normal_(generator=torch.Generator("cuda").manual_seed(0))
+    for name in ("int4_group128", "int8_channel", "fp8_e4m3_tile"):
+        packed, scales, _ = quantize_on_device(x, SCHEMES[name])
+        tail = quantize(x[-128:].float().cpu(), SCHEMES[name])
+        step = 128 if name == "fp8_e4m3_tile" else 1
+        if rows % step == 0 or step == 1:
+            assert torch.equal(packed[-128:].cpu(), tail.packed)
+        restored = quantize(x, SCHEMES[name]).dequantize(torch.bfloat16)
+        assert torch.equal(
+            restored[:64].cpu(),
+            quantize(x[: 128 if step > 1 else 64].float().cpu(), SCHEMES[name]).dequantize(torch.bfloat16)[:64],
+        )
+        del packed, scales, restored

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from explorer.export.quantized import save_quantized
 from explorer.numerics.comparison import ComparisonRow, compare_schemes, comparison_record, mark_frontier
 from explorer.numerics.formats import FORMATS, FloatFormat
@@ -18,6 +20,11 @@ from explorer.numerics.serialize import to_json
 from explorer.sources import load_matrix, open_source
 from explorer.sources.models import layers
 from explorer.speed.cpu import time_schemes
+from explorer.speed.quantize import DTYPES, all_builds, time_quantize
+from explorer.speed.recorded import record
+from explorer.speed.timing import machine
+from kernels import runtime
+from kernels.runtime import KernelError
 
 WHERE = "a tensor file, a model folder, a Hub id (owner/name) or sample:NAME"
 
@@ -27,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         arguments.run(arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, KernelError) as error:
         print(f"explorer: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -60,10 +67,16 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--filter", default="", help="only names that contain this")
     sub.add_argument("--revision", help="branch, tag or commit on the Hub")
     sub = command("bench", _bench, "time the library on this machine")
-    sub.add_argument("what", choices=["cpu"])
-    sub.add_argument("--shape", type=_shape, default=(4096, 4096), help="rows x columns, e.g. 4096x4096")
+    sub.add_argument("what", choices=["cpu", "quantize"], help="cpu: the reference; quantize: the GPU kernels")
+    sub.add_argument("--shape", type=_shape, action="append", help="rows x columns, e.g. 4096x4096; may be repeated")
     sub.add_argument("--schemes", help="comma-separated names (default: all)")
+    sub.add_argument("--dtypes", default="float32,bfloat16", help="input types of the kernels (default: %(default)s)")
     sub.add_argument("--repeats", type=int, default=3)
+    sub.add_argument("--no-peers", action="store_true", help="leave torch's cast and torch.compile out")
+    sub.add_argument("--record", action="store_true", help="write the results to assets/measurements/")
+    sub = command("compile", _compile, "compile the GPU kernels ahead of time (needs nvcc, no GPU)")
+    sub.add_argument("--arch", action="append", help="e.g. sm_90a; may be repeated (default: the GPU found)")
+    sub.add_argument("--workers", type=int, help="how many nvcc at a time (default: one a core)")
     return parser
 
 
@@ -185,11 +198,57 @@ def _layers(arguments: argparse.Namespace) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
-    schemes = _chosen(arguments.schemes)
+    schemes, shapes = _chosen(arguments.schemes), arguments.shape or [(4096, 4096)]
+    if arguments.what == "quantize":
+        _bench_quantize(arguments, schemes, arguments.shape or [(16384, 16384), (4096, 4096)])
+        return
     show, rows = _progress("schemes:"), []
-    for timing in time_schemes(schemes, arguments.shape, arguments.repeats):
-        rows.append(to_json(timing))
-        show(len(rows), len(schemes))
+    for shape in shapes:
+        for timing in time_schemes(schemes, shape, arguments.repeats):
+            rows.append(to_json(timing))
+            show(len(rows), len(schemes) * len(shapes))
+    _emit(arguments, rows, rows)
+
+
+def _bench_quantize(arguments: argparse.Namespace, schemes: list[Scheme], shapes: list[tuple[int, int]]) -> None:
+    dtypes = arguments.dtypes.split(",")
+    if unknown := [d for d in dtypes if d not in DTYPES]:
+        raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
+    gpu, show, rows = torch.device("cuda", 0), _progress("timings:"), []
+    for shape in shapes:
+        for timing in time_quantize(schemes, shape, dtypes, gpu, peers=not arguments.no_peers):
+            rows.append(to_json(timing))
+            show(len(rows), 2 * len(schemes) * len(shapes) * len(dtypes))
+    on = to_json(machine(gpu))
+    if arguments.record:
+        print(f"written: {record('quantize', on, rows)}", file=sys.stderr)
+    if arguments.json:
+        _print_json({"machine": on, "rows": rows})
+        return
+    print(", ".join(f"{key} {value}" for key, value in on.items()))
+    _print_table([_kernel_line(r) for r in rows])
+
+
+def _kernel_line(row: dict[str, Any]) -> dict[str, Any]:
+    peer = row["torch_cast_s"] or row["torch_compile_s"]
+    return {
+        "scheme": row["scheme"], "operation": row["operation"], "dtype": row["dtype"], "rows": row["shape"][0],
+        "µs": row["time"]["median_s"] * 1e6, "GB/s": row["gigabytes_per_s"], "of the copy": row["share"],
+        "× peer": peer / row["time"]["median_s"] if peer else None,
+    }  # fmt: skip
+
+
+def _compile(arguments: argparse.Namespace) -> None:
+    arches = arguments.arch
+    if not arches:
+        if not torch.cuda.is_available():
+            raise ValueError("no GPU found to compile for; name one with --arch, e.g. --arch sm_90a")
+        arches = [runtime.arch_of(torch.device("cuda", 0))]
+    builds, show, rows = list(dict.fromkeys(all_builds())), _progress("compiled:"), []
+    for build, arch in runtime.compile_all(builds, arches, arguments.workers):
+        for name, used in runtime.resources(build, arch).items():
+            rows.append({"arch": arch, "codec": dict(build.macros)["CODEC"], "kernel": name, **to_json(used)})
+        show(len({(r["arch"], r["codec"]) for r in rows}), len(arches) * len(builds))
     _emit(arguments, rows, rows)
 
 

@@ -20,7 +20,7 @@ from explorer.numerics.formats import (
     TruncatedFloat32,
 )
 from explorer.numerics.packing import packed_row_bytes
-from explorer.numerics.schemes import ScaleRule, Scales, Scheme
+from explorer.numerics.schemes import ScaleRule, Scales, Scheme, tensor_scale_for
 from kernels.quantize import SUFFIX, Config, Layout, Output
 from kernels.quantize import dequantize as dequantize_kernel
 from kernels.quantize import quantize as quantize_kernel
@@ -99,11 +99,7 @@ def _scales_from(out: Output, scheme: Scheme) -> Scales:
     rule = scheme.scale
     if rule is None:
         return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
-    tensor_scale = None
-    if out.amax is not None:
-        amax = out.amax.amax()
-        tensor_scale = (amax / (scheme.format.max * rule.format.max)).clamp(min=2.0**-126)
-        tensor_scale = torch.where(amax == 0, torch.ones_like(tensor_scale), tensor_scale)
+    tensor_scale = tensor_scale_for(out.amax, scheme.format) if out.amax is not None else None
     if out.scales.dtype is torch.uint8:
         stored = E8M0.decode(out.scales) if rule.format is E8M0 else out.scales.view(torch.float8_e4m3fn).to(torch.float32)
     else:

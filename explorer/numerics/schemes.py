@@ -250,7 +250,7 @@ def scale_for(wanted: Range, scheme: Scheme) -> Scales:
         stored = _power_of_two(wanted.amax, scheme)
     else:
         if scheme.scale.per_tensor:
-            tensor_scale = _tensor_scale(wanted.amax, scheme)
+            tensor_scale = tensor_scale_for(wanted.amax, scheme.format)
             raw = raw / tensor_scale
         stored = _round_scale(raw, scheme.scale)
     stored = torch.where(_is_empty(wanted, scheme), torch.ones_like(stored), stored)
@@ -265,20 +265,26 @@ def _raw_scale(wanted: Range, scheme: Scheme) -> Tensor:
     """The scale before it is rounded to its own format."""
     fmt, amax = scheme.format, wanted.amax
     if scheme.mapping is Mapping.SYMMETRIC or not isinstance(fmt, IntegerFormat):
-        return amax / fmt.max
+        return _divide(amax, fmt.max)
     if scheme.mapping is Mapping.ASYMMETRIC:
-        return (wanted.high - wanted.low) / (2**fmt.bits - 1)
+        return _divide(wanted.high - wanted.low, 2**fmt.bits - 1)
     if scheme.mapping is Mapping.FULL:
-        return amax / (fmt.qmax + 0.5)
+        return _divide(amax, fmt.qmax + 0.5)
     if scheme.mapping is Mapping.POWER:
-        return amax / (fmt.qmax + 1)
-    return torch.maximum(-wanted.low / -fmt.qmin, wanted.high / fmt.qmax)
+        return _divide(amax, fmt.qmax + 1)
+    return torch.maximum(_divide(-wanted.low, -fmt.qmin), _divide(wanted.high, fmt.qmax))
 
 
-def _tensor_scale(amax: Tensor, scheme: Scheme) -> Tensor:
+def _divide(x: Tensor, by: float) -> Tensor:
+    """IEEE division by a number. (torch on a GPU multiplies by the reciprocal of a Python number instead.)"""
+    return x / torch.full_like(x, by)
+
+
+def tensor_scale_for(amax: Tensor, fmt: Format) -> Tensor:
     """float32 scalar amax / (6 · 448), so that the largest block scale is E4M3's maximum; 1 if amax is 0."""
-    scale = (amax.amax() / (scheme.format.max * E4M3.max)).clamp(min=FLOAT32_TINY)
-    return torch.where(amax.amax() == 0, torch.ones_like(scale), scale)
+    largest = amax.amax() if amax.numel() else amax.new_zeros(())
+    scale = _divide(largest, fmt.max * E4M3.max).clamp(min=FLOAT32_TINY)
+    return torch.where(largest == 0, torch.ones_like(scale), scale)
 
 
 def _round_scale(raw: Tensor, rule: ScaleRule) -> Tensor:
@@ -293,7 +299,7 @@ def _power_of_two(amax: Tensor, scheme: Scheme) -> Tensor:
     """2^e by the scheme's exponent rule, from exponent and mantissa fields (no log2), e in [-127, 127]."""
     rule, fmt = scheme.scale.exponent if scheme.scale else None, scheme.format
     if rule is ExponentRule.RCEIL:
-        exponent = _ceil_log2(amax / fmt.max)
+        exponent = _ceil_log2(_divide(amax, fmt.max))
     elif rule is ExponentRule.CEIL:
         exponent = _ceil_log2(amax) - fmt.max_exponent
     elif rule is ExponentRule.EVEN:

@@ -7,6 +7,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "scale.cuh"
 
 using Q = CODEC;
@@ -117,9 +119,11 @@ __device__ __forceinline__ void dequantize_runs(
     }
     float step, zero;
     step_and_zero(scales, zeros, tensor_scale, cell, step, zero);
+    // A ternary run of 2-byte values is 40 bytes: only 8-byte stores are aligned there.
+    using Store = std::conditional_t<kRun * sizeof(T) % 16 == 0, uint4, uint2>;
     union {
         T value[kRun];
-        uint4 wide[kRun * sizeof(T) / 16];
+        Store wide[kRun * sizeof(T) / sizeof(Store)];
     } u;
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
@@ -136,9 +140,9 @@ __device__ __forceinline__ void dequantize_runs(
         }
         u.value[i] = from_float<T>(restore(code, step, zero));
     }
-    uint4* to = reinterpret_cast<uint4*>(out + run * kRun);
+    Store* to = reinterpret_cast<Store*>(out + run * kRun);
 #pragma unroll
-    for (int i = 0; i < int(kRun * sizeof(T) / 16); ++i) __stcs(to + i, u.wide[i]);
+    for (int i = 0; i < int(kRun * sizeof(T) / sizeof(Store)); ++i) __stcs(to + i, u.wide[i]);
 }
 
 template <typename T>

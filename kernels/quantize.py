@@ -224,8 +224,7 @@ class _Run:
             blocks = min(math.ceil(self.x.numel() / (THREADS * self.run * 2)), 132 * 8) or 1
             self.start(f"tensor_range_{self.suffix}", blocks, THREADS, "PPPQ", self.x, ranges, self.bad, self.x.numel())
         elif columns:
-            across = math.ceil(layout.columns / (128 * self.run))
-            down = max(1, min(layout.rows, 132 * 16 // across, 65535))
+            across, down = _walk(layout, self.run)
             self.start(
                 f"column_range_{self.suffix}", (across, down), 128, "PPPQQQi",
                 self.x, ranges, self.bad, layout.rows, layout.columns, cells, layout.width,
@@ -256,6 +255,13 @@ class _Run:
                 self.x, self.packed, steps, zeros, runs, self.seed,
             )  # fmt: skip
             return
+        if layout.height >= layout.rows and self.whole_runs and not self.config.refit and self.config.scale != "NVFP4":
+            across, down = _walk(layout, self.run)
+            self.start(
+                f"encode_columns_{self.suffix}", (across, down), 128, "PPPPQQQiQ",
+                self.x, self.packed, steps, zeros, layout.rows, layout.columns, layout.row_bytes, layout.width, self.seed,
+            )  # fmt: skip
+            return
         unit = 20 if self.config.per_byte else 8
         units = layout.rows * math.ceil(layout.columns / unit)
         self.start(
@@ -263,6 +269,12 @@ class _Run:
             self.x, self.packed, steps, zeros, self.sums, layout.rows, layout.columns, layout.row_bytes, layout.height,
             layout.width, layout.grid[1], self.seed,
         )  # fmt: skip
+
+
+def _walk(layout: Layout, run: int) -> tuple[int, int]:
+    """The grid of the kernels that walk down columns: thread blocks of 128 runs across, as many down as fill the chip."""
+    across = math.ceil(layout.columns / (128 * run))
+    return across, max(1, min(layout.rows, 132 * 16 // across, 65535))
 
 
 def dequantize(
@@ -286,6 +298,19 @@ def dequantize(
         launch(
             build, f"dequantize_runs_{suffix}", device, (math.ceil(runs / THREADS),), THREADS, "PPPPPQiIiiI",
             (*sources, runs, shift, layout.columns // run, layout.height, layout.width, layout.grid[1]),
+        )  # fmt: skip
+        return out
+    if aligned and layout.height >= layout.rows:
+        launch(
+            build, f"dequantize_columns_{suffix}", device, _walk(layout, run), 128, "PPPPPQQQi",
+            (*sources, layout.rows, layout.columns, layout.row_bytes, layout.width),
+        )  # fmt: skip
+        return out
+    if config.per_byte:
+        units = layout.rows * math.ceil(layout.columns / run)
+        launch(
+            build, f"dequantize_units_{suffix}", device, (math.ceil(units / THREADS),), THREADS, "PPPPPQQQiiQ",
+            (*sources, layout.rows, layout.columns, layout.row_bytes, layout.height, layout.width, layout.grid[1]),
         )  # fmt: skip
         return out
     launch(

@@ -101,14 +101,48 @@ __device__ __forceinline__ void load_bytes(const uint8_t* p, uint32_t* word) {
     }
 }
 
-// The step of a run is found by its place: shift >= 0 means that 2^shift runs in a row share a cell (groups);
-// -1 one cell for all; -2 any blocks, by division.
+__device__ __forceinline__ uint32_t code_at(const uint32_t* word, int i) {
+    constexpr int b = Q::bits;
+    if constexpr (kPerByte) {
+        uint32_t byte = (word[0] >> (8 * (i / 5))) & 0xff;
+        constexpr uint32_t powers[5] = {1, 3, 9, 27, 81};
+        return byte / powers[i % 5] % 3;
+    }
+    uint32_t code = word[i * b / 32] >> (i * b % 32);
+    if (i * b % 32 + b > 32) code |= word[i * b / 32 + 1] << (32 - i * b % 32);
+    return b < 32 ? code & ((1u << (b & 31)) - 1) : code;
+}
+
+// A warp's runs to memory in whole 512-byte lines: each thread holds CHUNKS pieces of 16 bytes side by side,
+// which pass through shared memory (swizzled, free of bank conflicts) so that neighbouring lanes store
+// neighbouring pieces.
+template <int CHUNKS>
+__device__ __forceinline__ void store_warp(uint4* to, const uint4 (&piece)[CHUNKS], uint4* stage) {
+    int lane = threadIdx.x & 31;
+    auto place = [](int thread, int i) { return thread * CHUNKS + (i ^ ((thread * CHUNKS / 8) & (CHUNKS - 1))); };
+#pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) stage[place(lane, i)] = piece[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) {
+        int chunk = i * 32 + lane;
+        __stcs(to + chunk, stage[place(chunk / CHUNKS, chunk % CHUNKS)]);
+    }
+}
+
+// The step of a run is found by its place: shift >= 0 means that 2^shift runs in a row share a cell (groups;
+// 63: one cell for all); -2 any blocks, by division.
 template <typename T>
 __device__ __forceinline__ void dequantize_runs(
     const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t runs, int shift,
     uint32_t runs_a_row, int height, int width, uint32_t grid_columns) {
+    constexpr int chunks = kRun * sizeof(T) / 16;
+    constexpr bool staged = kRun * sizeof(T) % 16 == 0 && (chunks == 2 || chunks == 4);
+    __shared__ uint4 stage[staged ? 8 * 32 * chunks : 1];
     fill_table();
     uint64_t run = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    uint64_t first_of_warp = run - (threadIdx.x & 31);
+    bool whole_warp = first_of_warp + 32 <= runs;
     if (run >= runs) return;
     uint32_t word[(kRunBytes + 3) / 4];
     load_bytes<kRunBytes>(packed + run * kRunBytes, word);
@@ -126,23 +160,81 @@ __device__ __forceinline__ void dequantize_runs(
         Store wide[kRun * sizeof(T) / sizeof(Store)];
     } u;
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-        constexpr int b = Q::bits;
-        uint32_t code;
-        if constexpr (kPerByte) {
-            uint32_t byte = (word[0] >> (8 * (i / 5))) & 0xff;
-            constexpr uint32_t powers[5] = {1, 3, 9, 27, 81};
-            code = byte / powers[i % 5] % 3;
-        } else {
-            code = word[i * b / 32] >> (i * b % 32);
-            if (i * b % 32 + b > 32) code |= word[i * b / 32 + 1] << (32 - i * b % 32);
-            if (b < 32) code &= (1u << (b & 31)) - 1;
+    for (int i = 0; i < kRun; ++i) u.value[i] = from_float<T>(restore(code_at(word, i), step, zero));
+    if constexpr (staged) {
+        if (whole_warp) {
+            store_warp<chunks>(reinterpret_cast<uint4*>(out + first_of_warp * kRun), u.wide, stage + threadIdx.x / 32 * 32 * chunks);
+            return;
         }
-        u.value[i] = from_float<T>(restore(code, step, zero));
     }
     Store* to = reinterpret_cast<Store*>(out + run * kRun);
 #pragma unroll
     for (int i = 0; i < int(kRun * sizeof(T) / sizeof(Store)); ++i) __stcs(to + i, u.wide[i]);
+}
+
+// One step a column (or a few columns): a thread keeps its columns' steps and walks the rows.
+template <typename T>
+__device__ __forceinline__ void dequantize_columns(
+    const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t rows, uint64_t columns,
+    uint64_t row_bytes, int width) {
+    fill_table();
+    uint64_t column = (uint64_t(blockIdx.x) * blockDim.x + threadIdx.x) * kRun;
+    if (column >= columns) return;
+    float step[kRun], zero[kRun];
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) step_and_zero(scales, zeros, tensor_scale, (column + i) / width, step[i], zero[i]);
+    using Store = std::conditional_t<kRun * sizeof(T) % 16 == 0, uint4, uint2>;
+    for (uint64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+        uint32_t word[(kRunBytes + 3) / 4];
+        load_bytes<kRunBytes>(packed + row * row_bytes + column / kRun * kRunBytes, word);
+        union {
+            T value[kRun];
+            Store wide[kRun * sizeof(T) / sizeof(Store)];
+        } u;
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) u.value[i] = from_float<T>(restore(code_at(word, i), step[i], zero[i]));
+        Store* to = reinterpret_cast<Store*>(out + row * columns + column);
+#pragma unroll
+        for (int i = 0; i < int(kRun * sizeof(T) / sizeof(Store)); ++i) __stcs(to + i, u.wide[i]);
+    }
+}
+
+// Ternary rows of any length: a thread decodes one 4-byte unit of 20, a warp stores its units element by element
+// through shared memory, so that neighbouring lanes store neighbouring elements.
+template <typename T>
+__device__ __forceinline__ void dequantize_units(
+    const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t rows, uint64_t columns,
+    uint64_t row_bytes, int height, int width, uint64_t grid_columns) {
+    constexpr int unit = 20;
+    __shared__ T stage[8][32 * unit + 1];
+    uint64_t units = (columns + unit - 1) / unit, at = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x, total = rows * units;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    if (at < total) {
+        uint64_t row = at / units, first = at % units * unit;
+        const uint8_t* from = packed + row * row_bytes + first / unit * 4;
+        uint32_t word = 0;
+        for (int i = 0; i < 4; ++i)
+            if (first / unit * 4 + i < row_bytes) word |= uint32_t(from[i]) << (8 * i);
+        uint64_t cell_row = row / height * grid_columns, held = ~uint64_t(0);
+        float step = 1.0f, zero = 0.0f;
+#pragma unroll
+        for (int i = 0; i < unit; ++i) {
+            uint64_t cell = cell_row + (first + i < columns ? first + i : columns - 1) / width;
+            if (cell != held) {
+                held = cell;
+                step_and_zero(scales, zeros, tensor_scale, cell, step, zero);
+            }
+            stage[warp][lane * unit + i] = from_float<T>(restore(code_at(&word, i), step, zero));
+        }
+    }
+    __syncwarp();
+    uint64_t base = at - lane;
+#pragma unroll
+    for (int i = 0; i < unit; ++i) {
+        int element = i * 32 + lane;
+        uint64_t mine = base + element / unit, row = mine / units, column = mine % units * unit + element % unit;
+        if (mine < total && column < columns) out[row * columns + column] = stage[warp][element];
+    }
 }
 
 template <typename T>
@@ -179,11 +271,28 @@ __device__ __forceinline__ void dequantize_any(
         int shift, uint32_t runs_a_row, int height, int width, uint32_t grid_columns) {                                           \
         dequantize_runs<T>(packed, scales, zeros, tensor_scale, out, runs, shift, runs_a_row, height, width, grid_columns);       \
     }                                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(128) dequantize_columns_##NAME(                                                  \
+        const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t rows,         \
+        uint64_t columns, uint64_t row_bytes, int width) {                                                                        \
+        dequantize_columns<T>(packed, scales, zeros, tensor_scale, out, rows, columns, row_bytes, width);                         \
+    }                                                                                                                            \
     extern "C" __global__ void __launch_bounds__(256) dequantize_any_##NAME(                                                      \
         const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t rows,         \
         uint64_t columns, uint64_t row_bytes, int height, int width, uint64_t grid_columns) {                                     \
         dequantize_any<T>(packed, scales, zeros, tensor_scale, out, rows, columns, row_bytes, height, width, grid_columns);       \
     }
+
+#if PER_BYTE
+#define UNIT_KERNEL(T, NAME)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256) dequantize_units_##NAME(                                                    \
+        const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t rows,         \
+        uint64_t columns, uint64_t row_bytes, int height, int width, uint64_t grid_columns) {                                     \
+        dequantize_units<T>(packed, scales, zeros, tensor_scale, out, rows, columns, row_bytes, height, width, grid_columns);     \
+    }
+UNIT_KERNEL(float, f32)
+UNIT_KERNEL(__nv_bfloat16, bf16)
+UNIT_KERNEL(__half, f16)
+#endif
 
 KERNELS(float, f32)
 KERNELS(__nv_bfloat16, bf16)

@@ -12,6 +12,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "scale.cuh"
 
 using Q = CODEC;
@@ -50,6 +52,33 @@ __device__ __forceinline__ void load_run(const T* __restrict__ p, float (&v)[kRu
         for (int j = 0; j < per_load; ++j) v[i + j] = to_float(u.part[j]);
     }
 }
+
+// A run as it lies in memory: half the registers of its floats where the input has 16 bits.
+template <typename T>
+struct RawRun {
+    static constexpr int words = kRun<T> * sizeof(T) / 4;
+    uint32_t word[words];
+    __device__ __forceinline__ void load(const T* __restrict__ p) {
+        if constexpr (words % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < words / 4; ++i) {
+                uint4 w = __ldcs(reinterpret_cast<const uint4*>(p) + i);
+                word[4 * i] = w.x, word[4 * i + 1] = w.y, word[4 * i + 2] = w.z, word[4 * i + 3] = w.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < words / 2; ++i) {
+                uint2 w = __ldcs(reinterpret_cast<const uint2*>(p) + i);
+                word[2 * i] = w.x, word[2 * i + 1] = w.y;
+            }
+        }
+    }
+    __device__ __forceinline__ float at(int i) const {
+        if constexpr (sizeof(T) == 4) return __uint_as_float(word[i]);
+        if constexpr (std::is_same_v<T, __nv_bfloat16>) return __uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);
+        return __half2float(__ushort_as_half(uint16_t(word[i / 2] >> (16 * (i % 2)))));
+    }
+};
 
 // The largest magnitudes on either side of zero (both the same where one scale serves both), or the sum of
 // |x|; ``poison`` turns NaN if any element is not finite.
@@ -252,20 +281,20 @@ __device__ __forceinline__ void quantize_tile(
     uint64_t cell = blockIdx.x, top = cell / grid_columns * height, left = cell % grid_columns * uint64_t(width);
     int across = int(least(double(width), double(columns - left))) / kRun<T>;
     int tall = int(least(double(height), double(rows - top)));
-    float v[KEPT][kRun<T>];
+    RawRun<T> v[KEPT];
     Extent extent;
     extent.clear();
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) {
         int run = threadIdx.x + k * blockDim.x, r = run / across, c = run - r * across;
-        if (r < tall) load_run<T>(x + (top + r) * columns + left + c * kRun<T>, v[k]);
+        if (r < tall) v[k].load(x + (top + r) * columns + left + c * kRun<T>);
     }
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) {
         int run = threadIdx.x + k * blockDim.x;
         if (run < tall * across) {
 #pragma unroll
-            for (int i = 0; i < kRun<T>; ++i) extent.add(v[k][i]);
+            for (int i = 0; i < kRun<T>; ++i) extent.add(v[k].at(i));
         }
     }
     report(extent.poison, bad);
@@ -278,7 +307,10 @@ __device__ __forceinline__ void quantize_tile(
         int run = threadIdx.x + k * blockDim.x, r = run / across, c = run - r * across;
         if (r >= tall) continue;
         uint64_t row = top + r, column = left + c * kRun<T>;
-        encode_run<T>(v[k], divide_by, zero, seed, row * columns + column, packed + row * row_bytes + column / kRun<T> * kRunBytes<T>);
+        float values[kRun<T>];
+#pragma unroll
+        for (int i = 0; i < kRun<T>; ++i) values[i] = v[k].at(i);
+        encode_run<T>(values, divide_by, zero, seed, row * columns + column, packed + row * row_bytes + column / kRun<T> * kRunBytes<T>);
     }
 }
 
@@ -291,7 +323,8 @@ __device__ __forceinline__ void raise(float* target, float value) {
 template <typename T>
 __device__ __forceinline__ void tensor_range(const T* x, float* range, int* bad, uint64_t elements) {
     constexpr int n = kRun<T>;
-    uint64_t stride = uint64_t(gridDim.x) * blockDim.x, runs = elements / n, at = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    uint64_t stride = uint64_t(gridDim.x) * blockDim.x, runs = aligned ? elements / n : 0, at = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     Extent extent;
     extent.clear();
     for (; at + stride < runs; at += 2 * stride) {
@@ -307,8 +340,7 @@ __device__ __forceinline__ void tensor_range(const T* x, float* range, int* bad,
 #pragma unroll
         for (int i = 0; i < n; ++i) extent.add(a[i]);
     }
-    if (blockIdx.x == 0)
-        for (uint64_t i = runs * n + threadIdx.x; i < elements; i += blockDim.x) extent.add(to_float(x[i]));
+    for (uint64_t i = runs * n + uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += stride) extent.add(to_float(x[i]));
     report(extent.poison, bad);
     merge_block(extent);
     if (threadIdx.x) return;
@@ -384,6 +416,47 @@ __device__ __forceinline__ void encode_flat(const T* x, uint8_t* packed, const f
     encode_run<T>(v, Divider(step), zero, seed, run * kRun<T>, packed + run * kRunBytes<T>);
 }
 
+// Encode with one step a column (or a few columns): a thread keeps its columns' steps and walks the rows.
+template <typename T>
+__device__ __forceinline__ void encode_columns(
+    const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows, uint64_t columns, uint64_t row_bytes, int width,
+    uint64_t seed) {
+    constexpr int n = kRun<T>, words = (kRunBytes<T> + 3) / 4;
+    uint64_t column = (uint64_t(blockIdx.x) * blockDim.x + threadIdx.x) * n;
+    if (column >= columns) return;
+    float step[n], inverse[n], zero[n];
+    bool by_residual = true;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+        uint64_t cell = (column + i) / width;
+        Divider d(steps[cell]);
+        step[i] = d.step, inverse[i] = d.inverse;
+        by_residual &= d.exact_by_residual;
+        zero[i] = kAsymmetric ? float(zeros[cell]) : 0.0f;
+    }
+    for (uint64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+        RawRun<T> raw;
+        raw.load(x + row * columns + column);
+        uint32_t word[words] = {};
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            float v = raw.at(i), scaled;
+            if (by_residual && !kPowerOfTwo) {
+                float q = __fmul_rn(v, inverse[i]);
+                q = __fmaf_rn(__fmaf_rn(-q, step[i], v), inverse[i], q);
+                scaled = Q::is_integer ? q : copysignf(q, v);
+            } else {
+                scaled = kPowerOfTwo ? __fmul_rn(v, inverse[i]) : __fdiv_rn(v, step[i]);
+            }
+            uint32_t code = encode_one(scaled, zero[i], seed, row * columns + column + i);
+            constexpr int b = Q::bits;
+            word[i * b / 32] |= code << (i * b % 32);
+            if (i * b % 32 + b > 32) word[i * b / 32 + 1] |= code >> (32 - i * b % 32);
+        }
+        store_bytes<kRunBytes<T>>(packed + row * row_bytes + column / n * kRunBytes<T>, word);
+    }
+}
+
 // Encode under any blocks, alignment and raggedness: a thread takes one packing unit of a row, bytes are stored
 // singly. ``sums`` collects x·v and v·v for a least-squares refit of a whole-tensor scale.
 template <typename T>
@@ -399,6 +472,13 @@ __device__ __forceinline__ void encode_any(
         uint64_t held = ~uint64_t(0);
         float step = 1.0f, zero = 0.0f;
         uint32_t power = 1;
+        const T* from = x + row * columns + first;
+        constexpr bool runs = unit == kRun<T>;
+        float loaded[runs ? unit : 1];
+        bool vector = runs && first + unit <= columns && reinterpret_cast<uintptr_t>(from) % (sizeof(T) == 4 ? 16 : 8) == 0;
+        if constexpr (runs) {
+            if (vector) load_run<T>(from, loaded);
+        }
 #pragma unroll
         for (int i = 0; i < unit; ++i) {
             if (first + i < columns) {
@@ -408,7 +488,7 @@ __device__ __forceinline__ void encode_any(
                     step = steps[cell];
                     zero = kAsymmetric ? float(zeros[cell]) : 0.0f;
                 }
-                float v = to_float(x[row * columns + first + i]);
+                float v = runs && vector ? loaded[runs ? i : 0] : to_float(from[i]);
                 float scaled = SCALE == CAST ? v : kPowerOfTwo ? __fmul_rn(v, __frcp_rn(step)) : __fdiv_rn(v, step);
                 uint32_t code = encode_one(scaled, zero, seed, row * columns + first + i);
                 if constexpr (kRefit) {
@@ -426,9 +506,13 @@ __device__ __forceinline__ void encode_any(
             }
         }
         uint64_t start = first / unit * unit_bytes;
+        uint8_t* to = packed + row * row_bytes + start;
+        if (unit_bytes == 4 && start + 4 <= row_bytes && reinterpret_cast<uintptr_t>(to) % 4 == 0)
+            *reinterpret_cast<uint32_t*>(to) = word[0];
+        else
 #pragma unroll
         for (int i = 0; i < unit_bytes; ++i)
-            if (start + i < row_bytes) packed[row * row_bytes + start + i] = uint8_t(word[i / 4] >> (8 * (i % 4)));
+            if (start + i < row_bytes) to[i] = uint8_t(word[i / 4] >> (8 * (i % 4)));
     }
     if constexpr (kRefit) {
         for (int offset = 16; offset; offset >>= 1) {
@@ -478,17 +562,17 @@ __device__ __forceinline__ void block_range(
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax, int* bad, uint64_t runs, int lanes, uint64_t seed) { \
         quantize_groups<T>(x, packed, scales, zeros, amax, bad, runs, lanes, seed);                                                \
     }                                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(512, 1) quantize_tile1_##NAME(                                                       \
+    extern "C" __global__ void __launch_bounds__(512, 2) quantize_tile1_##NAME(                                                       \
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* bad, uint64_t rows, uint64_t columns, uint64_t row_bytes,   \
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 1>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \
     }                                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(512, 1) quantize_tile2_##NAME(                                                       \
+    extern "C" __global__ void __launch_bounds__(512, 2) quantize_tile2_##NAME(                                                       \
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* bad, uint64_t rows, uint64_t columns, uint64_t row_bytes,   \
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 2>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \
     }                                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(512, 1) quantize_tile4_##NAME(                                                       \
+    extern "C" __global__ void __launch_bounds__(512, kRun<T> * sizeof(T) > 32 ? 1 : 2) quantize_tile4_##NAME(                                                       \
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* bad, uint64_t rows, uint64_t columns, uint64_t row_bytes,   \
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 4>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \
@@ -503,6 +587,11 @@ __device__ __forceinline__ void block_range(
     extern "C" __global__ void __launch_bounds__(256) encode_flat_##NAME(                                                          \
         const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t runs, uint64_t seed) {                      \
         encode_flat<T>(x, packed, steps, zeros, runs, seed);                                                                       \
+    }                                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(128) encode_columns_##NAME(                                                       \
+        const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows, uint64_t columns, uint64_t row_bytes, \
+        int width, uint64_t seed) {                                                                                                \
+        encode_columns<T>(x, packed, steps, zeros, rows, columns, row_bytes, width, seed);                                         \
     }                                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) encode_any_##NAME(                                                           \
         const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, double* sums, uint64_t rows, uint64_t columns,       \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 from explorer.numerics.codes import CodeFacts, Rendering
 from explorer.numerics.formats import FORMATS, BitField, FloatFormat
@@ -71,6 +72,24 @@ def packed(seen: Inspection, scheme: Scheme) -> str:
         f'<div class="source-note">columns {first}–{last - 1}, {scheme.format.packed_bits:g} bits a code, first code in the low bits</div>'
         f'<div class="hex" id="bytes">{escape(seen.packed_hex)}</div></div>'
     )
+
+
+def kernel(timing: dict[str, Any], where: str) -> str:
+    """What a kernel cost: ``timing`` is a ``KernelTiming`` as JSON, ``where`` says on what and how it was measured."""
+    time = timing["time"]
+    rows = [
+        ("kernels", " → ".join(timing["kernels"]) + ", kernels/cuda/quantize.cu"),
+        ("input", f"{timing['shape'][0]}×{timing['shape'][1]} {timing['dtype']}"),
+        (
+            "time",
+            f"{1e6 * time['median_s']:.1f} µs, 10th to 90th percentile {1e6 * time['low_s']:.1f} to {1e6 * time['high_s']:.1f}",
+        ),
+        ("memory", f"{timing['bytes_moved'] / 1e6:.1f} MB moved, {timing['gigabytes_per_s']:.0f} GB/s"),
+        ("share", f"{100 * timing['share']:.0f} % of a device-to-device copy ({timing['copy_gigabytes_per_s']:.0f} GB/s)"),
+        ("resources", f"{timing['registers']} registers a thread, {100 * timing['occupancy']:.0f} % occupancy"),
+    ]
+    body = [f"<tr><td>{escape(k)}</td><td class='num wrap'>{escape(v)}</td></tr>" for k, v in rows]
+    return _table(("", where), body)
 
 
 def bits(text: str, fields: Sequence[BitField], clickable: bool = False) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import gradio as gr
+import torch
 
 from app import limits
 from app.selection import Selection
@@ -57,6 +58,7 @@ def guarded(outputs: int) -> Callable[[Handler], Handler]:
             except (MemoryError, RuntimeError) as error:
                 if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
                     raise
+                torch.cuda.empty_cache()
                 limits.say("not enough memory for this tensor; choose a smaller one")
             return gr.skip() if outputs == 1 else [gr.skip() for _ in range(outputs)]
 

@@ -6,12 +6,14 @@ of one visitor can reach another. Uploaded files arrive as paths that Gradio has
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
+import kernels
 from app import limits
 from app.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, parse_scheme
 from explorer import Scheme, SourceError
@@ -67,7 +69,7 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
     """The selected tensor, read once. Raises ``SourceError`` in words for the visitor."""
     most = limits.current().elements
 
-    def read() -> object:
+    def load() -> Matrix:
         if chosen.source == "builtin":
             return load_sample(chosen.sample)
         if chosen.source == "file":
@@ -75,6 +77,10 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
         if not chosen.layer:
             raise SourceError("choose a layer of the model")
         return model_source(chosen.model, chosen.revision).matrix(chosen.layer, most, progress)
+
+    def read() -> object:
+        matrix = load()
+        return dataclasses.replace(matrix, values=matrix.values.cuda()) if kernels.available().ok else matrix
 
     key = (*_tensor_key(chosen), most)
     found = _MATRICES.get(key, read, lambda m: m.values.nbytes if isinstance(m, Matrix) else 0)

@@ -6,13 +6,18 @@ from typing import Any
 
 import gradio as gr
 
+import kernels
 from app import html
+from app.controls import parse_scheme
 from app.page import SELECTION_SIZE, Page, guarded, selection_from
-from app.selection import analysis_of
+from app.selection import analysis_of, matrix_of
 from app.theme import plot_data
 from explorer.figures.tensor import error_figure, error_map_figure, scales_figure, usage_figure, values_figure
 from explorer.numerics.analysis import block_levels
 from explorer.numerics.inspection import inspect_element
+from explorer.numerics.serialize import to_json
+from explorer.speed.quantize import time_one
+from explorer.speed.recorded import recorded
 
 TITLE, NAME = "Tensor", "tensor"
 
@@ -63,6 +68,21 @@ def show(*values: Any) -> list[Any]:
     ]
 
 
+@guarded(1)
+def kernel(*values: Any) -> str:
+    """The kernel behind the chosen scheme: measured on this machine's GPU, or recorded on a named one."""
+    chosen = selection_from(values[:SELECTION_SIZE])
+    scheme = parse_scheme(chosen.scheme)
+    if kernels.available().ok:
+        timing = to_json(time_one(matrix_of(chosen).values, scheme))
+        return html.kernel(timing, f"measured now on {kernels.available().reason}, the tensor as it is")
+    machine, rows = recorded("quantize")
+    found = [r for r in rows if r["scheme"] == chosen.scheme and r["operation"] == "quantize" and r["dtype"] == "float32"]
+    if not found:
+        return html.status("Nothing was recorded for this scheme; on a machine with a GPU its kernel is timed here.")
+    return html.kernel(found[0], f"recorded on {machine['gpu']}, {machine['date']}, driver {machine['driver']}")
+
+
 def picked(event: gr.EventData) -> tuple[int, int, bool]:
     """The element under a click on the error map; stops following the largest error."""
     return int(event.row), int(event.column), False
@@ -86,11 +106,14 @@ def build(page: Page) -> None:
         scales = _panel("Scales", "one step size a block", "scales-plot")
         usage = _panel("Codes used", "how often each code occurs, by its value", "usage-plot")
     packed = gr.HTML(apply_default_css=False)
+    with gr.Accordion("Kernel: what quantizing costs on a GPU", open=False, elem_id="kernel"):
+        kernel_facts = gr.HTML(apply_default_css=False)
     bridge = gr.HTML("", html_template="<span hidden></span>", js_on_load=BRIDGE)
 
     inputs = [*page.selection, row, column, follow]
     outputs = [page.which, kpis, values, errors, error_map, scales, usage, inspector, packed, row, column]
     page.on_selection.append((show, [row, column, follow], outputs, "tensor"))
+    page.on_selection.append((kernel, [], [kernel_facts], "kernel"))
     bridge.pick(picked, None, [row, column, follow], api_name="pick", show_progress="hidden").then(
         show, inputs, outputs, api_name="tensor_at", show_progress="hidden"
     )

@@ -63,6 +63,14 @@ def time_quantize(
             yield from _time_scheme(scheme, inputs, dtype, copy, peers)
 
 
+def time_one(x: Tensor, scheme: Scheme) -> KernelTiming:
+    """Quantize of one CUDA matrix, as a visitor's own tensor runs: the same buffer again and again, so a small
+    one is found in the L2 cache."""
+    name = next(key for key, kind in DTYPES.items() if kind == x.dtype)
+    copy = copy_speed([x, x.clone()])
+    return next(_time_scheme(scheme, [x], name, copy, peers=False))
+
+
 def copy_speed(inputs: list[Tensor]) -> float:
     """Bytes per second of a device-to-device copy of the same buffers, reads and writes counted.
 

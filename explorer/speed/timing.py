@@ -6,6 +6,7 @@ input is found there. One timed replay runs every set once; its time is divided 
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import subprocess
@@ -51,7 +52,7 @@ def machine(device: torch.device) -> Machine:
         pycuda=_version("pycuda"),
         python=platform.python_version(),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        commit=_output(["git", "rev-parse", "--short", "HEAD"]),
+        commit=os.environ.get("EXPLORER_COMMIT") or _output(["git", "rev-parse", "--short", "HEAD"]),
     )
 
 

@@ -209,17 +209,18 @@ __device__ __forceinline__ void dequantize_units(
     __shared__ T stage[8][32 * unit + 1];
     uint64_t units = (columns + unit - 1) / unit, at = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x, total = rows * units;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    uint64_t my_row = total < (1ull << 32) ? uint32_t(at) / uint32_t(units) : at / units, my_unit = at - my_row * units;
     if (at < total) {
-        uint64_t row = at / units, first = at % units * unit;
+        uint64_t row = my_row, first = my_unit * unit;
         const uint8_t* from = packed + row * row_bytes + first / unit * 4;
         uint32_t word = 0;
         for (int i = 0; i < 4; ++i)
             if (first / unit * 4 + i < row_bytes) word |= uint32_t(from[i]) << (8 * i);
-        uint64_t cell_row = row / height * grid_columns, held = ~uint64_t(0);
+        uint64_t cell_row = height >= rows ? 0 : row / height * grid_columns, held = ~uint64_t(0);
         float step = 1.0f, zero = 0.0f;
 #pragma unroll
         for (int i = 0; i < unit; ++i) {
-            uint64_t cell = cell_row + (first + i < columns ? first + i : columns - 1) / width;
+            uint64_t cell = grid_columns == 1 ? cell_row : cell_row + uint32_t(first + i < columns ? first + i : columns - 1) / uint32_t(width);
             if (cell != held) {
                 held = cell;
                 step_and_zero(scales, zeros, tensor_scale, cell, step, zero);
@@ -228,12 +229,14 @@ __device__ __forceinline__ void dequantize_units(
         }
     }
     __syncwarp();
-    uint64_t base = at - lane;
+    uint64_t base = at - lane, base_row = __shfl_sync(0xffffffffu, my_row, 0), base_unit = __shfl_sync(0xffffffffu, my_unit, 0);
 #pragma unroll
     for (int i = 0; i < unit; ++i) {
         int element = i * 32 + lane;
-        uint64_t mine = base + element / unit, row = mine / units, column = mine % units * unit + element % unit;
-        if (mine < total && column < columns) out[row * columns + column] = stage[warp][element];
+        uint64_t row = base_row, place = base_unit + element / unit;
+        while (place >= units) place -= units, ++row;
+        uint64_t column = place * unit + element % unit;
+        if (base + element / unit < total && column < columns) out[row * columns + column] = stage[warp][element];
     }
 }
 

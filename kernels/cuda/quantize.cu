@@ -80,6 +80,21 @@ struct RawRun {
     }
 };
 
+template <typename T>
+struct Pair;
+template <>
+struct Pair<__half> {
+    using type = __half2;
+};
+template <>
+struct Pair<__nv_bfloat16> {
+    using type = __nv_bfloat162;
+};
+template <>
+struct Pair<float> {
+    using type = float2;
+};
+
 // The largest magnitudes on either side of zero (both the same where one scale serves both), or the sum of
 // |x|; ``poison`` turns NaN if any element is not finite.
 struct Extent {
@@ -100,6 +115,35 @@ struct Extent {
     __device__ __forceinline__ void merge(const Extent& o) {
         low = fmaxf(low, o.low), high = fmaxf(high, o.high), sum += o.sum;
         poison += o.poison;
+    }
+    // A whole run at once. Of 16-bit inputs two values are compared in one instruction, which keeps NaN and Inf.
+    template <typename T>
+    __device__ __forceinline__ void add_run(const RawRun<T>& raw) {
+        if constexpr (sizeof(T) == 4 || kMean) {
+#pragma unroll
+            for (int i = 0; i < kRun<T>; ++i) add(raw.at(i));
+        } else {
+            using P = typename Pair<T>::type;
+            auto pair = [&](int i, uint32_t flip, uint32_t keep) {
+                uint32_t word = (raw.word[i] ^ flip) & keep;
+                return *reinterpret_cast<P*>(&word);
+            };
+            constexpr uint32_t all = 0xffffffffu, magnitude = 0x7fff7fffu, signs = 0x80008000u;
+            P top = pair(0, 0, kBothEnds ? all : magnitude), bottom = pair(0, signs, all);
+#pragma unroll
+            for (int i = 1; i < RawRun<T>::words; ++i) {
+                top = __hmax2_nan(top, pair(i, 0, kBothEnds ? all : magnitude));
+                if constexpr (kBothEnds) bottom = __hmax2_nan(bottom, pair(i, signs, all));
+            }
+            float a = to_float(top.x), b = to_float(top.y);
+            poison = __fmaf_rn(a, 0.0f, __fmaf_rn(b, 0.0f, poison));
+            high = fmaxf(high, fmaxf(a, b));
+            if constexpr (kBothEnds) {
+                a = to_float(bottom.x), b = to_float(bottom.y);
+                poison = __fmaf_rn(a, 0.0f, __fmaf_rn(b, 0.0f, poison));
+                low = fmaxf(low, fmaxf(a, b));
+            }
+        }
     }
     __device__ __forceinline__ void merge_lanes(int lanes) {
         for (int offset = lanes >> 1; offset; offset >>= 1) {
@@ -149,15 +193,19 @@ constexpr float kLowCode = Q::is_integer ? (MAPPING == SYMMETRIC ? -Q::max_value
 template <typename C>
 __device__ __forceinline__ uint32_t encode_with(float scaled, float zero, uint64_t seed, uint64_t element) {
     if constexpr (C::is_integer) {
-        float q;
         if constexpr (kStochastic) {
             float below = floorf(scaled);
-            q = below + (philox_uniform(seed, element) < scaled - below ? 1.0f : 0.0f);
+            float q = below + (philox_uniform(seed, element) < scaled - below ? 1.0f : 0.0f);
+            if constexpr (kAsymmetric) q += zero;
+            return C::code_of(fminf(fmaxf(q, kLowCode), C::max_value()));
         } else {
-            q = rintf(scaled);
+            // Clamped between whole numbers before rounding, a value rounds as it would be clamped after; the
+            // rounding itself is the adder's, on the way to the low bits (a rounding instruction has a quarter of its rate).
+            float low = kAsymmetric ? kLowCode - zero : kLowCode, high = kAsymmetric ? C::max_value() - zero : C::max_value();
+            uint32_t whole = __float_as_uint(__fadd_rn(fminf(fmaxf(scaled, low), high), 12582912.0f));
+            if constexpr (kAsymmetric) whole += uint32_t(int(zero));
+            return whole & ((1u << C::bits) - 1);
         }
-        if constexpr (kAsymmetric) q += zero;
-        return C::code_of(fminf(fmaxf(q, kLowCode), C::max_value()));
     } else if constexpr (kStochastic) {
         return C::encode_stochastic(scaled, philox_uniform(seed, element));
     } else {
@@ -191,12 +239,12 @@ __device__ __forceinline__ void store_bytes(uint8_t* p, const uint32_t* word) {
 // Encode a run and write it; ``element`` is the index of its first element in the row-major matrix.
 template <typename T>
 __device__ __forceinline__ void encode_run(
-    const float (&v)[kRun<T>], const Divider& divide_by, float zero, uint64_t seed, uint64_t element, uint8_t* out) {
+    const RawRun<T>& raw, const Divider& divide_by, float zero, uint64_t seed, uint64_t element, uint8_t* out) {
     constexpr int n = kRun<T>, words = (kRunBytes<T> + 3) / 4;
     uint32_t word[words] = {};
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-        uint32_t code = encode_one(divide_by(v[i]), zero, seed, element + i);
+        uint32_t code = encode_one(divide_by(raw.at(i)), zero, seed, element + i);
         constexpr int b = Q::bits;
         word[i * b / 32] |= code << (i * b % 32);
         if (i * b % 32 + b > 32) word[i * b / 32 + 1] |= code >> (32 - i * b % 32);
@@ -241,19 +289,18 @@ __device__ __forceinline__ void quantize_groups(
     const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax, int* bad, uint64_t runs, int lanes, uint64_t seed) {
     uint64_t run = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     bool live = run < runs;
-    float v[kRun<T>] = {};
-    if (live) load_run<T>(x + run * kRun<T>, v);
+    RawRun<T> raw = {};
+    if (live) raw.load(x + run * kRun<T>);
     Extent extent;
     extent.clear();
-#pragma unroll
-    for (int i = 0; i < kRun<T>; ++i) extent.add(v[i]);
+    extent.add_run(raw);
     report(extent.poison, bad);
     extent.merge_lanes(lanes);
     if (!live) return;
     int shift = __ffs(lanes) - 1;
     float zero;
     Stored s = settle(extent, double(lanes) * kRun<T>, tensor_scale_from(amax), scales, zeros, run >> shift, (run & (lanes - 1)) == 0, zero);
-    encode_run<T>(v, Divider(s.step), zero, seed, run * kRun<T>, packed + run * kRunBytes<T>);
+    encode_run<T>(raw, Divider(s.step), zero, seed, run * kRun<T>, packed + run * kRunBytes<T>);
 }
 
 // The extent of a whole thread block, in every thread.
@@ -293,24 +340,26 @@ __device__ __forceinline__ void quantize_tile(
     for (int k = 0; k < KEPT; ++k) {
         int run = threadIdx.x + k * blockDim.x;
         if (run < tall * across) {
-#pragma unroll
-            for (int i = 0; i < kRun<T>; ++i) extent.add(v[k].at(i));
+            extent.add_run(v[k]);
         }
     }
     report(extent.poison, bad);
     merge_block(extent);
-    float zero;
-    Stored s = settle(extent, double(tall) * across * kRun<T>, 1.0f, scales, zeros, cell, threadIdx.x == 0, zero);
-    Divider divide_by(s.step);
+    __shared__ float settled[2];
+    if (threadIdx.x < 32) {
+        float mine;
+        Stored s = settle(extent, double(tall) * across * kRun<T>, 1.0f, scales, zeros, cell, threadIdx.x == 0, mine);
+        if (threadIdx.x == 0) settled[0] = s.step, settled[1] = mine;
+    }
+    __syncthreads();
+    float zero = settled[1];
+    Divider divide_by(settled[0]);
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) {
         int run = threadIdx.x + k * blockDim.x, r = run / across, c = run - r * across;
         if (r >= tall) continue;
         uint64_t row = top + r, column = left + c * kRun<T>;
-        float values[kRun<T>];
-#pragma unroll
-        for (int i = 0; i < kRun<T>; ++i) values[i] = v[k].at(i);
-        encode_run<T>(values, divide_by, zero, seed, row * columns + column, packed + row * row_bytes + column / kRun<T> * kRunBytes<T>);
+        encode_run<T>(v[k], divide_by, zero, seed, row * columns + column, packed + row * row_bytes + column / kRun<T> * kRunBytes<T>);
     }
 }
 
@@ -328,17 +377,16 @@ __device__ __forceinline__ void tensor_range(const T* x, float* range, int* bad,
     Extent extent;
     extent.clear();
     for (; at + stride < runs; at += 2 * stride) {
-        float a[n], b[n];
-        load_run<T>(x + at * n, a);
-        load_run<T>(x + (at + stride) * n, b);
-#pragma unroll
-        for (int i = 0; i < n; ++i) extent.add(a[i]), extent.add(b[i]);
+        RawRun<T> a, b;
+        a.load(x + at * n);
+        b.load(x + (at + stride) * n);
+        extent.add_run(a);
+        extent.add_run(b);
     }
     if (at < runs) {
-        float a[n];
-        load_run<T>(x + at * n, a);
-#pragma unroll
-        for (int i = 0; i < n; ++i) extent.add(a[i]);
+        RawRun<T> a;
+        a.load(x + at * n);
+        extent.add_run(a);
     }
     for (uint64_t i = runs * n + uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += stride) extent.add(to_float(x[i]));
     report(extent.poison, bad);
@@ -410,10 +458,10 @@ template <typename T>
 __device__ __forceinline__ void encode_flat(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t runs, uint64_t seed) {
     uint64_t run = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (run >= runs) return;
-    float v[kRun<T>];
-    load_run<T>(x + run * kRun<T>, v);
+    RawRun<T> raw;
+    raw.load(x + run * kRun<T>);
     float step = SCALE == CAST ? 1.0f : steps[0], zero = kAsymmetric ? float(zeros[0]) : 0.0f;
-    encode_run<T>(v, Divider(step), zero, seed, run * kRun<T>, packed + run * kRunBytes<T>);
+    encode_run<T>(raw, Divider(step), zero, seed, run * kRun<T>, packed + run * kRunBytes<T>);
 }
 
 // Encode with one step a column (or a few columns): a thread keeps its columns' steps and walks the rows.
@@ -467,7 +515,8 @@ __device__ __forceinline__ void encode_any(
     uint64_t units = (columns + unit - 1) / unit, at = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     double xv = 0, vv = 0;
     if (at < rows * units) {
-        uint64_t row = at / units, first = at % units * unit, cell_row = row / height * grid_columns;
+        uint64_t row = rows * units < (1ull << 32) ? uint32_t(at) / uint32_t(units) : at / units;
+        uint64_t first = (at - row * units) * unit, cell_row = height >= rows ? 0 : row / height * grid_columns;
         uint32_t word[kPerByte ? 1 : (Q::bits * 8 + 31) / 32] = {};
         uint64_t held = ~uint64_t(0);
         float step = 1.0f, zero = 0.0f;
@@ -475,14 +524,14 @@ __device__ __forceinline__ void encode_any(
         const T* from = x + row * columns + first;
         constexpr bool runs = unit == kRun<T>;
         float loaded[runs ? unit : 1];
-        bool vector = runs && first + unit <= columns && reinterpret_cast<uintptr_t>(from) % (sizeof(T) == 4 ? 16 : 8) == 0;
+        bool vector = runs && first + unit <= columns && reinterpret_cast<uintptr_t>(from) % (unit % 8 && sizeof(T) == 2 ? 8 : 16) == 0;
         if constexpr (runs) {
             if (vector) load_run<T>(from, loaded);
         }
 #pragma unroll
         for (int i = 0; i < unit; ++i) {
             if (first + i < columns) {
-                uint64_t cell = cell_row + (first + i) / width;
+                uint64_t cell = grid_columns == 1 ? cell_row : cell_row + uint32_t(first + i) / uint32_t(width);
                 if (SCALE != CAST && cell != held) {
                     held = cell;
                     step = steps[cell];

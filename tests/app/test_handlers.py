@@ -137,6 +137,13 @@ def test_sizes_of_models(said: list[str]) -> None:
     assert "parameter count" in said[0]
 
 
+def test_the_kernel_drawer_names_its_machine() -> None:
+    """Without a GPU the figures are recorded ones, and say so."""
+    shown = tensor.kernel(*selection(scheme="int8_channel"))
+    assert "recorded on NVIDIA H200" in shown and "of a device-to-device copy" in shown
+    assert "Nothing was recorded" in tensor.kernel(*selection(scheme="int4~1x48~SYMMETRIC~float16~minmax"))
+
+
 def test_comparison_comes_row_by_row(tmp_path: Path) -> None:
     names = ["bf16", "nvfp4", "fp32"]
     steps = list(compare.run(*selection(), names))

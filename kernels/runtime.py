@@ -137,7 +137,7 @@ def compile_cubin(build: Build, arch: str) -> Path:
         command = [nvcc, "-cubin", f"-arch={arch}", *OPTIONS, *macros, "-o", str(made), str(SOURCES / build.file)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
-            raise KernelError(f"nvcc could not compile {build.file} for {arch}:\n{run.stderr.strip()[-4000:]}")
+            raise KernelError(f"nvcc could not compile {build.file} for {arch}:\n{run.stderr.strip()[:4000]}")
         (Path(scratch) / "log").write_text(run.stderr)
         (Path(scratch) / "log").replace(path.with_suffix(".log"))
         made.replace(path)

@@ -606,6 +606,15 @@ __device__ __forceinline__ void block_range(
     }
 }
 
+// Thread blocks of 512 that must fit a multiprocessor: two, unless the runs kept leave too few registers for it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int kKeptWords = 32;
+#else
+constexpr int kKeptWords = 24;
+#endif
+template <typename T, int KEPT>
+constexpr int kTileBlocks = kRun<T> * sizeof(T) / 4 * KEPT > kKeptWords ? 1 : 2;
+
 #define KERNELS(T, NAME)                                                                                                          \
     extern "C" __global__ void __launch_bounds__(256) quantize_groups_##NAME(                                                      \
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax, int* bad, uint64_t runs, int lanes, uint64_t seed) { \
@@ -616,12 +625,12 @@ __device__ __forceinline__ void block_range(
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 1>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \
     }                                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(512, 2) quantize_tile2_##NAME(                                                       \
+    extern "C" __global__ void __launch_bounds__(512, kTileBlocks<T, 2>) quantize_tile2_##NAME(                                                       \
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* bad, uint64_t rows, uint64_t columns, uint64_t row_bytes,   \
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 2>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \
     }                                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(512, kRun<T> * sizeof(T) > 32 ? 1 : 2) quantize_tile4_##NAME(                                                       \
+    extern "C" __global__ void __launch_bounds__(512, kTileBlocks<T, 4>) quantize_tile4_##NAME(                                                       \
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* bad, uint64_t rows, uint64_t columns, uint64_t row_bytes,   \
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 4>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
@@ -14,10 +15,22 @@ from app.ui import build
 def main() -> None:
     """Build the page and serve it until interrupted."""
     allowed = limits.current()
+    threading.Thread(target=warm_kernels, daemon=True).start()
     page = build().queue(max_size=allowed.queue)
     port = os.environ.get("GRADIO_SERVER_PORT", "7860")
     print(f"Quantization Explorer: http://localhost:{port}", flush=True)
     page.launch(**launch_options())
+
+
+def warm_kernels() -> None:
+    """Compile the named schemes' kernels in the background, so that the first visitor does not wait for nvcc."""
+    if not kernels.available().ok:
+        return
+    try:
+        for _ in compile_all(all_builds(), [arch_of(torch.device("cuda", 0))]):
+            pass
+    except kernels.KernelError as error:
+        print(f"The GPU kernels could not be compiled ahead: {error}", flush=True)
 
 
 def launch_options() -> dict[str, object]:

@@ -635,7 +635,7 @@ constexpr int kTileBlocks = kRun<T> * sizeof(T) / 4 * KEPT > kKeptWords ? 1 : 2;
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 4>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \
     }                                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256) tensor_range_##NAME(const T* x, float* range, int* bad, uint64_t elements) { \
+    extern "C" __global__ void __launch_bounds__(256, 2) tensor_range_##NAME(const T* x, float* range, int* bad, uint64_t elements) { \
         tensor_range<T>(x, range, bad, elements);                                                                                  \
     }                                                                                                                             \
     extern "C" __global__ void __launch_bounds__(128) column_range_##NAME(                                                         \

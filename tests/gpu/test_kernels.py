@@ -6,7 +6,10 @@ If these fail, what a visitor with a GPU sees differs from what everyone else se
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor
 import kernels
 from explorer import FORMATS, SCHEMES, Scheme, quantize
 from explorer.numerics.device import quantize_on_device
+from kernels import runtime
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -195,6 +199,40 @@ def test_cuda_graph_and_side_streams() -> None:
         made = quantize(late, scheme)
         answer = made.packed.cpu()
     assert torch.equal(answer, quantize(x, scheme).packed)
+
+
+def test_all_two_to_the_32_inputs_are_nvidias(tmp_path: Path) -> None:
+    """Every float32, every float format of up to 8 bits NVIDIA converts to, hardware and generic path alike."""
+    arch = runtime.arch_of(torch.device("cuda", 0)).removeprefix("sm_")
+    nvcc = ["nvcc", "-O3", "-std=c++17", "--fmad=false", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+    subprocess.run([*nvcc, "-o", tmp_path / "exhaustive", Path(__file__).with_name("exhaustive.cu")], check=True)
+    run = subprocess.run([tmp_path / "exhaustive"], capture_output=True, text=True)
+    assert run.returncode == 0 and len(run.stdout.splitlines()) == 7, run.stdout
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
+def test_compute_sanitizer_finds_nothing(tool: str, tmp_path: Path) -> None:
+    """Every scheme once on an odd shape under the sanitizer's three tools."""
+    program = (
+        "import torch, sys; from explorer import SCHEMES, quantize\n"
+        "for s in SCHEMES.values():\n"
+        "  for shape in ((40, 256), (9, 77)):\n"
+        "    q = quantize(torch.randn(shape).cuda(), s); q.dequantize(torch.bfloat16); torch.cuda.synchronize()\n"
+    )
+    command = [
+        "compute-sanitizer",
+        "--tool",
+        tool,
+        "--kernel-regex",
+        "kns=quantize",
+        "--error-exitcode",
+        "9",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
 
 
 def test_more_than_two_to_the_31_elements() -> None:

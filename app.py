@@ -7,9 +7,14 @@ import threading
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
+import torch
+
+import kernels
 from app import limits
 from app.theme import CSS, make_theme
 from app.ui import build
+from explorer.speed.quantize import all_builds
+from kernels.runtime import arch_of, compile_all
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from explorer.numerics.calibration import CALIBRATORS, Calibrator, Range
 from explorer.numerics.comparison import ComparisonRow, compare_schemes, mark_frontier
 from explorer.numerics.formats import FORMATS, Format
 from explorer.numerics.metrics import Report, compare
+from explorer.numerics.ops import fake_quantize
 from explorer.numerics.quantize import QuantizedTensor, dequantize, quantize, quantize_with_scales
 from explorer.numerics.schemes import SCHEMES, BitBudget, ExponentRule, Mapping, ScaleRule, Scales, Scheme
 from explorer.sources import SourceError, load_matrix, open_source
@@ -21,6 +22,6 @@ __version__ = "0.1.0"
 __all__ = [
     "CALIBRATORS", "FORMATS", "SCHEMES", "BitBudget", "Calibrator", "ComparisonRow", "ExponentRule", "Format",
     "Mapping", "QuantizedTensor", "Range", "Report", "ScaleRule", "Scales", "Scheme", "SourceError", "compare",
-    "compare_schemes", "dequantize", "load_matrix", "mark_frontier", "open_source", "quantize",
+    "compare_schemes", "dequantize", "fake_quantize", "load_matrix", "mark_frontier", "open_source", "quantize",
     "quantize_with_scales",
 ]  # fmt: skip

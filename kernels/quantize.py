@@ -272,9 +272,10 @@ class _Run:
 
 
 def _walk(layout: Layout, run: int) -> tuple[int, int]:
-    """The grid of the kernels that walk down columns: thread blocks of 128 runs across, as many down as fill the chip."""
+    """The grid of the kernels that walk down columns: thread blocks of 128 runs across, as many down as fill the chip,
+    but at least 64 rows each, so that their last step (an atomic a column) stays small beside the walk."""
     across = math.ceil(layout.columns / (128 * run))
-    return across, max(1, min(layout.rows, 132 * 16 // across, 65535))
+    return across, max(1, min(math.ceil(layout.rows / 64), 132 * 16 // across, 65535))
 
 
 def dequantize(

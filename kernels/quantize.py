@@ -26,7 +26,8 @@ MAX_TILE_THREADS = 512
 class Config:
     """A scheme in the kernels' terms: a C++ codec type, and names of ``MAPPINGS``, ``SCALES``, ``RANGES``.
 
-    ``bits`` are a code's, ``per_byte`` codes share a byte in base three (ternary: 5; 0 otherwise).
+    ``bits`` are a code's, ``per_byte`` codes share a byte in base three (ternary: 5; 0 otherwise); ``wide``
+    says that blocks are whole runs of 32 elements.
     """
 
     codec: str
@@ -37,6 +38,7 @@ class Config:
     range: str
     refit: bool
     stochastic: bool
+    wide: bool
 
     def build(self, file: str) -> Build:
         """The compilation of ``file`` for this scheme."""
@@ -51,6 +53,7 @@ class Config:
                 ("RANGE", str(RANGES.index(self.range))),
                 ("STOCHASTIC", str(int(self.stochastic))),
                 ("REFIT", str(int(self.refit))),
+                ("WIDE", str(int(self.wide))),
             ]
         else:
             macros += [
@@ -108,7 +111,7 @@ def run_length(config: Config, dtype: torch.dtype) -> int:
     if config.per_byte:
         return 20
     if config.bits < 8:
-        return 16
+        return 32 if config.wide and dtype != torch.float32 else 16
     return 16 if config.bits == 8 and dtype != torch.float32 else 8
 
 
@@ -171,13 +174,18 @@ class _Run:
         )  # fmt: skip
 
     @property
+    def tile_threads(self) -> int:
+        """The largest thread block that keeps four runs a thread: the kernels' kFourThreads."""
+        return THREADS if self.run * self.x.element_size() > 32 else MAX_TILE_THREADS
+
+    @property
     def tiles_fit(self) -> bool:
         """A block (a row, a tile) fits the registers of one thread block, four runs a thread."""
         wide = min(self.layout.width, self.layout.columns)
         runs = min(self.layout.height, self.layout.rows) * (wide // self.run)
         return (
             self.whole_runs and wide % self.run == 0 and self.config.scale != "NVFP4" and not self.config.refit
-            and 0 < runs <= 4 * MAX_TILE_THREADS and self.layout.cells > 1 and self.layout.cells < 2**31
+            and 0 < runs <= 4 * self.tile_threads and self.layout.cells > 1 and self.layout.cells < 2**31
         )  # fmt: skip
 
     def start(self, name: str, blocks: int | tuple[int, int], threads: int, types: str, *arguments: object) -> None:
@@ -201,10 +209,11 @@ class _Run:
     def by_tiles(self) -> None:
         layout = self.layout
         runs = min(layout.height, layout.rows) * (min(layout.width, layout.columns) // self.run)
-        kept = 1 if runs <= 128 else 2 if runs <= 1024 else 4
-        threads = min(math.ceil(runs / kept / 32) * 32, MAX_TILE_THREADS)
-        if threads * kept < runs:
-            kept, threads = 4, MAX_TILE_THREADS
+        # Small thread blocks overlap each other's loads and barriers better than large ones; sub-byte runs of
+        # float32 fill too many registers to keep four.
+        most = 2 if self.config.bits < 8 and self.x.dtype == torch.float32 and runs <= 2 * MAX_TILE_THREADS else 4
+        kept = 1 if runs <= THREADS else 2 if runs <= 2 * THREADS else most
+        threads = math.ceil(runs / kept / 32) * 32
         self.start(
             f"quantize_tile{kept}_{self.suffix}", layout.cells, threads, "PPPPPQQQiiiQ",
             self.x, self.packed, self.scales, self.zeros, self.bad, layout.rows, layout.columns, layout.row_bytes,

@@ -47,6 +47,7 @@ def config_of(scheme: Scheme) -> Config:
         range=scheme.calibrator.name,
         refit=scheme.refit,
         stochastic=scheme.seed is not None,
+        wide=scheme.block[1] is None or scheme.block[1] % 32 == 0,
     )
 
 

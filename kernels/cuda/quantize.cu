@@ -7,7 +7,8 @@
 //   block_range, encode_any                          every other block, ragged edges, any alignment
 //
 // Bytes moved: each element once in (twice where a maximum comes first), each code and scale once out.
-// Tunables and the scheme come by -D: CODEC, MAPPING, SCALE, RANGE, STOCHASTIC, REFIT.
+// Tunables and the scheme come by -D: CODEC, MAPPING, SCALE, RANGE, STOCHASTIC, REFIT, WIDE (blocks are whole
+// runs of 32: fewer threads then compute the same scale).
 // Compile with --fmad=false: every product and sum below is rounded as written.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -26,7 +27,7 @@ constexpr int kPerByte = PER_BYTE;
 
 // Elements a thread takes at a time: whole packing units, 16-byte loads, stores as wide as they come.
 template <typename T>
-constexpr int kRun = kPerByte ? 20 : Q::bits < 8 ? 16 : Q::bits == 8 && sizeof(T) == 2 ? 16 : 8;
+constexpr int kRun = kPerByte ? 20 : Q::bits < 8 ? (WIDE && sizeof(T) == 2 ? 32 : 16) : Q::bits == 8 && sizeof(T) == 2 ? 16 : 8;
 template <typename T>
 constexpr int kRunBytes = kPerByte ? kRun<T> / kPerByte : kRun<T> * Q::bits / 8;
 
@@ -615,6 +616,10 @@ constexpr int kKeptWords = 24;
 template <typename T, int KEPT>
 constexpr int kTileBlocks = kRun<T> * sizeof(T) / 4 * KEPT > kKeptWords ? 1 : 2;
 
+// Four long runs a thread leave registers for 256 threads only (kernels/quantize.py: tile_threads).
+template <typename T>
+constexpr int kFourThreads = kRun<T> * sizeof(T) > 32 ? 256 : 512;
+
 #define KERNELS(T, NAME)                                                                                                          \
     extern "C" __global__ void __launch_bounds__(256) quantize_groups_##NAME(                                                      \
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax, int* bad, uint64_t runs, int lanes, uint64_t seed) { \
@@ -630,7 +635,7 @@ constexpr int kTileBlocks = kRun<T> * sizeof(T) / 4 * KEPT > kKeptWords ? 1 : 2;
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 2>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \
     }                                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(512, kTileBlocks<T, 4>) quantize_tile4_##NAME(                                                       \
+    extern "C" __global__ void __launch_bounds__(kFourThreads<T>, kTileBlocks<T, 4>) quantize_tile4_##NAME(                                                       \
         const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* bad, uint64_t rows, uint64_t columns, uint64_t row_bytes,   \
         int height, int width, int grid_columns, uint64_t seed) {                                                                  \
         quantize_tile<T, 4>(x, packed, scales, zeros, bad, rows, columns, row_bytes, height, width, grid_columns, seed);           \

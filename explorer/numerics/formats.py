@@ -159,11 +159,6 @@ class Format:
         """Mantissa bits below the leading one; for integers, of the largest magnitude."""
         raise ValueError(f"{self.label} has no significand")
 
-    @property
-    def levels_per_unit(self) -> str:
-        """How many distinct finite values there are, for tables."""
-        return str(len(self.levels)) if self.bits <= 8 else "-"
-
 
 @dataclass(frozen=True, kw_only=True)
 class FloatFormat(Format):

@@ -206,7 +206,8 @@ __device__ __forceinline__ void dequantize_units(
     const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out, uint64_t rows, uint64_t columns,
     uint64_t row_bytes, int height, int width, uint64_t grid_columns) {
     constexpr int unit = 20;
-    __shared__ T stage[8][32 * unit + 1];
+    constexpr int stride = unit + 1;  // an odd distance between lanes: no bank conflicts
+    __shared__ T stage[8][32 * stride];
     uint64_t units = (columns + unit - 1) / unit, at = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x, total = rows * units;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     uint64_t my_row = total < (1ull << 32) ? uint32_t(at) / uint32_t(units) : at / units, my_unit = at - my_row * units;
@@ -225,18 +226,28 @@ __device__ __forceinline__ void dequantize_units(
                 held = cell;
                 step_and_zero(scales, zeros, tensor_scale, cell, step, zero);
             }
-            stage[warp][lane * unit + i] = from_float<T>(restore(code_at(&word, i), step, zero));
+            stage[warp][lane * stride + i] = from_float<T>(restore(code_at(&word, i), step, zero));
         }
     }
     __syncwarp();
     uint64_t base = at - lane, base_row = __shfl_sync(0xffffffffu, my_row, 0), base_unit = __shfl_sync(0xffffffffu, my_unit, 0);
+    T* to = out + base_row * columns + base_unit * unit;
+    if (base + 32 <= total && (base_unit + 32) * unit <= columns) {  // all in one row: one run of 640 elements
 #pragma unroll
+        for (int i = 0; i < unit; ++i) {
+            int element = i * 32 + lane;
+            to[element] = stage[warp][element / unit * stride + element % unit];
+        }
+        return;
+    }
+#pragma unroll 1
     for (int i = 0; i < unit; ++i) {
         int element = i * 32 + lane;
         uint64_t row = base_row, place = base_unit + element / unit;
         while (place >= units) place -= units, ++row;
         uint64_t column = place * unit + element % unit;
-        if (base + element / unit < total && column < columns) out[row * columns + column] = stage[warp][element];
+        if (base + element / unit < total && column < columns)
+            out[row * columns + column] = stage[warp][element / unit * stride + element % unit];
     }
 }
 

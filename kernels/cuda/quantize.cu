@@ -520,8 +520,7 @@ __device__ __forceinline__ void encode_any(
         uint64_t first = (at - row * units) * unit, cell_row = height >= rows ? 0 : row / height * grid_columns;
         uint32_t word[kPerByte ? 1 : (Q::bits * 8 + 31) / 32] = {};
         uint64_t held = ~uint64_t(0);
-        float zero = 0.0f;
-        Divider divide_by(1.0f);
+        float step = 1.0f, zero = 0.0f;
         uint32_t power = 1;
         const T* from = x + row * columns + first;
         constexpr bool runs = unit == kRun<T>;
@@ -536,11 +535,12 @@ __device__ __forceinline__ void encode_any(
                 uint64_t cell = grid_columns == 1 ? cell_row : cell_row + uint32_t(first + i) / uint32_t(width);
                 if (SCALE != CAST && cell != held) {
                     held = cell;
-                    divide_by = Divider(steps[cell]);
+                    step = steps[cell];
                     zero = kAsymmetric ? float(zeros[cell]) : 0.0f;
                 }
                 float v = runs && vector ? loaded[runs ? i : 0] : to_float(from[i]);
-                uint32_t code = encode_one(divide_by(v), zero, seed, row * columns + first + i);
+                float scaled = SCALE == CAST ? v : kPowerOfTwo ? __fmul_rn(v, __frcp_rn(step)) : __fdiv_rn(v, step);
+                uint32_t code = encode_one(scaled, zero, seed, row * columns + first + i);
                 if constexpr (kRefit) {
                     double level = double(Q::decode(code));
                     xv += double(v) * level, vv += level * level;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +96,7 @@ class Layout:
 @dataclass(frozen=True, eq=False)
 class Output:
     """What quantization leaves: packed codes, stored scales [grid], zero points [grid], the tensor scale's
-    amax pair, a flag that is 1 if the input held NaN or Inf, and which kernels ran."""
+    amax pair, a flag that is 1 if the input held NaN or Inf, which kernels ran, and the last one's threads a block."""
 
     packed: Tensor
     scales: Tensor
@@ -104,6 +105,7 @@ class Output:
     bad: Tensor
     sums: Tensor | None
     kernels: tuple[str, ...]
+    threads: int
 
 
 def run_length(config: Config, dtype: torch.dtype) -> int:
@@ -147,6 +149,7 @@ class _Run:
         self.build, self.suffix = config.build("quantize.cu"), SUFFIX[x.dtype]
         self.run = run_length(config, x.dtype)
         self.names: list[str] = []
+        self.threads = 0
         new = x.new_empty
         self.packed = new((layout.rows, layout.row_bytes), dtype=torch.uint8)
         self.scales = new(layout.grid, dtype=config.scale_dtype)
@@ -156,7 +159,7 @@ class _Run:
         self.sums = x.new_zeros(2, dtype=torch.float64) if config.refit else None
 
     def output(self) -> Output:
-        return Output(self.packed, self.scales, self.zeros, self.amax, self.bad, self.sums, tuple(self.names))
+        return Output(self.packed, self.scales, self.zeros, self.amax, self.bad, self.sums, tuple(self.names), self.threads)
 
     @property
     def whole_runs(self) -> bool:
@@ -190,6 +193,7 @@ class _Run:
 
     def start(self, name: str, blocks: int | tuple[int, int], threads: int, types: str, *arguments: object) -> None:
         self.names.append(name)
+        self.threads = threads
         grid = blocks if isinstance(blocks, tuple) else (blocks,)
         launch(self.build, name, self.x.device, grid, threads, types, arguments)
 
@@ -290,41 +294,40 @@ def _walk(layout: Layout, run: int) -> tuple[int, int]:
 def dequantize(
     packed: Tensor, scales: Tensor, zeros: Tensor | None, tensor_scale: Tensor | None, config: Config, layout: Layout,
     dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """The matrix [rows, columns] in ``dtype`` that packed codes and stored scales stand for."""
+) -> tuple[Tensor, str, int]:  # fmt: skip
+    """The matrix [rows, columns] in ``dtype`` that packed codes and stored scales stand for, the kernel that ran
+    (empty for an empty matrix) and its threads a block."""
     out = packed.new_empty((layout.rows, layout.columns), dtype=dtype)
     if not out.numel():
-        return out
-    build, suffix, device = config.build("dequantize.cu"), SUFFIX[dtype], packed.device
+        return out, "", THREADS
+    suffix, run = SUFFIX[dtype], 20 if config.per_byte else 16 if config.bits < 8 else 8
     sources = (packed, scales, zeros, tensor_scale, out)
-    run = 20 if config.per_byte else 16 if config.bits < 8 else 8
+    any_blocks: tuple[Any, ...] = (
+        "PPPPPQQQiiQ",
+        layout.rows,
+        layout.columns,
+        layout.row_bytes,
+        layout.height,
+        layout.width,
+        layout.grid[1],
+    )
     one_step = layout.cells == 1 or config.scale == "CAST"
     aligned = layout.columns % run == 0 and packed.data_ptr() % 16 == 0 and packed.is_contiguous()
+    threads, arguments = THREADS, any_blocks
     if aligned and (one_step or layout.width % run == 0 or layout.width >= layout.columns):
-        runs, across = out.numel() // run, layout.width // run
+        name, runs, across = "dequantize_runs", out.numel() // run, layout.width // run
         shift = 63 if one_step else -2
         if not one_step and layout.height == 1 and across & (across - 1) == 0 and layout.columns % layout.width == 0:
             shift = across.bit_length() - 1
-        launch(
-            build, f"dequantize_runs_{suffix}", device, (math.ceil(runs / THREADS),), THREADS, "PPPPPQiIiiI",
-            (*sources, runs, shift, layout.columns // run, layout.height, layout.width, layout.grid[1]),
-        )  # fmt: skip
-        return out
-    if aligned and layout.height >= layout.rows:
-        launch(
-            build, f"dequantize_columns_{suffix}", device, _walk(layout, run), 128, "PPPPPQQQi",
-            (*sources, layout.rows, layout.columns, layout.row_bytes, layout.width),
-        )  # fmt: skip
-        return out
-    if config.per_byte:
-        units = layout.rows * math.ceil(layout.columns / run)
-        launch(
-            build, f"dequantize_units_{suffix}", device, (math.ceil(units / THREADS),), THREADS, "PPPPPQQQiiQ",
-            (*sources, layout.rows, layout.columns, layout.row_bytes, layout.height, layout.width, layout.grid[1]),
-        )  # fmt: skip
-        return out
-    launch(
-        build, f"dequantize_any_{suffix}", device, (math.ceil(out.numel() / THREADS),), THREADS, "PPPPPQQQiiQ",
-        (*sources, layout.rows, layout.columns, layout.row_bytes, layout.height, layout.width, layout.grid[1]),
-    )  # fmt: skip
-    return out
+        grid: tuple[int, ...] = (math.ceil(runs / THREADS),)
+        arguments = ("PPPPPQiIiiI", runs, shift, layout.columns // run, layout.height, layout.width, layout.grid[1])
+    elif aligned and layout.height >= layout.rows:
+        name, grid, threads = "dequantize_columns", _walk(layout, run), 128
+        arguments = ("PPPPPQQQi", layout.rows, layout.columns, layout.row_bytes, layout.width)
+    elif config.per_byte:
+        name, grid = "dequantize_units", (math.ceil(layout.rows * math.ceil(layout.columns / run) / THREADS),)
+    else:
+        name, grid = "dequantize_any", (math.ceil(out.numel() / THREADS),)
+    types, *numbers = arguments
+    launch(config.build("dequantize.cu"), f"{name}_{suffix}", packed.device, grid, threads, types, (*sources, *numbers))
+    return out, f"{name}_{suffix}", threads

@@ -18,17 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from explorer.numerics.device import raw_scales
 from explorer.numerics.packing import packed_row_bytes
 from explorer.numerics.quantize import QuantizedTensor
 from explorer.numerics.schemes import SCHEMES, Scales
 from explorer.numerics.serialize import to_json
 
-_SCALE_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-}
+_BYTE_DTYPES = {"float8_e8m0fnu": torch.float8_e8m0fnu, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
 def save_quantized(q: QuantizedTensor, path: str | Path, name: str = "tensor") -> None:
@@ -65,6 +61,5 @@ def _stored_scales(q: QuantizedTensor) -> Tensor:
     """The scales in the format they are counted in; all of them are representable there."""
     rule = q.scheme.scale
     assert rule is not None
-    if rule.exponent is not None:
-        return rule.format.encode_unchecked(q.scales.stored).view(torch.float8_e8m0fnu)
-    return q.scales.stored.to(_SCALE_DTYPES[rule.format.name])
+    raw = raw_scales(q.scales, q.scheme)
+    return raw.view(_BYTE_DTYPES[rule.format.name]) if rule.format.bits == 8 else raw

@@ -10,14 +10,6 @@ import plotly.graph_objects as go
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito's palette, distinguishable to colour-blind readers."""
 
-FIELD_COLOURS = {
-    "sign": "#D55E00",
-    "exponent": "#0072B2",
-    "mantissa": "#009E73",
-    "magnitude": "#009E73",
-    "index": "#0072B2",
-    "unused": "#98A2B3",
-}
 GRID = "rgba(128,140,160,0.25)"
 MAGNITUDE_SCALE = "Cividis"
 MUTED = "#98A2B3"

@@ -21,7 +21,7 @@ from explorer.numerics.formats import (
 )
 from explorer.numerics.packing import packed_row_bytes
 from explorer.numerics.schemes import ScaleRule, Scales, Scheme, tensor_scale_for
-from kernels.quantize import SUFFIX, Config, Layout, Output
+from kernels.quantize import SCALE_DTYPE, SUFFIX, Config, Layout, Output
 from kernels.quantize import dequantize as dequantize_kernel
 from kernels.quantize import quantize as quantize_kernel
 
@@ -118,26 +118,18 @@ def _refitted(scales: Scales, out: Output) -> Scales:
 
 def dequantize_on_device(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """The matrix that packed codes on a GPU stand for."""
+    config, layout, raw = config_of(scheme), layout_of(shape, scheme), raw_scales(scales, scheme)
     with torch.cuda.device(packed.device):
-        return dequantize_kernel(
-            packed,
-            _raw(scales, scheme),
-            scales.zero_points,
-            scales.tensor_scale,
-            config_of(scheme),
-            layout_of(shape, scheme),
-            dtype,
-        )
+        return dequantize_kernel(packed, raw, scales.zero_points, scales.tensor_scale, config, layout, dtype)[0]
 
 
-def _raw(scales: Scales, scheme: Scheme) -> Tensor:
-    """The scales in the form the kernels store them in."""
+def raw_scales(scales: Scales, scheme: Scheme) -> Tensor:
+    """The scales in their own format, as kernels and files hold them: E8M0 and E4M3 as uint8 codes."""
     if scales.raw is not None:
         return scales.raw
     rule = scheme.scale
     if rule is None:
         return scales.stored
-    if rule.exponent is not None or rule.format.bits == 8:
+    if rule.format.bits == 8:
         return rule.format.encode_unchecked(scales.stored.contiguous())
-    dtypes = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-    return scales.stored.to(dtypes.get(rule.format.name, torch.float32)).contiguous()
+    return scales.stored.to(SCALE_DTYPE[_scale_name(rule)]).contiguous()

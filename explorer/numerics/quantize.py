@@ -98,6 +98,9 @@ def quantize(x: Tensor, scheme: Scheme, *, wanted: Range | None = None, propagat
 
 
 def _quantize_on_device(x: Tensor, scheme: Scheme) -> QuantizedTensor:
+    """On the GPU the kernels that look for a range notice NaN and Inf on the way; a cast looks for none."""
+    if scheme.scale is None:
+        check_finite(x)
     packed, scales, out = device.quantize_on_device(x, scheme)
     if int(out.bad):
         check_finite(x)

@@ -19,7 +19,7 @@ from explorer.numerics.device import config_of, layout_of
 from explorer.numerics.schemes import SCHEMES, Scheme
 from explorer.speed.timing import Spread, buffer_sets, time_events, time_graph
 from kernels import runtime
-from kernels.quantize import THREADS, dequantize, quantize
+from kernels.quantize import dequantize, quantize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILED = ("int8_channel", "fp8_e4m3_block", "int4_group128", "mxfp4")
@@ -60,15 +60,13 @@ def time_quantize(
         inputs = [torch.randn(shape, device=device).to(kind) for _ in range(count)]
         for scheme in schemes:
             copy = copy_speed(inputs)
-            yield from _time_scheme(scheme, inputs, dtype, copy, peers)
+            yield from _time_scheme(scheme, inputs, copy, peers)
 
 
 def time_one(x: Tensor, scheme: Scheme) -> KernelTiming:
     """Quantize of one CUDA matrix, as a visitor's own tensor runs: the same buffer again and again, so a small
     one is found in the L2 cache."""
-    name = next(key for key, kind in DTYPES.items() if kind == x.dtype)
-    copy = copy_speed([x, x.clone()])
-    return next(_time_scheme(scheme, [x], name, copy, peers=False))
+    return next(_time_scheme(scheme, [x], copy_speed([x, x.clone()]), peers=False))
 
 
 def copy_speed(inputs: list[Tensor]) -> float:
@@ -84,7 +82,7 @@ def copy_speed(inputs: list[Tensor]) -> float:
     return 2 * inputs[0].nbytes / min(elementwise, plain)
 
 
-def _time_scheme(scheme: Scheme, inputs: list[Tensor], dtype: str, copy: float, peers: bool) -> Iterator[KernelTiming]:
+def _time_scheme(scheme: Scheme, inputs: list[Tensor], copy: float, peers: bool) -> Iterator[KernelTiming]:
     shape = (inputs[0].shape[0], inputs[0].shape[1])
     config, layout, seed = config_of(scheme), layout_of(shape, scheme), scheme.seed or 0
     made = [quantize(x, config, layout, seed) for x in inputs]
@@ -98,26 +96,28 @@ def _time_scheme(scheme: Scheme, inputs: list[Tensor], dtype: str, copy: float, 
     time = time_graph([partial(quantize, x, config, layout, seed) for x in inputs])
     cast = _cast_time(scheme, inputs) if peers else None
     compiled = _compiled_time(scheme, inputs) if peers else None
-    build, main = config.build("quantize.cu"), first.kernels[-1]
-    yield _timing(scheme, "quantize", dtype, shape, first.kernels, build, main, time, inputs[0].nbytes * passes + stored, copy,
-                  inputs[0].device, cast, compiled)  # fmt: skip
-    one = torch.ones(1, device=inputs[0].device)
-    kind = inputs[0].dtype
-    back = time_graph([partial(dequantize, m.packed, m.scales, m.zeros, one, config, layout, kind) for m in made])
-    suffix = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
-    build, main = config.build("dequantize.cu"), f"dequantize_runs_{suffix}"
-    yield _timing(scheme, "dequantize", dtype, shape, (main,), build, main, back, inputs[0].nbytes + stored, copy,
-                  inputs[0].device, None, None)  # fmt: skip
+    one, kind = torch.ones(1, device=inputs[0].device), inputs[0].dtype
+    ran = (config.build("quantize.cu"), first.kernels, first.threads)
+    moved = inputs[0].nbytes * passes + stored
+    yield _timing(scheme, "quantize", inputs[0], ran, time, moved, copy, cast, compiled)
+    calls = [partial(dequantize, m.packed, m.scales, m.zeros, one, config, layout, kind) for m in made]
+    _, name, threads = calls[0]()
+    ran = (config.build("dequantize.cu"), (name,), threads)
+    yield _timing(scheme, "dequantize", inputs[0], ran, time_graph(calls), inputs[0].nbytes + stored, copy, None, None)
 
 
 def _timing(
-    scheme: Scheme, operation: str, dtype: str, shape: tuple[int, int], names: tuple[str, ...], build: runtime.Build, main: str,
-    time: Spread, moved: int, copy: float, device: torch.device, cast: float | None, compiled: float | None,
+    scheme: Scheme, operation: str, x: Tensor, ran: tuple[runtime.Build, tuple[str, ...], int], time: Spread, moved: int,
+    copy: float, cast: float | None, compiled: float | None,
 ) -> KernelTiming:  # fmt: skip
-    used = runtime.resources(build, runtime.arch_of(device))[main]
+    """``ran``: the compilation, the kernels in order, and the last one's threads a block, whose resources are told."""
+    build, names, threads = ran
+    used = runtime.resources(build, runtime.arch_of(x.device))[names[-1]]
+    occupancy = runtime.occupancy(build, names[-1], x.device, threads)
+    dtype = next(key for key, kind in DTYPES.items() if kind == x.dtype)
     speed = moved / time.median_s
     return KernelTiming(
-        scheme.name, operation, dtype, shape, names, used.registers, runtime.occupancy(build, main, device, THREADS), time, moved,
+        scheme.name, operation, dtype, (x.shape[0], x.shape[1]), names, used.registers, occupancy, time, moved,
         speed / 1e9, copy / 1e9, speed / copy, cast, compiled,
     )  # fmt: skip
 

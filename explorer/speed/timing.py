@@ -83,7 +83,8 @@ def time_graph(calls: Sequence[Callable[[], object]], repeats: int = 20) -> Spre
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     kept = []
-    with torch.cuda.graph(graph):
+    # thread_local: a synchronisation in another visitor's thread is not a fault of this capture.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for call in calls:
             kept.append(call())  # outputs stay alive, so that no two calls share memory
     times = []

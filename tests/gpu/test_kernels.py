@@ -153,7 +153,17 @@ def test_non_finite_is_refused() -> None:
     for place in ((0, 0), (63, 511)):
         x = torch.randn(64, 512, device="cuda")
         x[place] = float("nan") if place[0] else float("inf")
-        for name in ("int8_tensor", "int4_group128", "fp8_e4m3_tile", "int8_channel", "int8_column", "nvfp4", "ternary_twn"):
+        for name in (
+            "int8_tensor",
+            "int4_group128",
+            "fp8_e4m3_tile",
+            "int8_channel",
+            "int8_column",
+            "nvfp4",
+            "ternary_twn",
+            "bf16",
+            "fp8_e4m3_cast",
+        ):
             with pytest.raises(ValueError, match=f"1 of 32768 values are NaN or Inf, the first at row {place[0]}"):
                 quantize(x, SCHEMES[name])
 

@@ -136,6 +136,7 @@ def build(page: Page) -> None:
         everything = gr.Button(f"Compare all {len(SCHEMES)}", min_width=140)
         stop = gr.Button("Stop", min_width=100)
     status = gr.HTML(html.status("Nothing compared yet."), apply_default_css=False, elem_id="compare-status")
+    stopped = gr.HTML("", apply_default_css=False, elem_id="compare-stopped")
     with gr.Column(elem_classes="plot-card"):
         gr.HTML(
             html.figure_title("Bits against error", "the dotted line joins what no other scheme beats at the same bits or fewer"),
@@ -156,6 +157,8 @@ def build(page: Page) -> None:
 
     outputs = [status, table, figure, csv_file, json_file]
     inputs = [*page.selection, schemes]
+    for button in (start, everything):
+        button.click(lambda: "", None, stopped, api_visibility="private", show_progress="hidden", queue=False)
     running = start.click(run, inputs, outputs, api_name="compare", show_progress="hidden", concurrency_id="compute")
     all_names = everything.click(lambda: list(SCHEMES), None, schemes, api_visibility="private", show_progress="hidden")
     running_all = all_names.then(run, inputs, outputs, api_name="compare_all", show_progress="hidden", concurrency_id="compute")

@@ -152,9 +152,12 @@ def test_a_comparison_can_be_stopped(page: Page, url: str) -> None:
     page.get_by_role("button", name=re.compile("Compare all")).click()
     expect(page.locator("#compare-status")).to_contain_text(re.compile(r"[1-9]\d* of \d+"), timeout=30_000)
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#compare-status")).to_contain_text("Stopped")
+    expect(page.locator("#compare-stopped")).to_contain_text("Stopped")
     time.sleep(1.5)
-    expect(page.locator("#compare-status")).to_contain_text("Stopped")
+    finished = page.locator("#compare-status").inner_text()
+    time.sleep(1.5)
+    assert page.locator("#compare-status").inner_text() == finished, "nothing more is computed after a stop"
+    assert not finished.startswith("65 of")
 
 
 def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str) -> None:

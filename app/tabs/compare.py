@@ -162,8 +162,9 @@ def build(page: Page) -> None:
     running = start.click(run, inputs, outputs, api_name="compare", show_progress="hidden", concurrency_id="compute")
     all_names = everything.click(lambda: list(SCHEMES), None, schemes, api_visibility="private", show_progress="hidden")
     running_all = all_names.then(run, inputs, outputs, api_name="compare_all", show_progress="hidden", concurrency_id="compute")
+    # Its own line: an answer that was already on its way when the run was stopped would overwrite the status.
     stop.click(
-        lambda: html.status("Stopped; the table holds what was finished."), None, status, cancels=[running, running_all],
+        lambda: html.status("Stopped; the table holds what was finished."), None, stopped, cancels=[running, running_all],
         api_visibility="private", show_progress="hidden", queue=False,
     )  # fmt: skip
     taken = table.select(clicked, None, [*page.scheme_outputs, page.tabs], api_name="take_scheme", show_progress="hidden")

@@ -8,6 +8,7 @@ import gradio as gr
 
 from app.controls import parse_scheme
 from app.selection import Selection, matrix_of, model_source
+from app.turns import in_turns
 from explorer import FORMATS, SCHEMES, SourceError, compare_schemes, mark_frontier
 from explorer.numerics.comparison import comparison_record
 from explorer.numerics.formats import FloatFormat
@@ -56,7 +57,7 @@ def report_layer(model: str, layer: str, schemes: str, revision: str = "") -> li
 
 def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
     wanted = [parse_scheme(name) for name in schemes.split(",")]
-    rows = mark_frontier(compare_schemes(matrix_of(chosen).values, wanted))
+    rows = mark_frontier(in_turns(compare_schemes(matrix_of(chosen).values, wanted)))
     return [comparison_record(row) for row in rows]
 
 

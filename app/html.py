@@ -14,7 +14,10 @@ from explorer.numerics.metrics import Report
 from explorer.numerics.schemes import Scheme
 
 
-def header(badge: str, gpu: bool) -> str:
+def header(badge: str, gpu: bool, native: tuple[str, ...]) -> str:
+    """Title and badge; ``native`` are the formats that the GPU's tensor cores multiply themselves."""
+    if native:
+        badge += f" · native: {', '.join(native)}"
     return (
         '<div id="head"><h1>Quantization Explorer</h1><p>What a number format does to your tensor.</p>'
         f'<span class="badge"><span class="dot{" gpu" if gpu else ""}"></span>{escape(badge)}</span></div>'

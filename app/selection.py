@@ -13,11 +13,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 import kernels
 from app import limits
 from app.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, parse_scheme
+from app.turns import gpu_turn
 from explorer import Scheme, SourceError
-from explorer.numerics.analysis import Analysis, analyse
+from explorer.numerics.analysis import Analysis
+from explorer.numerics.slices import analyse_anywhere, fits
 from explorer.sources import load_sample, open_tensors
 from explorer.sources.models import open_model
 from explorer.sources.tensors import Matrix, Progress, TensorSource
@@ -80,7 +84,9 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
 
     def read() -> object:
         matrix = load()
-        return dataclasses.replace(matrix, values=matrix.values.cuda()) if kernels.available().ok else matrix
+        if not kernels.available().ok or not fits(matrix.values, torch.device("cuda", torch.cuda.current_device())):
+            return matrix
+        return dataclasses.replace(matrix, values=matrix.values.cuda())
 
     key = (*_tensor_key(chosen), most)
     found = _MATRICES.get(key, read, lambda m: m.values.nbytes if isinstance(m, Matrix) else 0)
@@ -94,11 +100,16 @@ def analysis_of(chosen: Selection, progress: Progress | None = None) -> tuple[Ma
     matrix = matrix_of(chosen, progress)
     found = _ANALYSES.get(
         (*_tensor_key(chosen), limits.current().elements, chosen.scheme),
-        lambda: analyse(matrix.values, scheme),
+        lambda: _analyse_in_turn(matrix, scheme),
         lambda a: a.q.packed.nbytes + a.error_map.nbytes if isinstance(a, Analysis) else 0,
     )
     assert isinstance(found, Analysis)
     return matrix, scheme, found
+
+
+def _analyse_in_turn(matrix: Matrix, scheme: Scheme) -> Analysis:
+    with gpu_turn():
+        return analyse_anywhere(matrix.values, scheme)
 
 
 def file_source(path: str | None) -> TensorSource:

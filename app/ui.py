@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import gradio as gr
+import torch
 
 import kernels
 from app import api, html, limits
@@ -89,7 +90,9 @@ def build() -> gr.Blocks:
             source, pickers = _source_controls()
             preset, scheme, parts = _scheme_controls()
         state = kernels.available()
-        gr.HTML(html.header(state.reason if state.ok else f"CPU reference · {state.reason}", state.ok), apply_default_css=False)
+        native = kernels.native_formats(torch.cuda.get_device_capability()) if state.ok else ()
+        badge = state.reason if state.ok else f"CPU reference · {state.reason}"
+        gr.HTML(html.header(badge, state.ok, native), apply_default_css=False)
         which = gr.HTML(apply_default_css=False)
         with gr.Tabs(selected=tensor.NAME) as tabs:
             page = Page(

@@ -56,6 +56,8 @@ class Config:
                 ("REFIT", str(int(self.refit))),
                 ("WIDE", str(int(self.wide))),
             ]
+        elif file == "fake_quantize.cu":
+            macros.append(("STOCHASTIC", str(int(self.stochastic))))
         else:
             macros += [
                 ("CODEC_IS_E4M3", str(int(self.codec == "FloatCodec<4,3,7,FN>"))),

@@ -19,6 +19,7 @@ from app.controls import parse_scheme, scheme_choices, scheme_values
 from app.page import SELECTION_SIZE, Page, guarded, selection_from
 from app.selection import matrix_of
 from app.theme import plot_data
+from app.turns import in_turns
 from explorer import SCHEMES, ComparisonRow, compare_schemes, mark_frontier
 from explorer.figures.compare import frontier_figure
 from explorer.figures.style import file_name
@@ -76,7 +77,7 @@ def run(*values: Any) -> Iterator[list[Any]]:
         schemes = [parse_scheme(name) for name in names]
         matrix = matrix_of(chosen)
         rows: list[ComparisonRow] = []
-        for row in compare_schemes(matrix.values, schemes):
+        for row in in_turns(compare_schemes(matrix.values, schemes)):
             rows.append(row)
             marked = mark_frontier(rows)
             last = len(rows) == len(schemes)

@@ -35,11 +35,13 @@ def analyse(x: Tensor, scheme: Scheme) -> Analysis:
     q = quantize(x, scheme)
     restored = q.dequantize()
     measured = measure(x, q, restored)
-    error = restored.sub_(x)
-    largest = measured.report.max_error
-    # 255 bins, an odd number, so that one bin is centred on an error of exactly zero.
-    errors = histogram(error, -largest, largest, 255)
-    return Analysis(q, measured, errors, tile_maximum(error.abs_(), MAP_LIMIT).cpu())
+    errors = error_histogram(restored, x, measured.report.max_error)
+    return Analysis(q, measured, errors, tile_maximum(restored, MAP_LIMIT, minus=x).cpu())
+
+
+def error_histogram(restored: Tensor, x: Tensor, largest: float) -> Histogram:
+    """Signed errors up to ±``largest`` in 255 bins, an odd number, so that one is centred on an error of exactly zero."""
+    return histogram(restored, -largest, largest, 255, minus=x)
 
 
 def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:

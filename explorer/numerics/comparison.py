@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+import kernels
 from explorer.numerics.metrics import Report, compare
 from explorer.numerics.quantize import quantize
 from explorer.numerics.schemes import Scheme
 from explorer.numerics.serialize import to_json
+from explorer.numerics.slices import analyse_anywhere
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,10 @@ class ComparisonRow:
 def compare_schemes(x: Tensor, schemes: Iterable[Scheme]) -> Iterator[ComparisonRow]:
     """Quantize the matrix ``x`` by each scheme in turn and report; a generator, so it can be stopped."""
     for scheme in schemes:
-        q = quantize(x, scheme)
-        yield ComparisonRow(scheme, compare(x, q))
+        if x.is_cuda or not kernels.available().ok:
+            yield ComparisonRow(scheme, compare(x, quantize(x, scheme)))
+        else:
+            yield ComparisonRow(scheme, analyse_anywhere(x, scheme).report)
 
 
 def mark_frontier(rows: Iterable[ComparisonRow]) -> list[ComparisonRow]:

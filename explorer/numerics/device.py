@@ -21,6 +21,9 @@ from explorer.numerics.formats import (
 )
 from explorer.numerics.packing import packed_row_bytes
 from explorer.numerics.schemes import ScaleRule, Scales, Scheme, tensor_scale_for
+from kernels.fake_quantize import fake_quantize as fake_quantize_kernel
+from kernels.fake_quantize import learned_backward as learned_backward_kernel
+from kernels.fake_quantize import learned_forward as learned_forward_kernel
 from kernels.quantize import SCALE_DTYPE, SUFFIX, Config, Layout, Output
 from kernels.quantize import dequantize as dequantize_kernel
 from kernels.quantize import quantize as quantize_kernel
@@ -133,3 +136,23 @@ def raw_scales(scales: Scales, scheme: Scheme) -> Tensor:
     if rule.format.bits == 8:
         return rule.format.encode_unchecked(scales.stored.contiguous())
     return scales.stored.to(SCALE_DTYPE[_scale_name(rule)]).contiguous()
+
+
+def fake_quantize_on_device(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """A contiguous CUDA matrix restored from the codes that ``scales`` give it, and where none was clipped."""
+    step = scales.step.contiguous()
+    return fake_quantize_kernel(
+        x, step, scales.zero_points, config_of(scheme), layout_of((x.shape[0], x.shape[1]), scheme), scheme.format.overflow,
+        scheme.seed or 0,
+    )  # fmt: skip
+
+
+def learned_on_device(x: Tensor, step: Tensor, scheme: Scheme) -> Tensor:
+    """A contiguous CUDA matrix under learned steps float32 [grid]."""
+    return learned_forward_kernel(x, step.contiguous(), config_of(scheme), layout_of((x.shape[0], x.shape[1]), scheme))
+
+
+def learned_gradients_on_device(x: Tensor, upstream: Tensor, step: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """dL/dx and the unscaled dL/dstep [grid] of ``learned_on_device``."""
+    layout = layout_of((x.shape[0], x.shape[1]), scheme)
+    return learned_backward_kernel(x, upstream, step.contiguous(), config_of(scheme), layout)

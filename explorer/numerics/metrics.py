@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from explorer.numerics.blocks import Rectangle, chunks
+from explorer.numerics.device import layout_of, usable
 from explorer.numerics.quantize import QuantizedTensor
-from explorer.numerics.schemes import BitBudget
+from explorer.numerics.schemes import BitBudget, Scheme
 from explorer.numerics.statistics import Histogram, code_counts, histogram, histogram_kl
+from kernels.statistics import error_sums
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Report:
 
 
 @dataclass
-class _Sums:
-    """Running float64 sums over the chunks of a matrix."""
+class Sums:
+    """Running float64 sums over the parts of a matrix, on its own device."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -58,6 +60,30 @@ class _Sums:
     zeroed: int = 0
     max_error: float = -1.0
     max_error_at: tuple[int, int] = (0, 0)
+
+    def add_part(self, x: Tensor, restored: Tensor, q: QuantizedTensor, first_row: int = 0) -> None:
+        """A float32 matrix, what ``q`` restores, and the row of the whole matrix that it starts at."""
+        limits = _limits(q)
+        if usable(x) and x.numel():
+            self.add_on_device(x.contiguous(), restored.contiguous(), limits, q.scheme, first_row)
+            return
+        for part in chunks(q.shape, q.scheme.block, x.device):
+            original = x[part.rows, part.columns]
+            self.add(original, restored[part.rows, part.columns], first_row + part.rows.start, part.columns.start)
+            self.clipped += _count_outside(part, x, limits)
+
+    def add_on_device(self, x: Tensor, restored: Tensor, limits: tuple[Tensor, Tensor], scheme: Scheme, first_row: int) -> None:
+        """A whole matrix (or the rows from ``first_row``) on a GPU, by the kernel."""
+        shape = (x.shape[0], x.shape[1])
+        found = error_sums(x, restored, limits[0].contiguous(), limits[1].contiguous(), layout_of(shape, scheme))
+        for name in ("signal", "noise", "output", "inner", "absolute", "clipped", "zeroed"):
+            setattr(self, name, getattr(self, name) + getattr(found, name))
+        row, column = divmod(found.where, max(shape[1], 1))
+        self._take_largest(found.largest, first_row + row, column)
+
+    def _take_largest(self, error: float, row: int, column: int) -> None:
+        if error > self.max_error or (math.isnan(error) and not math.isnan(self.max_error)):
+            self.max_error, self.max_error_at = error, (row, column)
 
     def add(self, original: Tensor, restored: Tensor, first_row: int, first_column: int) -> None:
         x, y = original.double(), restored.double()
@@ -70,9 +96,8 @@ class _Sums:
         magnitude = error.abs_()
         self.absolute += float(magnitude.sum())
         largest = float(magnitude.max())
-        if largest > self.max_error or (math.isnan(largest) and not math.isnan(self.max_error)):
-            row, column = divmod(int(magnitude.argmax()), original.shape[1])
-            self.max_error, self.max_error_at = largest, (first_row + row, first_column + column)
+        row, column = divmod(int(magnitude.argmax()), original.shape[1])
+        self._take_largest(largest, first_row + row, first_column + column)
         self.zeroed += int(torch.count_nonzero((restored == 0).logical_and_(original != 0)))
 
 
@@ -101,14 +126,13 @@ def measure(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Me
         raise ValueError(f"the tensor has shape {tuple(x.shape)}, its quantization {q.shape}")
     x = x.to(torch.float32)
     restored = q.dequantize() if restored is None else restored
-    sums = _Sums()
-    limits = _limits(q)
-    for part in chunks(q.shape, q.scheme.block, x.device):
-        original = x[part.rows, part.columns]
-        sums.add(original, restored[part.rows, part.columns], part.rows.start, part.columns.start)
-        sums.clipped += _count_outside(part, x, limits)
-    before, after = _shared_histograms(x, restored)
-    counts = code_counts(q.code_pieces(), q.scheme.format.code_count) if q.scheme.format.bits <= 16 else None
+    sums = Sums()
+    sums.add_part(x, restored, q)
+    return measured_from(sums, q, *shared_histograms(x, restored), code_counts(q))
+
+
+def measured_from(sums: Sums, q: QuantizedTensor, before: Histogram, after: Histogram, counts: Tensor | None) -> Measured:
+    """The report that sums, histograms and code counts of the whole matrix add up to."""
     return Measured(_report(sums, q, histogram_kl(before, after), counts), before, after, counts)
 
 
@@ -129,7 +153,7 @@ def _count_outside(part: Rectangle, x: Tensor, limits: tuple[Tensor, Tensor]) ->
     return int(torch.count_nonzero(outside))
 
 
-def _report(sums: _Sums, q: QuantizedTensor, kl: float, counts: Tensor | None) -> Report:
+def _report(sums: Sums, q: QuantizedTensor, kl: float, counts: Tensor | None) -> Report:
     count = max(q.shape[0] * q.shape[1], 1)
     used, entropy = _code_usage(counts)
     return Report(
@@ -163,22 +187,28 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else (0.0 if a == 0 else math.inf)
 
 
-def _cosine(sums: _Sums) -> float:
+def _cosine(sums: Sums) -> float:
     """<x, x̂> / (|x| |x̂|), 1 if both are zero, 0 if one is."""
     if sums.signal == 0 or sums.output == 0:
         return 1.0 if sums.signal == sums.output else 0.0
     return sums.inner / math.sqrt(sums.signal) / math.sqrt(sums.output)
 
 
-def _shared_histograms(x: Tensor, restored: Tensor) -> tuple[Histogram, Histogram]:
+def shared_histograms(x: Tensor, restored: Tensor) -> tuple[Histogram, Histogram]:
     """Both tensors on 256 bins over the finite range of the original."""
+    low, high = finite_range(x)
+    return histogram(x, low, high), histogram(restored, low, high)
+
+
+def finite_range(x: Tensor) -> tuple[float, float]:
+    """The smallest and largest finite value; (0, 1) if there is none."""
     if not x.numel():
-        return histogram(x, 0, 1), histogram(x, 0, 1)
+        return 0.0, 1.0
     low, high = (float(v) for v in torch.aminmax(x))
     if not (math.isfinite(low) and math.isfinite(high)):
         finite = x[torch.isfinite(x)]
         low, high = (float(v) for v in torch.aminmax(finite)) if len(finite) else (0.0, 1.0)
-    return histogram(x, low, high), histogram(restored, low, high)
+    return low, high
 
 
 def _code_usage(counts: Tensor | None) -> tuple[int | None, float | None]:

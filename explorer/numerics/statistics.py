@@ -6,7 +6,6 @@ They run in cache-sized pieces and return arrays of a few hundred numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +13,11 @@ import torch
 from torch import Tensor
 
 from explorer.numerics.blocks import CHUNK_ELEMENTS
+from explorer.numerics.device import usable
+from explorer.numerics.formats import CodebookFormat
+from explorer.numerics.packing import unpack
+from explorer.numerics.quantize import QuantizedTensor
+from kernels import statistics as on_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,34 +32,64 @@ class Histogram:
         return self.counts / max(int(self.counts.sum()), 1)
 
 
-def histogram(x: Tensor, low: float, high: float, bins: int = 256) -> Histogram:
-    """Counts of finite ``x`` (any shape) in equal bins over [low, high]; at most 256 bins."""
+def histogram(x: Tensor, low: float, high: float, bins: int = 256, minus: Tensor | None = None) -> Histogram:
+    """Counts of finite ``x`` (any shape), or of x - minus, in equal bins over [low, high]; at most 256 bins."""
     if not 1 <= bins <= 256:
         raise ValueError(f"a histogram has 1 to 256 bins, not {bins}")
     width = (high - low) / bins or 1.0
+    edges = np.linspace(low, low + width * bins, bins + 1)
+    if _kernels_take(x, minus):
+        return Histogram(edges, on_device.histogram(x, low, 1 / width, bins, minus).cpu().numpy())
     counts = torch.zeros(bins, dtype=torch.int64)
-    for piece in pieces(x):
-        index = (piece - low).mul_(1 / width).clamp_(0, bins - 1)
+    others = pieces(minus) if minus is not None else (None,) * len(pieces(x))
+    for piece, other in zip(pieces(x), others, strict=True):
+        value = piece if other is None else piece - other
+        index = (value - low).mul_(1 / width).clamp_(0, bins - 1)
         counts += _bincount(index.to(torch.uint8), bins)
-    return Histogram(np.linspace(low, low + width * bins, bins + 1), counts.numpy())
+    return Histogram(edges, counts.numpy())
 
 
-def code_counts(code_pieces: Iterable[Tensor], code_count: int) -> Tensor:
-    """int64 [code_count]: how often each code occurs in the pieces (uint8 or int16)."""
-    counts = torch.zeros(code_count, dtype=torch.int64)
-    for piece in code_pieces:
-        flat = piece.reshape(-1)
-        unsigned = flat if flat.dtype == torch.uint8 else flat.to(torch.int32) & 0xFFFF
-        counts += _bincount(unsigned, code_count)
+def code_counts(q: QuantizedTensor) -> Tensor | None:
+    """int64 [code_count]: how often each code occurs; None for formats above 16 bits.
+
+    Codes that fill bytes evenly are counted as bytes first; what pads a row's last byte is taken off again.
+    """
+    fmt, (rows, columns) = q.scheme.format, q.shape
+    if fmt.bits > 16:
+        return None
+    per_byte = fmt.per_byte if isinstance(fmt, CodebookFormat) and fmt.per_byte else 8 // fmt.bits if 8 % fmt.bits == 0 else 0
+    kernels_take = usable(q.packed) and q.packed.is_contiguous()
+    if not per_byte:
+        if kernels_take:
+            return on_device.code_counts(q.packed, fmt.bits, columns).cpu()
+        counts = torch.zeros(fmt.code_count, dtype=torch.int64)
+        for piece in q.code_pieces():
+            flat = piece.reshape(-1)
+            counts += _bincount(flat if flat.dtype == torch.uint8 else flat.to(torch.int32) & 0xFFFF, fmt.code_count)
+        return counts
+    if kernels_take:
+        by_byte = on_device.byte_counts(q.packed).cpu()
+    else:
+        by_byte = torch.zeros(256, dtype=torch.int64)
+        for piece in pieces(q.packed):
+            by_byte += _bincount(piece, 256)
+    used = by_byte.nonzero().reshape(-1)
+    codes = unpack(used.to(torch.uint8).unsqueeze(1), fmt, per_byte).long()
+    counts = torch.zeros(fmt.code_count, dtype=torch.int64)
+    counts.index_add_(0, codes.reshape(-1), by_byte[used].repeat_interleave(per_byte))
+    counts[0] -= rows * (q.packed.shape[1] * per_byte - columns)
     return counts
 
 
-def tile_maximum(x: Tensor, limit: int = 256) -> Tensor:
-    """``x`` [rows, cols] reduced to at most [limit, limit] by the maximum of each tile: no outlier is lost.
+def tile_maximum(x: Tensor, limit: int = 256, minus: Tensor | None = None) -> Tensor:
+    """``x`` [rows, cols], or |x - minus|, reduced to at most [limit, limit] by the maximum of each tile: no outlier is lost.
 
     Tiles are ceil(rows / limit) × ceil(cols / limit); the last ones may be smaller.
     """
     tall, wide = tile_size((x.shape[0], x.shape[1]), limit)
+    if _kernels_take(x, minus):
+        return on_device.tile_maximum(x, tall, wide, minus)
+    x = x if minus is None else (x - minus).abs_()
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % wide), value=-math.inf)
     columns = padded.view(x.shape[0], -1, wide).amax(2)
     rows = torch.nn.functional.pad(columns, (0, 0, 0, -x.shape[0] % tall), value=-math.inf)
@@ -79,6 +113,10 @@ def histogram_kl(p: Histogram, q: Histogram) -> float:
 def pieces(x: Tensor) -> tuple[Tensor, ...]:
     """``x`` flattened, in runs of about ``CHUNK_ELEMENTS``."""
     return x.reshape(-1).split(CHUNK_ELEMENTS[x.device.type])
+
+
+def _kernels_take(x: Tensor, other: Tensor | None) -> bool:
+    return usable(x) and x.dtype == torch.float32 and x.is_contiguous() and (other is None or other.is_contiguous())
 
 
 def _bincount(index: Tensor, bins: int) -> Tensor:

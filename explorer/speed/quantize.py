@@ -20,6 +20,7 @@ from explorer.numerics.schemes import SCHEMES, Scheme
 from explorer.speed.timing import Spread, buffer_sets, time_events, time_graph
 from kernels import runtime
 from kernels.quantize import dequantize, quantize
+from kernels.statistics import BUILD as STATISTICS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILED = ("int8_channel", "fp8_e4m3_block", "int4_group128", "mxfp4")
@@ -178,4 +179,5 @@ def all_builds() -> list[runtime.Build]:
 
     every = [config_of(s) for s in SCHEMES.values()]
     every += [dataclasses.replace(c, stochastic=True) for c in every]
-    return [c.build(file) for c in dict.fromkeys(every) for file in ("quantize.cu", "dequantize.cu")]
+    files = ("quantize.cu", "dequantize.cu", "fake_quantize.cu")
+    return [STATISTICS, *(c.build(file) for c in dict.fromkeys(every) for file in files)]

@@ -4,11 +4,9 @@
 //   dequantize_any    everything else
 //
 // Bytes moved: each code and scale once in, each element once out. Compile as quantize.cu.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <type_traits>
 
+#include "element.cuh"
 #include "scale.cuh"
 
 using Q = CODEC;
@@ -47,15 +45,6 @@ __device__ __forceinline__ float decode(uint32_t code) {
 #endif
     return Q::decode(code);
 }
-
-template <typename T>
-__device__ __forceinline__ T from_float(float v);
-template <>
-__device__ __forceinline__ float from_float<float>(float v) { return v; }
-template <>
-__device__ __forceinline__ __half from_float<__half>(float v) { return __float2half_rn(v); }
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
 
 __device__ __forceinline__ uint32_t scale_code(const void* scales, uint64_t cell) {
     if constexpr (scale_bytes<SCALE> == 4) return static_cast<const uint32_t*>(scales)[cell];

@@ -10,16 +10,11 @@
 // Tunables and the scheme come by -D: CODEC, MAPPING, SCALE, RANGE, STOCHASTIC, REFIT, WIDE (blocks are whole
 // runs of 32: fewer threads then compute the same scale).
 // Compile with --fmad=false: every product and sum below is rounded as written.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <type_traits>
 
-#include "scale.cuh"
+#include "encode.cuh"
 
-using Q = CODEC;
-constexpr bool kStochastic = STOCHASTIC, kRefit = REFIT;
-constexpr bool kAsymmetric = MAPPING == ASYMMETRIC;
+constexpr bool kRefit = REFIT;
 constexpr bool kBothEnds = MAPPING == ASYMMETRIC || MAPPING == NO_CLIP;
 constexpr bool kMean = RANGE != 0;  // |x| summed instead of its maximum
 constexpr bool kPowerOfTwo = SCALE >= FLOOR && SCALE <= EVEN;
@@ -30,10 +25,6 @@ template <typename T>
 constexpr int kRun = kPerByte ? 20 : Q::bits < 8 ? (WIDE && sizeof(T) == 2 ? 32 : 16) : Q::bits == 8 && sizeof(T) == 2 ? 16 : 8;
 template <typename T>
 constexpr int kRunBytes = kPerByte ? kRun<T> / kPerByte : kRun<T> * Q::bits / 8;
-
-__device__ __forceinline__ float to_float(float v) { return v; }
-__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 
 template <typename T>
 __device__ __forceinline__ void load_run(const T* __restrict__ p, float (&v)[kRun<T>]) {
@@ -188,35 +179,6 @@ struct Divider {
         return Q::is_integer ? q : copysignf(q, x);
     }
 };
-
-constexpr float kLowCode = Q::is_integer ? (MAPPING == SYMMETRIC ? -Q::max_value() : -Q::max_value() - 1.0f) : 0.0f;
-
-template <typename C>
-__device__ __forceinline__ uint32_t encode_with(float scaled, float zero, uint64_t seed, uint64_t element) {
-    if constexpr (C::is_integer) {
-        if constexpr (kStochastic) {
-            float below = floorf(scaled);
-            float q = below + (philox_uniform(seed, element) < scaled - below ? 1.0f : 0.0f);
-            if constexpr (kAsymmetric) q += zero;
-            return C::code_of(fminf(fmaxf(q, kLowCode), C::max_value()));
-        } else {
-            // Clamped between whole numbers before rounding, a value rounds as it would be clamped after; the
-            // rounding itself is the adder's, on the way to the low bits (a rounding instruction has a quarter of its rate).
-            float low = kAsymmetric ? kLowCode - zero : kLowCode, high = kAsymmetric ? C::max_value() - zero : C::max_value();
-            uint32_t whole = __float_as_uint(__fadd_rn(fminf(fmaxf(scaled, low), high), 12582912.0f));
-            if constexpr (kAsymmetric) whole += uint32_t(int(zero));
-            return whole & ((1u << C::bits) - 1);
-        }
-    } else if constexpr (kStochastic) {
-        return C::encode_stochastic(scaled, philox_uniform(seed, element));
-    } else {
-        return C::encode(scaled);
-    }
-}
-
-__device__ __forceinline__ uint32_t encode_one(float scaled, float zero, uint64_t seed, uint64_t element) {
-    return encode_with<Q>(scaled, zero, seed, element);
-}
 
 template <int BYTES>
 __device__ __forceinline__ void store_bytes(uint8_t* p, const uint32_t* word) {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from explorer import FORMATS, SCHEMES, Mapping, Range, Scheme, fake_quantize, quantize
-from explorer.numerics.ops import inside_range, register
+from explorer.numerics.ops import inside_range, learned_quantize, register
 
 NAMES = ["int8_channel", "int4_group128_asym", "nvfp4", "mxfp4", "ternary_twn", "bf16", "fp8_e4m3_tile"]
 
@@ -68,6 +68,49 @@ def test_the_mask_is_torchs() -> None:
     torch.fake_quantize_per_tensor_affine(torch_x, float(q.scales.stored), 0, -128, 127).sum().backward()
     assert torch_x.grad is not None
     assert got == (torch_x.grad[0] != 0).tolist()
+
+
+def test_learned_steps_by_the_closed_form() -> None:
+    """LSQ on six values, step .1, codes -4 ... 3, upstream 1: the reference's worked example, torch's operator as witness."""
+    scheme = Scheme("lsq_int3", "t", FORMATS["int3"], mapping=Mapping.FULL)
+    x = torch.tensor([[-0.9, -0.31, -0.02, 0.13, 0.26, 0.8]], requires_grad=True)
+    step = torch.tensor([[0.1]], requires_grad=True)
+    out = learned_quantize(x, step, scheme)
+    out.sum().backward()
+    assert torch.allclose(out, torch.tensor([[-0.4, -0.3, 0.0, 0.1, 0.3, 0.3]]))
+    assert x.grad is not None and x.grad.tolist() == [[0, 1, 1, 1, 1, 0]]
+    assert step.grad is not None and float(step.grad) == pytest.approx(-0.1414214, abs=1e-6)
+    theirs = [
+        x.detach().clone().requires_grad_(),
+        torch.tensor([0.1], requires_grad=True),
+        torch.tensor([0.0], requires_grad=True),
+    ]
+    torch._fake_quantize_learnable_per_tensor_affine(*theirs, -4, 3, (6 * 3) ** -0.5).sum().backward()
+    assert theirs[1].grad is not None and float(step.grad) == pytest.approx(float(theirs[1].grad), rel=1e-5)
+
+
+@pytest.mark.parametrize("block", [(None, None), (1, None), (1, 32), (2, 30)])
+def test_learned_steps_pass_opcheck_and_any_block(block: tuple[int | None, int | None], device: torch.device) -> None:
+    """The step's gradient in every block is Σ upstream · slope / √(elements · largest code)."""
+    scheme = Scheme(f"lsq_{block}", "t", FORMATS["int4"], block, mapping=Mapping.FULL)
+    name, x, step = register(scheme), torch.randn(5, 64, device=device), torch.full(scheme.grid((5, 64)), 0.2, device=device)
+    torch.library.opcheck(torch.ops.explorer.learned_quantize.default, (x.requires_grad_(), step.requires_grad_(), name))
+    step = step.detach().requires_grad_()
+    learned_quantize(x, step, scheme).sum().backward()
+    v = x.detach() / 0.2
+    slope = torch.where((v > -8) & (v < 7), v.round() - v, v.clamp(-8, 7))
+    assert step.grad is not None
+    each = (block[0] or 5) * (block[1] or 64)
+    assert float(step.grad.sum()) == pytest.approx(float(slope.sum()) / (each * 7) ** 0.5, rel=1e-4)
+
+
+def test_steps_are_learned_for_symmetric_integers_only() -> None:
+    x = torch.randn(2, 32)
+    for name in ("nvfp4", "int8_tensor_asym"):
+        with pytest.raises(ValueError, match="symmetric integer schemes"):
+            learned_quantize(x, torch.ones(1, 1), SCHEMES[name])
+    with pytest.raises(ValueError, match=r"expected float32 steps \[2, 1\]"):
+        learned_quantize(x, torch.ones(1, 1), SCHEMES["int8_channel"])
 
 
 def test_fake_quantize_takes_any_rank() -> None:

@@ -11,6 +11,7 @@ waits for torch's and that torch's then waits for, which CUDA graphs capture lik
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -207,6 +209,8 @@ _LOCK = threading.RLock()
 _CONTEXTS: dict[int, Any] = {}
 _FUNCTIONS: dict[tuple[int, Build, str], Any] = {}
 _MODULES: dict[tuple[int, Build], Any] = {}
+_LARGE: set[tuple[int, Build, str]] = set()
+"""Functions that were allowed their large shared memory."""
 _STREAMS = threading.local()
 
 
@@ -236,27 +240,73 @@ def _function(index: int, build: Build, name: str, driver: Any) -> Any:
 
 
 def launch(
-    build: Build, name: str, device: torch.device, grid: Sequence[int], block: int, types: str, arguments: Sequence[Any]
-) -> None:
+    build: Build, name: str, device: torch.device, grid: Sequence[int], block: int, types: str, arguments: Sequence[Any],
+    shared: int = 0,
+) -> None:  # fmt: skip
     """Launch kernel ``name`` of ``build`` in the order of torch's current stream.
 
-    ``types`` is one struct letter an argument (P pointer, Q uint64, I uint32, i int32); tensors become their
-    addresses. ``KernelError`` if it cannot be compiled or launched.
+    ``types`` is one struct letter an argument (P pointer, Q uint64, I uint32, i int32, f float); tensors become their
+    addresses. ``shared`` bytes of dynamic shared memory. ``KernelError`` if it cannot be compiled or launched.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     values = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 if a is None else a for a in arguments]
     with _context(index) as driver:
         function = _function(index, build, name, driver)
         function.prepare(types)
+        if shared > 48 * 1024 and (key := (index, build, name)) not in _LARGE:
+            function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            _LARGE.add(key)
         shape = (*grid, 1, 1)[:3]
         current = torch.cuda.current_stream(index)
         if current.cuda_stream == 0:
-            function.prepared_async_call(shape, (block, 1, 1), None, *values)
+            function.prepared_async_call(shape, (block, 1, 1), None, *values, shared_size=shared)
             return
         ours, seen_by_torch = _stream(index, driver)
         seen_by_torch.wait_stream(current)
-        function.prepared_async_call(shape, (block, 1, 1), ours, *values)
+        function.prepared_async_call(shape, (block, 1, 1), ours, *values, shared_size=shared)
         current.wait_stream(seen_by_torch)
+
+
+_MAPS: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
+
+
+def tensor_map(matrix: torch.Tensor, box_rows: int) -> torch.Tensor:
+    """The 128 bytes, on the device, that tell TMA to copy boxes of 128 bytes × ``box_rows`` of a contiguous uint8 matrix
+    [rows, bytes], swizzled in 128 bytes; what lies outside reads as zero. Rows are a multiple of 16 bytes.
+
+    A map passed by value would not lie where the kernel expects it (pycuda packs without the map's alignment of 128).
+    """
+    index = matrix.device.index or 0
+    key = (index, matrix.data_ptr(), matrix.shape[0], matrix.shape[1], box_rows)
+    with _LOCK:
+        if key in _MAPS:
+            _MAPS.move_to_end(key)
+            return _MAPS[key]
+    encode = _libcuda().cuTensorMapEncodeTiled
+    made = (ctypes.c_uint64 * 32)()
+    at = (ctypes.addressof(made) + 63) & ~63
+    rows, width = matrix.shape
+    sizes, strides = (ctypes.c_uint64 * 2)(width, rows), (ctypes.c_uint64 * 1)(width)
+    box, steps = (ctypes.c_uint32 * 2)(128, box_rows), (ctypes.c_uint32 * 2)(1, 1)
+    uint8, no_interleave, swizzle_128, promote_256, zeros = 0, 0, 3, 3, 0
+    with _context(index):
+        failed = encode(
+            ctypes.c_void_p(at), uint8, 2, ctypes.c_void_p(matrix.data_ptr()), sizes, strides, box, steps, no_interleave,
+            swizzle_128, promote_256, zeros,
+        )  # fmt: skip
+    if failed:
+        raise KernelError(f"no tensor map for {rows} rows of {width} bytes: CUDA error {failed}")
+    found = torch.frombuffer(bytearray(ctypes.string_at(at, 128)), dtype=torch.uint8).to(matrix.device)
+    with _LOCK:
+        _MAPS[key] = found
+        while len(_MAPS) > 4096:
+            _MAPS.popitem(last=False)
+    return found
+
+
+@functools.cache
+def _libcuda() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def _stream(index: int, driver: Any) -> tuple[Any, torch.cuda.Stream]:

@@ -1,0 +1,154 @@
+// Y = X · Wᵀ on Hopper's asynchronous tensor cores: one kernel for every type that wgmma multiplies.
+//
+// A persistent grid; in each thread block one producer thread that fills a ring of shared-memory stages by TMA (128 bytes
+// of K a stage) and two warpgroups of 64 rows that multiply. Clusters of CLUSTER blocks along M share W's tile: each
+// loads a part and multicasts it. Tiles go in groups of rows, so that what is in L2 is used again.
+//
+//   PROMOTE 0   scales in the epilogue only
+//   PROMOTE 1   FP8 with x_scale [K/128, M] and w_scale [N/128, K/128]: the sum of each 128 of K is scaled and added in float32
+//   PROMOTE 2   as 1, with w_scale [K/128, N]: every column its own scale (int4 groups widened to 8 bits)
+//
+// Operands are rows of bytes, K-major, each row a multiple of 16 bytes; what lies beyond reads as zero. Per block of
+// output: (128 + BN) · K bytes read. -D: TYPE, BN, CLUSTER, PROMOTE, OUT, STAGES. Source of the technique: CUTLASS's and
+// DeepGEMM's documentation of warp-specialised persistent kernels, arXiv 2402.13499.
+#include <cuda.h>
+
+#include <type_traits>
+
+#include "wgmma.cuh"
+
+#include "epilogue.cuh"
+
+using Acc = std::conditional_t<TYPE == S8 || TYPE == B1, int, float>;
+using Sum = std::conditional_t<PROMOTE != 0, float, Acc>;
+constexpr int kRows = 128, kStageK = 128, kGroup = 16;
+constexpr int kTileX = kRows * kStageK, kTileW = BN * kStageK;
+
+struct Tile {
+    int row, column;
+    // Tiles in groups of kGroup rows of tiles, column by column; CLUSTER neighbours along M stay together.
+    __device__ __forceinline__ Tile(int index, int tiles_m, int tiles_n) {
+        int in_group = kGroup * tiles_n, group = index / in_group, first = group * kGroup;
+        int tall = min(kGroup, tiles_m - first), left = index - group * in_group;
+        row = (first + left % tall) * kRows, column = left / tall * BN;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+#if CLUSTER > 1
+    __cluster_dims__(CLUSTER, 1, 1)
+#endif
+        gemm_wgmma(const void* map_x, const void* map_w, const float* x_scale, const float* w_scale, int k_bytes, EPILOGUE_PARAMETERS) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ uint8_t raw[];
+    uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
+    uint32_t tile_x = base, tile_w = base + STAGES * kTileX, full = tile_w + STAGES * kTileW, empty = full + STAGES * 8;
+    int warpgroup = threadIdx.x / 128;
+    uint32_t rank = 0;
+    if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 8 * CLUSTER);
+        asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
+    }
+    if (CLUSTER > 1)
+        asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
+    else
+        __syncthreads();
+    int tiles_m = ((m + kRows - 1) / kRows + CLUSTER - 1) / CLUSTER * CLUSTER, tiles_n = (n + BN - 1) / BN, tiles = tiles_m * tiles_n;
+    int steps = (k_bytes + kStageK - 1) / kStageK;
+
+    if (warpgroup == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
+        if (threadIdx.x == 0) {
+            int stage = 0;
+            uint32_t phase = 0;
+            for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+                Tile tile(index, tiles_m, tiles_n);
+                for (int step = 0; step < steps; ++step) {
+                    barrier_wait(empty + stage * 8, phase ^ 1);
+                    barrier_expect(full + stage * 8, kTileX + kTileW);
+                    load_box(tile_x + stage * kTileX, map_x, full + stage * 8, step * kStageK, tile.row);
+                    uint32_t part = tile_w + stage * kTileW + rank * (kTileW / CLUSTER);
+                    int column = tile.column + int(rank) * (BN / CLUSTER);
+                    if (CLUSTER > 1)
+                        load_box_to_all(part, map_w, full + stage * 8, step * kStageK, column, (1 << CLUSTER) - 1);
+                    else
+                        load_box(part, map_w, full + stage * 8, step * kStageK, column);
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+        Epilogue e = EPILOGUE;
+        int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4, half = (warpgroup - 1) * 64;
+        int stage = 0;
+        uint32_t phase = 0;
+        auto release = [&](int s) {
+            if (lane < CLUSTER) barrier_arrive(empty + s * 8, lane);
+        };
+        for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+            Tile tile(index, tiles_m, tiles_n);
+            int r = tile.row + half + warp * 16 + lane / 4;
+            Acc d[BN / 2];
+            Sum total[PROMOTE ? BN / 2 : 1];
+            if constexpr (PROMOTE != 0) {
+#pragma unroll
+                for (int i = 0; i < BN / 2; ++i) total[i] = 0.0f;
+            }
+            int before = -1;
+            for (int step = 0; step < steps; ++step) {
+                float upper = 1.0f, lower = 1.0f, shared = 1.0f;
+                if constexpr (PROMOTE == 1) {
+                    upper = r < m ? __ldg(x_scale + size_t(step) * m + r) : 0.0f;
+                    lower = r + 8 < m ? __ldg(x_scale + size_t(step) * m + r + 8) : 0.0f;
+                    shared = __ldg(w_scale + size_t(tile.column / 128) * steps + step);
+                }
+                barrier_wait(full + stage * 8, phase);
+                hold(d);
+                wgmma_fence();
+                uint64_t x = tile_descriptor(tile_x + stage * kTileX + half * kStageK), w = tile_descriptor(tile_w + stage * kTileW);
+#pragma unroll
+                for (int part = 0; part < 4; ++part) wgmma<TYPE, BN>(d, x + 2 * part, w + 2 * part, PROMOTE ? part : step | part);
+                wgmma_commit();
+                hold(d);
+                if constexpr (PROMOTE == 0) {
+                    wgmma_wait<1>();
+                    if (before >= 0) release(before);
+                    before = stage;
+                } else {
+                    wgmma_wait<0>();
+                    hold(d);
+                    release(stage);
+                    upper *= shared, lower *= shared;
+#pragma unroll
+                    for (int j = 0; j < BN / 8; ++j) {
+                        float2 own = make_float2(1.0f, 1.0f);
+                        if constexpr (PROMOTE == 2) {
+                            int c = tile.column + j * 8 + lane % 4 * 2;
+                            const float* at = w_scale + size_t(step) * n + c;
+                            own = make_float2(c < n ? __ldg(at) : 0.0f, c + 1 < n ? __ldg(at + 1) : 0.0f);
+                        }
+                        total[4 * j] += upper * own.x * float(d[4 * j]);
+                        total[4 * j + 1] += upper * own.y * float(d[4 * j + 1]);
+                        total[4 * j + 2] += lower * own.x * float(d[4 * j + 2]);
+                        total[4 * j + 3] += lower * own.y * float(d[4 * j + 3]);
+                    }
+                }
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            if constexpr (PROMOTE == 0) {
+                wgmma_wait<0>();
+                hold(d);
+                release(before);
+                store_row<0>(e, d, r, tile.column);
+                store_row<2>(e, d, r + 8, tile.column);
+            } else {
+                store_row<0>(e, total, r, tile.column);
+                store_row<2>(e, total, r + 8, tile.column);
+            }
+        }
+    }
+    if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
+#endif
+}

@@ -21,6 +21,8 @@ ACTIVATIONS = ("none", "gelu_tanh", "gelu")
 EPILOGUE_TYPES = "PPPPPPPPiiiiii"
 STAGES = {256: 4, 128: 6}
 MMA_STAGES = 3
+NEAR_BYTES = 36 * 1024
+"""Up to this, gemm_weight.cu keeps X in shared memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,9 +251,11 @@ def weight(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, how: Weig
     tiles = 1 if m <= 8 else 2 if m <= 16 else 4
     out = w.new_empty((m, w.shape[0]), dtype=epilogue.dtype)
     grid = (math.ceil(w.shape[0] / 16), math.ceil(m / (8 * tiles)))
+    x = x.contiguous()
+    pieces = x.nbytes // 16 if x.nbytes <= NEAR_BYTES else 0
     launch(
-        how.build(ACTS[x.dtype], tiles, epilogue.dtype), "gemm_weight", w.device, grid, 256, "PPPPiiii" + EPILOGUE_TYPES,
-        (x.contiguous(), w, scales, zeros, k, w.shape[1], group, scales.shape[1], *epilogue.arguments(out)),
+        how.build(ACTS[x.dtype], tiles, epilogue.dtype), "gemm_weight", w.device, grid, 256, "PPPPiiiii" + EPILOGUE_TYPES,
+        (x, w, scales, zeros, k, w.shape[1], group, scales.shape[1], pieces, *epilogue.arguments(out)), pieces * 16,
     )  # fmt: skip
     return out
 

@@ -30,6 +30,12 @@ struct OutType<OUT_S32> {
 };
 using Result = OutType<OUT>::type;
 
+// A call, not inlined: a hundred copies in a fragment's epilogue would not fit the instruction cache.
+__device__ __noinline__ float activated(float v, int activation) {
+    if (activation == GELU_TANH) return 0.5f * v * (1.0f + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
+    return 0.5f * v * (1.0f + erff(v * 0.7071067811865476f));
+}
+
 struct Epilogue {
     Result* out;
     const float *row_scale, *col_scale, *bias;
@@ -38,12 +44,6 @@ struct Epilogue {
     int m, n;
 
     __device__ __forceinline__ float row(int r) const { return row_scale ? row_scale[r * row_stride] : 1.0f; }
-
-    __device__ __forceinline__ float activate(float v) const {
-        if (activation == GELU_TANH) return 0.5f * v * (1.0f + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
-        if (activation == GELU_EXACT) return 0.5f * v * (1.0f + erff(v * 0.7071067811865476f));
-        return v;
-    }
 
     // ``scale`` is row(r), read once for a row's many columns.
     template <typename Acc>
@@ -59,7 +59,8 @@ struct Epilogue {
             float v = float(sum) * scale;
             if (col_scale) v *= col_scale[c * col_stride];
             if (bias) v += bias[c];
-            return from_float<Result>(activate(v));
+            if (activation) v = activated(v, activation);
+            return from_float<Result>(v);
         }
     }
 

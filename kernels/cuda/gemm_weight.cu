@@ -18,9 +18,14 @@
 using Q = CODEC;
 constexpr bool kInt = ACT == 1;
 constexpr int kWords = ELEMENTS * WBITS / 32, kWarps = 8;
+constexpr int kDepth = TILES > 2 ? 2 : kWords >= 6 ? 2 : kWords >= 3 ? 3 : 4;  // rounds of weights on their way
 constexpr bool kFastInt = WBITS <= 4 && (Q::is_integer || TWO_BIT) && WBITS != 3;
 constexpr bool kFp4 = WBITS == 4 && std::is_same_v<Q, FloatCodec<2, 1, 1, NONE>>;
+constexpr bool kTable = std::is_same_v<Q, CodebookCodec<Nf4>>;
 using Acc = std::conditional_t<kInt, int, float>;
+
+// A codebook's levels two at a time: byte -> bf16x2.
+__shared__ uint32_t table[kTable ? 256 : 1];
 constexpr float kUnder = kInt && WBITS == 4 ? 0.0625f : 1.0f;  // int4 is multiplied as sixteen times its value
 
 __device__ __forceinline__ uint32_t pack2(float a, float b) {
@@ -98,6 +103,9 @@ __device__ __forceinline__ void decode_unit(const uint32_t (&w)[kWords], int uni
             uint32_t bits = (v & 0x00070007u) << 6 | (v & 0x00080008u) << 12;
             out[i] = word_of(__hmul2(pair_of(bits), pair_of(0x7e807e80u)));  // 2^126
         }
+    } else if constexpr (kTable) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[i] = table[w[unit] >> (8 * i) & 0xffu];
     } else if constexpr (WBITS == 8 && Q::is_integer) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -124,13 +132,13 @@ __device__ __forceinline__ void load_unit(const void* x, size_t element, bool li
         if constexpr (words % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < words; i += 4) {
-                uint4 v = __ldg(reinterpret_cast<const uint4*>(p + i * 4));
+                uint4 v = *reinterpret_cast<const uint4*>(p + i * 4);
                 raw[i] = v.x, raw[i + 1] = v.y, raw[i + 2] = v.z, raw[i + 3] = v.w;
             }
         } else {
 #pragma unroll
             for (int i = 0; i < words; i += 2) {
-                uint2 v = __ldg(reinterpret_cast<const uint2*>(p + i * 4));
+                uint2 v = *reinterpret_cast<const uint2*>(p + i * 4);
                 raw[i] = v.x, raw[i + 1] = v.y;
             }
         }
@@ -170,10 +178,10 @@ __device__ __forceinline__ void load_unit(const void* x, size_t element, bool li
     }
 }
 
-// group: elements of K under one scale; scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
-extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES <= 2 ? 3 : 1)
+// x_pieces: sixteen-byte pieces of X if it fits shared memory, else 0. group: elements of K under one scale; scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
+extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 3 : TILES == 2 ? 2 : 1)
     gemm_weight(const void* x, const uint8_t* w, const SCALE_TYPE* scales, const int8_t* zeros, int k, int row_bytes, int group, int groups,
-                EPILOGUE_PARAMETERS) {
+                int x_pieces, EPILOGUE_PARAMETERS) {
     Epilogue e = EPILOGUE;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane / 4, t = lane % 4;
     int top = blockIdx.x * 16, first_token = blockIdx.y * TILES * 8;
@@ -184,58 +192,64 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES <= 2 ? 3 : 1)
     float total[TILES][4] = {};
     Acc part[TILES][4] = {};
     constexpr uint32_t plain = WBITS == 4 ? 0x43084308u : TWO_BIT == 2 ? 0x43024302u : 0x43014301u;
-    uint32_t next0[kWords], next1[kWords];
-    auto fetch = [&](int round) {
+    uint32_t next0[kDepth][kWords], next1[kDepth][kWords];
+    // Scales and zero points come with their weights: waited for apart, each would cost a trip to memory.
+    constexpr int kScales = GROUPED ? 1 : ELEMENTS / 16;
+    SCALE_TYPE scale0[kDepth][kScales], scale1[kDepth][kScales];
+    int8_t zero0[kDepth] = {}, zero1[kDepth] = {};
+    auto fetch = [&](int slot, int round) {
         int byte = (round * 4 + t) * (kWords * 4);
         bool inside = round < rounds && byte + kWords * 4 <= row_bytes;
         if (inside) {
-            load_words(next0, row0 + byte), load_words(next1, row1 + byte);
+            load_words(next0[slot], row0 + byte), load_words(next1[slot], row1 + byte);
         } else {
 #pragma unroll
-            for (int i = 0; i < kWords; ++i) next0[i] = next1[i] = 0;
+            for (int i = 0; i < kWords; ++i) next0[slot][i] = next1[slot][i] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < kScales; ++i) {
+            int cell = min((GROUPED ? round * kSpan : (round * 4 + t) * ELEMENTS + 16 * i) / group, groups - 1);
+            scale0[slot][i] = scales[size_t(upper) * groups + cell], scale1[slot][i] = scales[size_t(lower) * groups + cell];
+            if constexpr (ZEROS) zero0[slot] = zeros[size_t(upper) * groups + cell], zero1[slot] = zeros[size_t(lower) * groups + cell];
         }
     };
-    int held = -1;
-    float scale0 = 1.0f, scale1 = 1.0f;
-    uint32_t bias0 = plain, bias1 = plain;
-    auto settle = [&]() {
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) {
-            total[i][0] += scale0 * kUnder * float(part[i][0]), total[i][1] += scale0 * kUnder * float(part[i][1]);
-            total[i][2] += scale1 * kUnder * float(part[i][2]), total[i][3] += scale1 * kUnder * float(part[i][3]);
-            part[i][0] = part[i][1] = part[i][2] = part[i][3] = 0;
+    for (int slot = 0; slot < kDepth; ++slot) fetch(slot, warp + slot * kWarps);
+    // The weights are on their way; meanwhile X comes nearer, if it fits.
+    extern __shared__ uint4 near[];
+    if (x_pieces) {
+        for (int i = threadIdx.x; i < x_pieces; i += kWarps * 32) near[i] = static_cast<const uint4*>(x)[i];
+        x = near;
+    }
+    if constexpr (kTable) {
+        int i = threadIdx.x;
+        float low = 0.0f, high = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) low = (i & 15) == j ? Q::decode(j) : low, high = i >> 4 == j ? Q::decode(j) : high;
+        table[i] = pack2(low, high);
+    }
+    __syncthreads();
+    auto round_of = [&](int slot, int round) {
+        uint32_t w0[kWords], w1[kWords], bias0 = plain, bias1 = plain;
+        float f0[kScales], f1[kScales];
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) w0[i] = next0[slot][i], w1[i] = next1[slot][i];
+#pragma unroll
+        for (int i = 0; i < kScales; ++i) f0[i] = float(scale0[slot][i]), f1[i] = float(scale1[slot][i]);
+        if constexpr (ZEROS) {
+            constexpr float middle = 128.0f + (WBITS == 4 ? 8 : TWO_BIT);
+            bias0 = pack2(middle + zero0[slot], middle + zero0[slot]), bias1 = pack2(middle + zero1[slot], middle + zero1[slot]);
         }
-    };
-    fetch(warp);
-#pragma unroll 2
-    for (int round = warp; round < rounds; round += kWarps) {
-        uint32_t w0[kWords], w1[kWords];
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) w0[i] = next0[i], w1[i] = next1[i];
-        fetch(round + kWarps);
+        fetch(slot, round + kWarps * kDepth);
+        if (round >= rounds) return;
         int place = (round * 4 + t) * ELEMENTS;
-        if constexpr (GROUPED) {
-            int now = round * kSpan / group;
-            if (now != held) {
-                if (held >= 0) settle();
-                held = now;
-                scale0 = float(scales[size_t(upper) * groups + now]), scale1 = float(scales[size_t(lower) * groups + now]);
-                if constexpr (ZEROS) {
-                    constexpr float middle = 128.0f + (WBITS == 4 ? 8 : TWO_BIT);
-                    float z0 = middle + zeros[size_t(upper) * groups + now], z1 = middle + zeros[size_t(lower) * groups + now];
-                    bias0 = pack2(z0, z0), bias1 = pack2(z1, z1);
-                }
-            }
-        }
 #pragma unroll
         for (int unit = 0; unit < ELEMENTS / kUnit; ++unit) {
             int at = place + unit * kUnit;
             uint32_t a0[kParts], a1[kParts];
             decode_unit(w0, unit, bias0, a0), decode_unit(w1, unit, bias1, a1);
             if constexpr (!GROUPED) {
-                int cell = min(at / group, groups - 1);
-                float f0 = float(scales[size_t(upper) * groups + cell]), f1 = float(scales[size_t(lower) * groups + cell]);
-                __nv_bfloat162 s0 = __float2bfloat162_rn(f0), s1 = __float2bfloat162_rn(f1);
+                __nv_bfloat162 s0 = __float2bfloat162_rn(f0[unit * kUnit / 16]), s1 = __float2bfloat162_rn(f1[unit * kUnit / 16]);
 #pragma unroll
                 for (int i = 0; i < kParts; ++i) a0[i] = word_of(__hmul2(pair_of(a0[i]), s0)), a1[i] = word_of(__hmul2(pair_of(a1[i]), s1));
             }
@@ -248,8 +262,25 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES <= 2 ? 3 : 1)
                 for (int i = 0; i < kParts; i += 2) mma(part[tile], a0[i], a1[i], a0[i + 1], a1[i + 1], b[i], b[i + 1]);
             }
         }
+        if constexpr (GROUPED) {
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+                total[i][0] += f0[0] * kUnder * float(part[i][0]), total[i][1] += f0[0] * kUnder * float(part[i][1]);
+                total[i][2] += f1[0] * kUnder * float(part[i][2]), total[i][3] += f1[0] * kUnder * float(part[i][3]);
+                part[i][0] = part[i][1] = part[i][2] = part[i][3] = 0;
+            }
+        }
+    };
+    for (int first = warp; first < rounds; first += kWarps * kDepth) {
+#pragma unroll
+        for (int slot = 0; slot < kDepth; ++slot) round_of(slot, first + slot * kWarps);
     }
-    settle();
+    if constexpr (!GROUPED) {
+#pragma unroll
+        for (int i = 0; i < TILES; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) total[i][j] = float(part[i][j]);
+    }
     __shared__ float sums[kWarps][TILES * 8][17];
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {

@@ -141,7 +141,7 @@ def wgmma(
     tiles = math.ceil(math.ceil(m / 128) / cluster) * cluster * math.ceil(n / wide)
     grid = min(processors // cluster * cluster, tiles)
     maps = tensor_map(x, 128), tensor_map(w, wide // cluster)
-    shared = STAGES[wide] * (128 + wide) * 128 + STAGES[wide] * 16 + 1024
+    shared = STAGES[wide] * (128 + wide) * 128 + 128 + 8 * 4096 + 1024
     launch(
         wgmma_build(kind, epilogue.dtype, wide, cluster, promote), "gemm_wgmma", device, (grid,), 384, "PPPPi" + EPILOGUE_TYPES,
         (*maps, x_scale, w_scale, x.shape[1], *epilogue.arguments(out)), shared,

@@ -29,6 +29,8 @@ struct OutType<OUT_S32> {
     using type = int;
 };
 using Result = OutType<OUT>::type;
+template <>
+__device__ __forceinline__ int from_float<int>(float v) { return int(v); }
 
 // A call, not inlined: a hundred copies in a fragment's epilogue would not fit the instruction cache.
 __device__ __noinline__ float activated(float v, int activation) {
@@ -76,59 +78,40 @@ struct Epilogue {
 #define EPILOGUE \
     Epilogue { out, row_scale, col_scale, bias, row_a, col_a, row_b, col_b, row_stride, col_stride, multiply, activation, m, n }
 
-// Stores one row of a fragment: registers 4j + FROM and the next one as columns 8j + 2t and 8j + 2t + 1. Four lanes of a quad trade pairs of
-// 16-bit results so that each stores sixteen bytes in a row.
-template <int FROM, int COUNT, typename Acc>
-__device__ __forceinline__ void store_row(const Epilogue& e, const Acc (&d)[COUNT], int r, int first) {
-    constexpr int PAIRS = COUNT / 4;
-    int t = threadIdx.x & 3;
-    float scale = r < e.m ? e.row(r) : 1.0f;
-    bool whole = e.n % 8 == 0 && sizeof(Result) == 2;
-    if (whole) {
-        if constexpr (sizeof(Result) == 2) {
+// Stores 16 rows × COLUMNS of a warp's fragment (registers FROM ... of ``d``, four to each 8 columns) by way of the warp's own
+// 16 × COLUMNS words of shared memory. Straight from registers this would be thousands of instructions, more than the
+// instruction cache holds; from shared memory it is a loop, and every lane writes eight outputs in a row.
+template <int COLUMNS, int FROM, typename Acc, int COUNT>
+__device__ __forceinline__ void store_fragment(const Epilogue& e, const Acc (&d)[COUNT], Acc* tile, int first_row, int first_column) {
+    int lane = threadIdx.x & 31, q = lane / 4, t = lane % 4;
+    __syncwarp();
 #pragma unroll
-            for (int j = 0; j < PAIRS; j += 4) {
-                uint32_t w[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    int c = first + (j + i) * 8 + t * 2;
-                    Result pair[2] = {};
-                    if (r < e.m && c < e.n) {
-                        pair[0] = e.at(d[(j + i) * 4 + FROM], r, c, scale);
-                        pair[1] = e.at(d[(j + i) * 4 + FROM + 1], r, c + 1, scale);
-                    }
-                    w[i] = *reinterpret_cast<uint32_t*>(pair);
-                }
-                bool odd = t & 1, high = t & 2;
-                uint32_t s0 = odd ? w[0] : w[1], s1 = odd ? w[2] : w[3];
-                s0 = __shfl_xor_sync(0xffffffffu, s0, 1), s1 = __shfl_xor_sync(0xffffffffu, s1, 1);
-                if (odd)
-                    w[0] = s0, w[2] = s1;
-                else
-                    w[1] = s0, w[3] = s1;
-                s0 = high ? w[0] : w[2], s1 = high ? w[1] : w[3];
-                s0 = __shfl_xor_sync(0xffffffffu, s0, 2), s1 = __shfl_xor_sync(0xffffffffu, s1, 2);
-                if (high)
-                    w[0] = s0, w[1] = s1;
-                else
-                    w[2] = s0, w[3] = s1;
-                int c = first + (j + t) * 8;
-                if (r < e.m && c < e.n) *reinterpret_cast<uint4*>(e.out + size_t(r) * e.n + c) = make_uint4(w[0], w[1], w[2], w[3]);
-            }
-        }
-        return;
+    for (int j = 0; j < COLUMNS / 8; ++j) {
+        // Units of eight columns are swapped by row, so that the rows of half a warp lie in different banks.
+        Acc* to = tile + q * COLUMNS + (j ^ (q & 3)) * 8 + t * 2;
+        to[0] = d[FROM + 4 * j], to[1] = d[FROM + 4 * j + 1];
+        to[8 * COLUMNS] = d[FROM + 4 * j + 2], to[8 * COLUMNS + 1] = d[FROM + 4 * j + 3];
     }
-#pragma unroll
-    for (int j = 0; j < PAIRS; ++j) {
-        int c = first + j * 8 + t * 2;
-        if (r >= e.m) continue;
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 2 * COLUMNS; i += 32) {
+        int in_row = i / (COLUMNS / 8), unit = i % (COLUMNS / 8), r = first_row + in_row, c = first_column + unit * 8;
+        if (r >= e.m || c >= e.n) continue;
+        const Acc* from = tile + in_row * COLUMNS + (unit ^ (in_row & 3)) * 8;
+        float scale = e.row(r);
         Result* to = e.out + size_t(r) * e.n + c;
-        if (sizeof(Result) == 4 && e.n % 2 == 0 && c < e.n) {
-            Result pair[2] = {e.at(d[j * 4 + FROM], r, c, scale), e.at(d[j * 4 + FROM + 1], r, c + 1, scale)};
-            *reinterpret_cast<uint2*>(to) = *reinterpret_cast<uint2*>(pair);
-            continue;
+        union {
+            Result value[8];
+            uint4 piece[sizeof(Result) / 2];
+        } u;
+        if (e.n % 8 == 0) {
+#pragma unroll
+            for (int k = 0; k < 8; ++k) u.value[k] = e.at(from[k], r, c + k, scale);
+#pragma unroll
+            for (int k = 0; k < sizeof(Result) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = u.piece[k];
+        } else {
+#pragma unroll 1
+            for (int k = 0; k < 8 && c + k < e.n; ++k) to[k] = e.at(from[k], r, c + k, scale);
         }
-        if (c < e.n) to[0] = e.at(d[j * 4 + FROM], r, c, scale);
-        if (c + 1 < e.n) to[1] = e.at(d[j * 4 + FROM + 1], r, c + 1, scale);
     }
 }

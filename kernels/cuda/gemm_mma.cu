@@ -97,10 +97,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
     }
     Epilogue e = EPILOGUE;
-    int r = top + wm + lane / 4, c = side + wn;
-    auto store = [&](const Acc(&part)[16], int row) {
-        store_row<0>(e, part, row, c);
-        store_row<2>(e, part, row + 8, c);
-    };
-    store(d[0], r), store(d[1], r + 16), store(d[2], r + 32), store(d[3], r + 48);
+    asm volatile("cp.async.wait_group 0;\n" ::: "memory");
+    __syncthreads();
+    Acc* staging = reinterpret_cast<Acc*>(raw) + warp * 512;
+    int r = top + wm, c = side + wn;
+    store_fragment<32, 0>(e, d[0], staging, r, c), store_fragment<32, 0>(e, d[1], staging, r + 16, c);
+    store_fragment<32, 0>(e, d[2], staging, r + 32, c), store_fragment<32, 0>(e, d[3], staging, r + 48, c);
 }

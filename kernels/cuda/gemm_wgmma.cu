@@ -14,6 +14,7 @@
 #include <cuda.h>
 
 #include <type_traits>
+#include <utility>
 
 #include "wgmma.cuh"
 
@@ -34,6 +35,21 @@ struct Tile {
     }
 };
 
+template <bool FIRST, typename A, typename B>
+__device__ __forceinline__ auto& either(A& a, B& b) {
+    if constexpr (FIRST)
+        return a;
+    else
+        return b;
+}
+
+// The whole fragment, 64 columns at a time.
+template <typename T, int COUNT, int... PART>
+__device__ __forceinline__ void store_all(
+    const Epilogue& e, const T (&d)[COUNT], T* staging, int row, int column, std::integer_sequence<int, PART...>) {
+    (store_fragment<64, PART * 32>(e, d, staging, row, column + PART * 64), ...);
+}
+
 extern "C" __global__ void __launch_bounds__(384, 1)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)
@@ -43,6 +59,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
     uint32_t tile_x = base, tile_w = base + STAGES * kTileX, full = tile_w + STAGES * kTileW, empty = full + STAGES * 8;
+    // Behind the barriers, 16 × 64 words for each of the eight warps that multiply.
+    uint8_t* staging = raw + (base - shared_address(raw)) + STAGES * (kTileX + kTileW) + 128;
     int warpgroup = threadIdx.x / 128;
     uint32_t rank = 0;
     if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
@@ -89,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         };
         for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
             Tile tile(index, tiles_m, tiles_n);
-            int r = tile.row + half + warp * 16 + lane / 4;
+            int top = tile.row + half + warp * 16, r = top + lane / 4;
             Acc d[BN / 2];
             Sum total[PROMOTE ? BN / 2 : 1];
             if constexpr (PROMOTE != 0) {
@@ -141,12 +159,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 wgmma_wait<0>();
                 hold(d);
                 release(before);
-                store_row<0>(e, d, r, tile.column);
-                store_row<2>(e, d, r + 8, tile.column);
-            } else {
-                store_row<0>(e, total, r, tile.column);
-                store_row<2>(e, total, r + 8, tile.column);
             }
+            Sum* mine = reinterpret_cast<Sum*>(staging) + (threadIdx.x / 32 - 4) * 1024;
+            store_all(e, either<PROMOTE != 0>(total, d), mine, top, tile.column, std::make_integer_sequence<int, BN / 64>());
         }
     }
     if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");

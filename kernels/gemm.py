@@ -254,7 +254,7 @@ def weight(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, how: Weig
     x = x.contiguous()
     pieces = x.nbytes // 16 if x.nbytes <= NEAR_BYTES else 0
     launch(
-        how.build(ACTS[x.dtype], tiles, epilogue.dtype), "gemm_weight", w.device, grid, 256, "PPPPiiiii" + EPILOGUE_TYPES,
+        how.build(ACTS[x.dtype], tiles, epilogue.dtype), "gemm_weight", w.device, grid, 128, "PPPPiiiii" + EPILOGUE_TYPES,
         (x, w, scales, zeros, k, w.shape[1], group, scales.shape[1], pieces, *epilogue.arguments(out)), pieces * 16,
     )  # fmt: skip
     return out

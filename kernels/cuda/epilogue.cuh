@@ -47,28 +47,60 @@ struct Epilogue {
 
     __device__ __forceinline__ float row(int r) const { return row_scale ? row_scale[r * row_stride] : 1.0f; }
 
-    // ``scale`` is row(r), read once for a row's many columns.
+    // The results of eight neighbours of row r (fewer at the edge: ``count``) from column c on.
     template <typename Acc>
-    __device__ __forceinline__ Result at(Acc sum, int r, int c, float scale) const {
+    __device__ __forceinline__ void eight(const Acc* sum, int r, int c, int count, Result (&out8)[8]) const {
+        Acc v[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) v[k] = sum[k];
         if constexpr (std::is_same_v<Acc, int>) {
-            sum *= multiply;
-            if (row_a) sum -= row_a[r] * col_a[c];
-            if (row_b) sum -= row_b[r] * col_b[c];
+            if (multiply != 1) {
+#pragma unroll
+                for (int k = 0; k < 8; ++k) v[k] *= multiply;
+            }
+            if (row_a) {
+                int at = row_a[r];
+#pragma unroll
+                for (int k = 0; k < 8; ++k) v[k] -= k < count ? at * col_a[c + k] : 0;
+            }
+            if (row_b) {
+                int at = row_b[r];
+#pragma unroll
+                for (int k = 0; k < 8; ++k) v[k] -= k < count ? at * col_b[c + k] : 0;
+            }
         }
         if constexpr (OUT == OUT_S32) {
-            return int(sum);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) out8[k] = int(v[k]);
         } else {
-            float v = float(sum) * scale;
-            if (col_scale) v *= col_scale[c * col_stride];
-            if (bias) v += bias[c];
-            if (activation) v = activated(v, activation);
-            return from_float<Result>(v);
+            float y[8], scale = row(r);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) y[k] = float(v[k]) * scale;
+            if (col_scale) {
+                float one = col_scale[0];
+#pragma unroll
+                for (int k = 0; k < 8; ++k) y[k] *= col_stride && k < count ? col_scale[c + k] : one;
+            }
+            if (bias) {
+#pragma unroll
+                for (int k = 0; k < 8; ++k) y[k] += k < count ? bias[c + k] : 0.0f;
+            }
+            if (activation) {
+#pragma unroll
+                for (int k = 0; k < 8; ++k) y[k] = activated(y[k], activation);
+            }
+#pragma unroll
+            for (int k = 0; k < 8; ++k) out8[k] = from_float<Result>(y[k]);
         }
     }
 
     template <typename Acc>
     __device__ __forceinline__ void store(Acc sum, int r, int c) const {
-        if (r < m && c < n) out[size_t(r) * n + c] = at(sum, r, c, row(r));
+        if (r >= m || c >= n) return;
+        Acc eight_sums[8] = {sum};
+        Result results[8];
+        eight(eight_sums, r, c, 1, results);
+        out[size_t(r) * n + c] = results[0];
     }
 };
 
@@ -98,20 +130,20 @@ __device__ __forceinline__ void store_fragment(const Epilogue& e, const Acc (&d)
         int in_row = i / (COLUMNS / 8), unit = i % (COLUMNS / 8), r = first_row + in_row, c = first_column + unit * 8;
         if (r >= e.m || c >= e.n) continue;
         const Acc* from = tile + in_row * COLUMNS + (unit ^ (in_row & 3)) * 8;
-        float scale = e.row(r);
         Result* to = e.out + size_t(r) * e.n + c;
         union {
             Result value[8];
             uint4 piece[sizeof(Result) / 2];
         } u;
+        int count = min(8, e.n - c);
+        e.eight(from, r, c, count, u.value);
         if (e.n % 8 == 0) {
-#pragma unroll
-            for (int k = 0; k < 8; ++k) u.value[k] = e.at(from[k], r, c + k, scale);
 #pragma unroll
             for (int k = 0; k < sizeof(Result) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = u.piece[k];
         } else {
-#pragma unroll 1
-            for (int k = 0; k < 8 && c + k < e.n; ++k) to[k] = e.at(from[k], r, c + k, scale);
+#pragma unroll
+            for (int k = 0; k < 8; ++k)
+                if (k < count) to[k] = u.value[k];
         }
     }
 }

@@ -121,7 +121,9 @@ extern "C" __global__ void __launch_bounds__(256) gemm_tiled(OPERANDS, EPILOGUE_
         }
         __syncthreads();
     }
+#pragma unroll
     for (int i = 0; i < 4; ++i)
+#pragma unroll
         for (int j = 0; j < 4; ++j) e.store(sum[i][j], top + tr + i, side + tc + j);
 }
 

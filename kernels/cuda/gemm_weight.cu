@@ -4,7 +4,7 @@
 // summed in any order if both operands agree on it: a lane reads ELEMENTS consecutive codes of a row, as quantize packs them,
 // and the same elements of X, and calls them its own places of K. Nothing is reordered ahead of time.
 //
-// A block has 16 rows of W and eight warps that take turns along K; their sums meet in shared memory. Bytes: W's codes and
+// A block has 16 rows of W and four warps that take turns along K; their sums meet in shared memory. Bytes: W's codes and
 // scales once, X from cache. A sum over one group of K is scaled in float32 (GROUPED), or, for block scales that are exact
 // in bf16 (MX, NVFP4), the weight is scaled before it is multiplied.
 //
@@ -17,8 +17,8 @@
 
 using Q = CODEC;
 constexpr bool kInt = ACT == 1;
-constexpr int kWords = ELEMENTS * WBITS / 32, kWarps = 8;
-constexpr int kDepth = TILES > 2 ? 2 : kWords >= 6 ? 2 : kWords >= 3 ? 3 : 4;  // rounds of weights on their way
+constexpr int kWords = ELEMENTS * WBITS / 32, kWarps = 4;
+constexpr int kDepth = TILES > 2 ? 2 : kWords >= 6 ? 2 : kWords >= 3 ? 4 : 8;  // rounds of weights on their way
 constexpr bool kFastInt = WBITS <= 4 && (Q::is_integer || TWO_BIT) && WBITS != 3;
 constexpr bool kFp4 = WBITS == 4 && std::is_same_v<Q, FloatCodec<2, 1, 1, NONE>>;
 constexpr bool kTable = std::is_same_v<Q, CodebookCodec<Nf4>>;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void load_unit(const void* x, size_t element, bool li
 }
 
 // x_pieces: sixteen-byte pieces of X if it fits shared memory, else 0. group: elements of K under one scale; scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
-extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 3 : TILES == 2 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 5 : TILES == 2 ? 4 : 2)
     gemm_weight(const void* x, const uint8_t* w, const SCALE_TYPE* scales, const int8_t* zeros, int k, int row_bytes, int group, int groups,
                 int x_pieces, EPILOGUE_PARAMETERS) {
     Epilogue e = EPILOGUE;
@@ -222,11 +222,12 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 3 : TILES
         x = near;
     }
     if constexpr (kTable) {
-        int i = threadIdx.x;
-        float low = 0.0f, high = 0.0f;
+        for (int i = threadIdx.x; i < 256; i += kWarps * 32) {
+            float low = 0.0f, high = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 16; ++j) low = (i & 15) == j ? Q::decode(j) : low, high = i >> 4 == j ? Q::decode(j) : high;
-        table[i] = pack2(low, high);
+            for (int j = 0; j < 16; ++j) low = (i & 15) == j ? Q::decode(j) : low, high = i >> 4 == j ? Q::decode(j) : high;
+            table[i] = pack2(low, high);
+        }
     }
     __syncthreads();
     auto round_of = [&](int slot, int round) {

@@ -88,12 +88,13 @@ __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes) {
 // Arrives at the same barrier of thread block ``rank`` of the cluster.
 __device__ __forceinline__ void barrier_arrive(uint32_t bar, uint32_t rank) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar), "r"(rank)
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar), "r"(rank)
                  : "memory");
 }
+// At the scope of the block: a cluster's acquire would empty the L1 cache each time. What arrives is TMA's, which writes past it.
 __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
     asm volatile("{\n.reg .pred done;\nagain:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@done bra finished;\nbra again;\nfinished:\n}\n" ::"r"(bar), "r"(parity)
                  : "memory");
 }

@@ -226,13 +226,13 @@ class Weight:
     zeros: bool
     two_bit: int
 
-    def build(self, act: int, tiles: int, dtype: torch.dtype) -> Build:
-        """The compilation for activations (0 bf16, 1 int8, 2 e4m3), tiles of eight tokens, and an output."""
+    def build(self, act: int, tiles: int, near: bool, dtype: torch.dtype) -> Build:
+        """The compilation for activations (0 bf16, 1 int8, 2 e4m3), tiles of eight tokens, X near or not, and an output."""
         return Build(
             "gemm_weight.cu",
             (("CODEC", self.codec), ("WBITS", str(self.bits)), ("ELEMENTS", str(self.elements)), ("SCALE_TYPE", self.scale),
              ("GROUPED", str(int(self.grouped))), ("ZEROS", str(int(self.zeros))), ("ACT", str(act)), ("TILES", str(tiles)),
-             ("TWO_BIT", str(self.two_bit)), ("OUT", str(OUTPUTS[dtype]))),
+             ("NEAR", str(int(near))), ("TWO_BIT", str(self.two_bit)), ("OUT", str(OUTPUTS[dtype]))),
         )  # fmt: skip
 
 
@@ -252,10 +252,12 @@ def weight(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, how: Weig
     out = w.new_empty((m, w.shape[0]), dtype=epilogue.dtype)
     grid = (math.ceil(w.shape[0] / 16), math.ceil(m / (8 * tiles)))
     x = x.contiguous()
-    pieces = x.nbytes // 16 if x.nbytes <= NEAR_BYTES else 0
+    span = 4 * how.elements
+    near_bytes = m * (math.ceil(k / span) * span * (1 if x.dtype == torch.int8 else 2) + 16)
+    near = m <= 8 and near_bytes <= NEAR_BYTES
     launch(
-        how.build(ACTS[x.dtype], tiles, epilogue.dtype), "gemm_weight", w.device, grid, 128, "PPPPiiiii" + EPILOGUE_TYPES,
-        (x, w, scales, zeros, k, w.shape[1], group, scales.shape[1], pieces, *epilogue.arguments(out)), pieces * 16,
+        how.build(ACTS[x.dtype], tiles, near, epilogue.dtype), "gemm_weight", w.device, grid, 128, "PPPPiiii" + EPILOGUE_TYPES,
+        (x, w, scales, zeros, k, w.shape[1], group, scales.shape[1], *epilogue.arguments(out)), near_bytes if near else 0,
     )  # fmt: skip
     return out
 

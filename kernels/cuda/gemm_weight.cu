@@ -9,7 +9,7 @@
 // in bf16 (MX, NVFP4), the weight is scaled before it is multiplied.
 //
 // -D: CODEC, WBITS, ELEMENTS, SCALE_TYPE, GROUPED, ZEROS (int8 zero points), ACT (0 bf16, 1 int8, 2 e4m3), TILES (8 tokens
-// each), TWO_BIT (0, or for plain 2-bit codes the value to subtract), OUT. Idea of decoding in registers: Marlin, arXiv 2408.11743.
+// each), NEAR (X fits shared memory, where it is put in the order of decoding), TWO_BIT (0, or for plain 2-bit codes the value to subtract), OUT. Idea of decoding in registers: Marlin, arXiv 2408.11743.
 #include <type_traits>
 
 #include "codec.cuh"
@@ -18,7 +18,7 @@
 using Q = CODEC;
 constexpr bool kInt = ACT == 1;
 constexpr int kWords = ELEMENTS * WBITS / 32, kWarps = 4;
-constexpr int kDepth = TILES > 2 ? 2 : kWords >= 6 ? 2 : kWords >= 3 ? 4 : 8;  // rounds of weights on their way
+constexpr int kDepth = TILES > 2 ? 2 : kWords >= 6 ? 2 : kWords >= 3 ? (NEAR ? 4 : 2) : NEAR ? 8 : 4;  // rounds of weights on their way
 constexpr bool kFastInt = WBITS <= 4 && (Q::is_integer || TWO_BIT) && WBITS != 3;
 constexpr bool kFp4 = WBITS == 4 && std::is_same_v<Q, FloatCodec<2, 1, 1, NONE>>;
 constexpr bool kTable = std::is_same_v<Q, CodebookCodec<Nf4>>;
@@ -178,10 +178,10 @@ __device__ __forceinline__ void load_unit(const void* x, size_t element, bool li
     }
 }
 
-// x_pieces: sixteen-byte pieces of X if it fits shared memory, else 0. group: elements of K under one scale; scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
+// group: elements of K under one scale; scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
 extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 5 : TILES == 2 ? 4 : 2)
     gemm_weight(const void* x, const uint8_t* w, const SCALE_TYPE* scales, const int8_t* zeros, int k, int row_bytes, int group, int groups,
-                int x_pieces, EPILOGUE_PARAMETERS) {
+                EPILOGUE_PARAMETERS) {
     Epilogue e = EPILOGUE;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane / 4, t = lane % 4;
     int top = blockIdx.x * 16, first_token = blockIdx.y * TILES * 8;
@@ -216,11 +216,19 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 5 : TILES
 #pragma unroll
     for (int slot = 0; slot < kDepth; ++slot) fetch(slot, warp + slot * kWarps);
     // The weights are on their way; meanwhile X comes nearer, if it fits.
-    extern __shared__ uint4 near[];
-    if (x_pieces) {
-        for (int i = threadIdx.x; i < x_pieces; i += kWarps * 32) near[i] = static_cast<const uint4*>(x)[i];
-        x = near;
+    extern __shared__ __align__(16) uint32_t near[];
+    int units = rounds * (kSpan / kUnit), near_row = units * kParts + 4;
+    if constexpr (NEAR) {
+        for (int i = threadIdx.x; i < m * units; i += kWarps * 32) {
+            int token = i / units, unit = i - token * units;
+            uint32_t b[kParts];
+            load_unit(x, size_t(token) * k + unit * kUnit, (unit + 1) * kUnit <= k, b);
+#pragma unroll
+            for (int j = 0; j < kParts; ++j) near[token * near_row + unit * kParts + j] = b[j];
+        }
     }
+    // Lanes of tokens that do not exist multiply the first one's numbers: their columns are not stored.
+    const uint32_t* mine = near + (q < m ? q : 0) * near_row;
     if constexpr (kTable) {
         for (int i = threadIdx.x; i < 256; i += kWarps * 32) {
             float low = 0.0f, high = 0.0f;
@@ -258,7 +266,21 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 5 : TILES
             for (int tile = 0; tile < TILES; ++tile) {
                 int token = first_token + tile * 8 + q;
                 uint32_t b[kParts];
-                load_unit(x, size_t(token) * k + at, token < m && at + kUnit <= k, b);
+                if constexpr (NEAR) {
+                    const uint32_t* from = mine + (at / kUnit) * kParts;
+                    if constexpr (kParts % 4 == 0) {
+#pragma unroll
+                        for (int i = 0; i < kParts; i += 4) {
+                            uint4 v = *reinterpret_cast<const uint4*>(from + i);
+                            b[i] = v.x, b[i + 1] = v.y, b[i + 2] = v.z, b[i + 3] = v.w;
+                        }
+                    } else {
+                        uint2 v = *reinterpret_cast<const uint2*>(from);
+                        b[0] = v.x, b[1] = v.y;
+                    }
+                } else {
+                    load_unit(x, size_t(token) * k + at, token < m && at + kUnit <= k, b);
+                }
 #pragma unroll
                 for (int i = 0; i < kParts; i += 2) mma(part[tile], a0[i], a1[i], a0[i + 1], a1[i + 1], b[i], b[i + 1]);
             }

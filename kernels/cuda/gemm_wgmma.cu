@@ -115,13 +115,17 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 for (int i = 0; i < BN / 2; ++i) total[i] = 0.0f;
             }
             int before = -1;
+            float next_upper = 1.0f, next_lower = 1.0f, next_shared = 1.0f;
+            int upper_row = min(r, m - 1), lower_row = min(r + 8, m - 1);
+            auto scales_of = [&](int step) {
+                next_upper = __ldg(x_scale + size_t(step) * m + upper_row);
+                next_lower = __ldg(x_scale + size_t(step) * m + lower_row);
+                next_shared = __ldg(w_scale + size_t(tile.column / 128) * steps + step);
+            };
+            if constexpr (PROMOTE == 1) scales_of(0);
             for (int step = 0; step < steps; ++step) {
-                float upper = 1.0f, lower = 1.0f, shared = 1.0f;
-                if constexpr (PROMOTE == 1) {
-                    upper = r < m ? __ldg(x_scale + size_t(step) * m + r) : 0.0f;
-                    lower = r + 8 < m ? __ldg(x_scale + size_t(step) * m + r + 8) : 0.0f;
-                    shared = __ldg(w_scale + size_t(tile.column / 128) * steps + step);
-                }
+                float upper = next_upper, lower = next_lower, shared = next_shared;
+                if constexpr (PROMOTE == 1) scales_of(min(step + 1, steps - 1));
                 barrier_wait(full + stage * 8, phase);
                 hold(d);
                 wgmma_fence();
@@ -147,10 +151,10 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                             const float* at = w_scale + size_t(step) * n + c;
                             own = make_float2(c < n ? __ldg(at) : 0.0f, c + 1 < n ? __ldg(at + 1) : 0.0f);
                         }
-                        total[4 * j] += upper * own.x * float(d[4 * j]);
-                        total[4 * j + 1] += upper * own.y * float(d[4 * j + 1]);
-                        total[4 * j + 2] += lower * own.x * float(d[4 * j + 2]);
-                        total[4 * j + 3] += lower * own.y * float(d[4 * j + 3]);
+                        total[4 * j] = fmaf(upper * own.x, float(d[4 * j]), total[4 * j]);
+                        total[4 * j + 1] = fmaf(upper * own.y, float(d[4 * j + 1]), total[4 * j + 1]);
+                        total[4 * j + 2] = fmaf(lower * own.x, float(d[4 * j + 2]), total[4 * j + 2]);
+                        total[4 * j + 3] = fmaf(lower * own.y, float(d[4 * j + 3]), total[4 * j + 3]);
                     }
                 }
                 if (++stage == STAGES) stage = 0, phase ^= 1;

@@ -1,0 +1,164 @@
+"""On a GPU: every kernel of every product against the float64 product of its dequantized operands.
+
+If these fail, the Speed tab times a kernel that computes something else.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import kernels
+from explorer import FORMATS, SCHEMES, Scheme
+from explorer.speed.gemms import GEMMS, Gemm, Step, accumulators
+from explorer.speed.operands import Operands
+
+pytestmark = pytest.mark.gpu
+SHAPES = [(1, 1, 1), (1, 8, 16), (3, 5, 7), (1, 300, 1000), (17, 33, 129), (64, 128, 256), (130, 257, 384), (300, 520, 1100)]
+OUTPUT_HALF_ULP = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float32: 2.0**-24}
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    state = kernels.available()
+    if not state.ok:
+        pytest.fail(f"make test-gpu needs a GPU with working kernels: {state.reason}")
+
+
+def steps() -> list[tuple[str, str]]:
+    """Every row and kernel that this chip can run."""
+    if not torch.cuda.is_available():
+        return [(row.name, step.name) for row in GEMMS.values() for step in row.steps]
+    chip = torch.cuda.get_device_capability()
+    return [(row.name, step.name) for row in GEMMS.values() for step in row.ladder(chip)]
+
+
+def draw(m: int, n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    x = torch.randn(m, k, generator=generator, device="cuda")
+    return x, torch.randn(n, k, generator=generator, device="cuda") * 0.05
+
+
+def bound(ops: Operands, step: Step, product: Tensor, size: Tensor) -> Tensor:
+    """How far a kernel may be from the float64 product.
+
+    K · 2^-23 · Σ|x·w| for float32 sums in any order on tensor cores, which may truncate; the kernel's own rounding of operands
+    to bfloat16, relative to Σ|x·w|; where Hopper's FP8 sums keep 13 bits of mantissa, 2^-13 · Σ|x·w| a step of 32; scales,
+    bias and GELU are a few float32 operations (2^-21 of the result); then half an ulp of the output.
+    """
+    k = ops.shape[2]
+    inside = k * 2.0**-23 * size + step.rounding * (1 + step.rounding) * size + 2.0**-21 * product.abs()
+    if step.coarse:
+        inside = inside + 2.0**-13 * size * max(1, min(k, 128) / 32)
+    # GELU's slope is at most 1.13.
+    return 1.13 * inside + OUTPUT_HALF_ULP[ops.out] * (product.abs() + inside) * 1.01 + 1e-30
+
+
+def check(row: Gemm, step: Step, ops: Operands, what: str) -> None:
+    product, size = ops.exact()
+    poison = torch.full((ops.shape[0], ops.shape[1]), float("nan"), device="cuda", dtype=ops.out)
+    del poison  # what the output is likely to be allocated on
+    got = step.run(ops).double()
+    want = ops.finished(product)
+    allowed = bound(ops, step, want, size)
+    wrong = ~((got - want).abs() <= allowed)
+    if bool(wrong.any()):
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        pytest.fail(
+            f"{row.name} {step.name} {what}: {int(wrong.sum())} of {wrong.numel()} beyond the bound, first at {at}: "
+            f"got {float(got[at])!r}, want {float(want[at])!r} ± {float(allowed[at]):.3g}"
+        )
+
+
+@pytest.mark.parametrize(("name", "step"), steps())
+def test_every_kernel_is_within_the_bound(name: str, step: str) -> None:
+    row = GEMMS[name]
+    for index, (m, n, k) in enumerate(SHAPES):
+        x, w = draw(m, n, k, index)
+        check(row, row.step(step), row.operands(x, w), f"{m}x{n}x{k}")
+
+
+FUSED = ["bf16", "fp8_e4m3_row", "fp8_fine", "int8_asym", "w4a16_group128", "w_nvfp4", "w4a8_int", "ternary", "binary"]
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_bias_and_gelu_are_fused(name: str, activation: str) -> None:
+    row = GEMMS[name]
+    x, w = draw(70, 130, 256)
+    bias = torch.randn(130, device="cuda")
+    for step in row.ladder(torch.cuda.get_device_capability()):
+        check(row, step, row.operands(x, w, bias, activation), activation)
+
+
+@pytest.mark.parametrize("name", ["int8", "int8_asym"])
+def test_integer_sums_are_exact(name: str) -> None:
+    """int32 accumulators equal int64 sums, zero points and ragged K included."""
+    row = GEMMS[name]
+    for m, n, k in ((1, 1, 1), (3, 5, 7), (33, 65, 127), (130, 257, 1000), (64, 64, 8192)):
+        x, w = draw(m, n, k)
+        ops = row.operands(x + 0.5, w)
+        codes = []
+        for q in (ops.qx, ops.qw):
+            zero = 0 if q.scales.zero_points is None else q.scales.zero_points.cpu().long()
+            codes.append(q.packed.view(torch.int8).cpu().long() - zero)
+        want = codes[0] @ codes[1].t()
+        for how in ("naive", "dp4a", "mma.sync", "wgmma"):
+            got = accumulators(ops, how).cpu().long()
+            wrong = int((got != want).sum())
+            assert wrong == 0, f"{name} {how} {m}x{n}x{k}: {wrong} sums differ"
+
+
+@pytest.mark.parametrize("k", [1, 31, 32, 33, 64, 100, 300])
+def test_binary_products_of_any_k(k: int) -> None:
+    """K - 2 · popc(a ^ b) with K the true length: padding adds nothing."""
+    row = GEMMS["binary"]
+    x, w = draw(9, 17, k)
+    ops = row.operands(x, w)
+    signs = [torch.where(q.codes.cpu().float() > 0, 1.0, -1.0).double() for q in (ops.qx, ops.qw)]
+    want = signs[0] @ signs[1].t() * ops.qx.scales.step.cpu().double() * ops.qw.scales.step.cpu().double().t()
+    for step in row.ladder(torch.cuda.get_device_capability()):
+        assert torch.allclose(step.run(ops).cpu().double(), want, rtol=2.0**-8, atol=1e-30), step.name
+
+
+def test_scales_along_k_are_applied_block_by_block() -> None:
+    """A row of 128 ones and 128 hundreds times ones is 12 928; a raw sum times either block's scales is not."""
+    row = GEMMS["fp8_fine"]
+    x = torch.cat([torch.ones(1, 128), torch.full((1, 128), 100.0)], 1).cuda()
+    for step in row.ladder(torch.cuda.get_device_capability()):
+        y = step.run(row.operands(x, torch.ones(8, 256, device="cuda")))
+        assert y.float().tolist() == [[12928.0] * 8], step.name
+
+
+@pytest.mark.parametrize("name", ["fp32", "tf32", "fp16", "bf16", "fp8_e4m3_tensor", "int8"])
+def test_ones_are_counted_beyond_2048(name: str) -> None:
+    """A float16 sum of ones stops at 2048, a bfloat16 one at 256; these are held in 32 bits."""
+    row = GEMMS[name]
+    ops = row.operands(torch.ones(2, 8192, device="cuda"), torch.ones(8, 8192, device="cuda"))
+    for step in row.ladder(torch.cuda.get_device_capability()):
+        y = step.run(ops).float()
+        assert torch.all((y - 8192).abs() <= 8192 * 2.0**-8), f"{step.name}: {float(y[0, 0])}"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["bf16", "int8_asym", "fp8_fine", "w4a16_group128_asym", "w3a16", "w_mxfp6", "w4a8_fp8", "nvfp4", "ternary"]),
+    st.integers(1, 200), st.integers(1, 300), st.integers(1, 700), st.integers(0, 2**31),
+)  # fmt: skip
+def test_random_shapes(name: str, m: int, n: int, k: int, seed: int) -> None:
+    row = GEMMS[name]
+    x, w = draw(m, n, k, seed)
+    ops = row.operands(x, w)
+    for step in row.ladder(torch.cuda.get_device_capability()):
+        check(row, step, ops, f"{m}x{n}x{k}")
+
+
+def test_groups_of_every_size_in_registers() -> None:
+    for size in (32, 64, 128, 256):
+        scheme = Scheme(f"g{size}", "t", FORMATS["int4"], (1, size))
+        row = GEMMS["w4a16_group128"]
+        x, w = draw(5, 40, 2 * size + 16)
+        check(row, row.step("registers"), Operands(x, w, SCHEMES["bf16"], scheme), f"group {size}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+import kernels
 from explorer.export.quantized import save_quantized
 from explorer.numerics.comparison import ComparisonRow, compare_schemes, comparison_record, mark_frontier
 from explorer.numerics.formats import FORMATS, FloatFormat
@@ -20,6 +22,10 @@ from explorer.numerics.serialize import to_json
 from explorer.sources import load_matrix, open_source
 from explorer.sources.models import layers
 from explorer.speed.cpu import time_schemes
+from explorer.speed.gemm_bench import CPU_ROWS, measure_limits, plan, rounded, run_jobs, time_on_cpu
+from explorer.speed.gemms import GEMMS
+from explorer.speed.gemms import all_builds as gemm_builds
+from explorer.speed.gemms import find as find_gemm
 from explorer.speed.quantize import DTYPES, all_builds, time_quantize
 from explorer.speed.recorded import record
 from explorer.speed.timing import machine
@@ -67,8 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--filter", default="", help="only names that contain this")
     sub.add_argument("--revision", help="branch, tag or commit on the Hub")
     sub = command("bench", _bench, "time the library on this machine")
-    sub.add_argument("what", choices=["cpu", "quantize"], help="cpu: the reference; quantize: the GPU kernels")
-    sub.add_argument("--shape", type=_shape, action="append", help="rows x columns, e.g. 4096x4096; may be repeated")
+    sub.add_argument("what", choices=["cpu", "quantize", "gemm"], help="cpu: the reference; quantize, gemm: the kernels")
+    sub.add_argument(
+        "--shape", type=_shape, action="append", help="rows x columns, for gemm MxNxK, e.g. 4096x4096; may be repeated"
+    )
+    sub.add_argument("--rows", help="gemm: comma-separated products (default: all)")
+    sub.add_argument("--steps", default="fastest", help="gemm: all, fastest, or the name of one kernel (default: %(default)s)")
+    sub.add_argument("--sweep-m", action="store_true", help="gemm: M = 1, 2, 4 ... 8192 at the shape's N and K")
+    sub.add_argument("--seconds", type=float, help="gemm: stop after so long and keep what was measured")
     sub.add_argument("--schemes", help="comma-separated names (default: all)")
     sub.add_argument("--dtypes", default="float32,bfloat16", help="input types of the kernels (default: %(default)s)")
     sub.add_argument("--repeats", type=int, default=3)
@@ -86,14 +98,14 @@ def _add_tensor_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--revision", help="branch, tag or commit on the Hub")
 
 
-def _shape(text: str) -> tuple[int, int]:
+def _shape(text: str) -> tuple[int, ...]:
     try:
-        rows, columns = (int(n) for n in text.lower().split("x"))
+        sizes = tuple(int(n) for n in text.lower().split("x"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not rows x columns, e.g. 4096x4096") from None
-    if rows < 1 or columns < 1:
-        raise argparse.ArgumentTypeError("rows and columns are at least 1")
-    return rows, columns
+        sizes = ()
+    if len(sizes) not in (2, 3) or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not rows x columns or M x N x K of whole numbers, e.g. 4096x4096")
+    return sizes
 
 
 def _chosen(names: str | None) -> list[Scheme]:
@@ -198,6 +210,11 @@ def _layers(arguments: argparse.Namespace) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
+    if arguments.what == "gemm":
+        _bench_gemm(arguments)
+        return
+    if wrong := [s for s in arguments.shape or [] if len(s) != 2]:
+        raise ValueError(f"expected a shape of rows x columns, got {'x'.join(map(str, wrong[0]))}")
     schemes, shapes = _chosen(arguments.schemes), arguments.shape or [(4096, 4096)]
     if arguments.what == "quantize":
         _bench_quantize(arguments, schemes, arguments.shape or [(16384, 16384), (4096, 4096)])
@@ -229,6 +246,53 @@ def _bench_quantize(arguments: argparse.Namespace, schemes: list[Scheme], shapes
     _print_table([_kernel_line(r) for r in rows])
 
 
+def _bench_gemm(arguments: argparse.Namespace) -> None:
+    """Products on the GPU; without one, those that torch has a CPU kernel for."""
+    shapes = arguments.shape or [(4096, 4096, 4096)]
+    if wrong := [s for s in shapes if len(s) != 3]:
+        raise ValueError(f"expected a shape of M x N x K, got {'x'.join(map(str, wrong[0]))}")
+    names = [n.strip() for n in arguments.rows.split(",")] if arguments.rows else None
+    for name in names or []:
+        find_gemm(name)
+    gpu = kernels.available().ok
+    show, rows, device = _progress("timings:"), [], torch.device("cuda", 0)
+    if gpu:
+        jobs = plan(names, shapes, arguments.steps, arguments.sweep_m, arguments.record and not arguments.shape)
+        limits = measure_limits(device)
+        timings = run_jobs(jobs, device, limits, arguments.seconds)
+    else:
+        print(f"no kernels of ours here ({kernels.available().reason}); torch's own on this CPU:", file=sys.stderr)
+        jobs = []
+        timings = (time_on_cpu(GEMMS[n], shape) for shape in shapes for n in names or CPU_ROWS)
+    for timing in timings:
+        rows.append(rounded(to_json(timing)))
+        show(len(rows), max(len(rows), sum(j.timings for j in jobs)))
+    on = (
+        {**to_json(machine(device)), "limits": rounded(to_json(limits))}
+        if gpu
+        else {"cpu": platform.processor() or platform.machine()}
+    )
+    if arguments.record:
+        if not gpu:
+            raise ValueError(f"only measurements of a GPU are recorded: {kernels.available().reason}")
+        print(f"written: {record('gemm', on, rows)}", file=sys.stderr)
+    if arguments.json:
+        _print_json({"machine": on, "rows": rows})
+        return
+    print(", ".join(f"{key} {value}" for key, value in on.items()))
+    _print_table([_gemm_line(r) for r in rows])
+
+
+def _gemm_line(row: dict[str, Any]) -> dict[str, Any]:
+    graph, peer = row["graph"]["median_s"], row["peer_graph"]
+    return {
+        "product": row["row"], "kernel": row["step"], "shape": "x".join(map(str, row["shape"])), "µs": graph * 1e6,
+        "flushed µs": row["flush"]["median_s"] * 1e6 if row["flush"] else None, "TFLOP/s": row["tflops"],
+        "of the limit": row["share"], "× peer": peer["median_s"] / graph if peer else None,
+        "SQNR dB": row["sqnr_db"], "peer": row["peer"] if peer else row["peer_note"][:40],
+    }  # fmt: skip
+
+
 def _kernel_line(row: dict[str, Any]) -> dict[str, Any]:
     peer = row["torch_cast_s"] or row["torch_compile_s"]
     return {
@@ -244,11 +308,13 @@ def _compile(arguments: argparse.Namespace) -> None:
         if not torch.cuda.is_available():
             raise ValueError("no GPU found to compile for; name one with --arch, e.g. --arch sm_90a")
         arches = [runtime.arch_of(torch.device("cuda", 0))]
-    builds, show, rows = list(dict.fromkeys(all_builds())), _progress("compiled:"), []
-    for build, arch in runtime.compile_all(builds, arches, arguments.workers):
+    jobs = [(b, arch) for arch in arches for b in dict.fromkeys([*all_builds(), *gemm_builds(runtime.capability_of(arch))])]
+    show, rows = _progress("compiled:"), []
+    for done, (build, arch) in enumerate(runtime.compile_jobs(jobs, arguments.workers), 1):
         for name, used in runtime.resources(build, arch).items():
-            rows.append({"arch": arch, "codec": dict(build.macros)["CODEC"], "kernel": name, **to_json(used)})
-        show(len({(r["arch"], r["codec"]) for r in rows}), len(arches) * len(builds))
+            options = " ".join(f"{key}={value}" for key, value in build.macros)
+            rows.append({"arch": arch, "file": build.file, "options": options, "kernel": name, **to_json(used)})
+        show(done, len(jobs))
     _emit(arguments, rows, rows)
 
 

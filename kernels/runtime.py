@@ -174,11 +174,23 @@ def compile_cubin(build: Build, arch: str) -> Path:
 
 def compile_all(builds: Sequence[Build], arches: Sequence[str], workers: int | None = None) -> Iterator[tuple[Build, str]]:
     """Fill the cache, several nvcc at a time; yields each (build, arch) as it is done."""
+    yield from compile_jobs([(build, arch) for arch in arches for build in dict.fromkeys(builds)], workers)
+
+
+def compile_jobs(jobs: Sequence[tuple[Build, str]], workers: int | None = None) -> Iterator[tuple[Build, str]]:
+    """``compile_all`` where each architecture has builds of its own."""
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        jobs = [(pool.submit(compile_cubin, b, a), b, a) for a in arches for b in dict.fromkeys(builds)]
-        for job, build, arch in jobs:
+        started = [(pool.submit(compile_cubin, build, arch), build, arch) for build, arch in jobs]
+        for job, build, arch in started:
             job.result()
             yield build, arch
+
+
+def capability_of(arch: str) -> tuple[int, int]:
+    """(9, 0) of ``sm_90a``; ``ValueError`` if that is no architecture."""
+    if not (match := re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)):
+        raise ValueError(f"no architecture {arch!r}; name one like sm_80, sm_90a, sm_100a or sm_120a")
+    return int(match.group(1)), int(match.group(2))
 
 
 def resources(build: Build, arch: str) -> dict[str, Resources]:

@@ -22,13 +22,17 @@ from kernels import gemm as kernel
 from kernels.runtime import Build
 
 Run = Callable[[Operands], Tensor]
-BF16_HALF_ULP = 2.0**-9
+BF16_HALF_ULP = 2.0**-8
+"""Of a rounded value, relative: bfloat16 has eight bits of precision."""
+
+WHOLE_K = 1 << 30
 
 
 @dataclass(frozen=True)
 class Step:
     """One kernel of a ladder. ``chips`` is the least compute capability, ``hopper`` that it is for 9.0 alone; ``rounding`` is the
-    relative error of operands rounded to bfloat16 on the way; ``coarse`` that sums are held in fewer bits than float32."""
+    relative error of operands rounded to bfloat16 on the way; ``coarse`` over how many of K Hopper's FP8 sums, with 13 bits of
+    mantissa, run before they are added in float32 (0: never in so few bits)."""
 
     name: str
     file: str
@@ -36,7 +40,7 @@ class Step:
     chips: tuple[int, int] = (7, 5)
     hopper: bool = False
     rounding: float = 0.0
-    coarse: bool = False
+    coarse: int = 0
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether this kernel has code for the chip."""
@@ -114,7 +118,7 @@ def _mma(kind: str) -> Step:
 
 def _wgmma(kind: str) -> Step:
     run = lambda ops: kernel.wgmma(ops.x_rows, ops.w_rows, kind, ops.epilogue())  # noqa: E731
-    return Step("wgmma", "gemm_wgmma.cu", run, hopper=True, coarse=kind in ("e4m3", "e5m2"))
+    return Step("wgmma", "gemm_wgmma.cu", run, hopper=True, coarse=WHOLE_K if kind in ("e4m3", "e5m2") else 0)
 
 
 DP4A = Step("dp4a", "gemm_simt.cu", lambda ops: kernel.words(ops.x_rows, ops.w_rows, "gemm_dp4a", ops.epilogue()))
@@ -172,7 +176,7 @@ def _widened(kind: str, grouped: bool) -> Step:
             scales = torch.nn.functional.pad(scales, (0, 0, 0, steps - scales.shape[0])).contiguous()
         return kernel.wgmma(x, rows, kind, epilogue, 2, None, scales)
 
-    return Step("widen + wgmma", "gemm_wgmma.cu", run, hopper=True, coarse=kind == "e4m3")
+    return Step("widen + wgmma", "gemm_wgmma.cu", run, hopper=True, coarse=128 if kind == "e4m3" else 0)
 
 
 def _addsub(ops: Operands) -> Tensor:
@@ -246,7 +250,7 @@ def _rows() -> list[Gemm]:
                 Gemm(f"fp8_{kind}_{unit}", f"FP8 {kind.upper()} {title}", s[f"fp8_{kind}_{x}"], s[f"fp8_{kind}_{w}"], EPILOGUE,
                      "tensor core's", _dense(kind), peer, kind, (8, 9))
             )  # fmt: skip
-    fine = (NAIVE, TILED, Step("wgmma", "gemm_wgmma.cu", _fine, hopper=True, coarse=True))
+    fine = (NAIVE, TILED, Step("wgmma", "gemm_wgmma.cu", _fine, hopper=True, coarse=128))
     rows += [
         Gemm("fp8_fine", "FP8 1×128 by 128×128", s["fp8_e4m3_block"], s["fp8_e4m3_tile"], PER_BLOCK,
              "float32 every 128 of K", fine, peers.SCALED_BLOCKS, "e4m3", (8, 9)),
@@ -293,7 +297,8 @@ def _rows() -> list[Gemm]:
              (NAIVE, Step("popc", "gemm_simt.cu", _popc), Step("mma.sync", "gemm_mma.cu", _bits, (8, 0)),
               Step("wgmma", "gemm_wgmma.cu", _bits_hopper, hopper=True)), peers.INT_MM, "b1", (7, 5)),
         Gemm("fake_int8", "Fake-quantized forward (QAT), INT8", s["int8_token"], s["int8_channel"], BEFORE,
-             "float32", (TILED, Step("fake-quantize + wgmma", "fake_quantize.cu", _faked, hopper=True, rounding=2 * BF16_HALF_ULP)),
+             "float32",
+             (TILED, Step("fake-quantize + wgmma", "fake_quantize.cu", _faked, hopper=True, rounding=2 * BF16_HALF_ULP)),
              peers.FAKE, "bf16", None,
              dynamic=True),
     ]  # fmt: skip

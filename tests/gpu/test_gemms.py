@@ -18,7 +18,7 @@ from explorer.speed.operands import Operands
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(1, 1, 1), (1, 8, 16), (3, 5, 7), (1, 300, 1000), (17, 33, 129), (64, 128, 256), (130, 257, 384), (300, 520, 1100)]
-OUTPUT_HALF_ULP = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float32: 2.0**-24}
+OUTPUT_HALF_ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +46,13 @@ def bound(ops: Operands, step: Step, product: Tensor, size: Tensor) -> Tensor:
     """How far a kernel may be from the float64 product.
 
     K · 2^-23 · Σ|x·w| for float32 sums in any order on tensor cores, which may truncate; the kernel's own rounding of operands
-    to bfloat16, relative to Σ|x·w|; where Hopper's FP8 sums keep 13 bits of mantissa, 2^-13 · Σ|x·w| a step of 32; scales,
+    to bfloat16, relative to Σ|x·w|; where Hopper's FP8 sums keep 13 bits of mantissa, 2^-13 · Σ|x·w| for each 32 of K summed so; scales,
     bias and GELU are a few float32 operations (2^-21 of the result); then half an ulp of the output.
     """
     k = ops.shape[2]
     inside = k * 2.0**-23 * size + step.rounding * (1 + step.rounding) * size + 2.0**-21 * product.abs()
     if step.coarse:
-        inside = inside + 2.0**-13 * size * max(1, min(k, 128) / 32)
+        inside = inside + 2.0**-13 * size * max(1, min(k, step.coarse) / 32)
     # GELU's slope is at most 1.13.
     return 1.13 * inside + OUTPUT_HALF_ULP[ops.out] * (product.abs() + inside) * 1.01 + 1e-30
 
@@ -140,7 +140,8 @@ def test_ones_are_counted_beyond_2048(name: str) -> None:
     ops = row.operands(torch.ones(2, 8192, device="cuda"), torch.ones(8, 8192, device="cuda"))
     for step in row.ladder(torch.cuda.get_device_capability()):
         y = step.run(ops).float()
-        assert torch.all((y - 8192).abs() <= 8192 * 2.0**-8), f"{step.name}: {float(y[0, 0])}"
+        allowed = 2.0**-8 + (8192 / 32 * 2.0**-13 if step.coarse else 0)
+        assert torch.all((y - 8192).abs() <= 8192 * allowed), f"{step.name}: {float(y[0, 0])}"
 
 
 @settings(max_examples=25, deadline=None)

@@ -252,12 +252,15 @@ def weight(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, how: Weig
     out = w.new_empty((m, w.shape[0]), dtype=epilogue.dtype)
     grid = (math.ceil(w.shape[0] / 16), math.ceil(m / (8 * tiles)))
     x = x.contiguous()
+    if scales.shape[1] > 1 and group & (group - 1):
+        raise ValueError(f"groups are powers of two along K, not {group}")
+    shift = group.bit_length() - 1 if scales.shape[1] > 1 else 31
     span = 4 * how.elements
     near_bytes = m * (math.ceil(k / span) * span * (1 if x.dtype == torch.int8 else 2) + 16)
     near = m <= 8 and near_bytes <= NEAR_BYTES
     launch(
         how.build(ACTS[x.dtype], tiles, near, epilogue.dtype), "gemm_weight", w.device, grid, 128, "PPPPiiii" + EPILOGUE_TYPES,
-        (x, w, scales, zeros, k, w.shape[1], group, scales.shape[1], *epilogue.arguments(out)), near_bytes if near else 0,
+        (x, w, scales, zeros, k, w.shape[1], shift, scales.shape[1], *epilogue.arguments(out)), near_bytes if near else 0,
     )  # fmt: skip
     return out
 

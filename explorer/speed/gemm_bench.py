@@ -115,7 +115,7 @@ def time_gemm(
         _as_served(sets)
         peers, note = _peer_calls(row, sets)
         activation = (
-            None if row.x.scale is None and not row.dynamic else _graph([ops.requantize_x for ops in sets], repeats).median_s
+            None if row.x.scale is None and not row.dynamic else _graph([ops.quantize_x for ops in sets], repeats).median_s
         )
         for step in steps:
             ours: list[Call] = [partial(step.run, ops) for ops in sets]

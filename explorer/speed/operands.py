@@ -11,12 +11,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from explorer.numerics.device import codec_of, config_of, fake_quantize_on_device, layout_of, raw_scales
+from explorer.numerics.device import codec_of, config_of, fake_quantize_on_device, layout_of, quantize_on_device, raw_scales
 from explorer.numerics.formats import CodebookFormat, Format, IntegerFormat
 from explorer.numerics.quantize import QuantizedTensor, quantize
 from explorer.numerics.schemes import Scheme
 from kernels.gemm import SCALE_TYPES, Codes, Epilogue, Weight, padded_rows, row_bits, two_bit_rows
 from kernels.quantize import dequantize as dequantize_kernel
+from kernels.quantize import quantize as quantize_kernel
 
 BIGGEST_READ = {8: 16, 6: 32, 4: 32, 3: 32}
 """Codes of a row that a lane reads at once, by their bits; of 2-bit codes 32, or 64 where one scale serves a row."""
@@ -47,8 +48,13 @@ class Operands:
         return self.x.shape[0], self.w.shape[0], self.x.shape[1]
 
     def requantize_x(self) -> None:
-        """Quantize X again, as a layer does for every call."""
-        self.qx = quantize(self.x, self.x_scheme)
+        """Quantize X again on the GPU, as a layer does for every call; nothing waits for the host."""
+        packed, scales, _ = quantize_on_device(self.x, self.x_scheme)
+        self.qx = QuantizedTensor(packed, scales, self.x_scheme, self.qx.shape)
+
+    def quantize_x(self) -> None:
+        """The kernels of quantizing X alone, for their time."""
+        quantize_kernel(self.x, config_of(self.x_scheme), layout_of(self.qx.shape, self.x_scheme))
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -181,8 +187,9 @@ class Operands:
     def fake(self, side: str) -> Tensor:
         """uint8 rows of one side, quantized and restored in bfloat16."""
         values, scheme = (self.x, self.x_scheme) if side == "x" else (self.w, self.w_scheme)
-        values = values.to(torch.bfloat16).contiguous()
-        return padded_rows(fake_quantize_on_device(values, quantize(values, scheme).scales, scheme)[0].view(torch.uint8))
+        values = values.contiguous()
+        restored = fake_quantize_on_device(values, quantize_on_device(values, scheme)[1], scheme)[0]
+        return padded_rows(restored.to(torch.bfloat16).view(torch.uint8))
 
     def outer_epilogue(self) -> Epilogue:
         """The scales of whole tensors that ``dequantized`` left out."""

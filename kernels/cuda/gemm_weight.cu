@@ -178,15 +178,17 @@ __device__ __forceinline__ void load_unit(const void* x, size_t element, bool li
     }
 }
 
-// group: elements of K under one scale; scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
+// 2^group_shift: elements of K under one scale (31: all); scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
 extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 5 : TILES == 2 ? 4 : 2)
-    gemm_weight(const void* x, const uint8_t* w, const SCALE_TYPE* scales, const int8_t* zeros, int k, int row_bytes, int group, int groups,
+    gemm_weight(const void* x, const uint8_t* w, const SCALE_TYPE* scales, const int8_t* zeros, int k, int row_bytes, int group_shift, int groups,
                 EPILOGUE_PARAMETERS) {
     Epilogue e = EPILOGUE;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane / 4, t = lane % 4;
     int top = blockIdx.x * 16, first_token = blockIdx.y * TILES * 8;
     int upper = min(top + q, n - 1), lower = min(top + q + 8, n - 1);
     const uint8_t *row0 = w + size_t(upper) * row_bytes, *row1 = w + size_t(lower) * row_bytes;
+    const SCALE_TYPE *scales0 = scales + size_t(upper) * groups, *scales1 = scales + size_t(lower) * groups;
+    const int8_t *zeros0 = zeros + size_t(upper) * groups, *zeros1 = zeros + size_t(lower) * groups;
     constexpr int kSpan = 4 * ELEMENTS;
     int rounds = (k + kSpan - 1) / kSpan;
     float total[TILES][4] = {};
@@ -208,9 +210,9 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 5 : TILES
         }
 #pragma unroll
         for (int i = 0; i < kScales; ++i) {
-            int cell = min((GROUPED ? round * kSpan : (round * 4 + t) * ELEMENTS + 16 * i) / group, groups - 1);
-            scale0[slot][i] = scales[size_t(upper) * groups + cell], scale1[slot][i] = scales[size_t(lower) * groups + cell];
-            if constexpr (ZEROS) zero0[slot] = zeros[size_t(upper) * groups + cell], zero1[slot] = zeros[size_t(lower) * groups + cell];
+            int cell = min((GROUPED ? round * kSpan : (round * 4 + t) * ELEMENTS + 16 * i) >> group_shift, groups - 1);
+            scale0[slot][i] = scales0[cell], scale1[slot][i] = scales1[cell];
+            if constexpr (ZEROS) zero0[slot] = zeros0[cell], zero1[slot] = zeros1[cell];
         }
     };
 #pragma unroll

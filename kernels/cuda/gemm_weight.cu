@@ -179,7 +179,7 @@ __device__ __forceinline__ void load_unit(const void* x, size_t element, bool li
 }
 
 // 2^group_shift: elements of K under one scale (31: all); scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
-extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 5 : TILES == 2 ? 4 : 2)
+extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 4 : TILES == 2 ? 3 : 2)
     gemm_weight(const void* x, const uint8_t* w, const SCALE_TYPE* scales, const int8_t* zeros, int k, int row_bytes, int group_shift, int groups,
                 EPILOGUE_PARAMETERS) {
     Epilogue e = EPILOGUE;

@@ -292,5 +292,6 @@ def two_bit_rows(codes: Tensor) -> Tensor:
 
 def row_bits(packed: Tensor) -> Tensor:
     """int32 [rows]: how many bits are set in each row of bytes."""
-    table = torch.tensor([bin(i).count("1") for i in range(256)], dtype=torch.int32, device=packed.device)
-    return table[packed.int()].sum(1, dtype=torch.int32)
+    pairs = packed - (packed >> 1 & 0x55)
+    fours = (pairs & 0x33) + (pairs >> 2 & 0x33)
+    return ((fours + (fours >> 4)) & 15).sum(1, dtype=torch.int32)

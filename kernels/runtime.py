@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 import threading
@@ -279,6 +280,7 @@ def launch(
         current.wait_stream(seen_by_torch)
 
 
+MAP_WRITER = Build("tensor_map.cu", ())
 _MAPS: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
 
 
@@ -308,7 +310,13 @@ def tensor_map(matrix: torch.Tensor, box_rows: int) -> torch.Tensor:
         )  # fmt: skip
     if failed:
         raise KernelError(f"no tensor map for {rows} rows of {width} bytes: CUDA error {failed}")
-    found = torch.frombuffer(bytearray(ctypes.string_at(at, 128)), dtype=torch.uint8).to(matrix.device)
+    content = ctypes.string_at(at, 128)
+    if torch.cuda.is_current_stream_capturing():
+        # Written anew at every replay, into memory of the graph's: not to be kept for other calls.
+        made_there = torch.empty(16, dtype=torch.int64, device=matrix.device)
+        launch(MAP_WRITER, "write_map", matrix.device, (1,), 1, "P" + "Q" * 16, (made_there, *struct.unpack("16Q", content)))
+        return made_there
+    found = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(matrix.device)
     with _LOCK:
         _MAPS[key] = found
         while len(_MAPS) > 4096:

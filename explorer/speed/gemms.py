@@ -19,7 +19,7 @@ from explorer.numerics.schemes import SCHEMES, Scheme
 from explorer.speed import peers
 from explorer.speed.operands import Operands, per_byte_of, weight_of
 from kernels import gemm as kernel
-from kernels.runtime import Build
+from kernels.runtime import MAP_WRITER, Build
 
 Run = Callable[[Operands], Tensor]
 BF16_HALF_ULP = 2.0**-8
@@ -125,7 +125,7 @@ DP4A = Step("dp4a", "gemm_simt.cu", lambda ops: kernel.words(ops.x_rows, ops.w_r
 
 
 def _fine(ops: Operands) -> Tensor:
-    return kernel.wgmma(ops.x_rows, ops.w_rows, "e4m3", ops.epilogue(scaled=False), 1, ops.x_block_scales(), ops.w_block_scales)
+    return kernel.wgmma(ops.x_rows, ops.w_rows, "e4m3", ops.epilogue(scaled=False), 1, ops.x_block_scales, ops.w_block_scales)
 
 
 def _dynamic(step: Step) -> Step:
@@ -170,11 +170,7 @@ def _widened(kind: str, grouped: bool) -> Step:
         base = ops.epilogue(scaled=False)
         row = ops.weight_epilogue().row_scale
         epilogue = kernel.Epilogue(base.dtype, row, None, base.bias, base.activation)
-        scales = ops.w_group_scales
-        steps = -(-x.shape[1] // 128)
-        if scales.shape[0] < steps:
-            scales = torch.nn.functional.pad(scales, (0, 0, 0, steps - scales.shape[0])).contiguous()
-        return kernel.wgmma(x, rows, kind, epilogue, 2, None, scales)
+        return kernel.wgmma(x, rows, kind, epilogue, 2, None, ops.w_group_scales(-(-x.shape[1] // 128)))
 
     return Step("widen + wgmma", "gemm_wgmma.cu", run, hopper=True, coarse=128 if kind == "e4m3" else 0)
 
@@ -315,7 +311,7 @@ def accumulators(ops: Operands, how: str) -> Tensor:
         raise ValueError("only integer products have integer sums")
     raw = kernel.Epilogue(torch.int32)
     if ops.x_scheme.asymmetric:
-        raw = dataclasses.replace(raw, **ops.zero_terms())  # type: ignore[arg-type]
+        raw = dataclasses.replace(raw, **ops.zero_terms)  # type: ignore[arg-type]
     if how == "naive":
         x, w = ops.codes()
         return kernel.plain(x, w, ops.shape[2], kernel.Epilogue(torch.int32), False)
@@ -366,4 +362,5 @@ def _builds(row: Gemm, name: str) -> list[Build]:
 
 def all_builds(capability: tuple[int, int]) -> list[Build]:
     """Every compilation that the table can need on a chip."""
-    return list(dict.fromkeys(b for row in GEMMS.values() for b in builds_of(row, capability)))
+    found = [b for row in GEMMS.values() for b in builds_of(row, capability)]
+    return list(dict.fromkeys([*found, MAP_WRITER]))

@@ -23,6 +23,10 @@ BIGGEST_READ = {8: 16, 6: 32, 4: 32, 3: 32}
 """Codes of a row that a lane reads at once, by their bits; of 2-bit codes 32, or 64 where one scale serves a row."""
 
 
+OF_X = ("x_rows", "_x_sums", "_x_bits", "zero_terms", "x_block_scales")
+"""What is made of X's codes and kept until they change; an activation quantizer would leave it beside them."""
+
+
 class Operands:
     """``x`` [M, K] and ``w`` [N, K] of any float dtype on one device under two schemes, with a bias [N] and an activation.
 
@@ -51,6 +55,8 @@ class Operands:
         """Quantize X again on the GPU, as a layer does for every call; nothing waits for the host."""
         packed, scales, _ = quantize_on_device(self.x, self.x_scheme)
         self.qx = QuantizedTensor(packed, scales, self.x_scheme, self.qx.shape)
+        for name in OF_X:
+            self.__dict__.pop(name, None)
 
     def quantize_x(self) -> None:
         """The kernels of quantizing X alone, for their time."""
@@ -63,7 +69,7 @@ class Operands:
 
     # --- rows of bytes for tensor cores -------------------------------------------------------------
 
-    @property
+    @cached_property
     def x_rows(self) -> Tensor:
         return padded_rows(self.qx.packed)
 
@@ -79,33 +85,49 @@ class Operands:
         if scaled and self.w_scheme.scale is not None:
             made["col_scale"] = _vector(self.qw.scales.step)
         if self.x_scheme.asymmetric or self.w_scheme.asymmetric:
-            made |= self.zero_terms()
+            made |= self.zero_terms
         return Epilogue(**made)  # type: ignore[arg-type]
 
+    @cached_property
     def zero_terms(self) -> dict[str, Tensor]:
         """Σ(a - za)(b - zb) = Σab - za · (Σb - K·zb) - zb · Σa: the vectors of the two products."""
         m, n, k = self.shape
         za, zb = _zeros(self.qx, m), _zeros(self.qw, n)
         terms = {"row_a": za, "col_a": self._w_sums - k * zb}
         if self.w_scheme.asymmetric:
-            terms |= {"row_b": self.qx.packed.view(torch.int8).sum(1, dtype=torch.int32), "col_b": zb}
+            terms |= {"row_b": self._x_sums, "col_b": zb}
         return terms
+
+    @cached_property
+    def _x_sums(self) -> Tensor:
+        return self.qx.packed.view(torch.int8).sum(1, dtype=torch.int32)
 
     @cached_property
     def _w_sums(self) -> Tensor:
         return self.qw.packed.view(torch.int8).sum(1, dtype=torch.int32)
 
+    @cached_property
+    def _bit_vectors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """int32: ones [M], -K [N] and 2 [N]."""
+        m, n, k = self.shape
+        return tuple(torch.full((size,), v, dtype=torch.int32, device=self.x.device) for size, v in ((m, 1), (n, -k), (n, 2)))  # type: ignore[return-value]
+
+    @cached_property
+    def _w_bit_term(self) -> Tensor:
+        return 2 * self._w_bits - self.shape[2]
+
     def bit_epilogue(self, xor: bool) -> Epilogue:
         """±1 products from bits: K - 2·popc(a ^ b), or K - 2·popc(a) - 2·popc(b) + 4·popc(a & b)."""
-        m, _, k = self.shape
-        base = self.epilogue()
-        ones = torch.ones(m, dtype=torch.int32, device=self.x.device)
+        base, (ones, minus_k, twos) = self.epilogue(), self._bit_vectors
         if xor:
-            terms = {"multiply": -2, "row_b": ones, "col_b": torch.full_like(self._w_bits, -k)}
+            terms = {"multiply": -2, "row_b": ones, "col_b": minus_k}
         else:
-            terms = {"multiply": 4, "row_a": row_bits(self.qx.packed), "col_a": torch.full_like(self._w_bits, 2),
-                     "row_b": ones, "col_b": 2 * self._w_bits - k}  # fmt: skip
+            terms = {"multiply": 4, "row_a": self._x_bits, "col_a": twos, "row_b": ones, "col_b": self._w_bit_term}
         return Epilogue(**(base.__dict__ | terms))
+
+    @cached_property
+    def _x_bits(self) -> Tensor:
+        return row_bits(self.qx.packed)
 
     @cached_property
     def _w_bits(self) -> Tensor:
@@ -118,6 +140,7 @@ class Operands:
 
     # --- scales along K for FP8 in blocks and int4 in groups ------------------------------------------
 
+    @cached_property
     def x_block_scales(self) -> Tensor:
         """float32 [K/128, M]."""
         return self.qx.scales.step.t().contiguous()
@@ -127,10 +150,13 @@ class Operands:
         """float32 [N/128, K/128]."""
         return self.qw.scales.step.contiguous()
 
-    @cached_property
-    def w_group_scales(self) -> Tensor:
-        """float32 [K/128, N]."""
-        return self.qw.scales.step.t().contiguous()
+    def w_group_scales(self, groups: int) -> Tensor:
+        """float32 [groups, N], zeros beyond K's own groups; kept for the next call."""
+        kept = self.__dict__.setdefault("_group_scales", {})
+        if groups not in kept:
+            scales = self.qw.scales.step.t()
+            kept[groups] = torch.nn.functional.pad(scales, (0, 0, 0, groups - scales.shape[0])).contiguous()
+        return kept[groups]
 
     # --- weights decoded in registers ---------------------------------------------------------------
 
@@ -177,12 +203,15 @@ class Operands:
         """uint8 rows of one side ("x" or "w") in bfloat16, without the scale of the whole tensor, which has its place in
         the epilogue: with MX and NVFP4 this is exact."""
         q = self.qx if side == "x" else self.qw
-        one = torch.ones(1, device=q.packed.device)
         values = dequantize_kernel(
-            q.packed, raw_scales(q.scales, q.scheme), q.scales.zero_points, one, config_of(q.scheme),
+            q.packed, raw_scales(q.scales, q.scheme), q.scales.zero_points, self._one, config_of(q.scheme),
             layout_of(q.shape, q.scheme), torch.bfloat16,
         )[0]  # fmt: skip
         return padded_rows(values.view(torch.uint8))
+
+    @cached_property
+    def _one(self) -> Tensor:
+        return torch.ones(1, device=self.x.device)
 
     def fake(self, side: str) -> Tensor:
         """uint8 rows of one side, quantized and restored in bfloat16."""

@@ -19,7 +19,7 @@ KINDS = ("bf16", "f16", "tf32", "e4m3", "e5m2", "s8", "b1")
 OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.int32: 3}
 ACTIVATIONS = ("none", "gelu_tanh", "gelu")
 EPILOGUE_TYPES = "PPPPPPPPiiiiii"
-STAGES = {256: 4, 128: 6}
+STAGES = {256: 4, 128: 5}
 MMA_STAGES = 3
 NEAR_BYTES = 36 * 1024
 """Up to this, gemm_weight.cu keeps X in shared memory."""
@@ -132,6 +132,8 @@ def wgmma(
                 raise ValueError(f"{name} is needed: float32 {list(shape)}")
             if scale is not None and (tuple(scale.shape) != shape or scale.dtype != torch.float32 or not scale.is_contiguous()):
                 raise ValueError(f"{name} must be contiguous float32 {list(shape)}, got {scale.dtype} {list(scale.shape)}")
+        x_scale = None if x_scale is None or promote == 2 else _filled(x_scale, 256)
+        w_scale = _filled(w_scale, 4 if promote == 1 else 128)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if wide is None:
         wide = 128 if promote or math.ceil(m / 128) * math.ceil(n / 256) < processors else 256
@@ -141,12 +143,19 @@ def wgmma(
     tiles = math.ceil(math.ceil(m / 128) / cluster) * cluster * math.ceil(n / wide)
     grid = min(processors // cluster * cluster, tiles)
     maps = tensor_map(x, 128), tensor_map(w, wide // cluster)
-    shared = STAGES[wide] * (128 + wide) * 128 + 128 + 8 * 4096 + 1024
+    shared = STAGES[wide] * (128 + wide) * 128 + 128 + 8 * 4096 + (1024 * STAGES[wide] if promote else 0) + 1024
     launch(
         wgmma_build(kind, epilogue.dtype, wide, cluster, promote), "gemm_wgmma", device, (grid,), 384, "PPPPi" + EPILOGUE_TYPES,
         (*maps, x_scale, w_scale, x.shape[1], *epilogue.arguments(out)), shared,
     )  # fmt: skip
     return out
+
+
+def _filled(scale: Tensor | None, multiple: int) -> Tensor:
+    """Rows filled with zeros to a multiple, for bulk copies; itself if they are already."""
+    assert scale is not None
+    left = -scale.shape[1] % multiple
+    return torch.nn.functional.pad(scale, (0, left)) if left else scale
 
 
 def mma_build(kind: str, dtype: torch.dtype) -> Build:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from kernels.peak import tensor_peak, word_peak
 Call = Callable[[], object]
 Shape = tuple[int, int, int]
 SLOW_S = 0.02
-"""A call that takes longer is repeated less."""
+"""A call that takes longer is timed twice by itself, its inputs wherever they are."""
+IDLE_CYCLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -193,18 +195,18 @@ Found = tuple[Spread, Spread | None, Spread | None, Spread | None]
 
 def _contest(ours: list[Call], peers: list[Call] | None, repeats: int, flush: bool) -> Found:
     """(ours, peer) by graph, then flushed; in turns."""
-    first = _once(ours[0])
-    if first > SLOW_S:
-        ours, peers, repeats = ours[:1], peers[:1] if peers else None, 3
-    graphs = [_captured(ours), _captured(peers) if peers else None]
+    if _once(ours[0]) > SLOW_S:
+        other = _graph(peers, 3) if peers else None
+        return spread([_timed(ours[0]) for _ in range(2)]), None, other, None
+    runs = [_replayed(ours), _replayed(peers) if peers else None]
     times: list[list[float]] = [[], []]
     for i in range(repeats + 2):
-        for who, graph in enumerate(graphs):
-            if graph is not None:
-                seconds = _timed(graph[0].replay) / graph[1]
+        for who, run in enumerate(runs):
+            if run is not None:
+                seconds = _timed(run[0]) / run[1]
                 if i >= 2:
                     times[who].append(seconds)
-    del graphs
+    del runs
     one, other = spread(times[0]), spread(times[1]) if times[1] else None
     if not flush:
         return one, None, other, None
@@ -215,6 +217,8 @@ def _contest(ours: list[Call], peers: list[Call] | None, repeats: int, flush: bo
         for who, calls in enumerate((ours, peers)):
             if calls:
                 junk.fill_(float(i))
+                # While the chip idles here the host issues the whole call, however slow its side of the launch is.
+                torch.cuda._sleep(IDLE_CYCLES)
                 cold[who].append(_timed(calls[i % len(calls)]))
     return one, spread(cold[0]), other, spread(cold[1]) if cold[1] else None
 
@@ -236,9 +240,19 @@ def _captured(calls: list[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
     return graph, len(calls)
 
 
+def _replayed(calls: list[Call]) -> tuple[Call, int]:
+    """One call that runs all of them: a graph's replay, or a loop where an operator waits for the host."""
+    try:
+        graph, count = _captured(calls)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return lambda: [call() for call in calls], len(calls)
+    return graph.replay, count
+
+
 def _graph(calls: list[Call], repeats: int) -> Spread:
-    graph, count = _captured(calls)
-    return spread([_timed(graph.replay) / count for _ in range(repeats)])
+    call, count = _replayed(calls)
+    return spread([_timed(call) / count for _ in range(repeats)])
 
 
 def _events(call: Call, repeats: int) -> Spread:
@@ -354,12 +368,16 @@ def plan(names: list[str] | None, shapes: Sequence[tuple[int, ...]], which: str,
 
 
 def run_jobs(jobs: Sequence[Job], device: torch.device, limits: GemmLimits, seconds: float | None = None) -> Iterator[GemmTiming]:
-    """Every timing of the plan, stopped after ``seconds``."""
+    """Every timing of the plan, stopped after ``seconds``; what fails is named on standard error, and the rest goes on."""
     end = time.monotonic() + seconds if seconds else math.inf
     for job in jobs:
         if time.monotonic() > end:
             return
-        yield from time_gemm(job.row, job.steps, job.shape, device, limits, job.flush)
+        try:
+            yield from time_gemm(job.row, job.steps, job.shape, device, limits, job.flush)
+        except (RuntimeError, ValueError) as error:
+            print(f"\n{job.row.name} at {'x'.join(map(str, job.shape))} failed: {error}", file=sys.stderr)
+            torch.cuda.synchronize()
 
 
 def rounded(value: Any) -> Any:

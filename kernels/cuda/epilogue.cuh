@@ -38,6 +38,18 @@ __device__ __noinline__ float activated(float v, int activation) {
     return 0.5f * v * (1.0f + erff(v * 0.7071067811865476f));
 }
 
+// Eight neighbours of a vector, zero beyond ``count``; sixteen bytes at a time where the vector's length allows it.
+template <typename T>
+__device__ __forceinline__ void load8(const T* from, int count, bool wide, T (&v)[8]) {
+    if (wide) {
+        *reinterpret_cast<uint4*>(v) = __ldg(reinterpret_cast<const uint4*>(from));
+        *reinterpret_cast<uint4*>(v + 4) = __ldg(reinterpret_cast<const uint4*>(from + 4));
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) v[k] = k < count ? from[k] : T(0);
+    }
+}
+
 struct Epilogue {
     Result* out;
     const float *row_scale, *col_scale, *bias;
@@ -50,6 +62,7 @@ struct Epilogue {
     // The results of eight neighbours of row r (fewer at the edge: ``count``) from column c on.
     template <typename Acc>
     __device__ __forceinline__ void eight(const Acc* sum, int r, int c, int count, Result (&out8)[8]) const {
+        bool wide = n % 8 == 0 && c % 8 == 0;
         Acc v[8];
 #pragma unroll
         for (int k = 0; k < 8; ++k) v[k] = sum[k];
@@ -59,14 +72,16 @@ struct Epilogue {
                 for (int k = 0; k < 8; ++k) v[k] *= multiply;
             }
             if (row_a) {
-                int at = row_a[r];
+                int at = row_a[r], col[8];
+                load8(col_a + c, count, wide, col);
 #pragma unroll
-                for (int k = 0; k < 8; ++k) v[k] -= k < count ? at * col_a[c + k] : 0;
+                for (int k = 0; k < 8; ++k) v[k] -= at * col[k];
             }
             if (row_b) {
-                int at = row_b[r];
+                int at = row_b[r], col[8];
+                load8(col_b + c, count, wide, col);
 #pragma unroll
-                for (int k = 0; k < 8; ++k) v[k] -= k < count ? at * col_b[c + k] : 0;
+                for (int k = 0; k < 8; ++k) v[k] -= at * col[k];
             }
         }
         if constexpr (OUT == OUT_S32) {
@@ -77,13 +92,22 @@ struct Epilogue {
 #pragma unroll
             for (int k = 0; k < 8; ++k) y[k] = float(v[k]) * scale;
             if (col_scale) {
-                float one = col_scale[0];
+                float col[8];
+                if (col_stride) {
+                    load8(col_scale + c, count, wide, col);
+                } else {
+                    col[0] = col_scale[0];
 #pragma unroll
-                for (int k = 0; k < 8; ++k) y[k] *= col_stride && k < count ? col_scale[c + k] : one;
+                    for (int k = 1; k < 8; ++k) col[k] = col[0];
+                }
+#pragma unroll
+                for (int k = 0; k < 8; ++k) y[k] *= col[k];
             }
             if (bias) {
+                float add[8];
+                load8(bias + c, count, wide, add);
 #pragma unroll
-                for (int k = 0; k < 8; ++k) y[k] += k < count ? bias[c + k] : 0.0f;
+                for (int k = 0; k < 8; ++k) y[k] += add[k];
             }
             if (activation) {
 #pragma unroll

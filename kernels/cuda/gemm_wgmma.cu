@@ -6,7 +6,10 @@
 //
 //   PROMOTE 0   scales in the epilogue only
 //   PROMOTE 1   FP8 with x_scale [K/128, M] and w_scale [N/128, K/128]: the sum of each 128 of K is scaled and added in float32
-//   PROMOTE 2   as 1, with w_scale [K/128, N]: every column its own scale (int4 groups widened to 8 bits)
+//   PROMOTE 2   as 1, with w_scale [K/128, N] alone: every column its own scale (int4 groups widened to 8 bits)
+//
+// Scales come with their stage, by a bulk copy: loaded by the threads that multiply, each step would wait for memory. Rows of
+// x_scale are filled to a multiple of 256, of w_scale to 4 (PROMOTE 1) or 128.
 //
 // Operands are rows of bytes, K-major, each row a multiple of 16 bytes; what lies beyond reads as zero. Per block of
 // output: (128 + BN) · K bytes read. -D: TYPE, BN, CLUSTER, PROMOTE, OUT, STAGES. Source of the technique: CUTLASS's and
@@ -23,7 +26,8 @@
 using Acc = std::conditional_t<TYPE == S8 || TYPE == B1, int, float>;
 using Sum = std::conditional_t<PROMOTE != 0, float, Acc>;
 constexpr int kRows = 128, kStageK = 128, kGroup = 16;
-constexpr int kTileX = kRows * kStageK, kTileW = BN * kStageK;
+constexpr int kTileX = kRows * kStageK, kTileW = BN * kStageK, kScales = PROMOTE ? 1024 : 0;
+constexpr int kScaleBytes = PROMOTE == 1 ? 512 + 16 : PROMOTE == 2 ? 512 : 0;
 
 struct Tile {
     int row, column;
@@ -61,6 +65,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     uint32_t tile_x = base, tile_w = base + STAGES * kTileX, full = tile_w + STAGES * kTileW, empty = full + STAGES * 8;
     // Behind the barriers, 16 × 64 words for each of the eight warps that multiply.
     uint8_t* staging = raw + (base - shared_address(raw)) + STAGES * (kTileX + kTileW) + 128;
+    uint8_t* scale_area = staging + 8 * 4096;  // a stage: 128 of x_scale, then four or 128 of w_scale
     int warpgroup = threadIdx.x / 128;
     uint32_t rank = 0;
     if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
@@ -76,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     int steps = (k_bytes + kStageK - 1) / kStageK;
 
     if (warpgroup == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;\n");
         if (threadIdx.x == 0) {
             int stage = 0;
             uint32_t phase = 0;
@@ -84,7 +89,17 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 Tile tile(index, tiles_m, tiles_n);
                 for (int step = 0; step < steps; ++step) {
                     barrier_wait(empty + stage * 8, phase ^ 1);
-                    barrier_expect(full + stage * 8, kTileX + kTileW);
+                    barrier_expect(full + stage * 8, kTileX + kTileW + kScaleBytes);
+                    uint32_t scales = shared_address(scale_area) + stage * kScales;
+                    if constexpr (PROMOTE == 1) {
+                        load_bytes(scales, x_scale + size_t(step) * ((m + 255) / 256 * 256) + tile.row, 512, full + stage * 8);
+                        const float* four = w_scale + size_t(tile.column / 128) * ((steps + 3) / 4 * 4) + step / 4 * 4;
+                        load_bytes(scales + 512, four, 16, full + stage * 8);
+                    }
+                    if constexpr (PROMOTE == 2) {
+                        const float* own = w_scale + size_t(step) * ((n + 127) / 128 * 128) + tile.column;
+                        load_bytes(scales + 512, own, 512, full + stage * 8);
+                    }
                     load_box(tile_x + stage * kTileX, map_x, full + stage * 8, step * kStageK, tile.row);
                     uint32_t part = tile_w + stage * kTileW + rank * (kTileW / CLUSTER);
                     int column = tile.column + int(rank) * (BN / CLUSTER);
@@ -97,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             }
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;\n");
         Epilogue e = EPILOGUE;
         int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4, half = (warpgroup - 1) * 64;
         int stage = 0;
@@ -107,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         };
         for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
             Tile tile(index, tiles_m, tiles_n);
-            int top = tile.row + half + warp * 16, r = top + lane / 4;
+            int top = tile.row + half + warp * 16;
             Acc d[BN / 2];
             Sum total[PROMOTE ? BN / 2 : 1];
             if constexpr (PROMOTE != 0) {
@@ -115,17 +130,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 for (int i = 0; i < BN / 2; ++i) total[i] = 0.0f;
             }
             int before = -1;
-            float next_upper = 1.0f, next_lower = 1.0f, next_shared = 1.0f;
-            int upper_row = min(r, m - 1), lower_row = min(r + 8, m - 1);
-            auto scales_of = [&](int step) {
-                next_upper = __ldg(x_scale + size_t(step) * m + upper_row);
-                next_lower = __ldg(x_scale + size_t(step) * m + lower_row);
-                next_shared = __ldg(w_scale + size_t(tile.column / 128) * steps + step);
-            };
-            if constexpr (PROMOTE == 1) scales_of(0);
             for (int step = 0; step < steps; ++step) {
-                float upper = next_upper, lower = next_lower, shared = next_shared;
-                if constexpr (PROMOTE == 1) scales_of(min(step + 1, steps - 1));
                 barrier_wait(full + stage * 8, phase);
                 hold(d);
                 wgmma_fence();
@@ -141,21 +146,25 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 } else {
                     wgmma_wait<0>();
                     hold(d);
-                    release(stage);
-                    upper *= shared, lower *= shared;
+                    const float* scales = reinterpret_cast<const float*>(scale_area + stage * kScales);
+                    float upper = 1.0f, lower = 1.0f;
+                    if constexpr (PROMOTE == 1) {
+                        const float* of_row = scales + half + warp * 16 + lane / 4;
+                        upper = of_row[0] * scales[128 + step % 4], lower = of_row[8] * scales[128 + step % 4];
+                    }
+                    if constexpr (PROMOTE == 1) release(stage);
 #pragma unroll
                     for (int j = 0; j < BN / 8; ++j) {
                         float2 own = make_float2(1.0f, 1.0f);
                         if constexpr (PROMOTE == 2) {
-                            int c = tile.column + j * 8 + lane % 4 * 2;
-                            const float* at = w_scale + size_t(step) * n + c;
-                            own = make_float2(c < n ? __ldg(at) : 0.0f, c + 1 < n ? __ldg(at + 1) : 0.0f);
+                            own = *reinterpret_cast<const float2*>(scales + 128 + j * 8 + lane % 4 * 2);
                         }
                         total[4 * j] = fmaf(upper * own.x, float(d[4 * j]), total[4 * j]);
                         total[4 * j + 1] = fmaf(upper * own.y, float(d[4 * j + 1]), total[4 * j + 1]);
                         total[4 * j + 2] = fmaf(lower * own.x, float(d[4 * j + 2]), total[4 * j + 2]);
                         total[4 * j + 3] = fmaf(lower * own.y, float(d[4 * j + 3]), total[4 * j + 3]);
                     }
+                    if constexpr (PROMOTE == 2) release(stage);  // its scales are read up to here
                 }
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }

@@ -112,3 +112,10 @@ __device__ __forceinline__ void load_box_to_all(uint32_t to, const void* map, ui
         "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask)
         : "memory");
 }
+
+// ``bytes`` in a row, both ends at multiples of 16.
+__device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(bar)
+                 : "memory");
+}

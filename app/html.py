@@ -183,6 +183,11 @@ def figure_title(title: str, about: str) -> str:
     return f'<div class="figure-title"><h2>{escape(title)}</h2><p>{escape(about)}</p></div>'
 
 
+def sentence(message: str) -> str:
+    """Advice in words, set apart from what it is drawn from."""
+    return f'<p class="advice">{escape(message)}</p>' if message else ""
+
+
 def status(message: str) -> str:
     return f'<div class="status" role="status">{escape(message)}</div>'
 

@@ -11,17 +11,36 @@ import gradio as gr
 @dataclass(frozen=True)
 class Limits:
     """``elements`` of one tensor (beyond it the first rows are read), bytes of one upload, how many requests
-    may wait, seconds an upload is kept, and whether folders of this machine may be named."""
+    may wait, seconds an upload is kept, whether folders of this machine may be named, elements of each matrix of a timed product,
+    and seconds that one run of timings may take."""
 
     elements: int
     upload_bytes: int
     queue: int
     keep_seconds: int
     local_folders: bool
+    product_elements: int
+    run_seconds: float
 
 
-LOCAL = Limits(elements=1 << 28, upload_bytes=16 << 30, queue=64, keep_seconds=86400, local_folders=True)
-HOSTED = Limits(elements=1 << 24, upload_bytes=256 << 20, queue=32, keep_seconds=3600, local_folders=False)
+LOCAL = Limits(
+    elements=1 << 28,
+    upload_bytes=16 << 30,
+    queue=64,
+    keep_seconds=86400,
+    local_folders=True,
+    product_elements=1 << 28,
+    run_seconds=300,
+)
+HOSTED = Limits(
+    elements=1 << 24,
+    upload_bytes=256 << 20,
+    queue=32,
+    keep_seconds=3600,
+    local_folders=False,
+    product_elements=1 << 26,
+    run_seconds=30,
+)
 
 
 def current() -> Limits:

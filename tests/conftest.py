@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,14 @@ def gaussian() -> Tensor:
     import numpy as np
 
     return torch.from_numpy(np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32))
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> str:
+    """The compiler. In CI it must be there; elsewhere these tests are skipped without it."""
+    path = shutil.which("nvcc")
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("no nvcc in CI: the kernels would not be checked")
+        pytest.skip("no nvcc on this machine")
+    return path

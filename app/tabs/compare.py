@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from app import html, limits
 from app.controls import parse_scheme, scheme_choices, scheme_values
+from app.files import downloads
 from app.page import SELECTION_SIZE, Page, guarded, selection_from
 from app.selection import matrix_of
 from app.theme import plot_data
 from app.turns import in_turns
 from explorer import SCHEMES, ComparisonRow, compare_schemes, mark_frontier
 from explorer.figures.compare import frontier_figure
-from explorer.figures.style import file_name
 from explorer.numerics.comparison import comparison_record
 
 TITLE, NAME = "Compare", "compare"
@@ -93,34 +87,14 @@ def run(*values: Any) -> Iterator[list[Any]]:
         yield [html.status(str(error)), *keep[1:]]
 
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="explorer-")
-"""Where results are written before Gradio copies them to its own cache; deleted when the page stops."""
-
-
-def _fresh_folder() -> Path:
-    """A new folder for one visitor's files; those older than an upload may be are deleted."""
-    oldest = time.time() - limits.current().keep_seconds
-    for folder in Path(_FOLDER.name).iterdir():
-        if folder.stat().st_mtime < oldest:
-            shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(dir=_FOLDER.name))
-
-
 def _files(rows: list[ComparisonRow], name: str) -> tuple[Any, Any]:
     """The results as a CSV and a JSON file, ready for their download buttons."""
-    folder = _fresh_folder()
     records = [comparison_record(r) for r in rows]
     flat = [
         {**{k: v for k, v in r.items() if not isinstance(v, dict)}, **{f"bits.{k}": v for k, v in r["bits"].items()}}
         for r in records
     ]
-    table, data = folder / f"{file_name(name)}.csv", folder / f"{file_name(name)}.json"
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(flat[0]))
-        writer.writeheader()
-        writer.writerows(flat)
-    data.write_text(json.dumps(records, indent=2), encoding="utf-8")
-    return gr.update(value=str(table), interactive=True), gr.update(value=str(data), interactive=True)
+    return downloads(name, flat, records)
 
 
 @guarded(12)

@@ -281,7 +281,7 @@ def _timing(
     if limits is not None:
         core = step.name if step.name in ("dp4a", "popc") else row.core
         rate = limits.rates.get(core)
-        floor = max(moved / limits.copy, operations / rate if rate else 0.0)
+        floor = max(moved / limits.copy, operations / rate) if rate else None
     return GemmTiming(
         row.name, row.label, step.name, step.file, (m, n, k), native, row.dynamic, graph, flush, activation, row.peer.label,
         peer_graph, peer_flush, note, operations, moved, ops.weight_bytes, operations / graph.median_s / 1e12, floor,
@@ -364,7 +364,10 @@ def plan(names: list[str] | None, shapes: Sequence[tuple[int, ...]], which: str,
     made += jobs(swept, [(1, 8192, 8192)], "fastest") + jobs(swept, [(m, 8192, 8192) for m in TOKENS[1:]], "fastest", False)
     for blocks in LAYERS.values():
         made += jobs(layers, [(m, n, k) for n, k in blocks for m in (1, 4096)], "fastest", False)
-    return made
+    first: dict[tuple[str, Shape], Job] = {}
+    for job in made:  # a layer's shape may be one that was measured already
+        first.setdefault((job.row.name, job.shape), job)
+    return list(first.values())
 
 
 def run_jobs(jobs: Sequence[Job], device: torch.device, limits: GemmLimits, seconds: float | None = None) -> Iterator[GemmTiming]:

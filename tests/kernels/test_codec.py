@@ -5,8 +5,6 @@ If these fail, a GPU gives other codes than the CPU or than NVIDIA's own convers
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +21,7 @@ from kernels import runtime
 from kernels.quantize import Config
 from kernels.statistics import BUILD as STATISTICS
 
+pytestmark = pytest.mark.usefixtures("nvcc")
 HERE = Path(__file__).parent
 ORDER = ["float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float8_e4m3fnuz", "float8_e5m2fnuz",
          "float16", "bfloat16", "tfloat32", "int8", "int4", "int3", "int2", "nf4", "ternary", "binary"]  # fmt: skip
@@ -39,17 +38,6 @@ EXAMPLES = [
     "bf16",
 ]
 """Schemes that between them use every codec, mapping and kind of scale the kernels have."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nvcc() -> str:
-    """The compiler. In CI it must be there; elsewhere these tests are skipped without it."""
-    path = shutil.which("nvcc")
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("no nvcc in CI: the kernels would not be checked")
-        pytest.skip("no nvcc on this machine")
-    return path
 
 
 def hard_values() -> Tensor:

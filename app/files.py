@@ -1,0 +1,40 @@
+"""Results as files for a visitor to download; each in a folder of its own, deleted after a while."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app import limits
+from explorer.figures.style import file_name
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="explorer-")
+"""Where results are written before Gradio copies them to its own cache; deleted when the page stops."""
+
+
+def fresh_folder() -> Path:
+    """A new folder for one visitor's files; those older than an upload may be are deleted."""
+    oldest = time.time() - limits.current().keep_seconds
+    for folder in Path(_FOLDER.name).iterdir():
+        if folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(dir=_FOLDER.name))
+
+
+def downloads(name: str, table: list[dict[str, Any]], records: Any) -> tuple[Any, Any]:
+    """A CSV of flat rows and a JSON of everything, as updates of their download buttons."""
+    folder = fresh_folder()
+    sheet, data = folder / f"{file_name(name)}.csv", folder / f"{file_name(name)}.json"
+    with sheet.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    data.write_text(json.dumps(records, indent=2), encoding="utf-8")
+    return gr.update(value=str(sheet), interactive=True), gr.update(value=str(data), interactive=True)

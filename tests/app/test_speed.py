@@ -1,0 +1,109 @@
+"""The Speed tab's handlers: recorded numbers on any machine, timings on this one, bad shapes refused.
+
+If these fail, the tab is empty on a laptop, or shows one measurement under another's name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import kernels
+from app import limits
+from app.tabs import speed
+from explorer.speed.choices import advice, at_shape, choice, fastest, points
+from explorer.speed.gemms import GEMMS
+from explorer.speed.recorded import recorded
+from tests.app.test_handlers import selection
+
+NO_GPU = pytest.mark.skipif(kernels.available().ok, reason="on a machine with a GPU its kernels are timed")
+
+
+def shown(view: str = speed.RECORDED, shape: str | None = None, product: str | None = None, errors: str = speed.RANDOM,
+          own: dict[str, Any] | None = None) -> list[Any]:  # fmt: skip
+    return list(speed.show(*selection(), view, shape, product, errors, own))
+
+
+def test_recorded_numbers_fill_the_tab_and_name_their_gpu() -> None:
+    out = shown()
+    assert len(out) == speed.OUTPUTS
+    assert "Recorded on one NVIDIA H200" in out[0] and "commit" in out[0]
+    plots = [json.loads(o.plot) for o in out if hasattr(o, "plot")]
+    assert len(plots) == 5 and all(p["data"] for p in plots), "a figure without data"
+    assert sum(len(o.plot) for o in out if hasattr(o, "plot")) < 300_000
+    rows = out[9]
+    assert {r[0] for r in rows} == {g.label for g in GEMMS.values()}, "every product was recorded at 4096"
+    assert all(len(r) == len(speed.HEADERS) for r in rows)
+    assert "take" in out[8] and "decode" in out[8]
+
+
+def test_every_recorded_shape_and_ladder_can_be_shown() -> None:
+    shapes = shown()[1]["choices"]
+    assert len(shapes) > 10
+    for shape in (c[0] if isinstance(c, (list, tuple)) else c for c in shapes):
+        out = shown(shape=shape)
+        assert out[1]["value"] == shape and out[9]
+    ladder = json.loads(shown(product="int8")[7].plot)
+    assert ladder["data"][0]["y"] == [s.name for s in GEMMS["int8"].steps]
+
+
+def test_the_error_can_be_that_of_the_chosen_layer() -> None:
+    random, layer = shown(), shown(errors=speed.LAYER)
+    assert random[3].plot != layer[3].plot and "the layer in the sidebar" in layer[8]
+
+
+def test_the_sidebar_does_not_redraw_what_it_does_not_change() -> None:
+    values = [*selection(), speed.RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None]
+    assert all(v == {"__type__": "update"} for v in speed.follow(*values))
+
+
+def test_before_a_run_nothing_is_shown_as_measured() -> None:
+    out = shown(view=speed.LIVE)
+    assert "Nothing measured here yet" in out[0] and out[9] == []
+
+
+@NO_GPU
+def test_a_run_on_the_cpu_times_what_torch_has() -> None:
+    steps = list(speed.run(64, 96, 128, ["bf16", "int8", "w4a16_group128"], False))
+    own = steps[-1][1]
+    assert [r["row"] for r in own["rows"]] == ["bf16", "int8"] and all(r["shape"] == [64, 96, 128] for r in own["rows"])
+    out = shown(view=speed.LIVE, own=own)
+    assert "Measured now on" in out[0] and len(out[9]) == 2 and "FP8" not in str(out[9])
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((0, 1, 1), "at least 1"), ((1 << 20, 1 << 12, 1 << 12), "X would have"), ((1, 1 << 20, 1 << 12), "W would have")],
+)
+def test_shapes_beyond_the_limit_are_refused_in_words(
+    shape: tuple[int, int, int], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(limits, "say", said.append)
+    out = list(speed.run(*shape, ["bf16"], False))
+    assert words in said[0] and words in out[-1][0]
+
+
+@NO_GPU
+def test_products_without_a_cpu_kernel_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(limits, "say", said.append)
+    list(speed.run(4, 4, 4, ["nvfp4"], False))
+    assert "fp32, bf16, int8" in said[0]
+
+
+def test_the_frontier_and_the_choice() -> None:
+    """Nothing on the frontier is beaten in both; the choice is the fastest with enough SQNR."""
+    _, rows = recorded("gemm")
+    for shape in ((4096, 4096, 4096), (1, 8192, 8192)):
+        here = at_shape(rows, shape)
+        found = points(here)
+        for p in found:
+            beaten = any(q.seconds <= p.seconds and q.sqnr_db > p.sqnr_db for q in found)
+            assert p.on_frontier != beaten, p
+        taken = choice(found)
+        assert taken is not None and taken.label in advice(found, here, "this")
+        assert taken.sqnr_db >= 20 and not any(p.seconds < taken.seconds and p.sqnr_db >= 20 for p in found)
+    assert len(fastest(rows)) == len(GEMMS)

@@ -285,7 +285,12 @@ def build(page: Page) -> None:
                 for t, v in (("M (tokens)", 512), ("N", 1536), ("K", 384))
             ]
             of_layer = gr.Button("N and K of the layer", min_width=140)
-        names = gr.Dropdown([(g.label, g.name) for g in GEMMS.values()], value=list(USUAL), multiselect=True, label="Products")
+        names = gr.Dropdown(
+            [(g.label, g.name) for g in GEMMS.values()],
+            value=list(USUAL if kernels.available().ok else CPU_ROWS),
+            multiselect=True,
+            label="Products",
+        )
         with gr.Row():
             every = gr.Checkbox(False, label="every kernel of the ladder", min_width=200)
             start = gr.Button("Run", variant="primary", min_width=120)

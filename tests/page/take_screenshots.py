@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "screenshots"
-TABS = ("tensor", "formats", "compare")
+TABS = ("tensor", "formats", "compare", "speed")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
 
 

@@ -160,6 +160,22 @@ def test_a_comparison_can_be_stopped(page: Page, url: str) -> None:
     assert not finished.startswith("65 of")
 
 
+def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
+    """The tab is full without a GPU; a run on this machine replaces the recorded numbers and says so."""
+    open_page(page, url, "tab=speed")
+    expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200", timeout=15_000)
+    expect(page.locator("#speed-advice")).to_contain_text("For decode")
+    expect(page.locator("#speed-bars .js-plotly-plot .barlayer .point").first).to_be_visible()
+    page.get_by_text("Measure on this machine").click()
+    page.get_by_role("button", name="N and K of the layer").click()
+    expect(page.get_by_label("N", exact=True)).to_have_value("1536")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.locator("#speed-status")).to_contain_text("products at 512×1536×384", timeout=60_000)
+    expect(page.locator("#speed-source")).to_contain_text("Measured now", timeout=15_000)
+    page.get_by_label("Recorded on an H200").check()
+    expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
+
+
 def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str) -> None:
     open_page(page, url)
     page.locator("#error-plot .js-plotly-plot").hover()
@@ -170,7 +186,7 @@ def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str
 
 
 @pytest.mark.parametrize("width", [390, 1024, 1440])
-@pytest.mark.parametrize("tab", ["tensor", "formats", "compare"])
+@pytest.mark.parametrize("tab", ["tensor", "formats", "compare", "speed"])
 def test_no_sideways_scrolling(page: Page, url: str, width: int, tab: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     open_page(page, url, f"tab={tab}")

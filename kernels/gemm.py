@@ -28,7 +28,8 @@ NEAR_BYTES = 36 * 1024
 @dataclass(frozen=True, eq=False)
 class Epilogue:
     """What follows the sum over K: ``multiply`` · sum - row_a ⊗ col_a - row_b ⊗ col_b for integer sums (int32 tensors [M]
-    and [N]), then float32 scales ([M] or one, [N] or one), bias float32 [N], and one of ``ACTIVATIONS``."""
+    and [N]; a missing col_a or row_b is one), then float32 scales
+    ([M] or one, [N] or one), bias float32 [N], and one of ``ACTIVATIONS``."""
 
     dtype: torch.dtype = torch.bfloat16
     row_scale: Tensor | None = None

@@ -228,6 +228,7 @@ def _both(name: str, label: str, scheme: Scheme, exact: bool) -> Gemm:
 
 def _rows() -> list[Gemm]:
     s, int8 = SCHEMES, (NAIVE, TILED, DP4A, _mma("s8"), _wgmma("s8"))
+    int8_symmetric = (NAIVE, TILED, DP4A, _in_registers(), _mma("s8"), _wgmma("s8"))
     none = "none"
     f32, f16 = torch.float32, torch.float16
     rows = [
@@ -238,19 +239,21 @@ def _rows() -> list[Gemm]:
     ]
     for kind in ("e4m3", "e5m2"):
         peer = peers.SCALED_MM if kind == "e4m3" else peers.BF16
+        few = (_in_registers(),) if kind == "e4m3" else ()
+        steps = (NAIVE, TILED, *few, _mma(kind), _wgmma(kind))
         for unit, title, x, w in (
             ("tensor", "per tensor", "tensor", "tensor"),
             ("row", "per token × per channel", "channel", "channel"),
         ):
             rows.append(
                 Gemm(f"fp8_{kind}_{unit}", f"FP8 {kind.upper()} {title}", s[f"fp8_{kind}_{x}"], s[f"fp8_{kind}_{w}"], EPILOGUE,
-                     "tensor core's", _dense(kind), peer, kind, (8, 9))
+                     "tensor core's", steps, peer, kind, (8, 9))
             )  # fmt: skip
     fine = (NAIVE, TILED, Step("wgmma", "gemm_wgmma.cu", _fine, hopper=True, coarse=128))
     rows += [
         Gemm("fp8_fine", "FP8 1×128 by 128×128", s["fp8_e4m3_block"], s["fp8_e4m3_tile"], PER_BLOCK,
              "float32 every 128 of K", fine, peers.SCALED_BLOCKS, "e4m3", (8, 9)),
-        Gemm("int8", "INT8 W8A8", s["int8_token"], s["int8_channel"], EPILOGUE, "int32", int8, peers.INT_MM, "s8", (7, 5)),
+        Gemm("int8", "INT8 W8A8", s["int8_token"], s["int8_channel"], EPILOGUE, "int32", int8_symmetric, peers.INT_MM, "s8", (7, 5)),
         Gemm("int8_asym", "INT8 W8A8, asymmetric", s["int8_token_asym"], s["int8_channel_asym"], ZERO_TERMS, "int32",
              int8, peers.INT_MM, "s8", (7, 5)),
         Gemm("int8_dynamic", "INT8 W8A8, X quantized in the call", s["int8_token"], s["int8_channel"], EPILOGUE, "int32",

@@ -107,10 +107,9 @@ class Operands:
         return self.qw.packed.view(torch.int8).sum(1, dtype=torch.int32)
 
     @cached_property
-    def _bit_vectors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """int32: ones [M], -K [N] and 2 [N]."""
-        m, n, k = self.shape
-        return tuple(torch.full((size,), v, dtype=torch.int32, device=self.x.device) for size, v in ((m, 1), (n, -k), (n, 2)))  # type: ignore[return-value]
+    def _minus_k(self) -> Tensor:
+        """int32 [N]."""
+        return torch.full((self.shape[1],), -self.shape[2], dtype=torch.int32, device=self.x.device)
 
     @cached_property
     def _w_bit_term(self) -> Tensor:
@@ -118,16 +117,16 @@ class Operands:
 
     def bit_epilogue(self, xor: bool) -> Epilogue:
         """±1 products from bits: K - 2·popc(a ^ b), or K - 2·popc(a) - 2·popc(b) + 4·popc(a & b)."""
-        base, (ones, minus_k, twos) = self.epilogue(), self._bit_vectors
-        if xor:
-            terms = {"multiply": -2, "row_b": ones, "col_b": minus_k}
-        else:
-            terms = {"multiply": 4, "row_a": self._x_bits, "col_a": twos, "row_b": ones, "col_b": self._w_bit_term}
+        base = self.epilogue()
+        terms: dict[str, object] = {"multiply": -2, "col_b": self._minus_k}
+        if not xor:
+            terms = {"multiply": 4, "row_a": self._x_bits, "col_b": self._w_bit_term}
         return Epilogue(**(base.__dict__ | terms))
 
     @cached_property
     def _x_bits(self) -> Tensor:
-        return row_bits(self.qx.packed)
+        """Twice the bits of each row of X."""
+        return 2 * row_bits(self.qx.packed)
 
     @cached_property
     def _w_bits(self) -> Tensor:

@@ -1,6 +1,7 @@
 // What happens to a sum before it is stored: zero-point terms, scales, bias, activation, output type.
 //
-//   integer sums first:  v = multiply · sum - row_a[m] · col_a[n] - row_b[m] · col_b[n]     (exact, 32-bit)
+//   integer sums first:  v = multiply · sum - row_a[m] · col_a[n] - row_b[m] · col_b[n]     (exact, 32-bit; a missing
+//                        col_a or row_b is one)
 //   then:                y = act(v · row_scale[m] · col_scale[n] + bias[n])
 //
 // Null pointers leave their step out; a stride of 0 reads one scale for all. OUT by -D: the output's type.
@@ -59,10 +60,26 @@ struct Epilogue {
 
     __device__ __forceinline__ float row(int r) const { return row_scale ? row_scale[r * row_stride] : 1.0f; }
 
-    // The results of eight neighbours of row r (fewer at the edge: ``count``) from column c on.
+    // What eight neighbouring columns bring, read once for all rows that a lane stores.
+    struct Columns {
+        float scale[8];
+    };
+
+    __device__ __forceinline__ void columns(int c, int count, bool wide, Columns& of) const {
+        if constexpr (OUT != OUT_S32) {
+            if (col_scale && col_stride) {
+                load8(col_scale + c, count, wide, of.scale);
+            } else {
+                float one = col_scale ? col_scale[0] : 1.0f;
+#pragma unroll
+                for (int k = 0; k < 8; ++k) of.scale[k] = one;
+            }
+        }
+    }
+
+    // The results of eight neighbours of row r.
     template <typename Acc>
-    __device__ __forceinline__ void eight(const Acc* sum, int r, int c, int count, Result (&out8)[8]) const {
-        bool wide = n % 8 == 0 && c % 8 == 0;
+    __device__ __forceinline__ void eight(const Acc* sum, int r, int c, int count, bool wide, const Columns& of, Result (&out8)[8]) const {
         Acc v[8];
 #pragma unroll
         for (int k = 0; k < 8; ++k) v[k] = sum[k];
@@ -72,13 +89,13 @@ struct Epilogue {
                 for (int k = 0; k < 8; ++k) v[k] *= multiply;
             }
             if (row_a) {
-                int at = row_a[r], col[8];
-                load8(col_a + c, count, wide, col);
+                int at = row_a[r], col[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+                if (col_a) load8(col_a + c, count, wide, col);
 #pragma unroll
                 for (int k = 0; k < 8; ++k) v[k] -= at * col[k];
             }
-            if (row_b) {
-                int at = row_b[r], col[8];
+            if (col_b) {
+                int at = row_b ? row_b[r] : 1, col[8];
                 load8(col_b + c, count, wide, col);
 #pragma unroll
                 for (int k = 0; k < 8; ++k) v[k] -= at * col[k];
@@ -90,19 +107,7 @@ struct Epilogue {
         } else {
             float y[8], scale = row(r);
 #pragma unroll
-            for (int k = 0; k < 8; ++k) y[k] = float(v[k]) * scale;
-            if (col_scale) {
-                float col[8];
-                if (col_stride) {
-                    load8(col_scale + c, count, wide, col);
-                } else {
-                    col[0] = col_scale[0];
-#pragma unroll
-                    for (int k = 1; k < 8; ++k) col[k] = col[0];
-                }
-#pragma unroll
-                for (int k = 0; k < 8; ++k) y[k] *= col[k];
-            }
+            for (int k = 0; k < 8; ++k) y[k] = float(v[k]) * scale * of.scale[k];
             if (bias) {
                 float add[8];
                 load8(bias + c, count, wide, add);
@@ -123,7 +128,9 @@ struct Epilogue {
         if (r >= m || c >= n) return;
         Acc eight_sums[8] = {sum};
         Result results[8];
-        eight(eight_sums, r, c, 1, results);
+        Columns of;
+        columns(c, 1, false, of);
+        eight(eight_sums, r, c, 1, false, of, results);
         out[size_t(r) * n + c] = results[0];
     }
 };
@@ -149,19 +156,24 @@ __device__ __forceinline__ void store_fragment(const Epilogue& e, const Acc (&d)
         to[8 * COLUMNS] = d[FROM + 4 * j + 2], to[8 * COLUMNS + 1] = d[FROM + 4 * j + 3];
     }
     __syncwarp();
+    constexpr int kUnits = COLUMNS / 8;  // divides 32, so that a lane keeps its columns
+    int unit = lane % kUnits, c = first_column + unit * 8, count = min(8, e.n - c);
+    if (count <= 0) return;
+    Epilogue::Columns of;
+    bool wide = e.n % 8 == 0;
+    e.columns(c, count, wide, of);
 #pragma unroll 1
-    for (int i = lane; i < 2 * COLUMNS; i += 32) {
-        int in_row = i / (COLUMNS / 8), unit = i % (COLUMNS / 8), r = first_row + in_row, c = first_column + unit * 8;
-        if (r >= e.m || c >= e.n) continue;
+    for (int in_row = lane / kUnits; in_row < 16; in_row += 32 / kUnits) {
+        int r = first_row + in_row;
+        if (r >= e.m) break;
         const Acc* from = tile + in_row * COLUMNS + (unit ^ (in_row & 3)) * 8;
         Result* to = e.out + size_t(r) * e.n + c;
         union {
             Result value[8];
             uint4 piece[sizeof(Result) / 2];
         } u;
-        int count = min(8, e.n - c);
-        e.eight(from, r, c, count, u.value);
-        if (e.n % 8 == 0) {
+        e.eight(from, r, c, count, wide, of, u.value);
+        if (wide) {
 #pragma unroll
             for (int k = 0; k < sizeof(Result) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = u.piece[k];
         } else {

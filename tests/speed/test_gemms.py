@@ -57,9 +57,9 @@ def test_binary_products_from_bits(k: int) -> None:
         e = ops.bit_epilogue(xor)
         counted = row_bits(sums.reshape(-1, sums.shape[2])).view(4, 6).long()
         got = e.multiply * counted
-        for row, col in ((e.row_a, e.col_a), (e.row_b, e.col_b)):
-            if row is not None and col is not None:
-                got = got - row.long()[:, None] * col.long()
+        got = got - (e.row_a.long()[:, None] if e.row_a is not None else 0)
+        assert e.col_b is not None and e.col_a is None and e.row_b is None
+        got = got - e.col_b.long()
         assert torch.equal(got, want)
 
 

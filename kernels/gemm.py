@@ -305,3 +305,26 @@ def row_bits(packed: Tensor) -> Tensor:
     pairs = packed - (packed >> 1 & 0x55)
     fours = (pairs & 0x33) + (pairs >> 2 & 0x33)
     return ((fours + (fours >> 4)) & 15).sum(1, dtype=torch.int32)
+
+
+BLOCK_SCALED = ("nvfp4", "mxfp4", "mxfp8")
+"""Formats that sm_120a's tensor cores multiply with their block scales, in the order of the kernel's ELEMENT."""
+
+
+def block_scaled_build(element: str, dtype: torch.dtype) -> Build:
+    """The compilation of gemm_block_scaled.cu, for sm_120a alone."""
+    return Build("gemm_block_scaled.cu", (("ELEMENT", str(BLOCK_SCALED.index(element))), ("OUT", str(OUTPUTS[dtype]))))
+
+
+def block_scaled(x: Tensor, w: Tensor, x_scales: Tensor, w_scales: Tensor, element: str, epilogue: Epilogue) -> Tensor:
+    """Rows of elements with one scale byte a block, [rows, blocks], multiplied by sm_120a's own block-scaled instruction."""
+    x, w = padded_rows(_pair(x, w)[0], 32), padded_rows(_pair(x, w)[1], 32)
+    if x_scales.dtype != torch.uint8 or w_scales.dtype != torch.uint8 or x_scales.shape[1] != w_scales.shape[1]:
+        raise ValueError("expected uint8 scales [M, blocks] and [N, blocks] with as many blocks")
+    out = x.new_empty((x.shape[0], w.shape[0]), dtype=epilogue.dtype)
+    launch(
+        block_scaled_build(element, epilogue.dtype), "gemm_block_scaled", x.device,
+        (math.ceil(out.shape[1] / 128), math.ceil(out.shape[0] / 16)), 128, "PPPPii" + EPILOGUE_TYPES,
+        (x, w, x_scales.contiguous(), w_scales.contiguous(), x.shape[1], x_scales.shape[1], *epilogue.arguments(out)),
+    )  # fmt: skip
+    return out

@@ -256,7 +256,7 @@ def from_layer(*values: Any) -> list[int]:
     return [int(tokens or 1), int(n), int(k)]
 
 
-def source_of(product: str | None, own: dict[str, Any] | None) -> str:
+def source_of(product: str | None) -> str:
     """The CUDA files behind a product's ladder, with their text."""
     from kernels.runtime import SOURCES
 
@@ -264,6 +264,20 @@ def source_of(product: str | None, own: dict[str, Any] | None) -> str:
         return "choose a product"
     files = dict.fromkeys(step.file for step in GEMMS[product].steps)
     return "\n\n".join(f"// ---- kernels/cuda/{name}\n{(SOURCES / name).read_text(encoding='utf-8')}" for name in files)
+
+
+def facts_of(product: str | None) -> str:
+    """What the product multiplies, where its scales apply, what sums are held in, and for which chips its kernels are."""
+    if product not in GEMMS:
+        return ""
+    row = GEMMS[product]
+    told = []
+    for step in row.steps:
+        chips = {9: "sm_90a", 12: "sm_120a"}.get(step.only) or f"from sm_{step.chips[0]}{step.chips[1]}"
+        told.append(f"{step.name} ({chips}{'' if step.seen else ', compiled, not run'})")
+    return html.status(
+        f"X: {row.x.label}. W: {row.w.label}. Scales {row.scales}; sums in {row.sums}. Kernels: {', '.join(told)}. Peer: {row.peer.label}."
+    )
 
 
 def build(page: Page) -> None:
@@ -308,6 +322,7 @@ def build(page: Page) -> None:
     roofline = _card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")
     with gr.Row():
         product = gr.Dropdown([], label="Ladder of", elem_id="speed-product")
+    facts = gr.HTML(apply_default_css=False)
     ladder = _card("The ladder", "the same product by one kernel after another, and the factor each step brings", "speed-ladder")
     with gr.Accordion("Source of these kernels", open=False):
         code = gr.Code(language="cpp", interactive=False, show_label=False, max_lines=40)
@@ -325,7 +340,8 @@ def build(page: Page) -> None:
     page.on_selection.append((follow, extra, outputs, "speed"))
     for control, what in ((view, "view"), (shape, "shape"), (product, "product"), (errors_of, "errors")):
         control.input(show, inputs, outputs, api_name=f"speed_{what}", api_visibility="undocumented", **quiet)
-    product.change(source_of, [product, own], code, api_name="kernel_source", **quiet)
+    product.change(source_of, product, code, api_name="kernel_source", **quiet)
+    product.change(facts_of, product, facts, api_visibility="private", **quiet)
     preset.input(lambda name: list(PRESETS[name]), preset, sizes, api_visibility="private", **quiet)
     of_layer.click(from_layer, [*page.selection, sizes[0]], sizes, api_name="shape_of_layer", **quiet)
     start.click(lambda: "", None, stopped, api_visibility="private", queue=False, **quiet)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from explorer.numerics.device import codec_of
+from explorer.numerics.device import codec_of, raw_scales
 from explorer.numerics.formats import FORMATS, IntegerFormat
 from explorer.numerics.schemes import SCHEMES, Scheme
 from explorer.speed import peers
@@ -25,12 +25,13 @@ Run = Callable[[Operands], Tensor]
 BF16_HALF_ULP = 2.0**-8
 """Of a rounded value, relative: bfloat16 has eight bits of precision."""
 
-WHOLE_K = 1 << 30
+WHOLE_K, HOPPER, BLACKWELL_MMA = 1 << 30, 9, 12
 
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel of a ladder. ``chips`` is the least compute capability, ``hopper`` that it is for 9.0 alone; ``rounding`` is the
+    """One kernel of a ladder. ``chips`` is the least compute capability, ``only`` the one major version it is for (0: any);
+    ``seen`` that it ran where it was tested: others are compiled, and labelled so. ``rounding`` is the
     relative error of operands rounded to bfloat16 on the way; ``coarse`` over how many of K Hopper's FP8 sums, with 13 bits of
     mantissa, run before they are added in float32 (0: never in so few bits)."""
 
@@ -38,13 +39,14 @@ class Step:
     file: str
     run: Run
     chips: tuple[int, int] = (7, 5)
-    hopper: bool = False
+    only: int = 0
     rounding: float = 0.0
     coarse: int = 0
+    seen: bool = True
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether this kernel has code for the chip."""
-        return capability == (9, 0) if self.hopper else capability >= self.chips
+        return capability[0] == self.only if self.only else capability >= self.chips
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def _mma(kind: str) -> Step:
 
 def _wgmma(kind: str) -> Step:
     run = lambda ops: kernel.wgmma(ops.x_rows, ops.w_rows, kind, ops.epilogue())  # noqa: E731
-    return Step("wgmma", "gemm_wgmma.cu", run, hopper=True, coarse=WHOLE_K if kind in ("e4m3", "e5m2") else 0)
+    return Step("wgmma", "gemm_wgmma.cu", run, only=HOPPER, coarse=WHOLE_K if kind in ("e4m3", "e5m2") else 0)
 
 
 DP4A = Step("dp4a", "gemm_simt.cu", lambda ops: kernel.words(ops.x_rows, ops.w_rows, "gemm_dp4a", ops.epilogue()))
@@ -133,7 +135,7 @@ def _dynamic(step: Step) -> Step:
         ops.requantize_x()
         return step.run(ops)
 
-    return Step(f"quantize + {step.name}", step.file, run, step.chips, step.hopper)
+    return Step(f"quantize + {step.name}", step.file, run, step.chips, step.only)
 
 
 def _registers(ops: Operands) -> Tensor:
@@ -157,7 +159,7 @@ def _in_registers(rounding: float = 0.0) -> Step:
 
 
 def _by_bf16(both: bool, rounding: float) -> Step:
-    return Step("dequantize + wgmma", "gemm_wgmma.cu", _dequantized(both), hopper=True, rounding=rounding)
+    return Step("dequantize + wgmma", "gemm_wgmma.cu", _dequantized(both), only=HOPPER, rounding=rounding)
 
 
 def _widened(kind: str, grouped: bool) -> Step:
@@ -172,7 +174,7 @@ def _widened(kind: str, grouped: bool) -> Step:
         epilogue = kernel.Epilogue(base.dtype, row, None, base.bias, base.activation)
         return kernel.wgmma(x, rows, kind, epilogue, 2, None, ops.w_group_scales(-(-x.shape[1] // 128)))
 
-    return Step("widen + wgmma", "gemm_wgmma.cu", run, hopper=True, coarse=128 if kind == "e4m3" else 0)
+    return Step("widen + wgmma", "gemm_wgmma.cu", run, only=HOPPER, coarse=128 if kind == "e4m3" else 0)
 
 
 def _addsub(ops: Operands) -> Tensor:
@@ -221,8 +223,17 @@ def _weight_only(name: str, label: str, w: Scheme, peer: peers.Peer, exact: bool
     return Gemm(name, label, SCHEMES["bf16"], w, WEIGHT, "float32", steps, peer, "bf16", None)
 
 
+def _block_scaled(element: str) -> Step:
+    def run(ops: Operands) -> Tensor:
+        scales = [raw_scales(q.scales, q.scheme) for q in (ops.qx, ops.qw)]
+        return kernel.block_scaled(ops.qx.packed, ops.qw.packed, scales[0], scales[1], element, ops.outer_epilogue())
+
+    return Step("block-scaled mma", "gemm_block_scaled.cu", run, (12, 0), BLACKWELL_MMA, seen=False)
+
+
 def _both(name: str, label: str, scheme: Scheme, exact: bool) -> Gemm:
-    steps = (NAIVE, TILED, _by_bf16(True, 0.0 if exact else 2 * BF16_HALF_ULP))
+    native = (_block_scaled(name),) if name in kernel.BLOCK_SCALED else ()
+    steps = (NAIVE, TILED, _by_bf16(True, 0.0 if exact else 2 * BF16_HALF_ULP), *native)
     return Gemm(name, label, scheme, scheme, BEFORE, "float32", steps, peers.BF16, "bf16", (10, 0))
 
 
@@ -249,11 +260,12 @@ def _rows() -> list[Gemm]:
                 Gemm(f"fp8_{kind}_{unit}", f"FP8 {kind.upper()} {title}", s[f"fp8_{kind}_{x}"], s[f"fp8_{kind}_{w}"], EPILOGUE,
                      "tensor core's", steps, peer, kind, (8, 9))
             )  # fmt: skip
-    fine = (NAIVE, TILED, Step("wgmma", "gemm_wgmma.cu", _fine, hopper=True, coarse=128))
+    fine = (NAIVE, TILED, Step("wgmma", "gemm_wgmma.cu", _fine, only=HOPPER, coarse=128))
     rows += [
         Gemm("fp8_fine", "FP8 1×128 by 128×128", s["fp8_e4m3_block"], s["fp8_e4m3_tile"], PER_BLOCK,
              "float32 every 128 of K", fine, peers.SCALED_BLOCKS, "e4m3", (8, 9)),
-        Gemm("int8", "INT8 W8A8", s["int8_token"], s["int8_channel"], EPILOGUE, "int32", int8_symmetric, peers.INT_MM, "s8", (7, 5)),
+        Gemm("int8", "INT8 W8A8", s["int8_token"], s["int8_channel"], EPILOGUE, "int32", int8_symmetric, peers.INT_MM, "s8",
+             (7, 5)),
         Gemm("int8_asym", "INT8 W8A8, asymmetric", s["int8_token_asym"], s["int8_channel_asym"], ZERO_TERMS, "int32",
              int8, peers.INT_MM, "s8", (7, 5)),
         Gemm("int8_dynamic", "INT8 W8A8, X quantized in the call", s["int8_token"], s["int8_channel"], EPILOGUE, "int32",
@@ -294,10 +306,10 @@ def _rows() -> list[Gemm]:
              peers.INT_MM, "s8", None),
         Gemm("binary", "Binary × binary", s["binary_channel"], s["binary_channel"], EPILOGUE, "int32",
              (NAIVE, Step("popc", "gemm_simt.cu", _popc), Step("mma.sync", "gemm_mma.cu", _bits, (8, 0)),
-              Step("wgmma", "gemm_wgmma.cu", _bits_hopper, hopper=True)), peers.INT_MM, "b1", (7, 5)),
+              Step("wgmma", "gemm_wgmma.cu", _bits_hopper, only=HOPPER)), peers.INT_MM, "b1", (7, 5)),
         Gemm("fake_int8", "Fake-quantized forward (QAT), INT8", s["int8_token"], s["int8_channel"], BEFORE,
              "float32",
-             (TILED, Step("fake-quantize + wgmma", "fake_quantize.cu", _faked, hopper=True, rounding=2 * BF16_HALF_ULP)),
+             (TILED, Step("fake-quantize + wgmma", "fake_quantize.cu", _faked, only=HOPPER, rounding=2 * BF16_HALF_ULP)),
              peers.FAKE, "bf16", None,
              dynamic=True),
     ]  # fmt: skip
@@ -356,6 +368,8 @@ def _builds(row: Gemm, name: str) -> list[Build]:
     if name == "widen":
         how = weight_of(row.w)
         return [kernel.widen_build(how.codec, how.bits, how.two_bit, row.core == "e4m3")]
+    if name == "block-scaled mma":
+        return [kernel.block_scaled_build(row.name, row.out)]
     if name == "wgmma":
         promote = 1 if row.name == "fp8_fine" else 2 if row.w.block[1] == 128 and row.x.format.bits == 8 else 0
         wides = (128,) if promote else (256, 128)

@@ -5,6 +5,9 @@ If these fail, the Speed tab times a kernel that computes something else.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -164,3 +167,18 @@ def test_groups_of_every_size_in_registers() -> None:
         row = GEMMS["w4a16_group128"]
         x, w = draw(5, 40, 2 * size + 16)
         check(row, row.step("registers"), Operands(x, w, SCHEMES["bf16"], scheme), f"group {size}")
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_finds_nothing(tool: str) -> None:
+    """Every kernel of every product once at an odd shape under the sanitizer."""
+    program = (
+        "import torch; from explorer.speed.gemms import GEMMS\n"
+        "chip = torch.cuda.get_device_capability()\n"
+        "for row in GEMMS.values():\n"
+        "  ops = row.operands(torch.randn(33, 200, device='cuda'), torch.randn(70, 200, device='cuda'))\n"
+        "  for step in row.ladder(chip): step.run(ops); torch.cuda.synchronize()\n"
+    )
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]

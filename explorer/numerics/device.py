@@ -24,7 +24,7 @@ from explorer.numerics.schemes import ScaleRule, Scales, Scheme, tensor_scale_fo
 from kernels.fake_quantize import fake_quantize as fake_quantize_kernel
 from kernels.fake_quantize import learned_backward as learned_backward_kernel
 from kernels.fake_quantize import learned_forward as learned_forward_kernel
-from kernels.quantize import SCALE_DTYPE, SUFFIX, Config, Layout, Output
+from kernels.quantize import RANGES, SCALE_DTYPE, SUFFIX, Config, Layout, Output
 from kernels.quantize import dequantize as dequantize_kernel
 from kernels.quantize import quantize as quantize_kernel
 
@@ -47,7 +47,7 @@ def config_of(scheme: Scheme) -> Config:
         per_byte=fmt.per_byte if isinstance(fmt, CodebookFormat) else 0,
         mapping=scheme.mapping.name,
         scale=_scale_name(scheme.scale),
-        range=scheme.calibrator.name,
+        range=scheme.calibrator.name if scheme.calibrator.name in RANGES else "minmax",  # then scales are given
         refit=scheme.refit,
         stochastic=scheme.seed is not None,
         wide=scheme.block[1] is None or scheme.block[1] % 32 == 0,

@@ -8,6 +8,7 @@ float32 with IEEE division, codes are rounded from x / step with the step as it 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from explorer.numerics import device
 from explorer.numerics.blocks import Rectangle, chunks, rectangles
-from explorer.numerics.calibration import Range
+from explorer.numerics.calibration import Range, Trial
 from explorer.numerics.formats import IntegerFormat
 from explorer.numerics.packing import pack, packed_row_bytes, unpack
 from explorer.numerics.rounding import philox_uniform
@@ -85,7 +86,8 @@ def quantize(x: Tensor, scheme: Scheme, *, wanted: Range | None = None, propagat
     if x.dim() != 2:
         raise ValueError(f"expected a matrix [rows, cols], got shape {tuple(x.shape)}; see sources.as_matrix")
     x = x.detach()
-    if device.usable(x) and wanted is None and not propagate and not (scheme.refit and scheme.block != (None, None)):
+    in_kernel = scheme.calibrator.name in device.RANGES and not (scheme.refit and scheme.block != (None, None))
+    if device.usable(x) and wanted is None and not propagate and in_kernel:
         return _quantize_on_device(x, scheme)
     x = x.to(torch.float32)
     if not propagate:
@@ -137,10 +139,30 @@ def find_ranges(x: Tensor, scheme: Scheme) -> Range:
     if scheme.scale is None:
         return Range(low, high)
     for part in rectangles((x.shape[0], x.shape[1]), scheme.block):
-        found = scheme.calibrator.of(part.blocks(x))
+        found = scheme.calibrator.of(part.blocks(x), _trial(part, x, scheme))
         low[part.grid_rows, part.grid_columns] = found.low
         high[part.grid_rows, part.grid_columns] = found.high
     return Range(low, high)
+
+
+def _trial(part: Rectangle, x: Tensor, scheme: Scheme) -> Trial:
+    """How the rectangle's blocks would come back under a range, and how many codes lie on one side of zero."""
+    largest = x.abs().amax() if scheme.scale is not None and scheme.scale.per_tensor else None
+
+    def restore(wanted: Range) -> Tensor:
+        scales = scale_for(wanted, scheme, largest)
+        alone = Rectangle(
+            slice(0, part.rows.stop - part.rows.start), slice(0, part.columns.stop - part.columns.start),
+            slice(0, wanted.high.shape[0]), slice(0, wanted.high.shape[1]), part.height, part.width,
+        )  # fmt: skip
+        nearest = dataclasses.replace(scheme, seed=None)
+        values = scheme.format.decode(_encode_blocks(alone, x[part.rows, part.columns].contiguous(), scales, nearest))
+        blocks = alone.blocks(values)
+        if scales.zero_points is not None:
+            blocks = blocks - alone.cells(scales.zero_points)
+        return blocks * alone.cells(scales.step)
+
+    return Trial(restore, 1 << (scheme.format.bits - 1))
 
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:

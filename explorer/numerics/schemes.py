@@ -237,8 +237,9 @@ class Scheme:
         return f"{height or 'all'} rows × {width or 'all'} columns"
 
 
-def scale_for(wanted: Range, scheme: Scheme) -> Scales:
-    """Scales and zero points that lay ``wanted`` over the codes of ``scheme``, rounded as stored.
+def scale_for(wanted: Range, scheme: Scheme, largest: Tensor | None = None) -> Scales:
+    """Scales and zero points that lay ``wanted`` over the codes of ``scheme``, rounded as stored. ``largest`` is the whole
+    tensor's amax, for a tensor scale above blocks of which ``wanted`` holds only some.
 
     A block whose range is empty (all zeros) gets scale 1 and codes of 0 (rule B-2). Divisions are
     IEEE float32 divisions, so that every device gets the same bits.
@@ -250,7 +251,7 @@ def scale_for(wanted: Range, scheme: Scheme) -> Scales:
         stored = _power_of_two(wanted.amax, scheme)
     else:
         if scheme.scale.per_tensor:
-            tensor_scale = tensor_scale_for(wanted.amax, scheme.format)
+            tensor_scale = tensor_scale_for(wanted.amax if largest is None else largest, scheme.format)
             raw = raw / tensor_scale
         stored = _round_scale(raw, scheme.scale)
     stored = torch.where(_is_empty(wanted, scheme), torch.ones_like(stored), stored)

@@ -24,7 +24,7 @@ class Page:
 
     ``on_selection`` collects (handler, extra inputs, outputs, api name) of the tabs that follow the
     sidebar; ``ui.build`` chains them behind every control, and behind the events that tabs put into
-    ``followed``. ``scheme_outputs`` take what ``controls.scheme_values`` returns.
+    ``followed``. ``scheme_outputs`` take what ``controls.scheme_values`` returns. ``item`` is the tab that is being built.
     """
 
     selection: list[Control]
@@ -34,6 +34,7 @@ class Page:
     on_selection: list[tuple[Callable[..., Any], list[Control], list[Control], str]] = field(default_factory=list)
     scheme_outputs: list[Control] = field(default_factory=list)
     followed: list[tuple[Any, str]] = field(default_factory=list)
+    item: Control = None
 
 
 def selection_from(values: Sequence[Any]) -> Selection:

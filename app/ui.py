@@ -28,14 +28,14 @@ from app.controls import (
 )
 from app.page import Control, Page, guarded
 from app.selection import file_source, model_source
-from app.tabs import compare, formats, speed, tensor
+from app.tabs import calibration, compare, formats, speed, tensor
 from app.theme import ASSETS
 from explorer import CALIBRATORS
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import SUFFIXES, TensorInfo
 
-TABS = (tensor, formats, compare, speed)
+TABS = (tensor, formats, compare, calibration, speed)
 SIDEBAR_WIDTH = 312
 
 URL_SCRIPT = """(source, sample, file, file_tensor, model, revision, layer, scheme) => {
@@ -104,6 +104,7 @@ def build() -> gr.Blocks:
             items = []
             for tab in TABS:
                 with gr.Tab(tab.TITLE, id=tab.NAME) as item:
+                    page.item = item
                     tab.build(page)
                 items.append((item, tab.NAME))
         _wire(page_blocks, page, preset, parts, pickers)

@@ -19,6 +19,7 @@ from explorer.numerics.metrics import Report, compare
 from explorer.numerics.quantize import quantize
 from explorer.numerics.schemes import SCHEMES, Scheme
 from explorer.numerics.serialize import to_json
+from explorer.numerics.study import study
 from explorer.sources import load_matrix, open_source
 from explorer.sources.models import layers
 from explorer.speed.cpu import time_schemes
@@ -68,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("compare", _compare, "many schemes on one tensor")
     _add_tensor_arguments(sub)
     sub.add_argument("--schemes", help="comma-separated names (default: all)")
+    sub = command("calibrate", _calibrate, "which range each calibrator chooses for a tensor, with one scale for all")
+    _add_tensor_arguments(sub)
+    sub.add_argument("--scheme", default="int8_tensor", help="a name from `schemes` (default: %(default)s)")
+    sub.add_argument("--own", type=float, help="also a range of this share (0 ... 1) of the largest value")
     sub = command("layers", _layers, "the layers of a model, from its headers alone")
     sub.add_argument("model", help=WHERE)
     sub.add_argument("--filter", default="", help="only names that contain this")
@@ -199,6 +204,19 @@ def _comparison_line(row: ComparisonRow) -> dict[str, Any]:
         "scheme": row.scheme.name, "bits": r.bits.total, "sqnr_db": r.sqnr_db, "max_error": r.max_error,
         "clipped %": 100 * r.clipped, "zeroed %": 100 * r.zeroed, "frontier": "*" if row.on_frontier else "",
     }  # fmt: skip
+
+
+def _calibrate(arguments: argparse.Namespace) -> None:
+    matrix = load_matrix(arguments.file, arguments.tensor, revision=arguments.revision)
+    if arguments.own is not None and not 0 < arguments.own <= 1:
+        raise ValueError("--own is a share of the largest value, above 0 and at most 1")
+    found = study(matrix.values, find_scheme(arguments.scheme), arguments.own)
+    records = [to_json(c) for c in found.choices]
+    table = [
+        {"method": c.label, "low": c.low, "high": c.high, "SQNR dB": c.report.sqnr_db, "clipped": c.report.clipped,
+         "max error": c.report.max_error} for c in found.choices
+    ]  # fmt: skip
+    _emit(arguments, records, table)
 
 
 def _layers(arguments: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 COMMANDS = [
     ("formats",), ("schemes",), ("quantize", "sample:attention_query", "--scheme", "nvfp4"),
     ("compare", "sample:query_in", "--schemes", "nvfp4,int8_token"), ("bench", "cpu", "--shape", "64x64", "--schemes", "bf16"),
+    ("calibrate", "sample:query_in", "--own", "0.5"), ("bench", "gemm", "--shape", "8x16x32", "--rows", "fp32,bf16"),
 ]  # fmt: skip
 
 
@@ -53,6 +54,11 @@ BAD = [
     (("quantize", "gone.safetensors", "--scheme", "nvfp4"), "no such file"),
     (("compare", "sample:mlp_up", "--schemes", "x"), "no scheme"),
     (("layers", "not a model"), "no Hub id"),
+    (("calibrate", "sample:mlp_up", "--scheme", "bf16"), "it has no range"),
+    (("calibrate", "sample:mlp_up", "--own", "2"), "a share of the largest value"),
+    (("bench", "gemm", "--rows", "nope"), "no product 'nope'"),
+    (("bench", "gemm", "--shape", "64x64"), "M x N x K"),
+    (("compile", "--arch", "h100"), "no architecture 'h100'"),
 ]
 
 

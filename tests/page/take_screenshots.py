@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "screenshots"
-TABS = ("tensor", "formats", "compare", "speed")
+TABS = ("tensor", "formats", "compare", "calibration", "speed")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
 
 
@@ -18,6 +18,9 @@ def prepare(page: Page, tab: str) -> None:
     if tab == "compare":
         page.get_by_role("button", name="Compare these").click()
         page.get_by_text("19 of 19").wait_for()
+    if tab == "calibration":
+        page.get_by_role("button", name="Calibrate").click()
+        page.get_by_text("one scale for all").wait_for()
     page.wait_for_timeout(1500)
 
 

@@ -160,6 +160,17 @@ def test_a_comparison_can_be_stopped(page: Page, url: str) -> None:
     assert not finished.startswith("65 of")
 
 
+def test_calibration_opens_and_follows_the_visitors_range(page: Page, url: str) -> None:
+    """Opening the tab studies the tensor; the sidebar's change says that it has to be done again."""
+    open_page(page, url, "scheme=int8_tensor")
+    page.get_by_role("tab", name="Calibration").click()
+    expect(page.locator("#calibration-sentence")).to_contain_text("one scale for all", timeout=30_000)
+    expect(page.locator("#calibration-table")).to_contain_text("entropy (KL)")
+    page.goto(f"{url}/?tab=calibration&scheme=int4_channel")
+    page.get_by_role("button", name="Calibrate").click()
+    expect(page.locator("#calibration-sentence")).to_contain_text("INT4", timeout=30_000)
+
+
 def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     """The tab is full without a GPU; a run on this machine replaces the recorded numbers and says so."""
     open_page(page, url, "tab=speed")
@@ -186,7 +197,7 @@ def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str
 
 
 @pytest.mark.parametrize("width", [390, 1024, 1440])
-@pytest.mark.parametrize("tab", ["tensor", "formats", "compare", "speed"])
+@pytest.mark.parametrize("tab", ["tensor", "formats", "compare", "calibration", "speed"])
 def test_no_sideways_scrolling(page: Page, url: str, width: int, tab: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     open_page(page, url, f"tab={tab}")

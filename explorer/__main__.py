@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 
 import kernels
 from explorer.export.quantized import save_quantized
+from explorer.methods.gptq import gptq
 from explorer.numerics.comparison import ComparisonRow, compare_schemes, comparison_record, mark_frontier
 from explorer.numerics.formats import FORMATS, FloatFormat
 from explorer.numerics.metrics import Report, compare
@@ -73,6 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_tensor_arguments(sub)
     sub.add_argument("--scheme", default="int8_tensor", help="a name from `schemes` (default: %(default)s)")
     sub.add_argument("--own", type=float, help="also a range of this share (0 ... 1) of the largest value")
+    sub = command("gptq", _gptq, "round a weight with GPTQ for its inputs, and compare the layer's output with plain rounding")
+    _add_tensor_arguments(sub)
+    sub.add_argument("--inputs", required=True, help=f"the layer's inputs [tokens, K]: {WHERE}; half are held back")
+    sub.add_argument("--inputs-tensor", help="which tensor of the inputs, if there are several")
+    sub.add_argument("--scheme", default="int4_group128", help="a name from `schemes` (default: %(default)s)")
+    sub.add_argument("--act-order", action="store_true", help="columns by falling activation energy, static groups")
+    sub.add_argument("--damping", type=float, default=0.01, help="share of the mean diagonal (default: %(default)s)")
+    sub.add_argument("--out", help="write codes and scales to this .safetensors file")
     sub = command("layers", _layers, "the layers of a model, from its headers alone")
     sub.add_argument("model", help=WHERE)
     sub.add_argument("--filter", default="", help="only names that contain this")
@@ -217,6 +228,29 @@ def _calibrate(arguments: argparse.Namespace) -> None:
          "max error": c.report.max_error} for c in found.choices
     ]  # fmt: skip
     _emit(arguments, records, table)
+
+
+def _gptq(arguments: argparse.Namespace) -> None:
+    scheme = find_scheme(arguments.scheme)
+    w = load_matrix(arguments.file, arguments.tensor, revision=arguments.revision).values
+    x = load_matrix(arguments.inputs, arguments.inputs_tensor).values
+    if x.shape[0] < 2:
+        raise ValueError("at least two rows of inputs are needed: half of them are held back to compare on")
+    seen, held = x[: x.shape[0] // 2], x[x.shape[0] // 2 :]
+    start = time.perf_counter()
+    repaired = gptq(w, scheme, seen, damping=arguments.damping, act_order=arguments.act_order, progress=_progress("columns:"))
+    seconds = time.perf_counter() - start
+    truth = held.double() @ w.double().t()
+    rows = []
+    for name, q, took in (("round to nearest", quantize(w, scheme), None), ("GPTQ", repaired.q, seconds)):
+        error = float((held.double() @ q.dequantize().double().t() - truth).square().sum() / truth.square().sum())
+        rows.append(
+            {"method": name, "scheme": scheme.name, "output SQNR dB": -10 * math.log10(error) if error else math.inf,
+             "weight SQNR dB": compare(w, q).sqnr_db, "bits": q.bits_per_element.total, "seconds": took}
+        )  # fmt: skip
+    if arguments.out:
+        save_quantized(repaired.q, arguments.out, "weight")
+    _emit(arguments, [to_json(r) for r in rows], rows)
 
 
 def _layers(arguments: argparse.Namespace) -> None:

@@ -23,7 +23,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 COMMANDS = [
     ("formats",), ("schemes",), ("quantize", "sample:attention_query", "--scheme", "nvfp4"),
     ("compare", "sample:query_in", "--schemes", "nvfp4,int8_token"), ("bench", "cpu", "--shape", "64x64", "--schemes", "bf16"),
-    ("calibrate", "sample:query_in", "--own", "0.5"), ("bench", "gemm", "--shape", "8x16x32", "--rows", "fp32,bf16"),
+    ("calibrate", "sample:query_in", "--own", "0.5"),
+    ("gptq", "sample:attention_query", "--inputs", "sample:query_in"), ("bench", "gemm", "--shape", "8x16x32", "--rows", "fp32,bf16"),
 ]  # fmt: skip
 
 
@@ -56,6 +57,7 @@ BAD = [
     (("layers", "not a model"), "no Hub id"),
     (("calibrate", "sample:mlp_up", "--scheme", "bf16"), "it has no range"),
     (("calibrate", "sample:mlp_up", "--own", "2"), "a share of the largest value"),
+    (("gptq", "sample:mlp_up", "--inputs", "sample:mlp_down_in"), "activations [tokens, K]"),
     (("bench", "gemm", "--rows", "nope"), "no product 'nope'"),
     (("bench", "gemm", "--shape", "64x64"), "M x N x K"),
     (("compile", "--arch", "h100"), "no architecture 'h100'"),

@@ -1,0 +1,152 @@
+"""GPTQ: round one column at a time, and let the columns still to come make up for the error.
+
+E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.17323. The
+layer's loss ‖(W - Ŵ)X‖² has the Hessian H = 2XXᵀ for every row of W; the best compensation for rounding column j is
+δ = -(w_j - ŵ_j) · Hinv[j, :] / Hinv[j, j] over the remaining columns (the paper's equation 2), and the rows of Hinv that it needs
+are those of one upper Cholesky factor (its step 3). Columns are taken in blocks whose effect on the rest is added at
+once (its step 2), which changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from explorer.numerics.calibration import Range
+from explorer.numerics.formats import IntegerFormat
+from explorer.numerics.quantize import QuantizedTensor, find_ranges, quantize_with_scales
+from explorer.numerics.schemes import Scales, Scheme, scale_for
+
+Progress = Callable[[int, int], None]
+RETRIES = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Repaired:
+    """A method's answer: the quantized weight, and the loss Σ(w - ŵ)²/U² of each block of columns as it was finished."""
+
+    q: QuantizedTensor
+    film: tuple[float, ...]
+
+
+def hessian(activations: Tensor) -> Tensor:
+    """float64 [K, K]: (2/n) Σ x xᵀ of activations [n, K]. ``ValueError`` for none, or for NaN and Inf."""
+    x = activations.double()
+    if x.dim() != 2 or not len(x):
+        raise ValueError(f"expected activations [tokens, K] with at least one token, got {list(activations.shape)}")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError("the activations hold NaN or Inf")
+    return x.t() @ x * (2 / len(x))
+
+
+def gptq(
+    weight: Tensor, scheme: Scheme, activations: Tensor, *, damping: float = 0.01, act_order: bool = False, block: int = 128,
+    progress: Progress | None = None,
+) -> Repaired:  # fmt: skip
+    """Quantize ``weight`` [N, K] for the inputs ``activations`` [tokens, K] under a scheme of rows or groups along them.
+
+    ``damping`` of the mean diagonal is added to the Hessian, ten times as much when it has no Cholesky factor. ``act_order``
+    takes columns by falling activation energy, with scales from the original groups (static groups), so that no index has to
+    be stored. Without it a group's scales are found when it is reached, from the weights as they have become.
+    ``ValueError`` for blocks that span rows, casts, scales above scales, and shapes that do not match.
+    """
+    _check(weight, scheme, activations)
+    w = weight.double().clone()
+    n, k = w.shape
+    group = scheme.block[1] or k
+    h = hessian(activations)
+    dead = torch.diagonal(h) == 0
+    h[dead, dead] = 1.0
+    w[:, dead] = 0.0
+    order = torch.argsort(torch.diagonal(h), descending=True) if act_order else torch.arange(k, device=w.device)
+    static = scale_for(find_ranges(w.float(), scheme), scheme) if act_order else None
+    upper = _inverse_factor(h[order][:, order], damping)
+    w = w[:, order]
+    restored, steps, zeros, film = torch.empty_like(w), [], [], []
+    current: Scales | None = None
+    for start in range(0, k, block):
+        stop = min(start + block, k)
+        errors = torch.zeros(n, stop - start, dtype=torch.float64, device=w.device)
+        loss = 0.0
+        for j in range(start, stop):
+            if static is not None:
+                cell = int(order[j]) // group
+                step, zero = static.step[:, cell], None if static.zero_points is None else static.zero_points[:, cell]
+            else:
+                if j % group == 0:
+                    # A group that reaches past this block has not yet felt the errors made in it: they are added first.
+                    end = min(j + group, k)
+                    ahead = w[:, j:end].clone()
+                    if end > stop:
+                        ahead[:, stop - j :] -= errors[:, : j - start] @ upper[start:j, stop:end]
+                    current = _group_scales(ahead.float(), scheme)
+                    steps.append(current.stored)
+                    zeros.append(current.zero_points)
+                assert current is not None
+                step, zero = current.step[:, 0], None if current.zero_points is None else current.zero_points[:, 0]
+            restored[:, j] = _restore(w[:, j], step.double(), zero, scheme)
+            error = (w[:, j] - restored[:, j]) / upper[j, j]
+            loss += float(error.square().sum())
+            w[:, j:stop] -= error[:, None] * upper[j, j:stop][None]
+            errors[:, j - start] = error
+        w[:, stop:] -= errors @ upper[start:stop, stop:]
+        film.append(loss)
+        if progress is not None:
+            progress(stop, k)
+    answer = torch.empty_like(restored)
+    answer[:, order] = restored
+    scales = static if static is not None else _joined(steps, zeros)
+    return Repaired(quantize_with_scales(answer.float(), dataclasses.replace(scheme, refit=False), scales), tuple(film))
+
+
+def _check(weight: Tensor, scheme: Scheme, activations: Tensor) -> None:
+    if weight.dim() != 2 or activations.dim() != 2 or weight.shape[1] != activations.shape[1]:
+        raise ValueError(
+            f"expected a weight [N, K] and activations [tokens, K], got {list(weight.shape)} and {list(activations.shape)}"
+        )
+    if scheme.scale is None or scheme.scale.per_tensor or scheme.block[0] != 1:
+        raise ValueError(f"GPTQ quantizes rows, or groups along them, with one level of scales; {scheme.label} is something else")
+
+
+def _inverse_factor(h: Tensor, damping: float) -> Tensor:
+    """Upper Cholesky factor of the damped Hessian's inverse."""
+    mean = torch.diagonal(h).mean()
+    for _ in range(RETRIES):
+        damped = h + torch.eye(len(h), dtype=h.dtype, device=h.device) * damping * mean
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if not int(failed):
+            inverse = torch.cholesky_inverse(factor)
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not int(failed):
+                return upper
+        damping = max(damping, 1e-4) * 10
+    raise ValueError(
+        "the activations' Hessian has no Cholesky factor even with strong damping: too few tokens, or values of wild size"
+    )
+
+
+def _group_scales(part: Tensor, scheme: Scheme) -> Scales:
+    """Scales of one group of columns [N, g], a block a row."""
+    low, high = part.amin(1, keepdim=True).clamp(max=0), part.amax(1, keepdim=True).clamp(min=0)
+    if scheme.calibrator.name == "minmax":
+        return scale_for(Range(low, high), scheme)
+    return scale_for(find_ranges(part, dataclasses.replace(scheme, block=(1, None))), scheme)
+
+
+def _restore(column: Tensor, step: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
+    """What the column comes back as, its codes made in float32 as ``quantize`` makes them."""
+    scaled = column.float() / step.float()
+    if isinstance(scheme.format, IntegerFormat):
+        low, high = scheme.code_limits
+        offset = 0.0 if zero is None else zero.float()
+        return (((scaled.round() + offset).clamp(low, high) - offset) * step.float()).double()
+    return (scheme.format.decode(scheme.format.encode_unchecked(scaled.contiguous())) * step.float()).double()
+
+
+def _joined(steps: list[Tensor], zeros: list[Tensor | None]) -> Scales:
+    found = [z for z in zeros if z is not None]
+    return Scales(torch.cat(steps, 1), torch.cat(found, 1) if found else None, None)

@@ -11,26 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from explorer.methods.result import Repaired, check_layer
 from explorer.numerics.calibration import Range
 from explorer.numerics.formats import IntegerFormat
-from explorer.numerics.quantize import QuantizedTensor, find_ranges, quantize_with_scales
+from explorer.numerics.quantize import find_ranges, quantize_with_scales
 from explorer.numerics.schemes import Scales, Scheme, scale_for
 
 Progress = Callable[[int, int], None]
 RETRIES = 6
-
-
-@dataclass(frozen=True, eq=False)
-class Repaired:
-    """A method's answer: the quantized weight, and the loss Σ(w - ŵ)²/U² of each block of columns as it was finished."""
-
-    q: QuantizedTensor
-    film: tuple[float, ...]
 
 
 def hessian(activations: Tensor) -> Tensor:
@@ -100,14 +92,11 @@ def gptq(
     answer = torch.empty_like(restored)
     answer[:, order] = restored
     scales = static if static is not None else _joined(steps, zeros)
-    return Repaired(quantize_with_scales(answer.float(), dataclasses.replace(scheme, refit=False), scales), tuple(film))
+    return Repaired(quantize_with_scales(answer.float(), dataclasses.replace(scheme, refit=False), scales), None, tuple(film))
 
 
 def _check(weight: Tensor, scheme: Scheme, activations: Tensor) -> None:
-    if weight.dim() != 2 or activations.dim() != 2 or weight.shape[1] != activations.shape[1]:
-        raise ValueError(
-            f"expected a weight [N, K] and activations [tokens, K], got {list(weight.shape)} and {list(activations.shape)}"
-        )
+    check_layer(weight, activations)
     if scheme.scale is None or scheme.scale.per_tensor or scheme.block[0] != 1:
         raise ValueError(f"GPTQ quantizes rows, or groups along them, with one level of scales; {scheme.label} is something else")
 

@@ -81,6 +81,8 @@ def _check_vector(name: str, v: Tensor | None, size: int, dtype: torch.dtype, on
         raise ValueError(
             f"{name} must be contiguous {dtype} of {size} values{' or one' if one else ''}, got {list(v.shape)} {v.dtype}"
         )
+    if v.data_ptr() % 16:
+        raise ValueError(f"{name} must start at a multiple of 16 bytes: the kernels read four values at a time")
 
 
 def _stride(scale: Tensor | None) -> int:
@@ -318,7 +320,7 @@ def block_scaled_build(element: str, dtype: torch.dtype) -> Build:
 
 def block_scaled(x: Tensor, w: Tensor, x_scales: Tensor, w_scales: Tensor, element: str, epilogue: Epilogue) -> Tensor:
     """Rows of elements with one scale byte a block, [rows, blocks], multiplied by sm_120a's own block-scaled instruction."""
-    x, w = padded_rows(_pair(x, w)[0], 32), padded_rows(_pair(x, w)[1], 32)
+    x, w = (padded_rows(rows, 32) for rows in _pair(x, w))
     if x_scales.dtype != torch.uint8 or w_scales.dtype != torch.uint8 or x_scales.shape[1] != w_scales.shape[1]:
         raise ValueError("expected uint8 scales [M, blocks] and [N, blocks] with as many blocks")
     out = x.new_empty((x.shape[0], w.shape[0]), dtype=epilogue.dtype)

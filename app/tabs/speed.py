@@ -155,7 +155,7 @@ def _line(r: Row) -> list[Any]:
         r["graph"]["median_s"] * 1e6, r["flush"]["median_s"] * 1e6 if r["flush"] else None,
         r["activation_s"] * 1e6 if r["activation_s"] else None, r["tflops"], 100 * r["share"] if r["share"] else None, peer,
     ]  # fmt: skip
-    told = r["peer"] if peer else f"{r['peer']}: {r['peer_note']}" if r["peer_note"] else ""
+    told = f"{r['peer']}: {r['peer_note']}" if r["peer_note"] else r["peer"]
     numbers = [float(f"{c:.4g}") if c is not None else None for c in cells]
     return [
         r["label"], r["step"], "native" if r["native"] else "emulated", "×".join(map(str, r["shape"])), *numbers, told,

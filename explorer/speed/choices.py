@@ -33,8 +33,8 @@ class Point:
 
 
 def total_seconds(row: Row) -> float:
-    """The product and, where X has to be quantized before it, that too."""
-    return float(row["graph"]["median_s"]) + float(row["activation_s"] or 0.0)
+    """The product and, where X has to be quantized before it, that too; a dynamic product has it inside."""
+    return float(row["graph"]["median_s"]) + (0.0 if row["dynamic"] else float(row["activation_s"] or 0.0))
 
 
 def at_shape(rows: Iterable[Row], shape: Sequence[int]) -> list[Row]:

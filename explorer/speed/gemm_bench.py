@@ -116,12 +116,10 @@ def time_gemm(
         truth = _truth(sets[0])
         _as_served(sets)
         peers, note = _peer_calls(row, sets)
-        activation = (
-            None if row.x.scale is None and not row.dynamic else _graph([ops.quantize_x for ops in sets], repeats).median_s
-        )
+        activation = None if row.x.scale is None or row.dynamic else _graph([ops.quantize_x for ops in sets], repeats).median_s
         for step in steps:
             ours: list[Call] = [partial(step.run, ops) for ops in sets]
-            found = _contest(ours, peers, repeats, flush)
+            found = _contest(ours, peers, row.peer.captured, repeats, flush)
             output = step.run(sets[0]).double()
             yield _timing(row, step, sets[0], native, found, activation, note, limits, _sqnr(truth, output), _state(device))
         del sets, truth, peers
@@ -185,20 +183,22 @@ def _peer_calls(row: Gemm, sets: list[Operands]) -> tuple[list[Call] | None, str
         calls: list[Call] = [row.peer.prepare(ops) for ops in sets]
         calls[0]()
         torch.cuda.synchronize()
-    except (RuntimeError, ValueError, NotImplementedError, AttributeError, ImportError) as error:
+    except (RuntimeError, ValueError, AttributeError, ImportError) as error:
+        # An operator refuses a shape or a chip with the first two, and is not in every torch (the others). The words become the
+        # row's ``peer_note``, shown wherever the peer would stand: our kernel's time is worth having without it.
         return None, str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-    return calls, ""
+    return calls, "" if row.peer.captured else "launched one by one: it waits for the host"
 
 
 Found = tuple[Spread, Spread | None, Spread | None, Spread | None]
 
 
-def _contest(ours: list[Call], peers: list[Call] | None, repeats: int, flush: bool) -> Found:
-    """(ours, peer) by graph, then flushed; in turns."""
+def _contest(ours: list[Call], peers: list[Call] | None, captured: bool, repeats: int, flush: bool) -> Found:
+    """(ours, peer) by graph, then flushed; in turns. A peer that cannot be ``captured`` is launched one call after another."""
     if _once(ours[0]) > SLOW_S:
-        other = _graph(peers, 3) if peers else None
+        other = _graph(peers, 3, captured) if peers else None
         return spread([_timed(ours[0]) for _ in range(2)]), None, other, None
-    runs = [_replayed(ours), _replayed(peers) if peers else None]
+    runs = [_replayed(ours), _replayed(peers, captured) if peers else None]
     times: list[list[float]] = [[], []]
     for i in range(repeats + 2):
         for who, run in enumerate(runs):
@@ -211,7 +211,7 @@ def _contest(ours: list[Call], peers: list[Call] | None, repeats: int, flush: bo
     if not flush:
         return one, None, other, None
     cold: list[list[float]] = [[], []]
-    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     junk = torch.empty(2 * cache // 4, device="cuda")
     for i in range(repeats):
         for who, calls in enumerate((ours, peers)):
@@ -240,18 +240,16 @@ def _captured(calls: list[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
     return graph, len(calls)
 
 
-def _replayed(calls: list[Call]) -> tuple[Call, int]:
-    """One call that runs all of them: a graph's replay, or a loop where an operator waits for the host."""
-    try:
-        graph, count = _captured(calls)
-    except RuntimeError:
-        torch.cuda.synchronize()
+def _replayed(calls: list[Call], captured: bool = True) -> tuple[Call, int]:
+    """One call that runs all of them, a graph's replay or, if they cannot be captured, a loop; and how many they are."""
+    if not captured:
         return lambda: [call() for call in calls], len(calls)
+    graph, count = _captured(calls)
     return graph.replay, count
 
 
-def _graph(calls: list[Call], repeats: int) -> Spread:
-    call, count = _replayed(calls)
+def _graph(calls: list[Call], repeats: int, captured: bool = True) -> Spread:
+    call, count = _replayed(calls, captured)
     return spread([_timed(call) / count for _ in range(repeats)])
 
 

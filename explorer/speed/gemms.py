@@ -19,6 +19,7 @@ from explorer.numerics.schemes import SCHEMES, Scheme
 from explorer.speed import peers
 from explorer.speed.operands import Operands, per_byte_of, weight_of
 from kernels import gemm as kernel
+from kernels import native_formats
 from kernels.runtime import MAP_WRITER, Build
 
 Run = Callable[[Operands], Tensor]
@@ -51,8 +52,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Gemm:
-    """One product. ``core`` is the tensor-core type that bounds it ("" for none), ``native`` the least capability whose tensor
-    cores take X and W as they are (None: always emulated); ``dynamic`` that X is quantized within the call."""
+    """One product. ``core`` is the tensor-core type that bounds it ("" for none), ``native`` what ``kernels.native_formats``
+    calls X and W where the chip takes them as they are ("": every chip does; None: none does); ``dynamic`` that X is
+    quantized within the call."""
 
     name: str
     label: str
@@ -63,7 +65,7 @@ class Gemm:
     steps: tuple[Step, ...]
     peer: peers.Peer
     core: str
-    native: tuple[int, int] | None
+    native: str | None
     out: torch.dtype = torch.bfloat16
     dynamic: bool = False
 
@@ -83,12 +85,8 @@ class Gemm:
         raise ValueError(f"{self.name} has no kernel {name!r}; it has {', '.join(s.name for s in self.steps)}")
 
     def is_native(self, capability: tuple[int, int]) -> bool:
-        """Whether the chip's tensor cores take both operands as they are. INT4 and bits have left the newest chips."""
-        return self.native is not None and capability >= self.native
-
-    @property
-    def w_bits(self) -> int:
-        return self.w.format.bits
+        """Whether the chip multiplies both operands as they are."""
+        return self.native == "" or self.native in native_formats(capability)
 
 
 def reference(ops: Operands) -> Tensor:
@@ -208,10 +206,6 @@ def _dense(kind: str) -> tuple[Step, ...]:
     return (NAIVE, TILED, _mma(kind), _wgmma(kind))
 
 
-def _fp(name: str) -> Scheme:
-    return SCHEMES[name]
-
-
 def _fp6(name: str) -> Scheme:
     return Scheme(f"{name}_channel", f"{FORMATS[name].label} per channel", FORMATS[name], (1, None))
 
@@ -231,10 +225,10 @@ def _block_scaled(element: str) -> Step:
     return Step("block-scaled mma", "gemm_block_scaled.cu", run, (12, 0), BLACKWELL_MMA, seen=False)
 
 
-def _both(name: str, label: str, scheme: Scheme, exact: bool) -> Gemm:
+def _both(name: str, label: str, scheme: Scheme, exact: bool, native_name: str) -> Gemm:
     native = (_block_scaled(name),) if name in kernel.BLOCK_SCALED else ()
     steps = (NAIVE, TILED, _by_bf16(True, 0.0 if exact else 2 * BF16_HALF_ULP), *native)
-    return Gemm(name, label, scheme, scheme, BEFORE, "float32", steps, peers.BF16, "bf16", (10, 0))
+    return Gemm(name, label, scheme, scheme, BEFORE, "float32", steps, peers.BF16, "bf16", native_name)
 
 
 def _rows() -> list[Gemm]:
@@ -243,10 +237,10 @@ def _rows() -> list[Gemm]:
     none = "none"
     f32, f16 = torch.float32, torch.float16
     rows = [
-        Gemm("fp32", "FP32", s["fp32"], s["fp32"], none, "float32", (NAIVE, TILED), peers.FP32, "", (7, 5), f32),
-        Gemm("tf32", "TF32", s["tf32"], s["tf32"], none, "float32", _dense("tf32"), peers.TF32, "tf32", (8, 0), f32),
-        Gemm("fp16", "FP16", s["fp16"], s["fp16"], none, "float32", _dense("f16"), peers.FP16, "f16", (7, 5), f16),
-        Gemm("bf16", "BF16", s["bf16"], s["bf16"], none, "float32", _dense("bf16"), peers.BF16, "bf16", (8, 0)),
+        Gemm("fp32", "FP32", s["fp32"], s["fp32"], none, "float32", (NAIVE, TILED), peers.FP32, "", "", f32),
+        Gemm("tf32", "TF32", s["tf32"], s["tf32"], none, "float32", _dense("tf32"), peers.TF32, "tf32", "TF32", f32),
+        Gemm("fp16", "FP16", s["fp16"], s["fp16"], none, "float32", _dense("f16"), peers.FP16, "f16", "FP16", f16),
+        Gemm("bf16", "BF16", s["bf16"], s["bf16"], none, "float32", _dense("bf16"), peers.BF16, "bf16", "BF16"),
     ]
     for kind in ("e4m3", "e5m2"):
         peer = peers.SCALED_MM if kind == "e4m3" else peers.BF16
@@ -258,18 +252,18 @@ def _rows() -> list[Gemm]:
         ):
             rows.append(
                 Gemm(f"fp8_{kind}_{unit}", f"FP8 {kind.upper()} {title}", s[f"fp8_{kind}_{x}"], s[f"fp8_{kind}_{w}"], EPILOGUE,
-                     "tensor core's", steps, peer, kind, (8, 9))
+                     "tensor core's", steps, peer, kind, "FP8")
             )  # fmt: skip
     fine = (NAIVE, TILED, Step("wgmma", "gemm_wgmma.cu", _fine, only=HOPPER, coarse=128))
     rows += [
         Gemm("fp8_fine", "FP8 1×128 by 128×128", s["fp8_e4m3_block"], s["fp8_e4m3_tile"], PER_BLOCK,
-             "float32 every 128 of K", fine, peers.SCALED_BLOCKS, "e4m3", (8, 9)),
-        Gemm("int8", "INT8 W8A8", s["int8_token"], s["int8_channel"], EPILOGUE, "int32", int8_symmetric, peers.INT_MM, "s8",
-             (7, 5)),
+             "float32 every 128 of K", fine, peers.SCALED_BLOCKS, "e4m3", "FP8"),
+        Gemm("int8", "INT8 W8A8", s["int8_token"], s["int8_channel"], EPILOGUE, "int32", int8_symmetric,
+             peers.INT_MM, "s8", "INT8"),
         Gemm("int8_asym", "INT8 W8A8, asymmetric", s["int8_token_asym"], s["int8_channel_asym"], ZERO_TERMS, "int32",
-             int8, peers.INT_MM, "s8", (7, 5)),
+             int8, peers.INT_MM, "s8", "INT8"),
         Gemm("int8_dynamic", "INT8 W8A8, X quantized in the call", s["int8_token"], s["int8_channel"], EPILOGUE, "int32",
-             (_dynamic(_mma("s8")), _dynamic(_wgmma("s8"))), peers.QUANTIZE_INT_MM, "s8", (7, 5), dynamic=True),
+             (_dynamic(_mma("s8")), _dynamic(_wgmma("s8"))), peers.QUANTIZE_INT_MM, "s8", "INT8", dynamic=True),
         _weight_only("w8a16", "W8A16", s["int8_channel"], peers.BF16),
     ]  # fmt: skip
     for size in ("group128", "group64", "group32", "channel"):
@@ -289,12 +283,12 @@ def _rows() -> list[Gemm]:
         _weight_only("w_mxfp6", "MXFP6 weights", s["mxfp6_e2m3"], peers.BF16),
         _weight_only("w_mxfp4", "MXFP4 weights", s["mxfp4"], peers.BF16),
         _weight_only("w_nvfp4", "NVFP4 weights", s["nvfp4"], peers.BF16),
-        _both("fp6_e2m3", "FP6 E2M3 both sides", _fp6("float6_e2m3fn"), False),
-        _both("fp6_e3m2", "FP6 E3M2 both sides", _fp6("float6_e3m2fn"), False),
-        _both("mxfp8", "MXFP8 both sides", s["mxfp8_e4m3"], True),
-        _both("mxfp6", "MXFP6 both sides", s["mxfp6_e2m3"], True),
-        _both("mxfp4", "MXFP4 both sides", s["mxfp4"], True),
-        _both("nvfp4", "NVFP4 both sides", s["nvfp4"], True),
+        _both("fp6_e2m3", "FP6 E2M3 both sides", _fp6("float6_e2m3fn"), False, "FP6"),
+        _both("fp6_e3m2", "FP6 E3M2 both sides", _fp6("float6_e3m2fn"), False, "FP6"),
+        _both("mxfp8", "MXFP8 both sides", s["mxfp8_e4m3"], True, "MX"),
+        _both("mxfp6", "MXFP6 both sides", s["mxfp6_e2m3"], True, "MX"),
+        _both("mxfp4", "MXFP4 both sides", s["mxfp4"], True, "MX"),
+        _both("nvfp4", "NVFP4 both sides", s["nvfp4"], True, "NVFP4"),
         Gemm("w4a8_int", "W4A8 INT4 group 128 × INT8", s["int8_token"], s["int4_group128"], PER_BLOCK,
              "int32 in a group", (NAIVE, TILED, _in_registers(), _widened("s8", True)), peers.SCALED_MM, "s8", None),
         Gemm("w4a8_int_channel", "W4A8 INT4 per channel × INT8", s["int8_token"], s["int4_channel"], EPILOGUE, "int32",
@@ -306,7 +300,7 @@ def _rows() -> list[Gemm]:
              peers.INT_MM, "s8", None),
         Gemm("binary", "Binary × binary", s["binary_channel"], s["binary_channel"], EPILOGUE, "int32",
              (NAIVE, Step("popc", "gemm_simt.cu", _popc), Step("mma.sync", "gemm_mma.cu", _bits, (8, 0)),
-              Step("wgmma", "gemm_wgmma.cu", _bits_hopper, only=HOPPER)), peers.INT_MM, "b1", (7, 5)),
+              Step("wgmma", "gemm_wgmma.cu", _bits_hopper, only=HOPPER)), peers.INT_MM, "b1", "binary"),
         Gemm("fake_int8", "Fake-quantized forward (QAT), INT8", s["int8_token"], s["int8_channel"], BEFORE,
              "float32",
              (TILED, Step("fake-quantize + wgmma", "fake_quantize.cu", _faked, only=HOPPER, rounding=2 * BF16_HALF_ULP)),

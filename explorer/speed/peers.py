@@ -19,10 +19,12 @@ Call = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Peer:
-    """An operator by the name a user knows; ``prepare`` gives a call without arguments."""
+    """An operator by the name a user knows; ``prepare`` gives a call without arguments. ``captured`` False: it waits for the
+    host within the call, so that no CUDA graph holds it, and is launched one by one."""
 
     label: str
     prepare: Callable[[Operands], Call]
+    captured: bool = True
 
 
 def _matmul(kind: torch.dtype, tf32: bool = False) -> Callable[[Operands], Call]:
@@ -56,8 +58,9 @@ def _scaled_blocks(ops: Operands) -> Call:
 
     e4m3 = torch.float8_e4m3fn
     x8, w8 = ops.qx.packed.view(e4m3), ops.qw.packed.view(e4m3)
-    # Both scales have to lie with their first axis innermost.
-    sx = ops.qx.scales.step.t().contiguous().t()
+    # Both scales have to lie with their first axis innermost, by their strides even where that axis has one row.
+    tokens, blocks = ops.qx.scales.step.shape
+    sx = ops.qx.scales.step.t().contiguous().as_strided((tokens, blocks), (1, tokens))
     sw = ops.qw.scales.step.contiguous().t()
     one, block = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
     return lambda: scaled_mm(x8, w8.t(), sx, one, sw, block, output_dtype=torch.bfloat16)
@@ -123,4 +126,4 @@ SCALED_BLOCKS = Peer("torch scaled_mm, block-wise", _scaled_blocks)
 INT_MM = Peer("torch._int_mm", _int_mm)
 QUANTIZE_INT_MM = Peer("torch quantize + _int_mm", _quantize_int_mm)
 TINYGEMM = Peer("torch tinygemm int4", _tinygemm)
-FAKE = Peer("torch fake-quantize + matmul", _fake)
+FAKE = Peer("torch fake-quantize + matmul", _fake, captured=False)

@@ -13,7 +13,7 @@ import pytest
 import kernels
 from app import limits
 from app.tabs import speed
-from explorer.speed.choices import advice, at_shape, choice, fastest, points
+from explorer.speed.choices import advice, at_shape, choice, fastest, points, total_seconds
 from explorer.speed.gemms import GEMMS
 from explorer.speed.recorded import recorded
 from tests.app.test_handlers import selection
@@ -107,3 +107,10 @@ def test_the_frontier_and_the_choice() -> None:
         assert taken is not None and taken.label in advice(found, here, "this")
         assert taken.sqnr_db >= 20 and not any(p.seconds < taken.seconds and p.sqnr_db >= 20 for p in found)
     assert len(fastest(rows)) == len(GEMMS)
+
+
+def test_quantizing_x_is_counted_once() -> None:
+    """Before the product it is added; inside a dynamic product it is there already."""
+    row = {"graph": {"median_s": 3.0}, "activation_s": 1.0, "dynamic": False}
+    assert total_seconds(row) == 4.0 and total_seconds({**row, "dynamic": True}) == 3.0
+    assert total_seconds({**row, "activation_s": None}) == 3.0

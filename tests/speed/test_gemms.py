@@ -15,7 +15,7 @@ from explorer.speed.gemms import GEMMS, all_builds, builds_of, find, reference
 from explorer.speed.operands import Operands, weight_of
 from explorer.speed.recorded import recorded
 from kernels import runtime
-from kernels.gemm import row_bits, two_bit_rows
+from kernels.gemm import EPILOGUE_TYPES, Epilogue, row_bits, two_bit_rows
 
 CHIPS = {"sm_80": (8, 0), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
 
@@ -76,7 +76,10 @@ def test_rows_say_what_they_are() -> None:
         assert row.label and row.scales and row.sums
         for step in row.steps:
             assert (runtime.SOURCES / step.file).exists(), step.file
-        assert not row.is_native((9, 0)) or row.native is not None
+        assert row.native in (None, "", "FP16", "BF16", "TF32", "FP8", "FP6", "MX", "NVFP4", "INT8", "binary")
+    native = {chip: {n for n, row in GEMMS.items() if row.is_native(chip)} for chip in CHIPS.values()}
+    assert "binary" in native[9, 0] and "binary" not in native[10, 0] and "nvfp4" in native[10, 0] - native[9, 0]
+    assert "fp8_fine" in native[9, 0] - native[8, 0] and "fp32" in native[8, 0] and "w4a16_group128" not in native[12, 0]
     assert find("bf16") is GEMMS["bf16"]
     with pytest.raises(ValueError, match="no product 'nope'; there are fp32, tf32"):
         find("nope")
@@ -95,6 +98,19 @@ def test_wrong_operands_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match="are not decoded in registers"):
         weight_of(GEMMS["fp8_fine"].w)
     assert isinstance(row.operands(torch.randn(1, 3), torch.randn(2, 3)), Operands)
+
+
+def test_vectors_that_the_epilogue_cannot_read_are_refused() -> None:
+    """Of another length or type, or not at a multiple of 16 bytes, they would be read past their end or fault on the chip."""
+    out, whole = torch.empty(3, 8, dtype=torch.bfloat16), torch.ones(12)
+    assert len(Epilogue(col_scale=whole[:8]).arguments(out)) == len(EPILOGUE_TYPES)
+    for bad, words in (
+        (whole[1:9], "multiple of 16 bytes"),
+        (whole, "of 8 values or one"),
+        (whole[:8].double(), "torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Epilogue(col_scale=bad).arguments(out)
 
 
 @pytest.mark.parametrize("arch", CHIPS)

@@ -19,7 +19,7 @@ KINDS = ("bf16", "f16", "tf32", "e4m3", "e5m2", "s8", "b1")
 OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.int32: 3}
 ACTIVATIONS = ("none", "gelu_tanh", "gelu")
 EPILOGUE_TYPES = "PPPPPPPPiiiiii"
-STAGES = {256: 4, 128: 5}
+STAGES, PROMOTED_STAGES = {256: 4, 128: 5}, 6
 MMA_STAGES = 3
 NEAR_BYTES = 36 * 1024
 """Up to this, gemm_weight.cu keeps X in shared memory."""
@@ -49,8 +49,10 @@ class Epilogue:
             _check_vector(name, getattr(self, name), size, torch.float32, name != "bias")
         for name, size in (("row_a", m), ("col_a", n), ("row_b", m), ("col_b", n)):
             _check_vector(name, getattr(self, name), size, torch.int32, False)
+        bias, col_a, col_b = (_in_eights(v) for v in (self.bias, self.col_a, self.col_b))
+        col_scale = _in_eights(self.col_scale) if _stride(self.col_scale) else self.col_scale
         return (
-            out, self.row_scale, self.col_scale, self.bias, self.row_a, self.col_a, self.row_b, self.col_b,
+            out, self.row_scale, col_scale, bias, self.row_a, col_a, self.row_b, col_b,
             _stride(self.row_scale), _stride(self.col_scale), self.multiply, ACTIVATIONS.index(self.activation), m, n,
         )  # fmt: skip
 
@@ -85,6 +87,11 @@ def _check_vector(name: str, v: Tensor | None, size: int, dtype: torch.dtype, on
         raise ValueError(f"{name} must start at a multiple of 16 bytes: the kernels read four values at a time")
 
 
+def _in_eights(v: Tensor | None) -> Tensor | None:
+    """A vector over columns filled to a multiple of eight, which the kernels read at once; itself if it ends so."""
+    return v if v is None or v.numel() % 8 == 0 else torch.nn.functional.pad(v, (0, -v.numel() % 8))
+
+
 def _stride(scale: Tensor | None) -> int:
     return 0 if scale is None or scale.numel() == 1 else 1
 
@@ -115,7 +122,7 @@ def wgmma_build(kind: str, dtype: torch.dtype, wide: int = 256, cluster: int = 2
     return Build(
         "gemm_wgmma.cu",
         (("TYPE", str(KINDS.index(kind))), ("BN", str(wide)), ("CLUSTER", str(cluster)), ("PROMOTE", str(promote)),
-         ("OUT", str(OUTPUTS[dtype])), ("STAGES", str(STAGES[wide]))),
+         ("OUT", str(OUTPUTS[dtype])), ("STAGES", str(PROMOTED_STAGES if promote else STAGES[wide]))),
     )  # fmt: skip
 
 
@@ -146,7 +153,8 @@ def wgmma(
     tiles = math.ceil(math.ceil(m / 128) / cluster) * cluster * math.ceil(n / wide)
     grid = min(processors // cluster * cluster, tiles)
     maps = tensor_map(x, 128), tensor_map(w, wide // cluster)
-    shared = STAGES[wide] * (128 + wide) * 128 + 128 + 8 * 4096 + (1024 * STAGES[wide] if promote else 0) + 1024
+    stages = PROMOTED_STAGES if promote else STAGES[wide]
+    shared = stages * ((128 + wide) * 128 + (1024 if promote else 0)) + 128 + 8 * 16 * (32 if promote else 64) * 4 + 1024
     launch(
         wgmma_build(kind, epilogue.dtype, wide, cluster, promote), "gemm_wgmma", device, (grid,), 384, "PPPPi" + EPILOGUE_TYPES,
         (*maps, x_scale, w_scale, x.shape[1], *epilogue.arguments(out)), shared,

@@ -6,6 +6,8 @@
 //
 // Null pointers leave their step out; a stride of 0 reads one scale for all. OUT by -D: the output's type.
 #pragma once
+#include <type_traits>
+
 #include "element.cuh"
 
 enum Out { OUT_BF16 = 0, OUT_F16 = 1, OUT_F32 = 2, OUT_S32 = 3 };
@@ -39,15 +41,15 @@ __device__ __noinline__ float activated(float v, int activation) {
     return 0.5f * v * (1.0f + erff(v * 0.7071067811865476f));
 }
 
-// Eight neighbours of a vector, zero beyond ``count``; sixteen bytes at a time where the vector's length allows it.
-template <typename T>
-__device__ __forceinline__ void load8(const T* from, int count, bool wide, T (&v)[8]) {
-    if (wide) {
-        *reinterpret_cast<uint4*>(v) = __ldg(reinterpret_cast<const uint4*>(from));
-        *reinterpret_cast<uint4*>(v + 4) = __ldg(reinterpret_cast<const uint4*>(from + 4));
+// One value of a vector, or eight neighbours: the launcher fills vectors to a multiple of eight.
+template <int COUNT, typename T>
+__device__ __forceinline__ void load_some(const T* from, T (&v)[COUNT]) {
+    static_assert(COUNT == 1 || COUNT == 8);
+    if constexpr (COUNT == 1) {
+        v[0] = from[0];
     } else {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) v[k] = k < count ? from[k] : T(0);
+        *reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(from);
+        *reinterpret_cast<uint4*>(v + 4) = *reinterpret_cast<const uint4*>(from + 4);
     }
 }
 
@@ -58,79 +60,73 @@ struct Epilogue {
     int row_stride, col_stride, multiply, activation;
     int m, n;
 
-    __device__ __forceinline__ float row(int r) const { return row_scale ? row_scale[r * row_stride] : 1.0f; }
+    __device__ __forceinline__ float row(int r) const { return row_scale ? row_scale[min(r, m - 1) * row_stride] : 1.0f; }
 
-    // What eight neighbouring columns bring, read once for all rows that a lane stores.
-    struct Columns {
-        float scale[8];
-    };
-
-    __device__ __forceinline__ void columns(int c, int count, bool wide, Columns& of) const {
+    // Scales of COUNT neighbouring columns.
+    template <int COUNT>
+    __device__ __forceinline__ void columns(int c, float (&of)[COUNT]) const {
         if constexpr (OUT != OUT_S32) {
             if (col_scale && col_stride) {
-                load8(col_scale + c, count, wide, of.scale);
+                load_some(col_scale + c, of);
             } else {
                 float one = col_scale ? col_scale[0] : 1.0f;
 #pragma unroll
-                for (int k = 0; k < 8; ++k) of.scale[k] = one;
+                for (int k = 0; k < COUNT; ++k) of[k] = one;
             }
         }
     }
 
-    // The results of eight neighbours of row r.
-    template <typename Acc>
-    __device__ __forceinline__ void eight(const Acc* sum, int r, int c, int count, bool wide, const Columns& of, Result (&out8)[8]) const {
-        Acc v[8];
+    // The exact part, for COUNT neighbours.
+    __device__ __forceinline__ bool exact() const { return row_a || col_b; }
+
+    template <int COUNT>
+    __device__ __forceinline__ void exactly(int (&v)[COUNT], int r, int c) const {
+        int a[COUNT], b[COUNT];
 #pragma unroll
-        for (int k = 0; k < 8; ++k) v[k] = sum[k];
-        if constexpr (std::is_same_v<Acc, int>) {
-            if (multiply != 1) {
+        for (int k = 0; k < COUNT; ++k) a[k] = 1, b[k] = 0;
+        if (col_a) load_some(col_a + c, a);
+        if (col_b) load_some(col_b + c, b);
+        int of_a = row_a ? row_a[r] : 0, of_b = row_b ? row_b[r] : 1;
 #pragma unroll
-                for (int k = 0; k < 8; ++k) v[k] *= multiply;
-            }
-            if (row_a) {
-                int at = row_a[r], col[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-                if (col_a) load8(col_a + c, count, wide, col);
-#pragma unroll
-                for (int k = 0; k < 8; ++k) v[k] -= at * col[k];
-            }
-            if (col_b) {
-                int at = row_b ? row_b[r] : 1, col[8];
-                load8(col_b + c, count, wide, col);
-#pragma unroll
-                for (int k = 0; k < 8; ++k) v[k] -= at * col[k];
-            }
-        }
+        for (int k = 0; k < COUNT; ++k) v[k] = multiply * v[k] - of_a * a[k] - of_b * b[k];
+    }
+
+    // Scaled, with bias and activation, from column c.
+    template <typename Acc, int COUNT>
+    __device__ __forceinline__ void finish(const Acc (&sum)[COUNT], float row, int c, const float (&of)[COUNT], Result (&results)[COUNT]) const {
         if constexpr (OUT == OUT_S32) {
 #pragma unroll
-            for (int k = 0; k < 8; ++k) out8[k] = int(v[k]);
+            for (int k = 0; k < COUNT; ++k) results[k] = int(sum[k]);
         } else {
-            float y[8], scale = row(r);
+            float y[COUNT];
 #pragma unroll
-            for (int k = 0; k < 8; ++k) y[k] = float(v[k]) * scale * of.scale[k];
+            for (int k = 0; k < COUNT; ++k) y[k] = float(sum[k]) * row * of[k];
             if (bias) {
-                float add[8];
-                load8(bias + c, count, wide, add);
+                float add[COUNT];
+                load_some(bias + c, add);
 #pragma unroll
-                for (int k = 0; k < 8; ++k) y[k] += add[k];
+                for (int k = 0; k < COUNT; ++k) y[k] += add[k];
             }
             if (activation) {
 #pragma unroll
-                for (int k = 0; k < 8; ++k) y[k] = activated(y[k], activation);
+                for (int k = 0; k < COUNT; ++k) y[k] = activated(y[k], activation);
             }
 #pragma unroll
-            for (int k = 0; k < 8; ++k) out8[k] = from_float<Result>(y[k]);
+            for (int k = 0; k < COUNT; ++k) results[k] = from_float<Result>(y[k]);
         }
     }
 
     template <typename Acc>
     __device__ __forceinline__ void store(Acc sum, int r, int c) const {
         if (r >= m || c >= n) return;
-        Acc eight_sums[8] = {sum};
-        Result results[8];
-        Columns of;
-        columns(c, 1, false, of);
-        eight(eight_sums, r, c, 1, false, of, results);
+        Acc sums[1] = {sum};
+        Result results[1];
+        float of[1];
+        if constexpr (std::is_same_v<Acc, int>) {
+            if (exact()) exactly(sums, r, c);
+        }
+        columns(c, of);
+        finish(sums, row(r), c, of, results);
         out[size_t(r) * n + c] = results[0];
     }
 };
@@ -141,11 +137,75 @@ struct Epilogue {
 #define EPILOGUE \
     Epilogue { out, row_scale, col_scale, bias, row_a, col_a, row_b, col_b, row_stride, col_stride, multiply, activation, m, n }
 
-// Stores 16 rows × COLUMNS of a warp's fragment (registers FROM ... of ``d``, four to each 8 columns) by way of the warp's own
-// 16 × COLUMNS words of shared memory. Straight from registers this would be thousands of instructions, more than the
-// instruction cache holds; from shared memory it is a loop, and every lane writes eight outputs in a row.
+// The exact part of a fragment's sums, in the registers that hold them: 16 rows, four registers to each 8 columns. The columns'
+// numbers come together, by way of the warp's own shared memory (4 · COUNT words of ``tile``): one by one each would wait.
+template <typename Acc, int COUNT>
+__device__ __forceinline__ void exact_fragment(const Epilogue& e, Acc (&d)[COUNT], Acc* tile, int first_row, int first_column) {
+    if constexpr (std::is_same_v<Acc, int>) {
+        if (!e.exact()) return;
+        constexpr int kColumns = COUNT * 2;
+        int lane = threadIdx.x & 31;
+        __syncwarp();
+#pragma unroll
+        for (int first = 0; first < kColumns; first += 256) {
+            int at = first + lane * 8, c = first_column + at;
+            int a[8] = {1, 1, 1, 1, 1, 1, 1, 1}, b[8] = {};
+            if (at < kColumns && c < e.n) {
+                if (e.col_a) load_some(e.col_a + c, a);
+                if (e.col_b) load_some(e.col_b + c, b);
+            }
+            if (at < kColumns) {
+#pragma unroll
+                for (int k = 0; k < 8; k += 2) {  // column pairs: a, a, b, b
+                    *reinterpret_cast<int4*>(tile + (at + k) * 2) = make_int4(a[k], a[k + 1], b[k], b[k + 1]);
+                }
+            }
+        }
+        __syncwarp();
+        int upper = min(first_row + lane / 4, e.m - 1), lower = min(first_row + lane / 4 + 8, e.m - 1);
+        int a_up = e.row_a ? e.row_a[upper] : 0, a_low = e.row_a ? e.row_a[lower] : 0;
+        int b_up = e.row_b ? e.row_b[upper] : 1, b_low = e.row_b ? e.row_b[lower] : 1;
+#pragma unroll
+        for (int j = 0; j < COUNT / 4; ++j) {
+            int4 pair = *reinterpret_cast<const int4*>(tile + j * 16 + lane % 4 * 4);
+            int a[2] = {pair.x, pair.y}, b[2] = {pair.z, pair.w};
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                d[4 * j + k] = e.multiply * d[4 * j + k] - a_up * a[k] - b_up * b[k];
+                d[4 * j + 2 + k] = e.multiply * d[4 * j + 2 + k] - a_low * a[k] - b_low * b[k];
+            }
+        }
+    }
+}
+
+// A warp stores a fragment of 16 rows (registers FROM ... of ``d``, four to each 8 columns), COLUMNS at a time by way of its own
+// 16 × COLUMNS words of shared memory, so that every lane writes eight outputs in a row. A lane keeps its rows throughout; the
+// scales of rows and of the next columns are asked for ahead, or each part of the fragment would wait for memory in its turn.
+template <int COLUMNS>
+struct Lane {
+    static constexpr int kUnits = COLUMNS / 8, kStride = 32 / kUnits, kCount = 16 / kStride;  // units of eight; rows
+    float rows[kCount];
+    int unit, first;
+
+    __device__ __forceinline__ Lane(const Epilogue& e, int first_row) {
+        int lane = threadIdx.x & 31;
+        unit = lane % kUnits, first = lane / kUnits;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) rows[i] = e.row(first_row + first + i * kStride);
+    }
+
+    __device__ __forceinline__ void columns(const Epilogue& e, int first_column, float (&of)[8]) const {
+        int c = first_column + unit * 8;
+        if (c < e.n) e.columns(c, of);
+    }
+};
+
 template <int COLUMNS, int FROM, typename Acc, int COUNT>
-__device__ __forceinline__ void store_fragment(const Epilogue& e, const Acc (&d)[COUNT], Acc* tile, int first_row, int first_column) {
+__device__ __forceinline__ void store_fragment(
+    const Epilogue& e, const Acc (&d)[COUNT], Acc* tile, int first_row, int first_column, const Lane<COLUMNS>& own, const float (&of)[8]) {
+    constexpr bool kMore = FROM + COLUMNS / 2 < COUNT;
+    float next[8];
+    if constexpr (kMore) own.columns(e, first_column + COLUMNS, next);
     int lane = threadIdx.x & 31, q = lane / 4, t = lane % 4;
     __syncwarp();
 #pragma unroll
@@ -156,30 +216,40 @@ __device__ __forceinline__ void store_fragment(const Epilogue& e, const Acc (&d)
         to[8 * COLUMNS] = d[FROM + 4 * j + 2], to[8 * COLUMNS + 1] = d[FROM + 4 * j + 3];
     }
     __syncwarp();
-    constexpr int kUnits = COLUMNS / 8;  // divides 32, so that a lane keeps its columns
-    int unit = lane % kUnits, c = first_column + unit * 8, count = min(8, e.n - c);
-    if (count <= 0) return;
-    Epilogue::Columns of;
+    int c = first_column + own.unit * 8, count = min(8, e.n - c);
     bool wide = e.n % 8 == 0;
-    e.columns(c, count, wide, of);
-#pragma unroll 1
-    for (int in_row = lane / kUnits; in_row < 16; in_row += 32 / kUnits) {
-        int r = first_row + in_row;
-        if (r >= e.m) break;
-        const Acc* from = tile + in_row * COLUMNS + (unit ^ (in_row & 3)) * 8;
-        Result* to = e.out + size_t(r) * e.n + c;
-        union {
-            Result value[8];
-            uint4 piece[sizeof(Result) / 2];
-        } u;
-        e.eight(from, r, c, count, wide, of, u.value);
-        if (wide) {
+    if (count > 0) {
 #pragma unroll
-            for (int k = 0; k < sizeof(Result) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = u.piece[k];
-        } else {
+        for (int i = 0; i < Lane<COLUMNS>::kCount; ++i) {
+            int in_row = own.first + i * Lane<COLUMNS>::kStride, r = first_row + in_row;
+            if (r >= e.m) break;
+            const Acc* from = tile + in_row * COLUMNS + (own.unit ^ (in_row & 3)) * 8;
+            Result* to = e.out + size_t(r) * e.n + c;
+            Acc sum[8];
+            union {
+                Result value[8];
+                uint4 piece[sizeof(Result) / 2];
+            } u;
+            load_some(from, sum);
+            e.finish(sum, own.rows[i], c, of, u.value);
+            if (wide) {
 #pragma unroll
-            for (int k = 0; k < 8; ++k)
-                if (k < count) to[k] = u.value[k];
+                for (int k = 0; k < sizeof(Result) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = u.piece[k];
+            } else {
+#pragma unroll
+                for (int k = 0; k < 8; ++k)
+                    if (k < count) to[k] = u.value[k];
+            }
         }
     }
+    if constexpr (kMore) store_fragment<COLUMNS, FROM + COLUMNS / 2>(e, d, tile, first_row, first_column + COLUMNS, own, next);
+}
+
+template <int COLUMNS, typename Acc, int COUNT>
+__device__ __forceinline__ void store_fragment(const Epilogue& e, Acc (&d)[COUNT], Acc* tile, int first_row, int first_column) {
+    Lane<COLUMNS> own(e, first_row);
+    float of[8];
+    own.columns(e, first_column, of);
+    exact_fragment(e, d, tile, first_row, first_column);
+    store_fragment<COLUMNS, 0>(e, d, tile, first_row, first_column, own, of);
 }

@@ -63,5 +63,5 @@ extern "C" __global__ void __launch_bounds__(128) gemm_block_scaled(
         }
     }
     __shared__ float staging[4][512];
-    store_fragment<32, 0>(e, d, staging[warp], top, side);
+    store_fragment<32>(e, d, staging[warp], top, side);
 }

@@ -101,6 +101,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     Acc* staging = reinterpret_cast<Acc*>(raw) + warp * 512;
     int r = top + wm, c = side + wn;
-    store_fragment<32, 0>(e, d[0], staging, r, c), store_fragment<32, 0>(e, d[1], staging, r + 16, c);
-    store_fragment<32, 0>(e, d[2], staging, r + 32, c), store_fragment<32, 0>(e, d[3], staging, r + 48, c);
+    store_fragment<32>(e, d[0], staging, r, c), store_fragment<32>(e, d[1], staging, r + 16, c);
+    store_fragment<32>(e, d[2], staging, r + 32, c), store_fragment<32>(e, d[3], staging, r + 48, c);
 }

@@ -17,7 +17,6 @@
 #include <cuda.h>
 
 #include <type_traits>
-#include <utility>
 
 #include "wgmma.cuh"
 
@@ -27,6 +26,7 @@ using Acc = std::conditional_t<TYPE == S8 || TYPE == B1, int, float>;
 using Sum = std::conditional_t<PROMOTE != 0, float, Acc>;
 constexpr int kRows = 128, kStageK = 128, kGroup = 16;
 constexpr int kTileX = kRows * kStageK, kTileW = BN * kStageK, kScales = PROMOTE ? 1024 : 0;
+constexpr int kPart = PROMOTE ? 32 : 64;  // columns stored at a time
 constexpr int kScaleBytes = PROMOTE == 1 ? 512 + 16 : PROMOTE == 2 ? 512 : 0;
 
 struct Tile {
@@ -47,13 +47,6 @@ __device__ __forceinline__ auto& either(A& a, B& b) {
         return b;
 }
 
-// The whole fragment, 64 columns at a time.
-template <typename T, int COUNT, int... PART>
-__device__ __forceinline__ void store_all(
-    const Epilogue& e, const T (&d)[COUNT], T* staging, int row, int column, std::integer_sequence<int, PART...>) {
-    (store_fragment<64, PART * 32>(e, d, staging, row, column + PART * 64), ...);
-}
-
 extern "C" __global__ void __launch_bounds__(384, 1)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)
@@ -63,9 +56,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
     uint32_t tile_x = base, tile_w = base + STAGES * kTileX, full = tile_w + STAGES * kTileW, empty = full + STAGES * 8;
-    // Behind the barriers, 16 × 64 words for each of the eight warps that multiply.
+    // Behind the barriers, 16 × kPart words for each of the eight warps that multiply.
     uint8_t* staging = raw + (base - shared_address(raw)) + STAGES * (kTileX + kTileW) + 128;
-    uint8_t* scale_area = staging + 8 * 4096;  // a stage: 128 of x_scale, then four or 128 of w_scale
+    uint8_t* scale_area = staging + 8 * 16 * kPart * 4;  // a stage: 128 of x_scale, then four or 128 of w_scale
     int warpgroup = threadIdx.x / 128;
     uint32_t rank = 0;
     if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
@@ -81,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     int steps = (k_bytes + kStageK - 1) / kStageK;
 
     if (warpgroup == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;\n");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
         if (threadIdx.x == 0) {
             int stage = 0;
             uint32_t phase = 0;
@@ -112,69 +105,99 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             }
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;\n");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
         Epilogue e = EPILOGUE;
         int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4, half = (warpgroup - 1) * 64;
         int stage = 0;
         uint32_t phase = 0;
-        auto release = [&](int s) {
-            if (lane < CLUSTER) barrier_arrive(empty + s * 8, lane);
-        };
         for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
             Tile tile(index, tiles_m, tiles_n);
             int top = tile.row + half + warp * 16;
             Acc d[BN / 2];
             Sum total[PROMOTE ? BN / 2 : 1];
-            if constexpr (PROMOTE != 0) {
-#pragma unroll
-                for (int i = 0; i < BN / 2; ++i) total[i] = 0.0f;
-            }
-            int before = -1;
-            for (int step = 0; step < steps; ++step) {
+            auto multiply = [&](Acc(&into)[BN / 2], bool keep) {
                 barrier_wait(full + stage * 8, phase);
-                hold(d);
+                hold(into);
                 wgmma_fence();
                 uint64_t x = tile_descriptor(tile_x + stage * kTileX + half * kStageK), w = tile_descriptor(tile_w + stage * kTileW);
 #pragma unroll
-                for (int part = 0; part < 4; ++part) wgmma<TYPE, BN>(d, x + 2 * part, w + 2 * part, PROMOTE ? part : step | part);
+                for (int part = 0; part < 4; ++part) wgmma<TYPE, BN>(into, x + 2 * part, w + 2 * part, keep || part);
                 wgmma_commit();
-                hold(d);
-                if constexpr (PROMOTE == 0) {
+                hold(into);
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            };
+            int before = stage;  // the stage to be released next
+            auto release = [&] {
+                if (lane < CLUSTER) barrier_arrive(empty + before * 8, lane);
+                if (++before == STAGES) before = 0;
+            };
+            if constexpr (PROMOTE == 0) {
+                multiply(d, false);
+                for (int step = 1; step < steps; ++step) {
+                    multiply(d, true);
                     wgmma_wait<1>();
-                    if (before >= 0) release(before);
-                    before = stage;
-                } else {
-                    wgmma_wait<0>();
-                    hold(d);
-                    const float* scales = reinterpret_cast<const float*>(scale_area + stage * kScales);
+                    release();
+                }
+            } else {
+                // Two sums take turns: one is scaled and added up while the tensor core works on the other.
+                Acc other[BN / 2];
+                int scales_of = 0;
+                auto promote = [&](Acc(&from)[BN / 2]) {
+                    hold(from);
+                    const float* scales = reinterpret_cast<const float*>(scale_area + before * kScales);
                     float upper = 1.0f, lower = 1.0f;
                     if constexpr (PROMOTE == 1) {
                         const float* of_row = scales + half + warp * 16 + lane / 4;
-                        upper = of_row[0] * scales[128 + step % 4], lower = of_row[8] * scales[128 + step % 4];
+                        upper = of_row[0] * scales[128 + scales_of], lower = of_row[8] * scales[128 + scales_of];
+                        scales_of = (scales_of + 1) % 4;
+                        release();
                     }
-                    if constexpr (PROMOTE == 1) release(stage);
 #pragma unroll
                     for (int j = 0; j < BN / 8; ++j) {
                         float2 own = make_float2(1.0f, 1.0f);
-                        if constexpr (PROMOTE == 2) {
-                            own = *reinterpret_cast<const float2*>(scales + 128 + j * 8 + lane % 4 * 2);
-                        }
-                        total[4 * j] = fmaf(upper * own.x, float(d[4 * j]), total[4 * j]);
-                        total[4 * j + 1] = fmaf(upper * own.y, float(d[4 * j + 1]), total[4 * j + 1]);
-                        total[4 * j + 2] = fmaf(lower * own.x, float(d[4 * j + 2]), total[4 * j + 2]);
-                        total[4 * j + 3] = fmaf(lower * own.y, float(d[4 * j + 3]), total[4 * j + 3]);
+                        if constexpr (PROMOTE == 2) own = *reinterpret_cast<const float2*>(scales + 128 + j * 8 + lane % 4 * 2);
+                        total[4 * j] = fmaf(upper * own.x, float(from[4 * j]), total[4 * j]);
+                        total[4 * j + 1] = fmaf(upper * own.y, float(from[4 * j + 1]), total[4 * j + 1]);
+                        total[4 * j + 2] = fmaf(lower * own.x, float(from[4 * j + 2]), total[4 * j + 2]);
+                        total[4 * j + 3] = fmaf(lower * own.y, float(from[4 * j + 3]), total[4 * j + 3]);
                     }
-                    if constexpr (PROMOTE == 2) release(stage);  // its scales are read up to here
+                    if constexpr (PROMOTE == 2) release();  // its scales are read up to here
+                };
+#pragma unroll
+                for (int i = 0; i < BN / 2; ++i) total[i] = 0.0f;
+                multiply(d, false);
+                int step = 1;
+                for (; step + 1 < steps; step += 2) {
+                    multiply(other, false);
+                    wgmma_wait<1>();
+                    promote(d);
+                    multiply(d, false);
+                    wgmma_wait<1>();
+                    promote(other);
                 }
-                if (++stage == STAGES) stage = 0, phase ^= 1;
+                if (step < steps) {
+                    multiply(other, false);
+                    wgmma_wait<1>();
+                    promote(d);
+                    wgmma_wait<0>();
+                    promote(other);
+                } else {
+                    wgmma_wait<0>();
+                    promote(d);
+                }
             }
+            Lane<kPart> own(e, top);
+            float of[8];
+            own.columns(e, tile.column, of);
             if constexpr (PROMOTE == 0) {
                 wgmma_wait<0>();
                 hold(d);
-                release(before);
+                release();
             }
-            Sum* mine = reinterpret_cast<Sum*>(staging) + (threadIdx.x / 32 - 4) * 1024;
-            store_all(e, either<PROMOTE != 0>(total, d), mine, top, tile.column, std::make_integer_sequence<int, BN / 64>());
+            Sum* mine = reinterpret_cast<Sum*>(staging) + (threadIdx.x / 32 - 4) * 16 * kPart;
+            auto& sums = either<PROMOTE != 0>(total, d);
+            exact_fragment(e, sums, mine, top, tile.column);
+            store_fragment<kPart, 0>(e, sums, mine, top, tile.column, own, of);
         }
     }
     if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");

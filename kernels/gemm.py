@@ -21,8 +21,8 @@ ACTIVATIONS = ("none", "gelu_tanh", "gelu")
 EPILOGUE_TYPES = "PPPPPPPPiiiiii"
 STAGES, PROMOTED_STAGES = {256: 4, 128: 5}, 6
 MMA_STAGES = 3
-NEAR_BYTES = 36 * 1024
-"""Up to this, gemm_weight.cu keeps X in shared memory."""
+NEAR_BYTES = 46 * 1024
+"""Up to this, gemm_weight.cu keeps X and the scales in shared memory: four blocks fit a multiprocessor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,6 +277,7 @@ def weight(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, how: Weig
     shift = group.bit_length() - 1 if scales.shape[1] > 1 else 31
     span = 4 * how.elements
     near_bytes = m * (math.ceil(k / span) * span * (1 if x.dtype == torch.int8 else 2) + 16)
+    near_bytes += 16 * (scales.shape[1] * scales.element_size() + 4)
     near = m <= 8 and near_bytes <= NEAR_BYTES
     launch(
         how.build(ACTS[x.dtype], tiles, near, epilogue.dtype), "gemm_weight", w.device, grid, 128, "PPPPiiii" + EPILOGUE_TYPES,

@@ -91,8 +91,11 @@ struct Epilogue {
         for (int k = 0; k < COUNT; ++k) v[k] = multiply * v[k] - of_a * a[k] - of_b * b[k];
     }
 
-    // Scaled, with bias and activation, from column c.
-    template <typename Acc, int COUNT>
+    // Nothing but scales, and outputs that lie at multiples of sixteen bytes.
+    __device__ __forceinline__ bool plain() const { return !bias && !activation && n % 8 == 0; }
+
+    // Scaled, with bias and activation, from column c. PLAIN: no more than scales.
+    template <bool PLAIN, typename Acc, int COUNT>
     __device__ __forceinline__ void finish(const Acc (&sum)[COUNT], float row, int c, const float (&of)[COUNT], Result (&results)[COUNT]) const {
         if constexpr (OUT == OUT_S32) {
 #pragma unroll
@@ -101,13 +104,13 @@ struct Epilogue {
             float y[COUNT];
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) y[k] = float(sum[k]) * row * of[k];
-            if (bias) {
+            if (!PLAIN && bias) {
                 float add[COUNT];
                 load_some(bias + c, add);
 #pragma unroll
                 for (int k = 0; k < COUNT; ++k) y[k] += add[k];
             }
-            if (activation) {
+            if (!PLAIN && activation) {
 #pragma unroll
                 for (int k = 0; k < COUNT; ++k) y[k] = activated(y[k], activation);
             }
@@ -126,7 +129,7 @@ struct Epilogue {
             if (exact()) exactly(sums, r, c);
         }
         columns(c, of);
-        finish(sums, row(r), c, of, results);
+        finish<false>(sums, row(r), c, of, results);
         out[size_t(r) * n + c] = results[0];
     }
 };
@@ -195,15 +198,15 @@ struct Lane {
     }
 
     __device__ __forceinline__ void columns(const Epilogue& e, int first_column, float (&of)[8]) const {
-        int c = first_column + unit * 8;
-        if (c < e.n) e.columns(c, of);
+        e.columns(min(first_column + unit * 8, (e.n - 1) / 8 * 8), of);
     }
 };
 
-template <int COLUMNS, int FROM, typename Acc, int COUNT>
-__device__ __forceinline__ void store_fragment(
+template <bool PLAIN, int COLUMNS, int FROM, typename Acc, int COUNT>
+__device__ __forceinline__ void store_parts(
     const Epilogue& e, const Acc (&d)[COUNT], Acc* tile, int first_row, int first_column, const Lane<COLUMNS>& own, const float (&of)[8]) {
     constexpr bool kMore = FROM + COLUMNS / 2 < COUNT;
+    constexpr int kUnrolled = PLAIN ? Lane<COLUMNS>::kCount : 1;
     float next[8];
     if constexpr (kMore) own.columns(e, first_column + COLUMNS, next);
     int lane = threadIdx.x & 31, q = lane / 4, t = lane % 4;
@@ -216,33 +219,41 @@ __device__ __forceinline__ void store_fragment(
         to[8 * COLUMNS] = d[FROM + 4 * j + 2], to[8 * COLUMNS + 1] = d[FROM + 4 * j + 3];
     }
     __syncwarp();
-    int c = first_column + own.unit * 8, count = min(8, e.n - c);
-    bool wide = e.n % 8 == 0;
-    if (count > 0) {
-#pragma unroll
-        for (int i = 0; i < Lane<COLUMNS>::kCount; ++i) {
-            int in_row = own.first + i * Lane<COLUMNS>::kStride, r = first_row + in_row;
-            if (r >= e.m) break;
-            const Acc* from = tile + in_row * COLUMNS + (own.unit ^ (in_row & 3)) * 8;
-            Result* to = e.out + size_t(r) * e.n + c;
-            Acc sum[8];
-            union {
-                Result value[8];
-                uint4 piece[sizeof(Result) / 2];
-            } u;
-            load_some(from, sum);
-            e.finish(sum, own.rows[i], c, of, u.value);
-            if (wide) {
+    int c = first_column + own.unit * 8;
+#pragma unroll kUnrolled
+    for (int i = 0; i < Lane<COLUMNS>::kCount; ++i) {
+        int in_row = own.first + i * Lane<COLUMNS>::kStride, r = first_row + in_row;
+        Acc sum[8];
+        union {
+            Result value[8];
+            uint4 piece[sizeof(Result) / 2];
+        } u;
+        load_some(tile + in_row * COLUMNS + (own.unit ^ (in_row & 3)) * 8, sum);
+        Result* to = e.out + size_t(r) * e.n + c;
+        if constexpr (PLAIN) {
+            e.finish<true>(sum, own.rows[i], c, of, u.value);
+            if (r < e.m && c < e.n) {
 #pragma unroll
                 for (int k = 0; k < sizeof(Result) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = u.piece[k];
-            } else {
-#pragma unroll
-                for (int k = 0; k < 8; ++k)
-                    if (k < count) to[k] = u.value[k];
             }
+        } else if (r < e.m && c < e.n) {
+            e.finish<false>(sum, e.row(r), c, of, u.value);
+#pragma unroll
+            for (int k = 0; k < 8; ++k)
+                if (c + k < e.n) to[k] = u.value[k];
         }
     }
-    if constexpr (kMore) store_fragment<COLUMNS, FROM + COLUMNS / 2>(e, d, tile, first_row, first_column + COLUMNS, own, next);
+    if constexpr (kMore) store_parts<PLAIN, COLUMNS, FROM + COLUMNS / 2>(e, d, tile, first_row, first_column + COLUMNS, own, next);
+}
+
+template <int COLUMNS, typename Acc, int COUNT>
+__device__ __forceinline__ void store_fragment(
+    const Epilogue& e, Acc (&d)[COUNT], Acc* tile, int first_row, int first_column, const Lane<COLUMNS>& own, const float (&of)[8]) {
+    exact_fragment(e, d, tile, first_row, first_column);
+    if (e.plain())
+        store_parts<true, COLUMNS, 0>(e, d, tile, first_row, first_column, own, of);
+    else
+        store_parts<false, COLUMNS, 0>(e, d, tile, first_row, first_column, own, of);
 }
 
 template <int COLUMNS, typename Acc, int COUNT>
@@ -250,6 +261,5 @@ __device__ __forceinline__ void store_fragment(const Epilogue& e, Acc (&d)[COUNT
     Lane<COLUMNS> own(e, first_row);
     float of[8];
     own.columns(e, first_column, of);
-    exact_fragment(e, d, tile, first_row, first_column);
-    store_fragment<COLUMNS, 0>(e, d, tile, first_row, first_column, own, of);
+    store_fragment(e, d, tile, first_row, first_column, own, of);
 }

@@ -195,9 +195,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 release();
             }
             Sum* mine = reinterpret_cast<Sum*>(staging) + (threadIdx.x / 32 - 4) * 16 * kPart;
-            auto& sums = either<PROMOTE != 0>(total, d);
-            exact_fragment(e, sums, mine, top, tile.column);
-            store_fragment<kPart, 0>(e, sums, mine, top, tile.column, own, of);
+            store_fragment(e, either<PROMOTE != 0>(total, d), mine, top, tile.column, own, of);
         }
     }
     if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");

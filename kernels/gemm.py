@@ -21,8 +21,8 @@ ACTIVATIONS = ("none", "gelu_tanh", "gelu")
 EPILOGUE_TYPES = "PPPPPPPPiiiiii"
 STAGES, PROMOTED_STAGES = {256: 4, 128: 5}, 6
 MMA_STAGES = 3
-NEAR_BYTES = 46 * 1024
-"""Up to this, gemm_weight.cu keeps X and the scales in shared memory: four blocks fit a multiprocessor."""
+NEAR_BYTES = 36 * 1024
+"""Up to this, gemm_weight.cu keeps X in shared memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ def wgmma(
     if wide is None:
         wide = 128 if promote or math.ceil(m / 128) * math.ceil(n / 256) < processors else 256
     if cluster is None:
-        cluster = 2 if m > 128 else 1
+        cluster = 2 if m > 128 and not promote else 1  # where sums are promoted, blocks that wait for each other lose
     out = x.new_empty((m, n), dtype=epilogue.dtype)
     tiles = math.ceil(math.ceil(m / 128) / cluster) * cluster * math.ceil(n / wide)
     grid = min(processors // cluster * cluster, tiles)
@@ -277,7 +277,6 @@ def weight(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, how: Weig
     shift = group.bit_length() - 1 if scales.shape[1] > 1 else 31
     span = 4 * how.elements
     near_bytes = m * (math.ceil(k / span) * span * (1 if x.dtype == torch.int8 else 2) + 16)
-    near_bytes += 16 * (scales.shape[1] * scales.element_size() + 4)
     near = m <= 8 and near_bytes <= NEAR_BYTES
     launch(
         how.build(ACTS[x.dtype], tiles, near, epilogue.dtype), "gemm_weight", w.device, grid, 128, "PPPPiiii" + EPILOGUE_TYPES,

@@ -283,9 +283,10 @@ def facts_of(product: str | None) -> str:
 def build(page: Page) -> None:
     """Lay the tab out and wire it to the sidebar."""
     own = gr.State(None)
+    gpu = str(recorded("gemm")[0].get("gpu", "GPU"))
     with gr.Row():
         view = gr.Radio(
-            [("Recorded on an H200", RECORDED), ("Measured here", LIVE)], value=RECORDED, label="Numbers", elem_id="speed-view"
+            [(f"Recorded on an {gpu}", RECORDED), ("Measured here", LIVE)], value=RECORDED, label="Numbers", elem_id="speed-view"
         )
         shape = gr.Dropdown([], label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)", elem_id="speed-shape")
         errors_of = gr.Radio([("random data, as timed", RANDOM), ("the layer in the sidebar", LAYER)], value=RANDOM, label="Error of",

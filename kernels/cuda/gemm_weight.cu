@@ -9,7 +9,7 @@
 // in bf16 (MX, NVFP4), the weight is scaled before it is multiplied.
 //
 // -D: CODEC, WBITS, ELEMENTS, SCALE_TYPE, GROUPED, ZEROS (int8 zero points), ACT (0 bf16, 1 int8, 2 e4m3), TILES (8 tokens
-// each), NEAR (X and the scales fit shared memory, X in the order of decoding), TWO_BIT (0, or for plain 2-bit codes the value to subtract), OUT. Idea of decoding in registers: Marlin, arXiv 2408.11743.
+// each), NEAR (X fits shared memory, where it is put in the order of decoding), TWO_BIT (0, or for plain 2-bit codes the value to subtract), OUT. Idea of decoding in registers: Marlin, arXiv 2408.11743.
 #include <type_traits>
 
 #include "codec.cuh"
@@ -210,9 +210,6 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 4 : TILES
     constexpr int kScales = GROUPED ? 1 : ELEMENTS / 16;
     SCALE_TYPE scale0[kDepth][kScales], scale1[kDepth][kScales];
     int8_t zero0[kDepth] = {}, zero1[kDepth] = {};
-    auto cell_of = [&](int round, int i) {
-        return min((GROUPED ? round * kSpan : (round * 4 + t) * ELEMENTS + 16 * i) >> group_shift, groups - 1);
-    };
     auto fetch = [&](int slot, int round) {
         int byte = (round * 4 + t) * (kWords * 4);
         bool inside = round < rounds && byte + kWords * 4 <= row_bytes;
@@ -222,27 +219,19 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 4 : TILES
 #pragma unroll
             for (int i = 0; i < kWords; ++i) next0[slot][i] = next1[slot][i] = 0;
         }
-        if constexpr (!NEAR || ZEROS) {
 #pragma unroll
-            for (int i = 0; i < kScales; ++i) {
-                int cell = cell_of(round, i);
-                if constexpr (!NEAR) scale0[slot][i] = scales0[cell], scale1[slot][i] = scales1[cell];
-                if constexpr (ZEROS) zero0[slot] = zeros0[cell], zero1[slot] = zeros1[cell];
-            }
+        for (int i = 0; i < kScales; ++i) {
+            int cell = min((GROUPED ? round * kSpan : (round * 4 + t) * ELEMENTS + 16 * i) >> group_shift, groups - 1);
+            scale0[slot][i] = scales0[cell], scale1[slot][i] = scales1[cell];
+            if constexpr (ZEROS) zero0[slot] = zeros0[cell], zero1[slot] = zeros1[cell];
         }
     };
 #pragma unroll
     for (int slot = 0; slot < kDepth; ++slot) fetch(slot, warp + slot * kWarps);
-    // The weights are on their way; meanwhile X and the scales come nearer, if they fit: read in their turn by rows, scales
-    // would cost the cache as much as the weights. A row of them has a word more, so that rows lie in different banks.
+    // The weights are on their way; meanwhile X comes nearer, if it fits.
     extern __shared__ __align__(16) uint32_t near[];
-    int units = rounds * (kSpan / kUnit), near_row = units * kParts + 4, scale_row = groups + 4 / int(sizeof(SCALE_TYPE));
-    SCALE_TYPE* near_scales = reinterpret_cast<SCALE_TYPE*>(near + m * near_row);
+    int units = rounds * (kSpan / kUnit), near_row = units * kParts + 4;
     if constexpr (NEAR) {
-        for (int row = warp; row < 16; row += kWarps) {
-            const SCALE_TYPE* from = scales + size_t(min(top + row, n - 1)) * groups;
-            for (int i = lane; i < groups; i += 32) near_scales[row * scale_row + i] = from[i];
-        }
         for (int i = threadIdx.x; i < m * units; i += kWarps * 32) {
             int token = i / units, unit = i - token * units;
             uint32_t b[kParts];
@@ -273,14 +262,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 4 : TILES
 #pragma unroll
         for (int i = 0; i < kWords; ++i) w0[i] = next0[slot][i], w1[i] = next1[slot][i];
 #pragma unroll
-        for (int i = 0; i < kScales; ++i) {
-            if constexpr (NEAR) {
-                const SCALE_TYPE* cell = near_scales + q * scale_row + cell_of(round, i);
-                f0[i] = float(cell[0]), f1[i] = float(cell[8 * scale_row]);
-            } else {
-                f0[i] = float(scale0[slot][i]), f1[i] = float(scale1[slot][i]);
-            }
-        }
+        for (int i = 0; i < kScales; ++i) f0[i] = float(scale0[slot][i]), f1[i] = float(scale1[slot][i]);
         if constexpr (ZEROS) {
             constexpr float middle = 128.0f + (WBITS == 4 ? 8 : TWO_BIT);
             bias0 = pack2(middle + zero0[slot], middle + zero0[slot]), bias1 = pack2(middle + zero1[slot], middle + zero1[slot]);

@@ -113,3 +113,19 @@ def test_learned_steps_match_the_cpu(block: tuple[int | None, int | None], bits:
         (out, dx, ds), (got, got_dx, got_ds) = answers
         assert torch.equal(got, out) and torch.equal(got_dx, dx)
         assert torch.allclose(got_ds, ds, rtol=1e-6, atol=1e-7), float((got_ds - ds).abs().max())
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_finds_nothing(tool: str) -> None:
+    """A whole analysis, fused fake quantization and learned steps, forward and backward, at odd shapes under the sanitizer."""
+    program = (
+        "import torch; from explorer import SCHEMES; from explorer.numerics.analysis import analyse\n"
+        "from explorer.numerics.ops import fake_quantize\n"
+        "for name in ('int4_group128', 'int8_channel_asym', 'nvfp4', 'ternary_absmean', 'fp8_e4m3_tile', 'int8_tensor'):\n"
+        "  for shape in ((40, 256), (9, 77)):\n"
+        "    x = torch.randn(shape, device='cuda', requires_grad=True)\n"
+        "    analyse(x.detach(), SCHEMES[name]); fake_quantize(x, SCHEMES[name]).sum().backward(); torch.cuda.synchronize()\n"
+    )
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]

@@ -150,14 +150,14 @@ def wgmma(
     if cluster is None:
         cluster = 2 if m > 128 and not promote else 1  # where sums are promoted, blocks that wait for each other lose
     out = x.new_empty((m, n), dtype=epilogue.dtype)
-    tiles = math.ceil(math.ceil(m / 128) / cluster) * cluster * math.ceil(n / wide)
-    grid = min(processors // cluster * cluster, tiles)
+    down, across = math.ceil(math.ceil(m / 128) / cluster) * cluster, math.ceil(n / wide)
+    grid = min(processors // cluster * cluster, down * across)
     maps = tensor_map(x, 128), tensor_map(w, wide // cluster)
     stages = PROMOTED_STAGES if promote else STAGES[wide]
     shared = stages * ((128 + wide) * 128 + (1024 if promote else 0)) + 128 + 8 * 16 * (32 if promote else 64) * 4 + 1024
     launch(
-        wgmma_build(kind, epilogue.dtype, wide, cluster, promote), "gemm_wgmma", device, (grid,), 384, "PPPPi" + EPILOGUE_TYPES,
-        (*maps, x_scale, w_scale, x.shape[1], *epilogue.arguments(out)), shared,
+        wgmma_build(kind, epilogue.dtype, wide, cluster, promote), "gemm_wgmma", device, (grid,), 384, "PPPPiii" + EPILOGUE_TYPES,
+        (*maps, x_scale, w_scale, steps, down, across, *epilogue.arguments(out)), shared,
     )  # fmt: skip
     return out
 

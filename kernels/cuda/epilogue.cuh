@@ -35,21 +35,20 @@ using Result = OutType<OUT>::type;
 template <>
 __device__ __forceinline__ int from_float<int>(float v) { return int(v); }
 
-// A call, not inlined: a hundred copies in a fragment's epilogue would not fit the instruction cache.
-__device__ __noinline__ float activated(float v, int activation) {
+__device__ __forceinline__ float activated(float v, int activation) {
     if (activation == GELU_TANH) return 0.5f * v * (1.0f + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
     return 0.5f * v * (1.0f + erff(v * 0.7071067811865476f));
 }
 
-// One value of a vector, or eight neighbours: the launcher fills vectors to a multiple of eight.
+// One value of a vector, or four or eight neighbours: the launcher fills vectors to a multiple of eight.
 template <int COUNT, typename T>
 __device__ __forceinline__ void load_some(const T* from, T (&v)[COUNT]) {
-    static_assert(COUNT == 1 || COUNT == 8);
+    static_assert(COUNT == 1 || COUNT % 4 == 0);
     if constexpr (COUNT == 1) {
         v[0] = from[0];
     } else {
-        *reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(from);
-        *reinterpret_cast<uint4*>(v + 4) = *reinterpret_cast<const uint4*>(from + 4);
+#pragma unroll
+        for (int k = 0; k < COUNT; k += 4) *reinterpret_cast<uint4*>(v + k) = *reinterpret_cast<const uint4*>(from + k);
     }
 }
 
@@ -149,17 +148,17 @@ __device__ __forceinline__ void exact_fragment(const Epilogue& e, Acc (&d)[COUNT
         constexpr int kColumns = COUNT * 2;
         int lane = threadIdx.x & 31;
         __syncwarp();
-#pragma unroll
-        for (int first = 0; first < kColumns; first += 256) {
-            int at = first + lane * 8, c = first_column + at;
-            int a[8] = {1, 1, 1, 1, 1, 1, 1, 1}, b[8] = {};
+#pragma unroll 1
+        for (int first = 0; first < kColumns; first += 128) {
+            int at = first + lane * 4, c = first_column + at;
+            int a[4] = {1, 1, 1, 1}, b[4] = {};
             if (at < kColumns && c < e.n) {
                 if (e.col_a) load_some(e.col_a + c, a);
                 if (e.col_b) load_some(e.col_b + c, b);
             }
             if (at < kColumns) {
 #pragma unroll
-                for (int k = 0; k < 8; k += 2) {  // column pairs: a, a, b, b
+                for (int k = 0; k < 4; k += 2) {  // column pairs: a, a, b, b
                     *reinterpret_cast<int4*>(tile + (at + k) * 2) = make_int4(a[k], a[k + 1], b[k], b[k + 1]);
                 }
             }
@@ -177,6 +176,7 @@ __device__ __forceinline__ void exact_fragment(const Epilogue& e, Acc (&d)[COUNT
                 d[4 * j + k] = e.multiply * d[4 * j + k] - a_up * a[k] - b_up * b[k];
                 d[4 * j + 2 + k] = e.multiply * d[4 * j + 2 + k] - a_low * a[k] - b_low * b[k];
             }
+            if (j % 4 == 3) asm volatile("" ::: "memory");  // or all of them would be read ahead, into more registers than there are
         }
     }
 }

@@ -12,8 +12,9 @@
 // x_scale are filled to a multiple of 256, of w_scale to 4 (PROMOTE 1) or 128.
 //
 // Operands are rows of bytes, K-major, each row a multiple of 16 bytes; what lies beyond reads as zero. Per block of
-// output: (128 + BN) · K bytes read. -D: TYPE, BN, CLUSTER, PROMOTE, OUT, STAGES. Source of the technique: CUTLASS's and
-// DeepGEMM's documentation of warp-specialised persistent kernels, arXiv 2402.13499.
+// output: (128 + BN) · K bytes read, in ``steps``; ``tiles_m`` (a multiple of CLUSTER) × ``tiles_n`` tiles. -D: TYPE, BN, CLUSTER,
+// PROMOTE, OUT, STAGES. Source of the technique: CUTLASS's and DeepGEMM's documentation of warp-specialised persistent
+// kernels, arXiv 2402.13499.
 #include <cuda.h>
 
 #include <type_traits>
@@ -51,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)
 #endif
-        gemm_wgmma(const void* map_x, const void* map_w, const float* x_scale, const float* w_scale, int k_bytes, EPILOGUE_PARAMETERS) {
+        gemm_wgmma(const void* map_x, const void* map_w, const float* x_scale, const float* w_scale, int steps, int tiles_m, int tiles_n,
+                   EPILOGUE_PARAMETERS) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
@@ -60,8 +62,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     uint8_t* staging = raw + (base - shared_address(raw)) + STAGES * (kTileX + kTileW) + 128;
     uint8_t* scale_area = staging + 8 * 16 * kPart * 4;  // a stage: 128 of x_scale, then four or 128 of w_scale
     int warpgroup = threadIdx.x / 128;
-    uint32_t rank = 0;
-    if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 8 * CLUSTER);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
@@ -70,15 +70,15 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
     else
         __syncthreads();
-    int tiles_m = ((m + kRows - 1) / kRows + CLUSTER - 1) / CLUSTER * CLUSTER, tiles_n = (n + BN - 1) / BN, tiles = tiles_m * tiles_n;
-    int steps = (k_bytes + kStageK - 1) / kStageK;
 
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
         if (threadIdx.x == 0) {
+            uint32_t rank = 0;
+            if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
             int stage = 0;
             uint32_t phase = 0;
-            for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+            for (int index = blockIdx.x; index < tiles_m * tiles_n; index += gridDim.x) {
                 Tile tile(index, tiles_m, tiles_n);
                 for (int step = 0; step < steps; ++step) {
                     barrier_wait(empty + stage * 8, phase ^ 1);
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4, half = (warpgroup - 1) * 64;
         int stage = 0;
         uint32_t phase = 0;
-        for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+        for (int index = blockIdx.x; index < tiles_m * tiles_n; index += gridDim.x) {
             Tile tile(index, tiles_m, tiles_n);
             int top = tile.row + half + warp * 16;
             Acc d[BN / 2];

@@ -6,6 +6,8 @@ If these fail, the error that a visitor with a GPU reads, or the gradient that a
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch

@@ -143,7 +143,7 @@ def wgmma(
             if scale is not None and (tuple(scale.shape) != shape or scale.dtype != torch.float32 or not scale.is_contiguous()):
                 raise ValueError(f"{name} must be contiguous float32 {list(shape)}, got {scale.dtype} {list(scale.shape)}")
         x_scale = None if x_scale is None or promote == 2 else _filled(x_scale, 256)
-        w_scale = w_scale if promote == 1 else _filled(w_scale, 128)
+        w_scale = _filled(w_scale, 4 if promote == 1 else 128)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if wide is None:
         wide = 128 if promote or math.ceil(m / 128) * math.ceil(n / 256) < processors else 256
@@ -154,7 +154,7 @@ def wgmma(
     grid = min(processors // cluster * cluster, down * across)
     maps = tensor_map(x, 128), tensor_map(w, wide // cluster)
     stages = PROMOTED_STAGES if promote else STAGES[wide]
-    shared = stages * ((128 + wide) * 128 + (512 if promote == 2 else 0)) + 128 + 8 * 16 * (32 if promote else 64) * 4 + 1024
+    shared = stages * ((128 + wide) * 128 + (1024 if promote else 0)) + 128 + 8 * 16 * (32 if promote else 64) * 4 + 1024
     launch(
         wgmma_build(kind, epilogue.dtype, wide, cluster, promote), "gemm_wgmma", device, (grid,), 384, "PPPPiii" + EPILOGUE_TYPES,
         (*maps, x_scale, w_scale, steps, down, across, *epilogue.arguments(out)), shared,

@@ -8,8 +8,8 @@
 //   PROMOTE 1   FP8 with x_scale [K/128, M] and w_scale [N/128, K/128]: the sum of each 128 of K is scaled and added in float32
 //   PROMOTE 2   as 1, with w_scale [K/128, N] alone: every column its own scale (int4 groups widened to 8 bits)
 //
-// Scales are asked for a step ahead: of rows and tiles by the threads that multiply, of columns by a bulk copy with their stage.
-// Rows of x_scale are filled to a multiple of 256, of w_scale to 128 (PROMOTE 2).
+// Scales come with their stage, by a bulk copy: loaded by the threads that multiply, each step would wait for memory. Rows of
+// x_scale are filled to a multiple of 256, of w_scale to 4 (PROMOTE 1) or 128.
 //
 // Operands are rows of bytes, K-major, each row a multiple of 16 bytes; what lies beyond reads as zero. Per block of
 // output: (128 + BN) · K bytes read, in ``steps``; ``tiles_m`` (a multiple of CLUSTER) × ``tiles_n`` tiles. -D: TYPE, BN, CLUSTER,
@@ -26,8 +26,9 @@
 using Acc = std::conditional_t<TYPE == S8 || TYPE == B1, int, float>;
 using Sum = std::conditional_t<PROMOTE != 0, float, Acc>;
 constexpr int kRows = 128, kStageK = 128, kGroup = 16;
-constexpr int kTileX = kRows * kStageK, kTileW = BN * kStageK, kScales = PROMOTE == 2 ? 512 : 0;
+constexpr int kTileX = kRows * kStageK, kTileW = BN * kStageK, kScales = PROMOTE ? 1024 : 0;
 constexpr int kPart = PROMOTE ? 32 : 64;  // columns stored at a time
+constexpr int kScaleBytes = PROMOTE == 1 ? 512 + 16 : PROMOTE == 2 ? 512 : 0;
 
 struct Tile {
     int row, column;
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     uint32_t tile_x = base, tile_w = base + STAGES * kTileX, full = tile_w + STAGES * kTileW, empty = full + STAGES * 8;
     // Behind the barriers, 16 × kPart words for each of the eight warps that multiply.
     uint8_t* staging = raw + (base - shared_address(raw)) + STAGES * (kTileX + kTileW) + 128;
-    uint8_t* scale_area = staging + 8 * 16 * kPart * 4;  // a stage: 128 of w_scale (PROMOTE 2)
+    uint8_t* scale_area = staging + 8 * 16 * kPart * 4;  // a stage: 128 of x_scale, then four or 128 of w_scale
     int warpgroup = threadIdx.x / 128;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 8 * CLUSTER);
@@ -81,11 +82,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 Tile tile(index, tiles_m, tiles_n);
                 for (int step = 0; step < steps; ++step) {
                     barrier_wait(empty + stage * 8, phase ^ 1);
-                    barrier_expect(full + stage * 8, kTileX + kTileW + kScales);
-                    if constexpr (PROMOTE == 2) {
-                        const float* own = w_scale + size_t(step) * ((n + 127) / 128 * 128) + tile.column;
-                        load_bytes(shared_address(scale_area) + stage * kScales, own, 512, full + stage * 8);
-                    }
+                    barrier_expect(full + stage * 8, kTileX + kTileW + kScaleBytes);
                     load_box(tile_x + stage * kTileX, map_x, full + stage * 8, step * kStageK, tile.row);
                     uint32_t part = tile_w + stage * kTileW + rank * (kTileW / CLUSTER);
                     int column = tile.column + int(rank) * (BN / CLUSTER);
@@ -93,6 +90,16 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                         load_box_to_all(part, map_w, full + stage * 8, step * kStageK, column, (1 << CLUSTER) - 1);
                     else
                         load_box(part, map_w, full + stage * 8, step * kStageK, column);
+                    uint32_t scales = shared_address(scale_area) + stage * kScales;
+                    if constexpr (PROMOTE == 1) {
+                        load_bytes(scales, x_scale + size_t(step) * ((m + 255) / 256 * 256) + tile.row, 512, full + stage * 8);
+                        const float* four = w_scale + size_t(tile.column / 128) * ((steps + 3) / 4 * 4) + step / 4 * 4;
+                        load_bytes(scales + 512, four, 16, full + stage * 8);
+                    }
+                    if constexpr (PROMOTE == 2) {
+                        const float* own = w_scale + size_t(step) * ((n + 127) / 128 * 128) + tile.column;
+                        load_bytes(scales + 512, own, 512, full + stage * 8);
+                    }
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
             }
@@ -108,12 +115,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             int top = tile.row + half + warp * 16;
             Acc d[BN / 2];
             Sum total[PROMOTE ? BN / 2 : 1];
-            struct Scales {
-                float upper, lower, tile;
-            };
-            int x_stride = (m + 255) / 256 * 256;  // of x_scale
-            const float *of_rows = x_scale + top + lane / 4, *of_tile = w_scale + size_t(tile.column / 128) * steps;
-            auto multiply = [&](Acc(&into)[BN / 2], bool keep, Scales& scales) {
+            auto multiply = [&](Acc(&into)[BN / 2], bool keep) {
                 barrier_wait(full + stage * 8, phase);
                 hold(into);
                 wgmma_fence();
@@ -122,10 +124,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 for (int part = 0; part < 4; ++part) wgmma<TYPE, BN>(into, x + 2 * part, w + 2 * part, keep || part);
                 wgmma_commit();
                 hold(into);
-                if constexpr (PROMOTE == 1) {
-                    scales = {of_rows[0], of_rows[8], *of_tile++};
-                    of_rows += x_stride;
-                }
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             };
             int before = stage;  // the stage to be released next
@@ -134,26 +132,30 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 if (++before == STAGES) before = 0;
             };
             if constexpr (PROMOTE == 0) {
-                Scales none;
-                multiply(d, false, none);
+                multiply(d, false);
                 for (int step = 1; step < steps; ++step) {
-                    multiply(d, true, none);
+                    multiply(d, true);
                     wgmma_wait<1>();
                     release();
                 }
             } else {
                 // Two sums take turns: one is scaled and added up while the tensor core works on the other.
                 Acc other[BN / 2];
-                Scales of_d = {1.0f, 1.0f, 1.0f}, of_other = of_d;
-                auto promote = [&](Acc(&from)[BN / 2], const Scales& by) {
+                int scales_of = 0;
+                auto promote = [&](Acc(&from)[BN / 2]) {
                     hold(from);
-                    if constexpr (PROMOTE == 1) release();
-                    float upper = by.upper * by.tile, lower = by.lower * by.tile;
-                    const float* columns = reinterpret_cast<const float*>(scale_area + before * kScales) + lane % 4 * 2;
+                    const float* scales = reinterpret_cast<const float*>(scale_area + before * kScales);
+                    float upper = 1.0f, lower = 1.0f;
+                    if constexpr (PROMOTE == 1) {
+                        const float* of_row = scales + half + warp * 16 + lane / 4;
+                        upper = of_row[0] * scales[128 + scales_of], lower = of_row[8] * scales[128 + scales_of];
+                        scales_of = (scales_of + 1) % 4;
+                        release();
+                    }
 #pragma unroll
                     for (int j = 0; j < BN / 8; ++j) {
                         float2 own = make_float2(1.0f, 1.0f);
-                        if constexpr (PROMOTE == 2) own = *reinterpret_cast<const float2*>(columns + j * 8);
+                        if constexpr (PROMOTE == 2) own = *reinterpret_cast<const float2*>(scales + 128 + j * 8 + lane % 4 * 2);
                         total[4 * j] = fmaf(upper * own.x, float(from[4 * j]), total[4 * j]);
                         total[4 * j + 1] = fmaf(upper * own.y, float(from[4 * j + 1]), total[4 * j + 1]);
                         total[4 * j + 2] = fmaf(lower * own.x, float(from[4 * j + 2]), total[4 * j + 2]);
@@ -163,25 +165,25 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 };
 #pragma unroll
                 for (int i = 0; i < BN / 2; ++i) total[i] = 0.0f;
-                multiply(d, false, of_d);
+                multiply(d, false);
                 int step = 1;
                 for (; step + 1 < steps; step += 2) {
-                    multiply(other, false, of_other);
+                    multiply(other, false);
                     wgmma_wait<1>();
-                    promote(d, of_d);
-                    multiply(d, false, of_d);
+                    promote(d);
+                    multiply(d, false);
                     wgmma_wait<1>();
-                    promote(other, of_other);
+                    promote(other);
                 }
                 if (step < steps) {
-                    multiply(other, false, of_other);
+                    multiply(other, false);
                     wgmma_wait<1>();
-                    promote(d, of_d);
+                    promote(d);
                     wgmma_wait<0>();
-                    promote(other, of_other);
+                    promote(other);
                 } else {
                     wgmma_wait<0>();
-                    promote(d, of_d);
+                    promote(d);
                 }
             }
             Lane<kPart> own(e, top);

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import math
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import kernels
 from explorer.export.quantized import save_quantized
-from explorer.methods.gptq import gptq
+from explorer.methods import METHODS
+from explorer.methods.evaluate import evaluate_all, time_methods, verdict
+from explorer.methods.llm_int8 import THRESHOLD
 from explorer.numerics.comparison import ComparisonRow, compare_schemes, comparison_record, mark_frontier
 from explorer.numerics.formats import FORMATS, FloatFormat
 from explorer.numerics.metrics import Report, compare
@@ -24,6 +26,7 @@ from explorer.numerics.schemes import SCHEMES, Scheme
 from explorer.numerics.serialize import to_json
 from explorer.numerics.study import study
 from explorer.sources import load_matrix, open_source
+from explorer.sources.capture import capture, linear_layers, load_model, save_captured
 from explorer.sources.models import layers
 from explorer.speed.cpu import time_schemes
 from explorer.speed.gemm_bench import CPU_ROWS, measure_limits, plan, rounded, run_jobs, time_on_cpu
@@ -33,6 +36,8 @@ from explorer.speed.gemms import find as find_gemm
 from explorer.speed.quantize import DTYPES, all_builds, time_quantize
 from explorer.speed.recorded import record
 from explorer.speed.timing import machine
+from explorer.training.digits import WIDTHS, count, gradient_magnitudes, summary, train, underflow
+from explorer.training.embeddings import MODEL, embed, sentences, survive
 from kernels import runtime
 from kernels.runtime import KernelError
 
@@ -76,20 +81,45 @@ def _parser() -> argparse.ArgumentParser:
     _add_tensor_arguments(sub)
     sub.add_argument("--scheme", default="int8_tensor", help="a name from `schemes` (default: %(default)s)")
     sub.add_argument("--own", type=float, help="also a range of this share (0 ... 1) of the largest value")
-    sub = command("gptq", _gptq, "round a weight with GPTQ for its inputs, and compare the layer's output with plain rounding")
+    sub = command("methods", _methods, "repair a weight's rounding by GPTQ, AWQ and others, and compare the layer's output")
     _add_tensor_arguments(sub)
     sub.add_argument("--inputs", required=True, help=f"the layer's inputs [tokens, K]: {WHERE}; half are held back")
     sub.add_argument("--inputs-tensor", help="which tensor of the inputs, if there are several")
-    sub.add_argument("--scheme", default="int4_group128", help="a name from `schemes` (default: %(default)s)")
-    sub.add_argument("--act-order", action="store_true", help="columns by falling activation energy, static groups")
-    sub.add_argument("--damping", type=float, default=0.01, help="share of the mean diagonal (default: %(default)s)")
-    sub.add_argument("--out", help="write codes and scales to this .safetensors file")
+    sub.add_argument("--methods", default=",".join(METHODS), help="comma-separated, also rotation+gptq (default: %(default)s)")
+    sub.add_argument("--schemes", default="int4_group128_asym", help="comma-separated names (default: %(default)s)")
+    sub.add_argument("--activations", help="also quantize the inputs by this scheme, e.g. int8_token")
+    sub.add_argument("--out", help="write codes, scales and what is folded to this .safetensors file (one method, one scheme)")
+    sub = command("capture", _capture, "run a transformers model on text and keep what flows into its linear layers")
+    sub.add_argument("model", help="a folder with safetensors and a tokenizer, or a Hub id (owner/name)")
+    sub.add_argument("--text", required=True, help="a text file, a document a line")
+    sub.add_argument("--layers", default="", help="only linear layers whose name contains this (default: all)")
+    sub.add_argument("--tokens", type=int, default=512, help="rows to keep of each layer (default: %(default)s)")
+    sub.add_argument("--device", default="cpu", help="where the model runs (default: %(default)s)")
+    sub.add_argument("--revision", help="branch, tag or commit on the Hub")
+    sub.add_argument("--out", help="write weights and activations to this .safetensors file")
+    sub = command(
+        "train", _train, "accuracy against bits on scikit-learn's digits, before and after training through the rounding"
+    )
+    sub.add_argument("--widths", default=",".join(WIDTHS), help="comma-separated (default: %(default)s)")
+    sub.add_argument("--seeds", type=int, default=3, help="networks of each kind (default: %(default)s)")
+    sub.add_argument("--epochs", type=int, default=20, help="of the float32 network (default: %(default)s)")
+    sub.add_argument("--again", type=int, default=8, help="epochs of training on (default: %(default)s)")
+    sub.add_argument("--activations", help="also quantize the inputs of all layers but the first, e.g. int8_token")
+    sub.add_argument("--loss-scaling", action="store_true", help="instead: which gradients float16 loses, by loss scale")
+    sub = command("embed", _embed, "sentence embeddings of a model before and after all its linear layers are quantized")
+    sub.add_argument("model", nargs="?", default=MODEL, help="a folder or a Hub id (default: %(default)s)")
+    sub.add_argument("--schemes", default="int8_channel,nvfp4,mxfp4,int4_group128,int3_group128,int2_group128,ternary_absmean",
+                     help="comma-separated names (default: %(default)s)")  # fmt: skip
+    sub.add_argument("--activations", help="also quantize every layer's inputs by this scheme, e.g. int8_token")
+    sub.add_argument("--keep", default="", help="layers left as they are: comma-separated names or patterns, e.g. *.output.dense")
+    sub.add_argument("--revision", help="branch, tag or commit on the Hub")
     sub = command("layers", _layers, "the layers of a model, from its headers alone")
     sub.add_argument("model", help=WHERE)
     sub.add_argument("--filter", default="", help="only names that contain this")
     sub.add_argument("--revision", help="branch, tag or commit on the Hub")
     sub = command("bench", _bench, "time the library on this machine")
-    sub.add_argument("what", choices=["cpu", "quantize", "gemm"], help="cpu: the reference; quantize, gemm: the kernels")
+    sub.add_argument("what", choices=["cpu", "quantize", "gemm", "methods"],
+                     help="cpu: the reference; quantize, gemm: the kernels; methods: GPTQ, AWQ and others")  # fmt: skip
     sub.add_argument(
         "--shape", type=_shape, action="append", help="rows x columns, for gemm MxNxK, e.g. 4096x4096; may be repeated"
     )
@@ -230,27 +260,80 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     _emit(arguments, records, table)
 
 
-def _gptq(arguments: argparse.Namespace) -> None:
-    scheme = find_scheme(arguments.scheme)
+def _methods(arguments: argparse.Namespace) -> None:
+    names, schemes = [n.strip() for n in arguments.methods.split(",")], _chosen(arguments.schemes)
+    if arguments.out and len(names) * len(schemes) != 1:
+        raise ValueError("--out writes one result: name one method and one scheme")
     w = load_matrix(arguments.file, arguments.tensor, revision=arguments.revision).values
     x = load_matrix(arguments.inputs, arguments.inputs_tensor).values
-    if x.shape[0] < 2:
-        raise ValueError("at least two rows of inputs are needed: half of them are held back to compare on")
-    seen, held = x[: x.shape[0] // 2], x[x.shape[0] // 2 :]
-    start = time.perf_counter()
-    repaired = gptq(w, scheme, seen, damping=arguments.damping, act_order=arguments.act_order, progress=_progress("columns:"))
-    seconds = time.perf_counter() - start
-    truth = held.double() @ w.double().t()
-    rows = []
-    for name, q, took in (("round to nearest", quantize(w, scheme), None), ("GPTQ", repaired.q, seconds)):
-        error = float((held.double() @ q.dequantize().double().t() - truth).square().sum() / truth.square().sum())
-        rows.append(
-            {"method": name, "scheme": scheme.name, "output SQNR dB": -10 * math.log10(error) if error else math.inf,
-             "weight SQNR dB": compare(w, q).sqnr_db, "bits": q.bits_per_element.total, "seconds": took}
-        )  # fmt: skip
+    of_inputs = find_scheme(arguments.activations) if arguments.activations else None
+    show, outcomes = _progress("methods:"), []
+    for outcome in evaluate_all(names, schemes, w, x, of_inputs):
+        outcomes.append(outcome)
+        show(len(outcomes), len(names) * len(schemes))
+    if all(o.refused for o in outcomes):
+        raise ValueError(outcomes[0].refused)
+    if arguments.out and (found := outcomes[0].repaired):
+        save_quantized(found.q, arguments.out, "weight", found.beside())
+    rows = [{k: v for k, v in to_json(dataclasses.replace(o, repaired=None)).items() if k != "repaired"} for o in outcomes]
+    table = [
+        {"method": o.label, "scheme": o.scheme, "output SQNR dB": o.output_sqnr_db, "output error": o.output_error,
+         "weight SQNR dB": o.weight_sqnr_db, "bits": o.bits, "seconds": o.seconds}
+        if not o.refused else {"method": o.label, "scheme": o.scheme, "output SQNR dB": o.refused[:60], "output error": None,
+                               "weight SQNR dB": None, "bits": None, "seconds": None}
+        for o in outcomes
+    ]  # fmt: skip
+    _emit(arguments, rows, table)
+    if not arguments.json:
+        print(verdict(outcomes, x))
+
+
+def _capture(arguments: argparse.Namespace) -> None:
+    try:
+        texts = Path(arguments.text).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{arguments.text} is not UTF-8 text") from error
+    model = load_model(arguments.model, arguments.revision, arguments.device)
+    names = linear_layers(model, arguments.layers)
+    if not names:
+        raise ValueError(f"no linear layer of {model.name} has {arguments.layers!r} in its name")
+    found = capture(model, texts, names, arguments.tokens, _progress("texts:"))
     if arguments.out:
-        save_quantized(repaired.q, arguments.out, "weight")
-    _emit(arguments, [to_json(r) for r in rows], rows)
+        save_captured(found, arguments.out)
+    rows = []
+    for layer in found:
+        largest = layer.activations.abs().amax(0)
+        rows.append({"layer": layer.name, "weight": "×".join(map(str, layer.weight.shape)), "tokens": len(layer.activations),
+                     "largest": float(largest.max()), "columns with outliers": int((largest >= THRESHOLD).sum())})  # fmt: skip
+    _emit(arguments, rows, rows)
+    if arguments.out and not arguments.json:
+        print(f"written: {arguments.out}")
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    if arguments.loss_scaling:
+        rows = [to_json(u) for u in underflow(gradient_magnitudes())]
+        _emit(arguments, rows, rows)
+        return
+    widths = [w.strip() for w in arguments.widths.split(",")]
+    of_inputs = find_scheme(arguments.activations) if arguments.activations else None
+    show, results = _progress("networks:"), []
+    for trained in train(widths, arguments.seeds, arguments.epochs, arguments.again, of_inputs):
+        results.append(trained)
+        show(len(results), count(widths, arguments.seeds))
+    table = [{k: 100 * v if isinstance(v, float) else v for k, v in row.items()} for row in summary(results)]
+    _emit(arguments, [to_json(r) for r in results], [{**r, "unit": "% of 450 test images"} for r in table])
+
+
+def _embed(arguments: argparse.Namespace) -> None:
+    schemes, keep = _chosen(arguments.schemes), [k.strip() for k in arguments.keep.split(",") if k.strip()]
+    of_inputs = find_scheme(arguments.activations) if arguments.activations else None
+    model = load_model(arguments.model, arguments.revision)
+    original, show, rows = embed(model, sentences()), _progress("schemes:"), []
+    for scheme in schemes:
+        rows.append(to_json(survive(model, scheme, of_inputs, keep, original=original)))
+        show(len(rows), len(schemes))
+    _emit(arguments, rows, rows)
 
 
 def _layers(arguments: argparse.Namespace) -> None:
@@ -267,6 +350,9 @@ def _bench(arguments: argparse.Namespace) -> None:
         return
     if wrong := [s for s in arguments.shape or [] if len(s) != 2]:
         raise ValueError(f"expected a shape of rows x columns, got {'x'.join(map(str, wrong[0]))}")
+    if arguments.what == "methods":
+        _bench_methods(arguments)
+        return
     schemes, shapes = _chosen(arguments.schemes), arguments.shape or [(4096, 4096)]
     if arguments.what == "quantize":
         _bench_quantize(arguments, schemes, arguments.shape or [(16384, 16384), (4096, 4096)])
@@ -296,6 +382,24 @@ def _bench_quantize(arguments: argparse.Namespace, schemes: list[Scheme], shapes
         return
     print(", ".join(f"{key} {value}" for key, value in on.items()))
     _print_table([_kernel_line(r) for r in rows])
+
+
+def _bench_methods(arguments: argparse.Namespace) -> None:
+    """Every method on a random layer, on the GPU if there is one."""
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    schemes = _chosen(arguments.schemes or "int4_group128_asym")
+    rows = [to_json(t) for s in arguments.shape or [(4096, 4096)] for t in time_methods(schemes, s, device, arguments.repeats)]
+    on = to_json(machine(device)) if device.type == "cuda" else {"cpu": platform.processor() or platform.machine(),
+                                                                 "threads": torch.get_num_threads()}  # fmt: skip
+    if arguments.record:
+        if device.type != "cuda":
+            raise ValueError(f"only measurements of a GPU are recorded: {kernels.available().reason}")
+        print(f"written: {record('methods', on, rows)}", file=sys.stderr)
+    if arguments.json:
+        _print_json({"machine": on, "rows": rows})
+        return
+    print(", ".join(f"{key} {value}" for key, value in on.items()))
+    _print_table(rows)
 
 
 def _bench_gemm(arguments: argparse.Namespace) -> None:

@@ -24,7 +24,8 @@ COMMANDS = [
     ("formats",), ("schemes",), ("quantize", "sample:attention_query", "--scheme", "nvfp4"),
     ("compare", "sample:query_in", "--schemes", "nvfp4,int8_token"), ("bench", "cpu", "--shape", "64x64", "--schemes", "bf16"),
     ("calibrate", "sample:query_in", "--own", "0.5"),
-    ("gptq", "sample:attention_query", "--inputs", "sample:query_in"), ("bench", "gemm", "--shape", "8x16x32", "--rows", "fp32,bf16"),
+    ("methods", "sample:attention_query", "--inputs", "sample:query_in", "--schemes", "int4_group128,int8_channel"),
+    ("train", "--widths", "4,binary", "--seeds", "1", "--epochs", "2", "--again", "1"), ("train", "--loss-scaling"), ("bench", "gemm", "--shape", "8x16x32", "--rows", "fp32,bf16"),
 ]  # fmt: skip
 
 
@@ -57,7 +58,12 @@ BAD = [
     (("layers", "not a model"), "no Hub id"),
     (("calibrate", "sample:mlp_up", "--scheme", "bf16"), "it has no range"),
     (("calibrate", "sample:mlp_up", "--own", "2"), "a share of the largest value"),
-    (("gptq", "sample:mlp_up", "--inputs", "sample:mlp_down_in"), "activations [tokens, K]"),
+    (("methods", "sample:mlp_up", "--inputs", "sample:mlp_down_in"), "activations [tokens, K]"),
+    (("methods", "sample:mlp_up", "--inputs", "sample:mlp_up_in", "--methods", "gptq+awq"), "cannot stand before another"),
+    (("methods", "sample:mlp_up", "--inputs", "sample:mlp_up_in", "--out", "x.safetensors"), "one method and one scheme"),
+    (("train", "--widths", "9"), "no width '9'"),
+    (("train", "--seeds", "0"), "at least one"),
+    (("embed", "no such folder/at all"), "could not be loaded"),
     (("bench", "gemm", "--rows", "nope"), "no product 'nope'"),
     (("bench", "gemm", "--shape", "64x64"), "M x N x K"),
     (("compile", "--arch", "h100"), "no architecture 'h100'"),

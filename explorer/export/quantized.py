@@ -11,6 +11,7 @@ The scheme's name and the shape stand in the file's metadata.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -27,8 +28,11 @@ from explorer.numerics.serialize import to_json
 _BYTE_DTYPES = {"float8_e8m0fnu": torch.float8_e8m0fnu, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
-def save_quantized(q: QuantizedTensor, path: str | Path, name: str = "tensor") -> None:
-    """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back."""
+def save_quantized(
+    q: QuantizedTensor, path: str | Path, name: str = "tensor", beside: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back. Tensors ``beside`` it, such as
+    what a method folds into the layer before, are written as ``<name>.<key>``."""
     tensors = {f"{name}.packed": q.packed.contiguous()}
     if q.scheme.scale is not None:
         tensors[f"{name}.scale"] = _stored_scales(q)
@@ -36,6 +40,7 @@ def save_quantized(q: QuantizedTensor, path: str | Path, name: str = "tensor") -
         tensors[f"{name}.zero_point"] = q.scales.zero_points
     if q.scales.tensor_scale is not None:
         tensors[f"{name}.tensor_scale"] = q.scales.tensor_scale
+    tensors |= {f"{name}.{key}": value.contiguous() for key, value in (beside or {}).items()}
     about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
     save_file(tensors, path, {"quantization_explorer": json.dumps(about)})
 

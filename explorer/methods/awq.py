@@ -10,11 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from explorer.methods.result import Repaired, check_layer
-from explorer.numerics.quantize import quantize
-from explorer.numerics.schemes import Scheme
+from explorer.methods.result import Diagonal, Progress, Repaired, check_layer
+from explorer.numerics.calibration import Range
+from explorer.numerics.quantize import find_ranges, quantize, quantize_with_scales
+from explorer.numerics.schemes import Scheme, scale_for
 
 ALPHAS = tuple(i / 20 for i in range(20))
+SHRINKS = tuple(1 - i / 20 for i in range(10))
+CLIP_TOKENS = 512
 
 
 def channel_scale(importance: Tensor, alpha: float) -> Tensor:
@@ -32,19 +35,59 @@ def duo_scale(importance: Tensor, weight: Tensor, group: int, alpha: float) -> T
     return s / (s.max() * s.min()).sqrt()
 
 
-def awq(weight: Tensor, scheme: Scheme, activations: Tensor, *, duo: bool = False) -> Repaired:
+def awq(
+    weight: Tensor,
+    scheme: Scheme,
+    activations: Tensor,
+    progress: Progress | None = None,
+    *,
+    duo: bool = False,
+    clip: bool = False,
+) -> Repaired:
     """Quantize ``weight`` [N, K] for the inputs ``activations`` [tokens, K]; ``film`` is the mean squared output error at each α.
 
-    ``ValueError`` for shapes that do not match.
+    ``duo`` lets the weights' own size count too; ``clip`` then searches each block's range (``clip_search``).
+    ``ValueError`` for shapes that do not match, and for ``clip`` under schemes whose blocks span rows.
     """
     check_layer(weight, activations)
     w, x = weight.float(), activations.float()
-    importance, truth = x.abs().mean(0), x.double() @ w.double().t()
+    importance, truth = x.abs().mean(0), x @ w.t()
     film, best, chosen = [], float("inf"), torch.ones_like(importance)
-    for alpha in ALPHAS:
+    for index, alpha in enumerate(ALPHAS):
         s = duo_scale(importance, w, scheme.block[1] or w.shape[1], alpha) if duo else channel_scale(importance, alpha)
         restored = quantize(w * s, scheme).dequantize() / s
-        film.append(float((x.double() @ restored.double().t() - truth).square().mean()))
+        film.append(float((x @ restored.t() - truth).square().mean(dtype=torch.float64)))
         if film[-1] < best:
             best, chosen = film[-1], s
-    return Repaired(quantize(w * chosen, scheme), chosen, tuple(film))
+        if progress is not None:
+            progress(index + 1, len(ALPHAS) + clip)
+    scaled = w * chosen
+    q = (
+        quantize_with_scales(scaled, scheme, scale_for(clip_search(scaled, scheme, x / chosen), scheme))
+        if clip
+        else quantize(scaled, scheme)
+    )
+    return Repaired(q, (Diagonal(chosen),), film=tuple(film))
+
+
+def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
+    """The range of each block that leaves the least error of its part of the output, of ten from all of it down to 55 %.
+
+    ``ValueError`` unless blocks are rows or groups along them.
+    """
+    if scheme.scale is None or scheme.block[0] != 1:
+        raise ValueError(f"ranges are searched for rows, or groups along them; {scheme.label} is something else")
+    n, k = weight.shape
+    wide = scheme.block[1] or k
+    whole, x = find_ranges(weight, scheme), activations[:CLIP_TOKENS]
+    grouped = torch.nn.functional.pad(x, (0, -k % wide)).view(len(x), -1, wide)
+    gram = torch.einsum("tgi,tgj->gij", grouped, grouped) / len(x)
+    best, factor = torch.full_like(whole.high, float("inf")), torch.ones_like(whole.high)
+    for shrink in SHRINKS:
+        tried = Range(whole.low * shrink, whole.high * shrink)
+        error = weight - quantize_with_scales(weight, scheme, scale_for(tried, scheme)).dequantize()
+        error = torch.nn.functional.pad(error, (0, -k % wide)).view(n, -1, wide)
+        cost = (torch.einsum("ngi,gij->ngj", error, gram) * error).sum(2)
+        factor = torch.where(cost < best, shrink, factor)
+        best = torch.minimum(cost, best)
+    return Range(whole.low * factor, whole.high * factor)

@@ -10,19 +10,17 @@ once (its step 2), which changes nothing but the time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from explorer.methods.result import Repaired, check_layer
+from explorer.methods.result import Progress, Repaired, check_layer
 from explorer.numerics.calibration import Range
 from explorer.numerics.formats import IntegerFormat
 from explorer.numerics.quantize import find_ranges, quantize_with_scales
 from explorer.numerics.schemes import Scales, Scheme, scale_for
 
-Progress = Callable[[int, int], None]
-RETRIES = 6
+RETRIES, FRAME_ROWS = 6, 64
 
 
 def hessian(activations: Tensor) -> Tensor:
@@ -36,10 +34,13 @@ def hessian(activations: Tensor) -> Tensor:
 
 
 def gptq(
-    weight: Tensor, scheme: Scheme, activations: Tensor, *, damping: float = 0.01, act_order: bool = False, block: int = 128,
-    progress: Progress | None = None,
+    weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None, *, damping: float = 0.01,
+    act_order: bool = False, block: int = 128,
 ) -> Repaired:  # fmt: skip
     """Quantize ``weight`` [N, K] for the inputs ``activations`` [tokens, K] under a scheme of rows or groups along them.
+
+    ``film`` is the loss of each block of columns, ``frames`` what the first rows hold after it: codes before, weights as they
+    have become behind, in the order of the columns taken.
 
     ``damping`` of the mean diagonal is added to the Hessian, ten times as much when it has no Cholesky factor. ``act_order``
     takes columns by falling activation energy, with scales from the original groups (static groups), so that no index has to
@@ -58,7 +59,7 @@ def gptq(
     static = scale_for(find_ranges(w.float(), scheme), scheme) if act_order else None
     upper = _inverse_factor(h[order][:, order], damping)
     w = w[:, order]
-    restored, steps, zeros, film = torch.empty_like(w), [], [], []
+    restored, steps, zeros, film, frames = torch.empty_like(w), [], [], [], []
     current: Scales | None = None
     for start in range(0, k, block):
         stop = min(start + block, k)
@@ -87,12 +88,14 @@ def gptq(
             errors[:, j - start] = error
         w[:, stop:] -= errors @ upper[start:stop, stop:]
         film.append(loss)
+        frames.append(torch.cat([restored[:FRAME_ROWS, :stop], w[:FRAME_ROWS, stop:]], 1).float().cpu())
         if progress is not None:
             progress(stop, k)
     answer = torch.empty_like(restored)
     answer[:, order] = restored
     scales = static if static is not None else _joined(steps, zeros)
-    return Repaired(quantize_with_scales(answer.float(), dataclasses.replace(scheme, refit=False), scales), None, tuple(film))
+    q = quantize_with_scales(answer.float(), dataclasses.replace(scheme, refit=False), scales)
+    return Repaired(q, film=tuple(film), frames=torch.stack(frames))
 
 
 def _check(weight: Tensor, scheme: Scheme, activations: Tensor) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from explorer.methods.result import Repaired, check_layer
+from explorer.methods.result import Diagonal, Progress, Repaired, check_layer
 from explorer.numerics.quantize import quantize
 from explorer.numerics.schemes import Scheme
 
@@ -32,7 +32,9 @@ def smoothing(activations: Tensor, weights: Sequence[Tensor], alpha: float = 0.5
     return (reach.float().clamp(min=1e-5).pow(alpha) / top.float().clamp(min=1e-5).pow(1 - alpha)).clamp(min=1e-5)
 
 
-def smoothquant(weight: Tensor, scheme: Scheme, activations: Tensor, *, alpha: float = 0.5) -> Repaired:
-    """``weight`` [N, K] · diag(s), quantized; divide the activations by ``scale`` before they are quantized in their turn."""
+def smoothquant(
+    weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None, *, alpha: float = 0.5
+) -> Repaired:
+    """``weight`` [N, K] · diag(s), quantized; the activations are divided by s before they are quantized in their turn."""
     s = smoothing(activations, [weight], alpha)
-    return Repaired(quantize(weight.float() * s, scheme), s)
+    return Repaired(quantize(weight.float() * s, scheme), (Diagonal(s),))

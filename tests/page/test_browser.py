@@ -183,7 +183,7 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#speed-status")).to_contain_text("products at 512×1536×384", timeout=60_000)
     expect(page.locator("#speed-source")).to_contain_text("Measured now", timeout=15_000)
-    page.get_by_label("Recorded on an H200").check()
+    page.get_by_label("Recorded on an NVIDIA H200").check()
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
 
 

@@ -1,0 +1,217 @@
+"""Linear layers that quantize in their forward pass and learn through it.
+
+Three rules for the gradient: straight-through where nothing was clipped (Y. Bengio et al., arXiv 1308.3432); LSQ's learned
+steps (S. Esser et al., arXiv 1902.08153); BitNet's, which passes the gradient on unchanged to weights and activations (S. Ma et
+al., arXiv 2402.17764 and its training notes). ``prepare`` puts them into any model, ``convert`` takes them out again as codes.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from explorer.numerics.calibration import Range
+from explorer.numerics.ops import fake_quantize, inside_range, learned_quantize
+from explorer.numerics.quantize import QuantizedTensor, quantize, quantize_with_scales
+from explorer.numerics.schemes import Scales, Scheme
+
+SMALLEST_STEP = 1e-8
+
+
+class Rule(enum.Enum):
+    """How the gradient passes a rounding."""
+
+    MASKED = "straight-through, zero where clipped"
+    LEARNED = "LSQ: the steps are learned too"
+    IDENTITY = "BitNet: straight-through everywhere"
+
+
+class QuantLinear(nn.Module):
+    """A linear layer whose weight, and inputs if ``activations`` is given, are quantized in the forward pass.
+
+    ``weight`` and ``bias`` have the names and shapes of ``nn.Linear``'s. ``static`` fixes one range for the inputs: the
+    extremes seen while ``observing``; otherwise scales are the inputs' own, as the scheme's blocks say. ``ValueError`` for LSQ
+    under schemes that are not symmetric integers.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        weights: Scheme,
+        activations: Scheme | None = None,
+        rule: Rule = Rule.MASKED,
+        static: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.weights, self.activations, self.rule, self.static = weights, activations, rule, static
+        self.observing = False
+        self.step: nn.Parameter | None = None
+        if rule is Rule.LEARNED:
+            self.step = nn.Parameter(first_steps(linear.weight.detach(), weights))
+        if static:
+            self.register_buffer("low", torch.zeros(1, 1, device=linear.weight.device))
+            self.register_buffer("high", torch.zeros(1, 1, device=linear.weight.device))
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.quantized_inputs(x), self.quantized_weight(), self.bias)
+
+    def quantized_weight(self) -> Tensor:
+        """[out, in]: what the forward pass multiplies with."""
+        if self.step is not None:
+            return learned_quantize(self.weight, self.step.abs().clamp(min=SMALLEST_STEP), self.weights)
+        if self.rule is Rule.IDENTITY:
+            return through(self.weight, self.weights)
+        return fake_quantize(self.weight, self.weights)
+
+    def quantized_inputs(self, x: Tensor) -> Tensor:
+        """The inputs as they are multiplied, of any leading shape."""
+        if self.activations is None:
+            return x
+        if not self.static:
+            return through(x, self.activations) if self.rule is Rule.IDENTITY else fake_quantize(x, self.activations)
+        if self.observing:
+            torch.minimum(self.low, x.detach().amin().float(), out=self.low)
+            torch.maximum(self.high, x.detach().amax().float(), out=self.high)
+            return x
+        fixed: Tensor = _FixedRange.apply(x.reshape(-1, x.shape[-1]), self.low, self.high, self.activations)
+        return fixed.reshape(x.shape)
+
+    def codes(self) -> QuantizedTensor:
+        """The weight as it would be stored."""
+        w = self.weight.detach().float()
+        if self.step is None:
+            return quantize(w, self.weights)
+        return quantize_with_scales(w, self.weights, Scales(self.step.detach().abs().clamp(min=SMALLEST_STEP), None, None))
+
+    def extra_repr(self) -> str:
+        inputs = "" if self.activations is None else f", inputs {self.activations.name}{' static' if self.static else ''}"
+        return f"in={self.in_features}, out={self.out_features}, {self.weights.name}{inputs}, {self.rule.name.lower()}"
+
+
+class StoredLinear(nn.Module):
+    """A linear layer that holds codes and scales, and restores its weight when it is used: what ``convert`` leaves."""
+
+    packed: Tensor
+    scales: Tensor
+    zero_points: Tensor | None
+    tensor_scale: Tensor | None
+    low: Tensor
+    high: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: QuantLinear) -> None:
+        super().__init__()
+        q = layer.codes()
+        self.scheme, self.shape, self.activations = q.scheme, q.shape, layer.activations
+        self.static = layer.static
+        self.register_buffer("packed", q.packed)
+        for name, values in (
+            ("scales", q.scales.stored),
+            ("zero_points", q.scales.zero_points),
+            ("tensor_scale", q.scales.tensor_scale),
+        ):
+            self.register_buffer(name, values)
+        self.register_buffer("low", layer.low if layer.static else None)
+        self.register_buffer("high", layer.high if layer.static else None)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
+
+    def quantized(self) -> QuantizedTensor:
+        """Codes and scales, for export."""
+        return QuantizedTensor(self.packed, Scales(self.scales, self.zero_points, self.tensor_scale), self.scheme, self.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.activations is not None:
+            rows = x.reshape(-1, x.shape[-1])
+            wanted = Range(self.low, self.high) if self.static else None
+            x = quantize(rows, self.activations, wanted=wanted).dequantize().to(x.dtype).reshape(x.shape)
+        return nn.functional.linear(x, self.quantized().dequantize().to(x.dtype), self.bias)
+
+
+class _FixedRange(torch.autograd.Function):
+    """Quantize under a fixed range; the gradient passes where nothing was clipped."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, low: Tensor, high: Tensor, scheme: Scheme) -> Tensor:
+        q = quantize(x, scheme, wanted=Range(low, high))
+        ctx.save_for_backward(inside_range(x.detach().float(), q))
+        return q.dequantize().to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return gradient * mask, None, None, None
+
+
+def through(x: Tensor, scheme: Scheme) -> Tensor:
+    """``x`` of any rank quantized, with the gradient passed on unchanged."""
+    return x + (fake_quantize(x.detach(), scheme) - x.detach())
+
+
+def first_steps(weight: Tensor, scheme: Scheme) -> Tensor:
+    """LSQ's first steps [grid]: 2 · mean|w| / √(largest code) of each block of ``weight`` [out, in]."""
+    if scheme.asymmetric or scheme.scale is None:
+        raise ValueError(f"steps are learned for symmetric integer schemes, not for {scheme.name!r}")
+    grid = scheme.grid((weight.shape[0], weight.shape[1]))
+    steps = torch.empty(grid, device=weight.device)
+    tall, wide = scheme.block[0] or weight.shape[0], scheme.block[1] or weight.shape[1]
+    for i in range(grid[0]):
+        rows = weight[i * tall : (i + 1) * tall].abs().float()
+        for j in range(grid[1]):
+            steps[i, j] = rows[:, j * wide : (j + 1) * wide].mean()
+    return (2 * steps / scheme.code_limits[1] ** 0.5).clamp(min=SMALLEST_STEP)
+
+
+def prepare(
+    model: nn.Module, weights: Scheme, activations: Scheme | None = None, *, rule: Rule = Rule.MASKED, static: bool = False,
+    keep: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
+    """Replace every ``nn.Linear`` of ``model`` in place by a ``QuantLinear`` that shares its parameters; the names replaced.
+
+    ``keep``: names or patterns (``lm_head``, ``*.down_proj``) that stay as they are. ``ValueError`` where nothing is left to
+    replace.
+    """
+    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    chosen = [(name, m) for name, m in linear if not any(fnmatch.fnmatch(name, pattern) for pattern in keep)]
+    if not chosen:
+        raise ValueError(
+            "no linear layer to quantize" + (f" beside those kept ({', '.join(keep)})" if linear else " in this model")
+        )
+    for name, layer in chosen:
+        _put(model, name, QuantLinear(layer, weights, activations, rule, static))
+    return [name for name, _ in chosen]
+
+
+def observe(model: nn.Module, on: bool) -> None:
+    """Switch every static ``QuantLinear`` between watching its inputs' range and using it."""
+    for layer in model.modules():
+        if isinstance(layer, QuantLinear) and layer.static:
+            layer.observing = on
+
+
+def convert(model: nn.Module) -> list[str]:
+    """Replace every ``QuantLinear`` of ``model`` in place by its codes; the names replaced. The outputs stay what they were."""
+    chosen = [(name, m) for name, m in model.named_modules() if isinstance(m, QuantLinear)]
+    for name, layer in chosen:
+        _put(model, name, StoredLinear(layer))
+    return [name for name, _ in chosen]
+
+
+def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)

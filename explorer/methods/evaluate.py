@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ class Outcome:
     output_error: float
     output_sqnr_db: float
     weight_sqnr_db: float
-    channel_error: np.ndarray
+    channel_error: tuple[float, ...]
     bits: float
     seconds: float
     repaired: Repaired | None
@@ -63,7 +62,7 @@ def evaluate(
     lost_share = math.sqrt(lost / max(float(weight.double().square().sum()), 1e-300))
     return Outcome(
         name, label_of(name), scheme.name, activations.name if activations else "", error, _db(error), _db(lost_share),
-        channel.cpu().numpy(), repaired.bits_per_weight, seconds, repaired,
+        tuple(channel.tolist()), repaired.bits_per_weight, seconds, repaired,
     )  # fmt: skip
 
 
@@ -82,7 +81,7 @@ def evaluate_all(
             except ValueError as error:
                 nothing = float("nan")
                 yield Outcome(name, label_of(name), scheme.name, of_inputs.name if of_inputs else "", nothing, nothing, nothing,
-                              np.empty(0), nothing, 0.0, None, str(error))  # fmt: skip
+                              (), nothing, 0.0, None, str(error))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.numerics.calibration import Range
+from explorer.numerics.formats import IntegerFormat
 from explorer.numerics.ops import fake_quantize, inside_range, learned_quantize
 from explorer.numerics.quantize import QuantizedTensor, quantize, quantize_with_scales
 from explorer.numerics.schemes import Scales, Scheme
@@ -165,7 +166,7 @@ def through(x: Tensor, scheme: Scheme) -> Tensor:
 
 def first_steps(weight: Tensor, scheme: Scheme) -> Tensor:
     """LSQ's first steps [grid]: 2 · mean|w| / √(largest code) of each block of ``weight`` [out, in]."""
-    if scheme.asymmetric or scheme.scale is None:
+    if scheme.asymmetric or not isinstance(scheme.format, IntegerFormat):
         raise ValueError(f"steps are learned for symmetric integer schemes, not for {scheme.name!r}")
     grid = scheme.grid((weight.shape[0], weight.shape[1]))
     steps = torch.empty(grid, device=weight.device)

@@ -1,0 +1,119 @@
+"""Quantizing layers: closed-form gradients, torch's own learned fake quantization, state dicts, compile, convert.
+
+If these fail, a model trains towards something else than what it is converted to.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from explorer import SCHEMES, Mapping, Scheme, quantize
+from explorer.numerics.formats import IntegerFormat
+from explorer.numerics.ops import learned_quantize
+from explorer.training.layers import QuantLinear, Rule, StoredLinear, convert, first_steps, observe, prepare, through
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 16))
+
+
+def inputs() -> Tensor:
+    return torch.randn(7, 32, generator=torch.Generator().manual_seed(1))
+
+
+def test_learned_steps_are_torchs() -> None:
+    """v̂, dv and ds of torch._fake_quantize_learnable_per_tensor_affine, and the worked example of the LSQ paper's formulas."""
+    scheme = Scheme("int3_all", "INT3", IntegerFormat(name="int3", label="INT3", bits=3), mapping=Mapping.FULL)
+    v = torch.tensor([[-0.9, -0.31, -0.02, 0.13, 0.26, 0.8]], requires_grad=True)
+    s = torch.full((1, 1), 0.1, requires_grad=True)
+    learned_quantize(v, s, scheme).sum().backward()
+    low, high = scheme.code_limits
+    g = 1 / (6 * high) ** 0.5
+    v2, s2 = v.detach().clone().requires_grad_(), torch.tensor([0.1], requires_grad=True)
+    torch._fake_quantize_learnable_per_tensor_affine(v2, s2, torch.zeros(1), int(low), int(high), g).sum().backward()
+    assert v.grad is not None and s.grad is not None and v2.grad is not None and s2.grad is not None
+    assert torch.equal(v.grad, v2.grad)
+    assert float(s.grad) == pytest.approx(float(s2.grad), abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("static", [False, True])
+def test_prepare_forward_backward_convert(rule: Rule, static: bool) -> None:
+    """The forward pass is the product of what quantize gives; every parameter gets a gradient; codes give the same outputs."""
+    base, x = model(), inputs()
+    ready = copy.deepcopy(base)
+    names = prepare(ready, SCHEMES["int4_channel"], SCHEMES["int8_tensor" if static else "int8_token"], rule=rule, static=static)
+    assert names == ["0", "2"]
+    if static:
+        observe(ready, True)
+        ready(x)
+        observe(ready, False)
+        layer = ready[0]
+        assert isinstance(layer, QuantLinear) and float(layer.high) == float(x.max()) and float(layer.low) == float(x.min())
+    out = ready(x)
+    out.square().sum().backward()
+    for name, parameter in ready.named_parameters():
+        assert parameter.grad is not None and float(parameter.grad.abs().sum()) > 0, name
+    if rule is not Rule.LEARNED:
+        first = ready[0]
+        assert isinstance(first, QuantLinear)
+        want = quantize(base[0].weight.detach(), SCHEMES["int4_channel"]).dequantize()  # type: ignore[union-attr]
+        assert torch.equal(first.quantized_weight().detach(), want) or rule is Rule.IDENTITY
+        torch.testing.assert_close(first.quantized_weight().detach(), want, rtol=0, atol=1e-7)
+    assert convert(ready) == ["0", "2"] and all(isinstance(ready[i], StoredLinear) for i in (0, 2))
+    torch.testing.assert_close(ready(x), out.detach(), rtol=1e-4, atol=1e-5)
+    assert not list(ready.parameters()) and "0.packed" in ready.state_dict()
+
+
+def test_masked_gradient_is_zero_where_clipped_and_bitnets_is_not() -> None:
+    """Under one static range; torch's rule: the rounded code decides."""
+    linear = nn.Linear(4, 4, bias=False)
+    layer = QuantLinear(linear, SCHEMES["int8_channel"], SCHEMES["int8_tensor"], static=True)
+    layer.low.fill_(-1.0), layer.high.fill_(1.0)
+    x = torch.tensor([[-3.0, -0.5, 0.5, 3.0]], requires_grad=True)
+    layer.quantized_inputs(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [[0, 1, 1, 0]]
+    w = torch.tensor([[-3.0, -0.1, 0.1, 3.0]], requires_grad=True)
+    through(w, SCHEMES["ternary_absmean"]).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [[1, 1, 1, 1]]
+
+
+def test_keep_leaves_layers_alone_and_nothing_left_is_refused() -> None:
+    ready = model()
+    assert prepare(ready, SCHEMES["int8_channel"], keep=["0"]) == ["2"] and isinstance(ready[0], nn.Linear)
+    with pytest.raises(ValueError, match="beside those kept"):
+        prepare(model(), SCHEMES["int8_channel"], keep=["*"])
+    with pytest.raises(ValueError, match="in this model"):
+        prepare(nn.ReLU(), SCHEMES["int8_channel"])
+    for name in ("nvfp4", "int4_channel_asym", "binary_channel"):
+        with pytest.raises(ValueError, match="symmetric integer"):
+            prepare(model(), SCHEMES[name], rule=Rule.LEARNED)
+
+
+def test_state_dicts_go_both_ways() -> None:
+    base, ready = model(), model()
+    prepare(ready, SCHEMES["int4_channel"])
+    ready.load_state_dict(base.state_dict())
+    assert set(ready.state_dict()) == set(base.state_dict())
+    base.load_state_dict(ready.state_dict())
+
+
+@pytest.mark.parametrize("rule", [Rule.MASKED, Rule.LEARNED])
+def test_it_compiles_whole(rule: Rule) -> None:
+    ready = model()
+    prepare(ready, SCHEMES["int4_channel"], SCHEMES["int8_token"], rule=rule)
+    compiled = torch.compile(ready, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(inputs()), ready(inputs()))
+    compiled(inputs()).sum().backward()
+
+
+def test_first_steps_are_lsqs() -> None:
+    w = torch.randn(6, 64)
+    steps = first_steps(w, SCHEMES["int4_group32"])
+    assert steps.shape == (6, 2)
+    assert float(steps[3, 1]) == pytest.approx(2 * float(w[3, 32:].abs().mean()) / 7**0.5, rel=1e-5)

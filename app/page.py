@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import gradio as gr
+import plotly.graph_objects as go
 import torch
 
-from app import limits
+from app import html, limits
 from app.selection import Selection
+from app.theme import plot_data
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Control = Any
@@ -66,3 +68,10 @@ def guarded(outputs: int) -> Callable[[Handler], Handler]:
         return run  # type: ignore[return-value]
 
     return wrap
+
+
+def plot_card(title: str, about: str, name: str, made: go.Figure | None = None) -> gr.Plot:
+    """A figure with its heading, in a card; ``name`` is its element id."""
+    with gr.Column(min_width=380, elem_classes="plot-card"):
+        gr.HTML(html.figure_title(title, about), apply_default_css=False)
+        return gr.Plot(plot_data(made) if made is not None else None, show_label=False, container=False, elem_id=name)

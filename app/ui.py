@@ -28,14 +28,14 @@ from app.controls import (
 )
 from app.page import Control, Page, guarded
 from app.selection import file_source, model_source
-from app.tabs import calibration, compare, formats, speed, tensor
+from app.tabs import calibration, compare, formats, methods, speed, tensor, training
 from app.theme import ASSETS
 from explorer import CALIBRATORS
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import SUFFIXES, TensorInfo
 
-TABS = (tensor, formats, compare, calibration, speed)
+TABS = (tensor, formats, compare, calibration, methods, training, speed)
 SIDEBAR_WIDTH = 312
 
 URL_SCRIPT = """(source, sample, file, file_tensor, model, revision, layer, scheme) => {

@@ -9,7 +9,7 @@ import gradio as gr
 
 from app import html
 from app.controls import parse_scheme
-from app.page import SELECTION_SIZE, Page, guarded, selection_from
+from app.page import SELECTION_SIZE, Page, guarded, plot_card, selection_from
 from app.selection import BoundedCache, Selection, matrix_of
 from app.theme import plot_data
 from app.turns import gpu_turn
@@ -110,19 +110,19 @@ def build(page: Page) -> None:
     start = gr.Button("Calibrate", variant="primary", min_width=140)
     sentence = gr.HTML(apply_default_css=False, elem_id="calibration-sentence")
     with gr.Row():
-        ranges = _card(
+        ranges = plot_card(
             "The range each method chooses",
             "on the values' histogram; counts are logarithmic, so that the tail is seen",
             "ranges",
         )
-        objectives = _card(
+        objectives = plot_card(
             "What it was chosen for", "each method's objective over the threshold, with its chosen point", "objectives"
         )
     own = gr.Slider(0.02, 1.0, value=0.5, step=0.01, label="Your range, as a share of the largest value", elem_id="own-range")
     table = gr.Dataframe(headers=list(HEADERS), datatype=TYPES, type="array", interactive=False, show_label=False, pinned_columns=1,
                          elem_id="calibration-table")  # fmt: skip
     held = gr.HTML(apply_default_css=False, elem_id="calibration-held")
-    amount = _card("How much data it takes", "each method's threshold from the first rows alone", "amount")
+    amount = plot_card("How much data it takes", "each method's threshold from the first rows alone", "amount")
     gr.HTML(
         '<div class="source-note">The sidebar\'s <i>Range</i> (under Scales and rounding) applies a method to every block of the scheme; here one '
         "range is drawn for the whole tensor. Choose inputs of a layer to calibrate activations.</div>",
@@ -134,9 +134,3 @@ def build(page: Page) -> None:
     start.click(show, inputs, outputs, api_name="calibration", show_progress="minimal")
     page.item.select(show, inputs, outputs, api_name="calibration_opened", api_visibility="undocumented", show_progress="minimal")
     own.release(show, inputs, outputs, api_name="calibration_range", api_visibility="undocumented", show_progress="hidden")
-
-
-def _card(title: str, about: str, name: str) -> gr.Plot:
-    with gr.Column(min_width=380, elem_classes="plot-card"):
-        gr.HTML(html.figure_title(title, about), apply_default_css=False)
-        return gr.Plot(show_label=False, container=False, elem_id=name)

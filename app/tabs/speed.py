@@ -12,7 +12,7 @@ import torch
 import kernels
 from app import html, limits
 from app.files import downloads
-from app.page import SELECTION_SIZE, Page, guarded, selection_from
+from app.page import SELECTION_SIZE, Page, guarded, plot_card, selection_from
 from app.selection import BoundedCache, Selection, matrix_of
 from app.theme import plot_data
 from app.turns import gpu_turn, in_turns
@@ -313,18 +313,22 @@ def build(page: Page) -> None:
         status = gr.HTML(html.status("Not run yet."), apply_default_css=False, elem_id="speed-status")
         stopped = gr.HTML("", apply_default_css=False, elem_id="speed-stopped")
     sentence = gr.HTML(apply_default_css=False, elem_id="speed-advice")
-    tradeoff = _card(
+    tradeoff = plot_card(
         "Error against speed",
         "every product by its time and the error of its output; the larger, the more bytes of W",
         "tradeoff",
     )
-    bars = _card("Speed", "our fastest kernel with its spread, torch's peer, and the chip's limit", "speed-bars")
-    sweep = _card("From decode to prefill", "time against the number of tokens; × where torch's BF16 overtakes", "speed-sweep")
-    roofline = _card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")
+    bars = plot_card("Speed", "our fastest kernel with its spread, torch's peer, and the chip's limit", "speed-bars")
+    sweep = plot_card(
+        "From decode to prefill", "time against the number of tokens; × where torch's BF16 overtakes", "speed-sweep"
+    )
+    roofline = plot_card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")
     with gr.Row():
         product = gr.Dropdown([], label="Ladder of", elem_id="speed-product")
     facts = gr.HTML(apply_default_css=False)
-    ladder = _card("The ladder", "the same product by one kernel after another, and the factor each step brings", "speed-ladder")
+    ladder = plot_card(
+        "The ladder", "the same product by one kernel after another, and the factor each step brings", "speed-ladder"
+    )
     with gr.Accordion("Source of these kernels", open=False):
         code = gr.Code(language="cpp", interactive=False, show_label=False, max_lines=40)
     table = gr.Dataframe(headers=list(HEADERS), datatype=TYPES, type="array", interactive=False, show_label=False, pinned_columns=1,
@@ -357,9 +361,3 @@ def build(page: Page) -> None:
         lambda: (html.status("Stopped; what was finished is shown."), LIVE), None, [stopped, view], cancels=[running],
         api_visibility="private", queue=False, **quiet,
     ).then(show, inputs, outputs, api_visibility="private", **quiet)  # fmt: skip
-
-
-def _card(title: str, about: str, name: str) -> gr.Plot:
-    with gr.Column(min_width=380, elem_classes="plot-card"):
-        gr.HTML(html.figure_title(title, about), apply_default_css=False)
-        return gr.Plot(show_label=False, container=False, elem_id=name)

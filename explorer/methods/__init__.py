@@ -77,7 +77,7 @@ METHODS: dict[str, Method] = {
         Method("llm_int8", "LLM.int8()", "arXiv 2208.07339", "multiplies the input columns with outliers in float16", llm_int8),
         Method("smoothquant", "SmoothQuant", "arXiv 2211.10438", "moves the activations' outliers into the weights",
                _changed(_smooth), _smooth),
-        Method("rotation", "random Hadamard rotation", "arXiv 2404.00456", "spreads outliers over all channels",
+        Method("rotation", "Hadamard rotation", "arXiv 2404.00456", "spreads outliers over all channels",
                _changed(_rotate), _rotate),
     )
 }  # fmt: skip

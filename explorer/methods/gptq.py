@@ -20,7 +20,7 @@ from explorer.numerics.formats import IntegerFormat
 from explorer.numerics.quantize import find_ranges, quantize_with_scales
 from explorer.numerics.schemes import Scales, Scheme, scale_for
 
-RETRIES, FRAME_ROWS = 6, 64
+RETRIES, FRAME_ROWS, FRAMES = 6, 24, 12
 
 
 def hessian(activations: Tensor) -> Tensor:
@@ -35,12 +35,13 @@ def hessian(activations: Tensor) -> Tensor:
 
 def gptq(
     weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None, *, damping: float = 0.01,
-    act_order: bool = False, block: int = 128,
+    act_order: bool = False, block: int | None = None,
 ) -> Repaired:  # fmt: skip
     """Quantize ``weight`` [N, K] for the inputs ``activations`` [tokens, K] under a scheme of rows or groups along them.
 
-    ``film`` is the loss of each block of columns, ``frames`` what the first rows hold after it: codes before, weights as they
-    have become behind, in the order of the columns taken.
+    ``block`` columns are taken at a time; it changes nothing but the time. ``film`` is the loss of each, ``frames`` a dozen
+    pictures of what the first rows hold on the way: what codes restore to, then weights as they have become, in the order of
+    the columns taken.
 
     ``damping`` of the mean diagonal is added to the Hessian, ten times as much when it has no Cholesky factor. ``act_order``
     takes columns by falling activation energy, with scales from the original groups (static groups), so that no index has to
@@ -61,6 +62,8 @@ def gptq(
     w = w[:, order]
     restored, steps, zeros, film, frames = torch.empty_like(w), [], [], [], []
     current: Scales | None = None
+    block = block or min(128, max(16, k // FRAMES))
+    pictured = -(-k // block // FRAMES) * block
     for start in range(0, k, block):
         stop = min(start + block, k)
         errors = torch.zeros(n, stop - start, dtype=torch.float64, device=w.device)
@@ -88,7 +91,8 @@ def gptq(
             errors[:, j - start] = error
         w[:, stop:] -= errors @ upper[start:stop, stop:]
         film.append(loss)
-        frames.append(torch.cat([restored[:FRAME_ROWS, :stop], w[:FRAME_ROWS, stop:]], 1).float().cpu())
+        if stop % pictured == 0 or stop == k:
+            frames.append(torch.cat([restored[:FRAME_ROWS, :stop], w[:FRAME_ROWS, stop:]], 1).float().cpu())
         if progress is not None:
             progress(stop, k)
     answer = torch.empty_like(restored)

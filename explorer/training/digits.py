@@ -175,7 +175,7 @@ def gradient_magnitudes(seed: int = 0, epochs: int = 12) -> Tensor:
     return values[values > 0]
 
 
-def underflow(gradients: Tensor, exponents: Sequence[int] = tuple(range(0, 33, 4))) -> list[Underflow]:
+def underflow(gradients: Tensor, exponents: Sequence[int] = tuple(range(0, 25, 2))) -> list[Underflow]:
     """Loss scales of 2^exponent on the magnitudes ``gradients``."""
     found = []
     for exponent in exponents:

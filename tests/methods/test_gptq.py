@@ -74,7 +74,9 @@ def test_on_a_real_layer_and_inputs_held_back() -> None:
     seen, held = x[:200], x[200:]
     done: list[tuple[int, int]] = []
     found = gptq(w, SCHEMES["int4_group128"], seen, progress=lambda a, b: done.append((a, b)))
-    assert done[-1] == (384, 384) and len(found.film) == 3
+    assert done[-1] == (384, 384) and len(found.film) == 12
+    assert found.frames is not None and found.frames.shape == (12, 24, 384)
+    assert torch.equal(found.frames[-1], found.q.dequantize()[:24]), "the last picture is what the codes restore to"
     base = quantize(w, SCHEMES["int4_group128"])
     assert output_error(w, found.q.dequantize(), held) < output_error(w, base.dequantize(), held)
     assert found.q.bits_per_element == base.bits_per_element

@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "screenshots"
-TABS = ("tensor", "formats", "compare", "calibration", "speed")
+TABS = ("tensor", "formats", "compare", "calibration", "methods", "training", "speed")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
 
 
@@ -21,6 +21,11 @@ def prepare(page: Page, tab: str) -> None:
     if tab == "calibration":
         page.get_by_role("button", name="Calibrate").click()
         page.get_by_text("one scale for all").wait_for()
+    if tab == "methods":
+        page.locator("#methods-sentence").get_by_text("leaves the least error").wait_for()
+    if tab == "training":
+        page.get_by_role("button", name="Train", exact=True).click()
+        page.locator("#training-status").get_by_text("63 of 63").wait_for(timeout=90_000)
     page.wait_for_timeout(1500)
 
 

@@ -171,6 +171,29 @@ def test_calibration_opens_and_follows_the_visitors_range(page: Page, url: str) 
     expect(page.locator("#calibration-sentence")).to_contain_text("INT4", timeout=30_000)
 
 
+def test_methods_open_run_and_refuse(page: Page, url: str) -> None:
+    """Opening the tab repairs the built-in layer; the film's slider moves; an empty choice is refused and nothing is lost."""
+    open_page(page, url, "tab=methods")
+    expect(page.locator("#methods-sentence")).to_contain_text("leaves the least error", timeout=60_000)
+    expect(page.locator("#methods-table")).to_contain_text("GPTQ, act-order")
+    page.locator("#methods-film .js-plotly-plot .slider-rail-touch-rect").click(position={"x": 20, "y": 5})
+    expect(page.locator("#methods-film .slider-group")).to_contain_text("columns rounded: 8 %")
+    page.get_by_label("my file").check()
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.locator("#methods-status")).to_contain_text("drop a file first")
+    expect(page.locator("#methods-table")).to_contain_text("GPTQ, act-order")
+
+
+def test_training_runs_and_stops(page: Page, url: str) -> None:
+    open_page(page, url, "tab=training")
+    expect(page.locator("#loss-scaling-words")).to_contain_text("BF16 has float32's range", timeout=30_000)
+    page.get_by_role("button", name="Train", exact=True).click()
+    expect(page.locator("#training-status")).to_contain_text("of 63 networks · seed 1, 6 bits", timeout=30_000)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#training-stopped")).to_contain_text("Stopped")
+    expect(page.locator("#training-table")).to_contain_text("float32, trained on", timeout=15_000)
+
+
 def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     """The tab is full without a GPU; a run on this machine replaces the recorded numbers and says so."""
     open_page(page, url, "tab=speed")
@@ -197,7 +220,7 @@ def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str
 
 
 @pytest.mark.parametrize("width", [390, 1024, 1440])
-@pytest.mark.parametrize("tab", ["tensor", "formats", "compare", "calibration", "speed"])
+@pytest.mark.parametrize("tab", ["tensor", "formats", "compare", "calibration", "methods", "training", "speed"])
 def test_no_sideways_scrolling(page: Page, url: str, width: int, tab: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     open_page(page, url, f"tab={tab}")

@@ -1,0 +1,226 @@
+"""Figures of the Methods tab: what each method leaves of the error, and how it got there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+from explorer.figures.style import FONT, GRID, MAGNITUDE_SCALE, MUTED, SERIES, empty, figure, file_name
+from explorer.methods.awq import ALPHAS
+from explorer.methods.evaluate import Outcome
+from explorer.methods.llm_int8 import THRESHOLD
+from explorer.training.embeddings import Survival
+
+NOTHING = "nothing run yet"
+FILM_ROWS, FILM_COLUMNS, FILM_FRAMES = 24, 128, 13
+SURFACE_TOKENS, SURFACE_CHANNELS = 48, 96
+
+
+def output_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
+    """SQNR of the layer's output by method, schemes side by side."""
+    rows = [o for o in outcomes if not o.refused]
+    if not rows:
+        return empty(NOTHING, f"{name} methods")
+    labels, schemes = list(dict.fromkeys(o.label for o in rows))[::-1], list(dict.fromkeys(o.scheme for o in rows))
+    made = figure(
+        "SQNR of the output on inputs held back, dB", "", f"{name} methods", height=140 + 26 * len(labels) * len(schemes)
+    )
+    for index, scheme in enumerate(schemes):
+        mine = [o for o in rows if o.scheme == scheme]
+        made.add_bar(
+            x=[o.output_sqnr_db for o in mine], y=[o.label for o in mine], orientation="h", name=scheme,
+            marker={"color": SERIES[index % len(SERIES)]}, customdata=[[100 * o.output_error, o.bits, o.seconds] for o in mine],
+            hovertemplate="%{y}<br>%{x:.2f} dB, %{customdata[0]:.3g} % of the output<br>%{customdata[1]:.3f} bits a weight, "
+                          "%{customdata[2]:.2f} s<extra></extra>",
+        )  # fmt: skip
+    made.update_layout(barmode="group", bargap=0.25, margin={"l": 10})
+    made.update_yaxes(categoryorder="array", categoryarray=labels, showgrid=False)
+    return made
+
+
+def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
+    """AWQ's error over α relative to plain rounding, HQQ's norm over its rounds; a dot where each stayed."""
+    made = figure("α (AWQ), share of the rounds (HQQ)", "objective relative to its start", f"{name} objectives", height=440)
+    for outcome in outcomes:
+        film = outcome.repaired.film if outcome.repaired else ()
+        awq = "awq" in outcome.method
+        if not film or not film[0] or not (awq or "hqq" in outcome.method):
+            continue
+        xs = ALPHAS if awq else np.linspace(0, 1, len(film))
+        best = int(np.argmin(film))
+        color = SERIES[len(made.data) // 2 % len(SERIES)]
+        made.add_scatter(
+            x=xs,
+            y=[v / film[0] for v in film],
+            mode="lines",
+            name=f"{outcome.label}, {outcome.scheme}",
+            line={"color": color, "width": 2},
+            hovertemplate="%{x:.2f}: %{y:.4f}<extra></extra>",
+        )
+        made.add_scatter(
+            x=[xs[best]], y=[film[best] / film[0]], mode="markers", showlegend=False, marker={"color": color, "size": 10},
+            hovertemplate=("chosen α %{x:.2f}" if awq else "least at %{x:.2f}") + ": %{y:.4f}<extra></extra>",
+        )  # fmt: skip
+    made.update_layout(legend={"y": -0.3})
+    if not made.data:
+        return empty("run AWQ or HQQ to see what they look for", f"{name} objectives")
+    return made
+
+
+def film_figure(outcome: Outcome | None, weight: Tensor | None, name: str) -> go.Figure:
+    """GPTQ at work: how far the first rows' weights have moved from where they were, after each block of columns.
+
+    Behind the block being rounded, weights differ by their rounding; before it they have moved to make up for it.
+    """
+    frames = outcome.repaired.frames if outcome and outcome.repaired else None
+    if frames is None or weight is None or frames.shape[2] != weight.shape[1]:
+        return empty("run GPTQ to see it at work", f"{name} film")
+    moved = (frames - weight[: frames.shape[1]].float().cpu()).abs()
+    chosen = np.unique(np.linspace(0, len(moved) - 1, min(FILM_FRAMES, len(moved))).astype(int))
+    size = (min(FILM_ROWS, moved.shape[1]), min(FILM_COLUMNS, moved.shape[2]))
+    small = torch.nn.functional.adaptive_max_pool2d(moved[chosen][None], size)[0]
+    k, top, last = moved.shape[2], float(small.amax()), len(small) - 1
+    made = figure("input channel", "output channel", f"{name} film", height=400)
+    xs = np.linspace(0, k - 1, small.shape[2]).round().astype(int)
+    ys = np.linspace(0, moved.shape[1] - 1, small.shape[1]).round().astype(int)
+    for index, frame in enumerate(small):
+        made.add_heatmap(
+            z=np.round(frame.numpy() / (top or 1.0), 3), x=xs, y=ys, colorscale=MAGNITUDE_SCALE, zmin=0, zmax=1,
+            visible=index == last, showscale=index == last, hovertemplate="channel %{x}: %{z:.2f}<extra></extra>",
+            colorbar={"title": {"text": "moved", "side": "right"}, "thickness": 10},
+        )  # fmt: skip
+    steps = []
+    for index, block in enumerate(chosen):
+        shown = [other == index for other in range(len(small))]
+        done = f"{round(100 * (int(block) + 1) / len(moved))} %"
+        steps.append({"method": "restyle", "label": done, "args": [{"visible": shown, "showscale": shown}]})
+    slider = {
+        "steps": steps, "active": last, "currentvalue": {"prefix": "columns rounded: "}, "pad": {"t": 36}, "bordercolor": GRID,
+        "bgcolor": "rgba(128,140,160,0.25)",
+    }  # fmt: skip
+    made.update_layout(sliders=[slider], margin={"b": 110})
+    return made
+
+
+def channel_error_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
+    """Each output channel's relative error under the first scheme, sorted, a curve a method."""
+    rows = [o for o in outcomes if not o.refused and o.scheme == outcomes[0].scheme]
+    if not rows:
+        return empty(NOTHING, f"{name} channels")
+    made = figure(
+        "output channels, from the least error to the most (%)",
+        f"relative error, {rows[0].scheme}",
+        f"{name} channel error",
+        height=440,
+    )
+    for index, o in enumerate(rows[:12]):
+        values = np.sort(np.asarray(o.channel_error))
+        at = np.unique(np.linspace(0, len(values) - 1, min(len(values), 200)).astype(int))
+        made.add_scatter(
+            x=np.round(100 * at / max(len(values) - 1, 1), 2), y=[float(f"{v:.4g}") for v in values[at]], mode="lines",
+            name=o.label,
+            line={"color": SERIES[index % len(SERIES)], "width": 2, "dash": "solid" if index < len(SERIES) else "dot"},
+            hovertemplate="%{y:.3g}<extra></extra>",
+        )  # fmt: skip
+    made.update_yaxes(type="log")
+    made.update_layout(legend={"y": -0.3})
+    return made
+
+
+def channels_figure(x: Tensor | None, w: Tensor | None, x_after: Tensor | None, w_after: Tensor | None, name: str) -> go.Figure:
+    """The largest magnitude of each input channel, of inputs and of weights, before and after a change of basis.
+
+    The line at 6.0 is LLM.int8()'s: columns above it are outliers.
+    """
+    if x is None or w is None:
+        return empty(NOTHING, f"{name} input channels")
+    made = figure("input channel", "largest magnitude", f"{name} input channels", height=360)
+    shown = [(x, "inputs", SERIES[0], "solid"), (w, "weights", SERIES[1], "solid")]
+    if x_after is not None and w_after is not None:
+        shown += [(x_after, "inputs, changed", SERIES[0], "dot"), (w_after, "weights, changed", SERIES[1], "dot")]
+    for values, label, color, dash in shown:
+        top = values.abs().amax(0).float().cpu().numpy()
+        made.add_scatter(
+            x=np.arange(len(top)), y=[float(f"{v:.3g}") for v in top], mode="lines", name=label,
+            line={"color": color, "width": 1.2, "dash": dash}, hovertemplate="channel %{x}: %{y:.3g}<extra>" + label + "</extra>",
+        )  # fmt: skip
+    top = x.abs().amax(0).float().cpu().numpy()
+    outliers = np.flatnonzero(top >= THRESHOLD)
+    if len(outliers):
+        made.add_scatter(
+            x=outliers,
+            y=top[outliers],
+            mode="markers",
+            name="outlier columns (LLM.int8())",
+            marker={"color": SERIES[3], "size": 9, "symbol": "circle-open", "line": {"width": 2}},
+            hovertemplate="channel %{x}: %{y:.3g}<extra></extra>",
+        )
+    made.add_hline(y=THRESHOLD, line={"color": MUTED, "dash": "dash", "width": 1})
+    made.update_yaxes(type="log")
+    return made
+
+
+def surface_figure(before: Tensor | None, after: Tensor | None, label: str, name: str) -> go.Figure:
+    """|X| by token and channel before and after a change of basis, the largest of each tile, on one scale of height."""
+    if before is None or after is None:
+        return empty("run SmoothQuant, AWQ or a rotation to see the inputs before and after", f"{name} surface")
+    made = make_subplots(rows=1, cols=2, specs=[[{"type": "surface"}, {"type": "surface"}]], horizontal_spacing=0.01,
+                         subplot_titles=("as they come", label))  # fmt: skip
+    top = float(before.abs().max())
+    for column, values in enumerate((before, after), 1):
+        size = (min(SURFACE_TOKENS, values.shape[0]), min(SURFACE_CHANNELS, values.shape[1]))
+        small = torch.nn.functional.adaptive_max_pool2d(values.abs().float().cpu()[None], size)[0].numpy()
+        made.add_surface(
+            z=np.round(small, 3),
+            x=np.linspace(0, values.shape[1] - 1, size[1]).round(),
+            y=np.linspace(0, values.shape[0] - 1, size[0]).round(),
+            colorscale=MAGNITUDE_SCALE,
+            cmin=0,
+            cmax=top,
+            showscale=False,
+            row=1,
+            col=column,
+            hovertemplate="channel %{x}, token %{y}: %{z:.3g}<extra></extra>",
+        )
+    axis = {"title": {"font": {"size": 11}}, "tickfont": {"size": 10}, "gridcolor": GRID, "showbackground": False}
+    scene = {
+        "xaxis": {**axis, "title": {"text": "channel", "font": {"size": 11}}},
+        "yaxis": {**axis, "title": {"text": "token", "font": {"size": 11}}},
+        "zaxis": {**axis, "title": {"text": "|x|", "font": {"size": 11}}, "range": [0, top]},
+        "camera": {"eye": {"x": 1.5, "y": -1.5, "z": 0.9}}, "aspectmode": "manual", "aspectratio": {"x": 1.3, "y": 1, "z": 0.7},
+    }  # fmt: skip
+    made.update_layout(
+        template="none",
+        height=400,
+        margin={"l": 0, "r": 0, "t": 28, "b": 0},
+        scene=scene,
+        scene2=scene,
+        paper_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 12, "color": "#344054"},
+        meta={"filename": file_name(f"{name} surface")},
+    )
+    return made
+
+
+def survival_figure(rows: Sequence[Survival], name: str) -> go.Figure:
+    """Cosine of the embeddings to the originals and rank correlation of their similarities, against bits a weight."""
+    if not rows:
+        return empty(NOTHING, f"{name} embeddings")
+    made = figure("bits a weight", "agreement with the original model", f"{name} embeddings", height=380)
+    for values, label, color, symbol in (
+        ([r.cosine for r in rows], "cosine to the original (mean)", SERIES[0], "circle"),
+        ([r.rank for r in rows], "rank correlation of similarities", SERIES[1], "diamond"),
+        ([r.neighbours for r in rows], "same nearest sentence", SERIES[2], "square"),
+    ):
+        made.add_scatter(
+            x=[round(r.bits, 3) for r in rows], y=[round(v, 5) for v in values], mode="markers", name=label,
+            marker={"color": color, "size": 10, "symbol": symbol}, customdata=[[r.scheme] for r in rows],
+            hovertemplate="%{customdata[0]}<br>%{y:.4f} at %{x:.3f} bits<extra></extra>",
+        )  # fmt: skip
+    made.update_yaxes(range=[min(0, *(r.cosine for r in rows)), 1.03])
+    return made

@@ -1,0 +1,106 @@
+"""Figures of the Training tab: accuracy against bits, curves, learned steps, and gradients lost by float16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from explorer.figures.style import MUTED, SERIES, empty, figure
+from explorer.training.digits import FLOAT, LONGER, LSQ, POST, STRAIGHT, WIDTHS, Trained, Underflow, stages, summary
+
+NOTHING = "nothing trained yet: press Train"
+COLORS = {FLOAT: MUTED, LONGER: "#344054", POST: SERIES[3], STRAIGHT: SERIES[0], LSQ: SERIES[2]}
+
+
+def accuracy_figure(results: Sequence[Trained]) -> go.Figure:
+    """Mean accuracy at each width with its extremes over seeds; float32 as lines across."""
+    if not results:
+        return empty(NOTHING, "accuracy against bits")
+    rows, widths = summary(results), [w for w in WIDTHS if any(r.width == w for r in results)]
+    made = figure("bits of a weight", "test images recognised, %", "accuracy against bits", height=420)
+    for stage in stages(results):
+        mine = [r for r in rows if r["stage"] == stage]
+        mean = [100 * float(r["mean"]) for r in mine]  # type: ignore[arg-type]
+        if stage in (FLOAT, LONGER):
+            made.add_scatter(
+                x=widths,
+                y=[mean[0]] * len(widths),
+                mode="lines",
+                name=stage,
+                line={"color": COLORS[stage], "dash": "dash", "width": 1.5},
+                hovertemplate=stage + ": %{y:.2f} %<extra></extra>",
+            )
+            continue
+        up = [100 * float(r["most"]) - m for r, m in zip(mine, mean, strict=True)]  # type: ignore[arg-type]
+        down = [m - 100 * float(r["least"]) for r, m in zip(mine, mean, strict=True)]  # type: ignore[arg-type]
+        made.add_scatter(
+            x=[r["width"] for r in mine],
+            y=mean,
+            mode="lines+markers",
+            name=stage,
+            line={"color": COLORS[stage], "width": 2},
+            marker={"size": 8},
+            error_y={"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1, "width": 3},
+            hovertemplate=f"{stage}, %{{x}} bits: %{{y:.2f}} %<extra></extra>",
+        )
+    made.update_xaxes(type="category", categoryorder="array", categoryarray=widths)
+    return made
+
+
+def curves_figure(results: Sequence[Trained]) -> go.Figure:
+    """Accuracy after each epoch of training on, first seed, a curve a network."""
+    mine = [r for r in results if r.seed == 0 and r.curve and r.stage != FLOAT]
+    if not mine:
+        return empty(NOTHING, "training curves")
+    made = figure("epoch of training on", "test images recognised, %", "training curves", height=380)
+    colors = dict(zip(["32", *WIDTHS], [MUTED, *SERIES, "#8C564B", "#17BECF", "#BCBD22"], strict=False))
+    for r in mine:
+        made.add_scatter(
+            x=list(range(1, len(r.curve) + 1)), y=[100 * a for a in r.curve], mode="lines",
+            name=f"{r.width} {'LSQ' if r.stage == LSQ else ''}".strip(),
+            line={"color": colors[r.width], "width": 2, "dash": "dot" if r.stage == LSQ else "solid"},
+            hovertemplate=f"{r.width} bits, {r.stage}: %{{y:.2f}} %<extra></extra>",
+        )  # fmt: skip
+    return made
+
+
+def steps_figure(results: Sequence[Trained]) -> go.Figure:
+    """What LSQ did to each layer's mean step: its factor from before training to after, first seed."""
+    mine = [r for r in results if r.seed == 0 and r.stage == LSQ and r.steps]
+    if not mine:
+        return empty("LSQ learns steps for integer widths: none trained yet", "learned steps")
+    made = figure("bits of a weight", "step after training / before", "learned steps", height=340)
+    for layer in range(len(mine[0].steps)):
+        made.add_bar(
+            x=[r.width for r in mine],
+            y=[r.steps[layer][1] / r.steps[layer][0] for r in mine],
+            name=f"layer {layer + 1}",
+            marker={"color": SERIES[layer % len(SERIES)]},
+            customdata=[[r.steps[layer][0], r.steps[layer][1]] for r in mine],
+            hovertemplate="%{x} bits: from %{customdata[0]:.4g} to %{customdata[1]:.4g}<extra>layer "
+            + str(layer + 1)
+            + "</extra>",
+        )
+    made.add_hline(y=1, line={"color": MUTED, "dash": "dash", "width": 1})
+    made.update_layout(barmode="group", bargap=0.3)
+    made.update_xaxes(type="category")
+    return made
+
+
+def underflow_figure(rows: Sequence[Underflow]) -> go.Figure:
+    """Share of a batch's gradients that float16 flushes to zero, or overflows, over the loss scale; bfloat16 beside it."""
+    if not rows:
+        return empty(NOTHING, "loss scaling")
+    made = figure("loss scale", "gradients lost, %", "loss scaling", height=340)
+    for values, label, color in (
+        ([r.lost for r in rows], "FP16: flushed to zero", SERIES[0]),
+        ([r.overflowed for r in rows], "FP16: overflow to Inf", SERIES[3]),
+        ([r.lost_bf16 for r in rows], "BF16: flushed to zero", SERIES[2]),
+    ):
+        made.add_scatter(
+            x=[r.loss_scale for r in rows], y=[100 * v for v in values], mode="lines+markers", name=label,
+            line={"color": color, "width": 2}, hovertemplate="scale %{x:.0f}: %{y:.3f} %<extra>" + label + "</extra>",
+        )  # fmt: skip
+    made.update_xaxes(type="log", exponentformat="power")
+    return made

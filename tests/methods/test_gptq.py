@@ -5,13 +5,24 @@ If these fail, the method repairs less than it could, or claims codes that its s
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from explorer import SCHEMES, load_matrix, quantize
+from explorer import SCHEMES, Mapping, load_matrix, quantize
 from explorer.methods.gptq import gptq, hessian
+from explorer.numerics.quantize import find_ranges
+from explorer.numerics.schemes import scale_for
 
 
 def correlated(n: int = 64, k: int = 256, tokens: int = 1024) -> tuple[Tensor, Tensor]:
@@ -80,6 +91,54 @@ def test_on_a_real_layer_and_inputs_held_back() -> None:
     base = quantize(w, SCHEMES["int4_group128"])
     assert output_error(w, found.q.dequantize(), held) < output_error(w, base.dequantize(), held)
     assert found.q.bits_per_element == base.bits_per_element
+
+
+@functools.cache
+def llm_compressor() -> Callable[..., Any]:
+    """Its layer-level GPTQ. Its packages run imports of everything it can do; only the two modules needed are loaded."""
+    spec = importlib.util.find_spec("llmcompressor")
+    assert spec and spec.submodule_search_locations, "pip install --no-deps llmcompressor compressed-tensors"
+    root = spec.submodule_search_locations[0]
+    for name, path in (("", root), (".modifiers", f"{root}/modifiers"), (".modifiers.gptq", f"{root}/modifiers/gptq")):
+        package = types.ModuleType(f"llmcompressor{name}")
+        package.__path__ = [path]
+        sys.modules[package.__name__] = package
+    quantize_weight: Callable[..., Any] = importlib.import_module("llmcompressor.modifiers.gptq.gptq_quantize").quantize_weight
+    return quantize_weight
+
+
+@pytest.mark.parametrize(
+    ("name", "act_order"),
+    [
+        ("int4_channel", False),
+        ("int8_channel", True),
+        ("int4_group128", True),
+        ("int4_group64_asym", True),
+        ("int3_group128_asym", True),
+    ],
+)
+@pytest.mark.parametrize("layer", [("mlp_up", "mlp_up_in"), ("mlp_down", "mlp_down_in")], ids=lambda n: n[0])
+def test_it_is_what_llm_compressor_computes(layer: tuple[str, str], name: str, act_order: bool) -> None:
+    """Code for code but for ties of its float32 sums: the same scales, Hessian and damping on real layers."""
+    from compressed_tensors.quantization import QuantizationArgs
+
+    w, x = load_matrix(f"sample:{layer[0]}").values, load_matrix(f"sample:{layer[1]}").values
+    scheme = SCHEMES[name]
+    if not scheme.asymmetric:  # it uses all codes
+        scheme = dataclasses.replace(scheme, mapping=Mapping.FULL)
+    scales = scale_for(find_ranges(w, scheme), scheme)
+    group = scheme.block[1]
+    arguments = QuantizationArgs(
+        num_bits=scheme.format.bits, type="int", symmetric=not scheme.asymmetric, strategy="group" if group else "channel",
+        group_size=group, actorder="weight" if act_order else None,
+    )  # fmt: skip
+    zero = torch.zeros_like(scales.step) if scales.zero_points is None else scales.zero_points
+    want = llm_compressor()(
+        w[None].clone(), hessian(x).float()[None], scales.step[None], zero[None].to(torch.int8), None, arguments
+    )[0][0]
+    got = gptq(w, scheme, x, act_order=act_order).q.dequantize()
+    assert float(((got - want).abs() > 1e-6).float().mean()) < 0.005
+    assert output_error(w, got, x) == pytest.approx(output_error(w, want, x), rel=0.005)
 
 
 def test_dead_columns_and_few_tokens() -> None:

@@ -49,56 +49,53 @@ def gptq(
     ``ValueError`` for blocks that span rows, casts, scales above scales, and shapes that do not match.
     """
     _check(weight, scheme, activations)
-    w = weight.double().clone()
-    n, k = w.shape
+    n, k = weight.shape
     group = scheme.block[1] or k
     h = hessian(activations)
     dead = torch.diagonal(h) == 0
     h[dead, dead] = 1.0
-    w[:, dead] = 0.0
-    order = torch.argsort(torch.diagonal(h), descending=True) if act_order else torch.arange(k, device=w.device)
-    static = scale_for(find_ranges(w.float(), scheme), scheme) if act_order else None
+    order = torch.argsort(torch.diagonal(h), descending=True) if act_order else torch.arange(k, device=weight.device)
     upper = _inverse_factor(h[order][:, order], damping)
-    w = w[:, order]
+    alive = torch.where(dead, 0.0, weight.float())
+    static = scale_for(find_ranges(alive, scheme), scheme) if act_order else None
+    cells = [c // group for c in order.tolist()]
+    # A column of the weight is a row here, so that it lies together.
+    w = alive.double().t()[order].contiguous()
+    diagonal = torch.diagonal(upper).clone()
     restored, steps, zeros, film, frames = torch.empty_like(w), [], [], [], []
-    current: Scales | None = None
+    step, zero = torch.empty(0), None
     block = block or min(128, max(16, k // FRAMES))
     pictured = -(-k // block // FRAMES) * block
     for start in range(0, k, block):
         stop = min(start + block, k)
-        errors = torch.zeros(n, stop - start, dtype=torch.float64, device=w.device)
-        loss = 0.0
+        errors = torch.zeros(stop - start, n, dtype=torch.float64, device=w.device)
         for j in range(start, stop):
             if static is not None:
-                cell = int(order[j]) // group
-                step, zero = static.step[:, cell], None if static.zero_points is None else static.zero_points[:, cell]
-            else:
-                if j % group == 0:
-                    # A group that reaches past this block has not yet felt the errors made in it: they are added first.
-                    end = min(j + group, k)
-                    ahead = w[:, j:end].clone()
-                    if end > stop:
-                        ahead[:, stop - j :] -= errors[:, : j - start] @ upper[start:j, stop:end]
-                    current = _group_scales(ahead.float(), scheme)
-                    steps.append(current.stored)
-                    zeros.append(current.zero_points)
-                assert current is not None
-                step, zero = current.step[:, 0], None if current.zero_points is None else current.zero_points[:, 0]
-            restored[:, j] = _restore(w[:, j], step.double(), zero, scheme)
-            error = (w[:, j] - restored[:, j]) / upper[j, j]
-            loss += float(error.square().sum())
-            w[:, j:stop] -= error[:, None] * upper[j, j:stop][None]
-            errors[:, j - start] = error
-        w[:, stop:] -= errors @ upper[start:stop, stop:]
-        film.append(loss)
+                step, zero = static.step[:, cells[j]], None if static.zero_points is None else static.zero_points[:, cells[j]]
+            elif j % group == 0:
+                # A group that reaches past this block has not yet felt the errors made in it: they are added first.
+                end = min(j + group, k)
+                ahead = w[j:end].clone()
+                if end > stop:
+                    ahead[stop - j :] -= upper[start:j, stop:end].t() @ errors[: j - start]
+                current = _group_scales(ahead.t().float().contiguous(), scheme)
+                steps.append(current.stored)
+                zeros.append(current.zero_points)
+                step, zero = current.step[:, 0].contiguous(), None if current.zero_points is None else current.zero_points[:, 0]
+            restored[j] = _restore(w[j], step, zero, scheme)
+            torch.sub(w[j], restored[j], out=errors[j - start])
+            errors[j - start] /= diagonal[j]
+            w[j:stop].addr_(upper[j, j:stop], errors[j - start], alpha=-1)
+        w[stop:] -= upper[start:stop, stop:].t() @ errors
+        film.append(float(errors.square().sum()))
         if stop % pictured == 0 or stop == k:
-            frames.append(torch.cat([restored[:FRAME_ROWS, :stop], w[:FRAME_ROWS, stop:]], 1).float().cpu())
+            frames.append(torch.cat([restored[:stop, :FRAME_ROWS], w[stop:, :FRAME_ROWS]]).t().float().cpu())
         if progress is not None:
             progress(stop, k)
     answer = torch.empty_like(restored)
-    answer[:, order] = restored
+    answer[order] = restored
     scales = static if static is not None else _joined(steps, zeros)
-    q = quantize_with_scales(answer.float(), dataclasses.replace(scheme, refit=False), scales)
+    q = quantize_with_scales(answer.t().float().contiguous(), dataclasses.replace(scheme, refit=False), scales)
     return Repaired(q, film=tuple(film), frames=torch.stack(frames))
 
 
@@ -134,13 +131,14 @@ def _group_scales(part: Tensor, scheme: Scheme) -> Scales:
 
 
 def _restore(column: Tensor, step: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
-    """What the column comes back as, its codes made in float32 as ``quantize`` makes them."""
-    scaled = column.float() / step.float()
+    """What the column [N] comes back as under float32 steps [N], its codes made in float32 as ``quantize`` makes them."""
+    scaled = column.float() / step
     if isinstance(scheme.format, IntegerFormat):
         low, high = scheme.code_limits
-        offset = 0.0 if zero is None else zero.float()
-        return (((scaled.round() + offset).clamp(low, high) - offset) * step.float()).double()
-    return (scheme.format.decode(scheme.format.encode_unchecked(scaled.contiguous())) * step.float()).double()
+        if zero is None:
+            return scaled.round_().clamp_(low, high).mul_(step)
+        return scaled.round_().add_(zero).clamp_(low, high).sub_(zero).mul_(step)
+    return scheme.format.decode(scheme.format.encode_unchecked(scaled)) * step
 
 
 def _joined(steps: list[Tensor], zeros: list[Tensor | None]) -> Scales:

@@ -137,7 +137,7 @@ def test_it_is_what_llm_compressor_computes(layer: tuple[str, str], name: str, a
         w[None].clone(), hessian(x).float()[None], scales.step[None], zero[None].to(torch.int8), None, arguments
     )[0][0]
     got = gptq(w, scheme, x, act_order=act_order).q.dequantize()
-    assert float(((got - want).abs() > 1e-6).float().mean()) < 0.005
+    assert float(((got - want).abs() > 1e-6).float().mean()) < 0.01
     assert output_error(w, got, x) == pytest.approx(output_error(w, want, x), rel=0.005)
 
 

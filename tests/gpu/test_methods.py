@@ -1,0 +1,66 @@
+"""On a GPU: methods and quantizing layers give what they give on the CPU.
+
+If these fail, a visitor with a GPU repairs or trains something else.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import kernels
+from explorer import SCHEMES, load_matrix
+from explorer.methods import METHODS, repair
+from explorer.training.layers import Rule, convert, prepare
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    state = kernels.available()
+    if not state.ok:
+        pytest.fail(f"make test-gpu needs a GPU with working kernels: {state.reason}")
+
+
+@pytest.mark.parametrize("name", [*METHODS, "rotation+gptq", "smoothquant+rotation"])
+@pytest.mark.parametrize("scheme", ["int4_group128_asym", "int8_channel", "mxfp4"])
+def test_every_method_is_the_cpus(name: str, scheme: str) -> None:
+    """The output's error within a hundredth; sums in another order may turn single codes."""
+    w, x = load_matrix("sample:mlp_up").values, load_matrix("sample:mlp_up_in").values
+    try:
+        want = repair(name, w, SCHEMES[scheme], x)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=str(error)[:20]):
+            repair(name, w.cuda(), SCHEMES[scheme], x.cuda())
+        return
+    got = repair(name, w.cuda(), SCHEMES[scheme], x.cuda())
+    exact = x.double() @ w.double().t()
+    errors = [float((r.output(v).cpu() - exact).norm() / exact.norm()) for r, v in ((want, x), (got, x.cuda()))]
+    assert errors[1] == pytest.approx(errors[0], rel=0.01)
+    differ = float(((got.restored().cpu() - want.restored()).abs() > 1e-5).float().mean())
+    assert differ < 0.02, f"{100 * differ:.2f} % of the weights differ"
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_layers_train_and_convert(rule: Rule) -> None:
+    """Ten steps of training on either device end in the same weights, and the codes give the same outputs."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 16)), torch.randn(32, 64)
+    ends = []
+    for device in ("cpu", "cuda"):
+        ready = copy.deepcopy(model).to(device)
+        prepare(ready, SCHEMES["int4_channel"], SCHEMES["int8_token"], rule=rule)
+        optimizer = torch.optim.SGD(ready.parameters(), lr=0.05)
+        for _ in range(10):
+            optimizer.zero_grad()
+            ready(x.to(device)).square().mean().backward()
+            optimizer.step()
+        out = ready(x.to(device)).detach()
+        convert(ready)
+        torch.testing.assert_close(ready(x.to(device)), out, rtol=1e-4, atol=1e-5)
+        ends.append(out.cpu())
+    torch.testing.assert_close(ends[0], ends[1], rtol=2e-2, atol=2e-3)

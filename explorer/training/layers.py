@@ -7,6 +7,7 @@ al., arXiv 2402.17764 and its training notes). ``prepare`` puts them into any mo
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import fnmatch
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from explorer.numerics.calibration import Range
 from explorer.numerics.formats import IntegerFormat
 from explorer.numerics.ops import fake_quantize, inside_range, learned_quantize
 from explorer.numerics.quantize import QuantizedTensor, quantize, quantize_with_scales
-from explorer.numerics.schemes import Scales, Scheme
+from explorer.numerics.schemes import ScaleRule, Scales, Scheme
 
 SMALLEST_STEP = 1e-8
 
@@ -98,7 +99,10 @@ class QuantLinear(nn.Module):
         w = self.weight.detach().float()
         if self.step is None:
             return quantize(w, self.weights)
-        return quantize_with_scales(w, self.weights, Scales(self.step.detach().abs().clamp(min=SMALLEST_STEP), None, None))
+        learned = dataclasses.replace(
+            self.weights, scale=ScaleRule()
+        )  # a learned step is a float32, whatever the scheme rounds to
+        return quantize_with_scales(w, learned, Scales(self.step.detach().abs().clamp(min=SMALLEST_STEP), None, None))
 
     def extra_repr(self) -> str:
         inputs = "" if self.activations is None else f", inputs {self.activations.name}{' static' if self.static else ''}"

@@ -112,6 +112,14 @@ def test_it_compiles_whole(rule: Rule) -> None:
     compiled(inputs()).sum().backward()
 
 
+def test_learned_steps_are_stored_whole() -> None:
+    """The scheme stores float16 scales; learned steps would no longer be what was trained with."""
+    layer = QuantLinear(nn.Linear(64, 8), SCHEMES["int4_group32"], rule=Rule.LEARNED)
+    q = layer.codes()
+    assert q.scheme.scale is not None and q.scheme.scale.format.bits == 32
+    torch.testing.assert_close(q.dequantize(), layer.quantized_weight().detach(), rtol=0, atol=1e-7)
+
+
 def test_first_steps_are_lsqs() -> None:
     w = torch.randn(6, 64)
     steps = first_steps(w, SCHEMES["int4_group32"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
+import functools
 import json
 import platform
 import sys
@@ -15,9 +17,10 @@ import torch
 
 import kernels
 from explorer.export.quantized import save_quantized
-from explorer.methods import METHODS
+from explorer.methods import METHODS, names_in
 from explorer.methods.evaluate import evaluate_all, time_methods, verdict
 from explorer.methods.llm_int8 import THRESHOLD
+from explorer.methods.model import repair_model
 from explorer.numerics.comparison import ComparisonRow, compare_schemes, comparison_record, mark_frontier
 from explorer.numerics.formats import FORMATS, FloatFormat
 from explorer.numerics.metrics import Report, compare
@@ -37,7 +40,7 @@ from explorer.speed.quantize import DTYPES, all_builds, time_quantize
 from explorer.speed.recorded import record
 from explorer.speed.timing import machine
 from explorer.training.digits import WIDTHS, count, gradient_magnitudes, summary, train, underflow
-from explorer.training.embeddings import MODEL, embed, sentences, survive
+from explorer.training.embeddings import MODEL, calibration_texts, embed, sentences, survive
 from kernels import runtime
 from kernels.runtime import KernelError
 
@@ -111,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--schemes", default="int8_channel,nvfp4,mxfp4,int4_group128,int3_group128,int2_group128,ternary_absmean",
                      help="comma-separated names (default: %(default)s)")  # fmt: skip
     sub.add_argument("--activations", help="also quantize every layer's inputs by this scheme, e.g. int8_token")
+    sub.add_argument("--methods", default="rtn", help="comma-separated, e.g. rtn,gptq,awq_clip (default: %(default)s)")
+    sub.add_argument("--tokens", type=int, default=512, help="inputs of each layer that methods see (default: %(default)s)")
     sub.add_argument("--keep", default="", help="layers left as they are: comma-separated names or patterns, e.g. *.output.dense")
     sub.add_argument("--revision", help="branch, tag or commit on the Hub")
     sub = command("layers", _layers, "the layers of a model, from its headers alone")
@@ -328,11 +333,20 @@ def _train(arguments: argparse.Namespace) -> None:
 def _embed(arguments: argparse.Namespace) -> None:
     schemes, keep = _chosen(arguments.schemes), [k.strip() for k in arguments.keep.split(",") if k.strip()]
     of_inputs = find_scheme(arguments.activations) if arguments.activations else None
+    methods = [m.strip() for m in arguments.methods.split(",")]
     model = load_model(arguments.model, arguments.revision)
-    original, show, rows = embed(model, sentences()), _progress("schemes:"), []
+    captured = []
+    if methods != ["rtn"]:
+        names = [n for n in linear_layers(model) if not any(fnmatch.fnmatch(n, pattern) for pattern in keep)]
+        captured = capture(model, calibration_texts(), names, arguments.tokens)
+    original, show, rows = embed(model, sentences()), _progress("models:"), []
     for scheme in schemes:
-        rows.append(to_json(survive(model, scheme, of_inputs, keep, original=original)))
-        show(len(rows), len(schemes))
+        for method in methods:
+            names_in(method)
+            rework = functools.partial(repair_model, layers=captured, method=method, scheme=scheme, activations=of_inputs)
+            chosen = None if method == "rtn" else rework
+            rows.append(to_json(survive(model, scheme, of_inputs, keep, original=original, method=method, rework=chosen)))
+            show(len(rows), len(schemes) * len(methods))
     _emit(arguments, rows, rows)
 
 

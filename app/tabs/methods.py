@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +34,11 @@ from explorer.figures.methods import (
 from explorer.methods import METHODS, label_of, names_in
 from explorer.methods.evaluate import Outcome, evaluate_all, halves, verdict
 from explorer.methods.llm_int8 import outlier_columns
+from explorer.methods.model import repair_model
 from explorer.numerics.serialize import to_json
 from explorer.sources import load_sample
 from explorer.sources.capture import Model, capture, linear_layers, load_model, save_captured
-from explorer.training.embeddings import MODEL, embed, sentences, survive
+from explorer.training.embeddings import MODEL, Survival, calibration_texts, embed, sentences, survive
 
 TITLE, NAME = "Methods", "methods"
 BUILTIN, FILE, TEXT = "builtin", "file", "text"
@@ -48,8 +51,8 @@ INPUTS = {"as they are": "", "INT8 per token": "int8_token", "INT8, one scale": 
 HEADERS = ("method", "scheme", "output SQNR dB", "output error %", "weight SQNR dB", "bits", "seconds")
 TYPES: list[Any] = ["str", "str", *["number"] * 5]
 OUTPUTS, MOST_TOKENS, MOST_TEXT = 11, 4096, 200_000
-SURVIVE_HEADERS = ("weights", "inputs", "cosine", "least cosine", "rank correlation", "same neighbour %", "bits", "MB")
-SURVIVE_TYPES: list[Any] = ["str", "str", *["number"] * 6]
+SURVIVE_HEADERS = ("weights", "method", "inputs", "cosine", "least cosine", "rank correlation", "same neighbour %", "bits", "MB")
+SURVIVE_TYPES: list[Any] = ["str", "str", "str", *["number"] * 6]
 TEXT_HINT = "a line is a document; the model reads them one by one, until enough tokens are kept"
 _MODELS = BoundedCache(2)
 
@@ -240,34 +243,50 @@ def run_capture(where: str, layer: str | None, text: str, tokens: float) -> Iter
         yield [html.status(str(error)), gr.skip()]
 
 
-def run_survive(where: str, schemes: list[str], inputs: str, keep: str) -> Iterator[list[Any]]:
-    """A model's sentence embeddings under each scheme; yields status, figure and table after each."""
+def run_survive(where: str, schemes: list[str], ways: list[str], inputs: str, keep: str) -> Iterator[list[Any]]:
+    """A model's sentence embeddings under each scheme and method; yields status, figure and table after each."""
     try:
-        if not schemes:
-            raise ValueError("choose at least one scheme")
-        chosen = [parse_scheme(s) for s in schemes]
+        if not schemes or not ways:
+            raise ValueError("choose at least one scheme and one method")
+        jobs = [(parse_scheme(s), m) for s in schemes for m in ways]
+        for way in ways:
+            names_in(way)
         of_inputs = parse_scheme(INPUTS[inputs]) if INPUTS.get(inputs) else None
         patterns = [k.strip() for k in keep.split(",") if k.strip()]
         yield [html.status(f"Loading {where} …"), gr.skip(), gr.skip()]
         model = _model(where)
-        texts = sentences()
-        yield [html.status(f"Embedding {len(texts)} sentences with the original …"), gr.skip(), gr.skip()]
-        original, rows, end = embed(model, texts), [], time.monotonic() + limits.current().run_seconds
-        for row in in_turns(survive(model, s, of_inputs, patterns, original=original) for s in chosen):
-            rows.append(row)
-            late = time.monotonic() > end and len(rows) < len(chosen)
-            words = (
-                f"{len(rows)} of {len(chosen)} schemes · {row.scheme}: cosine {row.cosine:.4f}, rank correlation {row.rank:.4f}"
-            )
-            table = [[r.scheme, r.activations or "float32", *(float(f"{v:.5g}") for v in (
-                r.cosine, r.least_cosine, r.rank, 100 * r.neighbours, r.bits, r.megabytes))] for r in rows]  # fmt: skip
-            yield [html.status(("Stopped: the longest a run may take here. " if late else "") + words),
-                   plot_data(survival_figure(rows, model.name)), table]  # fmt: skip
-            if late:
-                return
+        yield from _survivals(model, jobs, of_inputs, patterns)
     except (ValueError, OSError) as error:
         limits.say(str(error))
         yield [html.status(str(error)), gr.skip(), gr.skip()]
+
+
+def _survivals(model: Model, jobs: list[tuple[Scheme, str]], of_inputs: Scheme | None, keep: list[str]) -> Iterator[list[Any]]:
+    texts, captured = sentences(), []
+    yield [html.status(f"Embedding {len(texts)} sentences with the original …"), gr.skip(), gr.skip()]
+    original, rows, end = embed(model, texts), [], time.monotonic() + limits.current().run_seconds
+    if any(way != "rtn" for _, way in jobs):
+        yield [html.status("Capturing every layer's inputs …"), gr.skip(), gr.skip()]
+        names = [n for n in linear_layers(model) if not any(fnmatch.fnmatch(n, pattern) for pattern in keep)]
+        captured = capture(model, calibration_texts(), names)
+
+    def one(scheme: Scheme, way: str) -> Survival:
+        rework = functools.partial(repair_model, layers=captured, method=way, scheme=scheme, activations=of_inputs)
+        return survive(model, scheme, of_inputs, keep, original=original, method=way, rework=None if way == "rtn" else rework)
+
+    for row in in_turns(one(*job) for job in jobs):
+        rows.append(row)
+        late = time.monotonic() > end and len(rows) < len(jobs)
+        words = f"{len(rows)} of {len(jobs)} · {row.scheme}, {label_of(row.method)}: cosine {row.cosine:.4f}, rank correlation {row.rank:.4f}"
+        words = ("Stopped: the longest a run may take here. " if late else "") + words
+        yield [html.status(words), plot_data(survival_figure(rows, model.name)), [_survival_line(r) for r in rows]]
+        if late:
+            return
+
+
+def _survival_line(r: Survival) -> list[Any]:
+    numbers = (r.cosine, r.least_cosine, r.rank, 100 * r.neighbours, r.bits, r.megabytes)
+    return [r.scheme, label_of(r.method), r.activations or "float32", *(float(f"{v:.5g}") for v in numbers)]
 
 
 def build(page: Page) -> None:
@@ -340,6 +359,7 @@ def build(page: Page) -> None:
         encoder = gr.Textbox(MODEL, label="Model: folder or Hub id", max_lines=1, elem_id="survive-model")
         wanted = gr.Dropdown(scheme_choices(), value=["int8_channel", "nvfp4", "mxfp4", "int4_group128", "int3_group128", "ternary_absmean"],
                              multiselect=True, label="Weights", min_width=260, elem_id="survive-schemes")  # fmt: skip
+        ways = gr.Dropdown(names, value=["rtn"], multiselect=True, label="Rounded by", min_width=200, elem_id="survive-methods")
         fed = gr.Dropdown(list(INPUTS), value="as they are", label="Inputs of every layer", min_width=150)
         keep = gr.Textbox(
             "", label="Layers left as they are", placeholder="*.output.dense, encoder.layer.0.*", max_lines=1, min_width=160
@@ -371,7 +391,7 @@ def build(page: Page) -> None:
                               concurrency_id="compute", **quiet)  # fmt: skip
     _stops(stop, stopped, [running, opened])
     go.click(lambda: "", None, survive_stopped, api_visibility="private", queue=False, **quiet)
-    surviving = go.click(run_survive, [encoder, wanted, fed, keep], [survive_status, survival, survive_table], api_name="survive",
+    surviving = go.click(run_survive, [encoder, wanted, ways, fed, keep], [survive_status, survival, survive_table], api_name="survive",
                          concurrency_id="compute", **quiet)  # fmt: skip
     _stops(halt, survive_stopped, [surviving])
 

@@ -219,7 +219,7 @@ def survival_figure(rows: Sequence[Survival], name: str) -> go.Figure:
     ):
         made.add_scatter(
             x=[round(r.bits, 3) for r in rows], y=[round(v, 5) for v in values], mode="markers", name=label,
-            marker={"color": color, "size": 10, "symbol": symbol}, customdata=[[r.scheme] for r in rows],
+            marker={"color": color, "size": 10, "symbol": symbol}, customdata=[[f"{r.scheme}, {r.method}"] for r in rows],
             hovertemplate="%{customdata[0]}<br>%{y:.4f} at %{x:.3f} bits<extra></extra>",
         )  # fmt: skip
     made.update_yaxes(range=[min(0, *(r.cosine for r in rows)), 1.03])

@@ -25,6 +25,7 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SENTENCES = Path(__file__).resolve().parents[2] / "assets" / "texts" / "similar.txt"
 BATCH = 32
 Progress = Callable[[int, int], None]
+Rework = Callable[[nn.Module], float]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Survival:
     of each weight of the linear layers; ``megabytes`` of those weights."""
 
     scheme: str
+    method: str
     activations: str
     cosine: float
     least_cosine: float
@@ -48,6 +50,11 @@ class Survival:
 def sentences() -> tuple[str, ...]:
     """The sentences, a line each."""
     return tuple(line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip())
+
+
+def calibration_texts() -> tuple[str, ...]:
+    """Other texts than ``sentences``, to capture layers' inputs from."""
+    return tuple((SENTENCES.parent / "sentences.txt").read_text(encoding="utf-8").splitlines())
 
 
 def embed(model: Model, texts: Sequence[str], progress: Progress | None = None) -> Tensor:
@@ -69,28 +76,34 @@ def embed(model: Model, texts: Sequence[str], progress: Progress | None = None) 
 
 def survive(
     model: Model, scheme: Scheme, activations: Scheme | None = None, keep: Sequence[str] = (), *, original: Tensor | None = None,
-    texts: Sequence[str] | None = None, progress: Progress | None = None,
+    texts: Sequence[str] | None = None, progress: Progress | None = None, method: str = "rtn", rework: Rework | None = None,
 ) -> Survival:  # fmt: skip
     """Quantize a copy of the model's linear layers, weights by ``scheme`` and inputs by ``activations``, and compare embeddings.
 
-    ``original``: what ``embed`` made of ``texts`` before, if it is at hand. ``keep``: layers left as they are.
+    ``original``: what ``embed`` made of ``texts`` before, if it is at hand. ``keep``: layers left as they are. ``rework`` does
+    another ``method`` than rounding to nearest to the copy, and says how many bits each weight then has.
     """
     texts = texts or sentences()
     before = original if original is not None else embed(model, texts)
     start = time.perf_counter()
     network = copy.deepcopy(model.network)
-    prepare(network, scheme, activations, keep=keep)
-    convert(network)
-    stored = [m.quantized() for m in network.modules() if isinstance(m, StoredLinear)]
+    linear = {name: m for name, m in network.named_modules() if isinstance(m, nn.Linear)}
+    if rework is not None:
+        bits = rework(network)
+        names = [name for name in linear if not isinstance(network.get_submodule(name), nn.Linear)]
+    else:
+        names = prepare(network, scheme, activations, keep=keep)
+        convert(network)
+        stored = [m.quantized() for m in network.modules() if isinstance(m, StoredLinear)]
+        bits = 8 * sum(q.nbytes for q in stored) / sum(q.shape[0] * q.shape[1] for q in stored)
+    weights = sum(linear[name].weight.numel() for name in names)
     after = embed(Model(network, model.tokenizer, model.device, model.name), texts, progress)
     cosine = (before * after).sum(1)
     nearest = [_similarities(e).argmax(1) for e in (before, after)]
-    weights = sum(q.shape[0] * q.shape[1] for q in stored)
-    size = sum(q.nbytes for q in stored)
     return Survival(
-        scheme.name, activations.name if activations else "", float(cosine.mean()), float(cosine.min()),
-        _spearman(_pairs(before), _pairs(after)), float((nearest[0] == nearest[1]).float().mean()), 8 * size / weights,
-        size / 1e6, time.perf_counter() - start,
+        scheme.name, method, activations.name if activations else "", float(cosine.mean()), float(cosine.min()),
+        _spearman(_pairs(before), _pairs(after)), float((nearest[0] == nearest[1]).float().mean()), bits, bits * weights / 8e6,
+        time.perf_counter() - start,
     )  # fmt: skip
 
 

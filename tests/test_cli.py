@@ -50,6 +50,31 @@ def test_layers_of_a_real_model(minilm: Path, capsys: pytest.CaptureFixture[str]
     assert code == 0 and {"name": "encoder.layer.5.output.dense.weight", "shape": [384, 1536], "dtype": "F32"} in json.loads(out)
 
 
+def test_capture_then_methods_then_out(minilm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole way: text through a real model, a layer's inputs to a file, repaired, written, read back."""
+    (tmp_path / "text.txt").write_text("One line of text.\n\nAnd another one, a little longer.\n")
+    out = tmp_path / "c.safetensors"
+    code, text, _ = run(capsys, "capture", str(minilm), "--text", str(tmp_path / "text.txt"), "--layers", "layer.0.attention.self",
+                        "--tokens", "12", "--out", str(out), "--json")  # fmt: skip
+    rows = json.loads(text)
+    assert code == 0 and [r["tokens"] for r in rows] == [12, 12, 12] and "columns with outliers" in rows[0]
+    name = "encoder.layer.0.attention.self.query"
+    q = tmp_path / "q.safetensors"
+    code, text, _ = run(capsys, "methods", str(out), "--tensor", f"{name}.weight", "--inputs", str(out), "--inputs-tensor",
+                        f"{name}.activations", "--methods", "awq", "--schemes", "int4_group128", "--out", str(q), "--json")  # fmt: skip
+    assert code == 0 and json.loads(text)[0]["bits"] == 4.125 and load_quantized(q).shape == (384, 384)
+    code, _, err = run(capsys, "capture", str(minilm), "--text", str(tmp_path / "text.txt"), "--layers", "nope")
+    assert code == 2 and "no linear layer" in err
+
+
+def test_embed_a_real_model(minilm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(
+        capsys, "embed", str(minilm), "--schemes", "int4_group128", "--methods", "rtn,awq", "--tokens", "100", "--json"
+    )
+    rows = json.loads(text)
+    assert code == 0 and [r["method"] for r in rows] == ["rtn", "awq"] and rows[1]["cosine"] > rows[0]["cosine"] > 0.9
+
+
 BAD = [
     (("quantize", "sample:mlp_up", "--scheme", "int4_grup128"), "did you mean int4_group128"),
     (("quantize", "sample:nope", "--scheme", "nvfp4"), "no sample"),

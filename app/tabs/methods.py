@@ -222,7 +222,7 @@ def list_linear(where: str) -> list[Any]:
 
 
 def run_capture(where: str, layer: str | None, text: str, tokens: float) -> Iterator[list[Any]]:
-    """Run a model on text and keep one layer's inputs; yields a status and the visitor's own file."""
+    """Run a model on text and keep one layer's inputs; yields a status and the visitor's own file, twice: for the methods, and to download."""
     try:
         if not layer:
             raise SourceError("list the model's layers and choose one")
@@ -230,17 +230,21 @@ def run_capture(where: str, layer: str | None, text: str, tokens: float) -> Iter
             raise SourceError(f"the text has {len(text):,} characters; up to {MOST_TEXT:,} are read here")
         if not 2 <= tokens <= MOST_TOKENS:
             raise SourceError(f"tokens to keep are 2 … {MOST_TOKENS:,}")
-        yield [html.status(f"Loading {where} …"), gr.skip()]
+        yield [html.status(f"Loading {where} …"), gr.skip(), gr.skip()]
         model, lines = _model(where), [line for line in text.splitlines() if line.strip()]
-        yield [html.status(f"Running {len(lines)} texts through {model.name} …"), gr.skip()]
+        yield [html.status(f"Running {len(lines)} texts through {model.name} …"), gr.skip(), gr.skip()]
         found = capture(model, lines, [layer], int(tokens))
         path = fresh_folder() / "captured.safetensors"
         save_captured(found, path)
         shape = "×".join(map(str, found[0].weight.shape))
-        yield [html.status(f"{layer}: weight {shape}, {len(found[0].activations)} tokens kept. Run the methods."), str(path)]
+        yield [
+            html.status(f"{layer}: weight {shape}, {len(found[0].activations)} tokens kept. Run the methods."),
+            str(path),
+            gr.update(value=str(path), interactive=True),
+        ]
     except (ValueError, OSError) as error:
         limits.say(str(error))
-        yield [html.status(str(error)), gr.skip()]
+        yield [html.status(str(error)), gr.skip(), gr.skip()]
 
 
 def run_survive(where: str, schemes: list[str], ways: list[str], inputs: str, keep: str) -> Iterator[list[Any]]:
@@ -310,7 +314,9 @@ def build(page: Page) -> None:
         text = gr.Textbox(
             "\n".join(sentences()[:40]), label="Text", info=TEXT_HINT, lines=4, max_lines=10, elem_id="methods-text"
         )
-        take = gr.Button("Capture", min_width=120)
+        with gr.Row():
+            take = gr.Button("Capture", min_width=120)
+            kept = gr.DownloadButton("Download what was captured", interactive=False, min_width=160)
         capture_status = gr.HTML(html.status("Nothing captured yet."), apply_default_css=False, elem_id="capture-status")
     with gr.Row():
         names = [(m.label, m.name) for m in METHODS.values()] + [(label_of(n), n) for n in COMBINED]
@@ -380,7 +386,7 @@ def build(page: Page) -> None:
     )  # fmt: skip
     file.upload(_listed, file, layer, api_name="layers_of_file", api_visibility="undocumented", **quiet)
     listing.click(list_linear, where, [target, capture_status], api_name="list_linear_layers", show_progress="minimal")
-    take.click(run_capture, [where, target, text, tokens], [capture_status, captured], api_name="capture", show_progress="minimal",
+    take.click(run_capture, [where, target, text, tokens], [capture_status, captured, kept], api_name="capture", show_progress="minimal",
                concurrency_id="compute")  # fmt: skip
     outputs = [status, sentence, bars, objectives, film, channel, columns, surface, table, csv_file, json_file]
     start.click(lambda: "", None, stopped, api_visibility="private", queue=False, **quiet)

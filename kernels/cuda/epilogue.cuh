@@ -139,16 +139,16 @@ struct Epilogue {
 #define EPILOGUE \
     Epilogue { out, row_scale, col_scale, bias, row_a, col_a, row_b, col_b, row_stride, col_stride, multiply, activation, m, n }
 
-// The exact part of a fragment's sums, in the registers that hold them: 16 rows, four registers to each 8 columns. The columns'
-// numbers come together, by way of the warp's own shared memory (4 · COUNT words of ``tile``): one by one each would wait.
+// The exact part of a fragment's sums. The columns' numbers come together, by way of the warp's own shared memory (4 · COUNT words of
+// ``tile``): one by one each would wait. They can be asked for while the sums are still being made.
 template <typename Acc, int COUNT>
-__device__ __forceinline__ void exact_fragment(const Epilogue& e, Acc (&d)[COUNT], Acc* tile, int first_row, int first_column) {
+__device__ __forceinline__ void bring_exact(const Epilogue& e, const Acc (&)[COUNT], Acc* tile, int first_column) {
     if constexpr (std::is_same_v<Acc, int>) {
         if (!e.exact()) return;
         constexpr int kColumns = COUNT * 2;
         int lane = threadIdx.x & 31;
         __syncwarp();
-#pragma unroll 1
+#pragma unroll
         for (int first = 0; first < kColumns; first += 128) {
             int at = first + lane * 4, c = first_column + at;
             int a[4] = {1, 1, 1, 1}, b[4] = {};
@@ -163,10 +163,19 @@ __device__ __forceinline__ void exact_fragment(const Epilogue& e, Acc (&d)[COUNT
                 }
             }
         }
-        __syncwarp();
+    }
+}
+
+// In the registers that hold them: 16 rows, four registers to each 8 columns.
+template <typename Acc, int COUNT>
+__device__ __forceinline__ void apply_exact(const Epilogue& e, Acc (&d)[COUNT], const Acc* tile, int first_row) {
+    if constexpr (std::is_same_v<Acc, int>) {
+        if (!e.exact()) return;
+        int lane = threadIdx.x & 31;
         int upper = min(first_row + lane / 4, e.m - 1), lower = min(first_row + lane / 4 + 8, e.m - 1);
         int a_up = e.row_a ? e.row_a[upper] : 0, a_low = e.row_a ? e.row_a[lower] : 0;
         int b_up = e.row_b ? e.row_b[upper] : 1, b_low = e.row_b ? e.row_b[lower] : 1;
+        __syncwarp();
 #pragma unroll
         for (int j = 0; j < COUNT / 4; ++j) {
             int4 pair = *reinterpret_cast<const int4*>(tile + j * 16 + lane % 4 * 4);
@@ -206,41 +215,61 @@ template <bool PLAIN, int COLUMNS, int FROM, typename Acc, int COUNT>
 __device__ __forceinline__ void store_parts(
     const Epilogue& e, const Acc (&d)[COUNT], Acc* tile, int first_row, int first_column, const Lane<COLUMNS>& own, const float (&of)[8]) {
     constexpr bool kMore = FROM + COLUMNS / 2 < COUNT;
-    constexpr int kUnrolled = PLAIN ? Lane<COLUMNS>::kCount : 1;
     float next[8];
     if constexpr (kMore) own.columns(e, first_column + COLUMNS, next);
     int lane = threadIdx.x & 31, q = lane / 4, t = lane % 4;
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; ++j) {
-        // Units of eight columns are swapped by row, so that the rows of half a warp lie in different banks.
-        Acc* to = tile + q * COLUMNS + (j ^ (q & 3)) * 8 + t * 2;
+        // Units of eight columns are swapped by row, and the halves of some units, so that neither half a warp that writes nor a
+        // quarter that reads meets a bank twice.
+        int half = COLUMNS == 64 ? j & 4 : (q & 1) * 4;
+        Acc* to = tile + q * COLUMNS + (j ^ (q & 3)) * 8 + (t * 2 ^ half);
         to[0] = d[FROM + 4 * j], to[1] = d[FROM + 4 * j + 1];
         to[8 * COLUMNS] = d[FROM + 4 * j + 2], to[8 * COLUMNS + 1] = d[FROM + 4 * j + 3];
     }
     __syncwarp();
     int c = first_column + own.unit * 8;
-#pragma unroll kUnrolled
-    for (int i = 0; i < Lane<COLUMNS>::kCount; ++i) {
-        int in_row = own.first + i * Lane<COLUMNS>::kStride, r = first_row + in_row;
-        Acc sum[8];
-        union {
-            Result value[8];
-            uint4 piece[sizeof(Result) / 2];
-        } u;
-        load_some(tile + in_row * COLUMNS + (own.unit ^ (in_row & 3)) * 8, sum);
-        Result* to = e.out + size_t(r) * e.n + c;
-        if constexpr (PLAIN) {
-            e.finish<true>(sum, own.rows[i], c, of, u.value);
+    auto read = [&](int i, Acc(&sum)[8]) {
+        int in_row = own.first + i * Lane<COLUMNS>::kStride;
+        int half = COLUMNS == 64 ? own.unit & 4 : (in_row & 1) * 4;
+        const Acc* from = tile + in_row * COLUMNS + (own.unit ^ (in_row & 3)) * 8;
+        *reinterpret_cast<uint4*>(sum) = *reinterpret_cast<const uint4*>(from + half);
+        *reinterpret_cast<uint4*>(sum + 4) = *reinterpret_cast<const uint4*>(from + (half ^ 4));
+    };
+    union Eight {
+        Result value[8];
+        uint4 piece[sizeof(Result) / 2];
+    };
+    if constexpr (PLAIN) {
+        constexpr int kRows = Lane<COLUMNS>::kCount;
+        Acc sums[kRows][8];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) read(i, sums[i]);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            int r = first_row + own.first + i * Lane<COLUMNS>::kStride;
+            Result* to = e.out + size_t(r) * e.n + c;
+            Eight u;
+            e.finish<true>(sums[i], own.rows[i], c, of, u.value);
             if (r < e.m && c < e.n) {
 #pragma unroll
                 for (int k = 0; k < sizeof(Result) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = u.piece[k];
             }
-        } else if (r < e.m && c < e.n) {
-            e.finish<false>(sum, e.row(r), c, of, u.value);
+        }
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < Lane<COLUMNS>::kCount; ++i) {
+            int r = first_row + own.first + i * Lane<COLUMNS>::kStride;
+            Acc sum[8];
+            Result value[8];
+            read(i, sum);
+            if (r < e.m && c < e.n) {
+                e.finish<false>(sum, e.row(r), c, of, value);
 #pragma unroll
-            for (int k = 0; k < 8; ++k)
-                if (c + k < e.n) to[k] = u.value[k];
+                for (int k = 0; k < 8; ++k)
+                    if (c + k < e.n) e.out[size_t(r) * e.n + c + k] = value[k];
+            }
         }
     }
     if constexpr (kMore) store_parts<PLAIN, COLUMNS, FROM + COLUMNS / 2>(e, d, tile, first_row, first_column + COLUMNS, own, next);
@@ -249,7 +278,7 @@ __device__ __forceinline__ void store_parts(
 template <int COLUMNS, typename Acc, int COUNT>
 __device__ __forceinline__ void store_fragment(
     const Epilogue& e, Acc (&d)[COUNT], Acc* tile, int first_row, int first_column, const Lane<COLUMNS>& own, const float (&of)[8]) {
-    exact_fragment(e, d, tile, first_row, first_column);
+    apply_exact(e, d, tile, first_row);
     if (e.plain())
         store_parts<true, COLUMNS, 0>(e, d, tile, first_row, first_column, own, of);
     else
@@ -261,5 +290,6 @@ __device__ __forceinline__ void store_fragment(const Epilogue& e, Acc (&d)[COUNT
     Lane<COLUMNS> own(e, first_row);
     float of[8];
     own.columns(e, first_column, of);
+    bring_exact(e, d, tile, first_column);
     store_fragment(e, d, tile, first_row, first_column, own, of);
 }

@@ -134,26 +134,31 @@ __device__ __forceinline__ void decode_unit(const uint32_t (&w)[kWords], int uni
     }
 }
 
-// A unit of one token's activations in the order of ``decode_unit``.
-__device__ __forceinline__ void load_unit(const void* x, size_t element, bool live, uint32_t (&out)[kParts]) {
-    constexpr int bytes = ACT == 0 ? 2 : 1, words = kUnit * bytes / 4;
-    uint32_t raw[words] = {};
-    if (live) {
-        const char* p = static_cast<const char*>(x) + element * bytes;
-        if constexpr (words % 4 == 0) {
+constexpr int kRaw = kUnit * (ACT == 0 ? 2 : 1) / 4;  // words of a unit's activations
+
+// A unit of one token's activations as they lie in memory.
+__device__ __forceinline__ void load_raw(const void* x, size_t element, bool live, uint32_t (&raw)[kRaw]) {
 #pragma unroll
-            for (int i = 0; i < words; i += 4) {
-                uint4 v = *reinterpret_cast<const uint4*>(p + i * 4);
-                raw[i] = v.x, raw[i + 1] = v.y, raw[i + 2] = v.z, raw[i + 3] = v.w;
-            }
-        } else {
+    for (int i = 0; i < kRaw; ++i) raw[i] = 0;
+    if (!live) return;
+    const char* p = static_cast<const char*>(x) + element * (ACT == 0 ? 2 : 1);
+    if constexpr (kRaw % 4 == 0) {
 #pragma unroll
-            for (int i = 0; i < words; i += 2) {
-                uint2 v = *reinterpret_cast<const uint2*>(p + i * 4);
-                raw[i] = v.x, raw[i + 1] = v.y;
-            }
+        for (int i = 0; i < kRaw; i += 4) {
+            uint4 v = *reinterpret_cast<const uint4*>(p + i * 4);
+            raw[i] = v.x, raw[i + 1] = v.y, raw[i + 2] = v.z, raw[i + 3] = v.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kRaw; i += 2) {
+            uint2 v = *reinterpret_cast<const uint2*>(p + i * 4);
+            raw[i] = v.x, raw[i + 1] = v.y;
         }
     }
+}
+
+// The same in the order of ``decode_unit``.
+__device__ __forceinline__ void order_unit(const uint32_t (&raw)[kRaw], uint32_t (&out)[kParts]) {
     if constexpr (kInt) {
         if constexpr (WBITS == 8) {
             out[0] = raw[0], out[1] = raw[1];
@@ -187,6 +192,12 @@ __device__ __forceinline__ void load_unit(const void* x, size_t element, bool li
             for (int i = 0; i < kParts; ++i) out[i] = wide[i];
         }
     }
+}
+
+__device__ __forceinline__ void load_unit(const void* x, size_t element, bool live, uint32_t (&out)[kParts]) {
+    uint32_t raw[kRaw];
+    load_raw(x, element, live, raw);
+    order_unit(raw, out);
 }
 
 // 2^group_shift: elements of K under one scale (31: all); scales and zeros [rows of W, groups]. k a multiple of 8, rows of W padded to 16 bytes.
@@ -226,22 +237,42 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, TILES == 1 ? 4 : TILES
             if constexpr (ZEROS) zero0[slot] = zeros0[cell], zero1[slot] = zeros1[cell];
         }
     };
+    // X comes nearer if it fits. The first token is asked for before the weights: behind them it would wait for memory with them.
+    extern __shared__ __align__(16) uint32_t near[];
+    constexpr int kAhead = 4;
+    int units = rounds * (kSpan / kUnit), near_row = units * kParts + 4;
+    uint32_t ahead[NEAR ? kAhead : 1][kRaw];
+    if constexpr (NEAR) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            int unit = threadIdx.x + i * kWarps * 32;
+            load_raw(x, unit * kUnit, (unit + 1) * kUnit <= k, ahead[i]);
+        }
+    }
 #pragma unroll
     for (int slot = 0; slot < kDepth; ++slot) fetch(slot, warp + slot * kWarps);
-    // The weights are on their way; meanwhile X comes nearer, if it fits.
-    extern __shared__ __align__(16) uint32_t near[];
-    int units = rounds * (kSpan / kUnit), near_row = units * kParts + 4;
     if constexpr (NEAR) {
-        for (int i = threadIdx.x; i < m * units; i += kWarps * 32) {
-            int token = i / units, unit = i - token * units;
+        auto put = [&](int token, int unit, const uint32_t(&raw)[kRaw]) {
             uint32_t b[kParts];
-            load_unit(x, size_t(token) * k + unit * kUnit, (unit + 1) * kUnit <= k, b);
+            order_unit(raw, b);
             uint32_t* to = near + token * near_row + unit * kParts;
             if constexpr (kParts % 4 == 0) {
 #pragma unroll
                 for (int j = 0; j < kParts; j += 4) *reinterpret_cast<uint4*>(to + j) = make_uint4(b[j], b[j + 1], b[j + 2], b[j + 3]);
             } else {
                 *reinterpret_cast<uint2*>(to) = make_uint2(b[0], b[1]);
+            }
+        };
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            int unit = threadIdx.x + i * kWarps * 32;
+            if (unit < units) put(0, unit, ahead[i]);
+        }
+        for (int token = 0; token < m; ++token) {
+            for (int unit = threadIdx.x + (token ? 0 : kAhead * kWarps * 32); unit < units; unit += kWarps * 32) {
+                uint32_t raw[kRaw];
+                load_raw(x, size_t(token) * k + unit * kUnit, (unit + 1) * kUnit <= k, raw);
+                put(token, unit, raw);
             }
         }
     }

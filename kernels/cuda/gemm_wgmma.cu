@@ -186,16 +186,18 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                     promote(d);
                 }
             }
+            Sum* mine = reinterpret_cast<Sum*>(staging) + (threadIdx.x / 32 - 4) * 16 * kPart;
+            auto& sums = either<PROMOTE != 0>(total, d);
             Lane<kPart> own(e, top);
             float of[8];
             own.columns(e, tile.column, of);
+            bring_exact(e, sums, mine, tile.column);
             if constexpr (PROMOTE == 0) {
                 wgmma_wait<0>();
                 hold(d);
                 release();
             }
-            Sum* mine = reinterpret_cast<Sum*>(staging) + (threadIdx.x / 32 - 4) * 16 * kPart;
-            store_fragment(e, either<PROMOTE != 0>(total, d), mine, top, tile.column, own, of);
+            store_fragment(e, sums, mine, top, tile.column, own, of);
         }
     }
     if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");

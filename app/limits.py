@@ -12,7 +12,7 @@ import gradio as gr
 class Limits:
     """``elements`` of one tensor (beyond it the first rows are read), bytes of one upload, how many requests
     may wait, seconds an upload is kept, whether folders of this machine may be named, elements of each matrix of a timed product,
-    and seconds that one run of timings may take."""
+    seconds that one run may take, and weights of a model that may be run on text."""
 
     elements: int
     upload_bytes: int
@@ -21,6 +21,7 @@ class Limits:
     local_folders: bool
     product_elements: int
     run_seconds: float
+    model_weights: int
 
 
 LOCAL = Limits(
@@ -31,6 +32,7 @@ LOCAL = Limits(
     local_folders=True,
     product_elements=1 << 28,
     run_seconds=300,
+    model_weights=16 << 30,
 )
 HOSTED = Limits(
     elements=1 << 24,
@@ -40,6 +42,7 @@ HOSTED = Limits(
     local_folders=False,
     product_elements=1 << 26,
     run_seconds=30,
+    model_weights=400_000_000,
 )
 
 

@@ -7,7 +7,6 @@ import fnmatch
 import functools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -18,7 +17,7 @@ from app import html, limits
 from app.controls import parse_scheme, scheme_choices
 from app.files import downloads, fresh_folder
 from app.page import Page, guarded, plot_card
-from app.selection import BoundedCache, file_source
+from app.selection import BoundedCache, file_source, model_source
 from app.theme import plot_data
 from app.turns import in_turns
 from explorer import Scheme, SourceError
@@ -203,9 +202,11 @@ def _line(o: Outcome) -> list[Any]:
 
 
 def _model(where: str) -> Model:
-    """A transformers model, loaded once; a folder only where folders may be named."""
-    if not limits.current().local_folders and Path(where.strip()).expanduser().exists():
-        raise SourceError("folders of this server cannot be opened here; give a Hub id such as owner/name")
+    """A transformers model, loaded once, if it is not larger than may be run here; a folder only where folders may be named."""
+    source = model_source(where, "")
+    weights, most = sum(info.elements for info in source.infos), limits.current().model_weights
+    if weights > most:
+        raise SourceError(f"{where} has {weights:,} weights; here a model of up to {most:,} can be run")
     device = "cuda" if kernels.available().ok else "cpu"
     found = _MODELS.get((where.strip(), device), lambda: load_model(where, device=device), lambda _: 1)
     assert isinstance(found, Model)

@@ -141,11 +141,22 @@ def verdict(outcomes: Sequence[Outcome], activations: Tensor) -> str:
             f"{scheme}: {best.label} leaves the least error, {best.output_sqnr_db:.1f} dB against {base.output_sqnr_db:.1f} by "
             f"rounding to nearest, because it {why}."
         )
+    seen, k = halves(activations)[0].shape
+    worse = [o.label for o in outcomes if "gptq" in o.method and _worse_than_rounding(o, outcomes)]
+    if worse and seen < 2 * k:
+        said.append(
+            f"{worse[0]} does worse than rounding on inputs it has not seen: {seen} tokens are few for {k} input channels."
+        )
     columns = len(outlier_columns(activations))
     said.append(
         f"{columns} of {activations.shape[1]} input columns hold outliers of 6 and more." if columns else "No input reaches 6.0."
     )
     return " ".join(said)
+
+
+def _worse_than_rounding(o: Outcome, outcomes: Sequence[Outcome]) -> bool:
+    base = next((r for r in outcomes if r.method == "rtn" and r.scheme == o.scheme), None)
+    return base is not None and not o.refused and o.output_sqnr_db < base.output_sqnr_db
 
 
 def _db(error: float) -> float:

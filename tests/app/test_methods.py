@@ -5,6 +5,7 @@ If these fail, a tab shows another layer's repair than was chosen, or loses what
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,15 @@ def test_my_file_and_a_model_on_my_text(minilm: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(limits, "say", told.append)
     list(methods.run_capture(str(minilm), "x", "text", 6))
     assert "folders of this server" in told[0]
+
+
+def test_a_model_too_large_to_run_is_refused_before_it_is_loaded(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(limits, "say", said.append)
+    monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, model_weights=1_000_000))
+    monkeypatch.setattr(methods, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    list(methods.run_survive(str(minilm), ["nvfp4"], ["rtn"], "", ""))
+    assert "22,713,728 weights; here a model of up to 1,000,000" in said[0]
 
 
 @pytest.mark.parametrize(

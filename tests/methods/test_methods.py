@@ -156,6 +156,14 @@ def test_evaluation_holds_half_back_and_says_why() -> None:
     assert "AWQ leaves the least error" in said and "enlarges the input channels" in said and "4 of 384 input columns" in said
 
 
+def test_too_few_tokens_for_gptq_are_named() -> None:
+    """On the attention query's inputs GPTQ fits 200 tokens and loses on the others: the verdict says so instead of praising it."""
+    w, x = layer(LAYERS[2])
+    outcomes = list(evaluate_all(["rtn", "gptq"], [SCHEMES["int4_group128_asym"]], w, x))
+    assert outcomes[1].output_sqnr_db < outcomes[0].output_sqnr_db
+    assert "GPTQ does worse than rounding on inputs it has not seen: 200 tokens are few for 384" in verdict(outcomes, x)
+
+
 def test_all_of_it_can_be_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
     w, x = layer(LAYERS[2])
     found = repair("rotation+hqq", w, SCHEMES["int4_group64_asym"], x)

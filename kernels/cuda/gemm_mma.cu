@@ -43,18 +43,29 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address
 
 __device__ __forceinline__ uint32_t swizzled(int row, int piece) { return row * kBytes + ((piece ^ (row & 7)) << 4); }
 
-// One operand's tile of a stage; rows and bytes beyond the matrix read as zero.
-__device__ __forceinline__ void fetch(uint32_t to, const uint8_t* from, int first, int rows, int k_bytes, int byte) {
-#pragma unroll
-    for (int i = 0; i < kTile * kBytes / 16 / kThreads; ++i) {
-        int piece = threadIdx.x + i * kThreads, r = piece / 8, c = piece % 8, left = k_bytes - (byte + c * 16);
-        bool live = first + r < rows && left > 0;
-        const uint8_t* at = live ? from + size_t(first + r) * k_bytes + byte + c * 16 : from;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to + swizzled(r, c)), "l"(at), "r"(live ? 16 : 0) : "memory");
-    }
-}
+// One thread's pieces of an operand's tiles: every 32nd row, the same 16 bytes of each.
+struct Pieces {
+    const uint8_t* from;  // its first row, at its bytes of K
+    int rows, bytes;      // how many of either lie from there on
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    __device__ __forceinline__ Pieces(const uint8_t* operand, int first, int count, int k_bytes) {
+        int r = first + int(threadIdx.x) / 8, c = threadIdx.x % 8 * 16;
+        from = operand + size_t(min(r, count - 1)) * k_bytes + c, rows = count - r, bytes = k_bytes - c;
+    }
+
+    // The tile at ``byte`` of K into shared memory; what lies beyond the matrix reads as zero.
+    __device__ __forceinline__ void fetch(uint32_t to, int k_bytes, int byte) const {
+        to += swizzled(threadIdx.x / 8, threadIdx.x % 8);
+#pragma unroll
+        for (int i = 0; i < kTile * kBytes / 16 / kThreads; ++i) {
+            bool live = i * 32 < rows && byte < bytes;
+            const uint8_t* at = live ? from + byte + size_t(i * 32) * k_bytes : from;
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to + i * 32 * kBytes), "l"(at), "r"(live ? 16 : 0) : "memory");
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     gemm_mma(const uint8_t* x, const uint8_t* w, int k_bytes, int tiles_m, int tiles_n, EPILOGUE_PARAMETERS) {
     extern __shared__ __align__(128) uint8_t raw[];
     uint32_t base = uint32_t(__cvta_generic_to_shared(raw));
@@ -63,11 +74,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int top = (group * 8 + left % tall) * kTile, side = left / tall * kTile;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp / 4 * 64, wn = warp % 4 * 32;
     int steps = (k_bytes + kBytes - 1) / kBytes;
+    Pieces of_x(x, top, m, k_bytes), of_w(w, side, n, k_bytes);
     auto start = [&](int step) {
         if (step < steps) {
             uint32_t to = base + step % STAGES * kStage;
-            fetch(to, x, top, m, k_bytes, step * kBytes);
-            fetch(to + kTile * kBytes, w, side, n, k_bytes, step * kBytes);
+            of_x.fetch(to, k_bytes, step * kBytes), of_w.fetch(to + kTile * kBytes, k_bytes, step * kBytes);
         }
         asm volatile("cp.async.commit_group;\n" ::: "memory");
     };
@@ -81,9 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         uint32_t tile_x = base + step % STAGES * kStage, tile_w = tile_x + kTile * kBytes;
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
-            uint32_t a[4][4], b[4][2];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) load_matrices(a[i], tile_x + swizzled(wm + i * 16 + lane % 16, part * 2 + lane / 16));
+            uint32_t b[4][2];
 #pragma unroll
             for (int j = 0; j < 4; j += 2) {
                 uint32_t pair[4];
@@ -91,9 +100,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 b[j][0] = pair[0], b[j][1] = pair[1], b[j + 1][0] = pair[2], b[j + 1][1] = pair[3];
             }
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
+            for (int i = 0; i < 4; ++i) {
+                uint32_t a[4];
+                load_matrices(a, tile_x + swizzled(wm + i * 16 + lane % 16, part * 2 + lane / 16));
 #pragma unroll
-                for (int j = 0; j < 4; ++j) mma<TYPE>(d[i], 4 * j, a[i], b[j]);
+                for (int j = 0; j < 4; ++j) mma<TYPE>(d[i], 4 * j, a, b[j]);
+            }
         }
     }
     Epilogue e = EPILOGUE;

@@ -240,7 +240,18 @@ def _rows() -> list[Gemm]:
         Gemm("fp32", "FP32", s["fp32"], s["fp32"], none, "float32", (NAIVE, TILED), peers.FP32, "", "", f32),
         Gemm("tf32", "TF32", s["tf32"], s["tf32"], none, "float32", _dense("tf32"), peers.TF32, "tf32", "TF32", f32),
         Gemm("fp16", "FP16", s["fp16"], s["fp16"], none, "float32", _dense("f16"), peers.FP16, "f16", "FP16", f16),
-        Gemm("bf16", "BF16", s["bf16"], s["bf16"], none, "float32", _dense("bf16"), peers.BF16, "bf16", "BF16"),
+        Gemm(
+            "bf16",
+            "BF16",
+            s["bf16"],
+            s["bf16"],
+            none,
+            "float32",
+            (NAIVE, TILED, _in_registers(), _mma("bf16"), _wgmma("bf16")),
+            peers.BF16,
+            "bf16",
+            "BF16",
+        ),
     ]
     for kind in ("e4m3", "e5m2"):
         peer = peers.SCALED_MM if kind == "e4m3" else peers.BF16

@@ -19,7 +19,7 @@ from kernels.gemm import SCALE_TYPES, Codes, Epilogue, Weight, padded_rows, row_
 from kernels.quantize import dequantize as dequantize_kernel
 from kernels.quantize import quantize as quantize_kernel
 
-BIGGEST_READ = {8: 16, 6: 32, 4: 32, 3: 32}
+BIGGEST_READ = {16: 16, 8: 16, 6: 32, 4: 32, 3: 32}
 """Codes of a row that a lane reads at once, by their bits; of 2-bit codes 32, or 64 where one scale serves a row."""
 
 

@@ -107,6 +107,9 @@ __device__ __forceinline__ void decode_unit(const uint32_t (&w)[kWords], int uni
             uint32_t bits = w[unit] >> (6 * (i / 3)) & 0x00030003u << 2 * place ^ (0x43004300u ^ sign << 2 * place);
             out[i] = word_of(__hfma2(pair_of(bits), pair_of(factor[place]), down[place]));
         }
+    } else if constexpr (WBITS == 16) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) out[i] = w[unit * kParts + i];  // bf16 as it is
     } else if constexpr (kFp4) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {

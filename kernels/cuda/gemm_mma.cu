@@ -65,7 +65,14 @@ struct Pieces {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+// Two blocks a multiprocessor; one where single bits have no tensor cores and their instruction is made of many.
+#if TYPE == 6 && __CUDA_ARCH__ >= 1000
+constexpr int kBlocks = 1;
+#else
+constexpr int kBlocks = 2;
+#endif
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     gemm_mma(const uint8_t* x, const uint8_t* w, int k_bytes, int tiles_m, int tiles_n, EPILOGUE_PARAMETERS) {
     extern __shared__ __align__(128) uint8_t raw[];
     uint32_t base = uint32_t(__cvta_generic_to_shared(raw));

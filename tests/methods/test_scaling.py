@@ -89,3 +89,30 @@ def test_bad_input_is_refused_in_words() -> None:
         smoothquant(w, SCHEMES["int8_channel"], x[:, :32])
     with pytest.raises(ValueError, match="between 0 and 1"):
         smoothing(x, [w], 1.5)
+
+
+@pytest.mark.parametrize("duo", [False, True])
+def test_awq_is_the_plain_search(duo: bool) -> None:
+    """Twenty α one after another in float64 and numpy, scales by the paper's formulas: the same curve and the same choice."""
+    w, x = load_matrix("sample:mlp_up").values[:256], load_matrix("sample:mlp_up_in").values
+    found = awq(w, SCHEMES["int4_group128_asym"], x, duo=duo)
+    wn, xn, curve, scales = w.double().numpy(), x.double().numpy(), [], []
+    importance = np.abs(xn).mean(0)
+    groups = np.abs(wn).reshape(len(wn), -1, 128)
+    relative = (groups / groups.max(2, keepdims=True)).reshape(len(wn), -1).mean(0)
+    for i in range(20):
+        alpha = i / 20
+        s = importance**alpha / (relative ** (1 - alpha) + 1e-4) if duo else importance**alpha
+        s = np.maximum(s, 1e-4)
+        s = s / np.sqrt(s.max() * s.min())
+        scaled = (wn * s).astype(np.float32).reshape(len(wn), -1, 128)
+        low, high = np.minimum(scaled.min(2, keepdims=True), 0), np.maximum(scaled.max(2, keepdims=True), 0)
+        step = ((high - low) / np.float32(15)).astype(np.float16).astype(np.float32)
+        zero = np.clip(np.rint(-8 - low / step), -8, 7)
+        restored = ((np.clip(np.rint(scaled / step) + zero, -8, 7) - zero) * step).reshape(wn.shape) / s
+        curve.append(((xn @ (restored - wn).T) ** 2).mean())
+        scales.append(s)
+    np.testing.assert_allclose(found.film, curve, rtol=0.01)
+    best = int(np.argmin(found.film))
+    assert curve[best] <= 1.005 * min(curve) and found.scale is not None
+    np.testing.assert_allclose(found.scale.numpy(), scales[best], rtol=1e-4)

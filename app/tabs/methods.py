@@ -183,7 +183,7 @@ def _everything(label: str, w: Tensor, x: Tensor, outcomes: list[Outcome]) -> li
         plot_data(film_figure(filmed, w, label)),
         plot_data(channel_error_figure(outcomes, label)),
         plot_data(channels_figure(held, w, after, w_after if after is not None else None, label)),
-        plot_data(surface_figure(held if changed else None, after, _first_change(changed) if changed else "", label)),
+        plot_data(surface_figure(held, w, after, w_after if changed else None, _first_change(changed) if changed else "", label)),
         table,
         *files,
     ]
@@ -353,7 +353,11 @@ def build(page: Page) -> None:
             "largest input and weight of each; above the dashed line LLM.int8() keeps them in float16",
             "methods-columns",
         )
-        surface = plot_card("Inputs before and after", "by token and channel, the largest of each tile", "methods-surface")
+        surface = plot_card(
+            "Inputs and weights before and after",
+            "the largest of each tile of tokens or outputs, and channels",
+            "methods-surface",
+        )
     table = gr.Dataframe(headers=list(HEADERS), datatype=TYPES, type="array", interactive=False, show_label=False, pinned_columns=1,
                          max_height=480, buttons=["copy"], elem_id="methods-table")  # fmt: skip
     with gr.Row():

@@ -90,20 +90,25 @@ def film_figure(outcome: Outcome | None, weight: Tensor | None, name: str) -> go
     ys = np.linspace(0, moved.shape[1] - 1, small.shape[1]).round().astype(int)
     for index, frame in enumerate(small):
         made.add_heatmap(
-            z=np.round(frame.numpy() / (top or 1.0), 3), x=xs, y=ys, colorscale=MAGNITUDE_SCALE, zmin=0, zmax=1,
-            visible=index == last, showscale=index == last, hovertemplate="channel %{x}: %{z:.2f}<extra></extra>",
-            colorbar={"title": {"text": "moved", "side": "right"}, "thickness": 10},
+            z=np.round(frame.numpy() / (top or 1.0), 3), x=xs, y=ys, coloraxis="coloraxis", visible=index == last,
+            hovertemplate="channel %{x}: %{z:.2f}<extra></extra>",
         )  # fmt: skip
     steps = []
     for index, block in enumerate(chosen):
         shown = [other == index for other in range(len(small))]
         done = f"{round(100 * (int(block) + 1) / len(moved))} %"
-        steps.append({"method": "restyle", "label": done, "args": [{"visible": shown, "showscale": shown}]})
+        steps.append({"method": "restyle", "label": done, "args": [{"visible": shown}]})
     slider = {
         "steps": steps, "active": last, "currentvalue": {"prefix": "columns rounded: "}, "pad": {"t": 36}, "bordercolor": GRID,
         "bgcolor": "rgba(128,140,160,0.25)",
     }  # fmt: skip
-    made.update_layout(sliders=[slider], margin={"b": 110})
+    colors = {
+        "colorscale": MAGNITUDE_SCALE,
+        "cmin": 0,
+        "cmax": 1,
+        "colorbar": {"title": {"text": "moved", "side": "right"}, "thickness": 10},
+    }
+    made.update_layout(sliders=[slider], margin={"b": 110}, coloraxis=colors)
     return made
 
 
@@ -139,7 +144,8 @@ def channels_figure(x: Tensor | None, w: Tensor | None, x_after: Tensor | None, 
     """
     if x is None or w is None:
         return empty(NOTHING, f"{name} input channels")
-    made = figure("input channel", "largest magnitude", f"{name} input channels", height=360)
+    made = figure("input channel", "largest magnitude", f"{name} input channels", height=660)
+    made.update_layout(legend={"y": -0.12})
     shown = [(x, "inputs", SERIES[0], "solid"), (w, "weights", SERIES[1], "solid")]
     if x_after is not None and w_after is not None:
         shown += [(x_after, "inputs, changed", SERIES[0], "dot"), (w_after, "weights, changed", SERIES[1], "dot")]
@@ -165,45 +171,44 @@ def channels_figure(x: Tensor | None, w: Tensor | None, x_after: Tensor | None, 
     return made
 
 
-def surface_figure(before: Tensor | None, after: Tensor | None, label: str, name: str) -> go.Figure:
-    """|X| by token and channel before and after a change of basis, the largest of each tile, on one scale of height."""
-    if before is None or after is None:
-        return empty("run SmoothQuant, AWQ or a rotation to see the inputs before and after", f"{name} surface")
-    made = make_subplots(rows=1, cols=2, specs=[[{"type": "surface"}, {"type": "surface"}]], horizontal_spacing=0.01,
-                         subplot_titles=("as they come", label))  # fmt: skip
-    top = float(before.abs().max())
-    for column, values in enumerate((before, after), 1):
-        size = (min(SURFACE_TOKENS, values.shape[0]), min(SURFACE_CHANNELS, values.shape[1]))
-        small = torch.nn.functional.adaptive_max_pool2d(values.abs().float().cpu()[None], size)[0].numpy()
-        made.add_surface(
-            z=np.round(small, 3),
-            x=np.linspace(0, values.shape[1] - 1, size[1]).round(),
-            y=np.linspace(0, values.shape[0] - 1, size[0]).round(),
-            colorscale=MAGNITUDE_SCALE,
-            cmin=0,
-            cmax=top,
-            showscale=False,
-            row=1,
-            col=column,
-            hovertemplate="channel %{x}, token %{y}: %{z:.3g}<extra></extra>",
-        )
-    axis = {"title": {"font": {"size": 11}}, "tickfont": {"size": 10}, "gridcolor": GRID, "showbackground": False}
-    scene = {
-        "xaxis": {**axis, "title": {"text": "channel", "font": {"size": 11}}},
-        "yaxis": {**axis, "title": {"text": "token", "font": {"size": 11}}},
-        "zaxis": {**axis, "title": {"text": "|x|", "font": {"size": 11}}, "range": [0, top]},
-        "camera": {"eye": {"x": 1.5, "y": -1.5, "z": 0.9}}, "aspectmode": "manual", "aspectratio": {"x": 1.3, "y": 1, "z": 0.7},
-    }  # fmt: skip
+def surface_figure(
+    x: Tensor | None, w: Tensor | None, x_after: Tensor | None, w_after: Tensor | None, label: str, name: str
+) -> go.Figure:
+    """|X| by token and channel, below it |W| by output and input channel, before and after a change of basis.
+
+    The largest of each tile, so that no outlier vanishes; either pair on one scale of height.
+    """
+    if x is None or w is None or x_after is None or w_after is None:
+        return empty("run SmoothQuant, AWQ or a rotation to see inputs and weights before and after", f"{name} surface")
+    made = make_subplots(
+        rows=2, cols=2, specs=[[{"type": "surface"}] * 2] * 2, horizontal_spacing=0.01, vertical_spacing=0.06,
+        subplot_titles=("inputs as they come", label, "weights as they come", label),
+    )  # fmt: skip
+    axis = {"tickfont": {"size": 10, "color": MUTED}, "gridcolor": GRID, "showbackground": False}
+    font = {"size": 11, "color": MUTED}  # drawn by WebGL, where a style sheet does not reach
+    scenes = {}
+    for row, (pair, side, height) in enumerate((((x, x_after), "token", "|x|"), ((w, w_after), "output channel", "|w|")), 1):
+        top = float(max(values.abs().max() for values in pair))
+        for column, values in enumerate(pair, 1):
+            size = (min(SURFACE_TOKENS, values.shape[0]), min(SURFACE_CHANNELS, values.shape[1]))
+            small = torch.nn.functional.adaptive_max_pool2d(values.abs().float().cpu()[None], size)[0].numpy()
+            made.add_surface(
+                z=np.round(small / top, 3) * top, x=np.linspace(0, values.shape[1] - 1, size[1]).round(),
+                y=np.linspace(0, values.shape[0] - 1, size[0]).round(), colorscale=MAGNITUDE_SCALE, cmin=0, cmax=top,
+                showscale=False, row=row, col=column, hovertemplate="channel %{x}, " + side + " %{y}: %{z:.3g}<extra></extra>",
+            )  # fmt: skip
+            scenes[f"scene{2 * row + column - 2}".replace("scene1", "scene")] = {
+                "xaxis": {**axis, "title": {"text": "channel", "font": font}},
+                "yaxis": {**axis, "title": {"text": side, "font": font}},
+                "zaxis": {**axis, "title": {"text": height, "font": font}, "range": [0, top]},
+                "camera": {"eye": {"x": 1.5, "y": -1.5, "z": 0.9}}, "aspectmode": "manual",
+                "aspectratio": {"x": 1.3, "y": 1, "z": 0.7},
+            }  # fmt: skip
     made.update_layout(
-        template="none",
-        height=400,
-        margin={"l": 0, "r": 0, "t": 28, "b": 0},
-        scene=scene,
-        scene2=scene,
-        paper_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": "#344054"},
-        meta={"filename": file_name(f"{name} surface")},
-    )
+        template="none", height=680, margin={"l": 0, "r": 0, "t": 28, "b": 0}, paper_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 12, "color": "#344054"}, meta={"filename": file_name(f"{name} surface")}, **scenes,
+    )  # fmt: skip
+    made.update_annotations(font={"size": 13})
     return made
 
 

@@ -31,6 +31,7 @@ from explorer.numerics.study import study
 from explorer.sources import load_matrix, open_source
 from explorer.sources.capture import capture, linear_layers, load_model, save_captured
 from explorer.sources.models import layers
+from explorer.speed.analysis import time_analyses
 from explorer.speed.cpu import time_schemes
 from explorer.speed.gemm_bench import CPU_ROWS, measure_limits, plan, rounded, run_jobs, time_on_cpu
 from explorer.speed.gemms import GEMMS
@@ -123,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--filter", default="", help="only names that contain this")
     sub.add_argument("--revision", help="branch, tag or commit on the Hub")
     sub = command("bench", _bench, "time the library on this machine")
-    sub.add_argument("what", choices=["cpu", "quantize", "gemm", "methods"],
-                     help="cpu: the reference; quantize, gemm: the kernels; methods: GPTQ, AWQ and others")  # fmt: skip
+    sub.add_argument("what", choices=["cpu", "quantize", "gemm", "methods", "analysis"],
+                     help="cpu: the reference; quantize, gemm: the kernels; methods: GPTQ and others; analysis: what the Tensor tab shows")  # fmt: skip
     sub.add_argument(
         "--shape", type=_shape, action="append", help="rows x columns, for gemm MxNxK, e.g. 4096x4096; may be repeated"
     )
@@ -364,8 +365,8 @@ def _bench(arguments: argparse.Namespace) -> None:
         return
     if wrong := [s for s in arguments.shape or [] if len(s) != 2]:
         raise ValueError(f"expected a shape of rows x columns, got {'x'.join(map(str, wrong[0]))}")
-    if arguments.what == "methods":
-        _bench_methods(arguments)
+    if arguments.what in ("methods", "analysis"):
+        _bench_library(arguments)
         return
     schemes, shapes = _chosen(arguments.schemes), arguments.shape or [(4096, 4096)]
     if arguments.what == "quantize":
@@ -380,9 +381,7 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _bench_quantize(arguments: argparse.Namespace, schemes: list[Scheme], shapes: list[tuple[int, int]]) -> None:
-    dtypes = arguments.dtypes.split(",")
-    if unknown := [d for d in dtypes if d not in DTYPES]:
-        raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
+    dtypes = _dtypes(arguments)
     gpu, show, rows = torch.device("cuda", 0), _progress("timings:"), []
     for shape in shapes:
         for timing in time_quantize(schemes, shape, dtypes, gpu, peers=not arguments.no_peers):
@@ -398,22 +397,36 @@ def _bench_quantize(arguments: argparse.Namespace, schemes: list[Scheme], shapes
     _print_table([_kernel_line(r) for r in rows])
 
 
-def _bench_methods(arguments: argparse.Namespace) -> None:
-    """Every method on a random layer, on the GPU if there is one."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    schemes = _chosen(arguments.schemes or "int4_group128_asym")
-    rows = [to_json(t) for s in arguments.shape or [(4096, 4096)] for t in time_methods(schemes, s, device, arguments.repeats)]
+def _bench_library(arguments: argparse.Namespace) -> None:
+    """Every method on a random layer, or the analysis of a random tensor, on the GPU if there is one."""
+    device = torch.device("cuda", 0) if kernels.available().ok else torch.device("cpu")
+    shapes = arguments.shape or [(4096, 4096)]
+    if arguments.what == "methods":
+        schemes = _chosen(arguments.schemes or "int4_group128_asym")
+        timings: list[Any] = [t for s in shapes for t in time_methods(schemes, s, device, arguments.repeats)]
+    else:
+        schemes, dtypes = _chosen(arguments.schemes), [getattr(torch, d) for d in _dtypes(arguments)]
+        timings = [t for s in shapes for d in dtypes for t in time_analyses(schemes, s, d, device, arguments.repeats)]
+    rows = [to_json(t) for t in timings]
     on = to_json(machine(device)) if device.type == "cuda" else {"cpu": platform.processor() or platform.machine(),
                                                                  "threads": torch.get_num_threads()}  # fmt: skip
     if arguments.record:
         if device.type != "cuda":
             raise ValueError(f"only measurements of a GPU are recorded: {kernels.available().reason}")
-        print(f"written: {record('methods', on, rows)}", file=sys.stderr)
+        print(f"written: {record(arguments.what, on, rows)}", file=sys.stderr)
     if arguments.json:
         _print_json({"machine": on, "rows": rows})
         return
     print(", ".join(f"{key} {value}" for key, value in on.items()))
     _print_table(rows)
+
+
+def _dtypes(arguments: argparse.Namespace) -> list[str]:
+    """The input types asked for; ``ValueError`` for unknown ones."""
+    dtypes = [d.strip() for d in arguments.dtypes.split(",")]
+    if unknown := [d for d in dtypes if d not in DTYPES]:
+        raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
+    return dtypes
 
 
 def _bench_gemm(arguments: argparse.Namespace) -> None:

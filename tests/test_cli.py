@@ -26,6 +26,8 @@ COMMANDS = [
     ("calibrate", "sample:query_in", "--own", "0.5"),
     ("methods", "sample:attention_query", "--inputs", "sample:query_in", "--schemes", "int4_group128,int8_channel"),
     ("train", "--widths", "4,binary", "--seeds", "1", "--epochs", "2", "--again", "1"), ("train", "--loss-scaling"), ("bench", "gemm", "--shape", "8x16x32", "--rows", "fp32,bf16"),
+    ("bench", "methods", "--shape", "16x64", "--schemes", "int4_group32_asym", "--repeats", "1"),
+    ("bench", "analysis", "--shape", "16x64", "--schemes", "nvfp4,int8_token", "--repeats", "1"),
 ]  # fmt: skip
 
 

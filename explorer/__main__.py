@@ -381,7 +381,9 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _bench_quantize(arguments: argparse.Namespace, schemes: list[Scheme], shapes: list[tuple[int, int]]) -> None:
-    dtypes = _dtypes(arguments)
+    dtypes = arguments.dtypes.split(",")
+    if unknown := [d for d in dtypes if d not in DTYPES]:
+        raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
     gpu, show, rows = torch.device("cuda", 0), _progress("timings:"), []
     for shape in shapes:
         for timing in time_quantize(schemes, shape, dtypes, gpu, peers=not arguments.no_peers):
@@ -405,8 +407,7 @@ def _bench_library(arguments: argparse.Namespace) -> None:
         schemes = _chosen(arguments.schemes or "int4_group128_asym")
         timings: list[Any] = [t for s in shapes for t in time_methods(schemes, s, device, arguments.repeats)]
     else:
-        schemes, dtypes = _chosen(arguments.schemes), [getattr(torch, d) for d in _dtypes(arguments)]
-        timings = [t for s in shapes for d in dtypes for t in time_analyses(schemes, s, d, device, arguments.repeats)]
+        timings = [t for s in shapes for t in time_analyses(_chosen(arguments.schemes), s, device, arguments.repeats)]
     rows = [to_json(t) for t in timings]
     on = to_json(machine(device)) if device.type == "cuda" else {"cpu": platform.processor() or platform.machine(),
                                                                  "threads": torch.get_num_threads()}  # fmt: skip
@@ -419,14 +420,6 @@ def _bench_library(arguments: argparse.Namespace) -> None:
         return
     print(", ".join(f"{key} {value}" for key, value in on.items()))
     _print_table(rows)
-
-
-def _dtypes(arguments: argparse.Namespace) -> list[str]:
-    """The input types asked for; ``ValueError`` for unknown ones."""
-    dtypes = [d.strip() for d in arguments.dtypes.split(",")]
-    if unknown := [d for d in dtypes if d not in DTYPES]:
-        raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
-    return dtypes
 
 
 def _bench_gemm(arguments: argparse.Namespace) -> None:

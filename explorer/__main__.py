@@ -124,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--filter", default="", help="only names that contain this")
     sub.add_argument("--revision", help="branch, tag or commit on the Hub")
     sub = command("bench", _bench, "time the library on this machine")
-    sub.add_argument("what", choices=["cpu", "quantize", "gemm", "methods", "analysis"],
-                     help="cpu: the reference; quantize, gemm: the kernels; methods: GPTQ and others; analysis: what the Tensor tab shows")  # fmt: skip
+    about = "cpu: the reference; quantize, gemm: the kernels; methods: GPTQ and others; analysis: what the Tensor tab shows"
+    sub.add_argument("what", choices=["cpu", "quantize", "gemm", "methods", "analysis"], help=about)
     sub.add_argument(
         "--shape", type=_shape, action="append", help="rows x columns, for gemm MxNxK, e.g. 4096x4096; may be repeated"
     )

@@ -37,7 +37,7 @@ class QuantLinear(nn.Module):
 
     ``weight`` and ``bias`` have the names and shapes of ``nn.Linear``'s. ``static`` fixes one range for the inputs: the
     extremes seen while ``observing``; otherwise scales are the inputs' own, as the scheme's blocks say. ``ValueError`` for LSQ
-    under schemes that are not symmetric integers.
+    under schemes that are not symmetric integers, and for ``static`` without one scale for all inputs.
     """
 
     low: Tensor
@@ -54,7 +54,9 @@ class QuantLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self.weights, self.activations, self.rule, self.static = weights, activations, rule, static
-        self.observing = False
+        self.observing, self._has_range = False, False
+        if static and (activations is None or activations.block != (None, None)):
+            raise ValueError("static inputs have one range: give activations a scheme with one scale for the whole tensor")
         self.step: nn.Parameter | None = None
         if rule is Rule.LEARNED:
             self.step = nn.Parameter(first_steps(linear.weight.detach(), weights))
@@ -91,6 +93,11 @@ class QuantLinear(nn.Module):
             torch.minimum(self.low, x.detach().amin().float(), out=self.low)
             torch.maximum(self.high, x.detach().amax().float(), out=self.high)
             return x
+        if not self._has_range and not bool(self.high > self.low):
+            raise ValueError(
+                "no range of inputs is known yet: run some batches between observe(model, True) and observe(model, False)"
+            )
+        self._has_range = True
         fixed: Tensor = _FixedRange.apply(x.reshape(-1, x.shape[-1]), self.low, self.high, self.activations)
         return fixed.reshape(x.shape)
 
@@ -99,9 +106,7 @@ class QuantLinear(nn.Module):
         w = self.weight.detach().float()
         if self.step is None:
             return quantize(w, self.weights)
-        learned = dataclasses.replace(
-            self.weights, scale=ScaleRule()
-        )  # a learned step is a float32, whatever the scheme rounds to
+        learned = dataclasses.replace(self.weights, scale=ScaleRule())  # learned steps are float32, whatever the scheme stores
         return quantize_with_scales(w, learned, Scales(self.step.detach().abs().clamp(min=SMALLEST_STEP), None, None))
 
     def extra_repr(self) -> str:

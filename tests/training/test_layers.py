@@ -74,7 +74,8 @@ def test_masked_gradient_is_zero_where_clipped_and_bitnets_is_not() -> None:
     """Under one static range; torch's rule: the rounded code decides."""
     linear = nn.Linear(4, 4, bias=False)
     layer = QuantLinear(linear, SCHEMES["int8_channel"], SCHEMES["int8_tensor"], static=True)
-    layer.low.fill_(-1.0), layer.high.fill_(1.0)
+    layer.low.fill_(-1.0)
+    layer.high.fill_(1.0)
     x = torch.tensor([[-3.0, -0.5, 0.5, 3.0]], requires_grad=True)
     layer.quantized_inputs(x).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [[0, 1, 1, 0]]
@@ -93,6 +94,16 @@ def test_keep_leaves_layers_alone_and_nothing_left_is_refused() -> None:
     for name in ("nvfp4", "int4_channel_asym", "binary_channel"):
         with pytest.raises(ValueError, match="symmetric integer"):
             prepare(model(), SCHEMES[name], rule=Rule.LEARNED)
+
+
+def test_static_inputs_need_one_scale_and_a_range() -> None:
+    for activations in (None, SCHEMES["int8_token"]):
+        with pytest.raises(ValueError, match="one scale for the whole tensor"):
+            prepare(model(), SCHEMES["int8_channel"], activations, static=True)
+    ready = model()
+    prepare(ready, SCHEMES["int8_channel"], SCHEMES["int8_tensor"], static=True)
+    with pytest.raises(ValueError, match="run some batches"):
+        ready(inputs())
 
 
 def test_state_dicts_go_both_ways() -> None:

@@ -390,13 +390,7 @@ def _bench_quantize(arguments: argparse.Namespace, schemes: list[Scheme], shapes
             rows.append(to_json(timing))
             show(len(rows), 2 * len(schemes) * len(shapes) * len(dtypes))
     on = to_json(machine(gpu))
-    if arguments.record:
-        print(f"written: {record('quantize', on, rows)}", file=sys.stderr)
-    if arguments.json:
-        _print_json({"machine": on, "rows": rows})
-        return
-    print(", ".join(f"{key} {value}" for key, value in on.items()))
-    _print_table([_kernel_line(r) for r in rows])
+    _report_measured(arguments, "quantize", on, rows, [_kernel_line(r) for r in rows])
 
 
 def _bench_library(arguments: argparse.Namespace) -> None:
@@ -411,15 +405,22 @@ def _bench_library(arguments: argparse.Namespace) -> None:
     rows = [to_json(t) for t in timings]
     on = to_json(machine(device)) if device.type == "cuda" else {"cpu": platform.processor() or platform.machine(),
                                                                  "threads": torch.get_num_threads()}  # fmt: skip
+    _report_measured(arguments, arguments.what, on, rows, rows)
+
+
+def _report_measured(
+    arguments: argparse.Namespace, name: str, on: dict[str, Any], rows: list[dict[str, Any]], lines: Iterable[dict[str, Any]]
+) -> None:
+    """Record ``rows`` if asked to (``ValueError`` unless ``on`` is a GPU), and print them, or ``lines`` as a table."""
     if arguments.record:
-        if device.type != "cuda":
+        if "gpu" not in on:
             raise ValueError(f"only measurements of a GPU are recorded: {kernels.available().reason}")
-        print(f"written: {record(arguments.what, on, rows)}", file=sys.stderr)
+        print(f"written: {record(name, on, rows)}", file=sys.stderr)
     if arguments.json:
         _print_json({"machine": on, "rows": rows})
         return
     print(", ".join(f"{key} {value}" for key, value in on.items()))
-    _print_table(rows)
+    _print_table(list(lines))
 
 
 def _bench_gemm(arguments: argparse.Namespace) -> None:
@@ -448,15 +449,7 @@ def _bench_gemm(arguments: argparse.Namespace) -> None:
         if gpu
         else {"cpu": platform.processor() or platform.machine()}
     )
-    if arguments.record:
-        if not gpu:
-            raise ValueError(f"only measurements of a GPU are recorded: {kernels.available().reason}")
-        print(f"written: {record('gemm', on, rows)}", file=sys.stderr)
-    if arguments.json:
-        _print_json({"machine": on, "rows": rows})
-        return
-    print(", ".join(f"{key} {value}" for key, value in on.items()))
-    _print_table([_gemm_line(r) for r in rows])
+    _report_measured(arguments, "gemm", on, rows, [_gemm_line(r) for r in rows])
 
 
 def _gemm_line(row: dict[str, Any]) -> dict[str, Any]:

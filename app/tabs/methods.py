@@ -166,9 +166,7 @@ def _everything(label: str, w: Tensor, x: Tensor, outcomes: list[Outcome]) -> li
     changed = next((o for wanted in ("smoothquant", "rotation", "awq") for o in changing if wanted in o.method), None)
     _, held = halves(x)
     after = changed.repaired.inputs(held.float()) if changed and changed.repaired else None
-    w_after = w
-    for change in changed.repaired.changes if changed and changed.repaired else ():
-        w_after = change.weight(w_after)
+    w_after = changed.repaired.changed(w) if changed and changed.repaired else None
     table = [_line(o) for o in outcomes]
     records = [{k: v for k, v in to_json(dataclasses.replace(o, repaired=None)).items() if k != "repaired"} for o in outcomes]
     files = downloads(f"methods {label}", [dict(zip(HEADERS, line, strict=True)) for line in table], records)
@@ -182,8 +180,8 @@ def _everything(label: str, w: Tensor, x: Tensor, outcomes: list[Outcome]) -> li
         plot_data(objective_figure(outcomes, label)),
         plot_data(film_figure(filmed, w, label)),
         plot_data(channel_error_figure(outcomes, label)),
-        plot_data(channels_figure(held, w, after, w_after if after is not None else None, label)),
-        plot_data(surface_figure(held, w, after, w_after if changed else None, _first_change(changed) if changed else "", label)),
+        plot_data(channels_figure(held, w, after, w_after, label)),
+        plot_data(surface_figure(held, w, after, w_after, _first_change(changed) if changed else "", label)),
         table,
         *files,
     ]
@@ -313,7 +311,7 @@ def build(page: Page) -> None:
             target = gr.Dropdown([], label="Linear layer (type to filter)", allow_custom_value=True, elem_id="methods-layer")
             tokens = gr.Number(512, label="Tokens to keep", precision=0, minimum=2, min_width=110)
         text = gr.Textbox(
-            "\n".join(sentences()[:40]), label="Text", info=TEXT_HINT, lines=4, max_lines=10, elem_id="methods-text"
+            "\n".join(calibration_texts()), label="Text", info=TEXT_HINT, lines=4, max_lines=10, elem_id="methods-text"
         )
         with gr.Row():
             take = gr.Button("Capture", min_width=120)
@@ -335,7 +333,10 @@ def build(page: Page) -> None:
     stopped = gr.HTML("", apply_default_css=False, elem_id="methods-stopped")
     sentence = gr.HTML(apply_default_css=False, elem_id="methods-sentence")
     bars = plot_card(
-        "What is left of the output", "on inputs that the methods did not see; the longer the better", "methods-bars"
+        "What is left of the output",
+        "on inputs that the methods did not see; the longer the better",
+        "methods-bars",
+        output_figure([], "methods"),
     )
     with gr.Row():
         objectives = plot_card(

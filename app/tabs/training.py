@@ -17,11 +17,6 @@ from app.theme import plot_data
 from explorer.figures.training import accuracy_figure, curves_figure, steps_figure, underflow_figure
 from explorer.numerics.serialize import to_json
 from explorer.training.digits import (
-    FLOAT,
-    LONGER,
-    LSQ,
-    POST,
-    STRAIGHT,
     WIDTHS,
     Trained,
     Underflow,
@@ -31,6 +26,8 @@ from explorer.training.digits import (
     summary,
     train,
     underflow,
+    underflow_verdict,
+    verdict,
 )  # fmt: skip
 
 TITLE, NAME = "Training", "training"
@@ -103,26 +100,6 @@ def _percent(share: Any) -> float:
     return round(100 * float(share), 2)
 
 
-def verdict(results: list[Trained]) -> str:
-    """Down to which width rounding is free, and what training wins back below it."""
-    mean = {(r["width"], r["stage"]): 100 * float(r["mean"]) for r in summary(results)}  # type: ignore[arg-type]
-    base = mean.get(("32", FLOAT))
-    there = [w for w in WIDTHS if (w, POST) in mean]
-    if base is None or not there:
-        return ""
-    free = [w for w in there if mean[w, POST] >= base - 0.5]
-    said = f"float32 recognises {base:.1f} %." if not free else (
-        f"float32 recognises {base:.1f} %; rounding alone costs less than half a point down to {free[-1]} bits." if free[-1].isdigit()
-        else f"float32 recognises {base:.1f} %; rounding alone costs less than half a point down to {free[-1]} weights.")  # fmt: skip
-    gains = [(max(mean.get((w, STRAIGHT), 0), mean.get((w, LSQ), 0)) - mean[w, POST], w) for w in there if (w, STRAIGHT) in mean]
-    if gains and max(gains)[0] > 1:
-        w = max(gains)[1]
-        best = max(mean.get((w, STRAIGHT), 0), mean.get((w, LSQ), 0))
-        said += f" Training through it wins most back at {w if not w.isdigit() else w + ' bits'}: from {mean[w, POST]:.1f} % to {best:.1f} %"
-        said += f", where training on in float32 gives {mean['32', LONGER]:.1f} %." if ("32", LONGER) in mean else "."
-    return said
-
-
 @cache
 def _underflow() -> tuple[Underflow, ...]:
     return tuple(underflow(gradient_magnitudes()))
@@ -131,13 +108,7 @@ def _underflow() -> tuple[Underflow, ...]:
 def loss_scaling() -> list[Any]:
     """Which gradients of one batch float16 loses, by loss scale: the figure and what it says."""
     rows = _underflow()
-    best = min((r for r in rows if r.overflowed == 0), key=lambda r: (r.lost, r.loss_scale))
-    words = (
-        f"Without a loss scale FP16 flushes {100 * rows[0].lost:.2f} % of this network's nonzero gradients to zero; a scale of {best.loss_scale:,.0f} "
-        f"rescues all but {100 * best.lost:.3g} %, and from {next((r.loss_scale for r in rows if r.overflowed), float('inf')):,.0f} on some overflow. "
-        f"BF16 has float32's range and needs none: it loses {100 * rows[0].lost_bf16:.3g} %."
-    )
-    return [plot_data(underflow_figure(rows)), html.status(words)]
+    return [plot_data(underflow_figure(rows)), html.status(underflow_verdict(rows))]
 
 
 def build(page: Page) -> None:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from explorer.methods import repair
 from explorer.methods.result import Progress, Repaired
-from explorer.numerics.quantize import quantize
 from explorer.numerics.schemes import Scheme
 from explorer.sources.capture import Captured
 
@@ -27,16 +26,8 @@ class RepairedLinear(nn.Module):
     bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, kept = self.repaired.inputs(x.reshape(-1, x.shape[-1]).float()), self.repaired.kept
-        apart = None
-        if kept is not None:
-            apart = rows[:, kept.columns].half().float() @ kept.weight.float().t()
-            rows = rows.clone()
-            rows[:, kept.columns] = 0
-        if self.activations is not None:
-            rows = quantize(rows, self.activations).dequantize()
-        out = nn.functional.linear(rows, self.restored, self.bias)
-        out = out if apart is None else out + apart
+        out = self.repaired.multiply(x.reshape(-1, x.shape[-1]), self.restored, self.activations)
+        out = out if self.bias is None else out + self.bias
         return out.to(x.dtype).reshape(*x.shape[:-1], -1)
 
 

@@ -113,20 +113,31 @@ class Repaired:
             x = change.inputs(x)
         return x
 
+    def changed(self, w: Tensor) -> Tensor:
+        """What an original weight [N, K] becomes in the changed basis, unrounded."""
+        for change in self.changes:
+            w = change.weight(w)
+        return w
+
+    def multiply(self, x: Tensor, restored: Tensor, activations: Scheme | None = None) -> Tensor:
+        """[tokens, N] in ``restored``'s dtype: original inputs [tokens, K] by what ``restored()`` gave.
+
+        Inputs are changed, and quantized by ``activations`` if given; kept columns are multiplied apart, in float16's values.
+        """
+        x = self.inputs(x.float())
+        apart = None
+        if self.kept is not None:
+            apart = x[:, self.kept.columns].half().to(restored.dtype) @ self.kept.weight.to(restored.dtype).t()
+            x = x.clone()
+            x[:, self.kept.columns] = 0
+        if activations is not None:
+            x = quantize(x, activations).dequantize()
+        product = x.to(restored.dtype) @ restored.t()
+        return product if apart is None else product + apart
+
     def output(self, x: Tensor, activations: Scheme | None = None) -> Tensor:
         """float64 [tokens, N]: the output for original inputs [tokens, K], which ``activations`` quantizes first if given."""
-        x = self.inputs(x.float())
-        weight = self.restored().double()
-        if self.kept is None:
-            if activations is not None:
-                x = quantize(x, activations).dequantize()
-            return x.double() @ weight.t()
-        rest = x.clone()
-        rest[:, self.kept.columns] = 0
-        if activations is not None:
-            rest = quantize(rest, activations).dequantize()
-        apart = x[:, self.kept.columns].half().double() @ self.kept.weight.double().t()
-        return rest.double() @ weight.t() + apart
+        return self.multiply(x, self.restored().double(), activations)
 
     def beside(self) -> dict[str, Tensor]:
         """What has to be stored or folded beside the codes, by name."""

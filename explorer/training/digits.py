@@ -7,6 +7,7 @@ each seed a network is trained in float32, rounded as it is (post-training), and
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -215,3 +216,37 @@ def count(widths: Sequence[str], seeds: int) -> int:
 def progress_words(done: Trained, index: int, total: int) -> str:
     """One line about the network just trained."""
     return f"{index} of {total} networks · seed {done.seed + 1}, {done.width} bits, {done.stage}: {100 * done.accuracy:.1f} %"
+
+
+def verdict(results: Sequence[Trained]) -> str:
+    """Down to which width rounding is free, and what training wins back below it."""
+    mean = {(r["width"], r["stage"]): 100 * float(r["mean"]) for r in summary(results)}  # type: ignore[arg-type]
+    base = mean.get(("32", FLOAT))
+    there = [w for w in WIDTHS if (w, POST) in mean]
+    if base is None or not there:
+        return ""
+    free = list(itertools.takewhile(lambda w: mean[w, POST] >= base - 0.5, there))
+    said = f"float32 recognises {base:.1f} %"
+    said += f"; rounding alone costs less than half a point down to {_in_words(free[-1])}." if free else "."
+    gains = [(max(mean.get((w, STRAIGHT), 0), mean.get((w, LSQ), 0)) - mean[w, POST], w) for w in there if (w, STRAIGHT) in mean]
+    if gains and max(gains)[0] > 1:
+        w = max(gains)[1]
+        best = max(mean.get((w, STRAIGHT), 0), mean.get((w, LSQ), 0))
+        said += f" Training through it wins most back at {_in_words(w)}: from {mean[w, POST]:.1f} % to {best:.1f} %"
+        said += f", where training on in float32 gives {mean['32', LONGER]:.1f} %." if ("32", LONGER) in mean else "."
+    return said
+
+
+def _in_words(width: str) -> str:
+    return f"{width} bits" if width.isdigit() else f"{width} weights"
+
+
+def underflow_verdict(rows: Sequence[Underflow]) -> str:
+    """What float16 loses without a loss scale, which of ``rows`` rescues most without overflow, and what bfloat16 loses."""
+    best = min((r for r in rows if r.overflowed == 0), key=lambda r: (r.lost, r.loss_scale))
+    over = next((f", and from {r.loss_scale:,.0f} on some overflow" for r in rows if r.overflowed), "")
+    return (
+        f"Without a loss scale FP16 flushes {100 * rows[0].lost:.2f} % of this network's nonzero gradients to zero; a scale of "
+        f"{best.loss_scale:,.0f} leaves {100 * best.lost:.3g} %{over}. BF16 has float32's range and needs none: it loses "
+        f"{100 * rows[0].lost_bf16:.3g} %."
+    )

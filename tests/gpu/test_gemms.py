@@ -5,9 +5,6 @@ If these fail, the Speed tab times a kernel that computes something else.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +15,7 @@ import kernels
 from explorer import FORMATS, SCHEMES, Scheme
 from explorer.speed.gemms import GEMMS, Gemm, Step, accumulators
 from explorer.speed.operands import Operands
+from tests.gpu.sanitizer import assert_clean
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(1, 1, 1), (1, 8, 16), (3, 5, 7), (1, 300, 1000), (17, 33, 129), (64, 128, 256), (130, 257, 384), (300, 520, 1100)]
@@ -179,6 +177,4 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
         "  ops = row.operands(torch.randn(33, 200, device='cuda'), torch.randn(70, 200, device='cuda'))\n"
         "  for step in row.ladder(chip): step.run(ops); torch.cuda.synchronize()\n"
     )
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", program]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
+    assert_clean(tool, program)

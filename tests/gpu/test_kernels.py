@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import kernels
 from explorer import FORMATS, SCHEMES, Scheme, quantize
 from explorer.numerics.device import quantize_on_device
 from kernels import runtime
+from tests.gpu.sanitizer import assert_clean
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -229,18 +229,7 @@ def test_compute_sanitizer_finds_nothing(tool: str, tmp_path: Path) -> None:
         "  for shape in ((40, 256), (9, 77)):\n"
         "    q = quantize(torch.randn(shape).cuda(), s); q.dequantize(torch.bfloat16); torch.cuda.synchronize()\n"
     )
-    command = [
-        "compute-sanitizer",
-        "--tool",
-        tool,
-        "--error-exitcode",
-        "9",
-        sys.executable,
-        "-c",
-        program,
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
+    assert_clean(tool, program)
 
 
 def test_more_than_two_to_the_31_elements() -> None:

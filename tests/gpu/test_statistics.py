@@ -6,8 +6,6 @@ If these fail, the error that a visitor with a GPU reads, or the gradient that a
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from explorer.numerics.analysis import Analysis, analyse
 from explorer.numerics.ops import learned_quantize, register
 from explorer.numerics.slices import analyse_in_slices, rows_that_fit
 from kernels import statistics
+from tests.gpu.sanitizer import assert_clean
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(1, 1), (3, 16), (129, 257), (300, 4096), (2, 40000)]
@@ -119,7 +118,7 @@ def test_learned_steps_match_the_cpu(block: tuple[int | None, int | None], bits:
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_compute_sanitizer_finds_nothing(tool: str) -> None:
-    """A whole analysis, fused fake quantization and learned steps, forward and backward, at odd shapes under the sanitizer."""
+    """A whole analysis and fused fake quantization, forward and backward, at odd shapes under the sanitizer."""
     program = (
         "import torch; from explorer import SCHEMES; from explorer.numerics.analysis import analyse\n"
         "from explorer.numerics.ops import fake_quantize\n"
@@ -128,6 +127,4 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
         "    x = torch.randn(shape, device='cuda', requires_grad=True)\n"
         "    analyse(x.detach(), SCHEMES[name]); fake_quantize(x, SCHEMES[name]).sum().backward(); torch.cuda.synchronize()\n"
     )
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", program]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
+    assert_clean(tool, program)

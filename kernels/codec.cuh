@@ -4,6 +4,7 @@
 //   TruncatedCodec<M, BITS, AWAY>      a float32 with M mantissa bits, stored in its upper BITS bits
 //   PowerOfTwoCodec                    E8M0, for scales only
 //   IntegerCodec<BITS>                 two's complement
+//   FixedPointCodec<BITS, FRACTION>    two's complement with FRACTION bits after the point
 //   CodebookCodec<TABLE>               a sorted list of levels
 //
 // Each has: bits, max_value(), encode(float) -> code, decode(code) -> float. A format's row in
@@ -203,6 +204,20 @@ struct IntegerCodec {
         uint32_t flipped = code ^ (1u << (BITS - 1));  // 0 ... 2^BITS-1, in order
         return float_of(0x4b000000u | flipped) - float(8388608 + (1 << (BITS - 1)));
     }
+};
+
+template <int BITS, int FRACTION>
+struct FixedPointCodec {
+    using Whole = IntegerCodec<BITS>;
+    static constexpr int bits = BITS, mantissa = BITS - 2, bias = 0, max_exponent = BITS - 2 - FRACTION;
+    static constexpr bool is_integer = false, has_nan = false;
+    static HD constexpr float max_value() { return Whole::max_value() * power_of_two(-FRACTION); }
+    static HD uint32_t encode(float v) { return Whole::encode(v * power_of_two(FRACTION)); }
+    static HD uint32_t encode_stochastic(float v, float noise) {
+        float scaled = v * power_of_two(FRACTION), below = whole_below(scaled);
+        return Whole::encode(below + (noise < scaled - below ? 1.0f : 0.0f));
+    }
+    static HD float decode(uint32_t code) { return Whole::decode(code) * power_of_two(-FRACTION); }
 };
 
 struct Nf4 {

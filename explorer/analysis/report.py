@@ -13,6 +13,7 @@ from torch import Tensor
 
 from explorer.analysis.histograms import Histogram, code_counts, histogram, histogram_kl
 from explorer.core.backend import backend_for
+from explorer.core.blocks import ordered_sum
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import BitBudget
 
@@ -165,8 +166,7 @@ def sqnr_db(signal: float, noise: float) -> float:
 
 def sqnr_of(truth: Tensor, approximation: Tensor) -> float:
     """``sqnr_db`` of two float64 tensors of the same shape."""
-    noise = float((approximation - truth).square().sum())
-    return sqnr_db(float(truth.square().sum()), noise)
+    return sqnr_db(ordered_sum(truth.square()), ordered_sum((approximation - truth).square()))
 
 
 def _ratio(a: float, b: float) -> float:

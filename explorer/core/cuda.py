@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.lowering import config_of, layout_of, raw_scales, scales_from
-from explorer.core.ranges import check_finite
+from explorer.core.ranges import check_finite, find_ranges
 from explorer.core.reference import Reference
 from explorer.formats import Format
 from explorer.gpu import fake_quantize as fake_kernels
@@ -37,6 +37,7 @@ class Cuda(Reference):
         packed, scales, output = quantize_on_device(x, scheme)
         if int(output.bad):
             check_finite(x)
+            find_ranges(x.to(torch.float32), scheme)  # says which ranges are too large
         return packed, scales
 
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:

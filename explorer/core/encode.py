@@ -57,6 +57,13 @@ def decode_matrix(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[i
     return out
 
 
+def converted(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 ``values`` in ``dtype``; finite ones saturate in float16, where they would become Inf."""
+    if dtype != torch.float16:
+        return values.to(dtype)
+    return torch.where(values.isinf(), values, values.clamp(-65504.0, 65504.0)).to(dtype)
+
+
 def encode_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """Codes [rows, cols] of one rectangle of float32 ``x``."""
     blocks, fmt = part.blocks(x), scheme.format

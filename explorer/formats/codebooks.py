@@ -54,18 +54,30 @@ class CodebookFormat(Format):
         return self.table[code] if code < len(self.table) else math.nan
 
     @cached_property
+    def _middles(self) -> tuple[float, ...]:
+        """Halfway between neighbouring levels, which are float32: exact."""
+        table = torch.tensor(self.table, dtype=torch.float32).double()
+        return tuple(((table[1:] + table[:-1]) / 2).tolist())
+
+    @cached_property
     def thresholds(self) -> tuple[float, ...]:
         """The least float32 that rounds to each code > 0: the code of x is how many of them are <= x."""
-        table = torch.tensor(self.table, dtype=torch.float32).double()
-        middles = (table[1:] + table[:-1]) / 2
-        return tuple(self._least(m) for m in middles.tolist())
+        return tuple(self._least(m) for m in self._middles)
+
+    def code_of(self, number: float) -> int:
+        """The code of the level nearest to ``number``, which need not be a float32."""
+        return sum(self._is_above(number, middle) for middle in self._middles)
+
+    def _is_above(self, number: float, middle: float) -> bool:
+        """Whether ``number`` takes the level above ``middle``."""
+        tie_goes_up = self.ties is Ties.UPPER or (self.ties is Ties.ZERO and middle < 0)
+        return number > middle or (number == middle and tie_goes_up)
 
     def _least(self, middle: float) -> float:
-        """The least float32 that counts as above ``middle``, by the rule for ties."""
-        tie_goes_up = self.ties is Ties.UPPER or (self.ties is Ties.ZERO and middle < 0)
+        """The least float32 that takes the level above ``middle``."""
         nearest = torch.tensor(middle, dtype=torch.float32)
-        is_above = nearest.double().item() > middle or (nearest.double().item() == middle and tie_goes_up)
-        return float(nearest if is_above else torch.nextafter(nearest, torch.tensor(math.inf)))
+        above = self._is_above(nearest.double().item(), middle)
+        return float(nearest if above else torch.nextafter(nearest, torch.tensor(math.inf)))
 
     def encode_unchecked(
         self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None
@@ -78,7 +90,7 @@ class CodebookFormat(Format):
         return codes
 
     def _encode_stochastic(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        x = x.clamp(self.table[0], self.table[-1])
+        x = x.clamp(self.table[0], self.table[-1]).nan_to_num(self.table[-1])  # 0 / 0 under a scale of 0
         below = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
         for level in self.table[1:-1]:
             below += x >= torch.tensor(level, dtype=torch.float32)

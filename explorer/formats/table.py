@@ -11,7 +11,7 @@ import torch
 from explorer.formats.base import Format
 from explorer.formats.codebooks import NF4_LEVELS, CodebookFormat, Ties
 from explorer.formats.floats import FloatFormat, PowerOfTwoScale, Specials, TruncatedFloat32
-from explorer.formats.integers import IntegerFormat
+from explorer.formats.integers import FixedPointFormat, IntegerFormat
 
 _ROWS: tuple[Format, ...] = (
     TruncatedFloat32(
@@ -66,6 +66,10 @@ _ROWS: tuple[Format, ...] = (
     ),
     IntegerFormat(name="int3", label="INT3", bits=3),
     IntegerFormat(name="int2", label="INT2", bits=2),
+    FixedPointFormat(
+        name="ocp_int8", label="INT8 (OCP MX)", bits=8, fraction=6,
+        note="q / 64: the elements of MXINT8",
+    ),
     CodebookFormat(
         name="nf4", label="NF4", bits=4, table=NF4_LEVELS, ties=Ties.LOWER,
         note="an index into quantiles of the normal distribution (QLoRA)",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from explorer.formats import E4M3, E8M0, FLOAT32, FloatFormat
+from explorer.formats import E4M3, E8M0, FLOAT32, FloatFormat, Format
 
 
 class MappingType(enum.Enum):
@@ -56,8 +56,19 @@ class ScaleRule:
 
     @property
     def smallest(self) -> float:
-        """The floor of a stored scale: the smallest normal, for E4M3 the smallest positive (2^-9)."""
-        return E4M3.smallest_subnormal if self.format is E4M3 else self.format.smallest_normal
+        """The smallest positive scale, a subnormal of the format (E8M0: 2^-127). Smaller ones are raised to
+        it: the values of such a block are then less than a step apart, and what is below half of it
+        becomes 0.
+        """
+        return self.format.smallest_subnormal
+
+    def empty(self, fmt: Format) -> float:
+        """The scale of a block of zeros: 1, whose codes of 0 restore zeros; for element formats without a
+        zero 0, or the smallest there is (E8M0).
+        """
+        if fmt.has_zero:
+            return 1.0
+        return 0.0 if self.format.has_zero else self.smallest
 
     @property
     def word(self) -> str:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from explorer.formats import E4M3, E8M0, EXPONENT_MASK, FLOAT32, MANTISSA_BITS, Format, IntegerFormat
+from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes.calibrators import Range
 from explorer.schemes.rules import ExponentRule, MappingType, ScaleRule
 from explorer.schemes.scheme import Scheme
 
 MANTISSA_MASK = (1 << MANTISSA_BITS) - 1
-FLOAT32_TINY = 2.0**-126
-"""The smallest normal float32: no scale is smaller (rule B-2)."""
+SMALLEST_TENSOR_SCALE = 2.0**-126
+"""The smallest normal float32: a tensor scale keeps all its bits, so that block scales can do the rest."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,13 @@ class Scales:
         return self.stored if self.tensor_scale is None else self.stored * self.tensor_scale
 
 
+@keeps_subnormals
 def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) -> Scales:
     """Scales and zero points that map each block's ``clip_range`` to the codes of ``scheme``, rounded as
     stored.
 
     ``largest`` is the whole tensor's amax, needed for a per-tensor scale when ``clip_range`` holds only some
-    of its blocks. A block whose range is empty (all zeros) gets scale 1 and codes of 0 (rule B-2).
+    of its blocks. A block whose range is empty (all zeros) restores zeros (``ScaleRule.empty``).
     """
     if scheme.scale is None:
         return Scales(torch.ones_like(clip_range.high), None, None)
@@ -58,23 +60,26 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
             tensor_scale = tensor_scale_for(clip_range.amax if largest is None else largest, scheme.format)
             raw = raw / tensor_scale
         stored = _round_scale(raw, scheme.scale)
-    stored = torch.where(_is_empty(clip_range, scheme), torch.ones_like(stored), stored)
+    empty = torch.full_like(stored, scheme.scale.empty(scheme.format))
+    stored = torch.where(_is_empty(clip_range, scheme), empty, stored)
     return Scales(stored, _zero_points(clip_range, stored, scheme), tensor_scale)
 
 
+@keeps_subnormals
 def fit_scales(xv: Tensor, vv: Tensor, scales: Scales, rule: ScaleRule) -> Scales:
     """``scales`` with the least-squares scale of every block, rounded as stored.
 
     Σ(x - s·v)² is least at s = Σx·v / Σv·v (``xv`` and ``vv``, float64 [grid]; v: code's value - zero point).
-    Of the stored scales the nearest one is the best, the parabola being symmetric. Blocks with v = 0 keep
-    their scale.
+    Of the stored scales the nearest one is the best, the parabola being symmetric. Blocks with v = 0, and
+    blocks of zeros whose scale is 0, keep their scale.
     """
     fitted = (xv / vv).to(torch.float32)
     if rule.exponent is not None:
         stored = _nearest_power_of_two(fitted)
     else:
         stored = _round_scale(fitted if scales.tensor_scale is None else fitted / scales.tensor_scale, rule)
-    return Scales(torch.where(vv > 0, stored, scales.stored), scales.zero_points, scales.tensor_scale)
+    kept = (vv == 0) | (scales.stored == 0)
+    return Scales(torch.where(kept, scales.stored, stored), scales.zero_points, scales.tensor_scale)
 
 
 def _is_empty(clip_range: Range, scheme: Scheme) -> Tensor:
@@ -103,7 +108,7 @@ def _divide(x: Tensor, by: float) -> Tensor:
 def tensor_scale_for(amax: Tensor, fmt: Format) -> Tensor:
     """float32 scalar amax / (6 · 448), so that the largest block scale is E4M3's maximum; 1 if amax is 0."""
     largest = amax.amax() if amax.numel() else amax.new_zeros(())
-    scale = _divide(largest, fmt.max * E4M3.max).clamp(min=FLOAT32_TINY)
+    scale = _divide(largest, fmt.max * E4M3.max).clamp(min=SMALLEST_TENSOR_SCALE)
     return torch.where(largest == 0, torch.ones_like(scale), scale)
 
 

@@ -85,7 +85,7 @@ def _microscaling() -> list[Scheme]:
         Scheme("mxfp4", "MXFP4 (OCP, FLOOR)", f["float4_e2m1fn"], (1, 32), _FLOOR),
         Scheme("mxfp4_rceil", "MXFP4 (RCEIL)", f["float4_e2m1fn"], (1, 32), _RCEIL),
         Scheme("mxfp4_even", "MXFP4 (EVEN)", f["float4_e2m1fn"], (1, 32), ScaleRule(E8M0, ExponentRule.EVEN)),
-        Scheme("mxint8", "MXINT8 (OCP, FLOOR)", f["int8"], (1, 32), _FLOOR),
+        Scheme("mxint8", "MXINT8 (OCP, FLOOR)", f["ocp_int8"], (1, 32), _FLOOR),
         Scheme("nvfp4", "NVFP4 (E4M3 block 16, FP32 tensor)", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL),
     ]
 

@@ -124,11 +124,15 @@ def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
     """float32 [grid] each: a value below or above these is clipped rather than rounded."""
     fmt, scale = q.scheme.format, q.scales.scale
     low, high = q.scheme.code_limits
-    if q.scales.zero_points is None:
-        margin = fmt.saturation_threshold - fmt.max
-        return scale * (low - margin), scale * (high + margin)
-    zero = q.scales.zero_points.to(torch.float32)
-    return scale * (low - 0.5 - zero), scale * (high + 0.5 - zero)
+    if q.scales.offsets is not None:
+        first = q.scales.first_code
+        return scale * (low - 0.5 - first) + q.scales.offsets, scale * (high + 0.5 - first) + q.scales.offsets
+    if q.scales.zero_points is not None:
+        zero = q.scales.zero_points.to(torch.float32)
+        return scale * (low - 0.5 - zero), scale * (high + 0.5 - zero)
+    margin = fmt.saturation_threshold - fmt.max
+    ends = scale * (low - margin), scale * (high + margin)
+    return torch.minimum(*ends), torch.maximum(*ends)  # a scale may be negative
 
 
 def _report(sums: Sums, q: QuantizedTensor, kl: float, counts: Tensor | None) -> Report:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.blocks import Rectangle, rectangles
-from explorer.core.encode import encode_blocks
+from explorer.core.encode import encode_blocks, restore_blocks
 from explorer.schemes import Scheme, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
 
@@ -77,12 +77,9 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
         scales = scale_for(clip_range, nearest, largest)
         alone = _at_origin(part, clip_range)
         codes = encode_blocks(alone, x[part.rows, part.columns].contiguous(), scales, nearest)
-        blocks = alone.blocks(scheme.format.decode(codes))
-        if scales.zero_points is not None:
-            blocks = blocks - alone.cells(scales.zero_points)
-        return blocks * alone.cells(scales.scale)
+        return restore_blocks(alone, alone.blocks(scheme.format.decode(codes)), scales)
 
-    return CalibrationContext(restore, 1 << (scheme.format.bits - 1))
+    return CalibrationContext(restore, 1 << (scheme.format.bits - 1), not scheme.mapping.has_offset)
 
 
 def _at_origin(part: Rectangle, clip_range: Range) -> Rectangle:

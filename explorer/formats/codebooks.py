@@ -35,8 +35,8 @@ class CodebookFormat(Format):
 
     @property
     def cuda_codec(self) -> str:
-        """The C++ table has the row's name with a capital: Nf4, Ternary, Binary."""
-        return f"CodebookCodec<{self.name.capitalize()}>"
+        """The C++ table has the row's name in capitalized words: Nf4, Ternary, BnbFp4."""
+        return f"CodebookCodec<{''.join(word.capitalize() for word in self.name.split('_'))}>"
 
     @property
     def fields(self) -> tuple[BitField, ...]:
@@ -45,6 +45,11 @@ class CodebookFormat(Format):
     @property
     def code_count(self) -> int:
         return len(self.table)
+
+    @property
+    def significand_bits(self) -> int:
+        """Codebooks have no mantissa: rules that round to its width round to a power of two."""
+        return 0
 
     @property
     def packed_bits(self) -> float:
@@ -98,6 +103,15 @@ class CodebookFormat(Format):
         return below.add_(required(noise) < (x - lower) / (upper - lower)).to(torch.uint8)
 
 
+AF4_LEVELS = (
+    -1.0, -0.69441008, -0.51243739, -0.3736951, -0.25607552, -0.14982478, -0.04934812, 0.0,
+    0.04273164, 0.12934483, 0.21961274, 0.31675666, 0.42563882, 0.55496234, 0.72424863, 1.0,
+)  # fmt: skip
+"""AbnormalFloat for blocks of 64: least expected absolute error for normal values divided by their largest
+(arXiv 2306.06965).
+"""
+BNB_FP4_LEVELS = tuple(n / 12 for n in (-12, -8, -6, -4, -3, -2, -1 / 16, 0, 1 / 16, 2, 3, 4, 6, 8, 12))
+"""bitsandbytes' "fp4", which is not E2M1: 15 levels, ± {1/16, 2, 3, 4, 6, 8, 12} / 12 and 0."""
 NF4_LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,

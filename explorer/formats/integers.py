@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explorer.formats.base import BitField, Format
-from explorer.formats.rounding import Rounding, round_stochastic
+from explorer.formats.rounding import Rounding, round_away, round_stochastic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,10 @@ class IntegerFormat(Format):
     def encode_unchecked(
         self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None
     ) -> Tensor:
-        q = x.round() if rounding is Rounding.NEAREST else round_stochastic(x, noise)
+        if rounding is Rounding.STOCHASTIC:
+            q = round_stochastic(x, noise)
+        else:
+            q = round_away(x) if rounding is Rounding.AWAY else x.round()
         return self.codes_of(q.clamp_(self.qmin, self.qmax))
 
     def codes_of(self, q: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ BLOCK_DIMS = (1, 3)
 class Range:
     """float32 [grid rows, grid columns]: the values that the codes of each block should span.
 
-    ``low`` <= 0 <= ``high``, so that zero is representable.
+    ``low`` <= 0 <= ``high``, so that zero is representable, but under schemes with floating-point offsets.
     """
 
     low: Tensor
@@ -33,32 +33,41 @@ class Range:
 
     @property
     def amax(self) -> Tensor:
+        """The largest magnitude: the farther of the two ends."""
         return torch.maximum(-self.low, self.high)
 
 
 @dataclass(frozen=True)
 class CalibrationContext:
     """What a calibrator may use of the scheme: ``restore`` quantizes and dequantizes the blocks under a
-    range, ``levels`` is the number of codes on one side of zero.
+    range, ``levels`` is the number of codes on one side of zero. Ranges include zero unless the scheme adds
+    a floating-point offset (``zero_included`` False).
     """
 
     restore: Callable[[Range], Tensor]
     levels: int
+    zero_included: bool = True
 
 
 @dataclass(frozen=True)
 class Calibrator:
-    """One way to choose a range: ``of(blocks, context)`` gives one entry per block."""
+    """One way to choose a range: ``of(blocks, context)`` gives one entry per block.
+
+    ``headroom`` is how many times a block's largest value its range may reach: a scale over the whole tensor
+    leaves that much room above the block scales.
+    """
 
     name: str
     label: str
     of: Callable[[Tensor, CalibrationContext], Range]
     explanation: str
+    headroom: float = 1.0
 
 
-def minmax_range(blocks: Tensor) -> Range:
-    """The smallest and the largest value of each block, zero included."""
-    return Range(blocks.amin(BLOCK_DIMS).clamp_(max=0), blocks.amax(BLOCK_DIMS).clamp_(min=0))
+def minmax_range(blocks: Tensor, zero_included: bool = True) -> Range:
+    """The smallest and the largest value of each block, and zero if it is to be included."""
+    low, high = blocks.amin(BLOCK_DIMS), blocks.amax(BLOCK_DIMS)
+    return Range(low.clamp_(max=0), high.clamp_(min=0)) if zero_included else Range(low, high)
 
 
 def _mean_magnitude(blocks: Tensor) -> Tensor:
@@ -67,8 +76,8 @@ def _mean_magnitude(blocks: Tensor) -> Tensor:
     return (total / (blocks.shape[1] * blocks.shape[3])).to(torch.float32)
 
 
-def _minmax(blocks: Tensor, _: CalibrationContext) -> Range:
-    return minmax_range(blocks)
+def _minmax(blocks: Tensor, context: CalibrationContext) -> Range:
+    return minmax_range(blocks, context.zero_included)
 
 
 def _absmean(blocks: Tensor, _: CalibrationContext) -> Range:

@@ -127,9 +127,8 @@ def test_torchs_transformer_layers_run_quantized_in_evaluation() -> None:
     x = inputs()[None]
     with torch.no_grad():
         before = ready(x)
-        assert prepare(ready, SCHEMES["int2_group32"], keep=["*.out_proj"]) == [
-            "layers.0.linear1", "layers.0.linear2",
-        ]  # fmt: skip
+        names = prepare(ready, SCHEMES["int2_group32"], keep=["*.out_proj"])
+        assert names == ["layers.0.linear1", "layers.0.linear2"]
         after = ready(x)
         assert not torch.allclose(after, before, atol=1e-2)
         convert(ready)
@@ -211,9 +210,11 @@ def test_a_static_range_is_the_observers(calibrator: str) -> None:
         seen.add(batch)
     layer.observing = False
     limit = {
-        "minmax": seen.amax, "percentile": seen.percentile(), "mse": seen.squared_error(128),
+        "minmax": seen.amax,
+        "percentile": seen.percentile(),
+        "mse": seen.squared_error(128),
         "entropy": seen.entropy(128),
-    }[calibrator]  # fmt: skip
+    }[calibrator]
     assert float(layer.high) == pytest.approx(min(seen.high, limit), rel=1e-6)
     assert float(layer.low) == pytest.approx(max(seen.low, -limit), rel=1e-6)
     want = quantize(batches[0], scheme, clip_range=Range(layer.low, layer.high)).dequantize()

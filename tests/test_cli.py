@@ -218,6 +218,9 @@ BAD = [
     (("bench", "gemm", "--rows", "nope"), "no product 'nope'"),
     (("bench", "gemm", "--shape", "64x64"), "M x N x K"),
     (("compile", "--arch", "h100"), "no architecture 'h100'"),
+    (("conformance", "--packages", "numpy"), "no rows compare with numpy"),
+    (("conformance", "--record"), "give --full"),
+    (("conformance", "--full", "--record", "--packages", "gguf"), "no --packages"),
 ]
 
 

@@ -138,7 +138,8 @@ def run(rows: Iterable[Row], cases: Iterable[tuple[str, Tensor]]) -> Iterator[Co
 
 
 def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Count:
-    """Count what differs. ``ValueError`` where shapes do not match: a row of the table is wrong then."""
+    """Count what differs. ``ValueError`` where shapes do not match, or only one side has scales or zero
+    points: a row of the table is wrong then."""
     mask = 2**ours.scheme.format.bits - 1
     codes = (ours.codes.long() & mask, theirs.codes.long() & mask)
     scales = list(_scale_pairs(ours, theirs))
@@ -155,15 +156,23 @@ def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Cou
 
 
 def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tensor, Tensor]]:
-    """Our tensor and theirs: scales, zero points or minimums, and the tensor scale."""
-    mine = ours.scales
+    """Our tensor and theirs: scales, zero points or minimums, and the tensor scale. ``ValueError`` where one
+    side has scales or zero points and the other has none."""
+    mine, scheme = ours.scales, ours.scheme
+    offsets = theirs.zero_points if theirs.zero_points is not None else theirs.minimums
+    if (scheme.scale is None) != (theirs.scales is None) or (offsets is None) == scheme.asymmetric:
+        raise ValueError(f"{scheme.text} and what it is compared with do not both have scales or zero points")
     if theirs.scales is not None:
         yield mine.stored, theirs.scales.float()
     if theirs.zero_points is not None and mine.zero_points is not None:
         yield mine.zero_points.long(), theirs.zero_points.long()
     if theirs.minimums is not None and mine.zero_points is not None:
-        assert isinstance(ours.scheme.format, IntegerFormat)
-        yield (ours.scheme.format.qmin - mine.zero_points.float()) * mine.stored, theirs.minimums
-    if theirs.tensor_scale is not None:
-        top = mine.tensor_scale if mine.tensor_scale is not None else torch.ones(())
-        yield top.reshape(1), theirs.tensor_scale.float().reshape(1)
+        assert isinstance(scheme.format, IntegerFormat)
+        yield (scheme.format.qmin - mine.zero_points.float()) * mine.stored, theirs.minimums
+    if theirs.tensor_scale is not None or mine.tensor_scale is not None:
+        one = torch.ones(1)
+        yield _or(mine.tensor_scale, one), _or(theirs.tensor_scale, one)
+
+
+def _or(scale: Tensor | None, otherwise: Tensor) -> Tensor:
+    return otherwise if scale is None else scale.float().reshape(1)

@@ -6,6 +6,7 @@ does not, or excuses a difference that is gone.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -23,6 +24,8 @@ from explorer.bench.conformance_tables import (
     packages,
     totals,
 )
+from explorer.cli import main
+from explorer.conformance import table
 from explorer.conformance.cases import ALL, model_cases, sample_cases
 from explorer.conformance.compare import EVERYWHERE, Row, compare_codes, conformance
 from explorer.conformance.outside import PACKAGES, Outside, load, version_of
@@ -103,7 +106,16 @@ def test_counts_are_of_codes_and_of_everything_that_scales() -> None:
     theirs = Outside(two_level.codes, two_level.scales.stored, tensor_scale=torch.ones(1))
     assert compare_codes(two_level, theirs).different_scales == 1
     with pytest.raises(ValueError, match="cannot be compared"):
-        compare_codes(two_level, Outside(two_level.codes[:2]))
+        compare_codes(two_level, Outside(two_level.codes[:2], two_level.scales.stored))
+    for q, theirs in (
+        (two_level, Outside(two_level.codes)),
+        (asymmetric, Outside(asymmetric.codes, asymmetric.scales.stored)),
+        (two_level, Outside(two_level.codes, two_level.scales.stored, zero_points=zeros)),
+    ):
+        with pytest.raises(ValueError, match="do not both have scales or zero points"):
+            compare_codes(q, theirs)
+    without = compare_codes(two_level, Outside(two_level.codes, two_level.scales.stored))
+    assert without.different_scales == 1, "a tensor scale that the other side has not"
     result = conformance(Row("int8_row", "gguf", "f", as_here), [("a", x), ("a", x), ("b", x)])
     assert [(count.case, count.codes) for count in result.counts] == [("a", 256), ("b", 128)]
 
@@ -126,6 +138,28 @@ def test_a_missing_package_is_named_with_its_install() -> None:
         load("no_such_module", "gguf")
     with pytest.raises(ValueError, match="no rows compare with numpy; there are torchao"):
         rows_of(["numpy"])
+
+
+def test_outside_packages_are_imported_only_where_a_row_runs() -> None:
+    """Everything else works without them: no module of the library has them in an import statement."""
+    modules = {package.replace("-", "_") for package in PACKAGES}
+    for path in (ROOT / "explorer").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not modules & {name.split(".")[0] for name in names}, path
+
+
+def test_the_command_fails_where_a_row_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, and the row is named."""
+    monkeypatch.setattr(table, "ROWS", (Row("int8_row", "gguf", "off by one", one_code_off),))
+    assert main(["conformance", "--packages", "gguf"]) == 1
+    out, err = capsys.readouterr()
+    assert "equal but for" in out and "int8_row, gguf off by one: ties: 1 codes" in err
+    monkeypatch.setattr(table, "ROWS", (Row("int8_row", "gguf", "the same", as_here),))
+    assert main(["conformance", "--packages", "gguf"]) == 0
 
 
 def test_versions_are_those_that_the_tests_install() -> None:
@@ -158,10 +192,10 @@ def test_tables_give_every_reason_a_number() -> None:
     """Each row of each package once, and no number without its reason."""
     recorded = recorded_conformance().rows
     tables = [conformance_table(recorded, package) for package in packages(recorded)]
-    assert sum(len(re.findall(r"^\| `", table, re.M)) for table in tables) == len(recorded)
-    for table in tables:
-        cited = {int(n) for group in re.findall(r"\(([\d, ]+)\) \|", table) for n in group.split(", ")}
-        assert cited == {int(n) for n in re.findall(r"^(\d+)\. ", table, re.M)}
+    assert sum(len(re.findall(r"^\| `", text, re.M)) for text in tables) == len(recorded)
+    for text in tables:
+        cited = {int(n) for group in re.findall(r"\(([\d, ]+)\) \|", text) for n in group.split(", ")}
+        assert cited == {int(n) for n in re.findall(r"^(\d+)\. ", text, re.M)}
     counted = totals(recorded)
     assert counted.rows == len(recorded) and counted.equal + counted.differ < counted.rows
     assert counted.codes == sum(count.codes for row in recorded for count in row.counts)

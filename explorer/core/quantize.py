@@ -16,7 +16,8 @@ from torch import Tensor
 
 from explorer.core.backend import backend_for
 from explorer.core.blocks import chunks
-from explorer.core.ranges import check_finite, find_ranges
+from explorer.core.ranges import check_finite, find_scales
+from explorer.core.ranges import find_ranges as find_ranges
 from explorer.formats.packing import unpack
 from explorer.schemes import BitBudget, Scales, Scheme, scale_for
 from explorer.schemes.calibrators import Range
@@ -86,7 +87,7 @@ def quantize(
             f"{scheme.format.label} has no code for NaN, so allow_nonfinite cannot let it through"
         )
     if clip_range is None:
-        clip_range = find_ranges(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme)
+        return quantize_with_scales(x, scheme, find_scales(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme))
     return quantize_with_scales(x, scheme, scale_for(clip_range, scheme))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from explorer.core.blocks import Rectangle, rectangles
 from explorer.core.encode import encode_blocks
-from explorer.schemes import Scheme, scale_for
+from explorer.schemes import Scales, Scheme, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
 
 
@@ -42,10 +42,20 @@ def find_ranges(x: Tensor, scheme: Scheme) -> Range:
     return Range(low, high)
 
 
+def find_scales(x: Tensor, scheme: Scheme) -> Scales:
+    """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
+    calibrator's search had it, whatever ranges it found."""
+    return scale_for(find_ranges(x, scheme), scheme, _largest(x, scheme))
+
+
+def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
+    """The largest |x|, where a scale over the whole tensor needs it."""
+    return x.abs().amax() if x.numel() and scheme.scale is not None and scheme.scale.per_tensor else None
+
+
 def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
     """How the rectangle's blocks are restored under a range, rounded to nearest."""
-    largest = x.abs().amax() if scheme.scale is not None and scheme.scale.per_tensor else None
-    nearest = dataclasses.replace(scheme, seed=None)
+    largest, nearest = _largest(x, scheme), dataclasses.replace(scheme, seed=None)
 
     def restore(clip_range: Range) -> Tensor:
         scales = scale_for(clip_range, nearest, largest)
@@ -56,7 +66,7 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
             blocks = blocks - alone.cells(scales.zero_points)
         return blocks * alone.cells(scales.scale)
 
-    return CalibrationContext(restore, 1 << (scheme.format.bits - 1))
+    return CalibrationContext(restore, 1 << (scheme.format.bits - 1), scheme.asymmetric, scheme.scale)
 
 
 def _at_origin(part: Rectangle, clip_range: Range) -> Rectangle:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from explorer.core.blocks import CHUNK_ELEMENTS, chunks, rectangles
 from explorer.core.encode import decode_matrix, encode_matrix, not_clipped
-from explorer.core.ranges import check_finite, find_ranges
+from explorer.core.ranges import check_finite, find_scales
 from explorer.formats import Format
 from explorer.formats.packing import unpack
 from explorer.gpu.statistics import ErrorSums
-from explorer.schemes import Scales, Scheme, scale_for
+from explorer.schemes import Scales, Scheme
 
 
 class Reference:
@@ -22,7 +22,7 @@ class Reference:
     def quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Scales]:
         x = x.to(torch.float32)
         check_finite(x)
-        return self.encode(x, scale_for(find_ranges(x, scheme), scheme), scheme)
+        return self.encode(x, find_scales(x, scheme), scheme)
 
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
         return encode_matrix(x, scales, scheme)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import find_ranges, quantize, quantize_with_scales
+from explorer.core.quantize import quantize, quantize_with_scales
+from explorer.core.ranges import find_ranges
 from explorer.methods.layer import Diagonal, QuantizedLayer, check_layer
 from explorer.progress import Progress
 from explorer.schemes import Scheme, scale_for

@@ -16,7 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import QuantizedTensor, find_ranges
+from explorer.core.quantize import QuantizedTensor
+from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack
 from explorer.methods.layer import QuantizedLayer, check_layer

@@ -17,7 +17,6 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.formats import CodebookFormat
 from explorer.formats.packing import unpack
 
-
 NARROWEST = 2.0**-100
 """Bins from this width to its reciprocal are counted in float32."""
 

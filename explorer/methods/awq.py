@@ -70,7 +70,7 @@ def awq(
     scaled = w * chosen
     if clip:
         ranges = clip_search(scaled, scheme, x / chosen)
-        q = quantize_with_scales(scaled, scheme, scale_for(ranges, scheme))
+        q = quantize_with_scales(scaled, scheme, scale_for(ranges, scheme, scaled.abs().amax()))
     else:
         q = quantize(scaled, scheme)
     return QuantizedLayer(q, (Diagonal(chosen),), objective=tuple(objective))
@@ -78,7 +78,7 @@ def awq(
 
 def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
     """The range of each block that leaves its part of the output the least error, of ten from 100 % down to
-    55 %.
+    55 %; a tensor scale stays that of the whole ``weight``.
 
     ``weight`` [N, K], ``activations`` [tokens, K]. ``ValueError`` unless blocks are rows or groups along
     them.
@@ -89,11 +89,12 @@ def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
         )
     width = scheme.block[1] or weight.shape[1]
     full, x = find_ranges(weight, scheme), _row_groups(activations[:CLIP_TOKENS], width)
+    largest = weight.abs().amax()
     gram = torch.einsum("tgi,tgj->gij", x, x) / len(x)
     least, factor = torch.full_like(full.high, float("inf")), torch.ones_like(full.high)
     for shrink in SHRINKS:
         clipped = Range(full.low * shrink, full.high * shrink)
-        rounded = quantize_with_scales(weight, scheme, scale_for(clipped, scheme)).dequantize()
+        rounded = quantize_with_scales(weight, scheme, scale_for(clipped, scheme, largest)).dequantize()
         error = _row_groups(weight - rounded, width)
         cost = (torch.einsum("ngi,gij->ngj", error, gram) * error).sum(2)
         factor = torch.where(cost < least, shrink, factor)

@@ -42,8 +42,8 @@ class Range:
 @dataclass(frozen=True)
 class CalibrationContext:
     """What a calibrator may use of the scheme: ``restore`` quantizes and dequantizes the blocks under a
-    range, ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a range
-    count, ``scale`` how scales are stored.
+    range, ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a
+    range count, ``scale`` how scales are stored.
     """
 
     restore: Callable[[Range], Tensor]
@@ -173,8 +173,8 @@ def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
         P_j = R_j / T          R = H of the first i bins, with the T - I counts beyond added to the last one
         Q_j = m_g(j) / I       the bins of H in ``levels`` groups; m: a group's count over its nonempty bins
 
-    and Q_j = 0 where H_j = 0. Only the last bin of P can be positive there: Q is then 1e-4 / i, and divided by
-    its new sum. The bin at zero is given its neighbour's count first: exact zeros (a ReLU's) stay zero under
+    and Q_j = 0 where H_j = 0. Only the last bin of P can be positive there: Q is then 1e-4 / i, and divided
+    by its new sum. The bin at zero is given its neighbour's count first: exact zeros (a ReLU's) stay zero under
     any threshold, and a spike of them would outweigh everything else.
 
     KL = Σ P log P - Σ P log Q is a sum over bins and a sum over groups, since Q is constant in a group:

@@ -74,7 +74,11 @@ def test_hqq_lowers_its_norm_and_stores_the_best_zero_points(layer: Layer) -> No
     def norm(other: Tensor) -> float:
         return float((w - other).abs().pow(0.7).mean())
 
-    assert quantized.objective[0] == pytest.approx(norm(base.dequantize()), rel=1e-4)
+    scale = base.scales.scale.repeat_interleave(64, 1)
+    low = w.view(len(w), -1, 64).amin(2).clamp(max=0).repeat_interleave(64, 1)
+    zero = -8 - low / scale  # not rounded: the fraction is what HQQ can store
+    start = ((w / scale + zero).round().clamp(-8, 7) - zero) * scale
+    assert quantized.objective[0] == pytest.approx(norm(start), rel=1e-4)
     assert norm(quantized.weight()) < 0.99 * norm(base.dequantize())
     assert norm(quantized.weight()) == pytest.approx(min(quantized.objective), rel=1e-3)  # float16 offsets
     assert quantized.bits_per_weight == pytest.approx(base.bits_per_element.total + 16 / 64)
@@ -154,6 +158,30 @@ def test_clip_search_is_the_plain_search() -> None:
             assert float(chosen) == pytest.approx(float(best), rel=1e-5)
     better = quantize_with_scales(w, scheme, scale_for(ranges, scheme)).dequantize()
     assert lost(w, better, x) < lost(w, quantize(w, scheme).dequantize(), x)
+
+
+def test_clip_search_leaves_the_tensor_scale_alone() -> None:
+    """NVFP4's blocks against the ten tops tried one after another, under the whole weight's tensor scale: else
+    each trial moves all other blocks' scales too, and what was tried is not what is stored."""
+    r = np.random.default_rng(0)
+    w = torch.from_numpy(r.standard_t(3, (6, 64))).float()
+    x = torch.from_numpy(r.standard_normal((40, 64))).float()
+    ranges = clip_search(w, SCHEMES["nvfp4"], x)
+    levels = torch.tensor(SCHEMES["nvfp4"].format.levels)
+    upper = w.abs().max() / (6 * 448)
+
+    def error(part: Tensor, inputs: Tensor, top: Tensor) -> float:
+        scale = (top / 6 / upper).to(torch.float8_e4m3fn).float() * upper
+        nearest = levels[((part / scale)[:, None] - levels).abs().argmin(1)] * scale
+        return float((inputs @ (part - nearest)).square().sum())
+
+    for group in range(4):
+        part, inputs = w[:, 16 * group : 16 * group + 16], x[:, 16 * group : 16 * group + 16]
+        for row in range(6):
+            tops = [part[row].abs().max() * (1 - i / 20) for i in range(10)]
+            chosen = torch.maximum(-ranges.low, ranges.high)[row, group]
+            least = min(error(part[row], inputs, top) for top in tops)
+            assert error(part[row], inputs, chosen) == pytest.approx(least, rel=1e-3)
 
 
 def test_evaluation_holds_half_back_and_says_why(layer: Layer) -> None:

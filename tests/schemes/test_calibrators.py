@@ -188,7 +188,7 @@ def test_least_squares_moves_each_end_by_itself(kind: str, bits: str) -> None:
 @pytest.mark.parametrize("mapping", [MappingType.SYMMETRIC, MappingType.ASYMMETRIC])
 @pytest.mark.parametrize("size", [1e-25, 1e-12, 1e30])
 def test_least_squares_does_not_depend_on_the_unit(mapping: MappingType, size: float) -> None:
-    """Squares of very small or large values are no float32 numbers; the range is the same share of min-max."""
+    """Squares of very small or large values are no float32 numbers; the range stays the same share."""
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
     scheme = Scheme("t", "t", FORMATS["int4"], (1, None), mapping=mapping, calibrator=CALIBRATORS["mse"])
     one, scaled = find_ranges(x, scheme), find_ranges(x * size, scheme)

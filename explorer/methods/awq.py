@@ -25,12 +25,13 @@ CLIP_TOKENS = 512
 
 
 def channel_scale(importance: Tensor, alpha: float) -> Tensor:
-    """[K]: importance^α, the largest and the smallest each other's inverse."""
+    """float16 [K]: importance^α, the largest and the smallest each other's inverse."""
     return _centred(importance.clamp(min=1e-8).pow(alpha))
 
 
 def duo_scale(importance: Tensor, weight: Tensor, group: int, alpha: float) -> Tensor:
-    """[K]: importance^α over (mean |w| / its group's largest)^(1-α), as AutoAWQ has it; centred likewise."""
+    """float16 [K]: importance^α over (mean |w| / its group's largest)^(1-α), as AutoAWQ has it; centred
+    likewise."""
     relative = _row_groups(weight.abs(), group)
     relative = relative / relative.amax(2, keepdim=True).clamp(min=1e-12)
     relative = relative.view(len(weight), -1)[:, : weight.shape[1]].mean(0)
@@ -109,4 +110,4 @@ def _row_groups(x: Tensor, width: int) -> Tensor:
 
 def _centred(s: Tensor) -> Tensor:
     s = s.clamp(min=1e-4)
-    return s / (s.max() * s.min()).sqrt()
+    return Diagonal.rounded(s / (s.max() * s.min()).sqrt()).scale

@@ -174,8 +174,8 @@ def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
         Q_j = m_g(j) / I       the bins of H in ``levels`` groups; m: a group's count over its nonempty bins
 
     and Q_j = 0 where H_j = 0. Only the last bin of P can be positive there: Q is then 1e-4 / i, and divided
-    by its new sum. The bin at zero is given its neighbour's count first: exact zeros (a ReLU's) stay zero under
-    any threshold, and a spike of them would outweigh everything else.
+    by its new sum. The bin at zero is given its neighbour's count first: exact zeros (a ReLU's) stay zero
+    under any threshold, and a spike of them would outweigh everything else.
 
     KL = Σ P log P - Σ P log Q is a sum over bins and a sum over groups, since Q is constant in a group:
     with prefix sums over bins a threshold costs ``levels`` operations instead of i.

@@ -231,7 +231,7 @@ def _build_results(status: Control) -> MethodsView:
     with gr.Row():
         objectives = plot_card(
             "Objectives",
-            "what methods minimise: AWQ's error over α, HQQ's norm by iteration",
+            "what methods minimise: errors over α, by iteration HQQ's norm and AutoRound's loss",
             "methods-objectives",
         )
         channel = plot_card(

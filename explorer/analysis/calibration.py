@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.report import Report, compare
-from explorer.core.quantize import find_ranges, quantize
+from explorer.core.quantize import quantize
+from explorer.core.ranges import find_ranges
 from explorer.schemes import ScaleRule, Scheme
 from explorer.schemes.calibrators import (
     CALIBRATORS,
@@ -118,7 +119,7 @@ def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> 
         choices.append(with_range(x, scheme, full.low * own, full.high * own, "own", "your range"))
     shares = np.linspace(1 / CURVE_POINTS, 1, CURVE_POINTS)
     magnitudes, _ = magnitude_histogram(x.reshape(1, -1).abs())
-    counts, edges = np.histogram(x.cpu().numpy(), HISTOGRAM_BINS)
+    counts, edges = np.histogram(x.double().cpu().numpy(), HISTOGRAM_BINS)
     return CalibrationReport(
         scheme=scheme,
         edges=edges,
@@ -144,12 +145,13 @@ def _clipped(magnitudes: Tensor, shares: np.ndarray) -> np.ndarray:
 
 
 def _kl(magnitudes: Tensor, shares: np.ndarray, levels: int) -> np.ndarray:
-    """The entropy method's objective at each share of the largest |x|; NaN below ``levels`` bins."""
+    """The entropy method's objective at each share of the largest |x|; NaN below ``levels`` bins and below
+    every value."""
     if levels >= ENTROPY_BINS:
         return np.full(len(shares), np.nan)
     objective = entropy_objective(magnitudes, levels)[0].cpu().numpy()
     at = np.clip((shares * ENTROPY_BINS).astype(int) - levels, -1, len(objective) - 1)
-    return np.where(at >= 0, objective[np.maximum(at, 0)], np.nan)
+    return np.where((at >= 0) & np.isfinite(objective[at]), objective[at], np.nan)
 
 
 def summary(report: CalibrationReport) -> str:

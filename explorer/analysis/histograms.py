@@ -17,6 +17,9 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.formats import CodebookFormat
 from explorer.formats.packing import unpack
 
+NARROWEST = 2.0**-100
+"""Bins from this width to its reciprocal are counted in float32."""
+
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
@@ -36,8 +39,17 @@ def histogram(x: Tensor, low: float, high: float, bins: int = 256, minus: Tensor
         raise ValueError(f"a histogram has 1 to 256 bins, not {bins}")
     width = (high - low) / bins or 1.0
     edges = np.linspace(low, low + width * bins, bins + 1)
+    if not NARROWEST <= width <= 1 / NARROWEST:
+        x = _in_bins(x if minus is None else x - minus, low, width)
+        low, width, minus = 0.0, 1.0, None
     counts = backend_for(x).histogram(x, low, 1 / width, bins, minus)
     return Histogram(edges, counts.numpy())
+
+
+def _in_bins(x: Tensor, low: float, width: float) -> Tensor:
+    """float32 (x - low) / width by float64: the reciprocal of a narrow bin's width, and the width of a range
+    over all of float32, are no float32 numbers."""
+    return ((x.double() - low) / width).to(torch.float32)
 
 
 def code_counts(q: QuantizedTensor) -> Tensor | None:
@@ -84,12 +96,15 @@ def tile_size(shape: tuple[int, int], limit: int = 256) -> tuple[int, int]:
 
 
 def histogram_kl(p: Histogram, q: Histogram) -> float:
-    """KL(p || q) in nats of two histograms on the same bins; an empty bin of q counts as half a value.
+    """KL(p || q) ≥ 0 in nats of two histograms on the same bins; where p has values, an empty bin of q counts
+    as half a value, in q's sum too.
 
     ``ValueError`` if the numbers of bins differ.
     """
     if p.counts.shape != q.counts.shape:
         raise ValueError("KL needs both histograms on the same bins")
-    a, b = p.share, np.maximum(q.counts, 0.5) / max(int(q.counts.sum()), 1)
+    a = p.share
     seen = a > 0
-    return float(np.sum(a[seen] * np.log(a[seen] / b[seen])))
+    smoothed = np.where(seen & (q.counts == 0), 0.5, q.counts)
+    b = smoothed / max(smoothed.sum(), 1)
+    return max(0.0, float(np.sum(a[seen] * np.log(a[seen] / b[seen]))))

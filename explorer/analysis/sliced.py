@@ -19,9 +19,10 @@ from explorer.analysis.histograms import Histogram, code_counts, histogram, tile
 from explorer.analysis.report import Sums, finite_range, measured_from
 from explorer.analysis.tensor import MAP_LIMIT, Analysis, analyse, error_histogram
 from explorer.core.backend import BYTES_AN_ELEMENT, place
-from explorer.core.quantize import QuantizedTensor, find_ranges, quantize, quantize_with_scales
+from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales
+from explorer.core.ranges import find_scales
 from explorer.formats.packing import packed_row_bytes
-from explorer.schemes import Scales, Scheme, join_scales, scale_for
+from explorer.schemes import Scales, Scheme, join_scales
 
 
 def rows_that_fit(shape: tuple[int, int], scheme: Scheme, free_bytes: int) -> int:
@@ -74,7 +75,7 @@ def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> 
     """Scales of the whole tensor, in host memory; slice by slice if no block or tensor scale spans slices."""
     rule = scheme.scale
     if rule is None or rule.per_tensor or scheme.block[0] is None:
-        return scale_for(find_ranges(x, scheme), scheme)
+        return find_scales(x, scheme)
     parts = [
         quantize(x[i : i + rows_each].to(device), scheme).scales for i in range(0, x.shape[0], rows_each)
     ]

@@ -6,7 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import torch
+
+from explorer.analysis.calibration import StaticVsDynamic, static_and_dynamic
 from explorer.analysis.memory import MODELS
 from explorer.bench.embeddings import METHODS, EmbeddingRun
 from explorer.bench.gemm.advice import at_shape, fastest
@@ -98,6 +102,13 @@ def cosine(drifts: Sequence[EmbeddingDrift], scheme: str, method: str = "rtn", a
     """A run's mean cosine to four digits, or a dash."""
     drift = by_embedding_run(drifts).get(EmbeddingRun(scheme, method, activations))
     return "–" if drift is None else f"{drift.cosine:.4f}"
+
+
+@cache
+def static_and_dynamic_of_normal() -> StaticVsDynamic:
+    """INT4 on 512 rows of 256 seeded numbers from N(0, 1), half of them held out: by arithmetic."""
+    x = torch.randn(512, 256, generator=torch.Generator().manual_seed(0))
+    return static_and_dynamic(x, SCHEMES["int4_row"])
 
 
 def float_accuracies(results: Sequence[TrainingResult]) -> tuple[float, float] | None:

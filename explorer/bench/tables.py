@@ -5,6 +5,8 @@ Every function takes recordings and gives a table. What was not recorded says so
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from explorer.bench.analysis import AnalysisTiming
@@ -18,7 +20,7 @@ from explorer.bench.quantize import QuantizeTiming
 from explorer.bench.recordings import NOT_RECORDED
 from explorer.bench.training import TrainingResult
 from explorer.methods import label_of
-from explorer.models.evaluate import EmbeddingDrift
+from explorer.models.evaluate import EmbeddingDrift, sentences
 from explorer.schemes import SCHEMES
 from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
 
@@ -206,8 +208,13 @@ def _both_label(run: EmbeddingRun) -> str:
 def _drift_row(label: str, drift: EmbeddingDrift | None) -> list[str]:
     if drift is None:
         return [label, NOT_RECORDED, "", "", ""]
-    shares = [f"{drift.cosine:.4f}", f"{drift.rank:.4f}", f"{100 * drift.neighbours:.1f} %"]
+    shares = [f"{drift.cosine:.4f}", f"{drift.rank:.4f}", _with_standard_error(drift.neighbours)]
     return [label, f"{drift.bits:.2f}", *shares]
+
+
+def _with_standard_error(share: float) -> str:
+    """A share of the sentences compared, and √(p (1 - p) / n): how far it moves with the choice of them."""
+    return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / len(sentences())):.1f} %"
 
 
 def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence[MethodTiming]) -> str:
@@ -243,21 +250,29 @@ def by_embedding_run(drifts: Iterable[EmbeddingDrift]) -> dict[EmbeddingRun, Emb
 
 
 def training_table(results: Sequence[TrainingResult]) -> str:
-    """Mean accuracy over the seeds, by width of the weights and how the network was trained."""
+    """Mean accuracy and standard deviation over the seeds, by width of the weights and how the network was
+    trained."""
     widths = [w for w in WIDTHS if any(r.width == w for r in results)]
     rows = [[label, *(_accuracy(results, w, stage) for w in widths)] for stage, label in STAGES]
     return markdown(["weights", *(f"{w} bits" if w.isdigit() else w for w in widths)], rows)
 
 
 def _accuracy(results: Sequence[TrainingResult], width: str, stage: str) -> str:
-    mean = mean_accuracy(results, width, stage)
-    return "" if mean is None else f"{100 * mean:.1f} %"
+    every = accuracies(results, width, stage)
+    if len(every) < 2:
+        return f"{100 * every[0]:.1f} %" if every else ""
+    return f"{100 * statistics.mean(every):.1f} ± {100 * statistics.stdev(every):.1f} %"
 
 
 def mean_accuracy(results: Iterable[TrainingResult], width: str, stage: str) -> float | None:
     """0 … 1 over all seeds; None if there are none."""
-    every = [r.accuracy for r in results if (r.width, r.stage) == (width, stage)]
-    return sum(every) / len(every) if every else None
+    every = accuracies(results, width, stage)
+    return statistics.mean(every) if every else None
+
+
+def accuracies(results: Iterable[TrainingResult], width: str, stage: str) -> list[float]:
+    """0 … 1, one a seed."""
+    return [r.accuracy for r in results if (r.width, r.stage) == (width, stage)]
 
 
 def _times(value: float | None) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from explorer.core.backend import backend_for
 from explorer.core.blocks import chunks
-from explorer.core.ranges import check_finite, check_range, find_ranges
+from explorer.core.ranges import check_finite, check_range, find_scales
+from explorer.core.ranges import find_ranges as find_ranges
 from explorer.formats.packing import unpack
 from explorer.schemes import BitBudget, Scales, Scheme, scale_for
 from explorer.schemes.calibrators import Range
@@ -85,10 +86,9 @@ def quantize(
             f"{scheme.format.label} has no code for NaN, so allow_nonfinite cannot let it through"
         )
     x = x.to(torch.float32)
-    if clip_range is not None:
-        check_range(clip_range)
-    else:
-        clip_range = find_ranges(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme)
+    if clip_range is None:
+        return quantize_with_scales(x, scheme, find_scales(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme))
+    check_range(clip_range)
     return quantize_with_scales(x, scheme, scale_for(clip_range, scheme))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from explorer.core.blocks import Rectangle, rectangles
 from explorer.core.encode import encode_blocks, restore_blocks
-from explorer.schemes import Scheme, scale_for
+from explorer.schemes import Scales, Scheme, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
 
 LARGEST = 2.0**127
@@ -68,10 +68,20 @@ def find_ranges(x: Tensor, scheme: Scheme) -> Range:
     return Range(low, high)
 
 
+def find_scales(x: Tensor, scheme: Scheme) -> Scales:
+    """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
+    calibrator's search had it, whatever ranges it found."""
+    return scale_for(find_ranges(x, scheme), scheme, _largest(x, scheme))
+
+
+def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
+    """The largest |x|, where a scale over the whole tensor needs it."""
+    return x.abs().amax() if x.numel() and scheme.scale is not None and scheme.scale.per_tensor else None
+
+
 def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
     """How the rectangle's blocks are restored under a range, rounded to nearest."""
-    largest = x.abs().amax() if scheme.scale is not None and scheme.scale.per_tensor else None
-    nearest = dataclasses.replace(scheme, seed=None)
+    largest, nearest = _largest(x, scheme), dataclasses.replace(scheme, seed=None)
 
     def restore(clip_range: Range) -> Tensor:
         scales = scale_for(clip_range, nearest, largest)
@@ -79,7 +89,14 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
         codes = encode_blocks(alone, x[part.rows, part.columns].contiguous(), scales, nearest)
         return restore_blocks(alone, alone.blocks(scheme.format.decode(codes)), scales)
 
-    return CalibrationContext(restore, 1 << (scheme.format.bits - 1), not scheme.mapping.has_offset)
+    offset = scheme.mapping.has_offset
+    return CalibrationContext(
+        restore,
+        levels=1 << (scheme.format.bits - 1),
+        asymmetric=scheme.asymmetric or offset,
+        zero_included=not offset,
+        scale=scheme.scale,
+    )
 
 
 def _at_origin(part: Rectangle, clip_range: Range) -> Rectangle:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from explorer.core.blocks import CHUNK_ELEMENTS, chunks, ordered_sum, rectangles
 from explorer.core.encode import converted, decode_matrix, encode_matrix, not_clipped
-from explorer.core.ranges import check_finite, find_ranges
+from explorer.core.ranges import check_finite, find_scales
 from explorer.formats import Format
 from explorer.formats.packing import unpack
 from explorer.formats.subnormals import keeps_subnormals
 from explorer.gpu.statistics import ErrorSums
-from explorer.schemes import Scales, Scheme, scale_for
+from explorer.schemes import Scales, Scheme
 
 
 class Reference:
@@ -24,7 +24,7 @@ class Reference:
     def quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Scales]:
         check_finite(x)
         x = x.to(torch.float32)
-        return self.encode(x, scale_for(find_ranges(x, scheme), scheme), scheme)
+        return self.encode(x, find_scales(x, scheme), scheme)
 
     @keeps_subnormals
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:

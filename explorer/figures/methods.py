@@ -11,10 +11,10 @@ from plotly.subplots import make_subplots
 from torch import Tensor
 
 from explorer.figures.style import FONT, GRID, MAGNITUDE_SCALE, MUTED, SERIES, empty, figure, file_name
-from explorer.methods import METHODS, rounding_in
+from explorer.methods import METHODS, objective_axis
 from explorer.methods.evaluate import Outcome
 from explorer.methods.llm_int8 import THRESHOLD
-from explorer.methods.method import ObjectiveAxis, RoundingMethod
+from explorer.methods.method import ObjectiveAxis
 from explorer.models.evaluate import EmbeddingDrift
 
 NOTHING = "nothing run yet"
@@ -53,12 +53,13 @@ def output_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
 
 
 def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
-    """What each method minimised, relative to its start (AWQ over α, HQQ over iterations), and its choice."""
+    """What each method minimised, relative to its start (AWQ and SmoothQuant over α, HQQ and AutoRound over
+    iterations), and its choice."""
     axes = _objective_axes()
     x_title = ", ".join(f"{axis.label} ({label})" for axis, label in axes.items())
     fig = figure(x_title, "objective relative to its start", f"{name} objectives", height=440)
     for outcome in outcomes:
-        axis, objective = rounding_in(outcome.method).objective, outcome.objective
+        axis, objective = objective_axis(outcome.method), outcome.objective
         if axis is None or not objective or not objective[0]:
             continue
         xs = axis.values or np.linspace(0, 1, len(objective))
@@ -91,7 +92,7 @@ def _objective_axes() -> dict[ObjectiveAxis, str]:
     """Every axis that a method's objective is drawn over, with the first such method's label."""
     axes: dict[ObjectiveAxis, str] = {}
     for row in METHODS.values():
-        if isinstance(row, RoundingMethod) and row.objective is not None:
+        if row.objective is not None:
             axes.setdefault(row.objective, row.label)
     return axes
 

@@ -7,21 +7,23 @@ the rows.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
 from torch import Tensor
 
+from explorer.methods.autoround import autoround
 from explorer.methods.awq import ALPHAS, awq
 from explorer.methods.gptq import gptq
 from explorer.methods.hqq import GroupOffset, hqq
-from explorer.methods.layer import Diagonal, QuantizedLayer, check_layer
-from explorer.methods.llm_int8 import OutlierColumns, llm_int8
-from explorer.methods.low_rank import LowRank, lqer
+from explorer.methods.layer import Diagonal, Objective, QuantizedLayer, Transform, check_layer
+from explorer.methods.llm_int8 import OutlierColumns, RuntimeOutliers, llm_int8, llm_int8_dynamic
+from explorer.methods.low_rank import LowRank, lqer, qera
 from explorer.methods.method import CorrectionMethod, Method, ObjectiveAxis, RoundingMethod, TransformMethod
 from explorer.methods.rotation import Rotation, rotation
 from explorer.methods.rtn import rtn
-from explorer.methods.smoothquant import smoothquant
+from explorer.methods.smoothquant import smoothquant, smoothquant_search
 from explorer.progress import Progress
 from explorer.schemes import Scheme
 
@@ -51,18 +53,30 @@ METHODS: dict[str, Method] = {
         RoundingMethod("hqq", "HQQ", "mobiusml.github.io/hqq_blog",
                        "moves zero points to where most weights lose least",
                        hqq, residue=GroupOffset, objective=_OVER_ITERATIONS),
-        RoundingMethod("llm_int8", "LLM.int8()", "arXiv 2208.07339",
+        RoundingMethod("autoround", "AutoRound", "arXiv 2309.05516",
+                       "learns which way to round each weight, and where to clip each block",
+                       autoround, objective=_OVER_ITERATIONS, needs_tokens=True),
+        RoundingMethod("llm_int8", "LLM.int8(), fixed columns", "arXiv 2208.07339",
                        "multiplies the input columns with outliers in float16",
                        llm_int8, residue=OutlierColumns),
+        RoundingMethod("llm_int8_dynamic", "LLM.int8()", "arXiv 2208.07339",
+                       "multiplies each input's columns with outliers in float16",
+                       llm_int8_dynamic, residue=RuntimeOutliers),
         TransformMethod("smoothquant", "SmoothQuant", "arXiv 2211.10438",
                         "moves the activations' outliers into the weights",
                         smoothquant, transform=Diagonal),
+        TransformMethod("smoothquant_search", "SmoothQuant, best α", "arXiv 2211.10438",
+                        "moves as much of the activations' outliers into the weights as the output gains by",
+                        smoothquant_search, transform=Diagonal, objective=_OVER_ALPHA),
         TransformMethod("rotation", "Hadamard rotation", "arXiv 2404.00456",
                         "spreads outliers over all channels",
                         rotation, transform=Rotation),
         CorrectionMethod("lqer", "LQER", "arXiv 2402.02446",
                          "adds a low-rank product in float16 for what the inputs see most of the error",
                          lqer, residue=LowRank),
+        CorrectionMethod("qera", "QERA", "arXiv 2410.06040",
+                         "adds the low-rank product in float16 that leaves the output the least error",
+                         qera, residue=LowRank),
     )
 }  # fmt: skip
 """Every method by name."""
@@ -115,6 +129,12 @@ def rounding_in(name: str) -> RoundingMethod:
     return next((row for row in names_in(name) if isinstance(row, RoundingMethod)), RTN)
 
 
+def objective_axis(name: str) -> ObjectiveAxis | None:
+    """What the objective of a combination's layer is drawn over; None where it is not worth a figure."""
+    axes = (row.objective for row in (rounding_in(name), *names_in(name)))
+    return next((axis for axis in axes if axis is not None), None)
+
+
 def transforms_label(name: str) -> str:
     """The parts of a combination that change what the layer's inputs are, in words."""
     return " + ".join(row.label for row in names_in(name) if row.transform is not None)
@@ -126,23 +146,34 @@ def choices() -> dict[str, str]:
 
 
 def apply(
-    name: str, weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
+    name: str,
+    weight: Tensor,
+    scheme: Scheme,
+    activations: Tensor,
+    progress: Progress | None = None,
+    of_inputs: Scheme | None = None,
 ) -> QuantizedLayer:
     """Quantize ``weight`` [N, K] for ``activations`` [tokens, K] by a method of ``METHODS`` or a
     combination "a+b".
 
-    Without a rounding method in it, a combination rounds to nearest. ``ValueError`` for unknown names, shapes
-    that do not match, and schemes that the method cannot serve.
+    ``of_inputs`` is how the layer's inputs will be quantized, for methods that search by the output. Without
+    a rounding method in it, a combination rounds to nearest. ``ValueError`` for unknown names, shapes that do
+    not match, and schemes that the method cannot serve.
     """
     rows = names_in(name)
     check_layer(weight, activations)
     w, x = weight.float(), activations.float()
-    transforms = []
+    transforms: list[Transform] = []
+    searched: Objective = ()
     for row in rows:
         if isinstance(row, TransformMethod):
-            transforms.append(row.find(w, x))
-            w, x = transforms[-1].weight(w), transforms[-1].inputs(x)
-    layer = rounding_in(name).round(w, scheme, x, progress)
+            transform, objective = row.find(w, x, scheme, of_inputs)
+            transforms.append(transform)
+            w, x, searched = transform.weight(w), transform.inputs(x), searched or objective
+    rounding = rounding_in(name)
+    layer = rounding.round(w, scheme, x, progress)
+    if searched and rounding.objective is None:
+        layer = dataclasses.replace(layer, objective=searched)
     for row in rows:
         if isinstance(row, CorrectionMethod):
             layer = layer.with_residue(row.find(layer, w, x))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import find_ranges, quantize, quantize_with_scales
+from explorer.core.quantize import quantize, quantize_with_scales
+from explorer.core.ranges import find_ranges
 from explorer.methods.layer import Diagonal, QuantizedLayer, check_layer
 from explorer.progress import Progress
 from explorer.schemes import Scheme, scale_for
@@ -24,12 +25,13 @@ CLIP_TOKENS = 512
 
 
 def channel_scale(importance: Tensor, alpha: float) -> Tensor:
-    """[K]: importance^α, the largest and the smallest each other's inverse."""
+    """float16 [K]: importance^α, the largest and the smallest each other's inverse."""
     return _centred(importance.clamp(min=1e-8).pow(alpha))
 
 
 def duo_scale(importance: Tensor, weight: Tensor, group: int, alpha: float) -> Tensor:
-    """[K]: importance^α over (mean |w| / its group's largest)^(1-α), as AutoAWQ has it; centred likewise."""
+    """float16 [K]: importance^α over (mean |w| / its group's largest)^(1-α), as AutoAWQ has it; centred
+    likewise."""
     relative = _row_groups(weight.abs(), group)
     relative = relative / relative.amax(2, keepdim=True).clamp(min=1e-12)
     relative = relative.view(len(weight), -1)[:, : weight.shape[1]].mean(0)
@@ -69,7 +71,7 @@ def awq(
     scaled = w * chosen
     if clip:
         ranges = clip_search(scaled, scheme, x / chosen)
-        q = quantize_with_scales(scaled, scheme, scale_for(ranges, scheme))
+        q = quantize_with_scales(scaled, scheme, scale_for(ranges, scheme, scaled.abs().amax()))
     else:
         q = quantize(scaled, scheme)
     return QuantizedLayer(q, (Diagonal(chosen),), objective=tuple(objective))
@@ -77,7 +79,7 @@ def awq(
 
 def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
     """The range of each block that leaves its part of the output the least error, of ten from 100 % down to
-    55 %.
+    55 %; a tensor scale stays that of the whole ``weight``.
 
     ``weight`` [N, K], ``activations`` [tokens, K]. ``ValueError`` unless blocks are rows or groups along
     them.
@@ -88,11 +90,12 @@ def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
         )
     width = scheme.block[1] or weight.shape[1]
     full, x = find_ranges(weight, scheme), _row_groups(activations[:CLIP_TOKENS], width)
+    largest = weight.abs().amax()
     gram = torch.einsum("tgi,tgj->gij", x, x) / len(x)
     least, factor = torch.full_like(full.high, float("inf")), torch.ones_like(full.high)
     for shrink in SHRINKS:
         clipped = Range(full.low * shrink, full.high * shrink)
-        rounded = quantize_with_scales(weight, scheme, scale_for(clipped, scheme)).dequantize()
+        rounded = quantize_with_scales(weight, scheme, scale_for(clipped, scheme, largest)).dequantize()
         error = _row_groups(weight - rounded, width)
         cost = (torch.einsum("ngi,gij->ngj", error, gram) * error).sum(2)
         factor = torch.where(cost < least, shrink, factor)
@@ -107,4 +110,4 @@ def _row_groups(x: Tensor, width: int) -> Tensor:
 
 def _centred(s: Tensor) -> Tensor:
     s = s.clamp(min=1e-4)
-    return s / (s.max() * s.min()).sqrt()
+    return Diagonal.rounded(s / (s.max() * s.min()).sqrt()).scale

@@ -75,10 +75,11 @@ def evaluate(
     """Apply a method to ``weight`` [N, K] for the inputs ``calibration`` [tokens, K], and measure on
     ``held_out``.
 
-    ``activations`` quantizes the held-out inputs. ``ValueError`` where the method cannot serve the scheme.
+    ``activations`` quantizes the held-out inputs, and those that a method searches on. ``ValueError`` where
+    the method cannot serve the scheme.
     """
     start = time.perf_counter()
-    layer = apply(name, weight, scheme, calibration)
+    layer = apply(name, weight, scheme, calibration, of_inputs=activations)
     synchronize(weight.device)
     seconds = time.perf_counter() - start
     exact = held_out.double() @ weight.double().t()

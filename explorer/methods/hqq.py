@@ -16,7 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import QuantizedTensor, find_ranges
+from explorer.core.quantize import QuantizedTensor
+from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack
 from explorer.methods.layer import QuantizedLayer, check_layer
@@ -74,10 +75,11 @@ def hqq(
         )
     w = weight.float()
     width = scheme.block[1] or w.shape[1]
-    scales = scale_for(find_ranges(w, scheme), scheme)
+    ranges = find_ranges(w, scheme)
+    scales = scale_for(ranges, scheme)
     assert scales.zero_points is not None
     problem = _Problem(w, scales.scale[:, :, None], width, scheme)
-    zero = scales.zero_points.float()[:, :, None]
+    zero = (scheme.code_limits[0] - ranges.low / scales.scale)[:, :, None]  # real-valued from the start
     codes, beta = problem.codes(zero), BETA
     objective, best = [problem.loss(codes, zero)], (codes, zero)
     for iteration in range(ITERATIONS):

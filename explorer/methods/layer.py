@@ -20,6 +20,11 @@ from torch import Tensor
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import Scheme
 
+Objective = tuple[float, ...]
+"""What a method minimised, as it went or over what it tried."""
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 65504.0
+"""float16's smallest normal and its largest number."""
+
 
 class Stored(Protocol):
     """What is written to a file beside the codes, tensor by tensor."""
@@ -39,6 +44,11 @@ class Stored(Protocol):
 
 class Transform(Stored, Protocol):
     """Another basis for the layer's inputs: ``inputs`` of X times ``weight`` of W is X · Wᵀ again."""
+
+    @property
+    def bits(self) -> int:
+        """Bits that it takes to store where the operation before the layer cannot take it in."""
+        ...
 
     def inputs(self, x: Tensor) -> Tensor:
         """Activations [tokens, K] in the new basis."""
@@ -81,11 +91,22 @@ class Residue(Stored, Protocol):
 class Diagonal:
     """Input channels scaled by ``scale`` [K]: W · diag(scale) for X · diag(1/scale).
 
-    1/scale belongs into the operation before the layer.
+    1/scale belongs into the operation before the layer, where that can take it: a norm that feeds nothing
+    else, or a linear layer, but neither BERT's norms (the residual stream reads them too) nor an activation
+    function.
     """
 
     scale: Tensor
     names: ClassVar[tuple[str, ...]] = ("input_divisor",)
+
+    @classmethod
+    def rounded(cls, scale: Tensor) -> Diagonal:
+        """float16 of a positive ``scale`` [K], which is how it is stored."""
+        return cls(scale.clamp(SMALLEST_SCALE, LARGEST_SCALE).half())
+
+    @property
+    def bits(self) -> int:
+        return 8 * self.scale.nbytes
 
     def inputs(self, x: Tensor) -> Tensor:
         return x / self.scale
@@ -109,14 +130,15 @@ class QuantizedLayer:
     """``q`` holds the weight in the basis that ``transforms`` lead to, in their order; ``residues`` add to
     it.
 
-    ``objective`` is what the method minimised, as it went: GPTQ's loss per block of columns, AWQ's over α,
-    HQQ's per iteration. ``snapshots`` [blocks, rows, columns]: GPTQ's first rows after some of its blocks.
+    ``objective`` is what the method minimised, as it went: GPTQ's loss per block of columns, AWQ's and a
+    searched SmoothQuant's over α, HQQ's and AutoRound's per iteration. ``snapshots`` [blocks, rows, columns]:
+    GPTQ's first rows after some of its blocks.
     """
 
     q: QuantizedTensor
     transforms: tuple[Transform, ...] = ()
     residues: tuple[Residue, ...] = ()
-    objective: tuple[float, ...] = ()
+    objective: Objective = ()
     snapshots: Tensor | None = None
 
     @property
@@ -128,8 +150,9 @@ class QuantizedLayer:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits stored per weight: codes, scales, zero points, residues; transforms are folded elsewhere."""
-        extra = sum(residue.bits for residue in self.residues)
+        """Bits stored per weight: codes, scales, zero points, residues, and transforms, which cost nothing
+        only where the operation before the layer takes them in."""
+        extra = sum(t.bits for t in self.transforms) + sum(r.bits for r in self.residues)
         return self.q.bits_per_element.total + extra / max(self.q.shape[0] * self.q.shape[1], 1)
 
     def with_transforms(self, transforms: tuple[Transform, ...]) -> QuantizedLayer:
@@ -213,3 +236,8 @@ def check_layer(weight: Tensor, activations: Tensor) -> None:
     for values, hold in ((weight, "weight holds"), (activations, "activations hold")):
         if not bool(torch.isfinite(values.sum(dtype=torch.float64))):
             raise ValueError(f"the {hold} NaN or Inf")
+
+
+def same_gram(x: Tensor) -> Tensor:
+    """[min(tokens, K), K]: ``x`` [tokens, K], or a smaller matrix that gives every E·xᵀ the same norm."""
+    return torch.linalg.qr(x, mode="r").R if len(x) > x.shape[1] else x

@@ -3,6 +3,11 @@
 T. Dettmers et al., "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale", arXiv 2208.07339,
 section 3.2: a column of the inputs is an outlier if any of its values reaches 6.0. Left in int8, such a
 column would set the scale of every token.
+
+The paper finds the columns in each input as it comes, and so does ``llm_int8_dynamic``: their weights are
+then dequantized, as bitsandbytes does at inference, and nothing but codes is stored (the paper multiplies by
+the float16 weights, all of which would have to be kept). ``llm_int8`` fixes the columns by calibration inputs
+and keeps those weights in float16; an outlier that calibration did not see stays in int8.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor, quantize
@@ -56,6 +62,42 @@ class OutlierColumns:
         return cls(tensors["kept.columns"], tensors["kept.weight"])
 
 
+@dataclass(frozen=True, eq=False)
+class RuntimeOutliers:
+    """The columns of each input with a magnitude of ``threshold`` (float32 []) and more are multiplied in
+    float16, by the weights that ``q`` stands for."""
+
+    q: QuantizedTensor
+    threshold: Tensor
+    names: ClassVar[tuple[str, ...]] = ("kept.threshold",)
+
+    @property
+    def bits(self) -> int:
+        return 32
+
+    def remaining(self, x: Tensor) -> Tensor:
+        return x.masked_fill(self._is_outlier(x), 0)
+
+    def product(self, x: Tensor, remaining: Tensor) -> Tensor:
+        columns = self._is_outlier(x)
+        weight = self.q.dequantize()[:, columns].half().to(remaining.dtype)
+        return x[:, columns].half().to(remaining.dtype) @ weight.t()
+
+    def merged(self, values: Tensor) -> Tensor:
+        return values
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"kept.threshold": self.threshold}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> RuntimeOutliers:
+        return cls(q, tensors["kept.threshold"])
+
+    def _is_outlier(self, x: Tensor) -> Tensor:
+        """bool [K]."""
+        return x.abs().amax(0) >= self.threshold.to(x.device)
+
+
 def outlier_columns(activations: Tensor, threshold: float = THRESHOLD) -> Tensor:
     """int64 [outliers]: the columns of activations [tokens, K] where any magnitude reaches ``threshold``."""
     return (activations.abs().amax(0) >= threshold).nonzero().reshape(-1)
@@ -69,8 +111,21 @@ def llm_int8(
     *,
     threshold: float = THRESHOLD,
 ) -> QuantizedLayer:
-    """Quantize all of ``weight`` [N, K]; outlier columns of ``activations`` [tokens, K] stay in float16."""
+    """Quantize all of ``weight`` [N, K]; outlier columns of ``activations`` [tokens, K] stay in float16,
+    whatever inputs come later."""
     check_layer(weight, activations)
     columns = outlier_columns(activations, threshold)
     residues = (OutlierColumns(columns, weight[:, columns].half()),) if len(columns) else ()
     return QuantizedLayer(quantize(weight.float(), scheme), residues=residues)
+
+
+def llm_int8_dynamic(
+    weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
+) -> QuantizedLayer:
+    """Quantize all of ``weight`` [N, K]; of each input, those columns are multiplied in float16 that are
+    outliers in it. ``activations`` [tokens, K] are checked, but not used."""
+    check_layer(weight, activations)
+    q = quantize(weight.float(), scheme)
+    return QuantizedLayer(
+        q, residues=(RuntimeOutliers(q, weight.new_tensor(THRESHOLD, dtype=torch.float32)),)
+    )

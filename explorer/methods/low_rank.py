@@ -1,4 +1,4 @@
-"""LQER: the rounding error's largest part, as seen by the inputs, in two small float16 factors.
+"""LQER and QERA: the rounding error's largest part, as seen by the inputs, in two small float16 factors.
 
 C. Zhang et al., "LQER: Low-Rank Quantization Error Reconstruction for LLMs", arXiv 2402.02446. This is their
 L²QER (section 3.2), transposed, since weights are [N, K] here: with E = W - Ŵ and the diagonal S of the input
@@ -9,8 +9,15 @@ channels' mean magnitudes,
     Y = Ŵ X + B · (A · X)       a product of rank k beside the quantized one
 
 where s_i = a_i / √(min a · max a), a_i the mean of |x_i| over the calibration tokens, at least 1e-4 (their
-code's ``statistic_profiler/scale.py``). Here Σ_k is split evenly between the factors, which keeps float16 out
-of its subnormals and leaves the product as it is. After another method it takes the error that this one left.
+code's ``statistic_profiler/scale.py``).
+
+C. Zhang et al., "QERA: an Analytical Framework for Quantization Error Reconstruction", arXiv 2410.06040, take
+S = R^½ instead (their theorem 1), the root of the inputs' autocorrelation R = Σ x xᵀ / tokens. E·S then has
+the norm of the output's error, and by Eckart and Young no product of that rank leaves less of it on these
+tokens. Any L with L·Lᵀ = R gives the same product: here it is [K, r] by a singular value decomposition of x.
+
+Here Σ_k is split evenly between the factors, which keeps float16 out of its subnormals and leaves the product
+as it is. After another method they take the error that this one left.
 """
 
 from __future__ import annotations
@@ -23,10 +30,10 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
-from explorer.methods.layer import QuantizedLayer, check_layer
+from explorer.methods.layer import QuantizedLayer, check_layer, same_gram
 
 RANK = 16
-SMALLEST_MAGNITUDE = 1e-4
+SMALLEST_MAGNITUDE, SMALLEST_ENERGY = 1e-4, 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +70,47 @@ def lqer(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: in
 
     ``rank`` is cut to min(N, K). ``ValueError`` for a rank below one and for shapes that do not match.
     """
+    error, x = _error_and_inputs(layer, weight, activations, rank)
+    s = channel_weights(x)
+    up, down = factor(error * s, min(rank, *error.shape))
+    return LowRank((down / s).half(), up.half())
+
+
+def qera(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: int = RANK) -> LowRank:
+    """The correction of that rank that leaves least of the output's error for ``activations`` [tokens, K].
+
+    ``weight`` [N, K], ``rank`` and errors as for ``lqer``.
+    """
+    error, x = _error_and_inputs(layer, weight, activations, rank)
+    root, inverse = autocorrelation_roots(x)
+    up, down = factor(error @ root, min(rank, len(error), root.shape[1]))
+    return LowRank((down @ inverse).half(), up.half())
+
+
+def _error_and_inputs(
+    layer: QuantizedLayer, weight: Tensor, activations: Tensor, rank: int
+) -> tuple[Tensor, Tensor]:
+    """float64 [N, K] and float32 [tokens, K] in the basis of the codes: what is left of the weight, and what
+    meets it."""
     check_layer(weight, activations)
     if rank < 1:
         raise ValueError(f"the rank of a correction is at least 1, not {rank}")
     error = layer.transform_weight(weight.float()) - layer.transformed_weight()
-    s = channel_weights(layer.transform_inputs(activations.float()))
-    up, down = factor(error.double() * s, min(rank, *error.shape))
-    return LowRank((down / s).half(), up.half())
+    return error.double(), layer.transform_inputs(activations.float())
+
+
+def autocorrelation_roots(activations: Tensor) -> tuple[Tensor, Tensor]:
+    """float64 L [K, r] with L·Lᵀ = R = xᵀx / tokens of ``activations`` [tokens, K], and its pseudo-inverse
+    [r, K].
+
+    r ≤ min(tokens, K): directions with less than 1e-12 of the largest energy count as empty. With fewer
+    tokens than channels R has no inverse, and what no token shows is not corrected.
+    """
+    _, sizes, directions = torch.linalg.svd(same_gram(activations.double()), full_matrices=False)
+    sizes = sizes / len(activations) ** 0.5
+    seen = (sizes > SMALLEST_ENERGY**0.5 * sizes[0]).nonzero()[:, 0]
+    sizes, directions = sizes[seen], directions[seen]
+    return directions.t() * sizes, directions / sizes[:, None]
 
 
 def channel_weights(activations: Tensor) -> Tensor:

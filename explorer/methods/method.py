@@ -12,12 +12,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from explorer.methods.layer import QuantizedLayer, Residue, Transform
+from explorer.methods.layer import Objective, QuantizedLayer, Residue, Transform
 from explorer.progress import Progress
 from explorer.schemes import Scheme
 
 Round = Callable[[Tensor, Scheme, Tensor, Progress | None], QuantizedLayer]
-FindTransform = Callable[[Tensor, Tensor], Transform]
+FindTransform = Callable[[Tensor, Tensor, Scheme, Scheme | None], tuple[Transform, Objective]]
 FindResidue = Callable[[QuantizedLayer, Tensor, Tensor], Residue]
 
 
@@ -33,6 +33,7 @@ class ObjectiveAxis:
 class Method:
     """What every row says. ``why`` ends the sentence "… because it …".
 
+    ``objective`` is set where the method's objective is worth a figure.
     ``transform`` and ``residue`` are the classes of what its layers have beside the codes: files are read by
     them. ``stage`` is a kind's place in a combination.
     """
@@ -45,11 +46,16 @@ class Method:
     why: str
     transform: type[Transform] | None = field(default=None, kw_only=True)
     residue: type[Residue] | None = field(default=None, kw_only=True)
+    objective: ObjectiveAxis | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
 class TransformMethod(Method):
-    """Changes the basis of the inputs and leaves rounding to others: ``find(weight, activations)``."""
+    """Changes the basis of the inputs and leaves rounding to others.
+
+    ``find(weight, activations, scheme, of_inputs)`` gives the transform and what it was chosen by, if it was;
+    ``scheme`` is the weight's, ``of_inputs`` that of the inputs at run time (None: they stay as they are).
+    """
 
     stage: ClassVar[int] = 0
 
@@ -60,14 +66,13 @@ class TransformMethod(Method):
 class RoundingMethod(Method):
     """Chooses codes and scales: ``round(weight, scheme, activations, progress)``.
 
-    ``objective`` is set where the method's objective is worth a figure. ``needs_tokens`` says that it can fit
-    fewer tokens than there are input channels, and then does badly on others.
+    ``needs_tokens`` says that it can fit fewer tokens than there are input channels, and then does badly on
+    others.
     """
 
     stage: ClassVar[int] = 1
 
     round: Round
-    objective: ObjectiveAxis | None = field(default=None, kw_only=True)
     needs_tokens: bool = field(default=False, kw_only=True)
 
 

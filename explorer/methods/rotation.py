@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
+from explorer.methods.layer import Objective
+from explorer.schemes import Scheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,11 @@ class Rotation:
     paley_order: int
     sylvester_order: int
     names: ClassVar[tuple[str, ...]] = ("hadamard_signs", "hadamard_order")
+
+    @property
+    def bits(self) -> int:
+        """One a sign."""
+        return self.signs.numel()
 
     @property
     def order(self) -> int:
@@ -71,9 +78,11 @@ class Rotation:
         return blocks.reshape(rows, k) / math.sqrt(self.order)
 
 
-def rotation(weight: Tensor, activations: Tensor) -> Rotation:
-    """The rotation of the input channels of ``weight`` [N, K]; neither side's values matter to it."""
-    return find_rotation(weight.shape[1], device=weight.device)
+def rotation(
+    weight: Tensor, activations: Tensor, scheme: Scheme, of_inputs: Scheme | None
+) -> tuple[Rotation, Objective]:
+    """The rotation of the input channels of ``weight`` [N, K]; neither values nor schemes matter to it."""
+    return find_rotation(weight.shape[1], device=weight.device), ()
 
 
 def find_rotation(channels: int, seed: int = 0, device: torch.device | str = "cpu") -> Rotation:

@@ -4,15 +4,22 @@ G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization 
 arXiv 2211.10438. A channel's scale is s = max|X|^α / max|W|^(1-α) (their equation 4); activations are divided
 by it, weights multiplied, and the product stays what it was. It is meant for products with both sides
 quantized: with float inputs it only moves where the error is made.
+
+α = 0.5 is their default, 0.75 what they take for models with larger outliers. ``smoothquant_search`` takes
+the α with the least error of the output on the calibration inputs, as AWQ does with its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from explorer.methods.layer import Diagonal, check_layer
+from explorer.core.quantize import quantize
+from explorer.methods.awq import ALPHAS
+from explorer.methods.layer import Diagonal, Objective, check_layer
+from explorer.schemes import Scheme
 
 SMALLEST = 1e-5
 """Floor of maxima and scales, so that a channel without values is left alone."""
@@ -36,6 +43,26 @@ def smoothing(activations: Tensor, weights: Sequence[Tensor], alpha: float = 0.5
     return (numerator / largest_w.float().clamp(min=SMALLEST).pow(1 - alpha)).clamp(min=SMALLEST)
 
 
-def smoothquant(weight: Tensor, activations: Tensor) -> Diagonal:
-    """The transform for one ``weight`` [N, K] and its inputs ``activations`` [tokens, K], with α = 0.5."""
-    return Diagonal(smoothing(activations, [weight]))
+def smoothquant(
+    weight: Tensor, activations: Tensor, scheme: Scheme, of_inputs: Scheme | None
+) -> tuple[Diagonal, Objective]:
+    """The transform for one ``weight`` [N, K] and its inputs ``activations`` [tokens, K], with α = 0.5,
+    whatever the schemes."""
+    return Diagonal.rounded(smoothing(activations, [weight])), ()
+
+
+def smoothquant_search(
+    weight: Tensor, activations: Tensor, scheme: Scheme, of_inputs: Scheme | None
+) -> tuple[Diagonal, Objective]:
+    """The transform with the best of twenty α, and the mean squared error of the output at each.
+
+    ``weight`` [N, K] is rounded to nearest by ``scheme``, ``activations`` [tokens, K] by ``of_inputs`` if
+    given.
+    """
+    target, found, objective = activations @ weight.t(), [], []
+    for alpha in ALPHAS:
+        found.append(Diagonal.rounded(smoothing(activations, [weight], alpha)))
+        w, x = quantize(found[-1].weight(weight), scheme).dequantize(), found[-1].inputs(activations)
+        x = x if of_inputs is None else quantize(x, of_inputs).dequantize()
+        objective.append(float((x @ w.t() - target).square().mean(dtype=torch.float64)))
+    return found[objective.index(min(objective))], tuple(objective)

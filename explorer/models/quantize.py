@@ -51,7 +51,8 @@ def quantize_model(
         linear = network.get_submodule(captured.name)
         assert isinstance(linear, nn.Linear)
         device = linear.weight.device
-        layer = apply(method, captured.weight.to(device), scheme, captured.activations.to(device))
+        weight, inputs = captured.weight.to(device), captured.activations.to(device)
+        layer = apply(method, weight, scheme, inputs, of_inputs=activations)
         bits += layer.bits_per_weight * captured.weight.numel()
         weights += captured.weight.numel()
         parent, _, last = captured.name.rpartition(".")

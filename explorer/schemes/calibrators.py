@@ -18,6 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explorer.formats import E4M3
+from explorer.schemes.rules import ScaleRule
+
 BLOCK_DIMS = (1, 3)
 
 
@@ -40,21 +43,24 @@ class Range:
 @dataclass(frozen=True)
 class CalibrationContext:
     """What a calibrator may use of the scheme: ``restore`` quantizes and dequantizes the blocks under a
-    range, ``levels`` is the number of codes on one side of zero. Ranges include zero unless the scheme adds
-    a floating-point offset (``zero_included`` False).
+    range, ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a
+    range count, ``scale`` how scales are stored. Ranges include zero unless the scheme adds a floating-point
+    offset (``zero_included`` False).
     """
 
     restore: Callable[[Range], Tensor]
     levels: int
+    asymmetric: bool = False
     zero_included: bool = True
+    scale: ScaleRule | None = None
 
 
 @dataclass(frozen=True)
 class Calibrator:
     """One way to choose a range: ``of(blocks, context)`` gives one entry per block.
 
-    ``headroom`` is how many times a block's largest value its range may reach: a scale over the whole tensor
-    leaves that much room above the block scales.
+    ``headroom``: a scale over the whole tensor is that many times larger than its largest value asks for,
+    so that block scales have room above it (Four Over Six: E4M3 up to 256 instead of 448).
     """
 
     name: str
@@ -93,15 +99,31 @@ def _twn(blocks: Tensor, _: CalibrationContext) -> Range:
 PERCENTILE = 99.99
 """Percent of the |x| of a block that stay inside the range."""
 SHRINKS = tuple(1 - i / 100 for i in range(80))
-"""Rule C-1: the thresholds that MSE tries, as shares of the block's largest value."""
+"""Rule C-1: the factors on min-max that the search for the least squared error tries, in this order."""
+POWERS_OF_TWO = (1.0, 2.0, 0.5, 0.25, 0.125)
+"""The same for E8M0 scales, which other factors do not change, or change by two."""
+SIXTEENTH_OCTAVES = (1.0, *(2 ** (i / 16) for i in range(14, -38, -1) if i))
+"""The same for E4M3 scales, from 1.83 to 0.2: their neighbours are 1/16 to 1/8 apart, so that each is met."""
+BOTH_ENDS, LOW_END, HIGH_END = (True, True), (True, False), (False, True)
 ENTROPY_BINS, ENTROPY_FLOOR = 2048, 1e-4
 
 
+def check_percentile(percentile: float) -> None:
+    """``ValueError`` unless 0 < ``percentile`` ≤ 100: the 0th would clip everything."""
+    if not 0 < percentile <= 100:
+        raise ValueError(f"a percentile is above 0 and at most 100, not {percentile}")
+
+
 def percentile_threshold(magnitudes: Tensor, percentile: float) -> Tensor:
-    """[blocks]: the least value of each row [n] that at least ``percentile`` % of the row do not exceed."""
+    """[blocks]: the least value of each row [n] that at least ``percentile`` % of the row do not exceed.
+
+    Where that is 0, because nearly all are, it is the row's largest: a range of 0 would hold no value.
+    """
+    check_percentile(percentile)
     n = magnitudes.shape[1]
     rank = min(n, max(1, math.ceil(n * percentile / 100 - 1e-9)))
-    return magnitudes.kthvalue(rank, 1).values
+    threshold = magnitudes.kthvalue(rank, 1).values
+    return torch.where(threshold > 0, threshold, magnitudes.amax(1))
 
 
 def _rows(blocks: Tensor) -> Tensor:
@@ -119,54 +141,86 @@ def _percentile(blocks: Tensor, _: CalibrationContext) -> Range:
     return _clipped(blocks, percentile_threshold(_rows(blocks).abs(), PERCENTILE))
 
 
+def _factors(scale: ScaleRule | None) -> tuple[float, ...]:
+    """What min-max is multiplied by in the search, itself first.
+
+    Above 1 only where scales are coarse: the scale that min-max asks for is rounded there, and values of a
+    block whose largest meets a smaller code may lie better (a block of FP4 on 0 … 4 instead of 0 … 6).
+    """
+    if scale is not None and scale.exponent is not None:
+        return POWERS_OF_TWO
+    return SIXTEENTH_OCTAVES if scale is not None and scale.format is E4M3 else SHRINKS
+
+
 def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
-    """For each block the shrunken min-max with the least squared error; the widest of equals."""
+    """For each block the multiple of min-max with the least squared error; the first tried of equals.
+
+    With zero points both ends are moved together first, then the low end alone, then the high one.
+    """
+    whole = minmax_range(blocks, context.zero_included)
+    low = high = torch.ones_like(whole.high)
+    least = torch.full_like(whole.high, math.inf, dtype=torch.float64)
+    for moves_low, moves_high in (BOTH_ENDS, LOW_END, HIGH_END) if context.asymmetric else (BOTH_ENDS,):
+        for factor in _factors(context.scale):
+            moved = torch.full_like(whole.high, factor)
+            new_low, new_high = moved if moves_low else low, moved if moves_high else high
+            restored = context.restore(Range(whole.low * new_low, whole.high * new_high))
+            # In float64: squares of values beyond 1e±19 are not float32 numbers.
+            error = (restored - blocks).double().square_().sum(BLOCK_DIMS)
+            better = error < least
+            least = torch.where(better, error, least)
+            low, high = torch.where(better, new_low, low), torch.where(better, new_high, high)
+    return Range(whole.low * low, whole.high * high)
+
+
+FOUR_OVER_SIX = (1.0, 1.5)
+"""The ranges of a block of E2M1: its largest magnitude takes the code 6, or the code 4."""
+
+
+def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
+    """For each block the one of ``FOUR_OVER_SIX`` with the least squared error; 6 of equals."""
     whole = minmax_range(blocks)
-    best, share = None, torch.ones_like(whole.high)
-    for shrink in SHRINKS:
-        restored = context.restore(Range(whole.low * shrink, whole.high * shrink))
-        error = (restored - blocks).square_().sum(BLOCK_DIMS, dtype=torch.float64)
-        if best is None:
-            best = error
-            continue
-        better = error < best
-        best = torch.where(better, error, best)
-        share = torch.where(better, torch.full_like(share, shrink), share)
-    return Range(whole.low * share, whole.high * share)
+    ranges = [Range(whole.low * factor, whole.high * factor) for factor in FOUR_OVER_SIX]
+    six, four = ((context.restore(r) - blocks).double().square_().sum(BLOCK_DIMS) for r in ranges)
+    better = four < six
+    return Range(
+        torch.where(better, ranges[1].low, whole.low), torch.where(better, ranges[1].high, whole.high)
+    )
 
 
 def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
-    """float64 [blocks, bins - levels + 1]: KL(P || Q) in nats for every threshold from ``levels`` to all
-    bins of |x|.
+    """float64 [blocks, bins - levels + 1]: KL(P || Q) ≥ 0 in nats for every threshold from ``levels`` to all
+    bins of |x|; inf where no value lies inside the threshold.
 
-    histogram [blocks, bins]. P is the first i bins, with the counts beyond them added to the last one. Q
-    merges those bins (without the counts beyond) into ``levels`` groups and spreads each group evenly over
-    its nonempty bins; where Q is empty and P is not, Q counts as 1e-4 / i. Prefix sums make a threshold cost
-    ``levels`` operations instead of i.
+    With H = ``histogram`` [blocks, bins] (T values in all) and the threshold after bin i (I values inside):
+
+        P_j = R_j / T          R = H of the first i bins, with the T - I counts beyond added to the last one
+        Q_j = m_g(j) / I       the bins of H in ``levels`` groups; m: a group's count over its nonempty bins
+
+    and Q_j = 0 where H_j = 0. Only the last bin of P can be positive there: Q is then 1e-4 / i, and divided
+    by its new sum. The bin at zero is given its neighbour's count first: exact zeros (a ReLU's) stay zero
+    under any threshold, and a spike of them would outweigh everything else.
+
+    KL = Σ P log P - Σ P log Q is a sum over bins and a sum over groups, since Q is constant in a group:
+    with prefix sums over bins a threshold costs ``levels`` operations instead of i.
     """
     h = histogram.double()
-    bins = h.shape[1]
-    mass, nonempty = _prefix_sums(h), _prefix_sums((h > 0).double())
-    h_log_h = _prefix_sums(torch.where(h > 0, h * _log(h), 0.0))
-    total = mass[:, -1:]
+    h = torch.cat([h[:, 1:2], h[:, 1:]], 1)
+    bins, total = h.shape[1], h.sum(1)
+    counts, nonempty, h_log_h = _prefix_sums(h), _prefix_sums((h > 0).double()), _prefix_sums(h.xlogy(h))
     objectives = []
     for i in range(levels, bins + 1):
         edges = (torch.arange(levels + 1, device=h.device) * i) // levels
-        group = mass[:, edges].diff(dim=1)
-        mean = group / nonempty[:, edges].diff(dim=1).clamp(min=1)
-        # Σ H (log H - log mean) over the bins inside, and the shift between the two totals.
-        inside, beyond = mass[:, i : i + 1], total - mass[:, i : i + 1]
-        shift = _log(inside) - _log(total)
-        kl = h_log_h[:, i : i + 1] - (group * _log(mean)).sum(1, keepdim=True) + inside * shift
-        # The last bin of P holds the counts beyond: its term is replaced.
-        last, log_mean = h[:, i - 1 : i], _log(mean[:, -1:])
-        raised = last + beyond
-        old = torch.where(last > 0, last * (_log(last) - log_mean + shift), 0.0)
-        in_q = raised * (_log(raised) - log_mean + shift)
-        out_of_q = raised * (_log(raised) - _log(total) - math.log(ENTROPY_FLOOR / i))
-        new = torch.where(raised > 0, torch.where(last > 0, in_q, out_of_q), 0.0)
-        objectives.append((kl - old + new) / total.clamp(min=1e-300))
-    return torch.cat(objectives, 1)
+        group, inside, last = counts[:, edges].diff(dim=1), counts[:, i], h[:, i - 1]
+        q = group / nonempty[:, edges].diff(dim=1).clamp(min=1) / inside[:, None]  # Q_j of each group's bins
+        raised = last + total - inside  # R_j of the last bin; of the others it is H_j
+        floor = ((last == 0) & (raised > 0)).double() * (ENTROPY_FLOOR / i)
+        q_last = torch.where(last > 0, q[:, -1], floor)
+        r_log_r = h_log_h[:, i] - last.xlogy(last) + raised.xlogy(raised)
+        r_log_q = group.xlogy(q).sum(1) - last.xlogy(q_last) + raised.xlogy(q_last)
+        kl = (r_log_r - r_log_q) / total - total.log() + floor.log1p()
+        objectives.append(torch.where(inside > 0, kl.clamp(min=0), math.inf))
+    return torch.stack(objectives, 1)
 
 
 def _prefix_sums(values: Tensor) -> Tensor:
@@ -174,18 +228,15 @@ def _prefix_sums(values: Tensor) -> Tensor:
     return torch.nn.functional.pad(values.cumsum(1), (1, 0))
 
 
-def _log(x: Tensor) -> Tensor:
-    """log x, finite at 0, where its factor is 0."""
-    return x.clamp(min=1e-300).log()
-
-
 def magnitude_histogram(magnitudes: Tensor, bins: int = ENTROPY_BINS) -> tuple[Tensor, Tensor]:
-    """Counts [blocks, bins] of ``magnitudes`` [blocks, n] from 0 to the largest, and bin widths [blocks]."""
+    """Counts [blocks, bins] of ``magnitudes`` [blocks, n] from 0 to the largest, and float64 bin widths
+    [blocks] (in float32 the width of a small range is subnormal, or 0).
+    """
     largest = magnitudes.amax(1)
-    width = torch.where(largest > 0, largest / bins, torch.ones_like(largest))
-    index = (magnitudes / width[:, None]).long().clamp_(max=bins - 1)
+    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
+    index = (magnitudes / largest[:, None] * bins).long().clamp_(max=bins - 1)
     counts = torch.zeros(len(magnitudes), bins, dtype=torch.int64, device=magnitudes.device)
-    return counts.scatter_add_(1, index, torch.ones_like(index)), width
+    return counts.scatter_add_(1, index, torch.ones_like(index)), largest.double() / bins
 
 
 def _entropy(blocks: Tensor, context: CalibrationContext) -> Range:
@@ -225,14 +276,23 @@ _ROWS = (
         "mse",
         "least squared error",
         _mse,
-        "of 80 thresholds down to a fifth of the largest value the one with the least error",
+        "of 80 ranges from min-max down to a fifth of it the one with the least error; with zero points each "
+        "end for itself, for E4M3 and E8M0 scales wider ranges too",
     ),
     Calibrator(
         "entropy",
         "entropy (KL)",
         _entropy,
-        "the threshold whose histogram of |x| keeps most of its shape (TensorRT's rule); "
+        "the threshold whose histogram of |x|, zeros apart, keeps most of its shape (TensorRT's rule); "
         "blocks of fewer than 512 values keep all",
+    ),
+    Calibrator(
+        "four_over_six",
+        "four over six",
+        _four_over_six,
+        "a block's largest magnitude takes the code 6 of E2M1 or the code 4, whichever errs less "
+        "(arXiv 2512.02010)",
+        headroom=1.75,
     ),
     ABSMEAN,
     TWN,

@@ -12,7 +12,13 @@ import math
 import torch
 from torch import Tensor
 
-from explorer.schemes.calibrators import ENTROPY_BINS, PERCENTILE, Range, entropy_objective
+from explorer.schemes.calibrators import (
+    ENTROPY_BINS,
+    PERCENTILE,
+    Range,
+    check_percentile,
+    entropy_objective,
+)
 
 MOVING = 0.01
 """The weight of a new batch in the moving average of the range (TensorFlow's and torch's default)."""
@@ -54,7 +60,7 @@ class Observer:
         self._grow(max(-low, high))
         self.count, self.batches = self.count + len(values), self.batches + 1
         if self.width:
-            index = (values.abs() / self.width).long().clamp_(max=self.bins - 1)
+            index = (values.abs().double() / self.width).long().clamp_(max=self.bins - 1)
             self.histogram += torch.bincount(index, minlength=self.bins).cpu()
 
     def _grow(self, largest: float) -> None:
@@ -87,7 +93,11 @@ class Observer:
         return Range(torch.full((1, 1), low), torch.full((1, 1), high))
 
     def percentile(self, percentile: float = PERCENTILE) -> float:
-        """The upper edge of the bin that holds this percentile of |x|, at most the largest |x|."""
+        """The upper edge of the bin that holds this percentile of |x|, at most the largest |x|.
+
+        ``ValueError`` unless 0 < percentile ≤ 100.
+        """
+        check_percentile(percentile)
         if not self.count or not self.width:
             return 0.0
         reached = self.histogram.cumsum(0).double() / self.count >= percentile / 100 - 1e-12

@@ -8,7 +8,7 @@ recordings.
 from __future__ import annotations
 
 from explorer.formats import E4M3, E8M0, FORMATS, Format, float_format
-from explorer.schemes.calibrators import ABSMEAN, TWN
+from explorer.schemes.calibrators import ABSMEAN, CALIBRATORS, TWN
 from explorer.schemes.rules import CodeRule, Convention, ExponentRule, MappingType, ScaleRule, Ties
 from explorer.schemes.scheme import Block, Scheme
 
@@ -91,7 +91,9 @@ def _microscaling() -> list[Scheme]:
         Scheme("mxfp4_even", "MXFP4 (EVEN)", f["float4_e2m1fn"], (1, 32), ScaleRule(E8M0, ExponentRule.EVEN)),
         Scheme("mxint8", "MXINT8 (OCP, FLOOR)", f["ocp_int8"], (1, 32), _FLOOR),
         Scheme("nvfp4", "NVFP4 (E4M3 block 16, FP32 tensor)", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL),
-    ]
+        Scheme("nvfp4_four_over_six", "NVFP4, four over six", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL,
+               calibrator=CALIBRATORS["four_over_six"]),
+    ]  # fmt: skip
 
 
 def _codebooks() -> list[Scheme]:

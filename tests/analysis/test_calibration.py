@@ -124,3 +124,29 @@ def test_an_observers_moving_range() -> None:
     with pytest.raises(ValueError, match="even number of bins"):
         Observer(3)
     assert Observer().percentile() == 0.0
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-36, 1e30])
+def test_tensors_of_any_size_are_compared(size: float, heavy: torch.Tensor) -> None:
+    """Histogram, thresholds and SQNR of a scaled tensor are those of the tensor, scaled."""
+    usual, scaled = (compare_calibrators(x, SCHEMES["int4_row"]) for x in (heavy, heavy * size))
+    assert int(scaled.counts.sum()) == heavy.numel()
+    for a, b in zip(usual.choices, scaled.choices, strict=True):
+        assert b.threshold == pytest.approx(a.threshold * size, rel=0.02)
+        assert b.report.sqnr_db == pytest.approx(a.report.sqnr_db, abs=0.2)
+    np.testing.assert_allclose(scaled.kl, usual.kl, atol=0.05)
+
+
+def test_an_observer_of_small_values_and_of_wrong_percentiles() -> None:
+    """Bins narrower than float32's smallest normal number, and a percentile that would keep nothing."""
+    seen = Observer()
+    seen.add(torch.linspace(0, 1, 4096) * 1e-41)
+    assert int((seen.histogram > 0).sum()) > 1000
+    with pytest.raises(ValueError, match="above 0 and at most 100"):
+        seen.percentile(0)
+
+
+def test_a_tensor_of_ones_has_no_kl_below_its_largest() -> None:
+    """No value inside a threshold: no histogram to compare, and no point on the curve."""
+    report = compare_calibrators(torch.ones(8, 128), SCHEMES["int4_row"])
+    assert np.isnan(report.kl[:-1]).all() and report.kl[-1] == 0

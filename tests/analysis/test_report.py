@@ -14,7 +14,7 @@ from torch import Tensor
 from explorer import FORMATS, SCHEMES, Scheme, compare, mark_frontier, quantize
 from explorer.analysis.element import inspect_element
 from explorer.analysis.frontier import on_frontier
-from explorer.analysis.histograms import histogram, histogram_kl, tile_maximum
+from explorer.analysis.histograms import Histogram, histogram, histogram_kl, tile_maximum
 from explorer.analysis.memory import MODELS, estimate
 from explorer.analysis.report import measure, sqnr_db
 from explorer.analysis.schemes import compare_schemes
@@ -193,3 +193,28 @@ def test_gaussian_theory(gaussian: Tensor) -> None:
     amax = float(gaussian.abs().max())
     q = quantize(gaussian, Scheme("t", "t", FORMATS["int8"]))
     assert compare(gaussian, q).sqnr_db == pytest.approx(6.02 * 8 + 4.77 - 20 * math.log10(amax), abs=0.1)
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e-40, 1e-44, 1.6e38])
+def test_histograms_of_any_size(size: float) -> None:
+    """A bin narrower than 1 / float32's largest, or a range wider than it, is counted like any other."""
+    x = torch.linspace(-1, 1, 513).view(27, 19) * size * 2
+    low, high = float(x.min()), float(x.max())
+    h = histogram(x, low, high, 64)
+    centre = ((x.double() - low) / ((high - low) / 64)).floor().clamp(0, 63).long()
+    want = np.bincount(centre.flatten().numpy(), minlength=64)
+    # A value on an edge may fall to either side, which a cumulative count shows as one value.
+    alike = 1 if size > 1e-42 else 40  # of so few subnormals many are equal
+    assert np.abs((h.counts - want).cumsum()).max() <= alike and int(h.counts.sum()) == x.numel()
+    moved = histogram(x, low, high, 64, minus=torch.zeros_like(x))
+    assert np.array_equal(moved.counts, h.counts)
+
+
+def test_kl_of_histograms_is_never_negative() -> None:
+    """What empty bins count for belongs to Q's sum: else KL falls below 0."""
+    edges = np.arange(257.0)
+    for values in (3, 30, 300):
+        counts = np.bincount(np.random.default_rng(0).integers(0, 256, values), minlength=256)
+        p = Histogram(edges, np.ones(256, np.int64))
+        assert histogram_kl(p, Histogram(edges, counts)) > 0
+        assert histogram_kl(Histogram(edges, counts), Histogram(edges, counts)) >= 0

@@ -5,6 +5,7 @@ If these fail, the documentation quotes numbers that nobody measured.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from explorer.bench.embeddings import RUNS, recorded_embeddings
 from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.bench.quantize import recorded_quantize
-from explorer.bench.training import LOSS_SCALE_EXPONENTS, recorded_gradients
+from explorer.bench.training import LOSS_SCALE_EXPONENTS, TrainingResult, recorded_gradients
 from explorer.models.evaluate import EmbeddingDrift
 from explorer.paths import ASSETS
-from explorer.training.digits import Underflow
+from explorer.training.digits import STRAIGHT, Underflow
 
 ROOT = ASSETS.parent
 
@@ -69,6 +70,23 @@ def test_tables_show_the_recorded_numbers() -> None:
     assert f"| {timing.tflops:.0f} |" in row and timing.baseline in row
     drift = next(d for d in recorded_embeddings().rows if d.scheme == "nvfp4" and not d.activations)
     assert f"| {drift.cosine:.4f} |" in tables.weights_table([drift])
+
+
+def test_tables_show_how_far_chance_reaches() -> None:
+    """The seeds' standard deviation, and a share's standard error: else noise is read as a difference."""
+    rows = [TrainingResult("4", STRAIGHT, seed, accuracy) for seed, accuracy in enumerate((0.94, 0.95, 0.96))]
+    assert "| 95.0 ± 1.0 % |" in tables.training_table(rows)
+    assert "| 95.0 % |" in tables.training_table([TrainingResult("4", STRAIGHT, 0, 0.95)])
+    drift = next(d for d in recorded_embeddings().rows if 0 < d.neighbours < 1)
+    error = (drift.neighbours * (1 - drift.neighbours) / facts.sentence_count()) ** 0.5
+    drift = dataclasses.replace(drift, scheme="nvfp4", method="rtn", activations="")
+    assert f"| {100 * drift.neighbours:.1f} ± {100 * error:.1f} % |" in tables.weights_table([drift])
+
+
+def test_static_scales_can_be_the_nearer_ones() -> None:
+    """What docs/which-format.md says against the advice, by arithmetic on normal numbers."""
+    held = facts.static_and_dynamic_of_normal()
+    assert held.static["mse"] > held.dynamic > held.static["minmax"]
 
 
 def test_every_run_of_the_comparison_was_recorded() -> None:

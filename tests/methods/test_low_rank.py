@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from torch import Tensor
 
 from explorer import SCHEMES, quantize
 from explorer.methods import apply, rtn
-from explorer.methods.low_rank import LowRank, factor, lqer
+from explorer.methods.low_rank import LowRank, autocorrelation_roots, factor, lqer, qera
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,6 +52,49 @@ def test_it_is_the_papers_decomposition(shape: tuple[int, int], rank: int) -> No
     assert (np.abs(correction - want) <= bound).all()
 
 
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)], ids=str)
+@pytest.mark.parametrize("rank", [1, 5, 16])
+def test_qera_is_the_papers_theorem(shape: tuple[int, int], rank: int) -> None:
+    """S = R^½ by scipy's matrix square root, and by Eckart and Young: the output's error is that of its best
+    approximation of the rank, E · xᵀ's singular values from there on."""
+    r = np.random.default_rng(0)
+    w = torch.from_numpy(r.standard_normal(shape)).float()
+    mix = r.standard_normal((shape[1], shape[1])) * np.exp(r.standard_normal(shape[1]))
+    x = torch.from_numpy(r.standard_normal((64, shape[1])) @ mix).float()
+    layer = rtn(w, SCHEMES["int3_row"], x)
+    residue = qera(layer, w, x, rank=rank)
+    error, inputs = (w - layer.q.dequantize()).double().numpy(), x.double().numpy()
+    root = scipy.linalg.sqrtm(inputs.T @ inputs / 64).real
+    u, sigma, vt = np.linalg.svd(error @ root)
+    want = u[:, :rank] * sigma[:rank] @ vt[:rank] @ np.linalg.inv(root)
+    bound = 2.1 * HALF * (residue.up.double().abs() @ residue.down.double().abs()).numpy() + 1e-6
+    correction = residue.merged(torch.zeros(shape, dtype=torch.float64)).numpy()
+    assert (np.abs(correction - want) <= bound).all()
+    least = np.linalg.norm(np.linalg.svd(error @ inputs.T, compute_uv=False)[rank:])
+    assert np.linalg.norm((error - correction) @ inputs.T) == pytest.approx(least, rel=0.01)
+
+
+def test_roots_of_fewer_tokens_than_channels() -> None:
+    """R is singular: its root is undone where there are inputs, and nothing is amplified elsewhere."""
+    x = torch.randn(5, 12, generator=torch.Generator().manual_seed(0)).double()
+    root, inverse = autocorrelation_roots(x)
+    torch.testing.assert_close(root @ root.t(), x.t() @ x / 5)
+    torch.testing.assert_close(x @ root @ inverse, x @ root @ torch.linalg.pinv(root))
+    torch.testing.assert_close(x @ inverse.t() @ root.t(), x)
+    assert root.shape == (12, 5) and float(inverse.norm()) < 100
+
+
+@pytest.mark.parametrize("before", ["", "gptq+", "rotation+awq+", "hqq+"])
+def test_qera_leaves_less_than_lqer_on_the_inputs_it_saw(layer: Layer, before: str) -> None:
+    """It is the optimum of its rank, in the other method's basis and beside its residues."""
+    w, x = layer("mlp_up")
+    scheme, exact = SCHEMES["int4_group64_asym"], x.double() @ w.double().t()
+    qera_left, lqer_left = (
+        float((apply(before + n, w, scheme, x).output(x) - exact).norm()) for n in ("qera", "lqer")
+    )
+    assert qera_left < lqer_left
+
+
 def test_full_rank_leaves_the_rounding_of_its_factors(layer: Layer) -> None:
     """With every singular value kept, all that is left of the error is float16's."""
     w, x = layer("attention_query", 48)
@@ -81,7 +125,7 @@ def test_it_helps_after_every_kind_of_method(layer: Layer, before: str) -> None:
     assert errors[1] < errors[0]
 
 
-@pytest.mark.parametrize("name", ["lqer", "gptq+lqer", "rotation+gptq+lqer"])
+@pytest.mark.parametrize("name", ["lqer", "gptq+lqer", "rotation+gptq+lqer", "qera"])
 def test_its_bits_are_counted(layer: Layer, name: str) -> None:
     """k · (N + K) float16 numbers beside the codes, to the bit."""
     w, x = layer("attention_query", 32)
@@ -91,8 +135,8 @@ def test_its_bits_are_counted(layer: Layer, name: str) -> None:
     (residue,) = quantized.residues
     assert isinstance(residue, LowRank)
     assert residue.bits == 16 * 16 * (n + k) == 8 * sum(t.nbytes for t in residue.tensors().values())
-    codes = quantize(w, scheme).bits_per_element.total
-    assert quantized.bits_per_weight == codes + residue.bits / (n * k)
+    codes, signs = quantize(w, scheme).bits_per_element.total, k if "rotation" in name else 0
+    assert quantized.bits_per_weight == pytest.approx(codes + (residue.bits + signs) / (n * k), rel=1e-12)
 
 
 def test_alone_it_rounds_to_nearest(layer: Layer) -> None:
@@ -106,8 +150,8 @@ def test_alone_it_rounds_to_nearest(layer: Layer) -> None:
 def test_a_weight_that_needs_no_correction_gets_none() -> None:
     """No error, no inputs: the factors are zero, not NaN."""
     w, x = torch.zeros(8, 32), torch.zeros(4, 32)
-    corrected = apply("lqer", w, SCHEMES["int8_row"], x)
-    assert bool((corrected.weight() == 0).all())
+    for name in ("lqer", "qera"):
+        assert bool((apply(name, w, SCHEMES["int8_row"], x).weight() == 0).all())
     up, down = factor(torch.zeros(5, 3, dtype=torch.float64), 2)
     assert up.shape == (5, 2) and down.shape == (2, 3) and bool((up @ down == 0).all())
 
@@ -118,5 +162,7 @@ def test_bad_input_is_refused_in_words() -> None:
     layer = rtn(w, SCHEMES["int8_row"], x)
     with pytest.raises(ValueError, match="at least 1"):
         lqer(layer, w, x, rank=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        qera(layer, w, x, rank=0)
     with pytest.raises(ValueError, match=r"activations \[tokens, K\]"):
         lqer(layer, w, x[:, :8])

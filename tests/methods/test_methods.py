@@ -20,7 +20,7 @@ from explorer.methods import COMBINATIONS, METHODS, apply, names_in
 from explorer.methods.awq import clip_search
 from explorer.methods.evaluate import evaluate_all, halves, summary
 from explorer.methods.hqq import hqq
-from explorer.methods.llm_int8 import llm_int8, outlier_columns
+from explorer.methods.llm_int8 import llm_int8, llm_int8_dynamic, outlier_columns
 from explorer.methods.rotation import find_rotation, paley_matrix
 from explorer.schemes import scale_for
 
@@ -47,7 +47,8 @@ def test_what_is_folded_undoes_what_was_changed(layer: Layer, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["gptq", "gptq_order", "awq", "awq_clip", "rotation+gptq", "lqer", "gptq+lqer"]
+    "name",
+    ["gptq", "gptq_order", "awq", "awq_clip", "rotation+gptq", "lqer", "gptq+lqer", "qera", "autoround"],
 )
 def test_never_worse_than_rounding_on_the_inputs_it_saw(real: tuple[Tensor, Tensor], name: str) -> None:
     """Else a method that looks at the inputs would better not have."""
@@ -58,11 +59,12 @@ def test_never_worse_than_rounding_on_the_inputs_it_saw(real: tuple[Tensor, Tens
 
 def test_methods_for_both_sides_help_int8_inputs(real: tuple[Tensor, Tensor]) -> None:
     """With one scale for all inputs; SmoothQuant has little to move in ``mlp_down``."""
-    names = ["rtn", "llm_int8", "smoothquant", "rotation"]
+    names = ["rtn", "llm_int8", "llm_int8_dynamic", "smoothquant", "smoothquant_search", "rotation"]
     outcomes = evaluate_all(names, [SCHEMES["int8_row"]], *real, SCHEMES["int8_tensor"])
     sqnr = {o.method: o.output_sqnr_db for o in outcomes}
     assert sqnr["llm_int8"] > sqnr["rtn"] and sqnr["rotation"] > sqnr["rtn"] + 5
-    assert sqnr["smoothquant"] > sqnr["rtn"] - 0.5
+    assert sqnr["smoothquant"] > sqnr["rtn"] - 0.5 and sqnr["smoothquant_search"] > sqnr["rtn"] - 0.1
+    assert sqnr["llm_int8_dynamic"] > sqnr["llm_int8"] - 0.1
 
 
 def test_hqq_lowers_its_norm_and_stores_the_best_zero_points(layer: Layer) -> None:
@@ -74,7 +76,11 @@ def test_hqq_lowers_its_norm_and_stores_the_best_zero_points(layer: Layer) -> No
     def norm(other: Tensor) -> float:
         return float((w - other).abs().pow(0.7).mean())
 
-    assert quantized.objective[0] == pytest.approx(norm(base.dequantize()), rel=1e-4)
+    scale = base.scales.scale.repeat_interleave(64, 1)
+    low = w.view(len(w), -1, 64).amin(2).clamp(max=0).repeat_interleave(64, 1)
+    zero = -8 - low / scale  # not rounded: the fraction is what HQQ can store
+    start = ((w / scale + zero).round().clamp(-8, 7) - zero) * scale
+    assert quantized.objective[0] == pytest.approx(norm(start), rel=1e-4)
     assert norm(quantized.weight()) < 0.99 * norm(base.dequantize())
     assert norm(quantized.weight()) == pytest.approx(min(quantized.objective), rel=1e-3)  # float16 offsets
     assert quantized.bits_per_weight == pytest.approx(base.bits_per_element.total + 16 / 64)
@@ -132,6 +138,30 @@ def test_llm_int8_is_the_papers_decomposition() -> None:
     assert llm_int8(w, SCHEMES["int8_row"], x.clamp(-5, 5)).residues == ()
 
 
+def test_outliers_are_found_at_run_time() -> None:
+    """The paper's decomposition of each input by its own outliers, which calibration need not have seen."""
+    r = np.random.default_rng(0)
+    x, w = (torch.from_numpy(r.standard_normal((rows, 32))).float() for rows in (6, 5))
+    layer = llm_int8_dynamic(w, SCHEMES["int8_row"], x)
+    b = w.abs().amax(1, keepdim=True) / 127
+    codes = (w / b).round()
+    for columns in ([], [7], [3, 20]):
+        seen = x.clone()
+        seen[2, columns] = 9.0
+        rest = seen.clone()
+        rest[:, columns] = 0
+        a = rest.abs().amax(1, keepdim=True) / 127
+        want = ((rest / a).round().double() @ codes.double().t()) * a.double() * b.double().t()
+        want += seen[:, columns].half().double() @ (codes * b)[:, columns].half().double().t()
+        torch.testing.assert_close(layer.output(seen, SCHEMES["int8_row"]), want, rtol=1e-5, atol=1e-5)
+    assert layer.bits_per_weight == pytest.approx(layer.q.bits_per_element.total + 32 / w.numel())
+    seen[:, 5] = 30.0
+    exact = seen.double() @ w.double().t()
+    fixed = llm_int8(w, SCHEMES["int8_row"], x)
+    errors = [float((m.output(seen, SCHEMES["int8_row"]) - exact).norm()) for m in (layer, fixed)]
+    assert errors[0] < 0.7 * errors[1]
+
+
 def test_clip_search_is_the_plain_search() -> None:
     """Each block's range against the ten tried one after another, by the output's error alone."""
     r = np.random.default_rng(0)
@@ -154,6 +184,32 @@ def test_clip_search_is_the_plain_search() -> None:
             assert float(chosen) == pytest.approx(float(best), rel=1e-5)
     better = quantize_with_scales(w, scheme, scale_for(ranges, scheme)).dequantize()
     assert lost(w, better, x) < lost(w, quantize(w, scheme).dequantize(), x)
+
+
+def test_clip_search_leaves_the_tensor_scale_alone() -> None:
+    """NVFP4's blocks against the ten tops tried one after another, under the whole weight's tensor scale.
+
+    Else each trial moves all other blocks' scales too, and what was tried is not what is stored.
+    """
+    r = np.random.default_rng(0)
+    w = torch.from_numpy(r.standard_t(3, (6, 64))).float()
+    x = torch.from_numpy(r.standard_normal((40, 64))).float()
+    ranges = clip_search(w, SCHEMES["nvfp4"], x)
+    levels = torch.tensor(SCHEMES["nvfp4"].format.levels)
+    upper = w.abs().max() / (6 * 448)
+
+    def error(part: Tensor, inputs: Tensor, top: Tensor) -> float:
+        scale = (top / 6 / upper).to(torch.float8_e4m3fn).float() * upper
+        nearest = levels[((part / scale)[:, None] - levels).abs().argmin(1)] * scale
+        return float((inputs @ (part - nearest)).square().sum())
+
+    for group in range(4):
+        part, inputs = w[:, 16 * group : 16 * group + 16], x[:, 16 * group : 16 * group + 16]
+        for row in range(6):
+            tops = [part[row].abs().max() * (1 - i / 20) for i in range(10)]
+            chosen = torch.maximum(-ranges.low, ranges.high)[row, group]
+            least = min(error(part[row], inputs, top) for top in tops)
+            assert error(part[row], inputs, chosen) == pytest.approx(least, rel=1e-3)
 
 
 def test_evaluation_holds_half_back_and_says_why(layer: Layer) -> None:

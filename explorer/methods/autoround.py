@@ -1,0 +1,112 @@
+"""AutoRound: which way each weight is rounded, and where its block is clipped, by signed gradient descent.
+
+W. Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs",
+arXiv 2309.05516. With an offset V in [-½, ½] for each weight and two factors α, β ≤ 1 for each block
+(their equations 3 and 4):
+
+    Ŵ = s · (clip(⌊W/s + z + V⌉) - z)      s and z from the range β·min W … α·max W
+    V ← V - lr · sign(∂L/∂V)               likewise α and β; lr falls from 1/200 to 0 in 200 steps
+
+The gradient passes the rounding as if it were not there. L is the mean squared error of this layer's output
+over all tokens (the paper's is that of a whole decoder block over a few sequences at a time), and the best
+step is kept. V, α and β are not stored: what they leave is codes, scales and zero points.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from explorer.core.quantize import QuantizedTensor
+from explorer.core.ranges import find_ranges
+from explorer.formats import IntegerFormat
+from explorer.formats.packing import pack
+from explorer.methods.layer import QuantizedLayer, check_layer, same_gram
+from explorer.progress import Progress
+from explorer.schemes import Scales, Scheme, scale_for
+from explorer.schemes.calibrators import Range
+
+ITERATIONS = 200
+TINY = 1e-30
+
+
+def autoround(
+    weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
+) -> QuantizedLayer:
+    """``weight`` [N, K] for the inputs ``activations`` [tokens, K], under an integer scheme of rows or
+    groups.
+
+    ``objective`` is L before the first and after each step. ``ValueError`` for other schemes.
+    """
+    check_layer(weight, activations)
+    if not (isinstance(scheme.format, IntegerFormat) and scheme.block[0] == 1):
+        raise ValueError(
+            "AutoRound learns how integers are rounded in rows, or groups along them; "
+            f"{scheme.label} is something else"
+        )
+    problem = _Problem(weight.detach().float(), scheme, same_gram(activations.detach().float()))
+    offset, shares = torch.zeros_like(problem.w), torch.ones(2, *problem.whole.high.shape).to(problem.w)
+    objective: list[float] = []
+    best = (offset, shares)
+    for step in range(ITERATIONS + 1):
+        loss, gradients = problem.loss_and_gradients(offset, shares)
+        if not objective or loss < min(objective):
+            best = (offset, shares)
+        objective.append(loss)
+        rate = (1 - step / ITERATIONS) / ITERATIONS
+        offset = (offset - rate * gradients[0].sign()).clamp(-0.5, 0.5)
+        shares = (shares - rate * gradients[1].sign()).clamp(0, 1)
+        if progress is not None:
+            progress(step, ITERATIONS)
+    return QuantizedLayer(problem.quantized(*best), objective=tuple(x / len(activations) for x in objective))
+
+
+class _Problem:
+    """One weight in groups [N, groups, width], the last one padded, and the inputs that it meets."""
+
+    def __init__(self, weight: Tensor, scheme: Scheme, inputs: Tensor) -> None:
+        self.shape, self.scheme, self.inputs = (weight.shape[0], weight.shape[1]), scheme, inputs
+        width = scheme.block[1] or weight.shape[1]
+        padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % width))
+        self.w = padded.view(len(weight), -1, width)
+        self.whole = find_ranges(weight, scheme)
+
+    def loss_and_gradients(self, offset: Tensor, shares: Tensor) -> tuple[float, tuple[Tensor, ...]]:
+        """Squared error of the output, summed over tokens and averaged over outputs; its gradients by
+        ``offset`` and by ``shares`` [2, N, groups] (of low and high end)."""
+        with torch.enable_grad():
+            at = (offset.requires_grad_(), shares.requires_grad_())
+            codes, zero, scale, _ = self._codes(*at)
+            error = ((codes - zero) * scale - self.w).flatten(1)[:, : self.shape[1]]
+            loss = (error @ self.inputs.t()).square().sum() / len(error)
+            gradients = torch.autograd.grad(loss, at)
+        offset.requires_grad_(False)
+        shares.requires_grad_(False)
+        return float(loss.detach()), gradients
+
+    def quantized(self, offset: Tensor, shares: Tensor) -> QuantizedTensor:
+        codes, _, _, scales = self._codes(offset, shares)
+        codes = codes.round().flatten(1)[:, : self.shape[1]].contiguous()
+        fmt = self.scheme.format
+        assert isinstance(fmt, IntegerFormat)
+        return QuantizedTensor(pack(fmt.codes_of(codes), fmt), scales, self.scheme, self.shape)
+
+    def _codes(self, offset: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor, Scales]:
+        """Codes, and zero points and scales that broadcast over them, all with gradients; the scales as
+        stored."""
+        low, high = self.whole.low * shares[0], self.whole.high * shares[1]
+        scales = scale_for(Range(low.detach(), high.detach()), self.scheme)
+        # A scale is proportional to its range's size; what is stored is that, rounded.
+        size = (high - low if self.scheme.asymmetric else torch.maximum(-low, high)).clamp(min=TINY)
+        scale = scales.scale * (size / size.detach())
+        zero = torch.zeros_like(scale)
+        if scales.zero_points is not None:
+            zero = _as_if(self.scheme.code_limits[0] - low / scale, scales.zero_points.float())
+        scaled = self.w / scale[:, :, None] + zero[:, :, None] + offset
+        codes = _as_if(scaled, scaled.detach().round()).clamp(*self.scheme.code_limits)
+        return codes, zero[:, :, None], scale[:, :, None], scales
+
+
+def _as_if(smooth: Tensor, rounded: Tensor) -> Tensor:
+    """``rounded``, with the gradient of ``smooth`` (the straight-through estimator)."""
+    return smooth + (rounded - smooth).detach()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from explorer.conformance.outside import Outside, Quantizer, version_of
 from explorer.core.quantize import QuantizedTensor, quantize
-from explorer.formats import IntegerFormat
 from explorer.schemes import Scheme
 
 EVERYWHERE = "everywhere"
@@ -160,15 +159,15 @@ def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tenso
     side has scales or zero points and the other has none."""
     mine, scheme = ours.scales, ours.scheme
     offsets = theirs.zero_points if theirs.zero_points is not None else theirs.minimums
-    if (scheme.scale is None) != (theirs.scales is None) or (offsets is None) == scheme.asymmetric:
+    asymmetric = scheme.asymmetric or scheme.mapping.has_offset
+    if (scheme.scale is None) != (theirs.scales is None) or (offsets is None) == asymmetric:
         raise ValueError(f"{scheme.text} and what it is compared with do not both have scales or zero points")
     if theirs.scales is not None:
         yield mine.stored, theirs.scales.float()
     if theirs.zero_points is not None and mine.zero_points is not None:
         yield mine.zero_points.long(), theirs.zero_points.long()
-    if theirs.minimums is not None and mine.zero_points is not None:
-        assert isinstance(scheme.format, IntegerFormat)
-        yield (scheme.format.qmin - mine.zero_points.float()) * mine.stored, theirs.minimums
+    if theirs.minimums is not None and mine.offsets is not None:
+        yield mine.offsets, theirs.minimums
     if theirs.tensor_scale is not None or mine.tensor_scale is not None:
         one = torch.ones(1)
         yield _or(mine.tensor_scale, one), _or(theirs.tensor_scale, one)

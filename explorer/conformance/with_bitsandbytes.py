@@ -12,8 +12,8 @@ from explorer.conformance.compare import EVERYWHERE, Row
 from explorer.conformance.outside import Outside, load
 
 PACKAGE = "bitsandbytes"
-FP4_ORDER = (0, 1, 6, 7, 4, 5, 2, 3)
-"""The place in the order of magnitudes of each of its FP4 codes: 0, 1/192, 8, 12, 4, 6, 2, 3 of 12."""
+FP4_ORDER = (7, 8, 13, 14, 11, 12, 9, 10, 7, 6, 1, 0, 3, 2, 5, 4)
+"""The place among its 15 levels of each of its FP4 codes: 0, 1/16, 8, 12, 4, 6, 2, 3 of 12, then with sign."""
 
 
 def four_bits(x: Tensor, kind: str, nested: bool = False) -> Outside:
@@ -28,8 +28,7 @@ def four_bits(x: Tensor, kind: str, nested: bool = False) -> Outside:
     absmax = absmax.reshape(len(x), -1)
     if kind == "nf4":
         return Outside(codes, absmax)
-    order = torch.tensor(FP4_ORDER, dtype=torch.uint8)
-    return Outside((codes & 8) | order[(codes & 7).long()], absmax / 6)
+    return Outside(torch.tensor(FP4_ORDER, dtype=torch.uint8)[codes.long()], absmax)
 
 
 def int8_rows(x: Tensor) -> Outside:
@@ -39,37 +38,18 @@ def int8_rows(x: Tensor) -> Outside:
     return Outside(codes.view(torch.uint8), amax[:, None] / 127)
 
 
-RECIPROCAL = (
-    "codes are rounded from x · (1 / absmax) there, from x / absmax here, and midpoints between levels are "
-    "rounded to float32; multiplication by the reciprocal and such midpoints make them equal"
+MIDPOINTS = (
+    "midpoints between levels are rounded to float32 there, exact here; values on such a midpoint differ"
 )
-ZERO = "a block of zeros has the scale 0 there, 1 here; the codes are the same"
-NESTED = "the absmax is stored in 8 bits there; doubly quantized absmax makes them equal"
-FP4_VALUES = "another format: its smallest magnitude is 1/192 of the largest, E2M1's is 1/12"
-INT8 = "codes are rounded from x · (127 / amax) there, from x / scale here; that product makes them equal"
-FP4 = "float4_e2m1fn~1x64~SYMMETRIC~float32~minmax"
+NESTED = "the absmax is stored in 8 bits there (double quantization), in float32 here"
+ZERO_SCALES = "scales may be 0"
+INT8 = "codes are rounded from x · (127 / amax) there, from x / scale here"
 
 ROWS = [
-    Row(
-        "nf4_block64",
-        PACKAGE,
-        "quantize_4bit, nf4",
-        partial(four_bits, kind="nf4"),
-        differs={"zeros": ZERO, ALL: RECIPROCAL},
-    ),
-    Row(
-        "nf4_block64",
-        PACKAGE,
-        "quantize_4bit, nf4, compress_statistics",
-        partial(four_bits, kind="nf4", nested=True),
-        differs={EVERYWHERE: NESTED},
-    ),
-    Row(
-        FP4,
-        PACKAGE,
-        "quantize_4bit, fp4",
-        partial(four_bits, kind="fp4"),
-        differs={EVERYWHERE: FP4_VALUES},
-    ),
-    Row("int8_row", PACKAGE, "int8_vectorwise_quant", int8_rows, differs={"zeros": ZERO, ALL: INT8}),
-]
+    Row("nf4_block64_bnb", PACKAGE, "quantize_4bit, nf4", partial(four_bits, kind="nf4")),
+    Row("nf4_block64_bnb", PACKAGE, "quantize_4bit, nf4, compress_statistics",
+        partial(four_bits, kind="nf4", nested=True), differs={EVERYWHERE: NESTED}),
+    Row("fp4_block64_bnb", PACKAGE, "quantize_4bit, fp4", partial(four_bits, kind="fp4")),
+    Row("int8_row", PACKAGE, "int8_vectorwise_quant", int8_rows,
+        "int8~row~SYMMETRIC~float32-zero~minmax", ZERO_SCALES, differs={ALL: INT8}),
+]  # fmt: skip

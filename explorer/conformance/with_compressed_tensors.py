@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from explorer.conformance.cases import ALL
-from explorer.conformance.compare import EVERYWHERE, Row
-from explorer.conformance.outside import FULL_RANGE, ZERO_E8M0, Outside, load
+from explorer.conformance.compare import Row
+from explorer.conformance.outside import FULL_RANGE, Outside, load
 from explorer.formats import FORMATS, IntegerFormat
 from explorer.schemes.text import ELEMENT_FORMATS
 
@@ -25,6 +25,13 @@ def integers(x: Tensor, bits: int, block: tuple[int, int], symmetric: bool = Tru
     fmt = ELEMENT_FORMATS[f"int{bits}"]
     assert isinstance(fmt, IntegerFormat)
     return Outside(fmt.codes_of(values), scale, None if symmetric else zero)
+
+
+def in_bfloat16(x: Tensor, bits: int, block: tuple[int, int], symmetric: bool) -> Outside:
+    """Integers of BF16 weights."""
+    outside = integers(x.to(torch.bfloat16), bits, block, symmetric)
+    scales = None if outside.scales is None else outside.scales.float()
+    return dataclasses.replace(outside, scales=scales)
 
 
 def float8(x: Tensor, block: tuple[int, int]) -> Outside:
@@ -44,7 +51,7 @@ def mx(x: Tensor, bits: int) -> Outside:
 
 
 def nvfp4(x: Tensor) -> Outside:
-    """NVFP4 under ``generate_gparam``'s global scale, which is the reciprocal of ours."""
+    """NVFP4 under ``generate_gparam``'s global scale, the reciprocal of what multiplies."""
     dtypes = {"scale_dtype": torch.float8_e4m3fn, "zp_dtype": torch.float8_e4m3fn}
     groups = {"strategy": "tensor_group", "group_size": 16}
     args = _args(num_bits=4, type="float", symmetric=True, **groups, **dtypes)
@@ -52,7 +59,7 @@ def nvfp4(x: Tensor) -> Outside:
     low, high = torch.aminmax(x)
     top = helpers.generate_gparam(low, high)
     scale, _, values = _quantize(x, args, (1, 16), top)
-    return Outside(FORMATS["float4_e2m1fn"].encode_unchecked(values), scale, tensor_scale=1 / top)
+    return Outside(FORMATS["float4_e2m1fn"].encode_unchecked(values), scale, tensor_scale=top)
 
 
 def _args(**settings: Any) -> Any:
@@ -83,67 +90,70 @@ def _quantize(
     return scale, zero, values
 
 
-EPS = "a block of zeros has float32's eps as scale there, 1 here; the codes are the same"
-ZERO_POINT = "a block of zeros has the scale eps and the zero point 0 there, 1 and the lowest code here"
-ZERO_ADDED = (
-    "the sum x / scale + zero point is rounded there, x / scale here; adding the zero point before rounding "
-    "makes them equal"
-)
-EVEN = (
-    "the largest value is rounded to one mantissa bit there, as if the element were E2M1; the EVEN rule of "
-    "one mantissa bit makes them equal"
-)
-NVFP4 = (
-    "the tensor scale is stored as its reciprocal 2688 / amax there and multiplies amax / 6, and a block "
-    "scale of 0 becomes 0.125; that order and that floor make them equal"
-)
+SCALES_OF_ZERO = "a scale of 0 becomes the format's epsilon"
+ZERO_FIRST = "zero point added before rounding"
+EVEN = "EVEN with one mantissa bit, three for E2M3"
 BLOCKS = {"tensor": (-1, -1), "row": (1, -1)}
 
 
-def _integer_row(name: str, word: str, differs: dict[str, str]) -> Row:
+def _integer_row(name: str, word: str) -> Row:
     bits, block = int(name[3]), BLOCKS.get(word) or (1, int(word.split("x")[1]))
     symmetric, kind = not name.endswith("_asym"), "symmetric" if not name.endswith("_asym") else "asymmetric"
     float32 = "" if bits == 8 and word in BLOCKS else "float32 scales"
-    words = "; ".join(part for part in (FULL_RANGE if symmetric else "", float32) if part)
-    text = f"int{bits}~{word}~{'FULL' if symmetric else 'ASYMMETRIC'}~float32~minmax" if words else ""
+    parts = (FULL_RANGE if symmetric else ZERO_FIRST, float32, SCALES_OF_ZERO)
+    mapping, end = ("FULL", "") if symmetric else ("ASYMMETRIC", "~zerofirst")
+    text = f"int{bits}~{word}~{mapping}~float32-ct~minmax{end}"
     call = partial(integers, bits=bits, block=block, symmetric=symmetric)
-    return Row(name, PACKAGE, f"{FUNCTION}, {kind}", call, text, words, differs)
+    return Row(name, PACKAGE, f"{FUNCTION}, {kind}", call, text, "; ".join(filter(None, parts)))
 
 
 INTEGERS = (
-    ("int8_row", "row"), ("int4_row", "row"), ("int4_group32", "1x32"), ("int4_group64", "1x64"),
-    ("int4_group128", "1x128"), ("int3_group128", "1x128"), ("int2_group64", "1x64"),
+    ("int8_tensor", "tensor"), ("int8_row", "row"), ("int4_row", "row"), ("int4_group32", "1x32"),
+    ("int4_group64", "1x64"), ("int4_group128", "1x128"), ("int3_group128", "1x128"),
+    ("int2_group64", "1x64"),
 )  # fmt: skip
 """Integer schemes compared in both mappings, and the words of their blocks."""
 
 
 def _integer_rows() -> list[Row]:
-    rows = [
-        _integer_row("int8_tensor", "tensor", {}),
-        _integer_row("int8_tensor_asym", "tensor", {ALL: ZERO_ADDED}),
-        _integer_row("int8_group128", "1x128", {"zeros": EPS}),
-    ]
+    rows = [_integer_row("int8_group128", "1x128")]
     for name, word in INTEGERS:
         symmetric = f"{name}_full" if name.startswith("int2") else name
-        rows.append(_integer_row(symmetric, word, {"zeros": EPS}))
-        rows.append(_integer_row(f"{name}_asym", word, {EVERYWHERE: ZERO_ADDED, "zeros": ZERO_POINT}))
+        rows += [_integer_row(symmetric, word), _integer_row(f"{name}_asym", word)]
     return rows
 
 
+BF16 = "every operation in BF16"
+
+
+def _bf16_row(name: str, bits: int, block: tuple[int, int], symmetric: bool) -> Row:
+    """The weights of a BF16 checkpoint, as llm-compressor quantizes them for vLLM."""
+    call = partial(in_bfloat16, bits=bits, block=block, symmetric=symmetric)
+    kind = "symmetric" if symmetric else "asymmetric"
+    return Row(name, PACKAGE, f"{FUNCTION}, BF16 weights, {kind}", call)
+
+
 def _float8_row(word: str, block: tuple[int, int]) -> Row:
-    differs = {} if word == "tensor" else {"zeros": EPS}
-    return Row(f"fp8_e4m3_{word}", PACKAGE, FUNCTION, partial(float8, block=block), differs=differs)
+    text = f"float8_e4m3fn~{word}~SYMMETRIC~float32-ct~minmax"
+    call = partial(float8, block=block)
+    return Row(f"fp8_e4m3_{word}", PACKAGE, FUNCTION, call, text, SCALES_OF_ZERO)
+
+
+def _mx_row(name: str, element: str, bits: int) -> Row:
+    text = f"{element}~1x32~SYMMETRIC~EVEN-ct~minmax"
+    return Row(name, PACKAGE, FUNCTION, partial(mx, bits=bits), text, EVEN)
 
 
 ROWS = [
     *_integer_rows(),
+    _bf16_row("int8_row_vllm", 8, (1, -1), True),
+    _bf16_row("int4_group128_vllm", 4, (1, 128), True),
+    _bf16_row("int4_group128_asym_vllm", 4, (1, 128), False),
     *(_float8_row(word, block) for word, block in (
         ("tensor", (-1, -1)), ("row", (1, -1)), ("1x128", (1, 128)), ("128x128", (128, 128)),
     )),
-    Row("mxfp4_even", PACKAGE, FUNCTION, partial(mx, bits=4), differs={"zeros": ZERO_E8M0}),
-    Row("float6_e2m3fn~1x32~SYMMETRIC~EVEN~minmax", PACKAGE, FUNCTION, partial(mx, bits=6),
-        differs={"zeros": ZERO_E8M0}),
-    Row("float8_e4m3fn~1x32~SYMMETRIC~EVEN~minmax", PACKAGE, FUNCTION, partial(mx, bits=8),
-        differs={EVERYWHERE: EVEN}),
-    Row("nvfp4", PACKAGE, FUNCTION, nvfp4, differs={EVERYWHERE: NVFP4}),
+    _mx_row("mxfp4_even", "float4_e2m1fn", 4),
+    _mx_row("float6_e2m3fn~1x32~SYMMETRIC~EVEN~minmax", "float6_e2m3fn", 6),
+    _mx_row("float8_e4m3fn~1x32~SYMMETRIC~EVEN~minmax", "float8_e4m3fn", 8),
+    Row("nvfp4_vllm", PACKAGE, FUNCTION, nvfp4),
 ]  # fmt: skip

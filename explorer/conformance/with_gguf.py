@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.conformance.compare import EVERYWHERE, Row
-from explorer.conformance.outside import Outside, Quantizer, load
-from explorer.schemes import Scheme
+from explorer.conformance.compare import Row
+from explorer.conformance.outside import Outside, load
 
 PACKAGE = "gguf"
 BLOCK = 32
@@ -71,37 +70,11 @@ def _halves(raw: Bytes, x: Tensor) -> Tensor:
     return torch.from_numpy(raw.view(np.float16).astype(np.float32)).reshape(len(x), -1)
 
 
-UNROUNDED = "codes are rounded with the scale before it is stored in float16, from x · (1 / scale)"
-AWAY, UP = "halves away from zero", "halves up"
-SIGNED = "the value of largest magnitude falls on the lowest code, so that a scale has a sign"
-MINIMUM = "the smallest value is stored in float16 instead of a zero point, and may be above 0"
-
-
-def _row(name: str, kind: str, call: Quantizer, *reasons: str) -> Row:
-    differs = {EVERYWHERE: f"{'; '.join(reasons)}: these conventions together make them equal"}
-    return Row(name, PACKAGE, f"quantize, {kind}", call, differs=differs)
-
-
 ROWS = [
-    _row("int8~1x32~SYMMETRIC~float16~minmax", "Q8_0", q8_0, f"{UNROUNDED}, {AWAY}"),
+    Row("q8_0", PACKAGE, "quantize, Q8_0", q8_0),
+    *(Row(f"q{bits}_0", PACKAGE, f"quantize, Q{bits}_0", partial(symmetric, bits=bits)) for bits in (4, 5)),
     *(
-        _row(
-            f"int{bits}~1x32~POWER~float16~minmax",
-            f"Q{bits}_0",
-            partial(symmetric, bits=bits),
-            SIGNED,
-            f"{UNROUNDED}, {UP}",
-        )
-        for bits in (4, 5)
-    ),
-    *(
-        _row(
-            str(Scheme.parse(f"int{bits}~1x32~ASYMMETRIC~float16~minmax")),
-            f"Q{bits}_1",
-            partial(with_minimum, bits=bits),
-            MINIMUM,
-            f"{UNROUNDED}, {UP}",
-        )
+        Row(f"q{bits}_1", PACKAGE, f"quantize, Q{bits}_1", partial(with_minimum, bits=bits))
         for bits in (4, 5)
     ),
 ]

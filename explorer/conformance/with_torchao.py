@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.conformance.cases import ALL
-from explorer.conformance.compare import EVERYWHERE, Row
-from explorer.conformance.outside import FULL_RANGE, ZERO_E8M0, Outside, load
+from explorer.conformance.compare import Row
+from explorer.conformance.outside import FULL_RANGE, Outside, load
 from explorer.formats import FORMATS, FloatFormat
 from explorer.formats.packing import unpack
 from explorer.schemes import ExponentRule, Scheme
@@ -77,12 +76,9 @@ def _grid(x: Tensor, block: tuple[int, int]) -> tuple[int, int]:
     return rows, columns
 
 
-ZERO_FP8 = "a block of zeros has the scale 0 there, and NaN codes; the scale 1 and codes of 0 here"
-ZERO_INTEGER = "a block of zeros has the smallest normal scale there, 1 here"
-RECIPROCAL = (
-    "codes are rounded from x · (1 / scale) there, from x / scale here; "
-    "multiplication by the reciprocal makes them equal"
-)
+ZERO_SCALES = "scales may be 0"
+TORCHAO = "scales of at least the smallest normal number"
+RECIPROCAL = "multiplication by the reciprocal"
 NO_CLIP = "nothing clipped: max(-min / 2^(b-1), max / (2^(b-1) - 1))"
 BLOCKS = {"tensor": (-1, -1), "row": (1, -1), "column": (-1, 1)}
 """Blocks by their words in a scheme's text; the others are rows x columns."""
@@ -99,59 +95,46 @@ def _float8_row(short: str, word: str) -> Row:
     fmt = FORMATS[f"float8_{short}"]
     assert isinstance(fmt, FloatFormat) and fmt.torch_dtype is not None
     call = partial(float8, dtype=fmt.torch_dtype, block=_block(word))
-    differs = {} if word == "tensor" else {"zeros": ZERO_FP8}
     name = f"fp8_{'e4m3' if short == 'e4m3fn' else short}_{word}"
-    return Row(name, PACKAGE, "Float8Tensor.from_hp", call, differs=differs)
+    text = f"{fmt.name}~{word}~SYMMETRIC~float32-zero~minmax"
+    return Row(name, PACKAGE, "Float8Tensor.from_hp", call, text, ZERO_SCALES)
 
 
-def _affine_row(name: str, word: str, mapping: str, differs: dict[str, str]) -> Row:
+def _affine_row(name: str, word: str, mapping: str) -> Row:
     """``name``'s row; ``word``: the block in a scheme's text; ``mapping``: torchao's word."""
     bits = int(name[3])
     ours = {"SYMMETRIC": "FULL", "SYMMETRIC_NO_CLIPPING_ERR": "NO_CLIP"}.get(mapping, mapping)
     words = {"FULL": FULL_RANGE, "NO_CLIP": NO_CLIP, "ASYMMETRIC": ""}[ours]
-    words = "; ".join(part for part in (words, "" if bits == 8 else "float32 scales") if part)
-    text = f"int{bits}~{word}~{ours}~float32~minmax" if words else ""
+    parts = (words, "" if bits == 8 else "float32 scales", TORCHAO, RECIPROCAL)
+    text = f"int{bits}~{word}~{ours}~float32-torchao~minmax~reciprocal"
     call = partial(affine, bits=bits, block=_block(word), mapping=mapping)
-    return Row(name, PACKAGE, f"quantize_affine, {mapping}", call, text, words, differs)
+    return Row(name, PACKAGE, f"quantize_affine, {mapping}", call, text, "; ".join(filter(None, parts)))
 
 
 AFFINE = (
-    ("int8_row", "row"), ("int8_column", "column"), ("int4_row", "row"), ("int4_group32", "1x32"),
-    ("int4_group64", "1x64"), ("int4_group128", "1x128"), ("int3_row", "row"), ("int3_group64", "1x64"),
-    ("int3_group128", "1x128"), ("int2_group32", "1x32"), ("int2_group64", "1x64"),
+    ("int8_tensor", "tensor"), ("int8_row", "row"), ("int8_column", "column"), ("int4_row", "row"),
+    ("int4_group32", "1x32"), ("int4_group64", "1x64"), ("int4_group128", "1x128"), ("int3_row", "row"),
+    ("int3_group64", "1x64"), ("int3_group128", "1x128"), ("int2_group32", "1x32"), ("int2_group64", "1x64"),
     ("int2_group128", "1x128"),
 )  # fmt: skip
 """Integer schemes compared in both mappings, and the words of their blocks."""
-FEW_TIES = {
-    "int8_tensor": {"zeros": RECIPROCAL, ALL: RECIPROCAL},
-    "int8_tensor_asym": {ALL: RECIPROCAL},
-    "int3_row_asym": {"zeros": ZERO_INTEGER},
-    "int3_group128_asym": {"zeros": ZERO_INTEGER, ALL: RECIPROCAL},
-}
-"""Where the reciprocal decides about few codes or none; elsewhere it does so in some of the cases."""
 
 
 def _affine_rows() -> list[Row]:
     rows = []
-    for name, word in (("int8_tensor", "tensor"), *AFFINE):
+    for name, word in AFFINE:
         symmetric = f"{name}_full" if name.startswith("int2") else name
         for ours, mapping in ((symmetric, "SYMMETRIC"), (f"{name}_asym", "ASYMMETRIC")):
-            differs = FEW_TIES.get(ours, {EVERYWHERE: RECIPROCAL, "zeros": ZERO_INTEGER})
-            rows.append(_affine_row(ours, word, mapping, differs))
-    differs = {"zeros": ZERO_INTEGER, ALL: RECIPROCAL}
-    return [*rows, _affine_row("int8_row", "row", "SYMMETRIC_NO_CLIPPING_ERR", differs)]
+            rows.append(_affine_row(ours, word, mapping))
+    return [*rows, _affine_row("int8_row", "row", "SYMMETRIC_NO_CLIPPING_ERR")]
 
 
 def _mx_row(element: str, rule: ExponentRule) -> Row:
     call = partial(mx, element=element, rule=rule.name)
     name = str(Scheme.parse(f"{element}~1x32~SYMMETRIC~{rule.name}~minmax"))
-    return Row(name, PACKAGE, f"to_mx, {rule.name}", call, differs={"zeros": ZERO_E8M0})
+    text = f"{element}~1x32~SYMMETRIC~{rule.name}-torchao~minmax"
+    return Row(name, PACKAGE, f"to_mx, {rule.name}", call, text, TORCHAO)
 
-
-NVFP4 = (
-    "codes are rounded from x · ((1 / tensor scale) / block scale) there, and block scales are at least "
-    "2^-6, 2^-9 here; that product and that floor make them equal"
-)
 
 ROWS = [
     *(
@@ -162,5 +145,6 @@ ROWS = [
     *(_float8_row(short, "row") for short in ("e4m3fnuz", "e5m2fnuz")),
     *_affine_rows(),
     *(_mx_row(element, rule) for element in MX_ELEMENTS for rule in ExponentRule),
-    Row("nvfp4", PACKAGE, "nvfp4_quantize", nvfp4, differs={EVERYWHERE: NVFP4}),
-]
+    Row("nvfp4", PACKAGE, "nvfp4_quantize", nvfp4,
+        "float4_e2m1fn~1x16~SYMMETRIC~nvfp4-torchao~minmax~reciprocal", f"{TORCHAO}; {RECIPROCAL}"),
+]  # fmt: skip

@@ -45,20 +45,26 @@ class Convention(enum.Enum):
     COMPRESSED_TENSORS   a scale that rounds to 0 becomes the format's epsilon (E4M3: 1/8); EVEN rounds amax
                          to one mantissa bit (E2M3: three); the scale over an NVFP4 tensor is stored as its
                          reciprocal, 6 · 448 / amax (compressed-tensors 0.20, llm-compressor)
-    TORCHAO              scales of at least the format's epsilon, E4M3 of at least 2^-6 (torchao 0.18)
-    GGUF                 a scale may be 0, and a block of zeros has that scale (llama.cpp)
-    BITSANDBYTES         likewise (bitsandbytes)
+                         a block of zeros has the zero point 0
+    TORCHAO              scales of at least the format's smallest normal number, which a block of zeros has
+                         (torchao 0.18)
+    ZERO                 a scale may be 0, and a block of zeros has that scale (GGUF, bitsandbytes, torchao's
+                         Float8Tensor)
     """
 
     OWN = ""
     COMPRESSED_TENSORS = "ct"
     TORCHAO = "torchao"
-    GGUF = "gguf"
-    BITSANDBYTES = "bitsandbytes"
+    ZERO = "zero"
 
     @property
-    def label(self) -> str:
-        return self.name.lower().replace("_", "-") if self is not Convention.GGUF else "GGUF"
+    def words(self) -> str:
+        """What a sentence says about scales by this convention."""
+        return {
+            "ct": "by the rules of compressed-tensors",
+            "torchao": "by torchao's rules",
+            "zero": "or 0",
+        }.get(self.value, "")
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,8 @@ class ScaleRule:
             raise ValueError("two-level scaling is defined for E4M3 block scales (NVFP4)")
         if self.format.torch_dtype is None:
             raise ValueError(f"torch has no dtype to store {self.format.label} scales in")
-        if self.convention in (Convention.GGUF, Convention.BITSANDBYTES) and not self.format.has_zero:
-            raise ValueError(f"{self.convention.label}'s scales may be 0, which {self.format.label} has not")
+        if self.convention is Convention.ZERO and not self.format.has_zero:
+            raise ValueError(f"{self.format.label} has no zero, so that scales of it cannot be 0")
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -99,7 +105,7 @@ class ScaleRule:
         if self.convention is Convention.OWN or self.format is E8M0:
             return self.format.smallest_subnormal
         if self.convention is Convention.TORCHAO:
-            return self.format.smallest_normal if self.format is E4M3 else self.format.eps
+            return self.format.smallest_normal
         return 0.0
 
     def empty(self, fmt: Format) -> float:

@@ -269,7 +269,10 @@ def _zero_points(clip_range: Range, scale: Tensor, scheme: Scheme) -> Tensor | N
     zero = fmt.qmin - low
     if scheme.codes.bfloat16:
         zero = through_bfloat16(fmt.qmin - through_bfloat16(low))
-    return zero.round().clamp(fmt.qmin, fmt.qmax).to(torch.int8)
+    zero = zero.round().clamp(fmt.qmin, fmt.qmax)
+    if scheme.scale is not None and scheme.scale.convention is Convention.COMPRESSED_TENSORS:
+        zero = torch.where(_is_empty(clip_range, scheme), torch.zeros_like(zero), zero)
+    return zero.to(torch.int8)
 
 
 def _offsets(clip_range: Range, raw: Tensor, stored: Tensor, scheme: Scheme) -> Tensor | None:

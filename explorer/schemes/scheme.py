@@ -22,7 +22,6 @@ from explorer.schemes.rules import (
     CODE_SENTENCES,
     OWN_CODES,
     CodeRule,
-    Convention,
     MappingType,
     ScaleRule,
     Ties,
@@ -243,8 +242,7 @@ class Scheme:
         text += " and an integer zero point, so 0 stays exact" if self.asymmetric else ""
         text += " and an offset in the same format" if self.mapping.has_offset else ""
         text += f" ({self.scale.exponent.name} rule)" if self.scale.exponent else ""
-        convention = self.scale.convention
-        text += f" by {convention.label}'s rules" if convention is not Convention.OWN else ""
+        text += f" {self.scale.convention.words}" if self.scale.convention.words else ""
         return text + (", and one FP32 scale lies over the whole tensor" if self.scale.per_tensor else "")
 
     def _sharing_words(self) -> str:

@@ -109,15 +109,15 @@ def _codebooks() -> list[Scheme]:
     ]  # fmt: skip
 
 
-_CT, _GGUF = Convention.COMPRESSED_TENSORS, Convention.GGUF
+_CT, _ZERO = Convention.COMPRESSED_TENSORS, Convention.ZERO
 _UP = CodeRule(reciprocal=True, unrounded=True, ties=Ties.UP)
 
 
 def _of_other_libraries() -> list[Scheme]:
     """What other libraries store, bit for bit: docs/conformance.md."""
     f, bf16_ct = FORMATS, ScaleRule(float_format("bfloat16"), convention=_CT)
-    gguf, in_bf16 = ScaleRule(float_format("float16"), convention=_GGUF), CodeRule(bfloat16=True)
-    bnb = ScaleRule(convention=Convention.BITSANDBYTES)
+    gguf, in_bf16 = ScaleRule(float_format("float16"), convention=_ZERO), CodeRule(bfloat16=True)
+    bnb = ScaleRule(convention=_ZERO)
     rows = [
         Scheme("int8_row_vllm", "INT8 per row, as vLLM", f["int8"], _ROW, bf16_ct, _FULL, codes=in_bf16),
         Scheme("int4_group128_vllm", "INT4 group 128, as vLLM", f["int4"], (1, 128), bf16_ct, _FULL,

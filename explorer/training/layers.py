@@ -296,7 +296,7 @@ def _reason_to_leave(layer: nn.Linear) -> str:
     """What a ``QuantLinear`` in place of ``layer`` would lose; empty if nothing."""
     if "weight" not in layer._parameters:
         return "has a parametrization of its weight (weight_norm, spectral_norm, pruning), which would vanish"
-    if type(layer).forward is not nn.Linear.forward:
+    if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
         return f"is a {type(layer).__name__} with a forward of its own"
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return "has hooks, which would vanish: register them afterwards" if any(hooks) else ""

@@ -90,6 +90,13 @@ def hooked() -> nn.Module:
     return nn.Sequential(layer, nn.Linear(8, 4))
 
 
+def patched() -> nn.Module:
+    """As accelerate and compressed-tensors do it."""
+    layer = nn.Linear(32, 8)
+    layer.forward = lambda x: 2 * nn.Linear.forward(layer, x)  # type: ignore[method-assign]
+    return nn.Sequential(layer, nn.Linear(8, 4))
+
+
 class Doubled(nn.Linear):
     """A layer that computes something else than a linear layer does."""
 
@@ -105,6 +112,7 @@ class Doubled(nn.Linear):
         (pruned, "0", "parametrization"),
         (hooked, "0", "hooks"),
         (lambda: nn.Sequential(Doubled(32, 8), nn.Linear(8, 4)), "0", "forward of its own"),
+        (patched, "0", "forward of its own"),
     ],
 )
 def test_what_a_quantized_layer_would_lose_is_refused(

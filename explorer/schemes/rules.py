@@ -60,11 +60,14 @@ class Convention(enum.Enum):
     @property
     def words(self) -> str:
         """What a sentence says about scales by this convention."""
-        return {
-            "ct": "by the rules of compressed-tensors",
-            "torchao": "by torchao's rules",
-            "zero": "or 0",
-        }.get(self.value, "")
+        return _CONVENTION_WORDS.get(self.value, "")
+
+
+_CONVENTION_WORDS = {
+    "ct": "by the rules of compressed-tensors",
+    "torchao": "by torchao's rules",
+    "zero": "or 0",
+}
 
 
 @dataclass(frozen=True)

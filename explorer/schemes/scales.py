@@ -115,6 +115,8 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
     """
     if scheme.scale is None:
         return Scales(torch.ones_like(clip_range.high), None, None)
+    if scheme.codes.bfloat16:
+        clip_range = Range(through_bfloat16(clip_range.low), through_bfloat16(clip_range.high))
     raw, tensor_scale = _raw_scale(clip_range, scheme), None
     if scheme.scale.exponent is not None:
         stored = _power_of_two(clip_range.amax, scheme)
@@ -204,7 +206,7 @@ def tensor_scale_for(amax: Tensor, scheme: Scheme) -> Tensor:
     largest = amax.amax() if amax.numel() else amax.new_zeros(())
     full = scheme.format.max * E4M3.max / scheme.calibrator.headroom
     if scheme.scale is not None and scheme.scale.divides_by_tensor_scale:
-        inverse = torch.full_like(largest, full) / largest.clamp(min=SMALLEST_TENSOR_SCALE)
+        inverse = largest.clamp(min=SMALLEST_TENSOR_SCALE).reciprocal() * full
         return torch.where(inverse.isinf(), torch.ones_like(inverse), inverse)
     scale = _divide(largest, full).clamp(min=SMALLEST_TENSOR_SCALE)
     return torch.where(largest == 0, torch.ones_like(scale), scale)

@@ -13,7 +13,7 @@ import itertools
 from torch import Tensor
 
 from explorer.methods.awq import ALPHAS, awq
-from explorer.methods.gptq import gptq
+from explorer.methods.gptq import DAMPINGS, Order, gptaq, gptq
 from explorer.methods.hqq import GroupOffset, hqq
 from explorer.methods.layer import Diagonal, QuantizedLayer, check_layer
 from explorer.methods.llm_int8 import OutlierColumns, llm_int8
@@ -27,6 +27,8 @@ from explorer.schemes import Scheme
 
 RTN = RoundingMethod("rtn", "round to nearest", "", "rounds every weight by itself", rtn)
 """The baseline, and what rounds where a combination names no rounding method."""
+_ACT_ORDER = functools.partial(gptq, order=Order.ENERGY)
+_OVER_DAMPING = ObjectiveAxis("damping", DAMPINGS, log=True)
 _OVER_ALPHA = ObjectiveAxis("α", ALPHAS)
 _OVER_ITERATIONS = ObjectiveAxis("share of the iterations")
 
@@ -36,11 +38,23 @@ METHODS: dict[str, Method] = {
         RTN,
         RoundingMethod("gptq", "GPTQ", "arXiv 2210.17323",
                        "lets the weights still to be rounded make up for each rounding error",
-                       gptq, needs_tokens=True),
+                       gptq, needs_tokens=True, objective=_OVER_DAMPING),
         RoundingMethod("gptq_order", "GPTQ, act-order", "arXiv 2210.17323",
                        "rounds the columns with the most activation energy first, while all others "
                        "can still make up for them",
-                       functools.partial(gptq, act_order=True), needs_tokens=True),
+                       _ACT_ORDER, needs_tokens=True, objective=_OVER_DAMPING),
+        RoundingMethod("gptq_gar", "GPTQ, group-aware order", "arXiv 2505.14638",
+                       "rounds the groups and their columns with the most activation energy first, and "
+                       "leaves groups whole",
+                       functools.partial(gptq, order=Order.GROUPS), needs_tokens=True,
+                       objective=_OVER_DAMPING),
+        RoundingMethod("gptq_sequential", "GPTQ, act-order, sequential", "arXiv 2210.17323",
+                       "makes up for rounding errors on the inputs that the layers quantized before give",
+                       _ACT_ORDER, needs_tokens=True, objective=_OVER_DAMPING, sequential=True),
+        RoundingMethod("gptaq", "GPTAQ", "arXiv 2504.02692",
+                       "also makes up for what the layers quantized before changed in the inputs",
+                       _ACT_ORDER, needs_tokens=True, objective=_OVER_DAMPING, sequential=True,
+                       round_pair=gptaq),
         RoundingMethod("awq", "AWQ", "arXiv 2306.00978",
                        "enlarges the input channels with large activations before rounding",
                        awq, transform=Diagonal, objective=_OVER_ALPHA),
@@ -126,12 +140,20 @@ def choices() -> dict[str, str]:
 
 
 def apply(
-    name: str, weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
+    name: str,
+    weight: Tensor,
+    scheme: Scheme,
+    activations: Tensor,
+    progress: Progress | None = None,
+    *,
+    original: Tensor | None = None,
 ) -> QuantizedLayer:
     """Quantize ``weight`` [N, K] for ``activations`` [tokens, K] by a method of ``METHODS`` or a
     combination "a+b".
 
-    Without a rounding method in it, a combination rounds to nearest. ``ValueError`` for unknown names, shapes
+    Without a rounding method in it, a combination rounds to nearest. In a model whose layers before this one
+    are quantized, ``activations`` are what they give, and ``original`` [tokens, K] what the same tokens gave
+    in the original model: methods with ``round_pair`` look at both. ``ValueError`` for unknown names, shapes
     that do not match, and schemes that the method cannot serve.
     """
     rows = names_in(name)
@@ -142,7 +164,12 @@ def apply(
         if isinstance(row, TransformMethod):
             transforms.append(row.find(w, x))
             w, x = transforms[-1].weight(w), transforms[-1].inputs(x)
-    layer = rounding_in(name).round(w, scheme, x, progress)
+    rounding = rounding_in(name)
+    if original is None or rounding.round_pair is None:
+        layer = rounding.round(w, scheme, x, progress)
+    else:
+        wanted = functools.reduce(lambda inputs, t: t.inputs(inputs), transforms, original.float())
+        layer = rounding.round_pair(w, scheme, x, wanted, progress)
     for row in rows:
         if isinstance(row, CorrectionMethod):
             layer = layer.with_residue(row.find(layer, w, x))

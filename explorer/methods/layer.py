@@ -109,7 +109,7 @@ class QuantizedLayer:
     """``q`` holds the weight in the basis that ``transforms`` lead to, in their order; ``residues`` add to
     it.
 
-    ``objective`` is what the method minimised, as it went: GPTQ's loss per block of columns, AWQ's over α,
+    ``objective`` is what the method minimised, as it went: GPTQ's error over the damping, AWQ's over α,
     HQQ's per iteration. ``snapshots`` [blocks, rows, columns]: GPTQ's first rows after some of its blocks.
     """
 

@@ -12,8 +12,8 @@ import copy
 import fnmatch
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 
 import torch
 from scipy.stats import spearmanr
@@ -92,6 +92,10 @@ class OriginalModel:
         chosen = [n for n in names if not any(fnmatch.fnmatch(n, pattern) for pattern in self.keep)]
         return capture(self.model, calibration_texts(), chosen, self.tokens)
 
+    def inputs_in(self, model: Model, name: str) -> Tensor:
+        """float32 [tokens, K]: what the layer ``name`` gets in another ``model``, for the same tokens."""
+        return capture(model, calibration_texts(), [name], self.tokens)[0].activations
+
 
 def needs_inputs(method: str) -> bool:
     """Whether layers' inputs have to be captured for ``method``, or a layer needs no more than its weight."""
@@ -131,12 +135,15 @@ def evaluate_embeddings(
     start = time.perf_counter()
     network = copy.deepcopy(original.model.network)
     if layers:
-        bits = quantize_model(network, layers, method, scheme, activations)
+        now = replace(original.model, network=network)
+        bits = quantize_model(
+            network, layers, method, scheme, activations, inputs_now=partial(original.inputs_in, now)
+        )
         weights = sum(layer.weight.numel() for layer in layers)
     else:
         bits, weights = _round_to_nearest(network, scheme, activations, original.keep)
     model = original.model
-    after = embed(Model(network, model.tokenizer, model.device, model.name), original.texts or sentences())
+    after = embed(replace(model, network=network), original.texts or sentences())
     cosine = (before * after).sum(1)
     nearest = [_similarities(e).fill_diagonal_(-2.0).argmax(1) for e in (before, after)]
     return EmbeddingDrift(

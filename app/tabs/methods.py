@@ -231,7 +231,8 @@ def _build_results(status: Control) -> MethodsView:
     with gr.Row():
         objectives = plot_card(
             "Objectives",
-            "what methods minimise: AWQ's error over α, HQQ's norm by iteration",
+            "what methods minimise: GPTQ's error over its damping, on tokens held back from its Hessian "
+            "(dotted, axis above), AWQ's error over α, HQQ's norm by iteration",
             "methods-objectives",
         )
         channel = plot_card(

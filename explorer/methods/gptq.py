@@ -10,9 +10,9 @@ The rows of H⁻¹ that it needs, each after the columns before it were removed,
 factor U of H⁻¹ = UᵀU (their step 3). ``round_columns`` is their Algorithm 1: columns in blocks, whose effect
 on all later columns is added at once (their step 2), which changes nothing but the time.
 
-H is of a few hundred tokens, and has to be damped: a share of its mean diagonal is added to its diagonal. The
-paper's share of 0.01 is too small for few tokens, and a larger one wrong where one input channel dominates, so
-that it is chosen here as AWQ chooses α: by the error of the output, of tokens that H has not seen.
+H has to be damped: a share of its mean diagonal is added to its diagonal. The paper's share of 0.01 is too
+small for a few hundred tokens, and a larger one is wrong where one input channel dominates, so that it is
+chosen here as AWQ chooses α: by the error of the output, for tokens that H has not seen.
 
 GPTAQ (Y. Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", arXiv
 2504.02692) minimises ‖ŴX̂ - WX‖² instead: the layer gets X̂ from the layers quantized before it, and should
@@ -44,6 +44,7 @@ DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 CHOICE_ROWS = 128
 """Rows of a weight, evenly spread, that damping is chosen on: output channels agree on it."""
 RETRIES = 6
+SMALL_TRIANGLE = 128
 SNAPSHOTS, SNAPSHOT_ROWS = 12, 24
 
 
@@ -110,8 +111,7 @@ def gptq(
     order that columns are rounded in. ``ValueError`` for schemes with blocks that span rows or without
     scales, and for shapes that do not match.
     """
-    inputs = Inputs(activations, activations)
-    return _quantize(weight, scheme, inputs, progress, damping, order, block)
+    return _quantize(weight, scheme, Inputs(activations), progress, damping, order, block)
 
 
 def gptaq(
@@ -130,33 +130,32 @@ def gptaq(
 
     With the same tensor for both it is ``gptq``.
     """
-    inputs = Inputs(activations, original)
-    return _quantize(weight, scheme, inputs, progress, damping, order, block)
+    return _quantize(weight, scheme, Inputs(activations, original), progress, damping, order, block)
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a layer's inputs are, ``seen`` [tokens, K], and those whose output it should give, ``wanted``:
-    X̂ and X."""
+    """A layer's inputs X̂ = ``seen`` [tokens, K]; X = ``original``, where its output should be that of other
+    inputs."""
 
     seen: Tensor
-    wanted: Tensor
+    original: Tensor | None = None
 
-    def halves(self) -> tuple[Inputs, Inputs]:
-        """The first half of the tokens, and the second."""
-        half = len(self.seen) // 2
-        return Inputs(self.seen[:half], self.wanted[:half]), Inputs(self.seen[half:], self.wanted[half:])
+    @property
+    def wanted(self) -> Tensor:
+        """The inputs whose output the layer should give."""
+        return self.seen if self.original is None else self.original
 
-    def hessian(self) -> Tensor:
-        """float64 [K, K] of ``seen``."""
-        return hessian(self.seen)
+    def part(self, tokens: slice) -> Inputs:
+        """The same of some tokens."""
+        return Inputs(self.seen[tokens], None if self.original is None else self.original[tokens])
 
     def asymmetry(self) -> Tensor | None:
-        """float64 [K, K]: (X - X̂)X̂ᵀ at the scale of the Hessian; None where both are the same tensor."""
-        if self.seen is self.wanted:
+        """float64 [K, K]: (X - X̂)X̂ᵀ at the scale of the Hessian of X̂; None where there is no X beside it."""
+        if self.original is None:
             return None
         seen = self.seen.double()
-        return (self.wanted.double() - seen).t() @ seen * (2 / len(seen))
+        return (self.original.double() - seen).t() @ seen * (2 / len(seen))
 
 
 def _quantize(
@@ -217,7 +216,7 @@ class Columns:
         dampings: Sequence[float],
         largest: Tensor,
     ) -> None:
-        h = inputs.hessian()
+        h = hessian(inputs.seen)
         energy = torch.diagonal(h).clone()
         dead = energy == 0
         mean = energy.sum() / (~dead).sum() if not bool(dead.all()) else torch.ones_like(energy[0])
@@ -259,9 +258,7 @@ class Columns:
         """
         weights = self.w[:, j : j + width].clone()
         if j + width > block.stop:
-            self.compensate(
-                weights[:, block.stop - j :], slice(block.stop, j + width), slice(block.start, j)
-            )
+            self.compensate(weights[:, block.stop - j :], slice(block.stop, j + width), slice(block.start, j))
         return weights
 
     def rounded(self) -> Tensor:
@@ -299,13 +296,28 @@ def _inverse_factor(h: Tensor, shifts: Tensor, mean: Tensor) -> Tensor:
     for _ in range(RETRIES):
         factor, failed = torch.linalg.cholesky_ex(h.flip(0, 1) + shifts[:, None, None] * eye)
         if not int(failed.sum()):
-            identity = eye.expand_as(factor)
-            return torch.linalg.solve_triangular(factor, identity, upper=False).flip(1, 2).contiguous()
+            return _lower_inverse(factor).flip(1, 2)
         shifts = torch.where(failed == 0, shifts, shifts.clamp(min=1e-4 * mean) * 10)
     raise ValueError(
         "the activations' Hessian has no Cholesky factor even with strong damping: "
         "too few tokens, or values of wild size"
     )
+
+
+def _lower_inverse(lower: Tensor) -> Tensor:
+    """The inverses of lower triangular matrices [..., K, K], by halves: a third of the work of solving for
+    the identity, all of it in products."""
+    k = lower.shape[-1]
+    if k <= SMALL_TRIANGLE:
+        identity = torch.eye(k, dtype=lower.dtype, device=lower.device).expand_as(lower)
+        return torch.linalg.solve_triangular(lower, identity, upper=False)
+    first, second = slice(0, k // 2), slice(k // 2, k)
+    inverse = torch.zeros_like(lower)
+    inverse[..., first, first] = _lower_inverse(lower[..., first, first])
+    inverse[..., second, second] = _lower_inverse(lower[..., second, second])
+    below = inverse[..., second, second] @ lower[..., second, first] @ inverse[..., first, first]
+    inverse[..., second, first] = -below
+    return inverse
 
 
 def _held_out_errors(
@@ -319,7 +331,8 @@ def _held_out_errors(
         return ()
     n, k = weight.shape
     rows = weight[torch.linspace(0, n - 1, min(n, CHOICE_ROWS), device=weight.device).round().long()]
-    fitted, held_out = inputs.halves()
+    half = len(inputs.seen) // 2
+    fitted, held_out = inputs.part(slice(half)), inputs.part(slice(half, None))
     columns = Columns(rows, scheme, fitted, order, DAMPINGS, weight.abs().amax())
     round_columns(columns, block, lambda _, done: progress(done, k) if progress is not None else None)
     exact = held_out.wanted.double() @ rows.double().t()

@@ -74,6 +74,7 @@ def _context() -> dict[str, Any]:
         "training": recorded_training(),
         "gradients": recorded_gradients(),
         "method_tokens": embeddings.TOKENS,
+        "sample_count": embeddings.SAMPLES,
         "schemes_compared": embeddings.METHODS_SCHEMES,
         "tables": tables,
         "facts": facts,

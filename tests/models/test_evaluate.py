@@ -16,8 +16,10 @@ from explorer import SCHEMES, load_matrix
 from explorer.methods import apply
 from explorer.models.capture import Model, capture, linear_layers, load_model, save_captured
 from explorer.models.evaluate import (
+    SAMPLES,
     OriginalModel,
     _rank_correlation,
+    calibration_texts,
     embed,
     evaluate_embeddings,
     sentences,
@@ -53,6 +55,15 @@ def test_more_bits_drift_less(encoder: Model) -> None:
     kept = evaluate_embeddings(partly, SCHEMES["int2_group128"])
     assert kept.cosine > drifts[3].cosine and kept.megabytes < drifts[3].megabytes
     assert torch.equal(embed(encoder, texts), original.embeddings), "the model itself was changed"
+
+
+def test_samples_of_calibration_texts_share_no_sentence(encoder: Model) -> None:
+    """Else their spread says too little; each is long enough for what docs/ and pages capture, and none is
+    among the sentences that embeddings are compared of."""
+    samples = [calibration_texts(sample) for sample in range(SAMPLES)]
+    every = [text for sample in samples for text in sample]
+    assert len(set(every)) == len(every) and not set(every) & set(sentences())
+    assert all(sum(len(encoder.tokenizer(text).input_ids) for text in sample) >= 512 for sample in samples)
 
 
 def test_sentences_that_say_the_same_are_near(encoder: Model) -> None:
@@ -111,7 +122,7 @@ def test_methods_on_a_whole_model(encoder: Model) -> None:
     plain = evaluate_embeddings(original, scheme)
     methods = ("gptq", "awq_clip", "rotation+gptq", "llm_int8", "lqer", "gptq+lqer")
     drifts = {method: evaluate_embeddings(original, scheme, method) for method in methods}
-    assert all(1 - drift.cosine < 0.8 * (1 - plain.cosine) for drift in drifts.values()), drifts
+    assert all(1 - drift.cosine < 0.95 * (1 - plain.cosine) for drift in drifts.values()), drifts
     assert drifts["gptq"].bits == pytest.approx(plain.bits, abs=1e-3)
     assert drifts["gptq+lqer"].cosine > drifts["gptq"].cosine
     assert torch.equal(embed(encoder, original.texts), original.embeddings)

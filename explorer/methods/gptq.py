@@ -16,8 +16,8 @@ chosen here as AWQ chooses α: by the error of the output, for tokens that H has
 
 GPTAQ (Y. Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", arXiv
 2504.02692) minimises ‖ŴX̂ - WX‖² instead: the layer gets X̂ from the layers quantized before it, and should
-give what it would for X. H is that of X̂, and rounding column q also makes up for w_q(X - X̂)_q in the columns
-after it, by their least squares solution w_q·P_q with
+give what it would for X. H is that of X̂, and rounding column q also makes up for w_q(X - X̂)_q in the
+columns after it, by their least squares solution w_q·P_q with
 
     P_q = (X - X̂)_q X̂_Fᵀ (X̂_F X̂_Fᵀ)⁻¹,   F the columns after q,   P = ((X - X̂)X̂ᵀUᵀ above the diagonal)·U
 """
@@ -43,6 +43,8 @@ DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """The shares of the Hessian's mean diagonal that are tried."""
 CHOICE_ROWS = 128
 """Rows of a weight, evenly spread, that damping is chosen on: output channels agree on it."""
+CHOICE_ELEMENTS = 1 << 27
+"""Elements of the Cholesky factors, 1 GiB in float64, for dampings that are tried side by side."""
 RETRIES = 6
 SMALL_TRIANGLE = 128
 SNAPSHOTS, SNAPSHOT_ROWS = 12, 24
@@ -151,7 +153,7 @@ class Inputs:
         return Inputs(self.seen[tokens], None if self.original is None else self.original[tokens])
 
     def asymmetry(self) -> Tensor | None:
-        """float64 [K, K]: (X - X̂)X̂ᵀ at the scale of the Hessian of X̂; None where there is no X beside it."""
+        """float64 [K, K]: (X - X̂)X̂ᵀ at the scale of the Hessian; None where there is no X beside X̂."""
         if self.original is None:
             return None
         seen = self.seen.double()
@@ -173,8 +175,8 @@ def _quantize(
     block = block or min(128, max(16, k // SNAPSHOTS))
     objective: tuple[float, ...] = ()
     if damping is None:
-        choosing = None if progress is None else partial(_part_of, progress, 0)
-        progress = None if progress is None else partial(_part_of, progress, 1)
+        choosing = None if progress is None else partial(_part_of, progress, 0, 2)
+        progress = None if progress is None else partial(_part_of, progress, 1, 2)
         objective = _held_out_errors(w, scheme, inputs, order, block, choosing)
         damping = DAMPINGS[objective.index(min(objective))] if objective else DAMPINGS[-1]
     columns = Columns(w, scheme, inputs, order, (damping,), largest)
@@ -325,7 +327,8 @@ def _held_out_errors(
 ) -> tuple[float, ...]:
     """‖Y - Ŷ‖ / ‖Y‖ on the second half of the tokens, fitted to the first half, for each of ``DAMPINGS``.
 
-    All dampings are tried at once, on some of the rows. Empty for a single token, which has no halves.
+    As many dampings are tried at once as memory allows, on some of the rows. Empty for a single token, which
+    has no halves.
     """
     if len(inputs.seen) < 2:
         return ()
@@ -333,11 +336,17 @@ def _held_out_errors(
     rows = weight[torch.linspace(0, n - 1, min(n, CHOICE_ROWS), device=weight.device).round().long()]
     half = len(inputs.seen) // 2
     fitted, held_out = inputs.part(slice(half)), inputs.part(slice(half, None))
-    columns = Columns(rows, scheme, fitted, order, DAMPINGS, weight.abs().amax())
-    round_columns(columns, block, lambda _, done: progress(done, k) if progress is not None else None)
     exact = held_out.wanted.double() @ rows.double().t()
-    lost = (held_out.seen.double() @ columns.rounded().mT - exact).square().sum((1, 2))
-    return tuple((lost / exact.square().sum().clamp(min=1e-300)).sqrt().tolist())
+    at_once = max(1, CHOICE_ELEMENTS // k**2)
+    passes = [DAMPINGS[start : start + at_once] for start in range(0, len(DAMPINGS), at_once)]
+    errors: list[float] = []
+    for index, dampings in enumerate(passes):
+        columns = Columns(rows, scheme, fitted, order, dampings, weight.abs().amax())
+        part = None if progress is None else partial(_part_of, progress, index, len(passes))
+        round_columns(columns, block, _reporting(part, k))
+        lost = (held_out.seen.double() @ columns.rounded().mT - exact).square().sum((1, 2))
+        errors += (lost / exact.square().sum().clamp(min=1e-300)).sqrt().tolist()
+    return tuple(errors)
 
 
 class _Film:
@@ -356,6 +365,10 @@ class _Film:
             self.progress(done, self.k)
 
 
-def _part_of(progress: Progress, part: int, done: int, total: int) -> None:
-    """Progress of the first or the second of two passes over the columns."""
-    progress(part * total + done, 2 * total)
+def _reporting(progress: Progress | None, k: int) -> AfterBlock:
+    return lambda _, done: progress(done, k) if progress is not None else None
+
+
+def _part_of(progress: Progress, part: int, parts: int, done: int, total: int) -> None:
+    """Progress of one of several equal parts of an operation."""
+    progress((part * total + done) // parts, total)

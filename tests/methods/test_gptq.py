@@ -92,7 +92,7 @@ def test_the_block_of_columns_changes_nothing(group: str, order: Order) -> None:
 
 
 def test_damping_is_chosen_on_tokens_that_the_hessian_has_not_seen(
-    layer: Callable[..., tuple[Tensor, Tensor]],
+    layer: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """200 tokens of 384 channels: else GPTQ fits them, and does worse on others than rounding.
 
@@ -109,6 +109,8 @@ def test_damping_is_chosen_on_tokens_that_the_hessian_has_not_seen(
         assert error == pytest.approx(output_error(w, half, x[100:200]) ** 0.5, rel=0.02)
     best = DAMPINGS[chosen.objective.index(min(chosen.objective))]
     assert torch.equal(gptq(w, scheme, x[:200], damping=best).q.packed, chosen.q.packed)
+    monkeypatch.setattr(sys.modules[gptq.__module__], "CHOICE_ELEMENTS", 2 * 384**2)
+    assert gptq(w, scheme, x[:200]).objective == pytest.approx(chosen.objective), "two dampings at a time"
     assert fixed.objective == () and gptq(w, scheme, x[:1]).objective == ()
 
 
@@ -208,7 +210,9 @@ def test_on_a_real_layer_and_held_out_inputs(layer: Callable[..., tuple[Tensor, 
     calibration, held_out = x[:200], x[200:]
     done: list[tuple[int, int]] = []
     quantized = gptq(w, SCHEMES["int4_group128"], calibration, progress=lambda a, b: done.append((a, b)))
-    assert done == sorted(done) and done[-1] == (768, 768) and (384, 768) in done, "two passes"
+    assert done == sorted(done) and done[-1] == (384, 384) and (192, 384) in done, (
+        "the choice, then the layer"
+    )
     assert quantized.snapshots is not None and quantized.snapshots.shape == (12, 24, 384)
     rounded = quantized.q.dequantize()
     assert torch.equal(quantized.snapshots[-1], rounded[:24]), "the last snapshot is the dequantized weight"

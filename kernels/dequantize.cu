@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_runs(
     Stored{scales, zeros, tensor_scale}.read(cell, step, zero);
     Results<T, RUN> results;
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) results.value[i] = from_float<T>(restore(code_at<Q>(word, i), step, zero));
+    for (int i = 0; i < RUN; ++i) results.value[i] = restored_as<T>(restore(code_at<Q>(word, i), step, zero));
     if constexpr (staged) {
         if (whole_warp) {
             uint4* to = reinterpret_cast<uint4*>(out + first_of_warp * RUN);
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(128) dequantize_columns(
         Results<T, RUN> results;
 #pragma unroll
         for (int i = 0; i < RUN; ++i)
-            results.value[i] = from_float<T>(restore(code_at<Q>(word, i), step[i], zero[i]));
+            results.value[i] = restored_as<T>(restore(code_at<Q>(word, i), step[i], zero[i]));
         results.store(out + row * columns + column);
     }
 }
@@ -98,5 +98,5 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_any(
     uint32_t code = code_in_row<Q>(packed + row * row_bytes, column, row_bytes);
     float step, zero;
     Stored{scales, zeros, tensor_scale}.read(blocks.cell_from(blocks.first_cell(row), column), step, zero);
-    out[at] = from_float<T>(restore(code, step, zero));
+    out[at] = restored_as<T>(restore(code, step, zero));
 }

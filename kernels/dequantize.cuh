@@ -8,7 +8,7 @@
 using Q = CODEC;
 
 // A codebook of 16 levels is looked up in shared memory, where the 16 words lie in 16 banks.
-constexpr bool kTable = std::is_same_v<Q, CodebookCodec<Nf4>>;
+constexpr bool kTable = !Q::is_integer && Q::bits == 4 && Q::mantissa == 0;
 __shared__ float table[kTable ? 16 : 1];
 
 __device__ __forceinline__ void fill_table() {

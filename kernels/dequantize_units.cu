@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_units(
                 held = cell;
                 stored.read(cell, step, zero);
             }
-            stage[warp][lane * stride + i] = from_float<T>(restore(code_at<Q>(&word, i), step, zero));
+            stage[warp][lane * stride + i] = restored_as<T>(restore(code_at<Q>(&word, i), step, zero));
         }
     }
     __syncwarp();

@@ -33,11 +33,11 @@ __device__ __forceinline__ void for_each(
 template <int N>
 __device__ __forceinline__ void store(T* out, const float (&v)[N]) {
     if constexpr (N == 1) {
-        out[0] = from_float<T>(v[0]);
+        out[0] = restored_as<T>(v[0]);
     } else {
         Results<T, N> results;
 #pragma unroll
-        for (int k = 0; k < N; ++k) results.value[k] = from_float<T>(v[k]);
+        for (int k = 0; k < N; ++k) results.value[k] = restored_as<T>(v[k]);
         results.store(out);
     }
 }

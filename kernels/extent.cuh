@@ -103,7 +103,8 @@ struct Extent {
         }
     }
 
-    __device__ __forceinline__ void report(int* nonfinite) const {
-        if (poison != poison) *nonfinite = 1;
+    // NaN or Inf, or a range so large that restored values could overflow.
+    __device__ __forceinline__ void report(int* unusable) const {
+        if (poison != poison || fmaxf(low, high) > power_of_two(127)) *unusable = 1;
     }
 };

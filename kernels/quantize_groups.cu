@@ -15,7 +15,7 @@ using T = ELEMENT;
 
 // ``runs``: of the matrix; ``lanes``: threads a block of the scheme, one run each.
 extern "C" __global__ void __launch_bounds__(256) quantize_groups(
-    const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax, int* nonfinite,
+    const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax, int* unusable,
     uint64_t runs, int lanes, uint64_t seed) {
     uint64_t run = thread_index();
     bool live = run < runs;
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) quantize_groups(
     Extent extent;
     extent.clear();
     extent.add_run(values);
-    extent.report(nonfinite);
+    extent.report(unusable);
     extent.merge_lanes(lanes);
     if (!live) return;
     uint64_t cell = run >> (__ffs(lanes) - 1);

@@ -20,7 +20,7 @@ constexpr int kTwoBlocksWords = 24;
 constexpr int kThreadBlocks = KEPT > 1 && Run<T, RUN>::words * KEPT > kTwoBlocksWords ? 1 : 2;
 
 extern "C" __global__ void __launch_bounds__(THREADS, kThreadBlocks) quantize_tile(
-    const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* nonfinite, Blocks blocks,
+    const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* unusable, Blocks blocks,
     uint64_t row_bytes, uint64_t seed) {
     Cell tile = blocks.at(blockIdx.x);
     int across = int(tile.wide) / RUN, tall = int(tile.tall);
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, kThreadBlocks) quantize_ti
         int run = threadIdx.x + k * blockDim.x;
         if (run < tall * across) extent.add_run(kept[k]);
     }
-    extent.report(nonfinite);
+    extent.report(unusable);
     extent.merge_block();
     __shared__ float settled[2];
     if (threadIdx.x < 32) {

@@ -18,7 +18,7 @@ __device__ __forceinline__ void raise(float* target, float value) {
 
 // Two runs are loaded before either is used: more bytes in flight.
 extern "C" __global__ void __launch_bounds__(256, 2) tensor_range(
-    const T* x, float* range, int* nonfinite, uint64_t elements) {
+    const T* x, float* range, int* unusable, uint64_t elements) {
     uint64_t first = thread_index(), stride = thread_count();
     uint64_t runs = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? elements / RUN : 0, run = first;
     Extent extent;
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) tensor_range(
         extent.add_run(a);
     }
     for (uint64_t i = runs * RUN + first; i < elements; i += stride) extent.add(to_float(x[i]));
-    extent.report(nonfinite);
+    extent.report(unusable);
     extent.merge_block();
     if (threadIdx.x) return;
     if constexpr (kMean) {
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) tensor_range(
 
 // Cells are ``width`` columns wide; blockIdx.y walks the rows.
 extern "C" __global__ void __launch_bounds__(128) column_range(
-    const T* x, float* range, int* nonfinite, uint64_t rows, uint64_t columns, uint64_t cells, int width) {
+    const T* x, float* range, int* unusable, uint64_t rows, uint64_t columns, uint64_t cells, int width) {
     uint64_t column = thread_index() * RUN;
     if (column >= columns) return;
     Extent extent[RUN];
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(128) column_range(
     }
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
-        extent[i].report(nonfinite);
+        extent[i].report(unusable);
         uint64_t cell = (column + i) / width;
         raise(range + cells + cell, extent[i].high);
         raise(range + cell, kBothEnds ? extent[i].low : extent[i].high);
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(128) column_range(
 }
 
 extern "C" __global__ void __launch_bounds__(256) block_range(
-    const T* x, float* range, int* nonfinite, Blocks blocks, uint64_t cells) {
+    const T* x, float* range, int* unusable, Blocks blocks, uint64_t cells) {
     uint64_t cell = thread_index() >> 5;
     if (cell >= cells) return;
     Cell block = blocks.at(cell);
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256) block_range(
         c += 32;
         if (c >= block.wide) r += c / block.wide, c %= block.wide;
     }
-    extent.report(nonfinite);
+    extent.report(unusable);
     extent.merge_lanes(32);
     if (threadIdx.x & 31) return;
     if constexpr (kMean) {

@@ -14,6 +14,10 @@ template <typename Q>
 constexpr float kLowCode =
     Q::is_integer ? (MAPPING == SYMMETRIC ? -Q::max_value() : -Q::max_value() - 1.0f) : 0.0f;
 
+// Binary alone has no code for 0.
+template <typename Q>
+constexpr bool has_zero = Q::bits > 1;
+
 HD constexpr bool is_power_of_two(ScaleRule rule) { return rule >= FLOOR && rule <= EVEN; }
 
 HD float divide(float a, float b) {
@@ -66,19 +70,21 @@ struct Scale {
     float step;
 };
 
-// The scale of a block that spans [low, high]. An empty block's is 1; none is less than ``smallest``.
+// The scale of a block that spans [low, high], at least ``smallest``. An empty block's restores zeros: 1, or
+// for elements without a zero 0, or the smallest.
 template <typename Q, typename S>
 HD Scale scale_for(
     Mapping mapping, ScaleRule rule, float smallest, float low, float high, float tensor_scale) {
     if (rule == CAST) return {0, 1.0f};
     bool empty = mapping == ASYMMETRIC ? high - low == 0.0f : most(-low, high) == 0.0f;
     if (is_power_of_two(rule)) {
-        uint32_t code = 127 + (empty ? 0 : scale_exponent<Q>(rule, most(-low, high)));
+        uint32_t code = empty ? (has_zero<Q> ? 127 : 0) : 127 + scale_exponent<Q>(rule, most(-low, high));
         return {code, S::decode(code)};
     }
     float raw = raw_scale<Q>(mapping, low, high);
     if (rule == TWO_LEVEL) raw = divide(raw, tensor_scale);
-    uint32_t code = empty ? S::encode(1.0f) : S::encode(least(most(raw, smallest), S::max_value()));
+    float clamped = least(most(raw, smallest), S::max_value()), of_zeros = has_zero<Q> ? 1.0f : 0.0f;
+    uint32_t code = S::encode(empty ? of_zeros : clamped);
     float value = S::decode(code);
     return {code, rule == TWO_LEVEL ? value * tensor_scale : value};
 }

@@ -16,7 +16,7 @@ FLOORS = [
     {"explorer.schemes", "explorer.sources"},
     {"explorer.core"},
     {"explorer.analysis", "explorer.export"},
-    {"explorer.methods", "explorer.training"},
+    {"explorer.methods", "explorer.training", "explorer.conformance"},
     {"explorer.models"},
     {"explorer.bench"},
     {"explorer.figures", "explorer.cli"},

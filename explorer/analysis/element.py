@@ -54,7 +54,7 @@ def inspect_element(x: Tensor, q: QuantizedTensor, row: int, column: int) -> Ins
     scale = float(q.scales.scale[cell]) if q.scheme.scale is not None else 1.0
     code_value = float(fmt.decode(codes[:, column : column + 1])[0, 0])
     value = float(x[row, column])
-    restored = float(torch.tensor(code_value - (zero or 0), dtype=torch.float32) * torch.tensor(scale))
+    restored = _restored(q, code_value - (zero or 0), scale, cell)
     element = Inspection(
         row=row,
         column=column,
@@ -72,6 +72,13 @@ def inspect_element(x: Tensor, q: QuantizedTensor, row: int, column: int) -> Ins
         packed_hex=packed_hex(q, row, columns),
     )
     return dataclasses.replace(element, arithmetic=tuple(_arithmetic(x, q, element)))
+
+
+def _restored(q: QuantizedTensor, units: float, scale: float, cell: tuple[int, int]) -> float:
+    """scale · (value - zero point) + offset in float32, as ``dequantize`` computes it."""
+    offset = q.scales.offsets
+    product = torch.tensor(units - (q.scales.first_code if offset is not None else 0)) * torch.tensor(scale)
+    return float(product if offset is None else product + offset[cell].cpu())
 
 
 def block_index(q: QuantizedTensor, row: int, column: int) -> tuple[int, int]:
@@ -99,14 +106,16 @@ def _span(index: int, length: int, size: int | None) -> tuple[int, int]:
 
 def _arithmetic(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str, str]]:
     fmt, zero = q.scheme.format, e.zero_point
-    scaled, plus, minus = e.value / e.scale, "", short(e.code_value)
+    scaled, plus, minus, offset = _in_units(q, e), "", short(e.code_value), _offset(q, e)
     if zero is not None:
         plus, minus = f" + ({zero})", f"({minus} − ({zero}))"
+    if offset is not None and q.scales.first_code:
+        plus, minus = f" + ({q.scales.first_code})", f"({minus} − ({q.scales.first_code}))"
     if q.scheme.scale is not None:
         yield from _scaling(x, q, e)
     yield "rounded", f"{short(scaled)}{plus} → {short(e.code_value)}, code 0x{e.code:0{-(-fmt.bits // 4)}X}"
     yield "the code's value", code_formula(fmt, e.code)
-    product = f"{minus} × {short(e.scale)} = " if q.scheme.scale is not None else ""
+    product = f"{minus} × {short(e.scale)}{_added(offset)} = " if q.scheme.scale is not None else ""
     yield "restored", f"{product}{short(e.restored)}"
     relative = f" ({100 * e.error / e.value:+.3g} %)" if e.value else ""
     yield "error", f"{short(e.restored)} − {short(e.value)} = {short(e.error)}{relative}"
@@ -120,7 +129,26 @@ def _scaling(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str
     yield "scale", _scale_formula(q, block_index(q, e.row, e.column), e.scale)
     if e.zero_point is not None:
         yield "zero point", f"{e.zero_point} (the code of 0)"
-    yield "x / scale", f"{short(e.value)} / {short(e.scale)} = {short(e.value / e.scale)}"
+    offset = _offset(q, e)
+    if offset is not None:
+        yield "offset", f"{short(offset)} (the value of the code {q.scales.first_code})"
+    value = short(e.value) if offset is None else f"({short(e.value)} − ({short(offset)}))"
+    yield "x / scale", f"{value} / {short(e.scale)} = {short(_in_units(q, e))}"
+
+
+def _offset(q: QuantizedTensor, e: Inspection) -> float | None:
+    """The offset of the element's block."""
+    offsets = q.scales.offsets
+    return None if offsets is None else float(offsets[block_index(q, e.row, e.column)])
+
+
+def _added(offset: float | None) -> str:
+    return "" if offset is None else f" + ({short(offset)})"
+
+
+def _in_units(q: QuantizedTensor, e: Inspection) -> float:
+    """The value less the offset, in units of the scale; 0 under a scale of 0."""
+    return (e.value - (_offset(q, e) or 0.0)) / e.scale if e.scale else 0.0
 
 
 def _scale_formula(q: QuantizedTensor, cell: tuple[int, int], scale: float) -> str:
@@ -131,6 +159,6 @@ def _scale_formula(q: QuantizedTensor, cell: tuple[int, int], scale: float) -> s
         exponent = round(math.log2(stored))
         return f"2^{exponent} ({rule.exponent.name}), E8M0 code {exponent + 127}"
     if q.scales.tensor_scale is not None:
-        tensor_scale = short(float(q.scales.tensor_scale))
-        return f"{short(stored)} (E4M3) × {tensor_scale} (FP32, whole tensor) = {short(scale)}"
+        tensor_scale, sign = short(float(q.scales.tensor_scale)), "/" if q.scales.divided else "×"
+        return f"{short(stored)} (E4M3) {sign} {tensor_scale} (FP32, whole tensor) = {short(scale)}"
     return f"{short(stored)} ({rule.format.label})"

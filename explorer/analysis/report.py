@@ -13,6 +13,7 @@ from torch import Tensor
 
 from explorer.analysis.histograms import Histogram, code_counts, histogram, histogram_kl
 from explorer.core.backend import backend_for
+from explorer.core.blocks import ordered_sum
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import BitBudget
 
@@ -123,11 +124,15 @@ def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
     """float32 [grid] each: a value below or above these is clipped rather than rounded."""
     fmt, scale = q.scheme.format, q.scales.scale
     low, high = q.scheme.code_limits
-    if q.scales.zero_points is None:
-        margin = fmt.saturation_threshold - fmt.max
-        return scale * (low - margin), scale * (high + margin)
-    zero = q.scales.zero_points.to(torch.float32)
-    return scale * (low - 0.5 - zero), scale * (high + 0.5 - zero)
+    if q.scales.offsets is not None:
+        first = q.scales.first_code
+        return scale * (low - 0.5 - first) + q.scales.offsets, scale * (high + 0.5 - first) + q.scales.offsets
+    if q.scales.zero_points is not None:
+        zero = q.scales.zero_points.to(torch.float32)
+        return scale * (low - 0.5 - zero), scale * (high + 0.5 - zero)
+    margin = fmt.saturation_threshold - fmt.max
+    ends = scale * (low - margin), scale * (high + margin)
+    return torch.minimum(*ends), torch.maximum(*ends)  # a scale may be negative
 
 
 def _report(sums: Sums, q: QuantizedTensor, kl: float, counts: Tensor | None) -> Report:
@@ -165,8 +170,7 @@ def sqnr_db(signal: float, noise: float) -> float:
 
 def sqnr_of(truth: Tensor, approximation: Tensor) -> float:
     """``sqnr_db`` of two float64 tensors of the same shape."""
-    noise = float((approximation - truth).square().sum())
-    return sqnr_db(float(truth.square().sum()), noise)
+    return sqnr_db(ordered_sum(truth.square()), ordered_sum((approximation - truth).square()))
 
 
 def _ratio(a: float, b: float) -> float:

@@ -22,7 +22,7 @@ from explorer.core.backend import BYTES_AN_ELEMENT, place
 from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales
 from explorer.core.ranges import find_scales
 from explorer.formats.packing import packed_row_bytes
-from explorer.schemes import Scales, Scheme
+from explorer.schemes import Scales, Scheme, join_scales
 
 
 def rows_that_fit(shape: tuple[int, int], scheme: Scheme, free_bytes: int) -> int:
@@ -79,8 +79,7 @@ def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> 
     parts = [
         quantize(x[i : i + rows_each].to(device), scheme).scales for i in range(0, x.shape[0], rows_each)
     ]
-    zeros = [p.zero_points.cpu() for p in parts if p.zero_points is not None]
-    return Scales(torch.cat([p.stored.cpu() for p in parts]), torch.cat(zeros) if zeros else None, None)
+    return join_scales([part.map_grids(Tensor.cpu) for part in parts], 0)
 
 
 def _slices(
@@ -100,14 +99,8 @@ def _scales_of(scales: Scales, scheme: Scheme, start: int, rows: int, device: to
     """The scales of one slice's blocks, copied to its device."""
     tall = scheme.block[0] if scheme.scale is not None else None
     part = slice(None) if tall is None else slice(start // tall, math.ceil((start + rows) / tall))
-    zero, top = scales.zero_points, scales.tensor_scale
-    return dataclasses.replace(
-        scales,
-        stored=scales.stored[part].to(device),
-        zero_points=None if zero is None else zero[part].to(device),
-        tensor_scale=None if top is None else top.to(device),
-        raw=None,
-    )
+    top, there = scales.tensor_scale, scales.map_grids(lambda grid: grid[part].to(device))
+    return dataclasses.replace(there, tensor_scale=None if top is None else top.to(device))
 
 
 def _errors(q: QuantizedTensor, x: Tensor, device: torch.device, rows_each: int, largest: float) -> Histogram:

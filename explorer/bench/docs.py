@@ -7,12 +7,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from explorer.bench import embeddings, facts, tables
+from explorer.bench import conformance_tables, embeddings, facts, tables
 from explorer.bench.analysis import recorded_analyses
+from explorer.bench.conformance import recorded_conformance, recorded_crossover
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.bench.methods import recorded_methods
 from explorer.bench.quantize import recorded_quantize
 from explorer.bench.training import record_training, recorded_gradients, recorded_training
+from explorer.conformance.table import uncompared
 from explorer.paths import ASSETS
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -35,7 +37,7 @@ def render(page: str) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # Markdown for a file, of our own texts
     )
-    environment.filters |= {"percent": _percent, "between": _between}
+    environment.filters |= {"percent": _percent, "between": _between, "code": "`{}`".format}
     return environment.get_template(page + ".j2").render(_context())
 
 
@@ -73,6 +75,10 @@ def _context() -> dict[str, Any]:
         "embeddings": embeddings.recorded_embeddings(),
         "training": recorded_training(),
         "gradients": recorded_gradients(),
+        "conformance": recorded_conformance(),
+        "crossover": recorded_crossover(),
+        "agreement": conformance_tables,
+        "uncompared": uncompared(),
         "method_tokens": embeddings.TOKENS,
         "schemes_compared": embeddings.METHODS_SCHEMES,
         "tables": tables,

@@ -9,6 +9,7 @@ same size: the body, the shorter last column of blocks, the shorter last row, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -65,6 +66,17 @@ def chunks(
             yield from _cut_tall(part, fitting)
         else:
             yield from _cut_flat(part, max(fitting // part.height, 1))
+
+
+def ordered_sum(values: Tensor) -> float:
+    """The sum of float64 ``values``, added in one order however many threads there are.
+
+    Runs of 512 are summed each by one thread, then the runs' sums by Python, correctly rounded.
+    """
+    flat = values.reshape(-1)
+    whole = len(flat) // 512 * 512
+    runs = flat[:whole].view(-1, 512).sum(1)
+    return math.fsum([*runs.tolist(), *flat[whole:].tolist()])
 
 
 def _cut_flat(part: Rectangle, count: int) -> Iterator[Rectangle]:

@@ -1,8 +1,8 @@
 """The operations of ``Backend`` by the kernels of ``kernels/``, for tensors on a GPU: the same bits as the
 reference.
 
-What no kernel takes (least-squares scales per block, calibrators that search, other dtypes, views) runs
-through the reference, whose torch operations run on any device.
+What no kernel takes (least-squares scales per block, calibrators that search, conventions of other
+libraries, other dtypes, views) runs through the reference, whose torch operations run on any device.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from explorer.core.lowering import config_of, layout_of, raw_scales, scales_from
-from explorer.core.ranges import check_finite
+from explorer.core.lowering import config_of, has_kernels, layout_of, raw_scales, scales_from
+from explorer.core.ranges import check_finite, find_ranges
 from explorer.core.reference import Reference
 from explorer.formats import Format
 from explorer.gpu import fake_quantize as fake_kernels
@@ -30,23 +30,26 @@ class Cuda(Reference):
     def quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Scales]:
         # The kernel sums for a least-squares scale of the whole tensor, and without zero points.
         fit_in_torch = scheme.least_squares_scale and (scheme.block != (None, None) or scheme.asymmetric)
-        if scheme.calibrator.name not in RANGES or fit_in_torch:
+        if scheme.calibrator.name not in RANGES or fit_in_torch or not has_kernels(scheme):
             return super().quantize(x, scheme)
         if scheme.scale is None:  # the other kernels notice NaN and Inf while they look for the range
             check_finite(x)
         packed, scales, output = quantize_on_device(x, scheme)
         if int(output.bad):
             check_finite(x)
+            find_ranges(x.to(torch.float32), scheme)  # says which ranges are too large
         return packed, scales
 
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
-        if scheme.least_squares_scale or not bool(torch.isfinite(x).all()):
+        if scheme.least_squares_scale or not has_kernels(scheme) or not bool(torch.isfinite(x).all()):
             return super().encode(x, scales, scheme)
         return quantize_on_device(x, scheme, scales)[:2]
 
     def dequantize(
         self, packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
     ) -> Tensor:
+        if not has_kernels(scheme):
+            return super().dequantize(packed, scales, scheme, shape, dtype)
         config, layout, raw = config_of(scheme), layout_of(shape, scheme), raw_scales(scales, scheme)
         with torch.cuda.device(packed.device):
             restored = dequantize_kernel(
@@ -55,12 +58,12 @@ class Cuda(Reference):
         return restored[0]
 
     def fake_quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-        if x.dtype not in ELEMENTS or scheme.least_squares_scale:
+        if x.dtype not in ELEMENTS or scheme.least_squares_scale or not has_kernels(scheme):
             return super().fake_quantize(x, scheme)
         return fake_quantize_on_device(x.contiguous(), self.quantize(x, scheme)[1], scheme)
 
     def learned_quantize(self, x: Tensor, step_size: Tensor, scheme: Scheme) -> Tensor:
-        if x.dtype not in ELEMENTS:
+        if x.dtype not in ELEMENTS or not has_kernels(scheme):
             return super().learned_quantize(x, step_size, scheme)
         return fake_kernels.learned_forward(
             x.contiguous(), step_size.contiguous(), config_of(scheme), _layout(x, scheme)
@@ -69,7 +72,7 @@ class Cuda(Reference):
     def learned_gradients(
         self, x: Tensor, upstream: Tensor, step_size: Tensor, scheme: Scheme
     ) -> tuple[Tensor, Tensor]:
-        if x.dtype not in ELEMENTS:
+        if x.dtype not in ELEMENTS or not has_kernels(scheme):
             return super().learned_gradients(x, upstream, step_size, scheme)
         return fake_kernels.learned_backward(
             x.contiguous(), upstream, step_size.contiguous(), config_of(scheme), _layout(x, scheme)

@@ -1,10 +1,12 @@
 """Codes of a float32 matrix under given scales, and the values that codes stand for: the readable reference.
 
 Plain torch operations, so they run on any device; every kernel gives the same bits. A code is rounded from
-x / scale by IEEE float32 division, with the scale as it is stored.
+x / scale by IEEE float32 division, with the scale as it is stored, unless ``Scheme.codes`` says otherwise.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 from torch import Tensor
@@ -12,8 +14,9 @@ from torch import Tensor
 from explorer.core.blocks import Rectangle, chunks, rectangles
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
-from explorer.formats.rounding import philox_uniform
-from explorer.schemes import Scales, Scheme, fit_scales
+from explorer.formats.rounding import philox_uniform, round_away
+from explorer.schemes import MappingType, Scales, Scheme, fit_scales, through_bfloat16
+from explorer.schemes.rules import Ties
 
 
 def encode_matrix(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
@@ -41,38 +44,104 @@ def encode_matrix(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Sc
 
 
 def decode_matrix(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int]) -> Tensor:
-    """float32 [rows, cols]: scale · (value of the code - zero point)."""
+    """float32 [rows, cols]: scale · (value of the code - zero point) + offset."""
     out = torch.empty(shape, dtype=torch.float32, device=packed.device)
-    fmt, scale = scheme.format, scales.scale
+    fmt = scheme.format
     for group in _row_groups(shape, scheme):
         codes = unpack(packed[group[0].rows], fmt, shape[1])
         for part in group:
             values = fmt.decode(codes[:, part.columns])
             blocks = values.unflatten(1, (-1, part.width)).unflatten(0, (-1, part.height))
-            if scales.zero_points is not None:
-                blocks -= part.cells(scales.zero_points)
             if scheme.scale is not None:
-                blocks *= part.cells(scale)
-            out[part.rows, part.columns] = values
+                blocks = restore_blocks(part, blocks, scales)
+            out[part.rows, part.columns] = blocks.reshape(values.shape)
     return out
+
+
+def converted(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 ``values`` in ``dtype``; finite ones saturate in float16, where they would become Inf."""
+    if dtype != torch.float16:
+        return values.to(dtype)
+    return torch.where(values.isinf(), values, values.clamp(-65504.0, 65504.0)).to(dtype)
+
+
+def restore_blocks(part: Rectangle, values: Tensor, scales: Scales) -> Tensor:
+    """scale · (value - zero point) + offset, of the ``values`` of codes in one rectangle's blocks."""
+    if scales.zero_points is not None:
+        values = values - part.cells(scales.zero_points)
+    if scales.offsets is None:
+        return values * part.cells(scales.scale)
+    return (values - scales.first_code) * part.cells(scales.scale) + part.cells(scales.offsets)
 
 
 def encode_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """Codes [rows, cols] of one rectangle of float32 ``x``."""
-    blocks, fmt = part.blocks(x), scheme.format
-    scaled = blocks if scheme.scale is None else blocks / part.cells(scales.scale)
+    fmt, scaled = scheme.format, scaled_blocks(part, x, scales, scheme)
     noise = None
     if scheme.seed is not None:
         noise = _noise(part, x.shape[1], scheme.seed, x.device).view(scaled.shape)
-    if not isinstance(fmt, IntegerFormat):
-        codes = fmt.encode_unchecked(scaled.contiguous(), scheme.rounding, noise)
+    if isinstance(fmt, IntegerFormat):
+        codes = fmt.codes_of(_whole_codes(part, scaled, scales, scheme, noise).clamp_(*scheme.code_limits))
     else:
-        low, high = scheme.code_limits
-        q = scaled.round_() if noise is None else scaled.floor() + (noise < scaled - scaled.floor())
-        if scales.zero_points is not None:
-            q += part.cells(scales.zero_points)
-        codes = fmt.codes_of(q.clamp_(low, high))
+        codes = fmt.encode_unchecked(scaled.contiguous(), scheme.rounding, noise)
     return codes.reshape(codes.shape[0] * codes.shape[1], -1)
+
+
+def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
+    """One rectangle's blocks of float32 ``x``, less the offset, in units of their scale."""
+    blocks, rule = part.blocks(x), scheme.codes
+    if scheme.scale is None:
+        return blocks
+    if scales.offsets is not None:
+        blocks = blocks - part.cells(_minimum(scales, scheme))
+    if rule.bfloat16:
+        return through_bfloat16(through_bfloat16(blocks) / part.cells(scales.scale))
+    if not rule.reciprocal:
+        return blocks / part.cells(scales.scale if scales.unrounded is None else scales.unrounded)
+    return blocks * part.cells(_reciprocal(scales))
+
+
+def _minimum(scales: Scales, scheme: Scheme) -> Tensor:
+    """float32 [grid]: what the least code stands for; codes count from there."""
+    assert scales.offsets is not None
+    if scales.minimum is not None:
+        return scales.minimum
+    if scheme.mapping is MappingType.MINIMUM:
+        return scales.offsets
+    return scales.offsets + scales.scale * scheme.code_limits[0]
+
+
+def _reciprocal(scales: Scales) -> Tensor:
+    """float32 [grid]: 1 / scale, under a tensor scale (1 / tensor scale) / scale; 0 for a scale of 0."""
+    divisor = scales.stored if scales.unrounded is None else scales.unrounded
+    if scales.tensor_scale is None or scales.unrounded is not None:
+        inverse = 1 / divisor
+    elif scales.divided:
+        inverse = scales.tensor_scale / divisor
+    else:
+        inverse = (1 / scales.tensor_scale) / divisor
+    return torch.where(divisor == 0, torch.zeros_like(inverse), inverse)
+
+
+def _whole_codes(
+    part: Rectangle, scaled: Tensor, scales: Scales, scheme: Scheme, noise: Tensor | None
+) -> Tensor:
+    """The whole numbers that ``scaled`` rounds to, with the zero point, before they are clipped."""
+    zero = None if scales.zero_points is None else part.cells(scales.zero_points)
+    if scheme.codes.zero_first and zero is not None:
+        scaled, zero = scaled + zero, None
+        scaled = through_bfloat16(scaled) if scheme.codes.bfloat16 else scaled
+    if noise is not None:
+        q = scaled.floor() + (noise < scaled - scaled.floor())
+    elif scheme.codes.ties is Ties.UP:
+        # Counted from the least code, so that the sum of 1/2 is rounded as llama.cpp rounds it.
+        first = 0.0 if scheme.mapping.has_offset else scheme.code_limits[0]
+        q = (scaled + (0.5 - first)).floor() + first
+    else:
+        q = round_away(scaled) if scheme.codes.ties is Ties.AWAY else scaled.round()
+    if scheme.mapping.has_offset:
+        q += scheme.code_limits[0]
+    return q if zero is None else q + zero
 
 
 def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
@@ -81,16 +150,14 @@ def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     Integers are tested by the rounded code, as torch's fake quantization does: -128.5 rounds to -128 and is
     inside, 127.5 rounds to 128 and is not.
     """
-    fmt, zero, shape = scheme.format, scales.zero_points, (x.shape[0], x.shape[1])
+    fmt, shape, nearest = scheme.format, (x.shape[0], x.shape[1]), dataclasses.replace(scheme, seed=None)
     low, high = scheme.code_limits
     mask = torch.empty(shape, dtype=torch.bool, device=x.device)
     for part in rectangles(shape, scheme.block if scheme.scale is not None else (None, None)):
-        scaled = part.blocks(x) if scheme.scale is None else part.blocks(x) / part.cells(scales.scale)
+        scaled = scaled_blocks(part, x, scales, scheme)
         if isinstance(fmt, IntegerFormat):
-            scaled = scaled.round()
-            if zero is not None:
-                scaled = scaled + part.cells(zero)
-            inside = (scaled >= low) & (scaled <= high)
+            code = _whole_codes(part, scaled, scales, nearest, None)
+            inside = (code >= low) & (code <= high)
         else:
             inside = scaled.abs() <= fmt.saturation_threshold
         mask[part.rows, part.columns] = inside.reshape(inside.shape[0] * inside.shape[1], -1)
@@ -118,16 +185,21 @@ def _noise(part: Rectangle, columns: int, seed: int, device: torch.device) -> Te
 
 
 class _LeastSquares:
-    """Σx·v and Σv·v of every block in float64, v the code's value less the zero point; see ``fit_scales``."""
+    """Σx·v and Σv·v of every block in float64, x less the offset, v the code's value less the zero point; see
+    ``fit_scales``.
+    """
 
     def __init__(self, scales: Scales) -> None:
-        self.zero_points = scales.zero_points
+        self.scales = scales
         self.xv = torch.zeros(scales.stored.shape, dtype=torch.float64, device=scales.stored.device)
         self.vv = torch.zeros_like(self.xv)
 
     def add(self, part: Rectangle, x: Tensor, values: Tensor) -> None:
         v = values.unflatten(1, (-1, part.width)).unflatten(0, (-1, part.height)).double()
-        if self.zero_points is not None:
-            v = v - part.cells(self.zero_points)
-        self.xv[part.grid_rows, part.grid_columns] += (part.blocks(x).double() * v).sum((1, 3))
+        above = part.blocks(x).double()
+        if self.scales.zero_points is not None:
+            v = v - part.cells(self.scales.zero_points)
+        if self.scales.offsets is not None:
+            v, above = v - self.scales.first_code, above - part.cells(self.scales.offsets).double()
+        self.xv[part.grid_rows, part.grid_columns] += (above * v).sum((1, 3))
         self.vv[part.grid_rows, part.grid_columns] += (v * v).sum((1, 3))

@@ -10,7 +10,15 @@ from explorer.formats.packing import packed_row_bytes
 from explorer.gpu import config as kernel
 from explorer.gpu.config import Config, Layout
 from explorer.gpu.quantize import RANGES, Output
-from explorer.schemes import ScaleRule, Scales, Scheme, tensor_scale_for
+from explorer.schemes import OWN_CODES, Convention, ScaleRule, Scales, Scheme, tensor_scale_for
+
+
+def has_kernels(scheme: Scheme) -> bool:
+    """Whether kernels quantize and restore by ``scheme``: its mapping, conventions and rule for codes are
+    theirs.
+    """
+    own = scheme.scale is None or scheme.scale.convention is Convention.OWN
+    return own and scheme.codes == OWN_CODES and scheme.mapping.name in kernel.Mapping.__members__
 
 
 def config_of(scheme: Scheme) -> Config:
@@ -58,7 +66,7 @@ def scales_from(out: Output, scheme: Scheme) -> Scales:
     """The kernels' stored scales as float32."""
     if scheme.scale is None:
         return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
-    tensor_scale = tensor_scale_for(out.amax, scheme.format) if out.amax is not None else None
+    tensor_scale = tensor_scale_for(out.amax, scheme) if out.amax is not None else None
     return Scales(out.scales.to(torch.float32), out.zeros, tensor_scale, raw=out.scales)
 
 

@@ -1,5 +1,5 @@
-"""Quantization as torch operators: ``torch.ops.explorer.quantize``, ``.dequantize``, ``.fake_quantize`` and
-``.learned_quantize``.
+"""Quantization as torch operators: ``torch.ops.explorer.quantize``, ``.dequantize``, ``.fake_quantize``,
+``.static_quantize`` and ``.learned_quantize``.
 
 One name for every device: the kernels run on a GPU, the reference elsewhere. The operators know the shapes of
 fake tensors, so ``torch.compile`` does not break on them, and fake quantization has a gradient. They take a
@@ -17,6 +17,7 @@ from explorer.core.quantize import QuantizedTensor, check_matrix, quantize
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.schemes import Scales, Scheme
+from explorer.schemes.calibrators import Range
 
 
 @torch.library.custom_op("explorer::quantize", mutates_args=())
@@ -94,22 +95,49 @@ def _(x: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape, dtype=torch.bool)
 
 
+@torch.library.custom_op("explorer::static_quantize", mutates_args=())
+def static_quantize_op(x: Tensor, low: Tensor, high: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
+    """``x`` [rows, cols] quantized under the ranges ``low`` ... ``high`` (float32 [grid]) and restored in its
+    own dtype, and bool: not clipped."""
+    q = quantize(x, Scheme.parse(scheme), clip_range=Range(low, high))
+    return q.dequantize(x.dtype), inside_range(x.float(), q)
+
+
+@static_quantize_op.register_fake
+def _(x: Tensor, low: Tensor, high: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape, dtype=torch.bool)
+
+
 def _keep_mask(
-    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, str], output: tuple[Tensor, Tensor]
+    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]
 ) -> None:
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
+    ctx.others = len(inputs) - 1  # type: ignore[attr-defined]
 
 
-def _straight_through(
+def _masked_gradient(
     ctx: torch.autograd.function.FunctionCtx, gradient: Tensor, _: Tensor | None
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor | None, ...]:
     """dL/dx = dL/dx̂ where the code was inside its range, 0 where it was clipped."""
     (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
-    return gradient * mask, None
+    return gradient * mask, *(None,) * ctx.others  # type: ignore[attr-defined]
 
 
-fake_quantize_op.register_autograd(_straight_through, setup_context=_keep_mask)
+fake_quantize_op.register_autograd(_masked_gradient, setup_context=_keep_mask)
+static_quantize_op.register_autograd(_masked_gradient, setup_context=_keep_mask)
+
+
+class _Unchanged(torch.autograd.Function):
+    """``restored`` forwards, exactly; the gradient goes to ``x`` as it is."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, restored: Tensor) -> Tensor:
+        return restored.view_as(restored)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 @torch.library.custom_op("explorer::learned_quantize", mutates_args=())
@@ -172,8 +200,7 @@ def learned_quantize(x: Tensor, step: Tensor, scheme: Scheme) -> Tensor:
     dL/dx passes where x / step lies strictly inside the codes; dL/dstep is scaled by 1/√(elements of a block
     · largest code). Symmetric integer schemes only (``ValueError``).
     """
-    matrix = x.reshape(-1, x.shape[-1]) if x.dim() != 1 else x.reshape(1, -1)
-    return torch.ops.explorer.learned_quantize(matrix, step, scheme.text).reshape(x.shape)
+    return torch.ops.explorer.learned_quantize(_as_matrix(x), step, scheme.text).reshape(x.shape)
 
 
 def fake_quantize(x: Tensor, scheme: Scheme) -> Tensor:
@@ -182,9 +209,35 @@ def fake_quantize(x: Tensor, scheme: Scheme) -> Tensor:
 
     The last axis is the row; leading axes are merged for quantization and restored.
     """
-    matrix = x.reshape(-1, x.shape[-1]) if x.dim() != 1 else x.reshape(1, -1)
-    restored, _ = torch.ops.explorer.fake_quantize(matrix, scheme.text)
+    restored, _ = torch.ops.explorer.fake_quantize(_as_matrix(x), scheme.text)
     return restored.reshape(x.shape)
+
+
+def restored(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """``q.dequantize(dtype)`` as an operator, which ``torch.compile`` does not break on."""
+    empty = q.packed.new_empty(0)
+    return torch.ops.explorer.dequantize(
+        q.packed,
+        q.scales.stored,
+        empty.view(0, 0) if q.scales.zero_points is None else q.scales.zero_points,
+        empty if q.scales.tensor_scale is None else q.scales.tensor_scale.reshape(1),
+        q.scheme.text,
+        q.shape[1],
+        dtype,
+    )
+
+
+def static_quantize(x: Tensor, clip_range: Range, scheme: Scheme) -> Tensor:
+    """``fake_quantize`` under a range that is given: ``clip_range`` float32 [grid]."""
+    restored, _ = torch.ops.explorer.static_quantize(
+        _as_matrix(x), clip_range.low, clip_range.high, scheme.text
+    )
+    return restored.reshape(x.shape)
+
+
+def straight_through(x: Tensor, scheme: Scheme) -> Tensor:
+    """What ``x`` of any rank becomes under ``scheme``, with the gradient passed on unchanged."""
+    return _Unchanged.apply(x, fake_quantize(x.detach(), scheme))
 
 
 def inside_range(x: Tensor, q: QuantizedTensor) -> Tensor:
@@ -192,3 +245,7 @@ def inside_range(x: Tensor, q: QuantizedTensor) -> Tensor:
     clipped.
     """
     return not_clipped(x, q.scales, q.scheme)
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]) if x.dim() != 1 else x.reshape(1, -1)

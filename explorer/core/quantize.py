@@ -16,7 +16,7 @@ from torch import Tensor
 
 from explorer.core.backend import backend_for
 from explorer.core.blocks import chunks
-from explorer.core.ranges import check_finite, find_scales
+from explorer.core.ranges import check_finite, check_range, find_scales
 from explorer.core.ranges import find_ranges as find_ranges
 from explorer.formats.packing import unpack
 from explorer.schemes import BitBudget, Scales, Scheme, scale_for
@@ -79,15 +79,16 @@ def quantize(
     if clip_range is None and not allow_nonfinite:
         packed, scales = backend_for(x).quantize(x, scheme)
         return QuantizedTensor(packed, scales, scheme, shape)
-    x = x.to(torch.float32)
     if not allow_nonfinite:
         check_finite(x)
     elif not scheme.format.has_nan and bool(torch.isnan(x).any()):
         raise ValueError(
             f"{scheme.format.label} has no code for NaN, so allow_nonfinite cannot let it through"
         )
+    x = x.to(torch.float32)
     if clip_range is None:
         return quantize_with_scales(x, scheme, find_scales(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme))
+    check_range(clip_range)
     return quantize_with_scales(x, scheme, scale_for(clip_range, scheme))
 
 

@@ -8,23 +8,48 @@ import torch
 from torch import Tensor
 
 from explorer.core.blocks import Rectangle, rectangles
-from explorer.core.encode import encode_blocks
+from explorer.core.encode import encode_blocks, restore_blocks
 from explorer.schemes import Scales, Scheme, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
 
+LARGEST = 2.0**127
+"""The largest magnitude that is scaled: codes restored from ranges up to here are finite in float32 and in
+bfloat16, whichever way scales and codes were rounded, and so is the width of a range.
+"""
+
 
 def check_finite(x: Tensor) -> None:
-    """Raise ``ValueError`` with count and first position if ``x`` [rows, cols] holds NaN or Inf."""
-    if bool(torch.isfinite(x.sum(dtype=torch.float64))):
+    """Raise ``ValueError`` with count and first position if ``x`` [rows, cols] holds NaN or Inf, or float64
+    values that float32 does not have.
+    """
+    if x.dtype == torch.float64:
+        beyond = torch.isfinite(x) & ~torch.isfinite(x.to(torch.float32))
+        _refuse(beyond, "beyond float32, whose largest value is 3.4e38", "scale the tensor down first")
+    elif bool(torch.isfinite(x.sum(dtype=torch.float64))):
         return
-    bad = ~torch.isfinite(x)
+    advice = "no scale can be computed from them; remove them, or pass allow_nonfinite=True"
+    _refuse(~torch.isfinite(x), "NaN or Inf", advice)
+
+
+def _refuse(bad: Tensor, what: str, advice: str) -> None:
+    """Raise ``ValueError`` with count and first position if any element of ``bad`` [rows, cols] is set."""
     count = int(bad.sum())
     if count:
-        first = int(bad.reshape(-1).to(torch.uint8).argmax())
-        row, column = divmod(first, x.shape[1])
+        row, column = divmod(int(bad.reshape(-1).to(torch.uint8).argmax()), bad.shape[1])
         raise ValueError(
-            f"{count} of {x.numel()} values are NaN or Inf, the first at row {row}, column {column}: "
-            "no scale can be computed from them; remove them, or pass allow_nonfinite=True"
+            f"{count} of {bad.numel()} values are {what}, the first at row {row}, column {column}: {advice}"
+        )
+
+
+def check_range(clip_range: Range) -> None:
+    """Raise ``ValueError`` if a block's range, float32 [grid], goes beyond ``LARGEST``."""
+    beyond = clip_range.amax > LARGEST
+    count = int(beyond.sum())
+    if count:
+        raise ValueError(
+            f"the range of {count} of {beyond.numel()} blocks is larger than 2^127 (1.7e38), up to "
+            f"{float(clip_range.amax.max()):.3g}: scaled codes would not all be finite in float32; "
+            "scale the tensor down first"
         )
 
 
@@ -39,6 +64,7 @@ def find_ranges(x: Tensor, scheme: Scheme) -> Range:
         part_range = scheme.calibrator.of(part.blocks(x), _context(part, x, scheme))
         low[part.grid_rows, part.grid_columns] = part_range.low
         high[part.grid_rows, part.grid_columns] = part_range.high
+    check_range(Range(low, high))
     return Range(low, high)
 
 
@@ -61,12 +87,16 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
         scales = scale_for(clip_range, nearest, largest)
         alone = _at_origin(part, clip_range)
         codes = encode_blocks(alone, x[part.rows, part.columns].contiguous(), scales, nearest)
-        blocks = alone.blocks(scheme.format.decode(codes))
-        if scales.zero_points is not None:
-            blocks = blocks - alone.cells(scales.zero_points)
-        return blocks * alone.cells(scales.scale)
+        return restore_blocks(alone, alone.blocks(scheme.format.decode(codes)), scales)
 
-    return CalibrationContext(restore, 1 << (scheme.format.bits - 1), scheme.asymmetric, scheme.scale)
+    offset = scheme.mapping.has_offset
+    return CalibrationContext(
+        restore,
+        levels=1 << (scheme.format.bits - 1),
+        asymmetric=scheme.asymmetric or offset,
+        zero_included=not offset,
+        scale=scheme.scale,
+    )
 
 
 def _at_origin(part: Rectangle, clip_range: Range) -> Rectangle:

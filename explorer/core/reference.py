@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from explorer.core.blocks import CHUNK_ELEMENTS, chunks, rectangles
-from explorer.core.encode import decode_matrix, encode_matrix, not_clipped
+from explorer.core.blocks import CHUNK_ELEMENTS, chunks, ordered_sum, rectangles
+from explorer.core.encode import converted, decode_matrix, encode_matrix, not_clipped
 from explorer.core.ranges import check_finite, find_scales
 from explorer.formats import Format
 from explorer.formats.packing import unpack
+from explorer.formats.subnormals import keeps_subnormals
 from explorer.gpu.statistics import ErrorSums
 from explorer.schemes import Scales, Scheme
 
@@ -19,34 +20,40 @@ from explorer.schemes import Scales, Scheme
 class Reference:
     """See ``Backend`` for what each operation takes and gives."""
 
+    @keeps_subnormals
     def quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Scales]:
-        x = x.to(torch.float32)
         check_finite(x)
+        x = x.to(torch.float32)
         return self.encode(x, find_scales(x, scheme), scheme)
 
+    @keeps_subnormals
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
         return encode_matrix(x, scales, scheme)
 
+    @keeps_subnormals
     def dequantize(
         self, packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
     ) -> Tensor:
-        return decode_matrix(packed, scales, scheme, shape).to(dtype)
+        return converted(decode_matrix(packed, scales, scheme, shape), dtype)
 
+    @keeps_subnormals
     def fake_quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
         packed, scales = self.quantize(x, scheme)
         shape = (x.shape[0], x.shape[1])
-        restored = self.dequantize(packed, scales, scheme, shape, torch.float32).to(x.dtype)
+        restored = self.dequantize(packed, scales, scheme, shape, x.dtype)
         return restored, not_clipped(x.to(torch.float32), scales, scheme)
 
+    @keeps_subnormals
     def learned_quantize(self, x: Tensor, step_size: Tensor, scheme: Scheme) -> Tensor:
         low, high = scheme.code_limits
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         for part in rectangles((x.shape[0], x.shape[1]), scheme.block):
             scaled = part.blocks(x.to(torch.float32)) / part.cells(step_size)
             restored = scaled.clamp_(low, high).round_() * part.cells(step_size)
-            out[part.rows, part.columns] = restored.flatten(2).flatten(0, 1).to(x.dtype)
+            out[part.rows, part.columns] = converted(restored.flatten(2).flatten(0, 1), x.dtype)
         return out
 
+    @keeps_subnormals
     def learned_gradients(
         self, x: Tensor, upstream: Tensor, step_size: Tensor, scheme: Scheme
     ) -> tuple[Tensor, Tensor]:
@@ -62,6 +69,7 @@ class Reference:
             dx[part.rows, part.columns] = (flows * inside).flatten(2).flatten(0, 1).to(x.dtype)
         return dx, dstep
 
+    @keeps_subnormals
     def error_sums(self, x: Tensor, restored: Tensor, low: Tensor, high: Tensor, scheme: Scheme) -> ErrorSums:
         sums, clipped, zeroed, largest, where = [0.0] * 5, 0, 0, -1.0, 0
         for part in chunks((x.shape[0], x.shape[1]), scheme.block, x.device):
@@ -116,8 +124,7 @@ def _products(original: Tensor, output: Tensor) -> tuple[list[float], Tensor]:
     """Σx², Σ(y-x)², Σy², Σxy, Σ|y-x| in float64, and float64 |y-x| flattened."""
     x, y = original.double().reshape(-1), output.double().reshape(-1)
     error = (y - x).abs_()
-    dots = (torch.dot(x, x), torch.dot(error, error), torch.dot(y, y), torch.dot(x, y), error.sum())
-    return [float(v) for v in dots], error
+    return [ordered_sum(v) for v in (x * x, error * error, y * y, x * y, error)], error
 
 
 def _pieces(x: Tensor) -> tuple[Tensor, ...]:

@@ -2,11 +2,13 @@
 
     <name>.packed        U8 [rows, row bytes]        codes, see ``formats.packing``
     <name>.scale         the scale's own dtype [grid rows, grid columns]
-    <name>.zero_point    I8 [grid rows, grid columns]      asymmetric schemes
+    <name>.zero_point    U8 [bytes]                 asymmetric schemes: packed codes, block after block
+    <name>.offset        the scale's own dtype [grid rows, grid columns]   schemes with offsets
     <name>.tensor_scale  F32 []                            two-level schemes
     <name>.<key>         whatever else belongs to the layer, see ``methods.files``
 
-The file's metadata holds the shape and the scheme: its fields, and its text, from which it is read back.
+Files of version 0.2 and earlier hold zero points as I8 [grid rows, grid columns]; they are read too. The
+file's metadata holds the shape and the scheme: its fields, and its text, from which it is read back.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from torch import Tensor
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.core.serialize import to_json
-from explorer.formats.packing import packed_row_bytes
+from explorer.formats import IntegerFormat
+from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.schemes import Scales, Scheme
 
 
@@ -39,7 +42,9 @@ def save_quantized(
     if q.scheme.scale is not None:
         tensors[f"{name}.scale"] = raw_scales(q.scales, q.scheme)
     if q.scales.zero_points is not None:
-        tensors[f"{name}.zero_point"] = q.scales.zero_points
+        tensors[f"{name}.zero_point"] = _packed_zero_points(q.scales.zero_points, q.scheme)
+    if q.scales.offsets is not None and q.scheme.scale is not None:
+        tensors[f"{name}.offset"] = q.scales.offsets.to(q.scheme.scale.stored_dtype)
     if q.scales.tensor_scale is not None:
         tensors[f"{name}.tensor_scale"] = q.scales.tensor_scale
     tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
@@ -58,13 +63,39 @@ def load_quantized(path: str | Path) -> QuantizedTensor:
     if tuple(packed.shape) != (shape[0], packed_row_bytes(scheme.format, shape[1])):
         raise ValueError(f"{path}: {tuple(packed.shape)} packed bytes do not hold {shape} codes")
     stored = tensors.get(f"{name}.scale", torch.ones(scheme.grid(shape))).to(torch.float32)
-    scales = Scales(stored, tensors.get(f"{name}.zero_point"), tensors.get(f"{name}.tensor_scale"))
+    zero_points = tensors.get(f"{name}.zero_point")
+    if zero_points is not None and zero_points.dtype == torch.uint8:
+        zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
+    offsets = tensors.get(f"{name}.offset")
+    scales = Scales.of(
+        scheme,
+        stored,
+        zero_points,
+        tensors.get(f"{name}.tensor_scale"),
+        None if offsets is None else offsets.to(torch.float32),
+    )
     return QuantizedTensor(packed, scales, scheme, shape)
 
 
+def _packed_zero_points(zero_points: Tensor, scheme: Scheme) -> Tensor:
+    """uint8 [bytes]: int8 zero points [grid], row by row, as one run of packed codes."""
+    fmt = scheme.format
+    assert isinstance(fmt, IntegerFormat)
+    return pack(fmt.codes_of(zero_points.reshape(1, -1)), fmt).view(-1)
+
+
+def _unpacked_zero_points(packed: Tensor, scheme: Scheme, grid: tuple[int, int]) -> Tensor:
+    codes = unpack(packed.view(1, -1), scheme.format, grid[0] * grid[1])
+    return scheme.format.decode(codes).to(torch.int8).reshape(grid)
+
+
 def _scheme_of(record: Mapping[str, str]) -> Scheme:
-    """Files of earlier versions hold a name of that time, or a text in its place, and no ``text``."""
-    return Scheme.parse(record.get("text") or record["name"])
+    """Files of earlier versions hold a name of that time, or a text in its place, and no ``text``.
+
+    MXINT8's exponents were those of elements q then, not of q / 64.
+    """
+    text = record.get("text") or record["name"]
+    return Scheme.parse("int8~1x32~SYMMETRIC~FLOOR~minmax" if text == "mxint8" else text)
 
 
 def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -74,7 +105,7 @@ def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
     except (KeyError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path} is not a tensor saved by this program: {error}") from error
     prefix = f"{about['name']}."
-    own = {prefix + key for key in ("packed", "scale", "zero_point", "tensor_scale")}
+    own = {prefix + key for key in ("packed", "scale", "zero_point", "offset", "tensor_scale")}
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key not in own}
 
 

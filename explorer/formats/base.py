@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from explorer.formats.rounding import Rounding
+from explorer.formats.subnormals import keeps_subnormals
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Format:
         """The exact value of one code, by definition: the readable reference of ``decode``."""
         raise NotImplementedError
 
+    @keeps_subnormals
     def encode(self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None) -> Tensor:
         """Codes of ``x`` (any floating dtype and shape) by the three rules of this module, in its shape.
 
@@ -84,6 +86,7 @@ class Format:
         raise NotImplementedError
 
     @cached_property
+    @keeps_subnormals
     def values(self) -> Tensor:
         """float32 [2**bits or fewer]: the value of every code, in code order; up to 8 bits."""
         if self.bits > 8:

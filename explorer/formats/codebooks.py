@@ -35,8 +35,8 @@ class CodebookFormat(Format):
 
     @property
     def cuda_codec(self) -> str:
-        """The C++ table has the row's name with a capital: Nf4, Ternary, Binary."""
-        return f"CodebookCodec<{self.name.capitalize()}>"
+        """The C++ table has the row's name in capitalized words: Nf4, Ternary, BnbFp4."""
+        return f"CodebookCodec<{''.join(word.capitalize() for word in self.name.split('_'))}>"
 
     @property
     def fields(self) -> tuple[BitField, ...]:
@@ -47,6 +47,11 @@ class CodebookFormat(Format):
         return len(self.table)
 
     @property
+    def significand_bits(self) -> int:
+        """Codebooks have no mantissa: rules that round to its width round to a power of two."""
+        return 0
+
+    @property
     def packed_bits(self) -> float:
         return 8 / self.per_byte if self.per_byte else float(self.bits)
 
@@ -54,18 +59,30 @@ class CodebookFormat(Format):
         return self.table[code] if code < len(self.table) else math.nan
 
     @cached_property
+    def _middles(self) -> tuple[float, ...]:
+        """Halfway between neighbouring levels, which are float32: exact."""
+        table = torch.tensor(self.table, dtype=torch.float32).double()
+        return tuple(((table[1:] + table[:-1]) / 2).tolist())
+
+    @cached_property
     def thresholds(self) -> tuple[float, ...]:
         """The least float32 that rounds to each code > 0: the code of x is how many of them are <= x."""
-        table = torch.tensor(self.table, dtype=torch.float32).double()
-        middles = (table[1:] + table[:-1]) / 2
-        return tuple(self._least(m) for m in middles.tolist())
+        return tuple(self._least(m) for m in self._middles)
+
+    def code_of(self, number: float) -> int:
+        """The code of the level nearest to ``number``, which need not be a float32."""
+        return sum(self._is_above(number, middle) for middle in self._middles)
+
+    def _is_above(self, number: float, middle: float) -> bool:
+        """Whether ``number`` takes the level above ``middle``."""
+        tie_goes_up = self.ties is Ties.UPPER or (self.ties is Ties.ZERO and middle < 0)
+        return number > middle or (number == middle and tie_goes_up)
 
     def _least(self, middle: float) -> float:
-        """The least float32 that counts as above ``middle``, by the rule for ties."""
-        tie_goes_up = self.ties is Ties.UPPER or (self.ties is Ties.ZERO and middle < 0)
+        """The least float32 that takes the level above ``middle``."""
         nearest = torch.tensor(middle, dtype=torch.float32)
-        is_above = nearest.double().item() > middle or (nearest.double().item() == middle and tie_goes_up)
-        return float(nearest if is_above else torch.nextafter(nearest, torch.tensor(math.inf)))
+        above = self._is_above(nearest.double().item(), middle)
+        return float(nearest if above else torch.nextafter(nearest, torch.tensor(math.inf)))
 
     def encode_unchecked(
         self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None
@@ -78,7 +95,7 @@ class CodebookFormat(Format):
         return codes
 
     def _encode_stochastic(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        x = x.clamp(self.table[0], self.table[-1])
+        x = x.clamp(self.table[0], self.table[-1]).nan_to_num(self.table[-1])  # 0 / 0 under a scale of 0
         below = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
         for level in self.table[1:-1]:
             below += x >= torch.tensor(level, dtype=torch.float32)
@@ -86,6 +103,15 @@ class CodebookFormat(Format):
         return below.add_(required(noise) < (x - lower) / (upper - lower)).to(torch.uint8)
 
 
+AF4_LEVELS = (
+    -1.0, -0.69441008, -0.51243739, -0.3736951, -0.25607552, -0.14982478, -0.04934812, 0.0,
+    0.04273164, 0.12934483, 0.21961274, 0.31675666, 0.42563882, 0.55496234, 0.72424863, 1.0,
+)  # fmt: skip
+"""AbnormalFloat for blocks of 64: least expected absolute error for normal values divided by their largest
+(arXiv 2306.06965).
+"""
+BNB_FP4_LEVELS = tuple(n / 12 for n in (-12, -8, -6, -4, -3, -2, -1 / 16, 0, 1 / 16, 2, 3, 4, 6, 8, 12))
+"""bitsandbytes' "fp4", which is not E2M1: 15 levels, ± {1/16, 2, 3, 4, 6, 8, 12} / 12 and 0."""
 NF4_LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from explorer.formats.base import BitField, Format
-from explorer.formats.rounding import Rounding, required, round_stochastic
+from explorer.formats.rounding import Rounding, required, round_away, round_stochastic
 
 MANTISSA_BITS = 23
 EXPONENT_MASK = 0x7F80_0000
@@ -117,7 +117,9 @@ class FloatFormat(Format):
             a.add_(magic).sub_(magic)
         else:
             spacing = exponent.sub_(self.mantissa << MANTISSA_BITS).view(torch.float32)
-            a = round_stochastic(a.div_(spacing), noise).mul_(spacing)
+            whole = a.div_(spacing)
+            whole = round_away(whole) if rounding is Rounding.AWAY else round_stochastic(whole, noise)
+            a = whole.mul_(spacing)
         bits = a.mul_(2.0 ** (self.bias - 127)).view(torch.int32)
         codes = bits.bitwise_right_shift_(MANTISSA_BITS - self.mantissa)
         sign_bit = 1 << (self.exponent + self.mantissa)
@@ -218,7 +220,7 @@ class TruncatedFloat32(FloatFormat):
         bits = x.clamp(-self.max, self.max).view(torch.int32)
         if rounding is Rounding.STOCHASTIC:
             bits = _rounded_by_chance(bits, dropped, required(noise))
-        elif self.away:
+        elif self.away or rounding is Rounding.AWAY:
             bits = bits.add(1 << (dropped - 1))
         else:
             odd = bits.bitwise_right_shift(dropped).bitwise_and_(1)

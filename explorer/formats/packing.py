@@ -95,7 +95,13 @@ def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def _pad_columns(x: Tensor, multiple: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % multiple)).contiguous()
+    """``x`` with zeros up to a multiple of columns, contiguous with the strides that follow from its shape.
+
+    A single row counts as contiguous whatever its stride between rows is; a view as wider integers asks
+    for that stride too.
+    """
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % multiple)).contiguous()
+    return padded.view(-1).view(padded.shape)
 
 
 def _pack_trits(codes: Tensor) -> Tensor:

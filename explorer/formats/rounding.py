@@ -22,6 +22,7 @@ class Rounding(enum.Enum):
     """Which of the two neighbouring codes a value between them takes."""
 
     NEAREST = "to nearest, ties to even"
+    AWAY = "to nearest, ties away from zero"
     STOCHASTIC = "stochastic"
 
 
@@ -30,6 +31,12 @@ def required(noise: Tensor | None) -> Tensor:
     if noise is None:
         raise ValueError("stochastic rounding needs noise; see explorer.formats.rounding.philox_uniform")
     return noise
+
+
+def round_away(x: Tensor) -> Tensor:
+    """The nearest whole numbers of float32 ``x``, halves away from zero: C's ``roundf``."""
+    below = x.abs().floor()
+    return (below + (x.abs() - below >= 0.5)).copysign(x)
 
 
 def round_stochastic(x: Tensor, noise: Tensor | None) -> Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from explorer.formats.base import Format
-from explorer.formats.codebooks import NF4_LEVELS, CodebookFormat, Ties
+from explorer.formats.codebooks import AF4_LEVELS, BNB_FP4_LEVELS, NF4_LEVELS, CodebookFormat, Ties
 from explorer.formats.floats import FloatFormat, PowerOfTwoScale, Specials, TruncatedFloat32
-from explorer.formats.integers import IntegerFormat
+from explorer.formats.integers import FixedPointFormat, IntegerFormat
 
 _ROWS: tuple[Format, ...] = (
     TruncatedFloat32(
@@ -60,15 +60,29 @@ _ROWS: tuple[Format, ...] = (
         specials=Specials.NONE, tensor_cores="sm_100a, sm_120a", note="conversion instructions from sm_100a",
     ),
     IntegerFormat(name="int8", label="INT8", bits=8, tensor_cores="sm_75+", note="DP4A from sm_61"),
+    IntegerFormat(name="int6", label="INT6", bits=6),
+    IntegerFormat(name="int5", label="INT5", bits=5),
     IntegerFormat(
         name="int4", label="INT4", bits=4, tensor_cores="sm_75 to sm_89",
         note="s4 instructions still assemble for sm_90 and later, which emulate them",
     ),
     IntegerFormat(name="int3", label="INT3", bits=3),
     IntegerFormat(name="int2", label="INT2", bits=2),
+    FixedPointFormat(
+        name="ocp_int8", label="INT8 (OCP MX)", bits=8, fraction=6,
+        note="q / 64: the elements of MXINT8",
+    ),
     CodebookFormat(
         name="nf4", label="NF4", bits=4, table=NF4_LEVELS, ties=Ties.LOWER,
         note="an index into quantiles of the normal distribution (QLoRA)",
+    ),
+    CodebookFormat(
+        name="af4", label="AF4", bits=4, table=AF4_LEVELS, ties=Ties.LOWER,
+        note="AbnormalFloat: levels of least mean absolute error for blocks of 64 (arXiv 2306.06965)",
+    ),
+    CodebookFormat(
+        name="bnb_fp4", label="FP4 (bitsandbytes)", bits=4, table=BNB_FP4_LEVELS, ties=Ties.LOWER,
+        note="15 levels, not E2M1",
     ),
     CodebookFormat(
         name="ternary", label="Ternary", bits=2, table=(-1.0, 0.0, 1.0), ties=Ties.ZERO, per_byte=5,

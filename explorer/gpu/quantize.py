@@ -32,7 +32,7 @@ class Output:
     scales   [grid rows, grid columns]      in the scale's own dtype
     zeros    int8 [grid], or None           zero points of asymmetric schemes
     amax     float32 [2], or None           the largest -x and x, for a tensor scale
-    bad      int32 [1]                      1 if a kernel met NaN or Inf
+    bad      int32 [1]                      1 if a kernel met NaN, Inf or a range beyond 2^127
     sums     float64 [2], or None           Σx·v and Σv·v of the codes' values v, for a least-squares scale
     """
 

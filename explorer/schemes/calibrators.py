@@ -28,7 +28,7 @@ BLOCK_DIMS = (1, 3)
 class Range:
     """float32 [grid rows, grid columns]: the values that the codes of each block should span.
 
-    ``low`` <= 0 <= ``high``, so that zero is representable.
+    ``low`` <= 0 <= ``high``, so that zero is representable, but under schemes with floating-point offsets.
     """
 
     low: Tensor
@@ -36,6 +36,7 @@ class Range:
 
     @property
     def amax(self) -> Tensor:
+        """The largest magnitude: the farther of the two ends."""
         return torch.maximum(-self.low, self.high)
 
 
@@ -43,28 +44,36 @@ class Range:
 class CalibrationContext:
     """What a calibrator may use of the scheme: ``restore`` quantizes and dequantizes the blocks under a
     range, ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a
-    range count, ``scale`` how scales are stored.
+    range count, ``scale`` how scales are stored. Ranges include zero unless the scheme adds a floating-point
+    offset (``zero_included`` False).
     """
 
     restore: Callable[[Range], Tensor]
     levels: int
     asymmetric: bool = False
+    zero_included: bool = True
     scale: ScaleRule | None = None
 
 
 @dataclass(frozen=True)
 class Calibrator:
-    """One way to choose a range: ``of(blocks, context)`` gives one entry per block."""
+    """One way to choose a range: ``of(blocks, context)`` gives one entry per block.
+
+    ``headroom``: a scale over the whole tensor is that many times larger than its largest value asks for,
+    so that block scales have room above it (Four Over Six: E4M3 up to 256 instead of 448).
+    """
 
     name: str
     label: str
     of: Callable[[Tensor, CalibrationContext], Range]
     explanation: str
+    headroom: float = 1.0
 
 
-def minmax_range(blocks: Tensor) -> Range:
-    """The smallest and the largest value of each block, zero included."""
-    return Range(blocks.amin(BLOCK_DIMS).clamp_(max=0), blocks.amax(BLOCK_DIMS).clamp_(min=0))
+def minmax_range(blocks: Tensor, zero_included: bool = True) -> Range:
+    """The smallest and the largest value of each block, and zero if it is to be included."""
+    low, high = blocks.amin(BLOCK_DIMS), blocks.amax(BLOCK_DIMS)
+    return Range(low.clamp_(max=0), high.clamp_(min=0)) if zero_included else Range(low, high)
 
 
 def _mean_magnitude(blocks: Tensor) -> Tensor:
@@ -73,8 +82,8 @@ def _mean_magnitude(blocks: Tensor) -> Tensor:
     return (total / (blocks.shape[1] * blocks.shape[3])).to(torch.float32)
 
 
-def _minmax(blocks: Tensor, _: CalibrationContext) -> Range:
-    return minmax_range(blocks)
+def _minmax(blocks: Tensor, context: CalibrationContext) -> Range:
+    return minmax_range(blocks, context.zero_included)
 
 
 def _absmean(blocks: Tensor, _: CalibrationContext) -> Range:
@@ -148,7 +157,7 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
 
     With zero points both ends are moved together first, then the low end alone, then the high one.
     """
-    whole = minmax_range(blocks)
+    whole = minmax_range(blocks, context.zero_included)
     low = high = torch.ones_like(whole.high)
     least = torch.full_like(whole.high, math.inf, dtype=torch.float64)
     for moves_low, moves_high in (BOTH_ENDS, LOW_END, HIGH_END) if context.asymmetric else (BOTH_ENDS,):
@@ -162,6 +171,21 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
             least = torch.where(better, error, least)
             low, high = torch.where(better, new_low, low), torch.where(better, new_high, high)
     return Range(whole.low * low, whole.high * high)
+
+
+FOUR_OVER_SIX = (1.0, 1.5)
+"""The ranges of a block of E2M1: its largest magnitude takes the code 6, or the code 4."""
+
+
+def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
+    """For each block the one of ``FOUR_OVER_SIX`` with the least squared error; 6 of equals."""
+    whole = minmax_range(blocks)
+    ranges = [Range(whole.low * factor, whole.high * factor) for factor in FOUR_OVER_SIX]
+    six, four = ((context.restore(r) - blocks).double().square_().sum(BLOCK_DIMS) for r in ranges)
+    better = four < six
+    return Range(
+        torch.where(better, ranges[1].low, whole.low), torch.where(better, ranges[1].high, whole.high)
+    )
 
 
 def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
@@ -261,6 +285,14 @@ _ROWS = (
         _entropy,
         "the threshold whose histogram of |x|, zeros apart, keeps most of its shape (TensorRT's rule); "
         "blocks of fewer than 512 values keep all",
+    ),
+    Calibrator(
+        "four_over_six",
+        "four over six",
+        _four_over_six,
+        "a block's largest magnitude takes the code 6 of E2M1 or the code 4, whichever errs less "
+        "(arXiv 2512.02010)",
+        headroom=1.75,
     ),
     ABSMEAN,
     TWN,

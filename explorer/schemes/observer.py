@@ -12,10 +12,18 @@ import math
 import torch
 from torch import Tensor
 
-from explorer.schemes.calibrators import ENTROPY_BINS, PERCENTILE, check_percentile, entropy_objective
+from explorer.schemes.calibrators import (
+    ENTROPY_BINS,
+    PERCENTILE,
+    Range,
+    check_percentile,
+    entropy_objective,
+)
 
 MOVING = 0.01
 """The weight of a new batch in the moving average of the range (TensorFlow's and torch's default)."""
+OBSERVED = ("minmax", "percentile", "mse", "entropy")
+"""The names of the calibrators whose range an ``Observer`` finds."""
 
 
 class Observer:
@@ -66,6 +74,23 @@ class Observer:
             merged = self.histogram.view(-1, 2).sum(1)
             self.histogram = torch.cat([merged, torch.zeros(self.bins // 2, dtype=torch.int64)])
             self.width *= 2
+
+    def clip_range(self, calibrator: str, levels: int) -> Range:
+        """The range [1, 1] of everything seen, by the calibrator of this name, for ``levels`` codes on one
+        side of zero: min-max clipped to the calibrator's threshold. ``ValueError`` for a name that is not of
+        ``OBSERVED``.
+        """
+        thresholds = {
+            "minmax": lambda: self.amax,
+            "percentile": self.percentile,
+            "mse": lambda: self.squared_error(levels),
+            "entropy": lambda: self.entropy(levels),
+        }
+        if calibrator not in thresholds:
+            raise ValueError(f"an observer finds ranges by {', '.join(OBSERVED)}, not by {calibrator!r}")
+        limit = thresholds[calibrator]()
+        low, high = max(self.low, -limit), min(self.high, limit)
+        return Range(torch.full((1, 1), low), torch.full((1, 1), high))
 
     def percentile(self, percentile: float = PERCENTILE) -> float:
         """The upper edge of the bin that holds this percentile of |x|, at most the largest |x|.

@@ -1,4 +1,4 @@
-"""The rules of a scheme: how a range is laid over the codes, and in which format its scale is stored."""
+"""The rules of a scheme: how a range is laid over the codes, how a scale is stored, how a code is rounded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from explorer.formats import E4M3, E8M0, FLOAT32, FloatFormat
+from explorer.formats import E4M3, E8M0, FLOAT32, FloatFormat, Format
+from explorer.formats.rounding import Rounding
 
 
 class MappingType(enum.Enum):
@@ -18,6 +19,14 @@ class MappingType(enum.Enum):
     POWER = "symmetric, scale = amax / 2^(b-1): the largest positive value is clipped by one code"
     NO_CLIP = "symmetric, scale = max(-min / 2^(b-1), max / (2^(b-1)-1)): full range, nothing clipped"
     ASYMMETRIC = "asymmetric: scale = (max - min) / (2^b - 1), integer zero point, 0 stays exact"
+    SIGNED_MAX = "symmetric, scale = m / -2^(b-1) for the value m of largest magnitude: it may be negative"
+    MINIMUM = "asymmetric: x = scale · (code + 2^(b-1)) + minimum, both stored in the scale's format"
+    MIDPOINT = "asymmetric: x = scale · code + (minimum + 2^(b-1) scale), both stored in the scale's format"
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether a floating-point number is added to scale · code, in place of an integer zero point."""
+        return self in (MappingType.MINIMUM, MappingType.MIDPOINT)
 
 
 class ExponentRule(enum.Enum):
@@ -27,6 +36,38 @@ class ExponentRule(enum.Enum):
     RCEIL = "NVIDIA: 2^ceil(log2(amax / max)); never saturates"
     CEIL = "2^(ceil(log2 amax) - emax); never saturates, loses a bit unless amax is a power of two"
     EVEN = "floor after rounding amax to the element's mantissa width"
+
+
+class Convention(enum.Enum):
+    """Whose rules hold for a stored scale where quantization libraries differ; the value is its word.
+
+    OWN                  scales of at least the format's smallest positive number; 1 for a block of zeros
+    COMPRESSED_TENSORS   a scale that rounds to 0 becomes the format's epsilon (E4M3: 1/8); EVEN rounds amax
+                         to one mantissa bit (E2M3: three); the scale over an NVFP4 tensor is stored as its
+                         reciprocal, 6 · 448 / amax (compressed-tensors 0.20, llm-compressor)
+                         a block of zeros has the zero point 0
+    TORCHAO              scales of at least the format's smallest normal number, which a block of zeros has
+                         (torchao 0.18)
+    ZERO                 a scale may be 0, and a block of zeros has that scale (GGUF, bitsandbytes, torchao's
+                         Float8Tensor)
+    """
+
+    OWN = ""
+    COMPRESSED_TENSORS = "ct"
+    TORCHAO = "torchao"
+    ZERO = "zero"
+
+    @property
+    def words(self) -> str:
+        """What a sentence says about scales by this convention."""
+        return _CONVENTION_WORDS.get(self.value, "")
+
+
+_CONVENTION_WORDS = {
+    "ct": "by the rules of compressed-tensors",
+    "torchao": "by torchao's rules",
+    "zero": "or 0",
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +80,7 @@ class ScaleRule:
     format: FloatFormat = FLOAT32
     exponent: ExponentRule | None = None
     per_tensor: bool = False
+    convention: Convention = Convention.OWN
 
     def __post_init__(self) -> None:
         if (self.format is E8M0) != (self.exponent is not None):
@@ -47,6 +89,8 @@ class ScaleRule:
             raise ValueError("two-level scaling is defined for E4M3 block scales (NVFP4)")
         if self.format.torch_dtype is None:
             raise ValueError(f"torch has no dtype to store {self.format.label} scales in")
+        if self.convention is Convention.ZERO and not self.format.has_zero:
+            raise ValueError(f"{self.format.label} has no zero, so that scales of it cannot be 0")
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -56,12 +100,94 @@ class ScaleRule:
 
     @property
     def smallest(self) -> float:
-        """The floor of a stored scale: the smallest normal, for E4M3 the smallest positive (2^-9)."""
-        return E4M3.smallest_subnormal if self.format is E4M3 else self.format.smallest_normal
+        """The least scale of a block that is not all zeros; what would be smaller is raised to it.
+
+        By OWN the format's smallest positive number (E8M0: 2^-127): the values of a block with a smaller
+        scale are less than a step apart, and those below half a step become 0.
+        """
+        if self.convention is Convention.OWN or self.format is E8M0:
+            return self.format.smallest_subnormal
+        if self.convention is Convention.TORCHAO:
+            return self.format.smallest_normal
+        return 0.0
+
+    def empty(self, fmt: Format) -> float:
+        """The scale of a block of zeros. By OWN it is 1, whose codes of 0 restore zeros; for element formats
+        without a zero 0, or the smallest there is (E8M0).
+        """
+        if self.convention is Convention.OWN and fmt.has_zero:
+            return 1.0
+        if self.convention is Convention.COMPRESSED_TENSORS and self.format is not E8M0:
+            return self.format.eps
+        return 0.0 if self.format.has_zero and self.convention is not Convention.TORCHAO else self.smallest
+
+    @property
+    def divides_by_tensor_scale(self) -> bool:
+        """Whether the scale over the tensor is stored as its reciprocal."""
+        return self.per_tensor and self.convention is Convention.COMPRESSED_TENSORS
 
     @property
     def word(self) -> str:
-        """The rule in a scheme's text: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels)."""
-        if self.per_tensor:
-            return "nvfp4"
-        return self.exponent.name if self.exponent else self.format.name
+        """The rule in a scheme's text: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels),
+        each with its convention: ``nvfp4-ct``.
+        """
+        word = "nvfp4" if self.per_tensor else self.exponent.name if self.exponent else self.format.name
+        return f"{word}-{self.convention.value}" if self.convention.value else word
+
+
+class Ties(enum.Enum):
+    """Where a value halfway between two codes goes. UP: toward +Inf, by adding 1/2 and rounding down."""
+
+    EVEN = ""
+    AWAY = "away"
+    UP = "up"
+
+
+@dataclass(frozen=True)
+class CodeRule:
+    """How x becomes a code under its block's scale, where quantization libraries differ.
+
+    reciprocal   x · (1 / scale) instead of x / scale (torchao, bitsandbytes, GGUF)
+    zero_first   the zero point is added before rounding instead of after (compressed-tensors)
+    unrounded    the scale is taken as computed, before it is rounded to its stored format (GGUF)
+    bfloat16     every operation is rounded to BF16 (compressed-tensors on BF16 checkpoints)
+    ties         where halves go (microxcaling, GGUF Q8_0: away; GGUF's other types: up)
+    """
+
+    reciprocal: bool = False
+    zero_first: bool = False
+    unrounded: bool = False
+    bfloat16: bool = False
+    ties: Ties = Ties.EVEN
+
+    @property
+    def words(self) -> list[str]:
+        """The rule in a scheme's text: one word for each switch that is on."""
+        return [word for word, (name, on) in CODE_WORDS.items() if getattr(self, name) == on]
+
+    def rounding(self, seed: int | None) -> Rounding:
+        if seed is not None:
+            return Rounding.STOCHASTIC
+        return Rounding.AWAY if self.ties is Ties.AWAY else Rounding.NEAREST
+
+
+OWN_CODES = CodeRule()
+"""x / scale, ties to even, then the zero point: what every scheme does that says nothing else."""
+CODE_WORDS: dict[str, tuple[str, bool | Ties]] = {
+    "reciprocal": ("reciprocal", True),
+    "zerofirst": ("zero_first", True),
+    "unrounded": ("unrounded", True),
+    "bf16": ("bfloat16", True),
+    "away": ("ties", Ties.AWAY),
+    "up": ("ties", Ties.UP),
+}
+"""The words of a ``CodeRule`` in a scheme's text: the field, and what it is set to."""
+
+CODE_SENTENCES: dict[str, str] = {
+    "reciprocal": "values are multiplied by the reciprocal of the scale",
+    "zerofirst": "the zero point is added before rounding",
+    "unrounded": "codes come from the scale before it is rounded",
+    "bf16": "computed in BF16",
+    "away": "ties go away from zero",
+    "up": "ties go up",
+}

@@ -5,94 +5,192 @@ Every division is an IEEE float32 division, so that all devices get the same bit
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from explorer.formats import E4M3, E8M0, EXPONENT_MASK, FLOAT32, MANTISSA_BITS, Format, IntegerFormat
+from explorer.formats import E4M3, E8M0, EXPONENT_MASK, FLOAT32, MANTISSA_BITS, IntegerFormat
+from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes.calibrators import Range
-from explorer.schemes.rules import ExponentRule, MappingType, ScaleRule
+from explorer.schemes.rules import Convention, ExponentRule, MappingType, ScaleRule
 from explorer.schemes.scheme import Scheme
 
 MANTISSA_MASK = (1 << MANTISSA_BITS) - 1
-FLOAT32_TINY = 2.0**-126
-"""The smallest normal float32: no scale is smaller (rule B-2)."""
+SMALLEST_TENSOR_SCALE = 2.0**-126
+"""The smallest normal float32: a tensor scale keeps all its bits, so that block scales can do the rest."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales of a quantized matrix: x is about scale · (value of the code - zero point).
+    """Scales of a quantized matrix: x is about scale · (value of the code - zero point) + offset.
 
     stored        float32 [grid rows, grid columns]  the scales, already rounded to their format
     zero_points   int8 [grid rows, grid columns]     the code of 0; None when symmetric
-    tensor_scale  float32 []                         multiplies every stored scale; None without two levels
+    tensor_scale  float32 []                         over all stored scales; None without two levels
     raw           [grid rows, grid columns]          ``stored`` in its own dtype, where a kernel wrote it so
+    offsets       float32 [grid rows, grid columns]  rounded to the scale's format; None without
+    first_code    the value of the code that an offset stands for (``Scheme.first_code``)
+    divided       ``tensor_scale`` divides instead of multiplying
+    unrounded     float32 [grid rows, grid columns]  the scales as computed, where codes come from those
+    minimum       float32 [grid rows, grid columns]  likewise the value that codes are counted from
     """
 
     stored: Tensor
     zero_points: Tensor | None
     tensor_scale: Tensor | None
     raw: Tensor | None = None
+    offsets: Tensor | None = None
+    first_code: int = 0
+    divided: bool = False
+    unrounded: Tensor | None = None
+    minimum: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        scheme: Scheme,
+        stored: Tensor,
+        zero_points: Tensor | None,
+        tensor_scale: Tensor | None,
+        offsets: Tensor | None = None,
+    ) -> Scales:
+        """Scales that were stored under ``scheme``, as they are read back."""
+        divided = scheme.scale is not None and scheme.scale.divides_by_tensor_scale
+        return cls(
+            stored, zero_points, tensor_scale, None, offsets, first_code=scheme.first_code, divided=divided
+        )
+
+    def map_grids(self, change: Callable[[Tensor], Tensor]) -> Scales:
+        """The scales with ``change`` applied to every tensor that has an entry for each block."""
+
+        def changed(grid: Tensor | None) -> Tensor | None:
+            return None if grid is None else change(grid)
+
+        return dataclasses.replace(
+            self,
+            stored=change(self.stored),
+            zero_points=changed(self.zero_points),
+            offsets=changed(self.offsets),
+            unrounded=changed(self.unrounded),
+            minimum=changed(self.minimum),
+            raw=None,
+        )
 
     @property
     def scale(self) -> Tensor:
-        """float32 [grid rows, grid columns]: the product of both levels."""
-        return self.stored if self.tensor_scale is None else self.stored * self.tensor_scale
+        """float32 [grid rows, grid columns]: both levels together."""
+        if self.tensor_scale is None:
+            return self.stored
+        return self.stored / self.tensor_scale if self.divided else self.stored * self.tensor_scale
 
 
+def join_scales(parts: Sequence[Scales], dim: int) -> Scales:
+    """The scales of a matrix from those of its runs of rows (``dim`` 0) or groups of columns (1)."""
+
+    def together(grids: Sequence[Tensor | None]) -> Tensor | None:
+        there = [grid for grid in grids if grid is not None]
+        return torch.cat(there, dim) if there else None
+
+    return dataclasses.replace(
+        parts[0],
+        stored=torch.cat([part.stored for part in parts], dim),
+        zero_points=together([part.zero_points for part in parts]),
+        offsets=together([part.offsets for part in parts]),
+        unrounded=together([part.unrounded for part in parts]),
+        minimum=together([part.minimum for part in parts]),
+        raw=None,
+    )
+
+
+@keeps_subnormals
 def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) -> Scales:
     """Scales and zero points that map each block's ``clip_range`` to the codes of ``scheme``, rounded as
     stored.
 
     ``largest`` is the whole tensor's amax, needed for a per-tensor scale when ``clip_range`` holds only some
-    of its blocks. A block whose range is empty (all zeros) gets scale 1 and codes of 0 (rule B-2).
+    of its blocks. A block whose range is empty (all zeros) restores zeros (``ScaleRule.empty``).
     """
     if scheme.scale is None:
         return Scales(torch.ones_like(clip_range.high), None, None)
+    if scheme.codes.bfloat16:
+        clip_range = Range(through_bfloat16(clip_range.low), through_bfloat16(clip_range.high))
     raw, tensor_scale = _raw_scale(clip_range, scheme), None
     if scheme.scale.exponent is not None:
         stored = _power_of_two(clip_range.amax, scheme)
     else:
         if scheme.scale.per_tensor:
-            tensor_scale = tensor_scale_for(clip_range.amax if largest is None else largest, scheme.format)
-            raw = raw / tensor_scale
+            amax = clip_range.amax if largest is None else largest
+            tensor_scale = tensor_scale_for(amax, scheme)
+            raw = raw * tensor_scale if scheme.scale.divides_by_tensor_scale else raw / tensor_scale
         stored = _round_scale(raw, scheme.scale)
-    stored = torch.where(_is_empty(clip_range, scheme), torch.ones_like(stored), stored)
-    return Scales(stored, _zero_points(clip_range, stored, scheme), tensor_scale)
+    empty = torch.full_like(stored, scheme.scale.empty(scheme.format))
+    stored = torch.where(_is_empty(clip_range, scheme), empty, stored)
+    scales = Scales.of(
+        scheme,
+        stored,
+        _zero_points(clip_range, stored, scheme),
+        tensor_scale,
+        _offsets(clip_range, raw, stored, scheme),
+    )
+    if not scheme.codes.unrounded:
+        return scales
+    return dataclasses.replace(scales, unrounded=raw, minimum=clip_range.low)
 
 
+@keeps_subnormals
 def fit_scales(xv: Tensor, vv: Tensor, scales: Scales, rule: ScaleRule) -> Scales:
     """``scales`` with the least-squares scale of every block, rounded as stored.
 
-    Σ(x - s·v)² is least at s = Σx·v / Σv·v (``xv`` and ``vv``, float64 [grid]; v: code's value - zero point).
-    Of the stored scales the nearest one is the best, the parabola being symmetric. Blocks with v = 0 keep
-    their scale.
+    Σ(x - s·v)² is least at s = Σx·v / Σv·v (``xv`` and ``vv``, float64 [grid]; v: code's value - zero point,
+    x less the offset).
+    Of the stored scales the nearest one is the best, the parabola being symmetric. Blocks with v = 0, and
+    blocks of zeros whose scale is 0, keep their scale.
     """
     fitted = (xv / vv).to(torch.float32)
     if rule.exponent is not None:
         stored = _nearest_power_of_two(fitted)
     else:
-        stored = _round_scale(fitted if scales.tensor_scale is None else fitted / scales.tensor_scale, rule)
-    return Scales(torch.where(vv > 0, stored, scales.stored), scales.zero_points, scales.tensor_scale)
+        if scales.tensor_scale is not None:
+            fitted = fitted * scales.tensor_scale if scales.divided else fitted / scales.tensor_scale
+        stored = _round_scale(fitted, rule)
+    kept = (vv == 0) | (scales.stored == 0)
+    return dataclasses.replace(scales, stored=torch.where(kept, scales.stored, stored), raw=None)
 
 
 def _is_empty(clip_range: Range, scheme: Scheme) -> Tensor:
-    return (clip_range.high - clip_range.low == 0) if scheme.asymmetric else clip_range.amax == 0
+    spans = scheme.asymmetric or scheme.mapping.has_offset
+    return (clip_range.high - clip_range.low == 0) if spans else clip_range.amax == 0
 
 
 def _raw_scale(clip_range: Range, scheme: Scheme) -> Tensor:
     """The scale before it is rounded to its own format."""
+    scale = _exact_scale(clip_range, scheme)
+    return through_bfloat16(scale) if scheme.codes.bfloat16 else scale
+
+
+def _exact_scale(clip_range: Range, scheme: Scheme) -> Tensor:
     fmt, amax = scheme.format, clip_range.amax
     if scheme.mapping is MappingType.SYMMETRIC or not isinstance(fmt, IntegerFormat):
         return _divide(amax, fmt.max)
-    if scheme.mapping is MappingType.ASYMMETRIC:
-        return _divide(clip_range.high - clip_range.low, 2**fmt.bits - 1)
     if scheme.mapping is MappingType.FULL:
         return _divide(amax, fmt.qmax + 0.5)
     if scheme.mapping is MappingType.POWER:
         return _divide(amax, fmt.qmax + 1)
-    return torch.maximum(_divide(-clip_range.low, -fmt.qmin), _divide(clip_range.high, fmt.qmax))
+    if scheme.mapping is MappingType.NO_CLIP:
+        return torch.maximum(_divide(-clip_range.low, -fmt.qmin), _divide(clip_range.high, fmt.qmax))
+    if scheme.mapping is MappingType.SIGNED_MAX:
+        largest = torch.where(clip_range.high >= -clip_range.low, clip_range.high, clip_range.low)
+        return _divide(largest, fmt.qmin)
+    span = clip_range.high - clip_range.low
+    return _divide(through_bfloat16(span) if scheme.codes.bfloat16 else span, 2**fmt.bits - 1)
+
+
+def through_bfloat16(x: Tensor) -> Tensor:
+    """float32 ``x`` rounded to BF16."""
+    return x.to(torch.bfloat16).to(torch.float32)
 
 
 def _divide(x: Tensor, by: float) -> Tensor:
@@ -100,19 +198,28 @@ def _divide(x: Tensor, by: float) -> Tensor:
     return x / torch.full_like(x, by)
 
 
-def tensor_scale_for(amax: Tensor, fmt: Format) -> Tensor:
-    """float32 scalar amax / (6 · 448), so that the largest block scale is E4M3's maximum; 1 if amax is 0."""
+def tensor_scale_for(amax: Tensor, scheme: Scheme) -> Tensor:
+    """float32 scalar amax / (6 · 448), so that the largest block scale is E4M3's maximum; 1 if amax is 0.
+
+    The calibrator's headroom is left above it. By compressed-tensors' rules it is the reciprocal.
+    """
     largest = amax.amax() if amax.numel() else amax.new_zeros(())
-    scale = _divide(largest, fmt.max * E4M3.max).clamp(min=FLOAT32_TINY)
+    full = scheme.format.max * E4M3.max / scheme.calibrator.headroom
+    if scheme.scale is not None and scheme.scale.divides_by_tensor_scale:
+        inverse = largest.clamp(min=SMALLEST_TENSOR_SCALE).reciprocal() * full
+        return torch.where(inverse.isinf(), torch.ones_like(inverse), inverse)
+    scale = _divide(largest, full).clamp(min=SMALLEST_TENSOR_SCALE)
     return torch.where(largest == 0, torch.ones_like(scale), scale)
 
 
 def _round_scale(raw: Tensor, rule: ScaleRule) -> Tensor:
-    """``raw`` clamped to the scale format's positive range and rounded to it, as float32."""
-    clamped = raw.clamp(rule.smallest, rule.format.max)
-    if rule.format is FLOAT32:
-        return clamped
-    return rule.format.decode(rule.format.encode_unchecked(clamped))
+    """``raw`` rounded to the scale format, as float32; its magnitude is at least ``rule.smallest``."""
+    size = raw.abs().clamp(rule.smallest, rule.format.max)
+    if rule.format is not FLOAT32:
+        size = rule.format.decode(rule.format.encode_unchecked(size))
+    if rule.convention is Convention.COMPRESSED_TENSORS:
+        size = torch.where(size == 0, torch.full_like(size, rule.format.eps), size)
+    return size.copysign(raw)
 
 
 def _power_of_two(amax: Tensor, scheme: Scheme) -> Tensor:
@@ -123,7 +230,7 @@ def _power_of_two(amax: Tensor, scheme: Scheme) -> Tensor:
     elif rule is ExponentRule.CEIL:
         exponent = _ceil_log2(amax) - fmt.max_exponent
     elif rule is ExponentRule.EVEN:
-        half = 1 << (MANTISSA_BITS - fmt.significand_bits - 1)
+        half = 1 << (MANTISSA_BITS - _width_of_even(scheme) - 1)
         exponent = _floor_log2((amax.view(torch.int32) + half).view(torch.float32)) - fmt.max_exponent
     else:
         exponent = _floor_log2(amax) - fmt.max_exponent
@@ -146,8 +253,39 @@ def _ceil_log2(x: Tensor) -> Tensor:
     return E8M0.encode_unchecked(x).to(torch.int32) - 127
 
 
+def _width_of_even(scheme: Scheme) -> int:
+    """Mantissa bits that EVEN rounds amax to: the element's, by compressed-tensors at most one but for 6
+    bits.
+    """
+    assert scheme.scale is not None
+    bits = scheme.format.significand_bits
+    if scheme.scale.convention is Convention.COMPRESSED_TENSORS and scheme.format.bits != 6:
+        return min(bits, 1)
+    return bits
+
+
 def _zero_points(clip_range: Range, scale: Tensor, scheme: Scheme) -> Tensor | None:
     if not scheme.asymmetric or not isinstance(scheme.format, IntegerFormat):
         return None
-    fmt = scheme.format
-    return (fmt.qmin - clip_range.low / scale).round().clamp(fmt.qmin, fmt.qmax).to(torch.int8)
+    fmt, low = scheme.format, clip_range.low / scale
+    zero = fmt.qmin - low
+    if scheme.codes.bfloat16:
+        zero = through_bfloat16(fmt.qmin - through_bfloat16(low))
+    zero = zero.round().clamp(fmt.qmin, fmt.qmax)
+    if scheme.scale is not None and scheme.scale.convention is Convention.COMPRESSED_TENSORS:
+        zero = torch.where(_is_empty(clip_range, scheme), torch.zeros_like(zero), zero)
+    return zero.to(torch.int8)
+
+
+def _offsets(clip_range: Range, raw: Tensor, stored: Tensor, scheme: Scheme) -> Tensor | None:
+    """What the code ``first_code`` stands for, rounded to the scale's format: the minimum, or what lies
+    2^(b-1) scales above it.
+    """
+    fmt, rule = scheme.format, scheme.scale
+    if rule is None or not scheme.mapping.has_offset or not isinstance(fmt, IntegerFormat):
+        return None
+    offset = clip_range.low
+    if scheme.mapping is MappingType.MIDPOINT:
+        offset = offset - (raw if scheme.codes.unrounded else stored) * fmt.qmin
+    size = offset.abs().clamp(max=rule.format.max)
+    return rule.format.decode(rule.format.encode_unchecked(size)).copysign(offset)

@@ -14,13 +14,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from explorer.formats import E4M3, E8M0, FloatFormat, Format, IntegerFormat
+from explorer.formats import E8M0, FloatFormat, Format, IntegerFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.formats.rounding import Rounding
 from explorer.schemes.calibrators import MINMAX, Calibrator
-from explorer.schemes.rules import MappingType, ScaleRule
+from explorer.schemes.rules import (
+    CODE_SENTENCES,
+    OWN_CODES,
+    CodeRule,
+    MappingType,
+    ScaleRule,
+    Ties,
+)
 
 Block = tuple[int | None, int | None]
+LONGEST_SIDE = 10**9 - 1
+_WHOLE: Block = (None, None)
 BLOCK_WORDS: dict[Block, str] = {(None, None): "tensor", (1, None): "row", (None, 1): "column"}
 SEPARATOR = "~"
 NO_SCALE = "none"
@@ -29,6 +38,9 @@ _MAPPING_WORDS = {
     MappingType.FULL: "the full code range is used, so the largest magnitudes land on rounding ties",
     MappingType.POWER: "scale = amax / 2^(b-1), so the largest positive value is clipped by one code",
     MappingType.NO_CLIP: "the full code range is used and nothing is clipped",
+    MappingType.SIGNED_MAX: "the value of largest magnitude takes the code -2^(b-1): a scale may be negative",
+    MappingType.MINIMUM: "x = scale · (code + 2^(b-1)) + minimum, and 0 need not be exact",
+    MappingType.MIDPOINT: "x = scale · code + the value of code 0, and 0 need not be exact",
 }
 
 
@@ -52,8 +64,8 @@ class Scheme:
     """How a tensor is quantized. ``scale`` None casts without scaling.
 
     ``least_squares_scale`` replaces each scale, after the codes are chosen, by the one with the least squared
-    error for them. ``seed`` (0 ... 2^64 - 1) switches to stochastic rounding. Wrong combinations raise
-    ``ValueError``.
+    error for them. ``seed`` (0 ... 2^64 - 1) switches to stochastic rounding. ``codes`` says how codes are
+    rounded where libraries differ. Wrong combinations raise ``ValueError``.
 
     ``text`` spells the scheme out in the grammar of ``schemes.text``; ``str(scheme)`` is the name of the row
     of ``SCHEMES`` with the same parts where there is one, else ``text``. ``Scheme.parse`` reads both.
@@ -68,6 +80,7 @@ class Scheme:
     calibrator: Calibrator = MINMAX
     least_squares_scale: bool = False
     seed: int | None = None
+    codes: CodeRule = OWN_CODES
     # Kept as a plain attribute, because torch.compile reads attributes and does not trace string building.
     text: str = field(init=False, repr=False, compare=False)
 
@@ -83,19 +96,33 @@ class Scheme:
             raise ValueError(
                 f"{fmt.label} needs a scale; only floating-point formats can be cast without one"
             )
-        if any(size is not None and size < 1 for size in self.block):
-            raise ValueError(f"block sizes are positive whole numbers or None, got {self.block}")
+        if any(size is not None and not _is_whole(size, 1, LONGEST_SIDE) for size in self.block):
+            raise ValueError(
+                f"block sizes are positive whole numbers up to {LONGEST_SIDE} or None, got {self.block}"
+            )
         if self.mapping is not MappingType.SYMMETRIC:
             if not isinstance(fmt, IntegerFormat):
                 raise ValueError(
                     f"{self.mapping.name.lower()} scaling needs an integer format, not {fmt.label}"
                 )
-            if scale is not None and scale.format in (E8M0, E4M3):
+            if scale is not None and scale.format.bits <= 8:
                 raise ValueError(f"{scale.format.label} scales go with symmetric scaling only")
         if scale is not None and fmt.bits > 8:
             raise ValueError(f"{fmt.label} is cast without a scale; scales go with formats of up to 8 bits")
-        if self.seed is not None and not 0 <= self.seed < 2**64:
+        if self.seed is not None and not _is_whole(self.seed, 0, 2**64 - 1):
             raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {self.seed}")
+        self._check_codes()
+
+    def _check_codes(self) -> None:
+        codes, integer = self.codes, isinstance(self.format, IntegerFormat)
+        if self.scale is None and (codes != OWN_CODES or self.least_squares_scale or self.block != _WHOLE):
+            raise ValueError("a cast has no scale: no block, no fitted scale, and no rule for its codes")
+        if codes.zero_first and not self.asymmetric:
+            raise ValueError("zerofirst says when an integer zero point is added: the mapping is ASYMMETRIC")
+        if codes.ties is Ties.UP and not integer:
+            raise ValueError("ties go up in integer formats only")
+        if codes.ties is not Ties.EVEN and self.seed is not None:
+            raise ValueError("stochastic rounding has no ties")
 
     @classmethod
     def parse(cls, text: str) -> Scheme:
@@ -125,15 +152,22 @@ class Scheme:
         ]
         parts += ["fit"] if self.least_squares_scale else []
         parts += [f"s{self.seed}"] if self.seed is not None else []
+        parts += self.codes.words
         return SEPARATOR.join(parts)
 
     @property
     def rounding(self) -> Rounding:
-        return Rounding.NEAREST if self.seed is None else Rounding.STOCHASTIC
+        return self.codes.rounding(self.seed)
 
     @property
     def asymmetric(self) -> bool:
         return self.mapping is MappingType.ASYMMETRIC
+
+    @property
+    def first_code(self) -> int:
+        """The code's value that an offset stands for: that of the block's minimum, or 0."""
+        fmt = self.format
+        return fmt.qmin if isinstance(fmt, IntegerFormat) and self.mapping is MappingType.MINIMUM else 0
 
     @property
     def code_limits(self) -> tuple[float, float]:
@@ -160,10 +194,17 @@ class Scheme:
         return BitBudget(
             codes=codes,
             scales=blocks * self.scale.format.bits / elements,
-            zero_points=blocks * self.format.bits / elements if self.asymmetric else 0.0,
+            zero_points=blocks * self._bits_of_zero / elements,
             tensor_scale=32 / elements if self.scale.per_tensor else 0.0,
             padding=stored - codes,
         )
+
+    @property
+    def _bits_of_zero(self) -> int:
+        """Bits of a block's zero point: a code's, or those of an offset in the scale's format."""
+        if self.scale is not None and self.mapping.has_offset:
+            return self.scale.format.bits
+        return self.format.bits if self.asymmetric else 0
 
     @property
     def granularity(self) -> str:
@@ -190,6 +231,7 @@ class Scheme:
         text += f"; ranges by {self.calibrator.label}" if self.calibrator is not MINMAX else ""
         text += ", scales refitted by least squares" if self.least_squares_scale else ""
         text += f"; rounded stochastically (seed {self.seed})" if self.seed is not None else ""
+        text += "".join(f"; {CODE_SENTENCES[word]}" for word in self.codes.words)
         return text + "."
 
     def _scale_words(self) -> str:
@@ -198,7 +240,9 @@ class Scheme:
         label = self.scale.format.label.split(" (")[0]
         text = f"{self._sharing_words()} {'an' if label[0] in 'EF' else 'a'} {label} scale"
         text += " and an integer zero point, so 0 stays exact" if self.asymmetric else ""
+        text += " and an offset in the same format" if self.mapping.has_offset else ""
         text += f" ({self.scale.exponent.name} rule)" if self.scale.exponent else ""
+        text += f" {self.scale.convention.words}" if self.scale.convention.words else ""
         return text + (", and one FP32 scale lies over the whole tensor" if self.scale.per_tensor else "")
 
     def _sharing_words(self) -> str:
@@ -215,6 +259,10 @@ class Scheme:
 def block_word(block: Block) -> str:
     """``tensor``, ``row``, ``column``, or rows x columns such as ``1x128`` and ``4xall``."""
     return BLOCK_WORDS.get(block) or "x".join("all" if side is None else str(side) for side in block)
+
+
+def _is_whole(number: object, low: int, high: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and low <= number <= high
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -8,8 +8,8 @@ recordings.
 from __future__ import annotations
 
 from explorer.formats import E4M3, E8M0, FORMATS, Format, float_format
-from explorer.schemes.calibrators import ABSMEAN, TWN
-from explorer.schemes.rules import ExponentRule, MappingType, ScaleRule
+from explorer.schemes.calibrators import ABSMEAN, CALIBRATORS, TWN
+from explorer.schemes.rules import CodeRule, Convention, ExponentRule, MappingType, ScaleRule, Ties
 from explorer.schemes.scheme import Block, Scheme
 
 _F16_SCALE, _E4M3_TWO_LEVEL = ScaleRule(float_format("float16")), ScaleRule(E4M3, per_tensor=True)
@@ -48,14 +48,18 @@ def _with_asymmetric(name: str, label: str, fmt: Format, block: Block, scale: Sc
 
 
 def _integers() -> list[Scheme]:
-    int8, int4, int3, int2 = (FORMATS[f"int{b}"] for b in (8, 4, 3, 2))
+    int8, int6, int5, int4, int3, int2 = (FORMATS[f"int{b}"] for b in (8, 6, 5, 4, 3, 2))
     rows = [
         *_with_asymmetric("int8_tensor", "INT8 per tensor", int8, _TENSOR, ScaleRule()),
         *_with_asymmetric("int8_row", "INT8 per row", int8, _ROW, ScaleRule()),
         *_with_asymmetric("int8_column", "INT8 per column (input channel)", int8, _COLUMN, ScaleRule()),
         Scheme("int8_row_full", "INT8 per row, full range", int8, _ROW, mapping=_FULL),
+        Scheme("int8_group32", "INT8 group 32", int8, (1, 32), _F16_SCALE),
         Scheme("int8_group128", "INT8 group 128", int8, (1, 128), _F16_SCALE),
     ]
+    for fmt in (int6, int5):
+        label = f"{fmt.label} group 128"
+        rows += _with_asymmetric(f"{fmt.name}_group128", label, fmt, (1, 128), _F16_SCALE)
     for fmt, sizes in ((int4, (32, 64, 128)), (int3, (64, 128))):
         rows += _with_asymmetric(f"{fmt.name}_row", f"{fmt.label} per row", fmt, _ROW, _F16_SCALE)
         for n in sizes:
@@ -85,15 +89,18 @@ def _microscaling() -> list[Scheme]:
         Scheme("mxfp4", "MXFP4 (OCP, FLOOR)", f["float4_e2m1fn"], (1, 32), _FLOOR),
         Scheme("mxfp4_rceil", "MXFP4 (RCEIL)", f["float4_e2m1fn"], (1, 32), _RCEIL),
         Scheme("mxfp4_even", "MXFP4 (EVEN)", f["float4_e2m1fn"], (1, 32), ScaleRule(E8M0, ExponentRule.EVEN)),
-        Scheme("mxint8", "MXINT8 (OCP, FLOOR)", f["int8"], (1, 32), _FLOOR),
+        Scheme("mxint8", "MXINT8 (OCP, FLOOR)", f["ocp_int8"], (1, 32), _FLOOR),
         Scheme("nvfp4", "NVFP4 (E4M3 block 16, FP32 tensor)", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL),
-    ]
+        Scheme("nvfp4_four_over_six", "NVFP4, four over six", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL,
+               calibrator=CALIBRATORS["four_over_six"]),
+    ]  # fmt: skip
 
 
 def _codebooks() -> list[Scheme]:
     f, ternary = FORMATS, FORMATS["ternary"]
     return [
         Scheme("nf4_block64", "NF4 block 64", f["nf4"], (1, 64)),
+        Scheme("af4_block64", "AF4 block 64", f["af4"], (1, 64)),
         Scheme("ternary_absmean", "Ternary absmean (BitNet b1.58)", ternary, _TENSOR, calibrator=ABSMEAN),
         Scheme("ternary_absmean_ls", "Ternary absmean, least-squares scale", ternary, _TENSOR,
                calibrator=ABSMEAN, least_squares_scale=True),
@@ -102,9 +109,41 @@ def _codebooks() -> list[Scheme]:
     ]  # fmt: skip
 
 
-SCHEMES: dict[str, Scheme] = {
-    row.name: row for row in (*_casts(), *_fp8(), *_integers(), *_microscaling(), *_codebooks())
-}
+_CT, _ZERO = Convention.COMPRESSED_TENSORS, Convention.ZERO
+_UP = CodeRule(reciprocal=True, unrounded=True, ties=Ties.UP)
+
+
+def _of_other_libraries() -> list[Scheme]:
+    """What other libraries store, bit for bit: docs/conformance.md."""
+    f, bf16_ct = FORMATS, ScaleRule(float_format("bfloat16"), convention=_CT)
+    gguf, in_bf16 = ScaleRule(float_format("float16"), convention=_ZERO), CodeRule(bfloat16=True)
+    bnb = ScaleRule(convention=_ZERO)
+    rows = [
+        Scheme("int8_row_vllm", "INT8 per row, as vLLM", f["int8"], _ROW, bf16_ct, _FULL, codes=in_bf16),
+        Scheme("int4_group128_vllm", "INT4 group 128, as vLLM", f["int4"], (1, 128), bf16_ct, _FULL,
+               codes=in_bf16),
+        Scheme("int4_group128_asym_vllm", "INT4 group 128, asymmetric, as vLLM", f["int4"], (1, 128), bf16_ct,
+               _ASYM, codes=CodeRule(zero_first=True, bfloat16=True)),
+        Scheme("nvfp4_vllm", "NVFP4, as vLLM", f["float4_e2m1fn"], (1, 16),
+               ScaleRule(E4M3, per_tensor=True, convention=_CT)),
+        Scheme("nf4_block64_bnb", "NF4 block 64, as bitsandbytes", f["nf4"], (1, 64), bnb,
+               codes=CodeRule(reciprocal=True)),
+        Scheme("fp4_block64_bnb", "FP4 block 64, as bitsandbytes", f["bnb_fp4"], (1, 64), bnb,
+               codes=CodeRule(reciprocal=True)),
+        Scheme("q8_0", "GGUF Q8_0", f["int8"], (1, 32), gguf,
+               codes=CodeRule(reciprocal=True, unrounded=True, ties=Ties.AWAY)),
+    ]  # fmt: skip
+    for bits in (4, 5):
+        fmt = f[f"int{bits}"]
+        rows += [
+            Scheme(f"q{bits}_0", f"GGUF Q{bits}_0", fmt, (1, 32), gguf, MappingType.SIGNED_MAX, codes=_UP),
+            Scheme(f"q{bits}_1", f"GGUF Q{bits}_1", fmt, (1, 32), gguf, MappingType.MINIMUM, codes=_UP),
+        ]
+    return rows
+
+
+_ROWS = (*_casts(), *_fp8(), *_integers(), *_microscaling(), *_codebooks(), *_of_other_libraries())
+SCHEMES: dict[str, Scheme] = {row.name: row for row in _ROWS}
 
 ALIASES: dict[str, str] = {
     **{f"fp8_{short}_channel": f"fp8_{short}_row" for short in ("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")},

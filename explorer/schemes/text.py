@@ -8,18 +8,21 @@ order::
 
 In EBNF::
 
-    scheme     = name | format "~" block "~" mapping "~" scale "~" calibrator { "~" option } ;
-    format     = a name of FORMATS, except float8_e8m0fnu | "int5" | "int6" | "int7" ;
+    scheme     = name                                               (its block length may be another number)
+               | format "~" block "~" mapping "~" scale "~" calibrator { "~" option } ;
+    format     = a name of FORMATS, except float8_e8m0fnu | "int7" ;
     block      = "tensor" | "row" | "column" | side "x" side ;      (rows x columns)
     side       = number | "all" ;                                   ("all": the whole axis; older: "row")
     mapping    = a member of MappingType ;
     scale      = "none"                                             (a cast)
                | a floating-point name of FORMATS                   (the format the scales are stored in)
                | a member of ExponentRule                           (E8M0 scales by this rule)
-               | "nvfp4" ;                                          (E4M3 scales under one float32 scale)
+               | "nvfp4"                                            (E4M3 scales under one float32 scale)
+               | one of these three, "-", a value of Convention ;   (by another library's rules: nvfp4-ct)
     calibrator = a name of CALIBRATORS ;
     option     = "fit"                                              (least-squares scales)
-               | "s" number ;                                       (stochastic rounding with this seed)
+               | "s" number                                         (stochastic rounding with this seed)
+               | a word of CODE_WORDS ;                             (how codes are rounded)
 
 Upper and lower case are the same. Every character is unreserved in a URL (RFC 3986), so a text needs no
 escaping. ``Scheme.parse(str(scheme))`` equals ``scheme`` up to name and label.
@@ -27,37 +30,57 @@ escaping. ``Scheme.parse(str(scheme))`` equals ``scheme`` up to name and label.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat
 from explorer.schemes.calibrators import CALIBRATORS
-from explorer.schemes.rules import ExponentRule, MappingType, ScaleRule
+from explorer.schemes.rules import (
+    CODE_WORDS,
+    CodeRule,
+    Convention,
+    ExponentRule,
+    MappingType,
+    ScaleRule,
+    Ties,
+)
 from explorer.schemes.scheme import BLOCK_WORDS, NO_SCALE, SEPARATOR, Block, Scheme
 from explorer.schemes.table import ALIASES, SCHEMES
 
-_INTEGERS = (IntegerFormat(name=f"int{bits}", label=f"INT{bits}", bits=bits) for bits in (5, 6, 7))
-ELEMENT_FORMATS: dict[str, Format] = {
-    row.name: row for row in (*FORMATS.values(), *_INTEGERS) if row is not E8M0
-}
-"""The formats of codes. INT5 to INT7 have no row of FORMATS; training sweeps over them."""
+_INT7 = IntegerFormat(name="int7", label="INT7", bits=7)
+ELEMENT_FORMATS: dict[str, Format] = {row.name: row for row in (*FORMATS.values(), _INT7) if row is not E8M0}
+"""The formats of codes. INT7 has no row of FORMATS; training sweeps over it."""
 _SCALE_RULES = (
     *(ScaleRule(row) for row in ELEMENT_FORMATS.values() if isinstance(row, FloatFormat) and row.torch_dtype),
     *(ScaleRule(E8M0, rule) for rule in ExponentRule),
     ScaleRule(E4M3, per_tensor=True),
 )
-SCALE_RULES: dict[str, ScaleRule | None] = {NO_SCALE: None, **{rule.word: rule for rule in _SCALE_RULES}}
+
+
+def _by_conventions(rule: ScaleRule) -> Iterator[ScaleRule]:
+    """``rule`` by every convention that its format can follow."""
+    for convention in Convention:
+        with contextlib.suppress(ValueError):
+            yield dataclasses.replace(rule, convention=convention)
+
+
+SCALE_RULES: dict[str, ScaleRule | None] = {
+    NO_SCALE: None,
+    **{rule.word: rule for plain in _SCALE_RULES for rule in _by_conventions(plain)},
+}
 """Every rule by its word; None casts without a scale."""
 NAMES = {row.text: row.name for row in SCHEMES.values()}
 """The name of the row of ``SCHEMES`` that a spelled text stands for."""
 
 _BLOCKS = {word: block for block, word in BLOCK_WORDS.items()}
 _SIDES = re.compile(r"([0-9]{1,9}|all|row)x([0-9]{1,9}|all|row)", re.IGNORECASE)
+_BLOCK_LENGTH = re.compile(r"(.+_(?:group|block))([0-9]{1,9})(|_.+)")
 _SEED = re.compile(r"s([0-9]{1,20})", re.IGNORECASE)
 _OUTLINE = "format~block~mapping~scale~calibrator"
 _LONGEST = 200  # the longest legal text has about 120 characters
@@ -88,6 +111,8 @@ def parse(text: str) -> Scheme:
     name = ALIASES.get(text.lower(), text.lower())
     if name in SCHEMES:
         return SCHEMES[name]
+    if (resized := _with_another_block(name)) is not None:
+        return resized
     if SEPARATOR not in text:
         raise ValueError(_unknown_name(text))
     if len(text) > _LONGEST:
@@ -96,6 +121,20 @@ def parse(text: str) -> Scheme:
     if scheme.text in NAMES:
         return SCHEMES[NAMES[scheme.text]]
     return dataclasses.replace(scheme, name=scheme.text, label=custom_label(scheme))
+
+
+def _with_another_block(name: str) -> Scheme | None:
+    """The scheme of a name such as ``int4_group256_asym``: the row ``int4_group128_asym`` with that block."""
+    given = _BLOCK_LENGTH.fullmatch(name)
+    if not given:
+        return None
+    start, length, end = given.groups()
+    for row in SCHEMES.values():
+        own = _BLOCK_LENGTH.fullmatch(row.name)
+        if own and (own[1], own[3]) == (start, end) and int(length):
+            resized = dataclasses.replace(row, block=(1, int(length)))
+            return dataclasses.replace(resized, name=resized.text, label=custom_label(resized))
+    return None
 
 
 @dataclass(frozen=True)
@@ -145,9 +184,11 @@ def _read(parts: list[_Part], text: str) -> Scheme:
     kind = mapping.choose("mapping", MappingType.__members__)
     rule = scale.choose("scale", SCALE_RULES)
     row = calibrator.choose("calibrator", CALIBRATORS)
-    least_squares_scale, seed = _options(options)
+    least_squares_scale, seed, codes = _options(options)
+    if rule is None:  # texts of earlier versions may give a cast a block
+        sides, least_squares_scale = (None, None), False
     try:
-        return Scheme(text, text, fmt, sides, rule, kind, row, least_squares_scale, seed)
+        return Scheme(text, text, fmt, sides, rule, kind, row, least_squares_scale, seed, codes)
     except ValueError as error:
         raise ValueError(f"the scheme {text!r} cannot be: {error}") from error
 
@@ -162,17 +203,19 @@ def _block(part: _Part) -> Block:
     return rows, columns
 
 
-def _options(parts: list[_Part]) -> tuple[bool, int | None]:
-    least_squares_scale, seed = False, None
+def _options(parts: list[_Part]) -> tuple[bool, int | None, CodeRule]:
+    least_squares_scale, seed, switches = False, None, dict[str, bool | Ties]()
     for part in parts:
         given = _SEED.fullmatch(part.word)
         if part.word.lower() == "fit" and not least_squares_scale:
             least_squares_scale = True
         elif given and seed is None:
             seed = int(given[1])
+        elif CODE_WORDS.get(part.word.lower(), ("",))[0] not in ("", *switches):
+            switches.update([CODE_WORDS[part.word.lower()]])
         else:
-            part.refuse("further option", ("fit", "one seed such as s7"))
-    return least_squares_scale, seed
+            part.refuse("further option", ("fit", "one seed such as s7", *CODE_WORDS))
+    return least_squares_scale, seed, CodeRule(**switches)  # type: ignore[arg-type]
 
 
 def _unknown_name(text: str) -> str:

@@ -176,7 +176,7 @@ def _quantized(model: nn.Module, scheme: Scheme, activations: Scheme | None, rul
     """Quantize all weights in place, and the inputs of all layers but the first, which are pixels."""
     prepare(model, scheme, activations, rule=rule)
     first = next(m for m in model.modules() if isinstance(m, QuantLinear))
-    first.activations = None
+    first.inputs = None
 
 
 def _step_sizes(model: nn.Module) -> list[float]:

@@ -11,18 +11,19 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fnmatch
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from explorer.core.blocks import rectangles
-from explorer.core.ops import fake_quantize, inside_range, learned_quantize
+from explorer.core.ops import fake_quantize, learned_quantize, restored, straight_through
 from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales
 from explorer.formats import IntegerFormat
 from explorer.schemes import ScaleRule, Scales, Scheme
-from explorer.schemes.calibrators import Range
+from explorer.training.float32 import Float32State
+from explorer.training.inputs import DynamicInputs, StaticInputs
 
 SMALLEST_STEP_SIZE = 1e-8
 
@@ -35,17 +36,17 @@ class Rule(enum.Enum):
     STE = "BitNet: straight-through everywhere"
 
 
-class QuantLinear(nn.Module):
+class QuantLinear(Float32State):
     """A linear layer whose weight, and inputs if ``activations`` is given, are quantized in the forward pass.
 
     ``weight`` and ``bias`` have the names and shapes of ``nn.Linear``'s; ``step_size`` [grid] is learned
-    under LSQ. ``static`` fixes one range for the inputs, the extremes seen while ``observing``; otherwise
-    each batch has its own scales, per block of the scheme. ``ValueError`` for LSQ under schemes that are
-    not symmetric integers, and for ``static`` without one scale for all inputs.
+    under LSQ. ``inputs`` quantizes the inputs: each batch with its own scales, or if ``static`` under one
+    range that was observed before. ``ValueError`` for a layer whose weight or output is computed in another
+    way than ``nn.Linear``'s, for LSQ under schemes that are not symmetric integers, and for ``static``
+    without one scale for all inputs.
     """
 
-    low: Tensor
-    high: Tensor
+    in_float32: ClassVar[tuple[str, ...]] = ("step_size",)
 
     def __init__(
         self,
@@ -56,19 +57,15 @@ class QuantLinear(nn.Module):
         static: bool = False,
     ) -> None:
         super().__init__()
+        if reason := _reason_to_leave(linear):
+            raise ValueError(f"this layer cannot be quantized: it {reason}")
         self.weight, self.bias = linear.weight, linear.bias
-        self.weights, self.activations, self.rule, self.static = weights, activations, rule, static
-        self.observing, self._has_range = False, False
-        if static and (activations is None or activations.block != (None, None)):
-            raise ValueError(
-                "static inputs have one range: give activations a scheme with one scale for the whole tensor"
-            )
+        self.weights, self.rule = weights, rule
+        self.inputs = _input_quantizer(activations, rule, static, linear.weight.device)
         self.step_size: nn.Parameter | None = None
         if rule is Rule.LSQ:
             self.step_size = nn.Parameter(init_lsq_step_size(linear.weight.detach(), weights))
-        if static:
-            self.register_buffer("low", torch.zeros(1, 1, device=linear.weight.device))
-            self.register_buffer("high", torch.zeros(1, 1, device=linear.weight.device))
+        self.train(linear.training)
 
     @property
     def in_features(self) -> int:
@@ -79,7 +76,8 @@ class QuantLinear(nn.Module):
         return self.weight.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(self.quantized_inputs(x), self.quantized_weight(), self.bias)
+        x = x if self.inputs is None else self.inputs(x)
+        return nn.functional.linear(x, self.quantized_weight(), self.bias)
 
     def quantized_weight(self) -> Tensor:
         """[out, in]: what the forward pass multiplies with."""
@@ -88,26 +86,6 @@ class QuantLinear(nn.Module):
         if self.rule is Rule.STE:
             return straight_through(self.weight, self.weights)
         return fake_quantize(self.weight, self.weights)
-
-    def quantized_inputs(self, x: Tensor) -> Tensor:
-        """The inputs as they are multiplied, of any leading shape."""
-        if self.activations is None:
-            return x
-        if not self.static:
-            through = straight_through if self.rule is Rule.STE else fake_quantize
-            return through(x, self.activations)
-        if self.observing:
-            torch.minimum(self.low, x.detach().amin().float(), out=self.low)
-            torch.maximum(self.high, x.detach().amax().float(), out=self.high)
-            return x
-        if not self._has_range and not bool(self.high > self.low):
-            raise ValueError(
-                "no range of inputs is known yet: "
-                "run some batches between observe(model, True) and observe(model, False)"
-            )
-        self._has_range = True
-        fixed: Tensor = _FixedRange.apply(x.reshape(-1, x.shape[-1]), self.low, self.high, self.activations)
-        return fixed.reshape(x.shape)
 
     def codes(self) -> QuantizedTensor:
         """The weight as it would be stored."""
@@ -125,34 +103,35 @@ class QuantLinear(nn.Module):
         return step_size.abs().clamp(min=SMALLEST_STEP_SIZE)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """State dicts of version 0.1 call ``step_size`` "step"."""
-        if f"{prefix}step" in state_dict:
-            state_dict[f"{prefix}step_size"] = state_dict.pop(f"{prefix}step")
+        """State dicts of version 0.1 call ``step_size`` "step"; 0.2 kept ranges in the layer itself."""
+        _rename(state_dict, prefix, {"step": "step_size", **RANGES_OF_0_2})
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
-        parts = [f"in={self.in_features}", f"out={self.out_features}", self.weights.name]
-        if self.activations is not None:
-            parts.append(f"inputs {self.activations.name}{' static' if self.static else ''}")
-        return ", ".join([*parts, self.rule.name.lower()])
+        return (
+            f"in={self.in_features}, out={self.out_features}, {self.weights.name}, {self.rule.name.lower()}"
+        )
 
 
-class StoredLinear(nn.Module):
-    """A linear layer of codes and scales that dequantizes its weight in each forward pass."""
+class StoredLinear(Float32State):
+    """A linear layer of codes and scales that dequantizes its weight in each forward pass.
+
+    It takes over the layer's quantizer of inputs; ``ValueError`` if that is static and knows no range.
+    """
 
     packed: Tensor
     scales: Tensor
     zero_points: Tensor | None
     tensor_scale: Tensor | None
-    low: Tensor
-    high: Tensor
     bias: Tensor | None
+    in_float32: ClassVar[tuple[str, ...]] = ("scales", "tensor_scale")
 
     def __init__(self, layer: QuantLinear) -> None:
         super().__init__()
+        if isinstance(layer.inputs, StaticInputs):
+            layer.inputs.check_range()
         q = layer.codes()
-        self.scheme, self.shape, self.activations = q.scheme, q.shape, layer.activations
-        self.static = layer.static
+        self.scheme, self.shape, self.inputs = q.scheme, q.shape, layer.inputs
         self.register_buffer("packed", q.packed)
         for name, values in (
             ("scales", q.scales.stored),
@@ -160,9 +139,8 @@ class StoredLinear(nn.Module):
             ("tensor_scale", q.scales.tensor_scale),
         ):
             self.register_buffer(name, values)
-        self.register_buffer("low", layer.low if layer.static else None)
-        self.register_buffer("high", layer.high if layer.static else None)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
+        self.train(layer.training)
 
     def quantized(self) -> QuantizedTensor:
         """Codes and scales, for export."""
@@ -171,40 +149,36 @@ class StoredLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.activations is not None:
-            rows = x.reshape(-1, x.shape[-1])
-            clip_range = Range(self.low, self.high) if self.static else None
-            x = (
-                quantize(rows, self.activations, clip_range=clip_range)
-                .dequantize()
-                .to(x.dtype)
-                .reshape(x.shape)
-            )
-        return nn.functional.linear(x, self.quantized().dequantize().to(x.dtype), self.bias)
+        x = x if self.inputs is None else self.inputs(x)
+        return nn.functional.linear(x, restored(self.quantized(), x.dtype), self.bias)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        _rename(state_dict, prefix, RANGES_OF_0_2)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class _FixedRange(torch.autograd.Function):
-    """Quantize under a fixed range; the gradient passes where nothing was clipped."""
-
-    @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, x: Tensor, low: Tensor, high: Tensor, scheme: Scheme
-    ) -> Tensor:
-        q = quantize(x, scheme, clip_range=Range(low, high))
-        ctx.save_for_backward(inside_range(x.detach().float(), q))
-        return q.dequantize().to(x.dtype)
-
-    @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
-    ) -> tuple[Tensor, None, None, None]:
-        (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return gradient * mask, None, None, None
+RANGES_OF_0_2 = {"low": "inputs.low", "high": "inputs.high"}
+"""Names in state dicts of version 0.2, and today's."""
 
 
-def straight_through(x: Tensor, scheme: Scheme) -> Tensor:
-    """``x`` of any rank quantized, with the gradient passed on unchanged."""
-    return x + (fake_quantize(x.detach(), scheme) - x.detach())
+def _rename(state_dict: dict[str, Any], prefix: str, names: Mapping[str, str]) -> None:
+    for old, new in names.items():
+        if prefix + old in state_dict:
+            state_dict[prefix + new] = state_dict.pop(prefix + old)
+
+
+def _input_quantizer(
+    activations: Scheme | None, rule: Rule, static: bool, device: torch.device
+) -> DynamicInputs | StaticInputs | None:
+    if static and activations is None:
+        raise ValueError(
+            "static inputs have one range: give activations a scheme with one scale for the whole tensor"
+        )
+    if activations is None:
+        return None
+    if static:
+        return StaticInputs(activations, device)
+    return DynamicInputs(activations, masked=rule is not Rule.STE)
 
 
 def init_lsq_step_size(weight: Tensor, scheme: Scheme) -> Tensor:
@@ -233,36 +207,105 @@ def prepare(
 ) -> list[str]:
     """Replace every ``nn.Linear`` of ``model`` in place by a ``QuantLinear`` that shares its parameters.
 
-    Returns the names replaced. ``keep``: names or patterns (``lm_head``, ``*.down_proj``) that stay as they
-    are. ``ValueError`` where nothing is left to replace.
+    Returns the names replaced; a layer under several names is replaced under all of them, by one. ``keep``:
+    names or patterns (``lm_head``, ``*.down_proj``) that stay as they are. ``ValueError`` where nothing is
+    left to replace, where ``model`` is itself such a layer, and for layers that would lose something and are
+    not kept: a parametrization of the weight, hooks, a forward pass of their own, or a module above that
+    reads the weight itself (``nn.MultiheadAttention``).
     """
-    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    chosen = [(name, m) for name, m in linear if not any(fnmatch.fnmatch(name, pattern) for pattern in keep)]
+    if isinstance(model, nn.Linear):
+        raise ValueError(
+            "the model is itself an nn.Linear, which cannot be replaced in place: "
+            "make it a QuantLinear, or put it into an nn.Sequential"
+        )
+    linear = _named(model, nn.Linear)
+    chosen = [
+        (layer, names) for layer, names in linear if not any(fnmatch.filter(names, name) for name in keep)
+    ]
     if not chosen:
         raise ValueError(
             "no linear layer to quantize"
             + (f" beside those kept ({', '.join(keep)})" if linear else " in this model")
         )
-    for name, layer in chosen:
-        _put(model, name, QuantLinear(layer, weights, activations, rule, static))
-    return [name for name, _ in chosen]
+    _check_replaceable(model, chosen)
+    replaced = [(QuantLinear(layer, weights, activations, rule, static), names) for layer, names in chosen]
+    _leave_fast_paths(model)
+    return _put(model, replaced)
 
 
 def observe(model: nn.Module, on: bool) -> None:
-    """Switch every static ``QuantLinear`` between recording its inputs' range and quantizing by it."""
-    for layer in model.modules():
-        if isinstance(layer, QuantLinear) and layer.static:
-            layer.observing = on
+    """Switch every static quantizer of inputs between recording the range of its inputs and quantizing by
+    it."""
+    for module in model.modules():
+        if isinstance(module, StaticInputs):
+            module.observing = on
 
 
 def convert(model: nn.Module) -> list[str]:
-    """Replace every ``QuantLinear`` of ``model`` in place by a ``StoredLinear``; the names replaced."""
-    chosen = [(name, m) for name, m in model.named_modules() if isinstance(m, QuantLinear)]
-    for name, layer in chosen:
-        _put(model, name, StoredLinear(layer))
-    return [name for name, _ in chosen]
+    """Replace every ``QuantLinear`` of ``model`` in place by a ``StoredLinear``; the names replaced.
+
+    ``ValueError``, with no layer replaced, where ``model`` is itself such a layer, and where the inputs of
+    one are static and were never observed.
+    """
+    if isinstance(model, QuantLinear):
+        raise ValueError(
+            "the model is itself a QuantLinear, which cannot be replaced in place: make it a StoredLinear"
+        )
+    return _put(model, [(StoredLinear(layer), names) for layer, names in _named(model, QuantLinear)])
 
 
-def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+def _named(model: nn.Module, kind: type[Layer]) -> list[tuple[Layer, list[str]]]:
+    """The modules of a kind, each once, with all their names."""
+    found: dict[int, tuple[Layer, list[str]]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, kind):
+            found.setdefault(id(module), (module, []))[1].append(name)
+    return list(found.values())
+
+
+def _put(model: nn.Module, layers: Sequence[tuple[nn.Module, list[str]]]) -> list[str]:
+    """Put each layer under its names; all names, in the model's order."""
+    for layer, names in layers:
+        for name in names:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, layer)
+    replaced = {name for _, names in layers for name in names}
+    return [name for name, _ in model.named_modules(remove_duplicate=False) if name in replaced]
+
+
+def _check_replaceable(model: nn.Module, layers: Sequence[tuple[nn.Linear, list[str]]]) -> None:
+    """``ValueError`` that names every layer which has to be kept, with the reason."""
+    attention = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    refused = []
+    for layer, names in layers:
+        above = "belongs to an nn.MultiheadAttention, which reads its weight itself"
+        if reason := above if id(layer) in attention else _reason_to_leave(layer):
+            refused += [(name, reason) for name in names]
+    if refused:
+        raise ValueError(
+            "not every linear layer can be quantized: "
+            + "; ".join(f"{name} {reason}" for name, reason in refused)
+            + f"; to leave them as they are, pass keep={[name for name, _ in refused]}"
+        )
+
+
+def _reason_to_leave(layer: nn.Linear) -> str:
+    """What a ``QuantLinear`` in place of ``layer`` would lose; empty if nothing."""
+    if "weight" not in layer._parameters:
+        return "has a parametrization of its weight (weight_norm, spectral_norm, pruning), which would vanish"
+    if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
+        return f"is a {type(layer).__name__} with a forward of its own"
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return "has hooks, which would vanish: register them afterwards" if any(hooks) else ""
+
+
+def _leave_fast_paths(model: nn.Module) -> None:
+    """torch's transformer layers read the weights of their linear layers themselves in evaluation without
+    gradients. They do so only if this attribute says that the activation function is one that they know.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0

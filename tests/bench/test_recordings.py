@@ -15,6 +15,7 @@ import torch
 
 from explorer.bench import recordings
 from explorer.bench.analysis import recorded_analyses
+from explorer.bench.conformance import recorded_conformance, recorded_crossover
 from explorer.bench.embeddings import recorded_embeddings
 from explorer.bench.gemm.table import RENAMED
 from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
@@ -34,6 +35,8 @@ from explorer.schemes import ALIASES
 
 SHIPPED = {
     "analysis": recorded_analyses,
+    "conformance": recorded_conformance,
+    "crossover": recorded_crossover,
     "embeddings": recorded_embeddings,
     "gemm": recorded_gemms,
     "gradients": recorded_gradients,

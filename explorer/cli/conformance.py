@@ -1,0 +1,81 @@
+"""The command that compares codes and scales with those of other implementations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from explorer.cli.options import MEASURING, Json, examples, split
+from explorer.cli.output import Table, counted, emit
+
+if TYPE_CHECKING:
+    from explorer.conformance.compare import Conformance
+
+app = typer.Typer()
+
+
+@app.command(
+    rich_help_panel=MEASURING,
+    epilog=examples("conformance", "conformance --packages gguf,bitsandbytes --json", "conformance --full"),
+)
+def conformance(
+    packages: Annotated[
+        str | None, typer.Option(help="Comma-separated packages to compare with.", show_default="all")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also on all linear layers of a model (two minutes).")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub id, for --full.", show_default="sentence-transformers/all-MiniLM-L6-v2"
+        ),
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="With --full: write the results to assets/measurements/.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare codes and scales with torchao, compressed-tensors, bitsandbytes, gguf, ml_dtypes and gfloat.
+
+    Exit code 1 if a row of the table is equal where it is said to differ, or differs where it is said to be
+    equal.
+    """
+    from explorer.conformance.cases import model_cases, sample_cases
+    from explorer.conformance.compare import run
+    from explorer.conformance.outside import PACKAGES
+    from explorer.conformance.table import rows_of
+    from explorer.core.serialize import to_json
+    from explorer.models.evaluate import MODEL
+
+    if record and (packages or not full):
+        raise ValueError("--record writes the whole table: give --full, and no --packages")
+    rows = rows_of(split(packages) if packages else list(PACKAGES))
+    cases = [*sample_cases().items(), *(model_cases(model or MODEL) if full else ())]
+    results = counted("rows", run(rows, cases), len(rows), as_json)
+    if record:
+        _record(results, model or MODEL)
+    emit(as_json, [to_json(r) | {"verdict": r.verdict} for r in results], _table(results))
+    surprises = [f"{r.name}, {r.package} {r.function}: {text}" for r in results for text in r.surprises]
+    if surprises:
+        print("\n".join(surprises), file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _record(results: Sequence[Conformance], model: str) -> None:
+    from explorer.bench.conformance import record_conformance
+
+    for path in record_conformance(results, model):
+        print(f"written: {path}", file=sys.stderr)
+
+
+def _table(results: Sequence[Conformance]) -> Table:
+    described = ("scheme", "convention", "package", "function", "verdict")
+    rows = []
+    for r in results:
+        counts = (r.total.codes, r.total.different_codes, r.total.scales, r.total.different_scales)
+        rows.append((r.name, r.convention, f"{r.package} {r.version}", r.function, r.verdict, *counts))
+    return Table((*described, "codes", "differ", "scales", "differ"), rows)

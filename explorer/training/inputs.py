@@ -1,0 +1,98 @@
+"""Quantizers of a layer's inputs: with scales of each batch's own, or under one range observed before."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from explorer.core.ops import fake_quantize, static_quantize, straight_through
+from explorer.formats import IntegerFormat
+from explorer.schemes import Scheme
+from explorer.schemes.calibrators import Range
+from explorer.schemes.observer import OBSERVED, Observer
+from explorer.training.float32 import Float32State
+
+
+class DynamicInputs(nn.Module):
+    """Inputs of any leading shape, quantized by ``scheme``: scales per block of each batch.
+
+    The gradient is zero where a value was clipped if ``masked``, otherwise passed on unchanged.
+    """
+
+    def __init__(self, scheme: Scheme, masked: bool = True) -> None:
+        super().__init__()
+        self.scheme, self.masked = scheme, masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (fake_quantize if self.masked else straight_through)(x, self.scheme)
+
+    def extra_repr(self) -> str:
+        return self.scheme.name
+
+
+class StaticInputs(Float32State):
+    """Inputs of any leading shape, quantized by ``scheme`` under one range, ``low`` ... ``high``, for all
+    batches.
+
+    While ``observing``, batches pass unchanged, and the range is what an ``Observer`` of them finds by the
+    scheme's calibrator. The gradient is zero where a value was clipped. ``ValueError`` for a scheme of more
+    than one scale, or whose calibrator no observer has; and in the forward pass while no range is known.
+    """
+
+    low: Tensor
+    high: Tensor
+    in_float32: ClassVar[tuple[str, ...]] = ("low", "high")
+
+    def __init__(self, scheme: Scheme, device: torch.device | None = None) -> None:
+        super().__init__()
+        _check_static(scheme)
+        self.scheme, self.observer = scheme, Observer()
+        self.observing, self._known = False, False
+        self.register_buffer("low", torch.zeros(1, 1, device=device))
+        self.register_buffer("high", torch.zeros(1, 1, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.observing:
+            self._observe(x)
+            return x
+        if not self._known:
+            self.check_range()
+        return static_quantize(x, Range(self.low, self.high), self.scheme)
+
+    def check_range(self) -> None:
+        """``ValueError`` while no range is known. Once it is, the forward pass asks no more: the answer costs
+        a wait for the GPU, and a break of the compiled graph."""
+        self._known = bool(self.high > self.low)
+        if not self._known:
+            raise ValueError(
+                "calibrate first: no range of inputs is known yet; "
+                "run some batches between observe(model, True) and observe(model, False)"
+            )
+
+    def _observe(self, x: Tensor) -> None:
+        self.observer.add(x)
+        found = self.observer.clip_range(self.scheme.calibrator.name, 1 << (self.scheme.format.bits - 1))
+        self.low.copy_(found.low)
+        self.high.copy_(found.high)
+        self._known = self.observer.amax > 0
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._known = bool(self.high > self.low)
+
+    def extra_repr(self) -> str:
+        return self.scheme.name
+
+
+def _check_static(scheme: Scheme) -> None:
+    if scheme.block != (None, None) or scheme.scale is None:
+        raise ValueError(
+            "static inputs have one range: give activations a scheme with one scale for the whole tensor"
+        )
+    name = scheme.calibrator.name
+    if name not in OBSERVED:
+        raise ValueError(f"the range of static inputs is found by {', '.join(OBSERVED)}, not by {name}")
+    if name == "mse" and not isinstance(scheme.format, IntegerFormat):
+        raise ValueError("static inputs are calibrated by mse for integers, whose codes are evenly spaced")

@@ -1,0 +1,200 @@
+"""The ends of the number range: tiny and huge tensors, empty blocks, flushed subnormals, odd strides.
+
+If these fail, a layer with small weights loses its precision in the scales, a row of zeros comes back as
+ones, finite numbers come back as Inf, or the result depends on the state or the threads of the process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from explorer import FORMATS, SCHEMES, MappingType, Scheme, compare, quantize
+from explorer.formats import E8M0
+from explorer.formats.code import in_every_format
+from explorer.formats.packing import pack_bits, unpack_bits
+from explorer.schemes.text import ELEMENT_FORMATS
+
+SCALED = [name for name, scheme in SCHEMES.items() if scheme.scale is not None]
+
+
+def sqnr(x: Tensor, scheme: str | Scheme) -> float:
+    row = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
+    return compare(x, quantize(x, row)).sqnr_db
+
+
+TINY = {
+    "int8_group128": (43.7, 18.7), "int4_group128": (18.6, 15.0), "int4_group128_asym": (19.9, 14.0),
+}  # fmt: skip
+"""dB on N(0, 1) · 3e-4 and on N(0, 1) · 1e-5, with subnormal FP16 scales (as compressed-tensors has them)."""
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_subnormal_float16_scales_are_used(name: str, gaussian: Tensor) -> None:
+    """Scales below 2^-14 keep what precision FP16 has left, instead of being raised to 2^-14."""
+    for factor, least in zip((3e-4, 1e-5), TINY[name], strict=True):
+        assert sqnr(gaussian * factor, name) > least - 0.2, factor
+
+
+@pytest.mark.parametrize("name", ["int8_row", "fp8_e4m3_row", "nf4_block64", "ternary_twn"])
+def test_subnormal_float32_scales_are_used(name: str, gaussian: Tensor) -> None:
+    """A tensor of 2^-130 has subnormal scales; its accuracy is that of the tensor scaled up, nearly."""
+    x = gaussian[:64]
+    assert sqnr(x * 2.0**-130, name) > sqnr(x, name) - 0.5
+
+
+def test_underflow_below_the_smallest_scale_is_zero() -> None:
+    """What remains when even the smallest FP16 scale is too large: codes of 0, no NaN."""
+    x = torch.full((1, 128), 1e-9)
+    assert torch.equal(quantize(x, SCHEMES["int8_group128"]).dequantize(), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("device_name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_zeros_stay_zeros(name: str, device_name: str) -> None:
+    """A block of zeros comes back as zeros, though binary has no code for 0."""
+    x = torch.randn(4, 256, device=device_name)
+    x[1] = 0
+    whole = SCHEMES[name].block == (None, None)
+    x = torch.zeros_like(x) if whole or SCHEMES[name].block[0] not in (1, None) else x
+    restored = quantize(x, SCHEMES[name]).dequantize()
+    assert torch.equal(restored[1], torch.zeros_like(restored[1])), "zeros were restored as something else"
+
+
+def test_mxint8_exponent_is_that_of_ocp() -> None:
+    """OCP MX v1.0: INT8 elements are q / 64, so a block whose largest magnitude is 1 has the exponent 0."""
+    x = torch.zeros(1, 32)
+    x[0, :3] = torch.tensor([1.0, -0.5, 1 / 64])
+    q = quantize(x, SCHEMES["mxint8"])
+    assert int(E8M0.encode(q.scales.stored)[0, 0]) - 127 == 0
+    assert q.codes[0, :3].view(torch.int8).tolist() == [64, -32, 1]
+    assert torch.equal(q.dequantize(), x)
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("device_name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_finite_in_finite_out(name: str, device_name: str) -> None:
+    """Up to 2^127 everything is restored finite and reported; above, a scaled scheme refuses and says why."""
+    x = torch.randn(4, 256, device=device_name)
+    x[0, 0], x[1, 7] = 2.0**127, -(2.0**127)
+    q = quantize(x, SCHEMES[name])
+    assert bool(torch.isfinite(q.dequantize()).all())
+    assert not math.isnan(compare(x, q).relative_error)
+    x[2, 3] = LARGEST
+    if SCHEMES[name].scale is None:
+        assert bool(torch.isfinite(quantize(x, SCHEMES[name]).dequantize()).all())
+        return
+    if SCHEMES[name].calibrator.name in ("absmean", "twn"):
+        assert bool(torch.isfinite(quantize(x, SCHEMES[name]).dequantize()).all())
+        return
+    with pytest.raises(ValueError, match=r"larger than 2\^127"):
+        quantize(x, SCHEMES[name])
+
+
+def test_half_precision_restored_finite() -> None:
+    """Restoring in float16 saturates: 65504 under amax / 7.5 is 69872 on the grid."""
+    scheme = Scheme.parse("int4~1x32~FULL~float32~minmax")
+    x = torch.full((1, 32), -65504.0)
+    assert bool(torch.isfinite(quantize(x, scheme).dequantize(torch.float16)).all())
+
+
+def test_float64_beyond_float32_is_named() -> None:
+    """1e300 is neither NaN nor Inf: the refusal says that it lies beyond float32."""
+    x = torch.ones(2, 32, dtype=torch.float64)
+    x[1, 3] = 1e300
+    with pytest.raises(ValueError, match=r"beyond float32.*row 1, column 3"):
+        quantize(x, SCHEMES["int8_row"])
+
+
+@pytest.fixture
+def flushed() -> Iterator[None]:
+    """A process that flushes subnormals to zero, as audio programs and some inference servers set it."""
+    assert torch.set_flush_denormal(True), "this processor cannot flush subnormals"
+    yield
+    torch.set_flush_denormal(False)
+
+
+EXACT = torch.cat([torch.arange(-300, 300) / 37.0, torch.tensor([1e-8, 3e-6, 2.0**-149, 2.0**-130])])[None]
+
+
+@pytest.mark.parametrize("name", ELEMENT_FORMATS)
+def test_codes_do_not_depend_on_flushing(name: str, request: pytest.FixtureRequest) -> None:
+    """Codes and values of a format are the same under ``torch.set_flush_denormal(True)``."""
+    fmt = ELEMENT_FORMATS[name]
+    codes = fmt.encode(EXACT)
+    values = fmt.decode(codes).view(torch.int32).clone()
+    request.getfixturevalue("flushed")
+    assert torch.equal(fmt.encode(EXACT), codes)
+    assert torch.equal(fmt.decode(codes).view(torch.int32), values)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_quantization_does_not_depend_on_flushing(name: str, request: pytest.FixtureRequest) -> None:
+    """Codes, scales and restored values are the same, for values whose scales are subnormal as well."""
+    x = torch.randn(8, 256) * torch.tensor([2.0**-140, 2.0**-120, 1e-6, 1.0] * 2)[:, None]
+    before = quantize(x, SCHEMES[name])
+    restored = before.dequantize().view(torch.int32).clone()
+    request.getfixturevalue("flushed")
+    after = quantize(x, SCHEMES[name])
+    assert torch.equal(after.packed, before.packed)
+    assert torch.equal(after.scales.stored.view(torch.int32), before.scales.stored.view(torch.int32))
+    assert torch.equal(after.dequantize().view(torch.int32), restored)
+
+
+def test_report_does_not_depend_on_threads(gaussian: Tensor) -> None:
+    """Sums are added in one order, so a report can be compared digit by digit between machines."""
+    reports, threads = set(), torch.get_num_threads()
+    q = quantize(gaussian, SCHEMES["int4_group128"])
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        reports.add((compare(gaussian, q).sqnr_db, compare(gaussian, q).mae, compare(gaussian, q).cosine))
+    torch.set_num_threads(threads)
+    assert len(reports) == 1
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 7])
+def test_packing_takes_any_stride(bits: int) -> None:
+    """One row cut out of a larger tensor, by rows or by columns, packs like its copy."""
+    codes = torch.randint(0, 2**bits, (24, 7), dtype=torch.uint8)
+    for view in (codes.t()[2:3], codes[:1, ::2], codes.t()[:, 1:2], codes[3:4]):
+        packed = pack_bits(view, bits)
+        assert torch.equal(packed, pack_bits(view.clone(memory_format=torch.contiguous_format), bits))
+        assert torch.equal(unpack_bits(packed, bits, view.shape[1]), view)
+
+
+def test_a_number_is_rounded_once() -> None:
+    """1.06250001 lies above the middle of 1 and 1.125; rounding it to float32 first would make it a tie."""
+    values = {row.format.name: row.value for row in in_every_format(1.06250001)}
+    assert values["float8_e4m3fn"] == 1.125
+    assert values["bfloat16"] == 1.0625 and values["float16"] == 1.0625
+    values = {row.format.name: row.value for row in in_every_format(2.5 + 1e-12)}
+    assert values["int8"] == 3.0 and values["int4"] == 3.0 and values["float4_e2m1fn"] == 3.0
+    assert {row.format.name: row.value for row in in_every_format(1e300)}["float16"] == 65504.0
+
+
+ASYMMETRIC = [name for name, row in SCHEMES.items() if row.mapping is MappingType.ASYMMETRIC]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_bytes_in_the_file(name: str, tmp_path: pytest.TempPathFactory) -> None:
+    """``nbytes`` is what the tensors of the file take, zero points at b bits included."""
+    from safetensors import safe_open
+
+    from explorer.export.quantized import load_quantized, save_quantized
+
+    q = quantize(torch.randn(33, 100), SCHEMES[name])
+    path = f"{tmp_path}/q.safetensors"
+    save_quantized(q, path)
+    with safe_open(path, framework="pt") as file:
+        tensors = [file.get_tensor(key) for key in file.keys()]  # noqa: SIM118
+    assert sum(t.numel() * t.element_size() for t in tensors) == q.nbytes
+    assert torch.equal(load_quantized(path).dequantize(), q.dequantize())
+    assert name in FORMATS or q.scheme.name == name

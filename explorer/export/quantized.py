@@ -66,7 +66,7 @@ def load_quantized(path: str | Path) -> QuantizedTensor:
     zero_points = tensors.get(f"{name}.zero_point")
     if zero_points is not None and zero_points.dtype == torch.uint8:
         zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
-    offsets = tensors.get(f"{name}.offset")
+    offsets = tensors.get(f"{name}.offset") if scheme.mapping.has_offset else None  # else HQQ's, an extra
     scales = Scales.of(
         scheme,
         stored,
@@ -102,10 +102,11 @@ def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
     """The ``extra`` tensors of a file of ``save_quantized``, by key; ``ValueError`` if it is not one."""
     try:
         about, tensors = _read(path)
+        offset = ("offset",) if _scheme_of(about["scheme"]).mapping.has_offset else ()
     except (KeyError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path} is not a tensor saved by this program: {error}") from error
     prefix = f"{about['name']}."
-    own = {prefix + key for key in ("packed", "scale", "zero_point", "offset", "tensor_scale")}
+    own = {prefix + key for key in ("packed", "scale", "zero_point", *offset, "tensor_scale")}
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key not in own}
 
 

@@ -20,7 +20,13 @@ from explorer.bench.gemm.table import RENAMED
 from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
 from explorer.bench.machine import Machine, this_machine
 from explorer.bench.methods import recorded_methods
-from explorer.bench.quantize import QuantizeTiming, recorded_kernel, recorded_quantize
+from explorer.bench.quantize import (
+    QuantizeTiming,
+    kernel_file,
+    kernel_today,
+    recorded_kernel,
+    recorded_quantize,
+)
 from explorer.bench.recordings import (
     Recording,
     RecordingError,
@@ -30,6 +36,7 @@ from explorer.bench.recordings import (
     recording_json,
 )
 from explorer.bench.training import recorded_gradients, recorded_training
+from explorer.paths import KERNELS
 from explorer.schemes import ALIASES
 
 SHIPPED = {
@@ -50,6 +57,8 @@ def test_every_shipped_file_has_a_loader() -> None:
 
 def _name_today(key: str, value: Any) -> Any:
     """What a recorded name is called now; other values are kept."""
+    if key == "kernels":
+        return [kernel_today(kernel) for kernel in value]
     renamed = {"row": RENAMED, "scheme": ALIASES, "activations": ALIASES}.get(key, {})
     return renamed.get(value, value) if renamed else value
 
@@ -104,6 +113,17 @@ def test_a_missing_file_is_an_empty_recording(monkeypatch: pytest.MonkeyPatch, t
     assert recorded("gemm", GemmTiming) == Recording(Machine(), ())
     assert recorded("gemm", GemmTiming).sentence == "Not recorded yet"
     assert recorded_kernel("nvfp4") == (None, "not recorded yet")
+
+
+def test_recorded_kernels_are_those_of_today() -> None:
+    """If this fails, the page names a kernel that no file holds."""
+    kernels = {kernel for row in recorded_quantize().rows for kernel in row.kernels}
+    assert {kernel_file(kernel) for kernel in kernels} <= {path.name for path in KERNELS.glob("*.cu")}
+    assert (
+        kernel_today("quantize_tile4_bf16") == "quantize_tile" and kernel_file("encode_flat") == "encode.cu"
+    )
+    with pytest.raises(ValueError, match="no file of kernels/ defines 'encode'"):
+        kernel_file("encode")
 
 
 def test_a_file_that_changes_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

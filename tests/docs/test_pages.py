@@ -103,6 +103,13 @@ def test_links_and_paths_lead_somewhere(path: Path) -> None:
     assert not [str(target) for target in linked if not target.exists()]
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "app").rglob("*.py")), ids=lambda p: p.name)
+def test_paths_in_the_page_lead_somewhere(path: Path) -> None:
+    """Every file of this repository that a string of the page names."""
+    named = set(re.findall(r"\b(?:explorer|kernels|assets|docs)/[\w./-]*\w\.\w+", path.read_text()))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 def test_the_readme_is_a_front_door() -> None:
     """Short, and without measured figures: those are written from recordings, or they would be forgotten."""
     text = README.read_text()

@@ -19,6 +19,7 @@ from explorer import SCHEMES, compare, gpu, load_matrix, quantize
 from explorer.cli import bench, main
 from explorer.cli.app import app
 from explorer.cli.output import Table, counted, render
+from explorer.core import backend
 from explorer.export.quantized import load_quantized, save_quantized
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -251,6 +252,22 @@ def test_bad_usage_is_one_line_and_code_2(
 
 
 @pytest.mark.skipif(gpu.available().ok, reason="there is a GPU here")
+def test_the_option_wins_over_the_programs_choice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--device`` holds for one command, the program's own choice for those without it and afterwards."""
+    monkeypatch.setattr(gpu, "available", lambda: gpu.Availability(False, "no GPU found"))
+    monkeypatch.setattr(backend, "_chosen", None)
+    command = ("quantize", "sample:query_in", "--scheme", "nvfp4")
+    explorer.use_device("cpu")
+    code, _, err = run(capsys, *command, "--device", "cuda")
+    assert code == 2 and "the device cuda was chosen, but: no GPU found" in err
+    assert backend._chosen == "cpu" and run(capsys, *command)[0] == 0
+    monkeypatch.setattr(backend, "_chosen", "cuda")
+    assert run(capsys, *command)[0] == 2 and run(capsys, *command, "--device", "auto")[0] == 0
+    assert backend._chosen == "cuda" and run(capsys, *command, "--device", "cpu")[0] == 0
+
+
 def test_a_device_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """--device cuda never falls back silently, and what one call chose does not hold for the next."""
     code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--device", "cuda")

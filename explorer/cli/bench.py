@@ -82,7 +82,7 @@ def gemm(
         float | None, typer.Option(help="Stop after so long and keep what was measured.")
     ] = None,
     record: Record = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Matrix products on the GPU; without one, those that torch has a CPU kernel for."""
@@ -103,7 +103,7 @@ def methods(
     schemes: Annotated[str, typer.Option(help="Comma-separated schemes.")] = "int4_group128_asym",
     repeats: Repeats = 3,
     record: Record = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """GPTQ, AWQ and the other methods on a random layer."""
@@ -119,7 +119,7 @@ def analysis(
     schemes: AllSchemes = None,
     repeats: Repeats = 3,
     record: Record = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """All that the Tensor tab shows of a random tensor."""

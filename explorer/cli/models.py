@@ -69,7 +69,7 @@ def capture(
     out: Annotated[
         str | None, typer.Option(help="Write weights and activations to this .safetensors file.")
     ] = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Run a transformers model on text and keep what flows into its linear layers."""
@@ -136,7 +136,7 @@ def methods(
             help="Write codes, scales and what the method adds to this .safetensors file (one result)."
         ),
     ] = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Quantize a weight by GPTQ, AWQ and others, and compare the layer's output on held-out inputs."""
@@ -192,7 +192,7 @@ def embed(
         str, typer.Option(help="Layers left as they are: names or patterns, e.g. *.output.dense.")
     ] = "",
     revision: Revision = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Sentence embeddings of a model before and after all its linear layers are quantized."""

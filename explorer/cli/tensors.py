@@ -89,7 +89,7 @@ def quantize(
     tensor: TensorName = None,
     revision: Revision = None,
     out: Annotated[str | None, typer.Option(help="Write codes and scales to this .safetensors file.")] = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Quantize one tensor and report the error."""
@@ -141,7 +141,7 @@ def compare(
     tensor: TensorName = None,
     revision: Revision = None,
     schemes: AllSchemes = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Many schemes on one tensor: size, error, and which of them no other beats in both."""
@@ -184,7 +184,7 @@ def calibrate(
     own: Annotated[
         float | None, typer.Option(help="Also a range of this share (0 … 1) of the largest value.")
     ] = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Which range each calibrator chooses for a tensor with one scale, and what it costs."""

@@ -32,7 +32,7 @@ def train(
     loss_scaling: Annotated[
         bool, typer.Option("--loss-scaling", help="Instead: which gradients float16 loses, by loss scale.")
     ] = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Accuracy against bits on scikit-learn's digits, before and after quantization-aware training."""

@@ -15,7 +15,7 @@ import typer
 from safetensors.torch import save_file
 
 import explorer
-from explorer import SCHEMES, compare, gpu, load_matrix, quantize
+from explorer import SCHEMES, compare, gpu, load_matrix, paths, quantize
 from explorer.cli import bench, main
 from explorer.cli.app import app
 from explorer.cli.output import Table, counted, render
@@ -273,6 +273,23 @@ def test_a_device_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str
     code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--device", "cuda")
     assert code == 2 and "cuda was chosen" in err
     assert run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4")[0] == 0
+
+
+WRITING = ["docs", "docs --check", "docs --record", "bench quantize --record", "bench methods --record"]
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_an_installed_package_writes_no_documentation(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, the command writes into site-packages, where nobody looks."""
+    monkeypatch.setattr(paths, "CHECKOUT", None)
+    monkeypatch.setattr("explorer.bench.docs.record_runs", lambda _: pytest.fail("it was measured"))
+    monkeypatch.setattr("explorer.cli.bench.counted", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("explorer.bench.commands.require_gpu", lambda: None)
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: pytest.fail("it was written"))
+    code, _, err = run(capsys, *command.split())
+    assert code == 2 and "checkout" in err
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ from explorer.bench.quantize import DTYPES, QuantizeTiming, time_quantize
 from explorer.bench.recordings import Recording, as_json, record
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.methods import METHODS
+from explorer.paths import checkout
 from explorer.schemes import SCHEMES, Scheme
 
 Row = TypeVar("Row")
@@ -49,10 +50,15 @@ class Benchmark(Generic[Row]):
     total: int
     line: Callable[[Row], Line]
 
-    def record(self, rows: Iterable[Row]) -> Path:
-        """Write the rows to ``assets/measurements/``; ``ValueError`` unless they were measured on a GPU."""
+    def check_recordable(self) -> None:
+        """``ValueError`` unless this is a checkout, and what is measured, a GPU."""
+        checkout()
         if not self.machine.gpu:
             raise ValueError(f"only measurements of a GPU are recorded: {gpu_status().reason}")
+
+    def record(self, rows: Iterable[Row]) -> Path:
+        """Write the rows to ``assets/measurements/``; ``ValueError`` where ``check_recordable`` raises it."""
+        self.check_recordable()
         return record(self.name, Recording(self.machine, tuple(rows)))
 
 

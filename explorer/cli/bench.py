@@ -133,6 +133,8 @@ def _run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:
     """Measure; write the rows to the recordings if asked to; print them."""
     from explorer.bench.recordings import recording_json
 
+    if record:
+        benchmark.check_recordable()
     rows = counted("timings", benchmark.rows, benchmark.total, as_json)
     if record:
         print(f"written: {benchmark.record(rows)}", file=sys.stderr)

@@ -28,17 +28,18 @@ def docs(
     ] = None,
 ) -> None:
     """Write the measured pages of docs/ from the recordings in assets/measurements/."""
-    from explorer.bench.docs import check_docs, record_runs, write_docs
+    from explorer.bench.docs import check_docs, docs_folder, record_runs, write_docs
     from explorer.models.evaluate import MODEL
 
+    folder = docs_folder()
     if record:
         for path in record_runs(model or MODEL):
             print(f"written: {path}", file=sys.stderr)
     if not check:
-        for path in write_docs():
+        for path in write_docs(folder):
             print(f"written: {path}")
         return
-    if stale := check_docs():
+    if stale := check_docs(folder):
         names = ", ".join(path.name for path in stale)
         print(f"docs/ is behind its recordings: {names}; run `explorer docs`", file=sys.stderr)
         raise typer.Exit(1)

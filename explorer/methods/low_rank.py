@@ -8,9 +8,10 @@ channels' mean magnitudes,
     E ≈ B · A                   B = U_k Σ_k [N, k],  A = V_kᵀ S⁻¹ [k, K]
     Y = Ŵ X + B · (A · X)       a product of rank k beside the quantized one
 
-where s_i = a_i / √(min a · max a), a_i the mean of |x_i| over the calibration tokens, at least 1e-4 (their
-code's ``statistic_profiler/scale.py``). Here Σ_k is split evenly between the factors, which keeps float16 out
-of its subnormals and leaves the product as it is. After another method it takes the error that this one left.
+where s_i = a_i / √(min a · max a), a_i the mean of |x_i| over the calibration tokens, at least 1e-4. That is
+their code's ``statistic_profiler/scale.py`` for one sample; of several samples' means it takes the largest.
+Here Σ_k is split evenly between the factors, which keeps float16 out of its subnormals and leaves the product
+as it is. After another method it takes the error that this one left.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class LowRank:
 def lqer(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: int = RANK) -> LowRank:
     """The correction of what ``layer`` makes of ``weight`` [N, K] for its inputs ``activations`` [tokens, K].
 
-    ``rank`` is cut to min(N, K). ``ValueError`` for a rank below one and for shapes that do not match.
+    ``rank`` is cut to min(N, K). ``ValueError`` for a rank below one, for shapes that do not match
+    and for factors beyond float16.
     """
     check_layer(weight, activations)
     if rank < 1:
@@ -69,7 +71,10 @@ def lqer(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: in
     error = layer.transform_weight(weight.float()) - layer.transformed_weight()
     s = channel_weights(layer.transform_inputs(activations.float()))
     up, down = factor(error.double() * s, min(rank, *error.shape))
-    return LowRank((down / s).half(), up.half())
+    residue = LowRank((down / s).half(), up.half())
+    if not all(bool(torch.isfinite(t).all()) for t in (residue.down, residue.up)):
+        raise ValueError("the correction's factors reach beyond float16's 65504; scale the weight down first")
+    return residue
 
 
 def channel_weights(activations: Tensor) -> Tensor:

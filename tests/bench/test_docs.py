@@ -24,8 +24,8 @@ ROOT = ASSETS.parent
 
 
 def test_docs_are_up_to_date() -> None:
-    assert not docs.check_docs(), "run `python -m explorer docs`"
-    assert set(docs.pages()) <= {path.name for path in docs.FOLDER.glob("*.md")}
+    assert not docs.check_docs(docs.docs_folder()), "run `python -m explorer docs`"
+    assert set(docs.pages()) <= {path.name for path in docs.docs_folder().glob("*.md")}
 
 
 def test_writing_twice_changes_nothing(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_pages_name_files_that_exist(page: str) -> None:
     paths = re.findall(r"`((?:app|explorer|kernels|assets|tests)/[\w./-]+)`", text)
     links = re.findall(r"\]\(([^)#:]+)\)", text)
     missing = [p for p in paths if not (ROOT / p).exists()]
-    missing += [link for link in links if not (docs.FOLDER / link).exists()]
+    missing += [link for link in links if not (docs.docs_folder() / link).exists()]
     assert not missing
 
 

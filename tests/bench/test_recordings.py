@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from explorer import paths
 from explorer.bench import recordings
 from explorer.bench.analysis import recorded_analyses
 from explorer.bench.embeddings import recorded_embeddings
@@ -141,6 +142,16 @@ def test_an_exact_result_has_no_noise() -> None:
     adapter = recordings._adapter(GemmTiming)
     assert math.isinf(adapter.validate_python(raw).sqnr_db)
     assert as_json(adapter.validate_python(raw))["sqnr_db"] is None
+
+
+def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If this fails, a recording made in another project's folder names that project's commit."""
+    monkeypatch.delenv("EXPLORER_COMMIT", raising=False)
+    here = this_machine(torch.device("cpu")).commit
+    monkeypatch.chdir(tmp_path)
+    assert this_machine(torch.device("cpu")).commit == here
+    monkeypatch.setattr(paths, "CHECKOUT", None)
+    assert this_machine(torch.device("cpu")).commit == "unknown"
 
 
 def test_this_machine_says_what_it_is() -> None:

@@ -136,7 +136,7 @@ def weight_rows(w: Operand) -> Tensor:
 
 
 def weight_scales(w: Operand) -> Tensor:
-    """[N, groups]: float16 and float32 scales as they are, E8M0 and E4M3 in bfloat16, which holds them
+    """[N, groups]: scales of 16 and 32 bits as they are stored, those of 8 bits in bfloat16, which holds them
     exactly."""
     return w.q.scales.stored.to(_weight_scale_dtype(w.scheme)).expand(w.rows, -1).contiguous()
 
@@ -148,8 +148,9 @@ def weight_zeros(w: Operand) -> Tensor | None:
 
 
 def _weight_scale_dtype(scheme: Scheme) -> torch.dtype:
-    bits = 32 if scheme.scale is None else scheme.scale.format.bits
-    return {8: torch.bfloat16, 16: torch.float16}.get(bits, torch.float32)
+    if scheme.scale is None:
+        return torch.float32
+    return torch.bfloat16 if has_byte_scales(scheme) else scheme.scale.stored_dtype
 
 
 def activation_rows(x: Operand, multiple: int = ACTIVATION_ROWS) -> Tensor:

@@ -17,6 +17,7 @@ from explorer.core.quantize import QuantizedTensor, check_matrix, quantize
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.schemes import Scales, Scheme
+from explorer.schemes.text import checked_text
 
 
 @torch.library.custom_op("explorer::quantize", mutates_args=())
@@ -166,6 +167,11 @@ def _learned_step(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) ->
 learned_quantize_op.register_autograd(_learned_step, setup_context=_keep_learned)
 
 
+@torch.compiler.assume_constant_result  # torch.compile does not trace the comparison of table rows
+def _check_readable(scheme: Scheme) -> None:
+    checked_text(scheme)
+
+
 def learned_quantize(x: Tensor, step: Tensor, scheme: Scheme) -> Tensor:
     """LSQ (Esser et al., arXiv 1902.08153): ``x`` of any rank under learned positive step sizes [grid].
 
@@ -173,6 +179,7 @@ def learned_quantize(x: Tensor, step: Tensor, scheme: Scheme) -> Tensor:
     · largest code). Symmetric integer schemes only (``ValueError``).
     """
     matrix = x.reshape(-1, x.shape[-1]) if x.dim() != 1 else x.reshape(1, -1)
+    _check_readable(scheme)
     return torch.ops.explorer.learned_quantize(matrix, step, scheme.text).reshape(x.shape)
 
 
@@ -183,6 +190,7 @@ def fake_quantize(x: Tensor, scheme: Scheme) -> Tensor:
     The last axis is the row; leading axes are merged for quantization and restored.
     """
     matrix = x.reshape(-1, x.shape[-1]) if x.dim() != 1 else x.reshape(1, -1)
+    _check_readable(scheme)
     restored, _ = torch.ops.explorer.fake_quantize(matrix, scheme.text)
     return restored.reshape(x.shape)
 

@@ -28,6 +28,7 @@ from explorer.export.about import KEY, About, read_about
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.schemes import Scales, Scheme
+from explorer.schemes.text import checked_text
 
 OWN = ("packed", "scale", "zero_point", "tensor_scale")
 """The parts of every file, in the order above; what else it holds is ``extra``."""
@@ -42,7 +43,9 @@ def save_quantized(
     """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back.
 
     ``extra`` tensors, such as what a method folds into the layer before, are written as ``<name>.<key>``.
+    ``ValueError`` for a scheme that cannot be read back (``checked_text``).
     """
+    checked_text(q.scheme)
     tensors = {f"{name}.packed": q.packed.contiguous()}
     if q.scheme.scale is not None:
         tensors[f"{name}.scale"] = raw_scales(q.scales, q.scheme)

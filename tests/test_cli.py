@@ -194,6 +194,7 @@ def test_embed_a_real_model(minilm: Path, capsys: pytest.CaptureFixture[str]) ->
     )
 
 
+LAYER = ("sample:attention_query", "--inputs", "sample:query_in")
 BAD = [
     (("quantize", "sample:mlp_up", "--scheme", "int4_grup128"), "did you mean int4_group128"),
     (("quantize", "sample:nope", "--scheme", "nvfp4"), "no sample"),
@@ -216,7 +217,32 @@ BAD = [
     (("embed", "no such folder/at all"), "could not be loaded"),
     (("bench", "gemm", "--rows", "nope"), "no product 'nope'"),
     (("bench", "gemm", "--shape", "64x64"), "M x N x K"),
+    (("bench", "gemm", "--gemms", "bf16", "--variants", "nope"), "no kernel variant 'nope'"),
+    (("bench", "gemm", "--gemms", ","), "expected a comma-separated list"),
+    (("bench", "cpu", "--schemes", ","), "expected a comma-separated list"),
+    (("bench", "cpu", "--repeats", "0"), "--repeats"),
+    (("compare", "sample:query_in", "--schemes", ","), "expected a comma-separated list"),
+    (("methods", *LAYER, "--methods", ","), "expected a comma-separated list"),
+    (("methods", *LAYER, "--schemes", ","), "expected a comma-separated list"),
+    (("embed", "x", "--methods", ","), "expected a comma-separated list"),
+    (("train", "--widths", ","), "expected a comma-separated list"),
+    (("compile", "--arch", "sm_90a", "--workers", "-1"), "--workers"),
     (("compile", "--arch", "h100"), "no architecture 'h100'"),
+    (("quantize", "gone.npy", "--scheme", "nvfp4", "--out", "/no/such/q.safetensors"), "no folder /no/such"),
+    (("capture", "gone", "--text", __file__, "--out", "/no/such/q.safetensors"), "no folder /no/such"),
+    (
+        (
+            "methods",
+            "gone.npy",
+            "--inputs",
+            "gone.npy",
+            "--methods",
+            "rtn",
+            "--out",
+            "/no/such/q.safetensors",
+        ),
+        "no folder /no/such",
+    ),
 ]
 
 
@@ -226,6 +252,28 @@ def test_bad_input_is_one_line_and_code_2(
 ) -> None:
     code, out, err = run(capsys, *command)
     assert code == 2 and out == "" and words in err and len(err.strip().splitlines()) == 1
+
+
+def test_calibrating_zeros_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(torch.zeros(4, 32), tmp_path / "z.pt")
+    code, _, err = run(capsys, "calibrate", str(tmp_path / "z.pt"))
+    assert code == 2 and "every value is 0" in err
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is there, but what shall be written is itself a folder."""
+    (tmp_path / "q.safetensors").mkdir()
+    out = str(tmp_path / "q.safetensors")
+    code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--out", out)
+    assert code == 2 and err.startswith("error: ") and len(err.strip().splitlines()) == 1
+
+
+def test_docs_say_what_they_wrote_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command has ``--json``."""
+    code, out, _ = run(capsys, "docs", "--check", "--json")
+    assert code == 0 and json.loads(out) == {"stale": []}
 
 
 USAGE = [

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Time the library on this machine.")
 
-Repeats = Annotated[int, typer.Option(help="Runs of each; the median counts.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")]
 Record = Annotated[bool, typer.Option("--record", help="Write the results to assets/measurements/.")]
 
 
@@ -90,7 +90,7 @@ def gemm(
     from explorer.core.backend import gpu_status
 
     use_device(device)
-    names, shapes = split(gemms) if gemms else None, gemm_shapes(shape)
+    names, shapes = split(gemms) if gemms is not None else None, gemm_shapes(shape)
     benchmark = bench_gemm(names, shapes, variants, sweep_m, record and not shapes, seconds)
     if not benchmark.machine.gpu:
         print(f"no kernels of ours here ({gpu_status().reason}); torch's own on this CPU:", file=sys.stderr)

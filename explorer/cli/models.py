@@ -19,6 +19,7 @@ from explorer.cli.options import (
     Json,
     Revision,
     TensorName,
+    check_out,
     examples,
     parse_scheme,
     parse_schemes,
@@ -64,7 +65,7 @@ def capture(
     model: ModelPlace,
     text: Annotated[str, typer.Option(help="A text file, a document a line.")],
     layers: Annotated[str, typer.Option(help="Only linear layers whose name contains this.")] = "",
-    tokens: Annotated[int, typer.Option(help="Rows to keep of each layer.")] = 512,
+    tokens: Annotated[int, typer.Option(min=1, help="Rows to keep of each layer.")] = 512,
     revision: Revision = None,
     out: Annotated[
         str | None, typer.Option(help="Write weights and activations to this .safetensors file.")
@@ -77,6 +78,7 @@ def capture(
     from explorer.models.capture import capture as capture_inputs
     from explorer.models.capture import linear_layers, load_model, save_captured
 
+    check_out(out)
     try:
         texts = Path(text).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -145,9 +147,10 @@ def methods(
     from explorer.methods.files import save_layer
     from explorer.sources import load_matrix
 
-    names, chosen = split(methods) if methods else list(METHODS), parse_schemes(schemes)
+    names, chosen = split(methods) if methods is not None else list(METHODS), parse_schemes(schemes)
     if out and len(names) * len(chosen) != 1:
         raise ValueError("--out writes one result: name one method and one scheme")
+    check_out(out)
     of_inputs = parse_scheme(activations) if activations else None
     where = use_device(device)
     w = load_matrix(file, tensor, revision).values.to(where)
@@ -187,7 +190,7 @@ def embed(
     ] = "int8_row,nvfp4,mxfp4,int4_group128,int3_group128,int2_group128,ternary_absmean",
     activations: Activations = None,
     methods: Annotated[str, typer.Option(help="Comma-separated, e.g. rtn,gptq,awq_clip.")] = "rtn",
-    tokens: Annotated[int, typer.Option(help="Inputs of each layer that methods see.")] = 512,
+    tokens: Annotated[int, typer.Option(min=1, help="Inputs of each layer that methods see.")] = 512,
     keep: Annotated[
         str, typer.Option(help="Layers left as they are: names or patterns, e.g. *.output.dense.")
     ] = "",
@@ -206,7 +209,7 @@ def embed(
     for name in names:
         names_in(name)
     loaded = load_model(model or MODEL, revision, use_device(device))
-    original = OriginalModel(loaded, tuple(split(keep)), tokens)
+    original = OriginalModel(loaded, tuple(split(keep)) if keep else (), tokens)
     runs = (evaluate_embeddings(original, s, name, of_inputs) for s in chosen for name in names)
     drifts = counted("models", runs, len(chosen) * len(names), as_json)
     columns = tuple(field.name for field in dataclasses.fields(drifts[0]))

@@ -14,6 +14,7 @@ from explorer.cli.options import (
     Json,
     Revision,
     TensorName,
+    check_out,
     examples,
     parse_scheme,
     parse_schemes,
@@ -97,6 +98,7 @@ def quantize(
     from explorer.export.quantized import save_quantized
 
     chosen = parse_scheme(scheme)
+    check_out(out)
     use_device(device)
     matrix = _load(file, tensor, revision, as_json)
     analysis = analyse_anywhere(matrix.values, chosen)

@@ -43,7 +43,7 @@ def train(
     if loss_scaling:
         _loss_scaling(as_json)
         return
-    names = split(widths) if widths else list(WIDTHS)
+    names = split(widths) if widths is not None else list(WIDTHS)
     of_inputs = parse_scheme(activations) if activations else None
     runs = train_networks(names, seeds, epochs, again, of_inputs)
     results = counted("networks", runs, count(names, max(seeds, 0)), as_json)

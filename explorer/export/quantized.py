@@ -43,7 +43,8 @@ def save_quantized(
     """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back.
 
     ``extra`` tensors, such as what a method folds into the layer before, are written as ``<name>.<key>``.
-    ``ValueError`` for a scheme that cannot be read back (``checked_text``).
+    ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError`` for a path that cannot
+    be written.
     """
     checked_text(q.scheme)
     tensors = {f"{name}.packed": q.packed.contiguous()}
@@ -55,7 +56,10 @@ def save_quantized(
         tensors[f"{name}.tensor_scale"] = q.scales.tensor_scale
     tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
     about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
-    save_file(tensors, path, {KEY: json.dumps(about)})
+    try:
+        save_file(tensors, path, {KEY: json.dumps(about)})
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def load_quantized(path: str | Path) -> QuantizedTensor:

@@ -127,7 +127,7 @@ def test_layers_of_a_real_model(minilm: Path, capsys: pytest.CaptureFixture[str]
 def test_capture_then_methods_then_out(
     minilm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole way: text through a real model, a layer's inputs to a file, repaired, written, read back."""
+    """The whole way: text through a real model, a layer's inputs to a file; the layer is read back."""
     (tmp_path / "text.txt").write_text("One line of text.\n\nAnd another one, a little longer.\n")
     out = tmp_path / "c.safetensors"
     code, text, _ = run(

@@ -279,7 +279,7 @@ def build(page: Page) -> None:
         product = gr.Dropdown([], label="Kernels of", elem_id="speed-product")
     facts = block()
     ladder = plot_card(
-        "The ladder",
+        "Kernel by kernel",
         "each kernel of the product, from the plainest to the fastest, and the factor it brings",
         "speed-ladder",
     )

@@ -17,7 +17,7 @@ from explorer.bench.methods import MethodTiming
 from explorer.bench.quantize import QuantizeTiming
 from explorer.bench.recordings import NOT_RECORDED
 from explorer.bench.training import TrainingResult
-from explorer.methods import label_of
+from explorer.methods import METHODS, label_of
 from explorer.models.evaluate import EmbeddingDrift
 from explorer.schemes import SCHEMES
 from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
@@ -60,12 +60,16 @@ def scheme_label(name: str) -> str:
 def quantize_table(timings: Sequence[QuantizeTiming]) -> str:
     """Bytes that must move per second, and their share of a copy, for each recorded scheme at 16384×16384."""
     cells = {(t.scheme, t.operation, t.dtype): _bandwidth(t) for t in timings if t.shape == BIG}
-    schemes = dict.fromkeys(t.scheme for t in timings)
     rows = [
         [f"`{scheme}`", *(cells.get((scheme, *key[:2]), NOT_RECORDED) for key in QUANTIZE_COLUMNS)]
-        for scheme in schemes
+        for scheme in _schemes_of(timings)
     ]
     return markdown(["scheme", *(title for *_, title in QUANTIZE_COLUMNS)], rows)
+
+
+def _schemes_of(timings: Sequence[QuantizeTiming] | Sequence[AnalysisTiming]) -> Iterable[str]:
+    """Every named scheme, then what was recorded under names that are gone."""
+    return dict.fromkeys([*SCHEMES, *(t.scheme for t in timings)])
 
 
 def _bandwidth(timing: QuantizeTiming) -> str:
@@ -94,8 +98,7 @@ def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
     """Milliseconds for everything that the Tensor tab shows, by scheme and shape."""
     shapes = sorted({t.shape for t in timings})
     by = {(t.scheme, t.shape): f"{1e3 * t.median_s:.1f} ms" for t in timings}
-    schemes = dict.fromkeys(t.scheme for t in timings)
-    rows = [[f"`{s}`", *(by.get((s, shape), NOT_RECORDED) for shape in shapes)] for s in schemes]
+    rows = [[f"`{s}`", *(by.get((s, shape), NOT_RECORDED) for shape in shapes)] for s in _schemes_of(timings)]
     return markdown(["scheme", *("×".join(map(str, shape)) for shape in shapes)], rows)
 
 
@@ -178,6 +181,8 @@ def method_table(timings: Sequence[MethodTiming]) -> str:
         ]
         for t in timings
     ]
+    recorded = {t.method for t in timings}
+    rows += [[row.label, NOT_RECORDED, "", "", ""] for name, row in METHODS.items() if name not in recorded]
     return markdown(["method", "scheme", "layer", "median", "least to most"], rows)
 
 

@@ -43,8 +43,8 @@ def save_quantized(
     """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back.
 
     ``extra`` tensors, such as what a method folds into the layer before, are written as ``<name>.<key>``.
-    ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError`` for a path that cannot
-    be written.
+    ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError`` for a path that
+    cannot be written.
     """
     checked_text(q.scheme)
     tensors = {f"{name}.packed": q.packed.contiguous()}

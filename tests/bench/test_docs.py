@@ -5,19 +5,24 @@ If these fail, the documentation quotes numbers that nobody measured.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
 from explorer.bench import docs, facts, tables
+from explorer.bench.analysis import recorded_analyses
 from explorer.bench.embeddings import RUNS, recorded_embeddings
 from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import recorded_gemms
+from explorer.bench.methods import recorded_methods
 from explorer.bench.quantize import recorded_quantize
 from explorer.bench.training import LOSS_SCALE_EXPONENTS, recorded_gradients
+from explorer.methods import METHODS
 from explorer.models.evaluate import EmbeddingDrift
 from explorer.paths import ASSETS
+from explorer.schemes import SCHEMES
 from explorer.training.digits import Underflow
 
 ROOT = ASSETS.parent
@@ -59,7 +64,22 @@ def test_tables_have_a_row_for_each_thing_recorded() -> None:
     gemm = tables.gemm_table(recorded_gemms().rows)
     assert len(gemm.splitlines()) == 2 + len(GEMMS)
     quantize = recorded_quantize().rows
-    assert len(tables.quantize_table(quantize).splitlines()) == 2 + len({t.scheme for t in quantize})
+    names = {*SCHEMES, *(t.scheme for t in quantize)}
+    assert len(tables.quantize_table(quantize).splitlines()) == 2 + len(names)
+
+
+def test_tables_name_what_was_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a new scheme or method is missing from docs/ until somebody with a GPU notices."""
+    scheme = dataclasses.replace(SCHEMES["nvfp4"], name="newest")
+    monkeypatch.setitem(SCHEMES, "newest", scheme)
+    for table in (
+        tables.quantize_table(recorded_quantize().rows),
+        tables.analysis_table(recorded_analyses().rows),
+    ):
+        (line,) = (line for line in table.splitlines() if "`newest`" in line)
+        assert "not recorded yet" in line
+    monkeypatch.setitem(METHODS, "newest", dataclasses.replace(METHODS["rtn"], name="newest", label="Newest"))
+    assert "| Newest | not recorded yet |" in tables.method_table(recorded_methods().rows)
 
 
 def test_tables_show_the_recorded_numbers() -> None:

@@ -67,7 +67,7 @@ def quantize_table(timings: Sequence[QuantizeTiming]) -> str:
     return markdown(["scheme", *(title for *_, title in QUANTIZE_COLUMNS)], rows)
 
 
-def _schemes_of(timings: Sequence[QuantizeTiming] | Sequence[AnalysisTiming]) -> Iterable[str]:
+def _schemes_of(timings: Sequence[QuantizeTiming]) -> Iterable[str]:
     """Every named scheme, then what was recorded under names that are gone."""
     return dict.fromkeys([*SCHEMES, *(t.scheme for t in timings)])
 
@@ -98,7 +98,10 @@ def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
     """Milliseconds for everything that the Tensor tab shows, by scheme and shape."""
     shapes = sorted({t.shape for t in timings})
     by = {(t.scheme, t.shape): f"{1e3 * t.median_s:.1f} ms" for t in timings}
-    rows = [[f"`{s}`", *(by.get((s, shape), NOT_RECORDED) for shape in shapes)] for s in _schemes_of(timings)]
+    schemes = dict.fromkeys(t.scheme for t in timings)
+    rows = [[f"`{s}`", *(by.get((s, shape), NOT_RECORDED) for shape in shapes)] for s in schemes]
+    if others := [name for name in SCHEMES if name not in schemes]:
+        rows.append([f"{len(others)} other schemes", *(NOT_RECORDED for _ in shapes)])
     return markdown(["scheme", *("×".join(map(str, shape)) for shape in shapes)], rows)
 
 

@@ -54,7 +54,7 @@ class DriftView(StatusView):
 
 
 @shows(DriftView)
-def run_survive(
+def run_drift(
     where: str, schemes: list[str], ways: list[str], inputs: str, keep: str
 ) -> Iterator[DriftView]:
     """A model's sentence embeddings by scheme and method; yields status, figure, table after each."""
@@ -152,7 +152,7 @@ def build_whole_model(page: Page) -> None:
     clear_on(start, stopped)
     running = listen(
         start.click,
-        run_survive,
+        run_drift,
         [where, schemes, ways, inputs, keep],
         outputs,
         api_name="survive",

@@ -54,9 +54,7 @@ class DriftView(StatusView):
 
 
 @shows(DriftView)
-def run_drift(
-    where: str, schemes: list[str], ways: list[str], inputs: str, keep: str
-) -> Iterator[DriftView]:
+def run_drift(where: str, schemes: list[str], ways: list[str], inputs: str, keep: str) -> Iterator[DriftView]:
     """A model's sentence embeddings by scheme and method; yields status, figure, table after each."""
     if not schemes or not ways:
         raise ValueError("choose at least one scheme and one method")

@@ -96,9 +96,12 @@ def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) ->
         blocks = blocks - part.cells(_minimum(scales, scheme))
     if rule.bfloat16:
         return through_bfloat16(through_bfloat16(blocks) / part.cells(scales.scale))
-    if not rule.reciprocal:
-        return blocks / part.cells(scales.scale if scales.unrounded is None else scales.unrounded)
-    return blocks * part.cells(_reciprocal(scales))
+    if rule.reciprocal:
+        return blocks * part.cells(_reciprocal(scales))
+    divisor = part.cells(scales.scale if scales.unrounded is None else scales.unrounded)
+    if scales.upper is None:
+        return blocks / divisor
+    return torch.where(divisor == 0, torch.zeros_like(blocks), blocks / divisor)
 
 
 def _minimum(scales: Scales, scheme: Scheme) -> Tensor:
@@ -113,7 +116,8 @@ def _minimum(scales: Scales, scheme: Scheme) -> Tensor:
 
 def _reciprocal(scales: Scales) -> Tensor:
     """float32 [grid]: 1 / scale, under a tensor scale (1 / tensor scale) / scale; 0 for a scale of 0."""
-    divisor = scales.stored if scales.unrounded is None else scales.unrounded
+    stored = scales.stored if scales.upper is None else scales.scale
+    divisor = stored if scales.unrounded is None else scales.unrounded
     if scales.tensor_scale is None or scales.unrounded is not None:
         inverse = 1 / divisor
     elif scales.divided:

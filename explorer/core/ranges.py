@@ -81,7 +81,9 @@ def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
 
 def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
     """How the rectangle's blocks are restored under a range, rounded to nearest."""
-    largest, nearest = _largest(x, scheme), dataclasses.replace(scheme, seed=None)
+    rule = scheme.scale
+    largest, above = _largest(x, scheme), rule is not None and rule.has_upper_level
+    nearest = dataclasses.replace(scheme, seed=None, scale=rule and rule.of_a_block_alone)
 
     def restore(clip_range: Range) -> Tensor:
         scales = scale_for(clip_range, nearest, largest)
@@ -94,8 +96,8 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
         restore,
         levels=1 << (scheme.format.bits - 1),
         asymmetric=scheme.asymmetric or offset,
-        zero_included=not offset,
-        scale=scheme.scale,
+        zero_included=above or not offset,
+        scale=rule,
     )
 
 

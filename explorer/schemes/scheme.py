@@ -21,6 +21,7 @@ from explorer.schemes.calibrators import MINMAX, Calibrator
 from explorer.schemes.rules import (
     CODE_SENTENCES,
     OWN_CODES,
+    SUPER_BLOCK,
     CodeRule,
     MappingType,
     ScaleRule,
@@ -111,7 +112,22 @@ class Scheme:
             raise ValueError(f"{fmt.label} is cast without a scale; scales go with formats of up to 8 bits")
         if self.seed is not None and not _is_whole(self.seed, 0, 2**64 - 1):
             raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {self.seed}")
+        if scale is not None and scale.super_bits is not None:
+            self._check_super_blocks()
         self._check_codes()
+
+    def _check_super_blocks(self) -> None:
+        width = self.block[1]
+        if self.block[0] != 1 or width is None or SUPER_BLOCK % width:
+            raise ValueError(
+                f"a super-block of {SUPER_BLOCK} along the row holds blocks of 1, 2, 4 … {SUPER_BLOCK} along "
+                f"the row, not {block_word(self.block)}"
+            )
+        if self.mapping not in (MappingType.MINIMUM, MappingType.SIGNED_MAX):
+            raise ValueError(
+                "scales under super-blocks go with the mappings MINIMUM and SIGNED_MAX, "
+                f"not {self.mapping.name}"
+            )
 
     def _check_codes(self) -> None:
         codes, integer = self.codes, isinstance(self.format, IntegerFormat)
@@ -190,20 +206,26 @@ class Scheme:
         codes = self.format.packed_bits
         if self.scale is None:
             return BitBudget(codes, 0.0, 0.0, 0.0, stored - codes)
-        blocks = math.prod(self.grid(shape))
+        blocks, above = math.prod(self.grid(shape)), self._bits_above(shape)
         return BitBudget(
             codes=codes,
-            scales=blocks * self.scale.format.bits / elements,
-            zero_points=blocks * self._bits_of_zero / elements,
+            scales=(blocks * self.scale.bits + above) / elements,
+            zero_points=(blocks * self._bits_of_zero + (above if self.mapping.has_offset else 0)) / elements,
             tensor_scale=32 / elements if self.scale.per_tensor else 0.0,
             padding=stored - codes,
         )
+
+    def _bits_above(self, shape: tuple[int, int]) -> int:
+        """Bits of the scales of super-blocks."""
+        if self.scale is None or self.scale.super_bits is None:
+            return 0
+        return shape[0] * _ceil_div(shape[1], SUPER_BLOCK) * self.scale.format.bits
 
     @property
     def _bits_of_zero(self) -> int:
         """Bits of a block's zero point: a code's, or those of an offset in the scale's format."""
         if self.scale is not None and self.mapping.has_offset:
-            return self.scale.format.bits
+            return self.scale.bits
         return self.format.bits if self.asymmetric else 0
 
     @property
@@ -237,6 +259,11 @@ class Scheme:
     def _scale_words(self) -> str:
         """ "every row shares an FP16 scale and an integer zero point, so 0 stays exact" """
         assert self.scale is not None
+        if self.scale.super_bits is not None:
+            text, both = f"{self._sharing_words()} a scale", self.mapping.has_offset
+            text += " and a minimum" if both else ""
+            text += f" of {self.scale.super_bits} bits{' each' if both else ''}"
+            return f"{text} under FP16 scales of super-blocks of {SUPER_BLOCK}"
         label = self.scale.format.label.split(" (")[0]
         text = f"{self._sharing_words()} {'an' if label[0] in 'EF' else 'a'} {label} scale"
         text += " and an integer zero point, so 0 stays exact" if self.asymmetric else ""

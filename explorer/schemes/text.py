@@ -18,7 +18,8 @@ In EBNF::
                | a floating-point name of FORMATS                   (the format the scales are stored in)
                | a member of ExponentRule                           (E8M0 scales by this rule)
                | "nvfp4"                                            (E4M3 scales under one float32 scale)
-               | one of these three, "-", a value of Convention ;   (by another library's rules: nvfp4-ct)
+               | one of these three, "-", a value of Convention     (by another library's rules: nvfp4-ct)
+               | "super4" | "super6" | "super8" ;                   (integers under float16 of super-blocks)
     calibrator = a name of CALIBRATORS ;
     option     = "fit"                                              (least-squares scales)
                | "s" number                                         (stochastic rounding with this seed)
@@ -39,10 +40,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn, TypeVar
 
-from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat
+from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat, float_format
 from explorer.schemes.calibrators import CALIBRATORS
 from explorer.schemes.rules import (
     CODE_WORDS,
+    SUPER_BITS,
     CodeRule,
     Convention,
     ExponentRule,
@@ -60,6 +62,7 @@ _SCALE_RULES = (
     *(ScaleRule(row) for row in ELEMENT_FORMATS.values() if isinstance(row, FloatFormat) and row.torch_dtype),
     *(ScaleRule(E8M0, rule) for rule in ExponentRule),
     ScaleRule(E4M3, per_tensor=True),
+    *(ScaleRule(float_format("float16"), convention=Convention.ZERO, super_bits=bits) for bits in SUPER_BITS),
 )
 
 

@@ -231,7 +231,8 @@ def _build_results(status: Control) -> MethodsView:
     with gr.Row():
         objectives = plot_card(
             "Objectives",
-            "what methods minimise: errors over α, by iteration HQQ's norm and AutoRound's loss",
+            "what methods minimise: GPTQ's error over its damping, on tokens held back from its Hessian "
+            "(dotted, axis above), errors over α, by iteration HQQ's norm and AutoRound's loss",
             "methods-objectives",
         )
         channel = plot_card(

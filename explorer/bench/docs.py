@@ -80,6 +80,7 @@ def _context() -> dict[str, Any]:
         "agreement": conformance_tables,
         "uncompared": uncompared(),
         "method_tokens": embeddings.TOKENS,
+        "sample_count": embeddings.SAMPLES,
         "schemes_compared": embeddings.METHODS_SCHEMES,
         "tables": tables,
         "facts": facts,

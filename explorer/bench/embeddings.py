@@ -1,7 +1,8 @@
 """The runs behind docs/which-format.md: a whole model's sentence embeddings under each scheme and method.
 
 Each run quantizes all linear layers of all-MiniLM-L6-v2 and compares its embeddings of the sentences in
-``assets/texts/similar.txt`` with the unquantized model's. Methods see the layers' inputs on other sentences.
+``assets/texts/similar.txt`` with the unquantized model's. Methods see the layers' inputs on other sentences,
+and where methods are compared, on three samples of them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from explorer.bench.machine import this_machine
 from explorer.bench.recordings import Recording, record, recorded
+from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
-from explorer.models.evaluate import MODEL, EmbeddingDrift, OriginalModel, evaluate_embeddings
+from explorer.models.evaluate import (
+    MODEL,
+    SAMPLES,
+    EmbeddingDrift,
+    OriginalModel,
+    evaluate_embeddings,
+    needs_inputs,
+)
 from explorer.schemes import SCHEMES
 
 NAME = "embeddings"
@@ -26,12 +33,13 @@ PACKAGES = ("transformers", "numpy")
 
 @dataclass(frozen=True)
 class EmbeddingRun:
-    """One quantization of the whole model: scheme of the weights, method, and the scheme of every layer's
-    inputs ("": float32)."""
+    """One quantization of the whole model: scheme of the weights, method, the scheme of every layer's inputs
+    ("": float32), and the sample of calibration texts that the method sees."""
 
     scheme: str
     method: str = "rtn"
     activations: str = ""
+    sample: int = 0
 
 
 WEIGHTS = tuple(
@@ -65,17 +73,36 @@ BOTH = (
     EmbeddingRun("mxfp4", "rtn", "mxfp4"),
 )
 """Weights and inputs."""
-METHODS_COMPARED = ("rtn", "hqq", "rotation", "awq", "gptq", "gptq_order", "awq_clip", "rotation+gptq")
+METHODS_COMPARED = (
+    "rtn",
+    "hqq",
+    "rotation",
+    "awq",
+    "gptq",
+    "gptq_order",
+    "gptq_gar",
+    "gptq_sequential",
+    "gptaq",
+    "awq_clip",
+    "rotation+gptq",
+    "rotation+gptaq",
+)
 METHODS_SCHEMES = ("int4_group128_asym", "int3_group128_asym")
-METHODS = tuple(EmbeddingRun(scheme, method) for method in METHODS_COMPARED for scheme in METHODS_SCHEMES)
-"""The same bits by one method after another."""
+METHODS = tuple(
+    EmbeddingRun(scheme, method, sample=sample)
+    for method in METHODS_COMPARED
+    for scheme in METHODS_SCHEMES
+    for sample in range(SAMPLES if needs_inputs(method) else 1)
+)
+"""The same bits by one method after another, for each sample of calibration texts."""
 RUNS = tuple(dict.fromkeys((*WEIGHTS, *BOTH, *METHODS)))
 
 
 def record_embeddings(model: str | Path = MODEL, runs: Sequence[EmbeddingRun] = RUNS) -> Path:
-    """Run everything on the CPU in float32 and write ``assets/measurements/embeddings.json``."""
-    rows = tuple(run_embeddings(load_model(str(model)), runs))
-    return record(NAME, Recording(this_machine(torch.device("cpu"), PACKAGES), rows))
+    """Run everything in float32, on the GPU if the kernels run there, and write
+    ``assets/measurements/embeddings.json``."""
+    rows = tuple(run_embeddings(load_model(str(model), device=work_device()), runs))
+    return record(NAME, Recording(this_machine(work_device(), PACKAGES), rows))
 
 
 def recorded_embeddings() -> Recording[EmbeddingDrift]:
@@ -87,7 +114,7 @@ def run_embeddings(
     model: Model, runs: Sequence[EmbeddingRun] = RUNS, tokens: int = TOKENS
 ) -> Iterator[EmbeddingDrift]:
     """Each run's drift, one after another; layers' inputs are captured only if a method needs them."""
-    original = OriginalModel(model, tokens=tokens)
+    originals = [OriginalModel(model, tokens=tokens, sample=sample) for sample in range(SAMPLES)]
     for run in runs:
         activations = SCHEMES[run.activations] if run.activations else None
-        yield evaluate_embeddings(original, SCHEMES[run.scheme], run.method, activations)
+        yield evaluate_embeddings(originals[run.sample], SCHEMES[run.scheme], run.method, activations)

@@ -12,11 +12,11 @@ import torch
 
 from explorer.analysis.calibration import StaticVsDynamic, static_and_dynamic
 from explorer.analysis.memory import MODELS
-from explorer.bench.embeddings import METHODS, EmbeddingRun
+from explorer.bench.embeddings import METHODS_COMPARED, EmbeddingRun
 from explorer.bench.gemm.advice import at_shape, fastest
 from explorer.bench.gemm.plan import DECODE, SQUARE
 from explorer.bench.gemm.timing import GemmTiming, Shape
-from explorer.bench.tables import by_embedding_run, mean_accuracy
+from explorer.bench.tables import by_embedding_run, drifts_of, mean_accuracy
 from explorer.bench.training import TrainingResult
 from explorer.methods import label_of
 from explorer.models.evaluate import EmbeddingDrift, sentences
@@ -91,11 +91,14 @@ def torch_bf16_at_decode(timings: Sequence[GemmTiming]) -> tuple[float, float] |
 
 
 def best_methods(drifts: Sequence[EmbeddingDrift], scheme: str) -> list[str]:
-    """The labels of the methods compared, the highest cosine first."""
+    """The labels of the methods compared, the highest cosine first: the mean over samples of calibration
+    texts."""
     by_run = by_embedding_run(drifts)
-    runs = [run for run in METHODS if run.scheme == scheme and run in by_run]
-    runs.sort(key=lambda run: -by_run[run].cosine)
-    return [label_of(run.method) for run in runs]
+    cosines = {
+        method: [drift.cosine for drift in drifts_of(by_run, scheme, method)] for method in METHODS_COMPARED
+    }
+    recorded = {method: sum(of) / len(of) for method, of in cosines.items() if of}
+    return [label_of(method) for method in sorted(recorded, key=lambda method: -recorded[method])]
 
 
 def cosine(drifts: Sequence[EmbeddingDrift], scheme: str, method: str = "rtn", activations: str = "") -> str:

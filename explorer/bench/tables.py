@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from explorer.bench.analysis import AnalysisTiming
 from explorer.bench.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
@@ -20,7 +20,7 @@ from explorer.bench.quantize import QuantizeTiming
 from explorer.bench.recordings import NOT_RECORDED
 from explorer.bench.training import TrainingResult
 from explorer.methods import label_of
-from explorer.models.evaluate import EmbeddingDrift, sentences
+from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.schemes import SCHEMES
 from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
 
@@ -218,7 +218,10 @@ def _with_standard_error(share: float) -> str:
 
 
 def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence[MethodTiming]) -> str:
-    """One method after another at the same bits, with what each costs for one layer on the GPU."""
+    """One method after another at the same bits, with what each costs for one layer on the GPU.
+
+    Means over the samples of calibration texts, and in brackets the least and the most of them.
+    """
     by_run = by_embedding_run(drifts)
     seconds = {t.method: t.median_s for t in timings}
     headers = ["method"]
@@ -227,7 +230,7 @@ def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence
     rows = [
         [
             label_of(method),
-            *(cell for s in METHODS_SCHEMES for cell in _quality(by_run.get(EmbeddingRun(s, method)))),
+            *(cell for s in METHODS_SCHEMES for cell in _quality(drifts_of(by_run, s, method))),
             _milliseconds(seconds[method]) if method in seconds else NOT_RECORDED,
         ]
         for method in METHODS_COMPARED
@@ -235,15 +238,29 @@ def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence
     return markdown([*headers, "one layer on the GPU"], rows)
 
 
-def _quality(drift: EmbeddingDrift | None) -> list[str]:
-    if drift is None:
+def _quality(drifts: Sequence[EmbeddingDrift]) -> list[str]:
+    if not drifts:
         return [NOT_RECORDED, "", ""]
-    return [f"{drift.bits:.2f}", f"{drift.cosine:.3f}", f"{drift.rank:.3f}"]
+    cosines, ranks = [d.cosine for d in drifts], [d.rank for d in drifts]
+    return [f"{drifts[0].bits:.2f}", _mean_and_spread(cosines), _mean_and_spread(ranks)]
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    mean, low, high = (f"{v:.3f}" for v in (sum(values) / len(values), min(values), max(values)))
+    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
+
+
+def drifts_of(
+    by_run: Mapping[EmbeddingRun, EmbeddingDrift], scheme: str, method: str
+) -> list[EmbeddingDrift]:
+    """A method's drifts on weights alone, one for each sample of calibration texts that was recorded."""
+    runs = [EmbeddingRun(scheme, method, sample=sample) for sample in range(SAMPLES)]
+    return [by_run[run] for run in runs if run in by_run]
 
 
 def by_embedding_run(drifts: Iterable[EmbeddingDrift]) -> dict[EmbeddingRun, EmbeddingDrift]:
     """Each drift by the run that it is the result of."""
-    return {EmbeddingRun(d.scheme, d.method, d.activations): d for d in drifts}
+    return {EmbeddingRun(d.scheme, d.method, d.activations, d.sample): d for d in drifts}
 
 
 # --- training ----------------------------------------------------------------------------------------

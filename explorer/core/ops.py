@@ -25,10 +25,12 @@ def quantize_op(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor, Tensor]
     """Packed codes uint8 [rows, bytes], scales float32 [grid], zero points int8 [grid], tensor scale
     float32 [1].
 
-    Zero points are [0, 0] for symmetric schemes, the tensor scale [0] without two levels.
+    Zero points are [0, 0] for symmetric schemes, and float32 offsets [grid] where a scheme has those; the
+    tensor scale is [0] without two levels.
     """
     q = quantize(x, Scheme.parse(scheme))
     zero, top = q.scales.zero_points, q.scales.tensor_scale
+    zero = q.scales.offsets if zero is None else zero
     return (
         q.packed.clone(),
         q.scales.stored.clone(),
@@ -45,7 +47,10 @@ def _(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
         x.new_empty((x.shape[0], packed_row_bytes(row.format, x.shape[1])), dtype=torch.uint8),
         x.new_empty(grid, dtype=torch.float32),
-        x.new_empty(grid if row.asymmetric else (0, 0), dtype=torch.int8),
+        x.new_empty(
+            grid if row.asymmetric or row.mapping.has_offset else (0, 0),
+            dtype=torch.float32 if row.mapping.has_offset else torch.int8,
+        ),
         x.new_empty(1 if two_level else 0, dtype=torch.float32),
     )
 
@@ -61,13 +66,15 @@ def dequantize_op(
     dtype: torch.dtype,
 ) -> Tensor:
     """The matrix [rows, columns] that the four results of ``quantize`` stand for."""
-    stored = Scales(
+    row, zero = Scheme.parse(scheme), zero_points if zero_points.numel() else None
+    stored = Scales.of(
+        row,
         scales,
-        zero_points if zero_points.numel() else None,
+        None if row.mapping.has_offset else zero,
         tensor_scale.reshape(()) if tensor_scale.numel() else None,
+        zero if row.mapping.has_offset else None,
     )
-    q = QuantizedTensor(packed, stored, Scheme.parse(scheme), (packed.shape[0], columns))
-    return q.dequantize(dtype)
+    return QuantizedTensor(packed, stored, row, (packed.shape[0], columns)).dequantize(dtype)
 
 
 @dequantize_op.register_fake

@@ -53,11 +53,14 @@ def output_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
 
 
 def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
-    """What each method minimised, relative to its start (AWQ and SmoothQuant over α, HQQ and AutoRound over
-    iterations), and its choice."""
+    """What each method minimised, relative to its start, and its choice: over α and over iterations by the
+    axis below, GPTQ over its damping by the logarithmic one above."""
     axes = _objective_axes()
-    x_title = ", ".join(f"{axis.label} ({label})" for axis, label in axes.items())
-    fig = figure(x_title, "objective relative to its start", f"{name} objectives", height=440)
+    titles = {
+        log: ", ".join(f"{axis.label} ({label})" for axis, label in axes.items() if axis.log is log)
+        for log in (False, True)
+    }
+    fig = figure(titles[False], "objective relative to its start", f"{name} objectives", height=480)
     for outcome in outcomes:
         axis, objective = objective_axis(outcome.method), outcome.objective
         if axis is None or not objective or not objective[0]:
@@ -65,13 +68,15 @@ def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
         xs = axis.values or np.linspace(0, 1, len(objective))
         best = int(np.argmin(objective))
         color = SERIES[len(fig.data) // 2 % len(SERIES)]
+        on = {"xaxis": "x2" if axis.log else "x"}
         fig.add_scatter(
             x=xs,
             y=[v / objective[0] for v in objective],
             mode="lines",
             name=f"{outcome.label}, {outcome.scheme}",
-            line={"color": color, "width": 2},
-            hovertemplate="%{x:.2f}: %{y:.4f}<extra></extra>",
+            line={"color": color, "width": 2, "dash": "dot" if axis.log else "solid"},
+            hovertemplate="%{x:.3~g}: %{y:.4f}<extra></extra>",
+            **on,
         )
         chosen = f"chosen {axis.label}" if axis.values else "least at"
         fig.add_scatter(
@@ -80,11 +85,15 @@ def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
             mode="markers",
             showlegend=False,
             marker={"color": color, "size": 10},
-            hovertemplate=chosen + " %{x:.2f}: %{y:.4f}<extra></extra>",
+            hovertemplate=chosen + " %{x:.3~g}: %{y:.4f}<extra></extra>",
+            **on,
         )
-    fig.update_layout(legend={"y": -0.3})
     if not fig.data:
         return empty(f"run {' or '.join(axes.values())} to see what they minimise", f"{name} objectives")
+    fig.update_layout(legend={"y": -0.3})
+    if any(trace.xaxis == "x2" for trace in fig.data):
+        above = {"overlaying": "x", "side": "top", "type": "log", "title": {"text": titles[True]}}
+        fig.update_layout(xaxis2={**above, "showgrid": False}, margin={"t": 60})
     return fig
 
 

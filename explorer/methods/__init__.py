@@ -15,7 +15,7 @@ from torch import Tensor
 
 from explorer.methods.autoround import autoround
 from explorer.methods.awq import ALPHAS, awq
-from explorer.methods.gptq import gptq
+from explorer.methods.gptq import DAMPINGS, Order, gptaq, gptq
 from explorer.methods.hqq import GroupOffset, hqq
 from explorer.methods.layer import Diagonal, Objective, QuantizedLayer, Transform, check_layer
 from explorer.methods.llm_int8 import OutlierColumns, RuntimeOutliers, llm_int8, llm_int8_dynamic
@@ -29,6 +29,8 @@ from explorer.schemes import Scheme
 
 RTN = RoundingMethod("rtn", "round to nearest", "", "rounds every weight by itself", rtn)
 """The baseline, and what rounds where a combination names no rounding method."""
+_ACT_ORDER = functools.partial(gptq, order=Order.ENERGY)
+_OVER_DAMPING = ObjectiveAxis("damping", DAMPINGS, log=True)
 _OVER_ALPHA = ObjectiveAxis("α", ALPHAS)
 _OVER_ITERATIONS = ObjectiveAxis("share of the iterations")
 
@@ -38,11 +40,23 @@ METHODS: dict[str, Method] = {
         RTN,
         RoundingMethod("gptq", "GPTQ", "arXiv 2210.17323",
                        "lets the weights still to be rounded make up for each rounding error",
-                       gptq, needs_tokens=True),
+                       gptq, needs_tokens=True, objective=_OVER_DAMPING),
         RoundingMethod("gptq_order", "GPTQ, act-order", "arXiv 2210.17323",
                        "rounds the columns with the most activation energy first, while all others "
                        "can still make up for them",
-                       functools.partial(gptq, act_order=True), needs_tokens=True),
+                       _ACT_ORDER, needs_tokens=True, objective=_OVER_DAMPING),
+        RoundingMethod("gptq_gar", "GPTQ, group-aware order", "arXiv 2505.14638",
+                       "rounds the groups and their columns with the most activation energy first, and "
+                       "leaves groups whole",
+                       functools.partial(gptq, order=Order.GROUPS), needs_tokens=True,
+                       objective=_OVER_DAMPING),
+        RoundingMethod("gptq_sequential", "GPTQ, act-order, sequential", "arXiv 2210.17323",
+                       "makes up for rounding errors on the inputs that the layers quantized before give",
+                       _ACT_ORDER, needs_tokens=True, objective=_OVER_DAMPING, sequential=True),
+        RoundingMethod("gptaq", "GPTAQ", "arXiv 2504.02692",
+                       "also makes up for what the layers quantized before changed in the inputs",
+                       _ACT_ORDER, needs_tokens=True, objective=_OVER_DAMPING, sequential=True,
+                       round_pair=gptaq),
         RoundingMethod("awq", "AWQ", "arXiv 2306.00978",
                        "enlarges the input channels with large activations before rounding",
                        awq, transform=Diagonal, objective=_OVER_ALPHA),
@@ -152,13 +166,17 @@ def apply(
     activations: Tensor,
     progress: Progress | None = None,
     of_inputs: Scheme | None = None,
+    *,
+    original: Tensor | None = None,
 ) -> QuantizedLayer:
     """Quantize ``weight`` [N, K] for ``activations`` [tokens, K] by a method of ``METHODS`` or a
     combination "a+b".
 
     ``of_inputs`` is how the layer's inputs will be quantized, for methods that search by the output. Without
-    a rounding method in it, a combination rounds to nearest. ``ValueError`` for unknown names, shapes that do
-    not match, and schemes that the method cannot serve.
+    a rounding method in it, a combination rounds to nearest. In a model whose layers before this one are
+    quantized, ``activations`` are what they give, and ``original`` [tokens, K] what the same tokens gave in
+    the original model: methods with ``round_pair`` look at both. ``ValueError`` for unknown names, shapes
+    that do not match, and schemes that the method cannot serve.
     """
     rows = names_in(name)
     check_layer(weight, activations)
@@ -171,7 +189,11 @@ def apply(
             transforms.append(transform)
             w, x, searched = transform.weight(w), transform.inputs(x), searched or objective
     rounding = rounding_in(name)
-    layer = rounding.round(w, scheme, x, progress)
+    if original is None or rounding.round_pair is None:
+        layer = rounding.round(w, scheme, x, progress)
+    else:
+        wanted = functools.reduce(lambda inputs, t: t.inputs(inputs), transforms, original.float())
+        layer = rounding.round_pair(w, scheme, x, wanted, progress)
     if searched and rounding.objective is None:
         layer = dataclasses.replace(layer, objective=searched)
     for row in rows:

@@ -7,28 +7,75 @@ is best compensated in the remaining columns by (their equation 2)
     δ = -(w_q - quant(w_q)) / [H⁻¹]_qq · (H⁻¹)_{q,:}
 
 The rows of H⁻¹ that it needs, each after the columns before it were removed, are those of one upper Cholesky
-factor of H⁻¹ (their step 3). ``gptq`` is their Algorithm 1: columns in blocks, whose effect on all later
-columns is added at once (their step 2), which changes nothing but the time.
+factor U of H⁻¹ = UᵀU (their step 3). ``round_columns`` is their Algorithm 1: columns in blocks, whose effect
+on all later columns is added at once (their step 2), which changes nothing but the time.
+
+H has to be damped: a share of its mean diagonal is added to its diagonal. The paper's share of 0.01 is too
+small for a few hundred tokens, and a larger one is wrong where one input channel dominates, so that it is
+chosen here as AWQ chooses α: by the error of the output, for tokens that H has not seen.
+
+GPTAQ (Y. Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", arXiv
+2504.02692) minimises ‖ŴX̂ - WX‖² instead: the layer gets X̂ from the layers quantized before it, and should
+give what it would for X. H is that of X̂, and rounding column q also makes up for w_q(X - X̂)_q in the
+columns after it, by their least squares solution w_q·P_q with
+
+    P_q = (X - X̂)_q X̂_Fᵀ (X̂_F X̂_Fᵀ)⁻¹,   F the columns after q,   P = ((X - X̂)X̂ᵀUᵀ above the diagonal)·U
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import find_ranges, quantize_with_scales
-from explorer.formats import IntegerFormat
+from explorer.core.quantize import quantize_with_scales
+from explorer.methods.column_scales import ColumnScales
 from explorer.methods.layer import QuantizedLayer, check_layer
 from explorer.progress import Progress
-from explorer.schemes import Scales, Scheme, scale_for
-from explorer.schemes.calibrators import Range
+from explorer.schemes import Scheme
 
-DAMPING = 0.01
+DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+"""The shares of the Hessian's mean diagonal that are tried."""
+CHOICE_ROWS = 128
+"""Rows of a weight, evenly spread, that damping is chosen on: output channels agree on it."""
+CHOICE_ELEMENTS = 1 << 27
+"""Elements of the Cholesky factors, 1 GiB in float64, for dampings that are tried side by side."""
 RETRIES = 6
+SMALL_TRIANGLE = 128
 SNAPSHOTS, SNAPSHOT_ROWS = 12, 24
+
+
+class Order(Enum):
+    """The order that columns are rounded in: those rounded early are compensated by the most others.
+
+    COLUMNS  as they lie
+    ENERGY   by falling energy of the activations ("act-order"), under static groups, so that no index of each
+             column's group has to be stored (the reference code's ``static_groups``)
+    GROUPS   by falling energy within each group, and groups by their largest (group-aware reordering, GAR:
+             T. Gafni et al., arXiv 2505.14638): groups stay whole, and get their scales as in COLUMNS
+    """
+
+    COLUMNS = "columns"
+    ENERGY = "energy"
+    GROUPS = "groups"
+
+    def permutation(self, energy: Tensor, group: int) -> Tensor:
+        """int64 [K]: the columns in this order, by their ``energy`` [K]; ``group`` columns share a scale."""
+        columns = torch.arange(len(energy), device=energy.device)
+        if self is Order.COLUMNS:
+            return columns
+        by_energy = torch.argsort(energy, descending=True, stable=True)
+        if self is Order.ENERGY:
+            return by_energy
+        of_group = columns // group
+        largest = energy.new_zeros(int(of_group[-1]) + 1).scatter_reduce(0, of_group, energy, "amax")
+        rank = torch.argsort(torch.argsort(largest, descending=True, stable=True))
+        return by_energy[torch.argsort(rank[of_group[by_energy]], stable=True)]
 
 
 def hessian(activations: Tensor) -> Tensor:
@@ -49,88 +96,208 @@ def gptq(
     activations: Tensor,
     progress: Progress | None = None,
     *,
-    damping: float = DAMPING,
-    act_order: bool = False,
+    damping: float | None = None,
+    order: Order = Order.COLUMNS,
     block: int | None = None,
 ) -> QuantizedLayer:
     """Quantize ``weight`` [N, K] for the inputs ``activations`` [tokens, K] under a scheme of rows or row
     groups.
 
-    ``block`` columns are rounded between two updates of the rest. ``objective`` is the loss of each block;
-    ``snapshots`` are the first 24 rows after every k-th block, about a dozen in all: dequantized left of the
-    front, updated weights right of it, in the order that columns are rounded in.
-
     ``damping`` times the Hessian's mean diagonal is added to its diagonal, ten times as much after each
-    failed Cholesky factorisation. ``act_order`` rounds columns by falling activation energy, under scales
-    of the original groups (static groups), so that no index has to be stored. Without it a group's scales
-    are computed when the front reaches it, from the weights as updated by then. ``ValueError`` for schemes
-    with blocks that span rows, without scales or with two levels of them, and for shapes that do not match.
-    """
-    _check(weight, scheme, activations)
-    n, k = weight.shape
-    h = hessian(activations)
-    dead = torch.diagonal(h) == 0
-    h[dead, dead] = 1.0
-    weight = torch.where(dead, 0.0, weight.float())
-    order = (
-        torch.argsort(torch.diagonal(h), descending=True) if act_order else torch.arange(k, device=h.device)
-    )
-    scales = _StaticScales(weight, scheme, order) if act_order else _GroupScales(scheme, k)
-    h_inv = _inverse_factor(h[order][:, order], damping)
+    failed Cholesky factorisation. None chooses the one of ``DAMPINGS`` with the least error of the output on
+    the second half of the tokens, fitted to the first half on ``CHOICE_ROWS`` rows; these relative errors are
+    the ``objective``. All tokens count for the layer itself.
 
-    # Algorithm 1 with W and Q transposed, so that a column lies together in memory.
-    w = weight.double().t()[order].contiguous()
-    q = torch.empty_like(w)
-    pivots = torch.diagonal(h_inv).clone()
-    objective, snapshots = [], []
+    ``block`` columns are rounded between two updates of the rest. ``snapshots`` are the first 24 rows after
+    every k-th block, about a dozen in all: dequantized left of the front, updated weights right of it, in the
+    order that columns are rounded in. ``ValueError`` for schemes with blocks that span rows or without
+    scales, and for shapes that do not match.
+    """
+    return _quantize(weight, scheme, Inputs(activations), progress, damping, order, block)
+
+
+def gptaq(
+    weight: Tensor,
+    scheme: Scheme,
+    activations: Tensor,
+    original: Tensor,
+    progress: Progress | None = None,
+    *,
+    damping: float | None = None,
+    order: Order = Order.ENERGY,
+    block: int | None = None,
+) -> QuantizedLayer:
+    """GPTAQ: like ``gptq`` for inputs ``activations`` [tokens, K] of a model quantized so far, but towards
+    the layer's output for the same tokens in the original model, whose inputs were ``original`` [tokens, K].
+
+    With the same tensor for both it is ``gptq``.
+    """
+    return _quantize(weight, scheme, Inputs(activations, original), progress, damping, order, block)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """A layer's inputs X̂ = ``seen`` [tokens, K]; X = ``original``, where its output should be that of other
+    inputs."""
+
+    seen: Tensor
+    original: Tensor | None = None
+
+    @property
+    def wanted(self) -> Tensor:
+        """The inputs whose output the layer should give."""
+        return self.seen if self.original is None else self.original
+
+    def part(self, tokens: slice) -> Inputs:
+        """The same of some tokens."""
+        return Inputs(self.seen[tokens], None if self.original is None else self.original[tokens])
+
+    def asymmetry(self) -> Tensor | None:
+        """float64 [K, K]: (X - X̂)X̂ᵀ at the scale of the Hessian; None where there is no X beside X̂."""
+        if self.original is None:
+            return None
+        seen = self.seen.double()
+        return (self.original.double() - seen).t() @ seen * (2 / len(seen))
+
+
+def _quantize(
+    weight: Tensor,
+    scheme: Scheme,
+    inputs: Inputs,
+    progress: Progress | None,
+    damping: float | None,
+    order: Order,
+    block: int | None,
+) -> QuantizedLayer:
+    _check(weight, scheme, inputs)
+    w = weight.float()
+    k, largest = w.shape[1], w.abs().amax()
     block = block or min(128, max(16, k // SNAPSHOTS))
-    stride = -(-k // block // SNAPSHOTS) * block
+    objective: tuple[float, ...] = ()
+    if damping is None:
+        choosing = None if progress is None else partial(_part_of, progress, 0, 2)
+        progress = None if progress is None else partial(_part_of, progress, 1, 2)
+        objective = _held_out_errors(w, scheme, inputs, order, block, choosing)
+        damping = DAMPINGS[objective.index(min(objective))] if objective else DAMPINGS[-1]
+    columns = Columns(w, scheme, inputs, order, (damping,), largest)
+    film = _Film(k, block, progress)
+    round_columns(columns, block, film.after)
+    nearest = dataclasses.replace(scheme, least_squares_scale=False)
+    codes = quantize_with_scales(columns.rounded()[0].float().contiguous(), nearest, columns.scales.all())
+    return QuantizedLayer(codes, objective=objective, snapshots=torch.stack(film.snapshots))
+
+
+def _check(weight: Tensor, scheme: Scheme, inputs: Inputs) -> None:
+    check_layer(weight, inputs.seen)
+    check_layer(weight, inputs.wanted)
+    if len(inputs.seen) != len(inputs.wanted):
+        raise ValueError(
+            "expected the inputs of the same tokens in both models, got "
+            f"{len(inputs.seen)} and {len(inputs.wanted)}"
+        )
+    if scheme.scale is None or scheme.block[0] != 1:
+        raise ValueError(f"GPTQ quantizes rows, or groups along them; {scheme.label} is something else")
+
+
+class Columns:
+    """Columns of a weight as Algorithm 1 works on them, for several dampings side by side.
+
+    w        float64 [dampings, K, N]  the weight, transposed and in ``order``, as updated so far
+    q        the same                  its columns rounded so far
+    errors   the same                  their errors over [U]_jj
+    inverse  [dampings, K, K]          U, upper Cholesky factor of the damped Hessian's inverse
+    pull     the same                  GPTAQ's P; None for GPTQ
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        scheme: Scheme,
+        inputs: Inputs,
+        order: Order,
+        dampings: Sequence[float],
+        largest: Tensor,
+    ) -> None:
+        h = hessian(inputs.seen)
+        energy = torch.diagonal(h).clone()
+        dead = energy == 0
+        mean = float(energy.sum() / (~dead).sum()) if not bool(dead.all()) else 1.0
+        h[dead, dead] = mean
+        weight = torch.where(dead, 0.0, weight)
+
+        group = scheme.block[1] or weight.shape[1]
+        self.order = order.permutation(energy, group)
+        self.scales = ColumnScales(scheme, (self.order // group).tolist(), largest)
+        if order is Order.ENERGY:
+            self.scales.add_all(weight)
+
+        ordered = self._ordered(h)
+        self.inverse = torch.stack([_inverse_factor(ordered, damping, mean) for damping in dampings])
+        asymmetry, self.pull = inputs.asymmetry(), None
+        if asymmetry is not None:
+            self.pull = (self._ordered(asymmetry) @ self.inverse.mT).triu(1) @ self.inverse
+        self.w = weight.double().t()[self.order].expand(len(dampings), -1, -1).clone()
+        self.q, self.errors = torch.empty_like(self.w), torch.empty_like(self.w)
+
+    def _ordered(self, matrix: Tensor) -> Tensor:
+        return matrix[self.order][:, self.order]
+
+    def round(self, j: int) -> None:
+        """Column j, and its error."""
+        self.q[:, j] = self.scales.round(self.w[:, j], j)
+        self.errors[:, j] = (self.w[:, j] - self.q[:, j]) / self.inverse[:, j, j, None]
+
+    def compensate(self, w: Tensor, columns: slice, by: slice) -> None:
+        """Let ``w``, which holds ``columns``, make up for the rounding of the columns ``by`` before them."""
+        w.baddbmm_(self.inverse[:, by, columns].mT, self.errors[:, by], alpha=-1)
+        if self.pull is not None:
+            w.baddbmm_(self.pull[:, by, columns].mT, self.w[:, by])
+
+    def group_at(self, j: int, width: int, block: slice) -> Tensor:
+        """[dampings, width, N]: the weights of the group that begins at column j of ``block``, as updated.
+
+        Columns past the block have not yet received what its columns left: it is added to a copy here.
+        """
+        weights = self.w[:, j : j + width].clone()
+        if j + width > block.stop:
+            self.compensate(weights[:, block.stop - j :], slice(block.stop, j + width), slice(block.start, j))
+        return weights
+
+    def rounded(self) -> Tensor:
+        """float64 [dampings, N, K]: the rounded weight, its columns as they lay in the weight."""
+        values = torch.empty_like(self.q)
+        values[:, self.order] = self.q
+        return values.mT
+
+
+AfterBlock = Callable[[Columns, int], None]
+"""Called with the columns, and how many of them are rounded."""
+
+
+def round_columns(columns: Columns, block: int, after: AfterBlock) -> None:
+    """Algorithm 1: ``columns.q`` and the scales, ``block`` columns at a time."""
+    k = columns.w.shape[1]
     for start in range(0, k, block):
         stop = min(start + block, k)
-        errors = torch.zeros(stop - start, n, dtype=torch.float64, device=w.device)
         for j in range(start, stop):
-            if scales.starts_group(j):
-                scales.add_group(_updated_group(w, errors, h_inv, (start, j, stop), scales.group))
-            q[j] = scales.round(w[j], j)
-            error = errors[j - start]
-            torch.sub(w[j], q[j], out=error)
-            error /= pivots[j]
-            w[j:stop].addr_(h_inv[j, j:stop], error, alpha=-1)
-        w[stop:] -= h_inv[start:stop, stop:].t() @ errors
-        objective.append(float(errors.square().sum()))
-        if stop % stride == 0 or stop == k:
-            rows = torch.cat([q[:stop, :SNAPSHOT_ROWS], w[stop:, :SNAPSHOT_ROWS]])
-            snapshots.append(rows.t().float().cpu())
-        if progress is not None:
-            progress(stop, k)
-
-    values = torch.empty_like(q)
-    values[order] = q
-    codes = quantize_with_scales(
-        values.t().float().contiguous(), dataclasses.replace(scheme, least_squares_scale=False), scales.all()
-    )
-    return QuantizedLayer(codes, objective=tuple(objective), snapshots=torch.stack(snapshots))
+            if width := columns.scales.due(j):
+                columns.scales.add(j, columns.group_at(j, width, slice(start, stop)))
+            columns.round(j)
+            columns.compensate(columns.w[:, j + 1 : stop], slice(j + 1, stop), by=slice(j, j + 1))
+        columns.compensate(columns.w[:, stop:], slice(stop, k), by=slice(start, stop))
+        after(columns, stop)
 
 
-def _check(weight: Tensor, scheme: Scheme, activations: Tensor) -> None:
-    check_layer(weight, activations)
-    if scheme.scale is None or scheme.scale.per_tensor or scheme.block[0] != 1:
-        raise ValueError(
-            "GPTQ quantizes rows, or groups along them, with one level of scales; "
-            f"{scheme.label} is something else"
-        )
+def _inverse_factor(h: Tensor, damping: float, mean: float) -> Tensor:
+    """float64 [K, K]: upper U with UᵀU = (H + damping · mean · 1)⁻¹, damped tenfold until H has a factor.
 
-
-def _inverse_factor(h: Tensor, damping: float) -> Tensor:
-    """Upper Cholesky factor of the damped Hessian's inverse."""
-    mean = torch.diagonal(h).mean()
+    With H's rows and columns reversed, H = LLᵀ; U is L⁻¹, reversed.
+    """
+    eye = torch.eye(len(h), dtype=h.dtype, device=h.device)
     for _ in range(RETRIES):
-        damped = h + torch.eye(len(h), dtype=h.dtype, device=h.device) * damping * mean
-        factor, failed = torch.linalg.cholesky_ex(damped)
+        factor, failed = torch.linalg.cholesky_ex(h.flip(0, 1) + damping * mean * eye)
         if not int(failed):
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-            if not int(failed):
-                return upper
+            return _lower_inverse(factor).flip(0, 1)
         damping = max(damping, 1e-4) * 10
     raise ValueError(
         "the activations' Hessian has no Cholesky factor even with strong damping: "
@@ -138,87 +305,68 @@ def _inverse_factor(h: Tensor, damping: float) -> Tensor:
     )
 
 
-def _updated_group(
-    w: Tensor, errors: Tensor, h_inv: Tensor, front: tuple[int, int, int], group: int
-) -> Tensor:
-    """float32 [N, g]: the weights of the group that begins at column j, ``front`` = (block start, j, block
-    stop).
+def _lower_inverse(lower: Tensor) -> Tensor:
+    """The inverse of a lower triangular matrix [K, K], by halves: a third of the work of solving for the
+    identity, all of it in products."""
+    k = len(lower)
+    if k <= SMALL_TRIANGLE:
+        identity = torch.eye(k, dtype=lower.dtype, device=lower.device)
+        return torch.linalg.solve_triangular(lower, identity, upper=False)
+    first, second = slice(0, k // 2), slice(k // 2, k)
+    inverse = torch.zeros_like(lower)
+    inverse[first, first] = _lower_inverse(lower[first, first])
+    inverse[second, second] = _lower_inverse(lower[second, second])
+    inverse[second, first] = -(inverse[second, second] @ lower[second, first] @ inverse[first, first])
+    return inverse
 
-    Columns past the block have not yet received this block's errors: they are added to a copy here.
+
+def _held_out_errors(
+    weight: Tensor, scheme: Scheme, inputs: Inputs, order: Order, block: int, progress: Progress | None
+) -> tuple[float, ...]:
+    """‖Y - Ŷ‖ / ‖Y‖ on the second half of the tokens, fitted to the first half, for each of ``DAMPINGS``.
+
+    As many dampings are tried at once as memory allows, on some of the rows. Empty for a single token, which
+    has no halves.
     """
-    start, j, stop = front
-    columns = w[j : j + group].clone()
-    if j + len(columns) > stop:
-        columns[stop - j :] -= h_inv[start:j, stop : j + len(columns)].t() @ errors[: j - start]
-    return columns.t().float().contiguous()
+    if len(inputs.seen) < 2:
+        return ()
+    n, k = weight.shape
+    rows = weight[torch.linspace(0, n - 1, min(n, CHOICE_ROWS), device=weight.device).round().long()]
+    half = len(inputs.seen) // 2
+    fitted, held_out = inputs.part(slice(half)), inputs.part(slice(half, None))
+    exact = held_out.wanted.double() @ rows.double().t()
+    at_once = max(1, CHOICE_ELEMENTS // k**2)
+    passes = [DAMPINGS[start : start + at_once] for start in range(0, len(DAMPINGS), at_once)]
+    errors: list[float] = []
+    for index, dampings in enumerate(passes):
+        columns = Columns(rows, scheme, fitted, order, dampings, weight.abs().amax())
+        part = None if progress is None else partial(_part_of, progress, index, len(passes))
+        round_columns(columns, block, _reporting(part, k))
+        lost = (held_out.seen.double() @ columns.rounded().mT - exact).square().sum((1, 2))
+        errors += (lost / exact.square().sum().clamp(min=1e-300)).sqrt().tolist()
+    return tuple(errors)
 
 
-@dataclass
-class _GroupScales:
-    """Scales that are computed group by group, as the front reaches them."""
+class _Film:
+    """The first rows after some of the blocks: rounded left of the front, updated weights right of it."""
 
-    scheme: Scheme
-    columns: int
+    def __init__(self, k: int, block: int, progress: Progress | None) -> None:
+        self.k, self.progress = k, progress
+        self.stride = -(-k // block // SNAPSHOTS) * block
+        self.snapshots: list[Tensor] = []
 
-    def __post_init__(self) -> None:
-        self.group = self.scheme.block[1] or self.columns
-        self.groups: list[Scales] = []
-
-    def starts_group(self, j: int) -> bool:
-        return j % self.group == 0
-
-    def add_group(self, weights: Tensor) -> None:
-        """The next group's scales, from its weights [N, g]."""
-        if self.scheme.calibrator.name == "minmax":
-            low, high = weights.amin(1, keepdim=True).clamp(max=0), weights.amax(1, keepdim=True).clamp(min=0)
-            ranges = Range(low, high)
-        else:
-            ranges = find_ranges(weights, dataclasses.replace(self.scheme, block=(1, None)))
-        self.groups.append(scale_for(ranges, self.scheme))
-        scales = self.groups[-1]
-        self.scale = scales.scale[:, 0].contiguous()
-        self.zero_point = None if scales.zero_points is None else scales.zero_points[:, 0]
-
-    def round(self, column: Tensor, j: int) -> Tensor:
-        """The paper's quant(w_j): column j [N] rounded and dequantized."""
-        return _round(column, self.scale, self.zero_point, self.scheme)
-
-    def all(self) -> Scales:
-        """The scales of every group, [N, groups]."""
-        zero_points = [g.zero_points for g in self.groups if g.zero_points is not None]
-        stored = torch.cat([g.stored for g in self.groups], 1)
-        return Scales(stored, torch.cat(zero_points, 1) if zero_points else None, None)
+    def after(self, columns: Columns, done: int) -> None:
+        if done % self.stride == 0 or done == self.k:
+            rows = torch.cat([columns.q[0, :done, :SNAPSHOT_ROWS], columns.w[0, done:, :SNAPSHOT_ROWS]])
+            self.snapshots.append(rows.t().float().cpu())
+        if self.progress is not None:
+            self.progress(done, self.k)
 
 
-class _StaticScales:
-    """Scales of the original weights' groups, known before the first column is rounded."""
-
-    def __init__(self, weight: Tensor, scheme: Scheme, order: Tensor) -> None:
-        self.scheme, self.scales = scheme, scale_for(find_ranges(weight, scheme), scheme)
-        self.group = scheme.block[1] or weight.shape[1]
-        self.cells = [column // self.group for column in order.tolist()]
-
-    def starts_group(self, j: int) -> bool:
-        return False
-
-    def add_group(self, weights: Tensor) -> None:
-        raise AssertionError("static groups are complete from the start")
-
-    def round(self, column: Tensor, j: int) -> Tensor:
-        cell, zero_points = self.cells[j], self.scales.zero_points
-        zero_point = None if zero_points is None else zero_points[:, cell]
-        return _round(column, self.scales.scale[:, cell], zero_point, self.scheme)
-
-    def all(self) -> Scales:
-        return self.scales
+def _reporting(progress: Progress | None, k: int) -> AfterBlock:
+    return lambda _, done: progress(done, k) if progress is not None else None
 
 
-def _round(column: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme) -> Tensor:
-    """A column [N] rounded and dequantized under float32 scales [N], in float32 as ``quantize`` does it."""
-    scaled = column.float() / scale
-    if not isinstance(scheme.format, IntegerFormat):
-        return scheme.format.decode(scheme.format.encode_unchecked(scaled)) * scale
-    low, high = scheme.code_limits
-    if zero_point is None:
-        return scaled.round_().clamp_(low, high).mul_(scale)
-    return scaled.round_().add_(zero_point).clamp_(low, high).sub_(zero_point).mul_(scale)
+def _part_of(progress: Progress, part: int, parts: int, done: int, total: int) -> None:
+    """Progress of one of several equal parts of an operation."""
+    progress((part * total + done) // parts, total)

@@ -130,7 +130,7 @@ class QuantizedLayer:
     """``q`` holds the weight in the basis that ``transforms`` lead to, in their order; ``residues`` add to
     it.
 
-    ``objective`` is what the method minimised, as it went: GPTQ's loss per block of columns, AWQ's and a
+    ``objective`` is what the method minimised, as it went: GPTQ's error over the damping, AWQ's and a
     searched SmoothQuant's over α, HQQ's and AutoRound's per iteration. ``snapshots`` [blocks, rows, columns]:
     GPTQ's first rows after some of its blocks.
     """

@@ -17,16 +17,21 @@ from explorer.progress import Progress
 from explorer.schemes import Scheme
 
 Round = Callable[[Tensor, Scheme, Tensor, Progress | None], QuantizedLayer]
+RoundPair = Callable[[Tensor, Scheme, Tensor, Tensor, Progress | None], QuantizedLayer]
 FindTransform = Callable[[Tensor, Tensor, Scheme, Scheme | None], tuple[Transform, Objective]]
 FindResidue = Callable[[QuantizedLayer, Tensor, Tensor], Residue]
 
 
 @dataclass(frozen=True)
 class ObjectiveAxis:
-    """What ``QuantizedLayer.objective`` is drawn over: ``values``, or without any the share of iterations."""
+    """What ``QuantizedLayer.objective`` is drawn over: ``values``, or without any the share of iterations.
+
+    ``log`` says that the values are spread evenly on a logarithmic axis.
+    """
 
     label: str
     values: tuple[float, ...] = ()
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,18 @@ class RoundingMethod(Method):
 
     ``needs_tokens`` says that it can fit fewer tokens than there are input channels, and then does badly on
     others.
+
+    ``sequential`` layers of a model are quantized one after another, each for the inputs that it gets from
+    those before it. ``round_pair(weight, scheme, activations, original, progress)`` also looks at the inputs
+    that the same tokens gave in the original model; a layer alone has no others and is left to ``round``.
     """
 
     stage: ClassVar[int] = 1
 
     round: Round
     needs_tokens: bool = field(default=False, kw_only=True)
+    sequential: bool = field(default=False, kw_only=True)
+    round_pair: RoundPair | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -80,13 +80,16 @@ def capture(
 ) -> list[Captured]:
     """Run ``texts`` one by one and keep the first ``tokens`` inputs of each of the layers ``names``.
 
+    The layers come in the order that the model runs them.
+
     ``SourceError`` for unknown layers, no text, and layers that no text reached.
     """
     modules = _linear_modules(model, names)
     texts = [text for text in texts if text.strip()]
     if not texts or not names or tokens < 1:
         raise SourceError("give at least one line of text, one layer, and one token to keep")
-    inputs = {name: _Inputs(tokens) for name in names}
+    reached: list[_Inputs] = []
+    inputs = {name: _Inputs(tokens, reached) for name in names}
     hooks = [modules[name].register_forward_pre_hook(inputs[name]) for name in names]
     try:
         for index, text in enumerate(texts):
@@ -105,18 +108,21 @@ def capture(
             raise SourceError(f"no text reached the layer {name!r}")
     return [
         Captured(name, modules[name].weight.detach().float().cpu(), torch.cat(kept.rows))
-        for name, kept in inputs.items()
+        for name, kept in sorted(inputs.items(), key=lambda item: reached.index(item[1]))
     ]
 
 
 class _Inputs:
-    """A forward pre-hook that keeps the first rows of one layer's inputs, on the CPU."""
+    """A forward pre-hook that keeps the first rows of one layer's inputs, on the CPU, and joins ``reached``
+    when it is first called."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, reached: list[_Inputs]) -> None:
         self.rows: list[Tensor] = []
-        self.missing = tokens
+        self.missing, self.reached = tokens, reached
 
     def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not self.rows:
+            self.reached.append(self)
         if self.missing:
             rows = inputs[0].detach().reshape(-1, inputs[0].shape[-1])[: self.missing].float().cpu()
             self.rows.append(rows)

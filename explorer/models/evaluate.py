@@ -12,8 +12,8 @@ import copy
 import fnmatch
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 
 import torch
 from scipy.stats import spearmanr
@@ -29,6 +29,8 @@ from explorer.training.layers import StoredLinear, convert, prepare
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SENTENCES = ASSETS / "texts" / "similar.txt"
+SAMPLES = 3
+"""Samples of calibration texts, to see how far a method's result depends on which it saw."""
 BATCH, LONGEST = 32, 128
 """Sentences in a batch, and tokens of a sentence that are run."""
 
@@ -39,7 +41,8 @@ class EmbeddingDrift:
 
     ``cosine`` of each embedding with its original: mean and least; ``rank``: Spearman correlation of all
     similarities between sentences; ``neighbours``: share of sentences whose nearest other sentence is still
-    the same; ``bits`` of each weight of the linear layers; ``megabytes`` of those weights.
+    the same; ``bits`` of each weight of the linear layers; ``megabytes`` of those weights; ``sample``: which
+    of ``calibration_texts`` the method saw.
     """
 
     scheme: str
@@ -52,6 +55,7 @@ class EmbeddingDrift:
     bits: float
     megabytes: float
     seconds: float
+    sample: int = 0
 
 
 @cache
@@ -61,9 +65,14 @@ def sentences() -> tuple[str, ...]:
 
 
 @cache
-def calibration_texts() -> tuple[str, ...]:
-    """Other texts than ``sentences``, to capture layers' inputs from."""
-    return tuple((SENTENCES.parent / "sentences.txt").read_text(encoding="utf-8").splitlines())
+def calibration_texts(sample: int = 0) -> tuple[str, ...]:
+    """Other texts than ``sentences``, to capture layers' inputs from: ``SAMPLES`` of them, no two of which
+    share a sentence."""
+    first, more = (
+        tuple((SENTENCES.parent / name).read_text(encoding="utf-8").splitlines())
+        for name in ("sentences.txt", "calibration.txt")
+    )
+    return (first + more)[sample * len(first) : (sample + 1) * len(first)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +80,15 @@ class OriginalModel:
     """The model that quantized copies are compared with.
 
     ``keep``: names or patterns of layers that stay as they are. Its embeddings of ``texts`` (``sentences``
-    if none are given) and the first ``tokens`` inputs of its other layers are computed when first asked
-    for, once.
+    if none are given) and the first ``tokens`` inputs of its other layers, for the calibration texts
+    ``sample``, are computed when first asked for, once.
     """
 
     model: Model
     keep: tuple[str, ...] = ()
     tokens: int = 512
     texts: tuple[str, ...] = ()
+    sample: int = 0
 
     @cached_property
     def embeddings(self) -> Tensor:
@@ -90,7 +100,11 @@ class OriginalModel:
         """Weights and inputs of the layers that are not kept, from ``calibration_texts``."""
         names = linear_layers(self.model)
         chosen = [n for n in names if not any(fnmatch.fnmatch(n, pattern) for pattern in self.keep)]
-        return capture(self.model, calibration_texts(), chosen, self.tokens)
+        return capture(self.model, calibration_texts(self.sample), chosen, self.tokens)
+
+    def inputs_in(self, model: Model, name: str) -> Tensor:
+        """float32 [tokens, K]: what the layer ``name`` gets in another ``model``, for the same tokens."""
+        return capture(model, calibration_texts(self.sample), [name], self.tokens)[0].activations
 
 
 def needs_inputs(method: str) -> bool:
@@ -131,12 +145,15 @@ def evaluate_embeddings(
     start = time.perf_counter()
     network = copy.deepcopy(original.model.network)
     if layers:
-        bits = quantize_model(network, layers, method, scheme, activations)
+        now = replace(original.model, network=network)
+        bits = quantize_model(
+            network, layers, method, scheme, activations, inputs_now=partial(original.inputs_in, now)
+        )
         weights = sum(layer.weight.numel() for layer in layers)
     else:
         bits, weights = _round_to_nearest(network, scheme, activations, original.keep)
     model = original.model
-    after = embed(Model(network, model.tokenizer, model.device, model.name), original.texts or sentences())
+    after = embed(replace(model, network=network), original.texts or sentences())
     cosine = (before * after).sum(1)
     nearest = [_similarities(e).fill_diagonal_(-2.0).argmax(1) for e in (before, after)]
     return EmbeddingDrift(
@@ -150,6 +167,7 @@ def evaluate_embeddings(
         bits=bits,
         megabytes=bits * weights / 8e6,
         seconds=time.perf_counter() - start,
+        sample=original.sample,
     )
 
 

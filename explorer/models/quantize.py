@@ -1,13 +1,13 @@
-"""A method applied to every linear layer of a model, each by the inputs that it had in the unquantized
-model."""
+"""A method applied to every linear layer of a model: each by the inputs that it had in the original model, or
+one after another by those that the layers quantized before give."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from explorer.methods import apply
+from explorer.methods import apply, label_of, rounding_in
 from explorer.methods.layer import QuantizedLayer
 from explorer.models.capture import Captured
 from explorer.progress import Progress
@@ -33,6 +33,11 @@ class MethodLinear(nn.Module):
         return out.to(x.dtype).reshape(*x.shape[:-1], -1)
 
 
+InputsNow = Callable[[str], Tensor]
+"""The inputs [tokens, K] that the layer of a name gets in the network as it is now, for the tokens that its
+``Captured.activations`` are of."""
+
+
 def quantize_model(
     network: nn.Module,
     layers: Sequence[Captured],
@@ -40,19 +45,29 @@ def quantize_model(
     scheme: Scheme,
     activations: Scheme | None = None,
     progress: Progress | None = None,
+    inputs_now: InputsNow | None = None,
 ) -> float:
     """Replace the linear layers that ``layers`` were captured from in place; the bits of each of their
     weights.
 
-    ``ValueError`` where the method cannot serve the scheme or a layer.
+    A sequential method asks ``inputs_now`` for each layer's inputs when those before it are replaced;
+    ``layers`` have to be in the order that the network runs them. ``ValueError`` where the method cannot
+    serve the scheme or a layer, and for a sequential method without ``inputs_now``.
     """
+    sequential = rounding_in(method).sequential
+    if sequential and inputs_now is None:
+        raise ValueError(f"{label_of(method)} needs the inputs that the layers quantized before give")
     bits, weights = 0.0, 0
     for index, captured in enumerate(layers):
         linear = network.get_submodule(captured.name)
         assert isinstance(linear, nn.Linear)
-        device = linear.weight.device
-        weight, inputs = captured.weight.to(device), captured.activations.to(device)
-        layer = apply(method, weight, scheme, inputs, of_inputs=activations)
+        weight = captured.weight.to(linear.weight.device)
+        inputs = captured.activations.to(weight.device)
+        if sequential and inputs_now is not None:
+            now = inputs_now(captured.name).to(weight.device)
+            layer = apply(method, weight, scheme, now, of_inputs=activations, original=inputs)
+        else:
+            layer = apply(method, weight, scheme, inputs, of_inputs=activations)
         bits += layer.bits_per_weight * captured.weight.numel()
         weights += captured.weight.numel()
         parent, _, last = captured.name.rpartition(".")

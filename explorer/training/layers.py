@@ -123,8 +123,9 @@ class StoredLinear(Float32State):
     scales: Tensor
     zero_points: Tensor | None
     tensor_scale: Tensor | None
+    offsets: Tensor | None
     bias: Tensor | None
-    in_float32: ClassVar[tuple[str, ...]] = ("scales", "tensor_scale")
+    in_float32: ClassVar[tuple[str, ...]] = ("scales", "tensor_scale", "offsets")
 
     def __init__(self, layer: QuantLinear) -> None:
         super().__init__()
@@ -137,6 +138,7 @@ class StoredLinear(Float32State):
             ("scales", q.scales.stored),
             ("zero_points", q.scales.zero_points),
             ("tensor_scale", q.scales.tensor_scale),
+            ("offsets", q.scales.offsets),
         ):
             self.register_buffer(name, values)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
@@ -144,9 +146,8 @@ class StoredLinear(Float32State):
 
     def quantized(self) -> QuantizedTensor:
         """Codes and scales, for export."""
-        return QuantizedTensor(
-            self.packed, Scales(self.scales, self.zero_points, self.tensor_scale), self.scheme, self.shape
-        )
+        scales = Scales.of(self.scheme, self.scales, self.zero_points, self.tensor_scale, self.offsets)
+        return QuantizedTensor(self.packed, scales, self.scheme, self.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.inputs is None else self.inputs(x)

@@ -126,3 +126,17 @@ def test_the_best_method_is_the_one_with_the_highest_cosine() -> None:
 
     best = facts.best_methods([drift("rtn", 0.5), drift("awq", 0.9)], "int4_group128_asym")
     assert best == ["AWQ", "round to nearest"]
+
+
+def test_methods_are_compared_with_their_spread() -> None:
+    """The mean over samples of calibration texts, the least and the most: else neighbours look decided."""
+    drifts = [
+        EmbeddingDrift("int4_group128_asym", "gptq", "", cosine, 0, 0.5, 0, 4.16, 0, 0, sample)
+        for sample, cosine in enumerate((0.91, 0.93, 0.98))
+    ]
+    drifts.append(EmbeddingDrift("int4_group128_asym", "awq", "", 0.95, 0, 0, 0, 0, 0, 0))
+    row = next(
+        r for r in tables.methods_comparison_table(drifts, []).splitlines() if r.startswith("| GPTQ |")
+    )
+    assert row.startswith("| GPTQ | 4.16 | 0.940 (0.910 to 0.980) | 0.500 (0.500 to 0.500) |")
+    assert facts.best_methods(drifts, "int4_group128_asym") == ["AWQ", "GPTQ"]

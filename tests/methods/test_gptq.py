@@ -21,7 +21,7 @@ from torch import Tensor
 
 from explorer import SCHEMES, MappingType, quantize
 from explorer.core.quantize import find_ranges
-from explorer.methods.gptq import gptq, hessian
+from explorer.methods.gptq import DAMPINGS, Order, gptaq, gptq, hessian
 from explorer.schemes import scale_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,7 +59,7 @@ def plain(w: Tensor, x: Tensor, group: int) -> Tensor:
 def test_it_is_the_plain_algorithm() -> None:
     """Else the Cholesky factor's rows are not the inverses of the remaining Hessians."""
     w, x = correlated(16, 128, 512)
-    got = gptq(w, SCHEMES["int4_group64"], x).q.dequantize().double()
+    got = gptq(w, SCHEMES["int4_group64"], x, damping=0.01).q.dequantize().double()
     want = plain(w, x, 64)
     differ = float((got != want).double().mean())
     assert differ < 0.002, f"{100 * differ:.2f} % of the codes differ"
@@ -67,23 +67,140 @@ def test_it_is_the_plain_algorithm() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["int4_group64", "int4_group128_asym", "int4_row", "mxfp4", "nf4_block64", "fp8_e4m3_1x128"]
+    "name",
+    ["int4_group64", "int4_group128_asym", "int4_row", "nvfp4", "mxfp4", "nf4_block64", "fp8_e4m3_1x128"],
 )
 def test_it_beats_rounding_to_nearest(name: str) -> None:
     """By a wide margin on correlated inputs, for every kind of format; else errors are not compensated."""
     w, x = correlated()
     base = output_error(w, quantize(w, SCHEMES[name]).dequantize(), x)
-    for act_order in (False, True):
-        assert output_error(w, gptq(w, SCHEMES[name], x, act_order=act_order).q.dequantize(), x) < 0.6 * base
+    for order in Order:
+        assert output_error(w, gptq(w, SCHEMES[name], x, order=order).q.dequantize(), x) < 0.6 * base
 
 
-@pytest.mark.parametrize("group", ["int4_group32", "int4_group64", "int4_group128", "int4_row"])
-def test_the_block_of_columns_changes_nothing(group: str) -> None:
-    """Also where groups are longer or shorter than blocks, or cross their ends."""
+@pytest.mark.parametrize("group", ["int4_group32", "int4_group64", "int4_group128", "int4_row", "nvfp4"])
+@pytest.mark.parametrize("order", Order)
+def test_the_block_of_columns_changes_nothing(group: str, order: Order) -> None:
+    """Also where groups are longer or shorter than blocks, or cross their ends; for GPTAQ's sums too."""
     w, x = correlated(8, 192, 256)
-    codes = [gptq(w, SCHEMES[group], x, block=b).q.codes for b in (16, 48, 128, 192)]
-    for other in codes[1:]:
-        assert float((other != codes[0]).float().mean()) < 0.002
+    layers = [
+        gptaq(w, SCHEMES[group], x, 1.1 * x.roll(1, 1), damping=0.01, order=order, block=b)
+        for b in (16, 48, 128, 192)
+    ]
+    for other in layers[1:]:
+        assert float((other.q.codes != layers[0].q.codes).float().mean()) < 0.002
+
+
+def test_damping_is_chosen_on_tokens_that_the_hessian_has_not_seen(
+    layer: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 tokens of 384 channels: else GPTQ fits them, and does worse on others than rounding.
+
+    The objective is the error on the second half of the tokens, and the least one's damping is used.
+    """
+    w, x = layer("attention_query", 96)
+    scheme = SCHEMES["int4_group128_asym"]
+    chosen, fixed = (gptq(w, scheme, x[:200], damping=damping) for damping in (None, 0.01))
+    rounded = quantize(w, scheme).dequantize()
+    errors = [output_error(w, other, x[200:]) for other in (chosen.weight(), rounded, fixed.weight())]
+    assert errors == sorted(errors), "chosen, round to nearest, 0.01"
+    for damping, error in zip(DAMPINGS, chosen.objective, strict=True):
+        half = gptq(w, scheme, x[:100], damping=damping).weight()
+        assert error == pytest.approx(output_error(w, half, x[100:200]) ** 0.5, rel=0.02)
+    best = DAMPINGS[chosen.objective.index(min(chosen.objective))]
+    assert torch.equal(gptq(w, scheme, x[:200], damping=best).q.packed, chosen.q.packed)
+    monkeypatch.setattr(sys.modules[gptq.__module__], "CHOICE_ELEMENTS", 2 * 384**2)
+    assert gptq(w, scheme, x[:200]).objective == pytest.approx(chosen.objective), "two dampings at a time"
+    assert fixed.objective == () and gptq(w, scheme, x[:1]).objective == ()
+
+
+def test_damping_stays_small_where_one_channel_dominates() -> None:
+    """The mean diagonal is then that channel's alone: a large share of it leaves nothing of the Hessian."""
+    w, x = correlated(32, 128, 512)
+    x[:, 7] *= 30
+    scheme = SCHEMES["int4_group64"]
+    chosen, large = (gptq(w, scheme, x[:256], damping=damping).weight() for damping in (None, 0.3))
+    assert output_error(w, chosen, x[256:]) < 0.25 * output_error(w, large, x[256:])
+
+
+def test_dead_columns_do_not_set_the_damping() -> None:
+    """Else inputs of small size, some of them always zero, are damped until nothing is compensated."""
+    w, x = correlated(8, 64, 256)
+    x[:, ::4] = 0
+    codes = [gptq(w, SCHEMES["int4_group64"], x * size, damping=0.01).q.packed for size in (1, 2.0**-10)]
+    assert torch.equal(*codes)
+
+
+def test_the_scale_of_the_tensor_is_that_of_the_original_weight(
+    layer: Callable[..., tuple[Tensor, Tensor]],
+) -> None:
+    """NVFP4's blocks get their scales as columns are updated, under a scale of the tensor fixed before; both
+    ways of block scales beat rounding on held-out inputs."""
+    w, x = layer("mlp_up", 96)
+    base = quantize(w, SCHEMES["nvfp4"])
+    assert base.scales.tensor_scale is not None
+    error = output_error(w, base.dequantize(), x[200:])
+    for order in Order:
+        q = gptq(w, SCHEMES["nvfp4"], x[:200], order=order).q
+        assert q.scales.tensor_scale is not None and q.bits_per_element == base.bits_per_element
+        assert torch.equal(q.scales.tensor_scale, base.scales.tensor_scale)
+        assert torch.equal(q.scales.stored, base.scales.stored) == (order is Order.ENERGY)
+        assert output_error(w, q.dequantize(), x[200:]) < 0.8 * error
+
+
+def test_orders_are_permutations_by_energy() -> None:
+    """Group-aware order (arXiv 2505.14638) by hand: groups by their largest, columns by their own energy."""
+    energy = torch.tensor([1.0, 4, 2, 9, 3, 8, 7])
+    assert Order.COLUMNS.permutation(energy, 3).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert Order.ENERGY.permutation(energy, 3).tolist() == [3, 5, 6, 1, 4, 2, 0]
+    assert Order.GROUPS.permutation(energy, 3).tolist() == [3, 5, 4, 6, 1, 2, 0]
+
+
+def plain_gptaq(w: Tensor, seen: Tensor, wanted: Tensor, group: int) -> Tensor:
+    """The paper's definition, column by column with least squares of its own; symmetric INT4, static scales.
+
+    ``w``'s remaining columns make up for (w_q - ŵ_q) X̂_q + w_q (X - X̂)_q, the first part by the remaining
+    Hessian with column q in it (GPTQ), the second without.
+    """
+    w, seen, wanted = w.double().numpy().copy(), seen.double().numpy(), wanted.double().numpy()
+    k = w.shape[1]
+    h = seen.T @ seen
+    h += np.eye(k) * 0.01 * h.diagonal().mean()
+    scale = np.abs(w.reshape(len(w), -1, group)).max(2) / np.float32(7)
+    scale = scale.astype(np.float16).astype(np.float64).repeat(group, 1)
+    out = np.empty_like(w)
+    for j in np.argsort(-h.diagonal(), kind="stable"):
+        out[:, j] = (w[:, j] / scale[:, j]).round().clip(-7, 7) * scale[:, j]
+        rest = [i for i in range(k) if h[i, i] < h[j, j]]
+        if not rest:
+            continue
+        inverse = np.linalg.inv(h[np.ix_([j, *rest], [j, *rest])])
+        pull = (wanted[:, j] - seen[:, j]) @ seen[:, rest] @ np.linalg.inv(h[np.ix_(rest, rest)])
+        w[:, rest] += np.outer(w[:, j], pull)
+        w[:, rest] -= np.outer(w[:, j] - out[:, j], inverse[0, 1:] / inverse[0, 0])
+    return torch.from_numpy(out)
+
+
+def test_gptaq_is_the_papers_definition() -> None:
+    """Else P, from the Cholesky factor, is not the least squares solution in the columns after each."""
+    w, x = correlated(16, 128, 512)
+    seen = x + 0.2 * x.roll(3, 1) + 0.1 * torch.randn(x.shape)
+    got = gptaq(w, SCHEMES["int4_group64"], seen, x, damping=0.01).q.dequantize()
+    differ = (got - plain_gptaq(w, seen, x, 64)).abs() > 1e-5
+    assert float(differ.double().mean()) < 0.002
+    alone = gptq(w, SCHEMES["int4_group64"], seen, damping=0.01, order=Order.ENERGY).q.dequantize()
+    exact = x.double() @ w.double().t()
+    lost = [float((seen.double() @ other.double().t() - exact).square().sum()) for other in (got, alone)]
+    assert lost[0] < 0.5 * lost[1], "GPTQ does not know what the inputs should have been"
+
+
+def test_gptaq_with_the_same_inputs_is_gptq() -> None:
+    """Both where they are one tensor and where they are equal ones, for the choice of damping too."""
+    w, x = correlated(16, 128, 256)
+    want = gptq(w, SCHEMES["int4_group64"], x, order=Order.ENERGY)
+    for original in (x, x.clone()):
+        got = gptaq(w, SCHEMES["int4_group64"], x, original)
+        assert torch.equal(got.q.packed, want.q.packed) and got.objective == want.objective
 
 
 def test_on_a_real_layer_and_held_out_inputs(layer: Callable[..., tuple[Tensor, Tensor]]) -> None:
@@ -93,7 +210,9 @@ def test_on_a_real_layer_and_held_out_inputs(layer: Callable[..., tuple[Tensor, 
     calibration, held_out = x[:200], x[200:]
     done: list[tuple[int, int]] = []
     quantized = gptq(w, SCHEMES["int4_group128"], calibration, progress=lambda a, b: done.append((a, b)))
-    assert done[-1] == (384, 384) and len(quantized.objective) == 12
+    assert done == sorted(done) and done[-1] == (384, 384) and (192, 384) in done, (
+        "the choice, then the layer"
+    )
     assert quantized.snapshots is not None and quantized.snapshots.shape == (12, 24, 384)
     rounded = quantized.q.dequantize()
     assert torch.equal(quantized.snapshots[-1], rounded[:24]), "the last snapshot is the dequantized weight"
@@ -163,7 +282,8 @@ def test_it_is_what_llm_compressor_computes(
         None,
         arguments,
     )[0][0]
-    got = gptq(w, scheme, x, act_order=act_order).q.dequantize()
+    order = Order.ENERGY if act_order else Order.COLUMNS
+    got = gptq(w, scheme, x, damping=0.01, order=order).q.dequantize()
     assert float(((got - want).abs() > 1e-6).float().mean()) < 0.01
     assert output_error(w, got, x) == pytest.approx(output_error(w, want, x), rel=0.005)
 
@@ -181,10 +301,12 @@ def test_bad_input_is_refused_in_words() -> None:
     w, x = correlated(4, 64, 8)
     with pytest.raises(ValueError, match=r"a weight \[N, K\] and activations \[tokens, K\]"):
         gptq(w, SCHEMES["int4_group64"], x[:, :32])
-    for name in ("int8_tensor", "nvfp4", "bf16", "fp8_e4m3_128x128"):
+    for name in ("int8_tensor", "bf16", "fp8_e4m3_128x128"):
         with pytest.raises(ValueError, match="GPTQ quantizes rows"):
             gptq(w, SCHEMES[name], x)
     with pytest.raises(ValueError, match="NaN or Inf"):
         gptq(w, SCHEMES["int4_group64"], x * float("nan"))
     with pytest.raises(ValueError, match="at least one token"):
         hessian(x[:0])
+    with pytest.raises(ValueError, match="the same tokens in both models, got 8 and 7"):
+        gptaq(w, SCHEMES["int4_group64"], x, x[:7])

@@ -6,6 +6,8 @@ counterpart.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -19,6 +21,7 @@ from explorer.core.quantize import quantize_with_scales
 from explorer.methods import COMBINATIONS, METHODS, apply, names_in
 from explorer.methods.awq import clip_search
 from explorer.methods.evaluate import evaluate_all, halves, summary
+from explorer.methods.gptq import gptq
 from explorer.methods.hqq import hqq
 from explorer.methods.llm_int8 import llm_int8, llm_int8_dynamic, outlier_columns
 from explorer.methods.rotation import find_rotation, paley_matrix
@@ -227,8 +230,11 @@ def test_evaluation_holds_half_back_and_says_why(layer: Layer) -> None:
     assert "4 of 384 input columns" in text
 
 
-def test_too_few_tokens_for_gptq_are_named(layer: Layer) -> None:
-    """On the attention query GPTQ fits 200 tokens and loses on the others: the summary says so."""
+def test_too_few_tokens_for_gptq_are_named(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the attention query GPTQ with little damping fits 200 tokens and loses on the others: the summary
+    says so."""
+    little = dataclasses.replace(METHODS["gptq"], round=functools.partial(gptq, damping=0.01))  # type: ignore[call-arg]
+    monkeypatch.setitem(METHODS, "gptq", little)
     w, x = layer("attention_query", None)
     outcomes = list(evaluate_all(["rtn", "gptq"], [SCHEMES["int4_group128_asym"]], w, x))
     assert outcomes[1].output_sqnr_db < outcomes[0].output_sqnr_db

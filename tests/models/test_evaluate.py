@@ -6,21 +6,25 @@ If these fail, a model's measured drift, or what methods are calibrated on, is w
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from explorer import SCHEMES, load_matrix
+from explorer.methods import apply
 from explorer.models.capture import Model, capture, linear_layers, load_model, save_captured
 from explorer.models.evaluate import (
+    SAMPLES,
     OriginalModel,
     _rank_correlation,
+    calibration_texts,
     embed,
     evaluate_embeddings,
     sentences,
 )
-from explorer.models.quantize import quantize_model
+from explorer.models.quantize import MethodLinear, quantize_model
 from explorer.sources.tensors import SourceError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,6 +55,15 @@ def test_more_bits_drift_less(encoder: Model) -> None:
     kept = evaluate_embeddings(partly, SCHEMES["int2_group128"])
     assert kept.cosine > drifts[3].cosine and kept.megabytes < drifts[3].megabytes
     assert torch.equal(embed(encoder, texts), original.embeddings), "the model itself was changed"
+
+
+def test_samples_of_calibration_texts_share_no_sentence(encoder: Model) -> None:
+    """Else their spread says too little; each is long enough for what docs/ and pages capture, and none is
+    among the sentences that embeddings are compared of."""
+    samples = [calibration_texts(sample) for sample in range(SAMPLES)]
+    every = [text for sample in samples for text in sample]
+    assert len(set(every)) == len(every) and not set(every) & set(sentences())
+    assert all(sum(len(encoder.tokenizer(text).input_ids) for text in sample) >= 512 for sample in samples)
 
 
 def test_sentences_that_say_the_same_are_near(encoder: Model) -> None:
@@ -105,14 +118,43 @@ def test_methods_on_a_whole_model(encoder: Model) -> None:
     """Methods leave embeddings nearer to the original than rounding; nothing of the model itself is
     changed."""
     scheme = SCHEMES["int4_group128_asym"]
-    original = OriginalModel(encoder, tokens=300, texts=sentences()[:60])
+    original = OriginalModel(encoder, ("encoder.layer.[2-5]*",), tokens=300, texts=sentences()[:60])
     plain = evaluate_embeddings(original, scheme)
     methods = ("gptq", "awq_clip", "rotation+gptq", "llm_int8", "lqer", "gptq+lqer")
     drifts = {method: evaluate_embeddings(original, scheme, method) for method in methods}
-    assert all(drift.cosine > plain.cosine + 0.005 for drift in drifts.values())
+    assert all(1 - drift.cosine < 0.95 * (1 - plain.cosine) for drift in drifts.values()), drifts
     assert drifts["gptq"].bits == pytest.approx(plain.bits, abs=1e-3)
     assert drifts["gptq+lqer"].cosine > drifts["gptq"].cosine
     assert torch.equal(embed(encoder, original.texts), original.embeddings)
+
+
+def test_sequential_methods_get_the_inputs_of_the_network_as_it_is(encoder: Model) -> None:
+    """Layer after layer in the order that the model runs them: else the pair of inputs is of other layers, or
+    both are of the original model. A layer alone has one kind of inputs, and GPTAQ is GPTQ with act-order."""
+    names = ["encoder.layer.0.intermediate.dense", "encoder.layer.0.attention.self.query"]
+    layers = capture(encoder, sentences()[:20], names, 150)
+    assert [layer.name for layer in layers] == names[::-1]
+    network, asked = copy.deepcopy(encoder.network), dict[str, torch.Tensor]()
+
+    def inputs_now(name: str) -> torch.Tensor:
+        now = replace(encoder, network=network)
+        asked[name] = capture(now, sentences()[:20], [name], 150)[0].activations
+        return asked[name]
+
+    scheme = SCHEMES["int2_group64_asym"]
+    quantize_model(network, layers, "rotation+gptaq", scheme, inputs_now=inputs_now)
+    assert list(asked) == names[::-1]
+    first, second = layers
+    torch.testing.assert_close(asked[first.name], first.activations)
+    assert not torch.allclose(asked[second.name], second.activations, atol=0.01)
+    want = apply("rotation+gptaq", second.weight, scheme, asked[second.name], original=second.activations)
+    got = network.get_submodule(second.name)
+    assert isinstance(got, MethodLinear) and torch.equal(got.layer.weight(), want.weight())
+
+    alone, other = (apply(n, second.weight, scheme, asked[second.name]) for n in ("gptaq", "gptq_order"))
+    assert torch.equal(alone.weight(), other.weight()) and not torch.equal(alone.weight(), want.weight())
+    with pytest.raises(ValueError, match="GPTAQ needs the inputs that the layers quantized before give"):
+        quantize_model(network, layers, "gptaq", scheme)
 
 
 def test_both_ways_to_round_to_nearest_agree(encoder: Model) -> None:

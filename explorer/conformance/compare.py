@@ -21,7 +21,8 @@ class Row:
 
     ``text``: the scheme compared, where that is not ``name`` but follows a ``convention`` of theirs.
     ``differs``: the cases in which they do not agree, and why; under ``EVERYWHERE`` a reason that shows in
-    some of the other cases, by which values fall close to ties.
+    some of the other cases, by which values fall close to ties. ``row_length``: matrices are compared as rows
+    of so many values, where the package asks for that.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Row:
     text: str = ""
     convention: str = ""
     differs: Mapping[str, str] = field(default_factory=dict)
+    row_length: int | None = None
 
     def __post_init__(self) -> None:
         if bool(self.text) != bool(self.convention):
@@ -43,8 +45,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Count:
-    """How many codes, and how many scales with zero points and tensor scales, were compared in one case, and
-    how many of them are not the same."""
+    """How many codes (or restored values), and how many scales with zero points and tensor scales, were
+    compared in one case, and how many of them are not the same."""
 
     case: str
     codes: int
@@ -115,6 +117,7 @@ def conformance(row: Row, cases: Iterable[tuple[str, Tensor]]) -> Conformance:
     """Compare on every case; cases of one name are counted together. ``ValueError`` without the package."""
     version, counts = version_of(row.package), dict[str, Count]()
     for case, x in cases:
+        x = x if row.row_length is None else x.reshape(-1, row.row_length)
         count = compare_codes(quantize(x, row.scheme), row.quantize(x), case)
         counts[case] = counts[case] + count if case in counts else count
     return Conformance(
@@ -139,9 +142,8 @@ def run(rows: Iterable[Row], cases: Iterable[tuple[str, Tensor]]) -> Iterator[Co
 def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Count:
     """Count what differs. ``ValueError`` where shapes do not match, or only one side has scales or zero
     points: a row of the table is wrong then."""
-    mask = 2**ours.scheme.format.bits - 1
-    codes = (ours.codes.long() & mask, theirs.codes.long() & mask)
-    scales = list(_scale_pairs(ours, theirs))
+    codes = _code_pair(ours, theirs)
+    scales = list(_scale_pairs(ours, theirs)) if theirs.restored is None else []
     for mine, other in (codes, *scales):
         if mine.shape != other.shape:
             raise ValueError(f"shapes {tuple(mine.shape)} and {tuple(other.shape)} cannot be compared")
@@ -152,6 +154,16 @@ def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Cou
         sum(mine.numel() for mine, _ in scales),
         sum(int((mine != other).sum()) for mine, other in scales),
     )
+
+
+def _code_pair(ours: QuantizedTensor, theirs: Outside) -> tuple[Tensor, Tensor]:
+    """Our codes and theirs, or restored values; ``ValueError`` without either."""
+    if theirs.restored is not None:
+        return ours.dequantize(), theirs.restored
+    if theirs.codes is None:
+        raise ValueError(f"there is nothing to compare {ours.scheme.text} with")
+    mask = 2**ours.scheme.format.bits - 1
+    return ours.codes.long() & mask, theirs.codes.long() & mask
 
 
 def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tensor, Tensor]]:

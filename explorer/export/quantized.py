@@ -5,6 +5,9 @@
     <name>.zero_point    U8 [bytes]                 asymmetric schemes: packed codes, block after block
     <name>.offset        the scale's own dtype [grid rows, grid columns]   schemes with offsets
     <name>.tensor_scale  F32 []                            two-level schemes
+    <name>.super_scale   F16 [rows, super-blocks]          scales of super-blocks; then <name>.scale is
+                         U8 [bytes], packed integers: all blocks' scales, then all blocks' minimums
+    <name>.super_minimum F16 [rows, super-blocks]          where there are minimums
     <name>.<key>         whatever else belongs to the layer, see ``methods.files``
 
 Files of version 0.2 and earlier hold zero points as I8 [grid rows, grid columns]; they are read too. The
@@ -26,9 +29,12 @@ from torch import Tensor
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.core.serialize import to_json
+from explorer.export.levels import LEVEL_KEYS, packed_levels, unpacked_levels
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.schemes import Scales, Scheme
+
+OWN_KEYS = ("packed", "scale", "zero_point", "offset", "tensor_scale", *LEVEL_KEYS)
 
 
 def save_quantized(
@@ -38,18 +44,25 @@ def save_quantized(
 
     ``extra`` tensors, such as what a method folds into the layer before, are written as ``<name>.<key>``.
     """
-    tensors = {f"{name}.packed": q.packed.contiguous()}
-    if q.scheme.scale is not None:
-        tensors[f"{name}.scale"] = raw_scales(q.scales, q.scheme)
-    if q.scales.zero_points is not None:
-        tensors[f"{name}.zero_point"] = _packed_zero_points(q.scales.zero_points, q.scheme)
-    if q.scales.offsets is not None and q.scheme.scale is not None:
-        tensors[f"{name}.offset"] = q.scales.offsets.to(q.scheme.scale.stored_dtype)
-    if q.scales.tensor_scale is not None:
-        tensors[f"{name}.tensor_scale"] = q.scales.tensor_scale
+    scales = packed_levels(q.scales, q.scheme) or _one_level(q)
+    tensors = {f"{name}.{key}": value for key, value in {"packed": q.packed.contiguous(), **scales}.items()}
     tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
     about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
     save_file(tensors, path, {"quantization_explorer": json.dumps(about)})
+
+
+def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
+    """What a file holds of scales that are not themselves quantized."""
+    scales, tensors = q.scales, dict[str, Tensor]()
+    if q.scheme.scale is not None:
+        tensors["scale"] = raw_scales(scales, q.scheme)
+    if scales.zero_points is not None:
+        tensors["zero_point"] = _packed_zero_points(scales.zero_points, q.scheme)
+    if scales.offsets is not None and q.scheme.scale is not None:
+        tensors["offset"] = scales.offsets.to(q.scheme.scale.stored_dtype)
+    if scales.tensor_scale is not None:
+        tensors["tensor_scale"] = scales.tensor_scale
+    return tensors
 
 
 def load_quantized(path: str | Path) -> QuantizedTensor:
@@ -62,19 +75,26 @@ def load_quantized(path: str | Path) -> QuantizedTensor:
         raise ValueError(f"{path} is not a tensor saved by this program: {error}") from error
     if tuple(packed.shape) != (shape[0], packed_row_bytes(scheme.format, shape[1])):
         raise ValueError(f"{path}: {tuple(packed.shape)} packed bytes do not hold {shape} codes")
+    scales = unpacked_levels({key.removeprefix(f"{name}."): t for key, t in tensors.items()}, scheme, shape)
+    scales = scales or _read_one_level(tensors, name, scheme, shape)
+    return QuantizedTensor(packed, scales, scheme, shape)
+
+
+def _read_one_level(
+    tensors: Mapping[str, Tensor], name: str, scheme: Scheme, shape: tuple[int, int]
+) -> Scales:
     stored = tensors.get(f"{name}.scale", torch.ones(scheme.grid(shape))).to(torch.float32)
     zero_points = tensors.get(f"{name}.zero_point")
     if zero_points is not None and zero_points.dtype == torch.uint8:
         zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
     offsets = tensors.get(f"{name}.offset")
-    scales = Scales.of(
+    return Scales.of(
         scheme,
         stored,
         zero_points,
         tensors.get(f"{name}.tensor_scale"),
         None if offsets is None else offsets.to(torch.float32),
     )
-    return QuantizedTensor(packed, scales, scheme, shape)
 
 
 def _packed_zero_points(zero_points: Tensor, scheme: Scheme) -> Tensor:
@@ -105,7 +125,7 @@ def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
     except (KeyError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path} is not a tensor saved by this program: {error}") from error
     prefix = f"{about['name']}."
-    own = {prefix + key for key in ("packed", "scale", "zero_point", "offset", "tensor_scale")}
+    own = {prefix + key for key in OWN_KEYS}
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key not in own}
 
 

@@ -71,7 +71,7 @@ _CONVENTION_WORDS = {
 
 
 SUPER_BLOCK = 256
-"""Elements along the row whose blocks share a super-block's scale; a row's last super-block may be shorter."""
+"""Elements along the row whose blocks share a super-block's scale; the last of a row may be shorter."""
 SUPER_BITS = (4, 6, 8)
 """The widths of a block's scale under a super-block's: those of GGUF's K-quants."""
 

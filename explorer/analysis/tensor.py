@@ -60,4 +60,6 @@ def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:
         return levels
     cell = block_index(q, row, column)
     zero = 0 if q.scales.zero_points is None else int(q.scales.zero_points[cell])
-    return (levels - zero) * float(q.scales.scale[cell])
+    if q.scales.offsets is None:
+        return (levels - zero) * float(q.scales.scale[cell])
+    return (levels - q.scales.first_code) * float(q.scales.scale[cell]) + float(q.scales.offsets[cell])

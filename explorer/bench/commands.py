@@ -28,6 +28,7 @@ from explorer.bench.methods import MethodTiming, time_methods
 from explorer.bench.quantize import DTYPES, QuantizeTiming, time_quantize
 from explorer.bench.recordings import Recording, as_json, record
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
+from explorer.core.lowering import has_kernels, with_kernels
 from explorer.methods import METHODS
 from explorer.schemes import SCHEMES, Scheme
 
@@ -75,7 +76,9 @@ def bench_quantize(
     if unknown := [d for d in dtypes if d not in DTYPES]:
         raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
     require_gpu()
-    every, matrices = list(schemes or SCHEMES.values()), _matrices(shapes or [(16384, 16384), (4096, 4096)])
+    every, matrices = list(schemes or with_kernels()), _matrices(shapes or [(16384, 16384), (4096, 4096)])
+    if without := [str(scheme) for scheme in every if not has_kernels(scheme)]:
+        raise ValueError(f"no kernels quantize by {', '.join(without)}: torch operations do on every device")
     rows = chain.from_iterable(time_quantize(every, s, dtypes, work_device(), baselines) for s in matrices)
     total = 2 * len(every) * len(matrices) * len(dtypes)
     return Benchmark(quantize.NAME, this_machine(work_device()), rows, total, quantize_line)

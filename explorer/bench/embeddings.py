@@ -67,8 +67,10 @@ BOTH = (
     EmbeddingRun("int8_row", "rtn", "int8_row"),
     EmbeddingRun("int8_row", "rtn", "int8_tensor"),
     EmbeddingRun("int8_row", "llm_int8", "int8_tensor"),
+    EmbeddingRun("int8_row", "llm_int8_dynamic", "int8_tensor"),
     EmbeddingRun("int8_row", "rotation", "int8_tensor"),
     EmbeddingRun("int8_row", "smoothquant", "int8_tensor"),
+    EmbeddingRun("int8_row", "smoothquant_search", "int8_tensor"),
     EmbeddingRun("nvfp4", "rtn", "nvfp4"),
     EmbeddingRun("mxfp4", "rtn", "mxfp4"),
 )
@@ -84,6 +86,7 @@ METHODS_COMPARED = (
     "gptq_sequential",
     "gptaq",
     "awq_clip",
+    "autoround",
     "rotation+gptq",
     "rotation+gptaq",
 )

@@ -17,7 +17,7 @@ from explorer.bench.quantize_baselines import Function, torch_cast, torch_compil
 from explorer.bench.recordings import Recording, recorded
 from explorer.bench.timing import Call, Spread, buffer_sets, time_events, time_graph
 from explorer.core.backend import require_gpu
-from explorer.core.lowering import config_of, layout_of
+from explorer.core.lowering import config_of, layout_of, with_kernels
 from explorer.gpu import runtime
 from explorer.gpu.compile import Build
 from explorer.gpu.config import Config, Launch, Layout
@@ -27,7 +27,7 @@ from explorer.gpu.fake_quantize import builds as fake_quantize_builds
 from explorer.gpu.quantize import Output, quantize
 from explorer.gpu.quantize import builds as quantize_builds
 from explorer.gpu.statistics import BUILD as STATISTICS
-from explorer.schemes import SCHEMES, Scheme
+from explorer.schemes import Scheme
 
 NAME = "quantize"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -207,7 +207,7 @@ quantizes bfloat16 operands of whole blocks. What else is needed is compiled at 
 def all_builds() -> list[Build]:
     """What the named schemes compile for ``WARM_SHAPES``, and an analysis's statistics; no build twice."""
     compiled = [STATISTICS]
-    for config, scheme in {config_of(scheme): scheme for scheme in SCHEMES.values()}.items():
+    for config, scheme in {config_of(scheme): scheme for scheme in with_kernels()}.items():
         for dtype, shapes in WARM_SHAPES.items():
             for layout in (layout_of(shape, scheme) for shape in shapes):
                 compiled += [

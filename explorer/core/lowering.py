@@ -10,7 +10,7 @@ from explorer.formats.packing import packed_row_bytes
 from explorer.gpu import config as kernel
 from explorer.gpu.config import Config, Layout
 from explorer.gpu.quantize import RANGES, Output
-from explorer.schemes import OWN_CODES, Convention, ScaleRule, Scales, Scheme, tensor_scale_for
+from explorer.schemes import OWN_CODES, SCHEMES, Convention, ScaleRule, Scales, Scheme, tensor_scale_for
 
 
 def has_kernels(scheme: Scheme) -> bool:
@@ -19,6 +19,11 @@ def has_kernels(scheme: Scheme) -> bool:
     """
     own = scheme.scale is None or scheme.scale.convention is Convention.OWN
     return own and scheme.codes == OWN_CODES and scheme.mapping.name in kernel.Mapping.__members__
+
+
+def with_kernels() -> list[Scheme]:
+    """The rows of ``SCHEMES`` that kernels serve."""
+    return [scheme for scheme in SCHEMES.values() if has_kernels(scheme)]
 
 
 def config_of(scheme: Scheme) -> Config:

@@ -3,7 +3,7 @@
     <name>.packed        U8 [rows, row bytes]        codes, see ``formats.packing``
     <name>.scale         the scale's own dtype [grid rows, grid columns]
     <name>.zero_point    U8 [bytes]                 asymmetric schemes: packed codes, block after block
-    <name>.offset        the scale's own dtype [grid rows, grid columns]   schemes with offsets
+    <name>.block_offset  the scale's own dtype [grid rows, grid columns]   schemes with offsets
     <name>.tensor_scale  F32 []                            two-level schemes
     <name>.super_scale   F16 [rows, super-blocks]          scales of super-blocks; then <name>.scale is
                          U8 [bytes], packed integers: all blocks' scales, then all blocks' minimums
@@ -34,7 +34,7 @@ from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.schemes import Scales, Scheme
 
-OWN_KEYS = ("packed", "scale", "zero_point", "offset", "tensor_scale", *LEVEL_KEYS)
+OWN_KEYS = ("packed", "scale", "zero_point", "block_offset", "tensor_scale", *LEVEL_KEYS)
 
 
 def save_quantized(
@@ -59,7 +59,7 @@ def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
     if scales.zero_points is not None:
         tensors["zero_point"] = _packed_zero_points(scales.zero_points, q.scheme)
     if scales.offsets is not None and q.scheme.scale is not None:
-        tensors["offset"] = scales.offsets.to(q.scheme.scale.stored_dtype)
+        tensors["block_offset"] = scales.offsets.to(q.scheme.scale.stored_dtype)
     if scales.tensor_scale is not None:
         tensors["tensor_scale"] = scales.tensor_scale
     return tensors
@@ -87,7 +87,7 @@ def _read_one_level(
     zero_points = tensors.get(f"{name}.zero_point")
     if zero_points is not None and zero_points.dtype == torch.uint8:
         zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
-    offsets = tensors.get(f"{name}.offset")
+    offsets = tensors.get(f"{name}.block_offset")
     return Scales.of(
         scheme,
         stored,

@@ -39,7 +39,8 @@ def autoround(
     ``objective`` is L before the first and after each step. ``ValueError`` for other schemes.
     """
     check_layer(weight, activations)
-    if not (isinstance(scheme.format, IntegerFormat) and scheme.block[0] == 1):
+    integers = isinstance(scheme.format, IntegerFormat) and not scheme.mapping.has_offset
+    if not (integers and scheme.block[0] == 1):
         raise ValueError(
             "AutoRound learns how integers are rounded in rows, or groups along them; "
             f"{scheme.label} is something else"

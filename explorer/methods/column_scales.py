@@ -51,6 +51,8 @@ class ColumnScales:
     def round(self, column: Tensor, j: int) -> Tensor:
         """The column at position j, [D, N], rounded and dequantized in float32 as ``quantize`` does it."""
         scales, flat = self._known[self.groups[j]], column.float().reshape(-1, 1)
+        if copies := len(flat) // len(scales.stored) - 1:  # static groups serve every damping
+            scales = scales.map_grids(lambda grid: grid.repeat(copies + 1, 1))
         rows = slice(0, len(flat))
         cells = Rectangle(rows, slice(0, 1), rows, slice(0, 1), height=1, width=1)
         values = self.scheme.format.decode(encode_blocks(cells, flat, scales, self._nearest))

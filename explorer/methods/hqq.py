@@ -9,6 +9,7 @@ with the zero point rounded; its fraction is stored as an offset of the group.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +23,7 @@ from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack
 from explorer.methods.layer import QuantizedLayer, check_layer
 from explorer.progress import Progress
-from explorer.schemes import Scales, Scheme, scale_for
+from explorer.schemes import Scheme, scale_for
 
 NORM, BETA, GROWTH, ITERATIONS = 0.7, 10.0, 1.01, 20
 
@@ -95,7 +96,7 @@ def hqq(
     rounded = zero.round().clamp(*scheme.code_limits)
     offset = ((rounded - zero) * problem.scale)[:, :, 0].half()
     codes = codes.reshape(len(w), -1)[:, : w.shape[1]].contiguous()
-    stored = Scales(scales.stored, rounded[:, :, 0].to(scales.zero_points.dtype), None)
+    stored = dataclasses.replace(scales, zero_points=rounded[:, :, 0].to(scales.zero_points.dtype))
     packed = pack(scheme.format.codes_of(codes), scheme.format)
     q = QuantizedTensor(packed, stored, scheme, (w.shape[0], w.shape[1]))
     return QuantizedLayer(q, residues=(GroupOffset(offset, width),), objective=tuple(objective))

@@ -16,7 +16,7 @@ import torch
 
 from explorer import SCHEMES
 from explorer.bench.quantize import all_builds
-from explorer.core.lowering import config_of, layout_of
+from explorer.core.lowering import config_of, layout_of, with_kernels
 from explorer.formats import float_format
 from explorer.gpu import dequantize, fake_quantize, quantize, runtime, statistics
 from explorer.gpu.compile import included_files
@@ -34,7 +34,7 @@ Trait = tuple[str, ...]
 def every_build() -> list[Build]:
     """What the named schemes compile, in all element types and both roundings."""
     builds = [statistics.BUILD]
-    for scheme in SCHEMES.values():
+    for scheme in with_kernels():
         for seed in (None, 1):
             config = config_of(dataclasses.replace(scheme, seed=seed))
             for dtype in ELEMENTS:
@@ -137,7 +137,7 @@ def parameters(file: str, kernel: str) -> str:
 def test_arguments_are_the_kernels_parameters() -> None:
     """A launcher that passes other types than a kernel declares makes it read wrong numbers and addresses."""
     launches = []
-    for scheme in SCHEMES.values():
+    for scheme in with_kernels():
         config = config_of(scheme)
         for layout in (layout_of(shape, scheme) for shape in SHAPES):
             launches += quantize.launches(config, layout, torch.float32)

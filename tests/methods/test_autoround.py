@@ -101,8 +101,9 @@ def test_it_reports_and_can_be_stopped() -> None:
 
 
 def test_what_it_cannot_learn_is_refused_in_words() -> None:
-    """Blocks over several rows, and formats whose steps differ."""
+    """Blocks over several rows, formats whose steps differ, and floating-point offsets in place of zero
+    points."""
     w, x = layer()
-    for name in ("nvfp4", "int8_tensor", "nf4_block64"):
+    for name in ("nvfp4", "int8_tensor", "nf4_block64", "q4_1"):
         with pytest.raises(ValueError, match="rows, or groups along them"):
             autoround(w, SCHEMES[name], x)

@@ -178,7 +178,8 @@ def test_a_combination_is_drawn_over_what_its_objective_is_of() -> None:
     """The rounding method's where it has an axis, else the search of the transform before it."""
     w, x = uneven(16, 64, 32)
     for name, label in (
-        ("smoothquant_search+gptq", "α"),
+        ("smoothquant_search+gptq", "damping"),
+        ("smoothquant_search", "α"),
         ("smoothquant_search+hqq", "share of the iterations"),
         ("smoothquant+awq", "α"),
     ):

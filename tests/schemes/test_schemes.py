@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import gfloat
 import gfloat.formats
@@ -29,9 +30,8 @@ from explorer import (
     compare,
     quantize,
 )
-from explorer.core.quantize import find_ranges
+from explorer.core.ranges import find_scales
 from explorer.formats import E4M3, E8M0, CodebookFormat, IntegerFormat
-from explorer.schemes import scale_for
 from explorer.schemes.calibrators import CalibrationContext
 
 SQNR = {
@@ -79,6 +79,9 @@ def test_bytes_are_what_is_stored(name: str) -> None:
         bits += q.scales.stored.numel() * scheme.scale.format.bits + (32 if scheme.scale.per_tensor else 0)
     if q.scales.zero_points is not None:
         bits += q.scales.zero_points.numel() * scheme.format.bits
+    if q.scales.offsets is not None:
+        assert scheme.scale is not None
+        bits += q.scales.offsets.numel() * scheme.scale.format.bits
     assert q.nbytes == math.ceil(bits / 8)
 
 
@@ -210,16 +213,15 @@ def naive(x: Tensor, scheme: Scheme) -> Tensor:
     """The scheme block by block with plain slices: the reference for the blocked code's order and shapes."""
     out = torch.empty_like(x)
     height, width = scheme.block[0] or x.shape[0], scheme.block[1] or x.shape[1]
-    whole = find_ranges(x, scheme)
+    whole = find_scales(x, scheme).scale
     for r in range(0, x.shape[0], height):
         for c in range(0, x.shape[1], width):
             block = x[r : r + height, c : c + width]
             single = dataclasses.replace(scheme, block=(None, None))
             if scheme.scale is not None and scheme.scale.per_tensor:
-                scales = scale_for(whole, scheme)
-                value = block / (scales.stored[r // height, c // width] * scales.tensor_scale)
-                step = scales.stored[r // height, c // width] * scales.tensor_scale
-                out[r : r + height, c : c + width] = scheme.format.decode(scheme.format.encode(value)) * step
+                step = whole[r // height, c // width]
+                codes = scheme.format.encode(block / step)
+                out[r : r + height, c : c + width] = scheme.format.decode(codes) * step
             else:
                 out[r : r + height, c : c + width] = quantize(block, single).dequantize()
     return out
@@ -242,29 +244,39 @@ def test_error_is_at_most_half_a_step(name: str, x: Tensor) -> None:
     scheme = SCHEMES[name]
     q = quantize(x, scheme)
     restored = q.dequantize()
-    if not isinstance(scheme.format, CodebookFormat):
+    if not isinstance(scheme.format, CodebookFormat) and not scheme.mapping.has_offset:
         assert bool((restored[x == 0] == 0).all())
     if isinstance(scheme.format, IntegerFormat) and scheme.scale is not None:
-        step = torch.empty_like(x)
-        height, width = scheme.block[0] or x.shape[0], scheme.block[1] or x.shape[1]
-        step = q.scales.scale.repeat_interleave(height, 0).repeat_interleave(width, 1)[
-            : x.shape[0], : x.shape[1]
-        ]
-        low, high = scheme.code_limits
-        zero = (
-            0
-            if q.scales.zero_points is None
-            else q.scales.zero_points.float()
-            .repeat_interleave(height, 0)
-            .repeat_interleave(width, 1)[: x.shape[0], : x.shape[1]]
+        spread = partial(spread_over_blocks, shape=x.shape, scheme=scheme)
+        step, low, high = spread(q.scales.scale), *scheme.code_limits
+        zero = 0 if q.scales.zero_points is None else spread(q.scales.zero_points.float())
+        offset = 0 if q.scales.offsets is None else spread(q.scales.offsets)
+        units = (x - offset) / step + zero + (q.scales.first_code if q.scales.offsets is not None else 0)
+        inside = (units >= low) & (units <= high) & (step != 0)
+        # Codes that are computed in BF16, or with the scale before it is rounded to FP16, may be one off.
+        wrong = (high - low) * (2**-8 if scheme.codes.bfloat16 else 2**-11 if scheme.codes.unrounded else 0)
+        error, allowed = (
+            (restored.double() - x.double()).abs(),
+            (0.5 * (1 + 1e-5) + wrong) * step.abs().double(),
         )
-        inside = (x / step + zero >= low) & (x / step + zero <= high)
-        error = (restored.double() - x.double()).abs()
-        assert bool((error <= 0.5 * step.double() * (1 + 1e-5) + 1e-44)[inside].all())
+        assert bool((error <= allowed + 2**-11 * abs(offset) + 1e-44)[inside].all())
+
+
+def spread_over_blocks(grid: Tensor, shape: tuple[int, int], scheme: Scheme) -> Tensor:
+    """[rows, cols]: for each element its block's entry."""
+    height, width = scheme.block[0] or shape[0], scheme.block[1] or shape[1]
+    return grid.repeat_interleave(height, 0).repeat_interleave(width, 1)[: shape[0], : shape[1]]
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, s in SCHEMES.items() if not s.least_squares_scale and s.calibrator.name == "minmax"]
+    "name",
+    [
+        name
+        for name, scheme in SCHEMES.items()
+        if not scheme.least_squares_scale
+        and scheme.calibrator.name == "minmax"
+        and not scheme.codes.bfloat16  # restored values are float32: BF16 rounds them once more
+    ],
 )
 def test_idempotent(name: str) -> None:
     """Quantizing what was quantized, with the same scales, changes nothing."""

@@ -22,18 +22,27 @@ from explorer import CALIBRATORS, FORMATS, SCHEMES, ExponentRule, MappingType, S
 from explorer.export.quantized import load_quantized, save_quantized
 from explorer.formats import E4M3, E8M0, FloatFormat, IntegerFormat
 from explorer.paths import ASSETS
-from explorer.schemes import ALIASES, SCALE_RULES
+from explorer.schemes import ALIASES, OWN_CODES, SCALE_RULES, CodeRule, Convention, Ties
 from explorer.schemes.scheme import SEPARATOR
 from explorer.schemes.text import NAMES, custom_label
 
 ELEMENTS = [row for row in FORMATS.values() if row is not E8M0]
-ELEMENTS += [IntegerFormat(name=f"int{bits}", label=f"INT{bits}", bits=bits) for bits in (5, 6, 7)]
-RULES = [
-    None,
+ELEMENTS.append(IntegerFormat(name="int7", label="INT7", bits=7))
+PLAIN_RULES = [
     ScaleRule(E4M3, per_tensor=True),
     *(ScaleRule(E8M0, rule) for rule in ExponentRule),
     *(ScaleRule(row) for row in ELEMENTS if isinstance(row, FloatFormat) and row.torch_dtype),
 ]
+RULES = [
+    None,
+    *(
+        dataclasses.replace(rule, convention=convention)
+        for rule in PLAIN_RULES
+        for convention in Convention
+        if convention is not Convention.ZERO or rule.format is not E8M0
+    ),
+]
+CODES = st.builds(CodeRule, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(Ties))
 SIDES = st.none() | st.integers(1, 2**20)
 
 
@@ -48,6 +57,7 @@ def legal_schemes(draw: st.DrawFn) -> Scheme:
         st.sampled_from(list(CALIBRATORS.values())),
         st.booleans(),
         st.none() | st.integers(0, 2**64 - 1),
+        st.just(OWN_CODES) | CODES,
     )
 
     def is_legal(values: tuple[object, ...]) -> bool:

@@ -175,7 +175,7 @@ def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tenso
     if (scheme.scale is None) != (theirs.scales is None) or (offsets is None) == asymmetric:
         raise ValueError(f"{scheme.text} and what it is compared with do not both have scales or zero points")
     if theirs.scales is not None:
-        yield mine.stored, theirs.scales.float()
+        yield mine.stored if mine.upper is None else mine.scale, theirs.scales.float()
     if theirs.zero_points is not None and mine.zero_points is not None:
         yield mine.zero_points.long(), theirs.zero_points.long()
     if theirs.minimums is not None and mine.offsets is not None:

@@ -182,6 +182,10 @@ def _(x: Tensor, upstream: Tensor, step: Tensor, scheme: str) -> tuple[Tensor, T
 def _learnable(scheme: Scheme, x: Tensor, step: Tensor) -> Scheme:
     if not isinstance(scheme.format, IntegerFormat) or scheme.asymmetric:
         raise ValueError(f"step sizes are learned for symmetric integer schemes, not for {str(scheme)!r}")
+    if scheme.flat or (scheme.scale is not None and scheme.scale.has_upper_level):
+        raise ValueError(
+            f"step sizes are learned for blocks that have one scale each, not for {str(scheme)!r}"
+        )
     grid = scheme.grid((x.shape[0], x.shape[1]))
     if tuple(step.shape) != grid or step.dtype != torch.float32:
         raise ValueError(

@@ -20,6 +20,7 @@ from torch import Tensor
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.levels import block_integers, super_scales
 from explorer.formats import IntegerFormat
+from explorer.schemes.levels import SuperBlockLevel
 from explorer.schemes.rules import SUPER_BLOCK
 
 
@@ -64,7 +65,7 @@ def ggml_bytes(q: QuantizedTensor) -> Tensor:
 
 def _super_blocks(q: QuantizedTensor, fmt: IntegerFormat) -> SuperBlocks:
     upper, count = q.scales.upper, q.shape[0] * q.shape[1] // SUPER_BLOCK
-    assert upper is not None
+    assert isinstance(upper, SuperBlockLevel)
     scales, minimums = block_integers(q.scales)
     none = torch.empty(count, 0, dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Scales that are themselves quantized, as a file holds them: integers, and the scales of super-blocks."""
+"""Scales that are themselves quantized, as a file holds them: integers, and the scales above them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from explorer.formats.packing import pack_bits, unpack_bits
 from explorer.schemes import Scales, Scheme
-from explorer.schemes.levels import UpperLevel, integer_limits
-from explorer.schemes.rules import SUPER_BLOCK
+from explorer.schemes.levels import DYNAMIC_MAP, NestedLevel, SuperBlockLevel, integer_limits
+from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK
 
-LEVEL_KEYS = ("super_scale", "super_minimum")
+LEVEL_KEYS = ("super_scale", "super_minimum", "mean")
 
 
 def packed_levels(scales: Scales, scheme: Scheme) -> dict[str, Tensor]:
@@ -25,6 +25,8 @@ def packed_levels(scales: Scales, scheme: Scheme) -> dict[str, Tensor]:
         return {}
     if upper is None:
         raise ValueError(f"the scales of this {scheme.label} tensor were taken apart: quantize it again")
+    if isinstance(upper, NestedLevel):
+        return _packed_nested(scales, upper)
     return _packed_super_blocks(scales, upper, scheme)
 
 
@@ -33,7 +35,24 @@ def unpacked_levels(tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[
     rule = scheme.scale
     if rule is None or not rule.has_upper_level:
         return None
-    return _read_super_blocks(tensors, scheme, shape)
+    read = _read_nested if rule.nested else _read_super_blocks
+    return read(tensors, scheme, shape)
+
+
+def _packed_nested(scales: Scales, upper: NestedLevel) -> dict[str, Tensor]:
+    codes = torch.searchsorted(DYNAMIC_MAP.to(scales.stored.device), scales.stored.contiguous())
+    return {
+        "scale": codes.to(torch.uint8),
+        "super_scale": upper.scale.reshape(-1)[::NESTED_BLOCK].contiguous(),
+        "mean": upper.mean.reshape(-1)[:1].sum().reshape(()),
+    }
+
+
+def _read_nested(tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Scales:
+    codes = tensors["scale"]
+    each = tensors["super_scale"].repeat_interleave(NESTED_BLOCK)[: codes.numel()]
+    upper = NestedLevel(each.view(codes.shape), tensors["mean"].expand(codes.shape))
+    return Scales.of(scheme, DYNAMIC_MAP[codes.long()], None, None, upper=upper)
 
 
 def block_integers(scales: Scales) -> tuple[Tensor, Tensor | None]:
@@ -42,7 +61,7 @@ def block_integers(scales: Scales) -> tuple[Tensor, Tensor | None]:
     A minimum times a float16 scale is exact in float32, so that the division gives the integer back.
     """
     upper, minimums = scales.upper, None
-    assert upper is not None
+    assert isinstance(upper, SuperBlockLevel)
     if scales.offsets is not None and upper.minimum is not None:
         whole = (-scales.offsets / upper.minimum).round()
         minimums = torch.where(upper.minimum == 0, torch.zeros_like(whole), whole).to(torch.int16)
@@ -55,7 +74,7 @@ def super_scales(grid: Tensor, scheme: Scheme) -> Tensor:
     return grid[:, :: SUPER_BLOCK // scheme.block[1]].to(torch.float16).contiguous()
 
 
-def _packed_super_blocks(scales: Scales, upper: UpperLevel, scheme: Scheme) -> dict[str, Tensor]:
+def _packed_super_blocks(scales: Scales, upper: SuperBlockLevel, scheme: Scheme) -> dict[str, Tensor]:
     bits = scheme.scale.super_bits if scheme.scale else None
     assert bits is not None
     integers = torch.cat([part.reshape(-1) for part in block_integers(scales) if part is not None])
@@ -82,5 +101,5 @@ def _read_super_blocks(tensors: Mapping[str, Tensor], scheme: Scheme, shape: tup
 
     above = expanded("super_minimum") if parts == 2 else None
     offsets = None if above is None else -(integers[1] * above)
-    upper = UpperLevel(expanded("super_scale"), above, low, high)
+    upper = SuperBlockLevel(expanded("super_scale"), above, low, high)
     return Scales.of(scheme, integers[0], None, None, offsets, upper)

@@ -8,6 +8,9 @@
     <name>.super_scale   F16 [rows, super-blocks]          scales of super-blocks; then <name>.scale is
                          U8 [bytes], packed integers: all blocks' scales, then all blocks' minimums
     <name>.super_minimum F16 [rows, super-blocks]          where there are minimums
+    <name>.super_scale   F32 [scales / 256]                doubly quantized scales; then <name>.scale is
+                         U8 [grid rows, grid columns], codes of ``levels.DYNAMIC_MAP``
+    <name>.mean          F32 []                            of these scales
     <name>.<key>         whatever else belongs to the layer, see ``methods.files``
 
 Files of version 0.2 and earlier hold zero points as I8 [grid rows, grid columns]; they are read too. The

@@ -15,7 +15,7 @@ from torch import Tensor
 from explorer.formats import E4M3, E8M0, EXPONENT_MASK, MANTISSA_BITS, IntegerFormat
 from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes.calibrators import Range
-from explorer.schemes.levels import UpperLevel, divide, round_scale, super_blocks
+from explorer.schemes.levels import UpperLevel, divide, nested, round_scale, super_blocks
 from explorer.schemes.rules import Convention, ExponentRule, MappingType, ScaleRule
 from explorer.schemes.scheme import Scheme
 
@@ -96,11 +96,9 @@ class Scales:
 def join_scales(parts: Sequence[Scales], dim: int) -> Scales:
     """The scales of a matrix from those of its runs of rows (``dim`` 0) or groups of columns (1).
 
-    ``ValueError`` for groups of columns whose scales are quantized together: they were found apart.
+    ``ValueError`` for doubly quantized scales that were found apart.
     """
     upper = parts[0].upper
-    if upper is not None and dim == 1:
-        raise ValueError("scales under super-blocks cannot be found for one group of columns after another")
 
     def together(grids: Sequence[Tensor | None]) -> Tensor | None:
         there = [grid for grid in grids if grid is not None]
@@ -114,7 +112,7 @@ def join_scales(parts: Sequence[Scales], dim: int) -> Scales:
         unrounded=together([part.unrounded for part in parts]),
         minimum=together([part.minimum for part in parts]),
         raw=None,
-        upper=upper and upper.join([part.upper for part in parts if part.upper is not None]),
+        upper=None if upper is None else upper.join([part.upper for part in parts], dim),  # type: ignore[misc]
     )
 
 
@@ -142,13 +140,16 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
             raw = raw * tensor_scale if scheme.scale.divides_by_tensor_scale else raw / tensor_scale
         stored = round_scale(raw, scheme.scale)
     empty = torch.full_like(stored, scheme.scale.empty(scheme.format))
-    stored = torch.where(_is_empty(clip_range, scheme), empty, stored)
+    stored, upper = torch.where(_is_empty(clip_range, scheme), empty, stored), None
+    if scheme.scale.nested:
+        stored, upper = nested(stored)
     scales = Scales.of(
         scheme,
         stored,
         _zero_points(clip_range, stored, scheme),
         tensor_scale,
         _offsets(clip_range, raw, stored, scheme),
+        upper,
     )
     if not scheme.codes.unrounded:
         return scales

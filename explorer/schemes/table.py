@@ -130,6 +130,8 @@ def _of_other_libraries() -> list[Scheme]:
                ScaleRule(E4M3, per_tensor=True, convention=_CT)),
         Scheme("nf4_block64_bnb", "NF4 block 64, as bitsandbytes", f["nf4"], (1, 64), bnb,
                codes=CodeRule(reciprocal=True)),
+        Scheme("nf4_block64_double", "NF4 block 64, doubly quantized (QLoRA)", f["nf4"], (1, 64),
+               ScaleRule(convention=_ZERO, nested=True), codes=CodeRule(reciprocal=True, unrounded=True)),
         Scheme("fp4_block64_bnb", "FP4 block 64, as bitsandbytes", f["bnb_fp4"], (1, 64), bnb,
                codes=CodeRule(reciprocal=True)),
         Scheme("q8_0", "GGUF Q8_0", f["int8"], (1, 32), gguf,

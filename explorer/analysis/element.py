@@ -14,13 +14,15 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.formats import BitField
 from explorer.formats.code import code_formula, short
 from explorer.formats.packing import unpack
+from explorer.schemes.levels import NestedLevel, UpperLevel
 
 
 @dataclass(frozen=True)
 class Inspection:
     """One element, its block, and how its restored value is computed.
 
-    ``rows`` and ``columns`` are the block's [start, stop); ``bits`` is the code, most significant first, and
+    ``rows`` and ``columns`` are the block's [start, stop), of a block of the flattened tensor its part in the
+    element's row; ``bits`` is the code, most significant first, and
     ``fields`` what its bits mean; ``packed_hex`` are the bytes of the block's codes in the element's row.
     ``arithmetic`` is (quantity, formula with numbers), from the block's range to the error.
     """
@@ -47,7 +49,7 @@ def inspect_element(x: Tensor, q: QuantizedTensor, row: int, column: int) -> Ins
     if not (0 <= row < q.shape[0] and 0 <= column < q.shape[1]):
         raise ValueError(f"row 0 to {q.shape[0] - 1} and column 0 to {q.shape[1] - 1}, not ({row}, {column})")
     fmt, cell = q.scheme.format, block_index(q, row, column)
-    columns = _span(column, q.shape[1], q.scheme.block[1])
+    rows, columns = _block_span(q, row, column)
     codes = unpack(q.packed[row : row + 1], fmt, q.shape[1])
     code = int(codes[0, column]) & (2**fmt.bits - 1)
     zero = None if q.scales.zero_points is None else int(q.scales.zero_points[cell])
@@ -58,7 +60,7 @@ def inspect_element(x: Tensor, q: QuantizedTensor, row: int, column: int) -> Ins
     element = Inspection(
         row=row,
         column=column,
-        rows=_span(row, q.shape[0], q.scheme.block[0]),
+        rows=rows,
         columns=columns,
         value=value,
         scale=scale,
@@ -84,6 +86,8 @@ def _restored(q: QuantizedTensor, units: float, scale: float, cell: tuple[int, i
 def block_index(q: QuantizedTensor, row: int, column: int) -> tuple[int, int]:
     """Where the scale of element (row, column) stands among ``q``'s scales."""
     height, width = q.scheme.block
+    if q.scheme.flat and width:
+        return 0, (row * q.shape[1] + column) // width
     return row // (height or q.shape[0]), column // (width or q.shape[1])
 
 
@@ -94,6 +98,23 @@ def packed_hex(q: QuantizedTensor, row: int, columns: tuple[int, int], limit: in
     shown = q.packed[row, first : min(last, first + limit)].tolist()
     more = last - first - len(shown)
     return " ".join(f"{byte:02X}" for byte in shown) + (f" … {more} more" if more > 0 else "")
+
+
+def _block_span(q: QuantizedTensor, row: int, column: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """[start, stop) of rows and columns of the element's block, or of its part in the element's row."""
+    height, width = q.scheme.block
+    if not q.scheme.flat:
+        return _span(row, q.shape[0], height), _span(column, q.shape[1], width)
+    before = row * q.shape[1]
+    start, stop = _span(before + column, q.shape[0] * q.shape[1], width)
+    return (row, row + 1), (max(start - before, 0), min(stop - before, q.shape[1]))
+
+
+def _block_values(x: Tensor, q: QuantizedTensor, e: Inspection) -> Tensor:
+    """All values of the element's block."""
+    if q.scheme.flat:
+        return x.reshape(-1)[slice(*_span(e.row * q.shape[1] + e.column, x.numel(), q.scheme.block[1]))]
+    return x[slice(*e.rows), slice(*e.columns)]
 
 
 def _span(index: int, length: int, size: int | None) -> tuple[int, int]:
@@ -123,7 +144,7 @@ def _arithmetic(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[
 
 def _scaling(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str, str]]:
     """From the block's range to the value in units of its scale."""
-    block = x[slice(*e.rows), slice(*e.columns)]
+    block = _block_values(x, q, e)
     low, high = short(float(block.min())), short(float(block.max()))
     yield "block", f"min {low}, max {high}, {block.numel()} values"
     yield "scale", _scale_formula(q, block_index(q, e.row, e.column), e.scale)
@@ -155,6 +176,8 @@ def _scale_formula(q: QuantizedTensor, cell: tuple[int, int], scale: float) -> s
     rule = q.scheme.scale
     assert rule is not None
     stored = float(q.scales.stored[cell])
+    if q.scales.upper is not None:
+        return f"{_under_upper_level(q.scales.upper, stored, cell)} = {short(scale)}"
     if rule.exponent is not None:
         exponent = round(math.log2(stored))
         return f"2^{exponent} ({rule.exponent.name}), E8M0 code {exponent + 127}"
@@ -162,3 +185,12 @@ def _scale_formula(q: QuantizedTensor, cell: tuple[int, int], scale: float) -> s
         tensor_scale, sign = short(float(q.scales.tensor_scale)), "/" if q.scales.divided else "×"
         return f"{short(stored)} (E4M3) {sign} {tensor_scale} (FP32, whole tensor) = {short(scale)}"
     return f"{short(stored)} ({rule.format.label})"
+
+
+def _under_upper_level(upper: UpperLevel, stored: float, cell: tuple[int, int]) -> str:
+    """How a stored scale is restored, in numbers."""
+    above = short(float(upper.scale[cell]))
+    if isinstance(upper, NestedLevel):
+        mean = short(float(upper.mean[cell]))
+        return f"{short(stored)} (8 bits) × {above} (FP32, 256 blocks) + {mean} (mean of all)"
+    return f"{short(stored)} (integer) × {above} (FP16, super-block)"

@@ -44,10 +44,10 @@ def analyse_anywhere(x: Tensor, scheme: Scheme) -> Analysis:
 def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Analysis:
     """``analyse`` of the float32 matrix ``x`` [rows, cols] in host memory, slice by slice on ``device``.
 
-    ``rows_each`` rows make a slice, a multiple of the block's height. Schemes with a least-squares scale or
-    stochastic rounding need the whole tensor at once and run on the host.
+    ``rows_each`` rows make a slice, a multiple of the block's height. Schemes with a least-squares scale,
+    stochastic rounding or blocks across rows need the whole tensor at once and run on the host.
     """
-    if scheme.least_squares_scale or scheme.seed is not None or not x.numel():
+    if scheme.least_squares_scale or scheme.seed is not None or scheme.flat or not x.numel():
         return analyse(x, scheme)
     shape = (x.shape[0], x.shape[1])
     scales = _scales(x, scheme, device, rows_each)
@@ -74,7 +74,7 @@ def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each
 def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Scales:
     """Scales of the whole tensor, in host memory; slice by slice if no block or tensor scale spans slices."""
     rule = scheme.scale
-    if rule is None or rule.per_tensor or scheme.block[0] is None:
+    if rule is None or rule.spans_tensor or scheme.block[0] is None:
         return find_scales(x, scheme)
     parts = [
         quantize(x[i : i + rows_each].to(device), scheme).scales for i in range(0, x.shape[0], rows_each)

@@ -21,7 +21,8 @@ class Row:
 
     ``text``: the scheme compared, where that is not ``name`` but follows a ``convention`` of theirs.
     ``differs``: the cases in which they do not agree, and why; under ``EVERYWHERE`` a reason that shows in
-    some of the other cases, by which values fall close to ties.
+    some of the other cases, by which values fall close to ties. ``row_length``: matrices are compared as rows
+    of so many values, where the package asks for that.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Row:
     text: str = ""
     convention: str = ""
     differs: Mapping[str, str] = field(default_factory=dict)
+    row_length: int | None = None
 
     def __post_init__(self) -> None:
         if bool(self.text) != bool(self.convention):
@@ -43,8 +45,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Count:
-    """How many codes, and how many scales with zero points and tensor scales, were compared in one case, and
-    how many of them are not the same."""
+    """How many codes (or restored values), and how many scales with zero points and tensor scales, were
+    compared in one case, and how many of them are not the same."""
 
     case: str
     codes: int
@@ -115,6 +117,7 @@ def conformance(row: Row, cases: Iterable[tuple[str, Tensor]]) -> Conformance:
     """Compare on every case; cases of one name are counted together. ``ValueError`` without the package."""
     version, counts = version_of(row.package), dict[str, Count]()
     for case, x in cases:
+        x = x if row.row_length is None else x.reshape(-1, row.row_length)
         count = compare_codes(quantize(x, row.scheme), row.quantize(x), case)
         counts[case] = counts[case] + count if case in counts else count
     return Conformance(
@@ -139,9 +142,8 @@ def run(rows: Iterable[Row], cases: Iterable[tuple[str, Tensor]]) -> Iterator[Co
 def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Count:
     """Count what differs. ``ValueError`` where shapes do not match, or only one side has scales or zero
     points: a row of the table is wrong then."""
-    mask = 2**ours.scheme.format.bits - 1
-    codes = (ours.codes.long() & mask, theirs.codes.long() & mask)
-    scales = list(_scale_pairs(ours, theirs))
+    codes = _code_pair(ours, theirs)
+    scales = list(_scale_pairs(ours, theirs)) if theirs.restored is None else []
     for mine, other in (codes, *scales):
         if mine.shape != other.shape:
             raise ValueError(f"shapes {tuple(mine.shape)} and {tuple(other.shape)} cannot be compared")
@@ -154,6 +156,16 @@ def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Cou
     )
 
 
+def _code_pair(ours: QuantizedTensor, theirs: Outside) -> tuple[Tensor, Tensor]:
+    """Our codes and theirs, or restored values; ``ValueError`` without either."""
+    if theirs.restored is not None:
+        return ours.dequantize(), theirs.restored
+    if theirs.codes is None:
+        raise ValueError(f"there is nothing to compare {ours.scheme.text} with")
+    mask = 2**ours.scheme.format.bits - 1
+    return ours.codes.long() & mask, theirs.codes.long() & mask
+
+
 def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tensor, Tensor]]:
     """Our tensor and theirs: scales, zero points or minimums, and the tensor scale. ``ValueError`` where one
     side has scales or zero points and the other has none."""
@@ -163,7 +175,7 @@ def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tenso
     if (scheme.scale is None) != (theirs.scales is None) or (offsets is None) == asymmetric:
         raise ValueError(f"{scheme.text} and what it is compared with do not both have scales or zero points")
     if theirs.scales is not None:
-        yield mine.stored, theirs.scales.float()
+        yield mine.stored if mine.upper is None else mine.scale, theirs.scales.float()
     if theirs.zero_points is not None and mine.zero_points is not None:
         yield mine.zero_points.long(), theirs.zero_points.long()
     if theirs.minimums is not None and mine.offsets is not None:

@@ -37,13 +37,15 @@ class Outside:
     zero_points   integers [grid rows, grid columns]  the code's value that stands for 0, where there are any
     minimums      float32 [grid rows, grid columns]   instead of zero points: the value of the lowest code
     tensor_scale  float32 [1]                         multiplies every scale, where there are two levels
+    restored      float32 [rows, cols]                instead of all these: our codes, dequantized there
     """
 
-    codes: Tensor
+    codes: Tensor | None = None
     scales: Tensor | None = None
     zero_points: Tensor | None = None
     minimums: Tensor | None = None
     tensor_scale: Tensor | None = None
+    restored: Tensor | None = None
 
 
 Quantizer = Callable[[Tensor], Outside]

@@ -1,6 +1,7 @@
 """Rows of gguf: the block formats that its Python package quantizes bit for bit as llama.cpp does.
 
-Its K-quants can only be dequantized there, and no scheme here has scales of scales.
+Its K-quants can only be dequantized there: what is compared are the values that it restores from our codes
+and scales, written as ggml's bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from torch import Tensor
 
 from explorer.conformance.compare import Row
 from explorer.conformance.outside import Outside, load
+from explorer.core.quantize import quantize
+from explorer.export.ggml import ggml_bytes
+from explorer.schemes import SCHEMES
+from explorer.schemes.rules import SUPER_BLOCK
 
 PACKAGE = "gguf"
 BLOCK = 32
@@ -38,6 +43,14 @@ def with_minimum(x: Tensor, bits: int) -> Outside:
     minimum, rest = _split(rest, 2)
     codes = _unpacked(rest, bits).astype(np.int16) - 2 ** (bits - 1)
     return Outside(_codes(codes, x), _halves(d, x), minimums=_halves(minimum, x))
+
+
+def restored(x: Tensor, name: str) -> Outside:
+    """``x`` quantized here by a K-quant, and its bytes dequantized there."""
+    gguf, quants = load("gguf", PACKAGE), load("gguf.quants", PACKAGE)
+    raw = ggml_bytes(quantize(x, SCHEMES[name])).numpy()
+    values = quants.dequantize(raw, gguf.GGMLQuantizationType[name.upper()])
+    return Outside(restored=torch.from_numpy(values).reshape(x.shape))
 
 
 def _blocks(x: Tensor, kind: str) -> Bytes:
@@ -81,4 +94,8 @@ ROWS = [
         (4, 1, partial(with_minimum, bits=4)),
         (5, 1, partial(with_minimum, bits=5)),
     )
+]
+ROWS += [
+    Row(name, PACKAGE, f"dequantize, {name.upper()}", partial(restored, name=name), row_length=SUPER_BLOCK)
+    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 ]

@@ -79,7 +79,7 @@ class Cuda(Reference):
         )
 
     def error_sums(self, x: Tensor, restored: Tensor, low: Tensor, high: Tensor, scheme: Scheme) -> ErrorSums:
-        if not x.numel():
+        if scheme.flat or not x.numel():
             return super().error_sums(x, restored, low, high, scheme)
         return statistics.error_sums(
             x.contiguous(), restored.contiguous(), low.contiguous(), high.contiguous(), _layout(x, scheme)

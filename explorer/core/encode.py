@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.blocks import Rectangle, chunks, rectangles
+from explorer.core.flat import unrolled, with_grid, with_rows
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.formats.rounding import philox_uniform, round_away
@@ -26,6 +27,11 @@ def encode_matrix(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Sc
     These are ``scales``, or the least-squares scales where the scheme asks for them.
     """
     shape, fmt = (x.shape[0], x.shape[1]), scheme.format
+    if scheme.flat:
+        view, along_rows = unrolled(shape, scheme)
+        scales = with_grid(scales, along_rows.grid(view))
+        packed, scales = encode_matrix(x.reshape(view), scales, along_rows)
+        return with_rows(packed, fmt, view, shape), with_grid(scales, scheme.grid(shape))
     packed = torch.zeros(shape[0], packed_row_bytes(fmt, shape[1]), dtype=torch.uint8, device=x.device)
     rule = scheme.scale if scheme.least_squares_scale else None
     sums = _LeastSquares(scales) if rule is not None else None
@@ -45,8 +51,12 @@ def encode_matrix(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Sc
 
 def decode_matrix(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int]) -> Tensor:
     """float32 [rows, cols]: scale · (value of the code - zero point) + offset."""
-    out = torch.empty(shape, dtype=torch.float32, device=packed.device)
     fmt = scheme.format
+    if scheme.flat:
+        view, along_rows = unrolled(shape, scheme)
+        packed, scales = with_rows(packed, fmt, shape, view), with_grid(scales, along_rows.grid(view))
+        return decode_matrix(packed, scales, along_rows, view).view(shape)
+    out = torch.empty(shape, dtype=torch.float32, device=packed.device)
     for group in _row_groups(shape, scheme):
         codes = unpack(packed[group[0].rows], fmt, shape[1])
         for part in group:
@@ -96,9 +106,12 @@ def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) ->
         blocks = blocks - part.cells(_minimum(scales, scheme))
     if rule.bfloat16:
         return through_bfloat16(through_bfloat16(blocks) / part.cells(scales.scale))
-    if not rule.reciprocal:
-        return blocks / part.cells(scales.scale if scales.unrounded is None else scales.unrounded)
-    return blocks * part.cells(_reciprocal(scales))
+    if rule.reciprocal:
+        return blocks * part.cells(_reciprocal(scales))
+    divisor = part.cells(scales.scale if scales.unrounded is None else scales.unrounded)
+    if scales.upper is None:
+        return blocks / divisor
+    return torch.where(divisor == 0, torch.zeros_like(blocks), blocks / divisor)
 
 
 def _minimum(scales: Scales, scheme: Scheme) -> Tensor:
@@ -113,7 +126,8 @@ def _minimum(scales: Scales, scheme: Scheme) -> Tensor:
 
 def _reciprocal(scales: Scales) -> Tensor:
     """float32 [grid]: 1 / scale, under a tensor scale (1 / tensor scale) / scale; 0 for a scale of 0."""
-    divisor = scales.stored if scales.unrounded is None else scales.unrounded
+    stored = scales.stored if scales.upper is None else scales.scale
+    divisor = stored if scales.unrounded is None else scales.unrounded
     if scales.tensor_scale is None or scales.unrounded is not None:
         inverse = 1 / divisor
     elif scales.divided:
@@ -151,6 +165,9 @@ def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     inside, 127.5 rounds to 128 and is not.
     """
     fmt, shape, nearest = scheme.format, (x.shape[0], x.shape[1]), dataclasses.replace(scheme, seed=None)
+    if scheme.flat:
+        view, along_rows = unrolled(shape, nearest)
+        return not_clipped(x.reshape(view), with_grid(scales, along_rows.grid(view)), along_rows).view(shape)
     low, high = scheme.code_limits
     mask = torch.empty(shape, dtype=torch.bool, device=x.device)
     for part in rectangles(shape, scheme.block if scheme.scale is not None else (None, None)):

@@ -14,11 +14,16 @@ from explorer.schemes import OWN_CODES, SCHEMES, Convention, ScaleRule, Scales, 
 
 
 def has_kernels(scheme: Scheme) -> bool:
-    """Whether kernels quantize and restore by ``scheme``: its mapping, conventions and rule for codes are
-    theirs.
+    """Whether kernels quantize and restore by ``scheme``: its blocks, mapping, conventions and rule for codes
+    are theirs.
     """
     own = scheme.scale is None or scheme.scale.convention is Convention.OWN
-    return own and scheme.codes == OWN_CODES and scheme.mapping.name in kernel.Mapping.__members__
+    return (
+        own
+        and not scheme.flat
+        and scheme.codes == OWN_CODES
+        and scheme.mapping.name in kernel.Mapping.__members__
+    )
 
 
 def with_kernels() -> list[Scheme]:

@@ -27,17 +27,22 @@ def quantize_op(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor, Tensor]
     float32 [1].
 
     Zero points are [0, 0] for symmetric schemes, and float32 offsets [grid] where a scheme has those; the
-    tensor scale is [0] without two levels.
+    tensor scale is [0] without two levels. Scales that are themselves quantized are given as they restore.
     """
     q = quantize(x, Scheme.parse(scheme))
     zero, top = q.scales.zero_points, q.scales.tensor_scale
     zero = q.scales.offsets if zero is None else zero
     return (
         q.packed.clone(),
-        q.scales.stored.clone(),
+        _stored(q.scales).clone(),
         zero.clone() if zero is not None else x.new_empty((0, 0), dtype=torch.int8),
         top.reshape(1).clone() if top is not None else x.new_empty(0, dtype=torch.float32),
     )
+
+
+def _stored(scales: Scales) -> Tensor:
+    """float32 [grid]: stored scales, which the tensor scale multiplies, or both levels together."""
+    return scales.stored if scales.upper is None else scales.scale
 
 
 @quantize_op.register_fake
@@ -178,6 +183,10 @@ def _(x: Tensor, upstream: Tensor, step: Tensor, scheme: str) -> tuple[Tensor, T
 def _learnable(scheme: Scheme, x: Tensor, step: Tensor) -> Scheme:
     if not isinstance(scheme.format, IntegerFormat) or scheme.asymmetric:
         raise ValueError(f"step sizes are learned for symmetric integer schemes, not for {str(scheme)!r}")
+    if scheme.flat or (scheme.scale is not None and scheme.scale.has_upper_level):
+        raise ValueError(
+            f"step sizes are learned for blocks that have one scale each, not for {str(scheme)!r}"
+        )
     grid = scheme.grid((x.shape[0], x.shape[1]))
     if tuple(step.shape) != grid or step.dtype != torch.float32:
         raise ValueError(
@@ -233,7 +242,7 @@ def restored(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     empty = q.packed.new_empty(0)
     return torch.ops.explorer.dequantize(
         q.packed,
-        q.scales.stored,
+        _stored(q.scales),
         empty.view(0, 0) if q.scales.zero_points is None else q.scales.zero_points,
         empty if q.scales.tensor_scale is None else q.scales.tensor_scale.reshape(1),
         q.scheme.text,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from explorer.core.blocks import Rectangle, rectangles
 from explorer.core.encode import encode_blocks, restore_blocks
+from explorer.core.flat import unrolled
 from explorer.schemes import Scales, Scheme, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
 
@@ -56,6 +57,10 @@ def check_range(clip_range: Range) -> None:
 def find_ranges(x: Tensor, scheme: Scheme) -> Range:
     """The calibrator's range, float32 [grid rows, grid columns], of the blocks of float32 ``x``."""
     grid = scheme.grid((x.shape[0], x.shape[1]))
+    if scheme.flat:
+        view, along_rows = unrolled((x.shape[0], x.shape[1]), scheme)
+        found = find_ranges(x.reshape(view), along_rows)
+        return Range(found.low.view(grid), found.high.view(grid))
     low = torch.zeros(grid, dtype=torch.float32, device=x.device)
     high = torch.zeros(grid, dtype=torch.float32, device=x.device)
     if scheme.scale is None:
@@ -81,7 +86,9 @@ def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
 
 def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
     """How the rectangle's blocks are restored under a range, rounded to nearest."""
-    largest, nearest = _largest(x, scheme), dataclasses.replace(scheme, seed=None)
+    rule = scheme.scale
+    largest, above = _largest(x, scheme), rule is not None and rule.has_upper_level
+    nearest = dataclasses.replace(scheme, seed=None, scale=rule and rule.of_a_block_alone)
 
     def restore(clip_range: Range) -> Tensor:
         scales = scale_for(clip_range, nearest, largest)
@@ -94,8 +101,8 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
         restore,
         levels=1 << (scheme.format.bits - 1),
         asymmetric=scheme.asymmetric or offset,
-        zero_included=not offset,
-        scale=scheme.scale,
+        zero_included=above or not offset,
+        scale=rule,
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from explorer.core.blocks import CHUNK_ELEMENTS, chunks, ordered_sum, rectangles
 from explorer.core.encode import converted, decode_matrix, encode_matrix, not_clipped
+from explorer.core.flat import unrolled
 from explorer.core.ranges import check_finite, find_scales
 from explorer.formats import Format
 from explorer.formats.packing import unpack
@@ -71,6 +72,10 @@ class Reference:
 
     @keeps_subnormals
     def error_sums(self, x: Tensor, restored: Tensor, low: Tensor, high: Tensor, scheme: Scheme) -> ErrorSums:
+        if scheme.flat:
+            view, along_rows = unrolled((x.shape[0], x.shape[1]), scheme)
+            low, high = (end.reshape(along_rows.grid(view)) for end in (low, high))
+            return self.error_sums(x.reshape(view), restored.reshape(view), low, high, along_rows)
         sums, clipped, zeroed, largest, where = [0.0] * 5, 0, 0, -1.0, 0
         for part in chunks((x.shape[0], x.shape[1]), scheme.block, x.device):
             original, output = x[part.rows, part.columns], restored[part.rows, part.columns]

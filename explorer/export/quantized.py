@@ -5,6 +5,12 @@
     <name>.zero_point    U8 [bytes]                 asymmetric schemes: packed codes, block after block
     <name>.block_offset  the scale's own dtype [grid rows, grid columns]   schemes with offsets
     <name>.tensor_scale  F32 []                            two-level schemes
+    <name>.super_scale   F16 [rows, super-blocks]          scales of super-blocks; then <name>.scale is
+                         U8 [bytes], packed integers: all blocks' scales, then all blocks' minimums
+    <name>.super_minimum F16 [rows, super-blocks]          where there are minimums
+    <name>.super_scale   F32 [scales / 256]                doubly quantized scales; then <name>.scale is
+                         U8 [grid rows, grid columns], codes of ``levels.DYNAMIC_MAP``
+    <name>.mean          F32 []                            of these scales
     <name>.<key>         whatever else belongs to the layer, see ``methods.files``
 
 Files of version 0.2 and earlier hold zero points as I8 [grid rows, grid columns]; they are read too. The
@@ -26,16 +32,14 @@ from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.core.serialize import to_json
 from explorer.export.about import KEY, About, read_about
+from explorer.export.levels import LEVEL_KEYS, Part, level_parts, packed_levels, unpacked_levels
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.schemes import Scales, Scheme
 from explorer.schemes.text import checked_text
 
-OWN = ("packed", "scale", "zero_point", "block_offset", "tensor_scale")
+OWN = ("packed", "scale", "zero_point", "block_offset", "tensor_scale", *LEVEL_KEYS)
 """The parts of every file, in the order above; what else it holds is ``extra``."""
-
-_Part = tuple[torch.dtype, tuple[int, ...]]
-"""A dtype and a shape that a part may have."""
 
 
 def save_quantized(
@@ -48,21 +52,28 @@ def save_quantized(
     cannot be written.
     """
     checked_text(q.scheme)
-    tensors = {f"{name}.packed": q.packed.contiguous()}
-    if q.scheme.scale is not None:
-        tensors[f"{name}.scale"] = raw_scales(q.scales, q.scheme)
-    if q.scales.zero_points is not None:
-        tensors[f"{name}.zero_point"] = _packed_zero_points(q.scales.zero_points, q.scheme)
-    if q.scales.offsets is not None and q.scheme.scale is not None:
-        tensors[f"{name}.block_offset"] = q.scales.offsets.to(q.scheme.scale.stored_dtype)
-    if q.scales.tensor_scale is not None:
-        tensors[f"{name}.tensor_scale"] = q.scales.tensor_scale
+    scales = packed_levels(q.scales, q.scheme) or _one_level(q)
+    tensors = {f"{name}.{key}": value for key, value in {"packed": q.packed.contiguous(), **scales}.items()}
     tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
     about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
     try:
         save_file(tensors, path, {KEY: json.dumps(about)})
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
+
+
+def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
+    """What a file holds of scales that are not themselves quantized."""
+    scales, tensors = q.scales, dict[str, Tensor]()
+    if q.scheme.scale is not None:
+        tensors["scale"] = raw_scales(scales, q.scheme)
+    if scales.zero_points is not None:
+        tensors["zero_point"] = _packed_zero_points(scales.zero_points, q.scheme)
+    if scales.offsets is not None and q.scheme.scale is not None:
+        tensors["block_offset"] = scales.offsets.to(q.scheme.scale.stored_dtype)
+    if scales.tensor_scale is not None:
+        tensors["tensor_scale"] = scales.tensor_scale
+    return tensors
 
 
 def load_quantized(path: str | Path) -> QuantizedTensor:
@@ -79,13 +90,13 @@ def load_quantized(path: str | Path) -> QuantizedTensor:
             _check(f"{about.name}.{key}", own[key], accepted)
     except ValueError as error:
         raise _foreign(path, error) from error
-    packed = own["packed"]
-    assert packed is not None
-    return QuantizedTensor(packed, _scales(own, scheme, shape), scheme, shape)
+    there = {key: tensor for key, tensor in own.items() if tensor is not None}
+    scales = unpacked_levels(there, scheme, shape) or _read_one_level(own, scheme, shape)
+    return QuantizedTensor(there["packed"], scales, scheme, shape)
 
 
-def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
-    """The scales from the checked parts of a file."""
+def _read_one_level(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
+    """Scales that are not themselves quantized, from the checked parts of a file."""
     stored, zero_points, offsets = own["scale"], own["zero_point"], own["block_offset"]
     if zero_points is not None and zero_points.dtype == torch.uint8:
         zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
@@ -98,24 +109,30 @@ def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, 
     )
 
 
-def _parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[_Part]]:
+def _parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
     """What each of ``OWN`` may be; nothing where the scheme has no such part.
 
     Files of version 0.2 and earlier hold other zero points and may hold scales as float32.
     """
     grid, rule = scheme.grid(shape), scheme.scale
     zero_bytes = packed_row_bytes(scheme.format, grid[0] * grid[1])
-    offset = rule is not None and scheme.mapping.has_offset
-    return {
-        "packed": [(torch.uint8, (shape[0], packed_row_bytes(scheme.format, shape[1])))],
-        "scale": [(dtype, grid) for dtype in (rule.stored_dtype, torch.float32)] if rule else [],
-        "zero_point": [(torch.uint8, (zero_bytes,)), (torch.int8, grid)] if scheme.asymmetric else [],
-        "block_offset": [(rule.stored_dtype, grid)] if rule and offset else [],
-        "tensor_scale": [(torch.float32, ())] if rule and rule.per_tensor else [],
-    }
+    parts: dict[str, list[Part]] = {key: [] for key in OWN}
+    parts["packed"] = [(torch.uint8, (shape[0], packed_row_bytes(scheme.format, shape[1])))]
+    if rule is None:
+        return parts
+    if rule.has_upper_level:
+        return parts | level_parts(scheme, shape)
+    parts["scale"] = [(dtype, grid) for dtype in (rule.stored_dtype, torch.float32)]
+    if scheme.asymmetric:
+        parts["zero_point"] = [(torch.uint8, (zero_bytes,)), (torch.int8, grid)]
+    if scheme.mapping.has_offset:
+        parts["block_offset"] = [(rule.stored_dtype, grid)]
+    if rule.per_tensor:
+        parts["tensor_scale"] = [(torch.float32, ())]
+    return parts
 
 
-def _check(name: str, tensor: Tensor | None, accepted: Sequence[_Part]) -> None:
+def _check(name: str, tensor: Tensor | None, accepted: Sequence[Part]) -> None:
     words = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in dict.fromkeys(accepted))
     if tensor is None:
         if accepted:

@@ -70,17 +70,30 @@ _CONVENTION_WORDS = {
 }
 
 
+SUPER_BLOCK = 256
+"""Elements along the row whose blocks share a super-block's scale; the last of a row may be shorter."""
+SUPER_BITS = (4, 6, 8)
+"""The widths of a block's scale under a super-block's: those of GGUF's K-quants."""
+NESTED_BLOCK = 256
+"""Scales, counted row by row, that share a scale of their own under double quantization (QLoRA)."""
+
+
 @dataclass(frozen=True)
 class ScaleRule:
     """The number format of the scales. ``exponent`` is given exactly when that format is E8M0.
 
     ``per_tensor`` puts one float32 scale over the whole tensor above the block scales (NVFP4).
+    ``super_bits`` stores the scales of blocks as integers of so many bits under one float16 scale for each
+    ``SUPER_BLOCK``, and minimums likewise (GGUF's K-quants). ``nested`` stores them less their mean in 8 bits
+    under one float32 scale for each ``NESTED_BLOCK`` (bitsandbytes). Both kinds of scales may be 0.
     """
 
     format: FloatFormat = FLOAT32
     exponent: ExponentRule | None = None
     per_tensor: bool = False
     convention: Convention = Convention.OWN
+    super_bits: int | None = None
+    nested: bool = False
 
     def __post_init__(self) -> None:
         if (self.format is E8M0) != (self.exponent is not None):
@@ -91,6 +104,38 @@ class ScaleRule:
             raise ValueError(f"torch has no dtype to store {self.format.label} scales in")
         if self.convention is Convention.ZERO and not self.format.has_zero:
             raise ValueError(f"{self.format.label} has no zero, so that scales of it cannot be 0")
+        if self.super_bits is not None:
+            self._check_super_blocks()
+        if self.nested and (self.format is not FLOAT32 or self.convention is not Convention.ZERO):
+            raise ValueError("double quantization is of float32 scales, which may be 0")
+        if self.nested and self.super_bits is not None:
+            raise ValueError("scales are quantized in super-blocks or doubly, not both")
+
+    def _check_super_blocks(self) -> None:
+        if self.super_bits not in SUPER_BITS:
+            raise ValueError(f"scales under super-blocks have 4, 6 or 8 bits, not {self.super_bits}")
+        if self.format.name != "float16" or self.convention is not Convention.ZERO:
+            raise ValueError("super-blocks have float16 scales, and their blocks' scales may be 0")
+
+    @property
+    def has_upper_level(self) -> bool:
+        """Whether the scales of blocks are themselves quantized, so that no block is restored alone."""
+        return self.nested or self.super_bits is not None
+
+    @property
+    def spans_tensor(self) -> bool:
+        """Whether a number of the whole tensor is needed for the scale of any block."""
+        return self.per_tensor or self.nested
+
+    @property
+    def of_a_block_alone(self) -> ScaleRule:
+        """The rule without the level above: what a search for the range of one block assumes."""
+        return ScaleRule(convention=Convention.ZERO) if self.has_upper_level else self
+
+    @property
+    def bits(self) -> int:
+        """Bits of one block's stored scale."""
+        return 8 if self.nested else self.super_bits or self.format.bits
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -129,8 +174,12 @@ class ScaleRule:
     @property
     def word(self) -> str:
         """The rule in a scheme's text: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels),
-        each with its convention: ``nvfp4-ct``.
+        each with its convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks); ``nested``.
         """
+        if self.super_bits is not None:
+            return f"super{self.super_bits}"
+        if self.nested:
+            return "nested"
         word = "nvfp4" if self.per_tensor else self.exponent.name if self.exponent else self.format.name
         return f"{word}-{self.convention.value}" if self.convention.value else word
 

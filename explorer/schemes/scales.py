@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from explorer.formats import E4M3, E8M0, EXPONENT_MASK, FLOAT32, MANTISSA_BITS, IntegerFormat
+from explorer.formats import E4M3, E8M0, EXPONENT_MASK, MANTISSA_BITS, IntegerFormat
 from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes.calibrators import Range
+from explorer.schemes.levels import UpperLevel, divide, nested, round_scale, super_blocks
 from explorer.schemes.rules import Convention, ExponentRule, MappingType, ScaleRule
 from explorer.schemes.scheme import Scheme
 
@@ -36,6 +37,7 @@ class Scales:
     divided       ``tensor_scale`` divides instead of multiplying
     unrounded     float32 [grid rows, grid columns]  the scales as computed, where codes come from those
     minimum       float32 [grid rows, grid columns]  likewise the value that codes are counted from
+    upper         what restores stored scales that are themselves quantized; None without
     """
 
     stored: Tensor
@@ -47,6 +49,7 @@ class Scales:
     divided: bool = False
     unrounded: Tensor | None = None
     minimum: Tensor | None = None
+    upper: UpperLevel | None = None
 
     @classmethod
     def of(
@@ -56,12 +59,12 @@ class Scales:
         zero_points: Tensor | None,
         tensor_scale: Tensor | None,
         offsets: Tensor | None = None,
+        upper: UpperLevel | None = None,
     ) -> Scales:
         """Scales that were stored under ``scheme``, as they are read back."""
         divided = scheme.scale is not None and scheme.scale.divides_by_tensor_scale
-        return cls(
-            stored, zero_points, tensor_scale, None, offsets, first_code=scheme.first_code, divided=divided
-        )
+        first = scheme.first_code
+        return cls(stored, zero_points, tensor_scale, None, offsets, first, divided, upper=upper)
 
     def map_grids(self, change: Callable[[Tensor], Tensor]) -> Scales:
         """The scales with ``change`` applied to every tensor that has an entry for each block."""
@@ -77,18 +80,25 @@ class Scales:
             unrounded=changed(self.unrounded),
             minimum=changed(self.minimum),
             raw=None,
+            upper=None if self.upper is None else self.upper.map_grids(change),
         )
 
     @property
     def scale(self) -> Tensor:
         """float32 [grid rows, grid columns]: both levels together."""
+        if self.upper is not None:
+            return self.upper.restore(self.stored)
         if self.tensor_scale is None:
             return self.stored
         return self.stored / self.tensor_scale if self.divided else self.stored * self.tensor_scale
 
 
 def join_scales(parts: Sequence[Scales], dim: int) -> Scales:
-    """The scales of a matrix from those of its runs of rows (``dim`` 0) or groups of columns (1)."""
+    """The scales of a matrix from those of its runs of rows (``dim`` 0) or groups of columns (1).
+
+    ``ValueError`` for doubly quantized scales that were found apart.
+    """
+    upper = parts[0].upper
 
     def together(grids: Sequence[Tensor | None]) -> Tensor | None:
         there = [grid for grid in grids if grid is not None]
@@ -102,6 +112,7 @@ def join_scales(parts: Sequence[Scales], dim: int) -> Scales:
         unrounded=together([part.unrounded for part in parts]),
         minimum=together([part.minimum for part in parts]),
         raw=None,
+        upper=None if upper is None else upper.join([part.upper for part in parts], dim),  # type: ignore[misc]
     )
 
 
@@ -117,6 +128,8 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
         return Scales(torch.ones_like(clip_range.high), None, None)
     if scheme.codes.bfloat16:
         clip_range = Range(through_bfloat16(clip_range.low), through_bfloat16(clip_range.high))
+    if scheme.scale.super_bits is not None:
+        return _under_super_blocks(clip_range, scheme)
     raw, tensor_scale = _raw_scale(clip_range, scheme), None
     if scheme.scale.exponent is not None:
         stored = _power_of_two(clip_range.amax, scheme)
@@ -125,19 +138,32 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
             amax = clip_range.amax if largest is None else largest
             tensor_scale = tensor_scale_for(amax, scheme)
             raw = raw * tensor_scale if scheme.scale.divides_by_tensor_scale else raw / tensor_scale
-        stored = _round_scale(raw, scheme.scale)
+        stored = round_scale(raw, scheme.scale)
     empty = torch.full_like(stored, scheme.scale.empty(scheme.format))
-    stored = torch.where(_is_empty(clip_range, scheme), empty, stored)
+    stored, upper = torch.where(_is_empty(clip_range, scheme), empty, stored), None
+    if scheme.scale.nested:
+        stored, upper = nested(stored)
     scales = Scales.of(
         scheme,
         stored,
         _zero_points(clip_range, stored, scheme),
         tensor_scale,
         _offsets(clip_range, raw, stored, scheme),
+        upper,
     )
     if not scheme.codes.unrounded:
         return scales
     return dataclasses.replace(scales, unrounded=raw, minimum=clip_range.low)
+
+
+def _under_super_blocks(clip_range: Range, scheme: Scheme) -> Scales:
+    """Integer scales under those of super-blocks, and integer minimums, which are at most 0."""
+    low = clip_range.low.clamp(max=0)
+    raw = _raw_scale(Range(low, clip_range.high), scheme)
+    minimum = low if scheme.mapping.has_offset else None
+    stored, offsets, upper = super_blocks(raw, minimum, scheme)
+    scales = Scales.of(scheme, stored, None, None, offsets, upper)
+    return dataclasses.replace(scales, unrounded=raw, minimum=minimum) if scheme.codes.unrounded else scales
 
 
 @keeps_subnormals
@@ -152,10 +178,12 @@ def fit_scales(xv: Tensor, vv: Tensor, scales: Scales, rule: ScaleRule) -> Scale
     fitted = (xv / vv).to(torch.float32)
     if rule.exponent is not None:
         stored = _nearest_power_of_two(fitted)
+    elif scales.upper is not None:
+        stored = scales.upper.nearest(fitted)
     else:
         if scales.tensor_scale is not None:
             fitted = fitted * scales.tensor_scale if scales.divided else fitted / scales.tensor_scale
-        stored = _round_scale(fitted, rule)
+        stored = round_scale(fitted, rule)
     kept = (vv == 0) | (scales.stored == 0)
     return dataclasses.replace(scales, stored=torch.where(kept, scales.stored, stored), raw=None)
 
@@ -174,28 +202,23 @@ def _raw_scale(clip_range: Range, scheme: Scheme) -> Tensor:
 def _exact_scale(clip_range: Range, scheme: Scheme) -> Tensor:
     fmt, amax = scheme.format, clip_range.amax
     if scheme.mapping is MappingType.SYMMETRIC or not isinstance(fmt, IntegerFormat):
-        return _divide(amax, fmt.max)
+        return divide(amax, fmt.max)
     if scheme.mapping is MappingType.FULL:
-        return _divide(amax, fmt.qmax + 0.5)
+        return divide(amax, fmt.qmax + 0.5)
     if scheme.mapping is MappingType.POWER:
-        return _divide(amax, fmt.qmax + 1)
+        return divide(amax, fmt.qmax + 1)
     if scheme.mapping is MappingType.NO_CLIP:
-        return torch.maximum(_divide(-clip_range.low, -fmt.qmin), _divide(clip_range.high, fmt.qmax))
+        return torch.maximum(divide(-clip_range.low, -fmt.qmin), divide(clip_range.high, fmt.qmax))
     if scheme.mapping is MappingType.SIGNED_MAX:
         largest = torch.where(clip_range.high >= -clip_range.low, clip_range.high, clip_range.low)
-        return _divide(largest, fmt.qmin)
+        return divide(largest, fmt.qmin)
     span = clip_range.high - clip_range.low
-    return _divide(through_bfloat16(span) if scheme.codes.bfloat16 else span, 2**fmt.bits - 1)
+    return divide(through_bfloat16(span) if scheme.codes.bfloat16 else span, 2**fmt.bits - 1)
 
 
 def through_bfloat16(x: Tensor) -> Tensor:
     """float32 ``x`` rounded to BF16."""
     return x.to(torch.bfloat16).to(torch.float32)
-
-
-def _divide(x: Tensor, by: float) -> Tensor:
-    """IEEE division by a number: torch on a GPU multiplies by the reciprocal of a Python number."""
-    return x / torch.full_like(x, by)
 
 
 def tensor_scale_for(amax: Tensor, scheme: Scheme) -> Tensor:
@@ -208,25 +231,15 @@ def tensor_scale_for(amax: Tensor, scheme: Scheme) -> Tensor:
     if scheme.scale is not None and scheme.scale.divides_by_tensor_scale:
         inverse = largest.clamp(min=SMALLEST_TENSOR_SCALE).reciprocal() * full
         return torch.where(inverse.isinf(), torch.ones_like(inverse), inverse)
-    scale = _divide(largest, full).clamp(min=SMALLEST_TENSOR_SCALE)
+    scale = divide(largest, full).clamp(min=SMALLEST_TENSOR_SCALE)
     return torch.where(largest == 0, torch.ones_like(scale), scale)
-
-
-def _round_scale(raw: Tensor, rule: ScaleRule) -> Tensor:
-    """``raw`` rounded to the scale format, as float32; its magnitude is at least ``rule.smallest``."""
-    size = raw.abs().clamp(rule.smallest, rule.format.max)
-    if rule.format is not FLOAT32:
-        size = rule.format.decode(rule.format.encode_unchecked(size))
-    if rule.convention is Convention.COMPRESSED_TENSORS:
-        size = torch.where(size == 0, torch.full_like(size, rule.format.eps), size)
-    return size.copysign(raw)
 
 
 def _power_of_two(amax: Tensor, scheme: Scheme) -> Tensor:
     """2^e by the scheme's exponent rule, from exponent and mantissa fields (no log2), e in [-127, 127]."""
     rule, fmt = scheme.scale.exponent if scheme.scale else None, scheme.format
     if rule is ExponentRule.RCEIL:
-        exponent = _ceil_log2(_divide(amax, fmt.max))
+        exponent = _ceil_log2(divide(amax, fmt.max))
     elif rule is ExponentRule.CEIL:
         exponent = _ceil_log2(amax) - fmt.max_exponent
     elif rule is ExponentRule.EVEN:

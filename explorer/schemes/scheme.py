@@ -20,7 +20,9 @@ from explorer.formats.rounding import Rounding
 from explorer.schemes.calibrators import MINMAX, Calibrator
 from explorer.schemes.rules import (
     CODE_SENTENCES,
+    NESTED_BLOCK,
     OWN_CODES,
+    SUPER_BLOCK,
     CodeRule,
     MappingType,
     ScaleRule,
@@ -33,6 +35,7 @@ _WHOLE: Block = (None, None)
 BLOCK_WORDS: dict[Block, str] = {(None, None): "tensor", (1, None): "row", (None, 1): "column"}
 SEPARATOR = "~"
 NO_SCALE = "none"
+FLAT = "flat"
 
 _MAPPING_WORDS = {
     MappingType.FULL: "the full code range is used, so the largest magnitudes land on rounding ties",
@@ -67,6 +70,9 @@ class Scheme:
     error for them. ``seed`` (0 ... 2^64 - 1) switches to stochastic rounding. ``codes`` says how codes are
     rounded where libraries differ. Wrong combinations raise ``ValueError``.
 
+    ``flat``: blocks (None, n) are runs of n elements of the flattened tensor, across the ends of
+    rows (bitsandbytes); only the last one of the tensor may be shorter.
+
     ``text`` spells the scheme out in the grammar of ``schemes.text``; ``str(scheme)`` is the name of the row
     of ``SCHEMES`` with the same parts where there is one, else ``text``. ``Scheme.parse`` reads both.
     """
@@ -81,6 +87,7 @@ class Scheme:
     least_squares_scale: bool = False
     seed: int | None = None
     codes: CodeRule = OWN_CODES
+    flat: bool = False
     # Kept as a plain attribute, because torch.compile reads attributes and does not trace string building.
     text: str = field(init=False, repr=False, compare=False)
 
@@ -111,7 +118,26 @@ class Scheme:
             raise ValueError(f"{fmt.label} is cast without a scale; scales go with formats of up to 8 bits")
         if self.seed is not None and not _is_whole(self.seed, 0, 2**64 - 1):
             raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {self.seed}")
+        if scale is not None and scale.super_bits is not None:
+            self._check_super_blocks()
+        if scale is not None and scale.nested and self.mapping is not MappingType.SYMMETRIC:
+            raise ValueError(f"double quantization goes with symmetric scaling, not {self.mapping.name}")
+        if self.flat and (self.block[0] is not None or self.block[1] is None):
+            raise ValueError(f"blocks of the flattened tensor are (None, length), not {self.block}")
         self._check_codes()
+
+    def _check_super_blocks(self) -> None:
+        width = self.block[1]
+        if self.block[0] != 1 or width is None or SUPER_BLOCK % width:
+            raise ValueError(
+                f"a super-block of {SUPER_BLOCK} along the row holds blocks of 1, 2, 4 … {SUPER_BLOCK} along "
+                f"the row, not {block_word(self.block)}"
+            )
+        if self.mapping not in (MappingType.MINIMUM, MappingType.SIGNED_MAX):
+            raise ValueError(
+                "scales under super-blocks go with the mappings MINIMUM and SIGNED_MAX, "
+                f"not {self.mapping.name}"
+            )
 
     def _check_codes(self) -> None:
         codes, integer = self.codes, isinstance(self.format, IntegerFormat)
@@ -145,7 +171,7 @@ class Scheme:
     def _spell(self) -> str:
         parts = [
             self.format.name,
-            block_word(self.block),
+            f"{FLAT}{self.block[1]}" if self.flat else block_word(self.block),
             self.mapping.name,
             self.scale.word if self.scale else NO_SCALE,
             self.calibrator.name,
@@ -180,6 +206,8 @@ class Scheme:
         """How many blocks stand below and beside each other in a tensor of ``shape``."""
         rows, columns = shape
         height, width = self.block
+        if self.flat and width:
+            return 1, _ceil_div(rows * columns, width)
         return _ceil_div(rows, height or max(rows, 1)), _ceil_div(columns, width or max(columns, 1))
 
     def bits_per_element(self, shape: tuple[int, int]) -> BitBudget:
@@ -190,20 +218,28 @@ class Scheme:
         codes = self.format.packed_bits
         if self.scale is None:
             return BitBudget(codes, 0.0, 0.0, 0.0, stored - codes)
-        blocks = math.prod(self.grid(shape))
+        blocks, above = math.prod(self.grid(shape)), self._bits_above(shape)
         return BitBudget(
             codes=codes,
-            scales=blocks * self.scale.format.bits / elements,
-            zero_points=blocks * self._bits_of_zero / elements,
-            tensor_scale=32 / elements if self.scale.per_tensor else 0.0,
+            scales=(blocks * self.scale.bits + above) / elements,
+            zero_points=(blocks * self._bits_of_zero + (above if self.mapping.has_offset else 0)) / elements,
+            tensor_scale=32 / elements if self.scale.spans_tensor else 0.0,
             padding=stored - codes,
         )
+
+    def _bits_above(self, shape: tuple[int, int]) -> int:
+        """Bits of the scales that scales of blocks are stored under."""
+        if self.scale is not None and self.scale.nested:
+            return _ceil_div(math.prod(self.grid(shape)), NESTED_BLOCK) * self.scale.format.bits
+        if self.scale is None or self.scale.super_bits is None:
+            return 0
+        return shape[0] * _ceil_div(shape[1], SUPER_BLOCK) * self.scale.format.bits
 
     @property
     def _bits_of_zero(self) -> int:
         """Bits of a block's zero point: a code's, or those of an offset in the scale's format."""
         if self.scale is not None and self.mapping.has_offset:
-            return self.scale.format.bits
+            return self.scale.bits
         return self.format.bits if self.asymmetric else 0
 
     @property
@@ -212,6 +248,8 @@ class Scheme:
         if self.scale is None:
             return "no scale"
         height, width = self.block
+        if self.flat:
+            return f"blocks of {width} across rows"
         if height is None:
             if width is None:
                 return "per tensor"
@@ -237,6 +275,16 @@ class Scheme:
     def _scale_words(self) -> str:
         """ "every row shares an FP16 scale and an integer zero point, so 0 stays exact" """
         assert self.scale is not None
+        if self.scale.super_bits is not None:
+            text, both = f"{self._sharing_words()} a scale", self.mapping.has_offset
+            text += " and a minimum" if both else ""
+            text += f" of {self.scale.super_bits} bits{' each' if both else ''}"
+            return f"{text} under FP16 scales of super-blocks of {SUPER_BLOCK}"
+        if self.scale.nested:
+            return (
+                f"{self._sharing_words()} a scale, stored less the mean of all scales in 8 bits under FP32 "
+                f"scales of {NESTED_BLOCK} blocks"
+            )
         label = self.scale.format.label.split(" (")[0]
         text = f"{self._sharing_words()} {'an' if label[0] in 'EF' else 'a'} {label} scale"
         text += " and an integer zero point, so 0 stays exact" if self.asymmetric else ""
@@ -247,6 +295,8 @@ class Scheme:
 
     def _sharing_words(self) -> str:
         height, width = self.block
+        if self.flat:
+            return f"every block of {width} of the flattened tensor shares"
         if self.block == (None, None):
             return "the whole tensor shares"
         if self.block in ((1, None), (None, 1)):

@@ -7,6 +7,8 @@ recordings.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from explorer.formats import E4M3, E8M0, FORMATS, Format, float_format
 from explorer.schemes.calibrators import ABSMEAN, CALIBRATORS, TWN
 from explorer.schemes.rules import CodeRule, Convention, ExponentRule, MappingType, ScaleRule, Ties
@@ -128,6 +130,8 @@ def _of_other_libraries() -> list[Scheme]:
                ScaleRule(E4M3, per_tensor=True, convention=_CT)),
         Scheme("nf4_block64_bnb", "NF4 block 64, as bitsandbytes", f["nf4"], (1, 64), bnb,
                codes=CodeRule(reciprocal=True)),
+        Scheme("nf4_block64_double", "NF4 block 64, doubly quantized (QLoRA)", f["nf4"], (1, 64),
+               ScaleRule(convention=_ZERO, nested=True), codes=CodeRule(reciprocal=True, unrounded=True)),
         Scheme("fp4_block64_bnb", "FP4 block 64, as bitsandbytes", f["bnb_fp4"], (1, 64), bnb,
                codes=CodeRule(reciprocal=True)),
         Scheme("q8_0", "GGUF Q8_0", f["int8"], (1, 32), gguf,
@@ -142,7 +146,32 @@ def _of_other_libraries() -> list[Scheme]:
     return rows
 
 
-_ROWS = (*_casts(), *_fp8(), *_integers(), *_microscaling(), *_codebooks(), *_of_other_libraries())
+def _k_quants() -> list[Scheme]:
+    """GGUF's blocks under super-blocks of 256: (bits, length of a block, with minimums, bits of its scale).
+
+    Ranges are searched for block by block and scales refitted to the codes. On a 384 x 384 layer of
+    all-MiniLM-L6-v2 that gives 11.48, 16.59, 22.75, 28.64 and 34.63 dB, 1.9, 0.5, 0.7, 0.4 and 0.2 dB more
+    than codes rounded to nearest on min-max ranges.
+    """
+    kinds = ((2, 16, True, 4), (3, 16, False, 6), (4, 32, True, 6), (5, 32, True, 6), (6, 16, False, 8))
+    f16, rows = float_format("float16"), []
+    for bits, length, minimums, scale_bits in kinds:
+        mapping = MappingType.MINIMUM if minimums else MappingType.SIGNED_MAX
+        rule = ScaleRule(f16, convention=_ZERO, super_bits=scale_bits)
+        scheme = Scheme(f"q{bits}_k", f"GGUF Q{bits}_K", FORMATS[f"int{bits}"], (1, length), rule, mapping)
+        rows.append(replace(scheme, calibrator=CALIBRATORS["mse"], least_squares_scale=True))
+    return rows
+
+
+_ROWS = (
+    *_casts(),
+    *_fp8(),
+    *_integers(),
+    *_microscaling(),
+    *_codebooks(),
+    *_of_other_libraries(),
+    *_k_quants(),
+)
 SCHEMES: dict[str, Scheme] = {row.name: row for row in _ROWS}
 
 ALIASES: dict[str, str] = {

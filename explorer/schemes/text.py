@@ -11,14 +11,17 @@ In EBNF::
     scheme     = name                                               (its block length may be another number)
                | format "~" block "~" mapping "~" scale "~" calibrator { "~" option } ;
     format     = a name of FORMATS, except float8_e8m0fnu | "int7" ;
-    block      = "tensor" | "row" | "column" | side "x" side ;      (rows x columns)
+    block      = "tensor" | "row" | "column" | side "x" side        (rows x columns)
+               | "flat" number ;                                    (runs of the flattened tensor)
     side       = number | "all" ;                                   ("all": the whole axis; older: "row")
     mapping    = a member of MappingType ;
     scale      = "none"                                             (a cast)
                | a floating-point name of FORMATS                   (the format the scales are stored in)
                | a member of ExponentRule                           (E8M0 scales by this rule)
                | "nvfp4"                                            (E4M3 scales under one float32 scale)
-               | one of these three, "-", a value of Convention ;   (by another library's rules: nvfp4-ct)
+               | one of these three, "-", a value of Convention     (by another library's rules: nvfp4-ct)
+               | "super4" | "super6" | "super8"                     (integers under float16 of super-blocks)
+               | "nested" ;                                         (8 bits under float32, less their mean)
     calibrator = a name of CALIBRATORS ;
     option     = "fit"                                              (least-squares scales)
                | "s" number                                         (stochastic rounding with this seed)
@@ -39,10 +42,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn, TypeVar
 
-from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat
+from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat, float_format
 from explorer.schemes.calibrators import CALIBRATORS, Calibrator
 from explorer.schemes.rules import (
     CODE_WORDS,
+    SUPER_BITS,
     CodeRule,
     Convention,
     ExponentRule,
@@ -50,7 +54,7 @@ from explorer.schemes.rules import (
     ScaleRule,
     Ties,
 )
-from explorer.schemes.scheme import BLOCK_WORDS, NO_SCALE, SEPARATOR, Block, Scheme
+from explorer.schemes.scheme import BLOCK_WORDS, FLAT, NO_SCALE, SEPARATOR, Block, Scheme
 from explorer.schemes.table import ALIASES, SCHEMES
 
 _INT7 = IntegerFormat(name="int7", label="INT7", bits=7)
@@ -60,6 +64,8 @@ _SCALE_RULES = (
     *(ScaleRule(row) for row in ELEMENT_FORMATS.values() if isinstance(row, FloatFormat) and row.torch_dtype),
     *(ScaleRule(E8M0, rule) for rule in ExponentRule),
     ScaleRule(E4M3, per_tensor=True),
+    *(ScaleRule(float_format("float16"), convention=Convention.ZERO, super_bits=bits) for bits in SUPER_BITS),
+    ScaleRule(convention=Convention.ZERO, nested=True),
 )
 
 
@@ -80,6 +86,7 @@ NAMES = {row.text: row.name for row in SCHEMES.values()}
 
 _BLOCKS = {word: block for block, word in BLOCK_WORDS.items()}
 _SIDES = re.compile(r"([0-9]{1,9}|all|row)x([0-9]{1,9}|all|row)", re.IGNORECASE)
+_FLAT = re.compile(rf"{FLAT}([0-9]{{1,9}})", re.IGNORECASE)
 _BLOCK_LENGTH = re.compile(r"(.+_(?:group|block))([0-9]{1,9})(|_.+)")
 _SEED = re.compile(r"s([0-9]{1,20})", re.IGNORECASE)
 _OUTLINE = "format~block~mapping~scale~calibrator"
@@ -192,27 +199,30 @@ def _read(parts: list[_Part], text: str) -> Scheme:
     format_, block, mapping, scale, calibrator, *options = parts
     # From left to right, so that the leftmost wrong part is the one reported.
     fmt = format_.choose("number format", ELEMENT_FORMATS)
-    sides = _block(block)
+    sides, flat = _block(block)
     kind = mapping.choose("mapping", MappingType.__members__)
     rule = scale.choose("scale", SCALE_RULES)
     row = calibrator.choose("calibrator", CALIBRATORS)
     least_squares_scale, seed, codes = _options(options)
     if rule is None:  # texts of earlier versions may give a cast a block
-        sides, least_squares_scale = (None, None), False
+        sides, flat, least_squares_scale = (None, None), False, False
     try:
-        return Scheme(text, text, fmt, sides, rule, kind, row, least_squares_scale, seed, codes)
+        return Scheme(text, text, fmt, sides, rule, kind, row, least_squares_scale, seed, codes, flat)
     except ValueError as error:
         raise ValueError(f"the scheme {text!r} cannot be: {error}") from error
 
 
-def _block(part: _Part) -> Block:
+def _block(part: _Part) -> tuple[Block, bool]:
+    """The sides of a block, and whether it is of the flattened tensor."""
     if part.word.lower() in _BLOCKS:
-        return _BLOCKS[part.word.lower()]
+        return _BLOCKS[part.word.lower()], False
+    if flat := _FLAT.fullmatch(part.word):
+        return (None, int(flat[1])), True
     sides = _SIDES.fullmatch(part.word)
     if not sides:
-        part.refuse("block", (*_BLOCKS, "rows x columns such as 1x128, 128x128 or 4xall"))
+        part.refuse("block", (*_BLOCKS, "rows x columns such as 1x128, 128x128 or 4xall", "flat64"))
     rows, columns = (None if side.lower() in ("all", "row") else int(side) for side in sides.groups())
-    return rows, columns
+    return (rows, columns), False
 
 
 def _options(parts: list[_Part]) -> tuple[bool, int | None, CodeRule]:

@@ -189,6 +189,8 @@ def init_lsq_step_size(weight: Tensor, scheme: Scheme) -> Tensor:
     """
     if scheme.asymmetric or not isinstance(scheme.format, IntegerFormat):
         raise ValueError(f"steps are learned for symmetric integer schemes, not for {scheme.name!r}")
+    if scheme.flat or (scheme.scale is not None and scheme.scale.has_upper_level):
+        raise ValueError(f"steps are learned for blocks with one scale each, not for {scheme.name!r}")
     shape = (weight.shape[0], weight.shape[1])
     mean = torch.empty(scheme.grid(shape), device=weight.device)
     magnitudes = weight.abs().float()

@@ -19,6 +19,7 @@ from explorer.analysis.memory import MODELS, estimate
 from explorer.analysis.report import measure, sqnr_db
 from explorer.analysis.schemes import compare_schemes
 from explorer.analysis.tensor import analyse, block_levels
+from explorer.formats.code import short
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -89,17 +90,20 @@ def test_tile_maximum_loses_no_outlier(shape: tuple[int, int]) -> None:
         assert reduced[row // tall, column // wide] == 9.0
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+FLAT = "int4~flat64~ASYMMETRIC~float16~minmax"
+
+
+@pytest.mark.parametrize("name", [*SCHEMES, FLAT])
 def test_inspector_agrees_with_the_tensor(name: str, gaussian: Tensor) -> None:
     """The arithmetic shown for an element ends at the element's own restored value."""
     x = gaussian[:40, :150]
-    q = quantize(x, SCHEMES[name])
+    q = quantize(x, Scheme.parse(name))
     restored = q.dequantize()
     for row, column in ((0, 0), (39, 149), (17, 130)):
         seen = inspect_element(x, q, row, column)
         assert seen.restored == pytest.approx(float(restored[row, column]), rel=1e-6, abs=1e-12)
         assert seen.rows[0] <= row < seen.rows[1] and seen.columns[0] <= column < seen.columns[1]
-        assert len(seen.bits) == SCHEMES[name].format.bits
+        assert len(seen.bits) == q.scheme.format.bits
         levels = block_levels(q, row, column)
         if len(levels):
             assert np.abs(levels - float(restored[row, column])).min() <= 1e-6
@@ -107,10 +111,20 @@ def test_inspector_agrees_with_the_tensor(name: str, gaussian: Tensor) -> None:
         inspect_element(x, q, 40, 0)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+def test_inspector_shows_the_part_of_a_flat_block_in_the_row(gaussian: Tensor) -> None:
+    """Block 4 of 64 in rows of 150 holds the elements 256 … 319: row 1 from column 106, row 2 up to 19."""
+    x = gaussian[:40, :150]
+    seen = inspect_element(x, quantize(x, Scheme.parse(FLAT)), 2, 0)
+    assert (seen.rows, seen.columns) == ((2, 3), (0, 20))
+    assert dict(seen.arithmetic)["block"].endswith(", 64 values")
+    low = float(x.reshape(-1)[256:320].min())
+    assert dict(seen.arithmetic)["block"].startswith(f"min {short(low)}, ")
+
+
+@pytest.mark.parametrize("name", [*SCHEMES, FLAT, "int4~flat50~ASYMMETRIC~float16~minmax"])
 def test_analysis_is_complete(name: str, gaussian: Tensor) -> None:
     """The one-pass analysis of the page equals the separate measurements."""
-    analysis = analyse(gaussian[:50].contiguous(), SCHEMES[name])
+    analysis = analyse(gaussian[:50].contiguous(), Scheme.parse(name))
     assert analysis.measured.before.counts.sum() == analysis.measured.after.counts.sum() == 50 * 1024
     assert float(analysis.error_map.max()) == pytest.approx(analysis.report.max_error, rel=1e-6)
     assert measure(gaussian[:50], analysis.q).report == analysis.report

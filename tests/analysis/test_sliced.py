@@ -10,15 +10,15 @@ import dataclasses
 import pytest
 import torch
 
-from explorer import SCHEMES
+from explorer import SCHEMES, Scheme
 from explorer.analysis.sliced import analyse_in_slices, rows_that_fit
 from explorer.analysis.tensor import analyse
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [*SCHEMES, "int4~flat64~ASYMMETRIC~float16~minmax"])
 def test_slices_add_up_to_the_whole(name: str, device: torch.device) -> None:
     """Codes, scales, counts and maps equal; sums to the last digits of another order of adding."""
-    scheme = SCHEMES[name]
+    scheme = Scheme.parse(name)
     x = torch.randn(700, 260, generator=torch.Generator().manual_seed(0))
     rows = rows_that_fit((700, 260), scheme, 300 * 260 * 14)
     assert rows % (scheme.block[0] or 1) == 0 and rows <= 300

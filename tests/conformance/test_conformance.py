@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import SCHEMES, quantize
+from explorer import SCHEMES, Scheme, quantize
 from explorer.bench.conformance import recorded_conformance, recorded_crossover, run_crossover
 from explorer.bench.conformance_tables import (
     conformance_table,
@@ -45,6 +45,23 @@ def test_a_row_is_as_equal_as_it_says(row: Row, cases: dict[str, Tensor]) -> Non
     """Codes and scales, in every case: equal where nothing is said, different where something is."""
     result = conformance(row, cases.items())
     assert not result.surprises, "; ".join(result.surprises)
+
+
+@pytest.mark.parametrize("shape", [(77, 333), (5, 77), (9, 32), (128, 192)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_blocks_across_rows_are_those_of_bitsandbytes(shape: tuple[int, int], nested: bool) -> None:
+    """It counts 64 elements after another, wherever rows end; its shorter last block is divided by its scale,
+    ours multiplied by the reciprocal, which may move a value that lies on a midpoint."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    words = "nested~minmax~reciprocal~unrounded" if nested else "float32-zero~minmax~reciprocal"
+    ours = quantize(x, Scheme.parse(f"nf4~flat64~SYMMETRIC~{words}"))
+    functional = load("bitsandbytes.functional", "bitsandbytes")
+    packed, state = functional.quantize_4bit(x, blocksize=64, quant_type="nf4", compress_statistics=nested)
+    pairs, absmax = packed.reshape(-1), state.absmax
+    codes = torch.stack((pairs >> 4, pairs & 15), 1).view(-1)[: x.numel()].view(shape)
+    if nested:
+        absmax = functional.dequantize_blockwise(absmax, state.state2) + state.offset
+    assert torch.equal(ours.codes, codes) and torch.equal(ours.scales.scale.view(-1), absmax)
 
 
 def as_here(x: Tensor) -> Outside:

@@ -11,7 +11,8 @@ import torch
 from explorer import FORMATS, SCHEMES, MappingType, Range, Scheme, fake_quantize, quantize
 from explorer.core.ops import inside_range, learned_quantize
 
-NAMES = ["int8_row", "int4_group128_asym", "nvfp4", "mxfp4", "ternary_twn", "bf16", "fp8_e4m3_128x128"]
+NAMES = ["int8_row", "int4_group128_asym", "nvfp4", "mxfp4", "ternary_twn", "bf16", "fp8_e4m3_128x128",
+         "q4_k", "q6_k", "nf4_block64_double"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,6 +40,7 @@ COMPILED = (
     "int8_row",
     "int4~1x48~ASYMMETRIC~bfloat16~mse~fit~s7",
     "float8_e4m3fn~row~SYMMETRIC~float8_e5m2~absmean",
+    "nf4~flat48~SYMMETRIC~nested~minmax~reciprocal~unrounded",
 )
 
 
@@ -125,6 +127,9 @@ def test_steps_are_learned_for_symmetric_integers_only() -> None:
     for name in ("nvfp4", "int8_tensor_asym"):
         with pytest.raises(ValueError, match="symmetric integer schemes"):
             learned_quantize(x, torch.ones(1, 1), SCHEMES[name])
+    for text in ("q3_k", "int4~flat16~SYMMETRIC~float32~minmax", "int4~1x16~SYMMETRIC~nested~minmax"):
+        with pytest.raises(ValueError, match="blocks that have one scale each"):
+            learned_quantize(x, torch.ones(2, 2), Scheme.parse(text))
     with pytest.raises(ValueError, match=r"expected float32 steps \[2, 1\]"):
         learned_quantize(x, torch.ones(1, 1), SCHEMES["int8_row"])
 

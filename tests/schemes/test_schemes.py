@@ -33,6 +33,7 @@ from explorer import (
 from explorer.core.ranges import find_scales
 from explorer.formats import E4M3, E8M0, CodebookFormat, IntegerFormat
 from explorer.schemes.calibrators import CalibrationContext
+from explorer.schemes.rules import SUPER_BLOCK
 
 SQNR = {
     "tf32": 73.66, "fp16": 73.66, "bf16": 55.58, "fp8_e4m3_tensor": 31.54, "fp8_e4m3_row": 31.56,
@@ -60,6 +61,8 @@ BITS = {
     "nvfp4": 4.5 + 32 / 2**24, "mxfp4": 4.25, "mxfp6_e2m3": 6.25, "mxfp8_e4m3": 8.25,
     "fp8_e4m3_1x128": 8.25, "fp8_e4m3_128x128": 8 + 32 / 128**2, "nf4_block64": 4.5,
     "binary_row": 1 + 32 / 4096, "tf32": 32, "bf16": 16,
+    "q2_k": 2.625, "q3_k": 3.4375, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625,
+    "nf4_block64_double": 4 + 8 / 64 + 32 / (64 * 256) + 32 / 2**24,
 }  # fmt: skip
 
 
@@ -76,12 +79,16 @@ def test_bytes_are_what_is_stored(name: str) -> None:
     q = quantize(torch.randn(33, 77), scheme)
     bits = 8 * q.packed.numel()
     if scheme.scale is not None:
-        bits += q.scales.stored.numel() * scheme.scale.format.bits + (32 if scheme.scale.per_tensor else 0)
+        bits += q.scales.stored.numel() * scheme.scale.bits + (32 if scheme.scale.spans_tensor else 0)
+        if scheme.scale.super_bits is not None:
+            bits += 33 * 16 * (2 if scheme.mapping.has_offset else 1)
+        if scheme.scale.nested:
+            bits += 32
     if q.scales.zero_points is not None:
         bits += q.scales.zero_points.numel() * scheme.format.bits
     if q.scales.offsets is not None:
         assert scheme.scale is not None
-        bits += q.scales.offsets.numel() * scheme.scale.format.bits
+        bits += q.scales.offsets.numel() * scheme.scale.bits
     assert q.nbytes == math.ceil(bits / 8)
 
 
@@ -213,12 +220,22 @@ def naive(x: Tensor, scheme: Scheme) -> Tensor:
     """The scheme block by block with plain slices: the reference for the blocked code's order and shapes."""
     out = torch.empty_like(x)
     height, width = scheme.block[0] or x.shape[0], scheme.block[1] or x.shape[1]
-    whole = find_scales(x, scheme).scale
+    whole, rule = find_scales(x, scheme).scale, scheme.scale
+    if rule is not None and rule.super_bits is not None:
+        width = SUPER_BLOCK
     for r in range(0, x.shape[0], height):
         for c in range(0, x.shape[1], width):
             block = x[r : r + height, c : c + width]
-            single = dataclasses.replace(scheme, block=(None, None))
-            if scheme.scale is not None and scheme.scale.per_tensor:
+            if rule is not None and rule.super_bits is not None:
+                out[r : r + height, c : c + width] = quantize(block, scheme).dequantize()
+                continue
+            single = dataclasses.replace(scheme, block=(None, None), scale=rule and rule.of_a_block_alone)
+            if rule is not None and rule.nested:
+                codes = quantize(block, single).codes
+                out[r : r + height, c : c + width] = (
+                    scheme.format.decode(codes) * whole[r // height, c // width]
+                )
+            elif rule is not None and rule.per_tensor:
                 step = whole[r // height, c // width]
                 codes = scheme.format.encode(block / step)
                 out[r : r + height, c : c + width] = scheme.format.decode(codes) * step
@@ -241,7 +258,7 @@ def test_blocks_are_independent_and_in_place(name: str, x: Tensor) -> None:
 @given(x=matrices())
 def test_error_is_at_most_half_a_step(name: str, x: Tensor) -> None:
     """Inside the range no element moves further than half the local gap; zero stays exactly zero."""
-    scheme = SCHEMES[name]
+    scheme = dataclasses.replace(SCHEMES[name], least_squares_scale=False)
     q = quantize(x, scheme)
     restored = q.dequantize()
     if not isinstance(scheme.format, CodebookFormat) and not scheme.mapping.has_offset:

@@ -43,6 +43,8 @@ RULES = [
         for convention in Convention
         if convention is not Convention.ZERO or rule.format is not E8M0
     ),
+    *(ScaleRule(FORMATS["float16"], None, False, Convention.ZERO, bits) for bits in (4, 6, 8)),
+    ScaleRule(convention=Convention.ZERO, nested=True),
 ]
 CODES = st.builds(CodeRule, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(Ties))
 SIDES = st.none() | st.integers(1, 2**20)
@@ -60,6 +62,7 @@ def legal_schemes(draw: st.DrawFn) -> Scheme:
         st.booleans(),
         st.none() | st.integers(0, 2**64 - 1),
         st.just(OWN_CODES) | CODES,
+        st.sampled_from((False, False, True)),
     )
 
     def is_legal(values: tuple[object, ...]) -> bool:
@@ -146,6 +149,13 @@ WRONG = [
     ("float8_e8m0fnu~1x8~SYMMETRIC~float16~minmax", 1, "is no number format"),
     ("int4~128~SYMMETRIC~float16~minmax", 2, "accepted: tensor, row, column, rows x columns"),
     ("int4~1x-8~SYMMETRIC~float16~minmax", 2, "is no block"),
+    ("int4~flat0~SYMMETRIC~float16~minmax", 0, "block sizes are positive"),
+    ("int4~flat~SYMMETRIC~float16~minmax", 2, "flat64"),
+    ("int4~1x24~MINIMUM~super6~minmax", 0, "holds blocks of 1, 2, 4"),
+    ("int4~1x32~ASYMMETRIC~super6~minmax", 0, "go with the mappings MINIMUM and SIGNED_MAX"),
+    ("int4~flat32~MINIMUM~super6~minmax", 0, "a super-block of 256 along the row"),
+    ("int4~1x32~MINIMUM~super5~minmax", 4, "did you mean super"),
+    ("int4~1x64~ASYMMETRIC~nested~minmax", 0, "double quantization goes with symmetric scaling"),
     ("int4~1x²~SYMMETRIC~float16~minmax", 2, "is no block"),
     ("int4~1x8~ASYMETRIC~float16~minmax", 3, "did you mean ASYMMETRIC"),
     ("int4~1x8", 3, "is missing: at character 9 a mapping is expected"),
@@ -218,7 +228,8 @@ def test_parts_of_the_callers_own_are_not_taken_for_a_row(scheme: Scheme, tmp_pa
             by_operator()
 
 
-SAVED = ["int8_row", "int4~1x48~ASYMMETRIC~bfloat16~mse~fit", "float8_e4m3fn~3x40~SYMMETRIC~float16~entropy",
+SAVED = ["int8_row", "q4_k", "nf4_block64_double", "int4~flat48~ASYMMETRIC~bfloat16~minmax",
+         "int4~1x48~ASYMMETRIC~bfloat16~mse~fit", "float8_e4m3fn~3x40~SYMMETRIC~float16~entropy",
          "ternary~1x50~SYMMETRIC~RCEIL~twn~s5"]  # fmt: skip
 
 

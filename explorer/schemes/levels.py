@@ -1,0 +1,183 @@
+"""How the scales of blocks are stored: rounded to a format, as integers under scales of super-blocks, or
+doubly quantized.
+
+Every division is an IEEE float32 division, so that all devices get the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from explorer.formats import FLOAT32
+from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, Convention, ScaleRule
+from explorer.schemes.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class SuperBlockLevel:
+    """What restores the stored scales of blocks: stored · scale.
+
+    scale     float32 [grid rows, grid columns]  the same number for all blocks of a super-block
+    minimum   likewise what a block's integer minimum is multiplied by, with minus an offset; None without
+    low, high the least and the largest integer that a scale is stored as
+    """
+
+    scale: Tensor
+    minimum: Tensor | None
+    low: int
+    high: int
+
+    def restore(self, stored: Tensor) -> Tensor:
+        """float32 [grid]: what multiplies a code's value."""
+        return stored * self.scale
+
+    def nearest(self, scale: Tensor) -> Tensor:
+        """float32 [grid]: what is stored of float32 scales [grid] under this level."""
+        return _whole(scale, self.scale, self.low, self.high)
+
+    def map_grids(self, change: Callable[[Tensor], Tensor]) -> SuperBlockLevel:
+        """The level with ``change`` applied to every tensor that has an entry for each block."""
+        minimum = None if self.minimum is None else change(self.minimum)
+        return dataclasses.replace(self, scale=change(self.scale), minimum=minimum)
+
+    def join(self, parts: Sequence[SuperBlockLevel], dim: int) -> SuperBlockLevel:
+        """The level of a matrix from those of its parts."""
+        minimums = [part.minimum for part in parts if part.minimum is not None]
+        return dataclasses.replace(
+            self,
+            scale=torch.cat([part.scale for part in parts], dim),
+            minimum=torch.cat(minimums, dim) if minimums else None,
+        )
+
+
+@dataclass(frozen=True)
+class NestedLevel:
+    """What restores doubly quantized scales: stored · scale + mean, stored being one of ``DYNAMIC_MAP``.
+
+    scale  float32 [grid rows, grid columns]  the same number for all of ``NESTED_BLOCK`` blocks
+    mean   float32 [grid rows, grid columns]  one number, of the whole tensor
+    """
+
+    scale: Tensor
+    mean: Tensor
+
+    def restore(self, stored: Tensor) -> Tensor:
+        """float32 [grid]: what multiplies a code's value."""
+        return stored * self.scale + self.mean
+
+    def nearest(self, scale: Tensor) -> Tensor:
+        """float32 [grid]: what is stored of float32 scales [grid] under this level."""
+        share = (scale - self.mean) / self.scale
+        levels = DYNAMIC_MAP.to(scale.device)
+        return levels[torch.bucketize(torch.nan_to_num(share, 0.0), (levels[1:] + levels[:-1]) / 2)]
+
+    def map_grids(self, change: Callable[[Tensor], Tensor]) -> NestedLevel:
+        """The level with ``change`` applied to every tensor that has an entry for each block."""
+        return NestedLevel(change(self.scale), change(self.mean))
+
+    def join(self, parts: Sequence[NestedLevel], dim: int) -> NestedLevel:
+        """The level of a matrix from those of its parts; ``ValueError`` if they were found apart."""
+        if any(not torch.equal(part.mean.view(-1)[:1], self.mean.view(-1)[:1]) for part in parts):
+            raise ValueError(
+                "doubly quantized scales are found for a whole tensor, not for one part after another"
+            )
+        scale, mean = (torch.cat([getattr(part, name) for part in parts], dim) for name in ("scale", "mean"))
+        return NestedLevel(scale, mean)
+
+
+UpperLevel = SuperBlockLevel | NestedLevel
+
+
+def divide(x: Tensor, by: float) -> Tensor:
+    """IEEE division by a number: torch on a GPU multiplies by the reciprocal of a Python number."""
+    return x / torch.full_like(x, by)
+
+
+def round_scale(raw: Tensor, rule: ScaleRule) -> Tensor:
+    """``raw`` rounded to the scale format, as float32; its magnitude is at least ``rule.smallest``."""
+    size = raw.abs().clamp(rule.smallest, rule.format.max)
+    if rule.format is not FLOAT32:
+        size = rule.format.decode(rule.format.encode_unchecked(size))
+    if rule.convention is Convention.COMPRESSED_TENSORS:
+        size = torch.where(size == 0, torch.full_like(size, rule.format.eps), size)
+    return size.copysign(raw)
+
+
+def super_blocks(
+    raw: Tensor, minimum: Tensor | None, scheme: Scheme
+) -> tuple[Tensor, Tensor | None, SuperBlockLevel]:
+    """Stored scales [grid], offsets [grid] and the level above, of float32 scales ``raw`` [grid].
+
+    As GGUF's K-quants have them. With a ``minimum`` [grid], at most 0: scales d · s and offsets -(d' · m), s
+    and m unsigned. Without: scales d · s of either sign, the one of largest magnitude as the least integer.
+    """
+    rule, width = scheme.scale, scheme.block[1]
+    assert rule is not None and rule.super_bits is not None and width is not None
+    low, high = integer_limits(rule.super_bits, signed=minimum is None)
+    each = SUPER_BLOCK // width
+    scale = round_scale(divide(_largest(raw, each), float(low or high)), rule)
+    stored = _whole(raw, scale, low, high)
+    if minimum is None:
+        return stored, None, SuperBlockLevel(scale, None, low, high)
+    above = round_scale(divide(_largest(-minimum, each), float(high)), rule)
+    return stored, -(_whole(-minimum, above, low, high) * above), SuperBlockLevel(scale, above, low, high)
+
+
+def nested(raw: Tensor) -> tuple[Tensor, NestedLevel]:
+    """Stored scales [grid] and the level above, of float32 scales ``raw`` [grid], which are not negative.
+
+    As bitsandbytes has them (``compress_statistics``): less their mean, divided by the largest magnitude of
+    each ``NESTED_BLOCK``, and as the nearest of ``DYNAMIC_MAP`` to the nearest of 65536 even steps of -1 … 1.
+    The mean is torch's on the CPU: of more than 32768 scales its last bit may depend on the number of
+    threads.
+    """
+    flat, mean = raw.reshape(1, -1), raw.cpu().mean().to(raw.device)
+    if not bool(mean.isfinite()):  # the sum overflowed, though no scale does
+        mean = raw.double().mean().to(torch.float32)
+    above = flat - mean
+    scale = _largest(above, NESTED_BLOCK).abs()
+    share = torch.where(scale == 0, torch.full_like(above, -1.0), above / scale)
+    steps = ((share + 1) * 32767.5 + 0.5).floor()
+    levels = DYNAMIC_MAP.to(raw.device)
+    on_grid = divide(steps.double(), 32767.5).sub(1).float()
+    stored = levels[torch.bucketize(on_grid, (levels[1:] + levels[:-1]) / 2)]
+    return stored.view(raw.shape), NestedLevel(scale.view(raw.shape), mean.expand(raw.shape))
+
+
+def _dynamic_map() -> Tensor:
+    """float32 [256], ascending: 0, 1, and ± the middles of 2^i even intervals of 10^(i-6) · (0.1 … 1) for i
+    from 0 to 6 (dynamic tree quantization; Dettmers, arXiv 1511.04561 and 2110.02861)."""
+    positive = []
+    for i in range(7):
+        ends = torch.linspace(0.1, 1, 2**i + 1, dtype=torch.float32)
+        positive.append((ends[:-1] + ends[1:]) / 2 * 10.0 ** (i - 6))
+    levels = torch.cat(positive)
+    return torch.cat([-levels, torch.tensor([0.0, 1.0]), levels]).sort().values
+
+
+DYNAMIC_MAP = _dynamic_map()
+"""What doubly quantized scales are stored as, by their 8-bit code: bitsandbytes' map of 8 bits."""
+
+
+def integer_limits(bits: int, signed: bool) -> tuple[int, int]:
+    """The least and the largest integer that the scale of a block is stored as."""
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+
+
+def _whole(x: Tensor, unit: Tensor, low: int, high: int) -> Tensor:
+    """float32 ``x`` in whole ``unit``s, 0 where the unit is 0."""
+    whole = (x / unit).round().clamp(low, high)
+    return torch.where(unit == 0, torch.zeros_like(whole), whole)
+
+
+def _largest(x: Tensor, each: int) -> Tensor:
+    """float32 [grid rows, grid columns]: of every ``each`` columns the entry of largest magnitude, the first
+    of equals, in all their places."""
+    runs = torch.nn.functional.pad(x, (0, -x.shape[1] % each)).unflatten(1, (-1, each))
+    largest = runs.gather(2, runs.abs().argmax(2, keepdim=True))
+    return largest.expand(runs.shape).flatten(1)[:, : x.shape[1]]

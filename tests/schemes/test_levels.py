@@ -1,0 +1,135 @@
+"""Scales that are themselves quantized, and blocks across the ends of rows: files, searches, blocks.
+
+If these fail, GGUF's K-quants or QLoRA's scales are counted, saved or restored wrongly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from explorer import SCHEMES, Scheme, compare, quantize, quantize_with_scales
+from explorer.analysis.report import Report
+from explorer.export.ggml import ggml_bytes
+from explorer.export.quantized import load_extra_tensors, load_quantized, save_quantized
+from explorer.schemes import join_scales
+from explorer.schemes.calibrators import MINMAX
+from explorer.schemes.levels import DYNAMIC_MAP
+from explorer.sources.samples import SAMPLES
+
+K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+DOUBLE = "nf4_block64_double"
+FLAT_DOUBLE = "nf4~flat64~SYMMETRIC~nested~minmax~reciprocal~unrounded"
+FLAT = "int4~flat64~ASYMMETRIC~float16~minmax"
+
+
+@pytest.fixture(scope="module")
+def layer() -> Tensor:
+    return SAMPLES["attention_query"].load().values
+
+
+@pytest.mark.parametrize("shape", [(6, 512), (7, 333), (1, 5)])
+@pytest.mark.parametrize("name", [*K_QUANTS, DOUBLE, FLAT_DOUBLE, FLAT])
+def test_a_file_has_the_bytes_that_are_counted(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
+    """Whole and shorter last super-blocks: the tensors' bytes, and the same scales and values back."""
+    q = quantize(torch.randn(shape), Scheme.parse(name))
+    save_quantized(q, tmp_path / "q.safetensors")
+    with safe_open(tmp_path / "q.safetensors", framework="pt") as file:
+        stored = sum(file.get_tensor(key).nbytes for key in file.keys())  # noqa: SIM118
+    assert stored == q.nbytes
+    loaded = load_quantized(tmp_path / "q.safetensors")
+    assert torch.equal(loaded.scales.scale.view(torch.int32), q.scales.scale.view(torch.int32))
+    assert torch.equal(loaded.dequantize().view(torch.int32), q.dequantize().view(torch.int32))
+    assert not load_extra_tensors(tmp_path / "q.safetensors")
+    again = tmp_path / "again.safetensors"
+    save_quantized(loaded, again)
+    assert again.read_bytes() == (tmp_path / "q.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", K_QUANTS)
+def test_k_quants_restore_by_integers_under_float16(name: str, layer: Tensor) -> None:
+    """Scales and minimums are whole numbers of their widths times one float16 number per 256 elements."""
+    q = quantize(layer[:40], SCHEMES[name])
+    upper, rule = q.scales.upper, SCHEMES[name].scale
+    assert upper is not None and rule is not None and rule.super_bits is not None
+    signed = q.scales.offsets is None
+    whole = q.scales.stored
+    assert torch.equal(whole, whole.round()) and int(whole.max() - whole.min()) < 2**rule.super_bits
+    assert bool((whole >= 0).all()) != signed
+    assert torch.equal(upper.scale.to(torch.float16).float(), upper.scale)
+    blocks = 256 // (SCHEMES[name].block[1] or 1)
+    assert torch.equal(upper.scale[:, :blocks], upper.scale[:, :1].expand(-1, blocks))
+    if q.scales.offsets is not None:
+        assert bool((q.scales.offsets <= 0).all())
+
+
+SQNR = {"q2_k": (9.58, 11.48), "q3_k": (16.09, 16.59), "q4_k": (22.03, 22.75), "q5_k": (28.27, 28.64),
+        "q6_k": (34.41, 34.63)}  # fmt: skip
+"""dB on a layer of all-MiniLM-L6-v2: rounded to nearest on min-max ranges, and as the rows search."""
+
+
+@pytest.mark.parametrize("name", SQNR)
+def test_the_search_of_k_quants_pays(name: str, layer: Tensor) -> None:
+    """The figures that the table of schemes states."""
+
+    def sqnr(scheme: Scheme) -> float:
+        report: Report = compare(layer, quantize(layer, scheme))
+        return report.sqnr_db
+
+    plain = dataclasses.replace(SCHEMES[name], calibrator=MINMAX, least_squares_scale=False)
+    assert (sqnr(plain), sqnr(SCHEMES[name])) == pytest.approx(SQNR[name], abs=0.01)
+
+
+def test_ggml_has_whole_super_blocks_only() -> None:
+    """What llama.cpp cannot read is refused, with what it asks for."""
+    with pytest.raises(ValueError, match="a row of 384 values is no whole number of super-blocks of 256"):
+        ggml_bytes(quantize(torch.randn(2, 384), SCHEMES["q4_k"]))
+    for name in ("q4_0", "int4~1x16~MINIMUM~super6~minmax"):
+        with pytest.raises(ValueError, match="K-quants q2_k … q6_k"):
+            ggml_bytes(quantize(torch.randn(2, 256), Scheme.parse(name)))
+
+
+def test_double_quantization_restores_by_the_dynamic_map(layer: Tensor) -> None:
+    """8 bits of a sorted map of 256 levels, near the scale that it stands for."""
+    assert len(DYNAMIC_MAP) == 256 and bool((DYNAMIC_MAP.diff() > 0).all()) and DYNAMIC_MAP[-1] == 1.0
+    scales = quantize(layer, SCHEMES[DOUBLE]).scales
+    assert scales.unrounded is not None and bool(torch.isin(scales.stored, DYNAMIC_MAP).all())
+    worst = (scales.scale - scales.unrounded).abs().max() / scales.unrounded.abs().max()
+    assert 0 < float(worst) < 0.01
+
+
+def test_doubly_quantized_scales_are_of_a_whole_tensor() -> None:
+    """Scales found for one part after another have other means: joined they would not fit a file."""
+    parts = [quantize(torch.randn(4, 128), SCHEMES[DOUBLE]).scales for _ in range(2)]
+    with pytest.raises(ValueError, match="for a whole tensor"):
+        join_scales(parts, 0)
+
+
+@pytest.mark.parametrize("name", ["int4_group64", "int4_group64_asym", "nf4_block64_bnb", DOUBLE])
+def test_flat_blocks_are_blocks_of_rows_where_rows_are_whole_blocks(name: str, layer: Tensor) -> None:
+    row = SCHEMES[name]
+    flat = dataclasses.replace(row, block=(None, 64), flat=True)
+    q, want = quantize(layer, flat), quantize(layer, row)
+    assert torch.equal(q.packed, want.packed) and torch.equal(q.dequantize(), want.dequantize())
+    assert q.scales.stored.shape == (1, want.scales.stored.numel())
+    assert q.nbytes == want.nbytes
+
+
+@pytest.mark.parametrize("text", [FLAT, FLAT_DOUBLE, "int4~flat64~FULL~float16~mse~fit"])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_flat_blocks_are_those_of_one_long_row(text: str, seed: int | None) -> None:
+    """Across the ends of rows, stochastic rounding included: as if the tensor were one row."""
+    scheme = dataclasses.replace(Scheme.parse(text), seed=seed)
+    x = torch.randn(9, 77)
+    one_row = dataclasses.replace(scheme, block=(1, 64), flat=False)
+    q, want = quantize(x, scheme), quantize(x.view(1, -1), one_row)
+    assert torch.equal(q.codes.reshape(1, -1), want.codes) and torch.equal(q.scales.scale, want.scales.scale)
+    assert torch.equal(q.dequantize().view(1, -1), want.dequantize())
+    assert compare(x, q).mse == pytest.approx(compare(x.view(1, -1), want).mse)
+    with pytest.raises(ValueError, match="scales do not fit the 11 blocks of the flattened tensor"):
+        quantize_with_scales(x, scheme, quantize(x[:3], scheme).scales)

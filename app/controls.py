@@ -5,11 +5,13 @@ A scheme is one text (``Scheme.parse``, ``str``) in links and between handlers.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from explorer import CALIBRATORS, SCHEMES, MappingType, ScaleRule, Scheme
-from explorer.formats import E4M3, E8M0, FloatFormat, IntegerFormat
-from explorer.schemes import SCALE_RULES, Block
+from explorer.schemes import SCALE_RULES, Block, CodeRule, Convention
+from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.scheme import NO_SCALE
 from explorer.schemes.text import ELEMENT_FORMATS
 
@@ -24,6 +26,7 @@ GRANULARITIES: dict[str, str] = {
     "column": "per column",
     "group": "groups along the row",
     "tile": "tiles of rows × columns",
+    "flat": "runs of the flattened tensor",
 }
 _ORIGIN = {"FLOOR": " (OCP)", "RCEIL": " (NVIDIA)"}
 MAPPINGS: dict[str, str] = {
@@ -32,7 +35,26 @@ MAPPINGS: dict[str, str] = {
     "FULL": "symmetric, full range",
     "POWER": "symmetric, amax / 2^(b-1)",
     "NO_CLIP": "symmetric, no clipping",
+    "SIGNED_MAX": "symmetric, signed maximum (GGUF)",
+    "MINIMUM": "asymmetric, stored minimum (GGUF)",
+    "MIDPOINT": "asymmetric, stored midpoint (tinygemm)",
 }
+CONVENTIONS: dict[str, str] = {
+    "own": "this program's",
+    "ct": "compressed-tensors, vLLM",
+    "torchao": "torchao",
+    "zero": "GGUF, bitsandbytes: may be 0",
+}
+"""Whose rules stored scales follow: the values of ``Convention``, "own" for its empty one."""
+CODES: dict[str, str] = {
+    "reciprocal": "multiply by 1 / scale",
+    "zerofirst": "add the zero point first",
+    "unrounded": "use the unrounded scale",
+    "bf16": "compute in BF16",
+    "away": "ties away from zero",
+    "up": "ties up",
+}
+"""How codes are rounded: the words of ``CODE_WORDS``."""
 _NO_BLOCK: Block = (None, None)
 _NAMED_BLOCKS: dict[Block, str] = {_NO_BLOCK: "tensor", (1, None): "row", (None, 1): "column"}
 _USUAL_SIDE = 128
@@ -43,19 +65,29 @@ def scale_label(word: str, rule: ScaleRule | None) -> str:
     """A row of ``SCALE_RULES`` as the picker shows it."""
     if rule is None:
         return "none: cast as it is"
+    if rule.super_bits is not None:
+        return f"{rule.super_bits}-bit integers under FP16 super-blocks (GGUF)"
+    if rule.nested:
+        return "8 bits under FP32 (double quantization)"
     if rule.exponent is not None:
         return f"E8M0, {word}{_ORIGIN.get(word, '')}"
     return f"{rule.format.label} under one FP32 (NVFP4)" if rule.per_tensor else rule.format.label
 
 
-SCALES = {word: scale_label(word, rule) for word, rule in SCALE_RULES.items()}
+SCALES = {
+    word: scale_label(word, rule)
+    for word, rule in SCALE_RULES.items()
+    if rule is None or rule.has_upper_level or rule.convention is Convention.OWN
+}
+"""Scales by their words; by which library's rules they are stored is a choice of its own."""
 
 
 @dataclass(frozen=True)
 class Parts:
     """What the sidebar's scheme controls hold, as the strings and numbers they show.
 
-    ``rows`` and ``columns`` are the sides of tiles, 0 for a whole axis; groups have ``columns`` alone.
+    ``rows`` and ``columns`` are the sides of tiles, 0 for a whole axis; groups and runs of the flattened
+    tensor have ``columns`` alone. ``convention`` is a key of ``CONVENTIONS``, ``codes`` are of ``CODES``.
     """
 
     format: str
@@ -64,7 +96,9 @@ class Parts:
     columns: int
     mapping: str
     scale: str
+    convention: str
     range: str
+    codes: tuple[str, ...]
     refit: bool
     stochastic: bool
     seed: int
@@ -81,8 +115,10 @@ def scheme_choices() -> list[tuple[str, str]]:
 def parts_of(scheme: Scheme) -> Parts:
     """The controls' values that stand for ``scheme``."""
     rows, columns = scheme.block
-    granularity = _NAMED_BLOCKS.get(scheme.block)
-    if granularity is not None:
+    granularity = "flat" if scheme.flat else _NAMED_BLOCKS.get(scheme.block)
+    if granularity == "flat":
+        rows = columns
+    elif granularity is not None:
         rows = columns = _USUAL_SIDE
     elif rows == 1:
         granularity, rows = "group", columns  # from groups a click on tiles gives square ones
@@ -92,42 +128,71 @@ def parts_of(scheme: Scheme) -> Parts:
         rows or 0,
         columns or 0,
         scheme.mapping.name,
-        scheme.scale.word if scheme.scale else NO_SCALE,
+        _own_word(scheme.scale),
+        (scheme.scale.convention.value or "own") if scheme.scale else "own",
         scheme.calibrator.name,
+        tuple(scheme.codes.words),
         scheme.least_squares_scale,
         scheme.seed is not None,
         scheme.seed or 0,
     )
 
 
-def scheme_of(parts: Parts) -> Scheme:
-    """The scheme that the controls spell, changed as little as makes it possible.
+def _own_word(rule: ScaleRule | None) -> str:
+    """The rule's word without its convention."""
+    if rule is None or rule.has_upper_level:
+        return rule.word if rule else NO_SCALE
+    return dataclasses.replace(rule, convention=Convention.OWN).word
 
-    A format that takes no asymmetric mapping falls back to symmetric, and one of 16 bits or more to a
-    cast, so that no order of clicks leads to an error.
+
+def scheme_of(parts: Parts) -> Scheme:
+    """The scheme that the controls spell, changed as little as makes it possible, so that no order of clicks
+    leads to an error: rules for codes go first, then the convention, the symmetry, the scale format. Formats
+    of 16 bits or more are cast.
     """
-    fmt = ELEMENT_FORMATS[parts.format]
-    scale = SCALE_RULES[parts.scale]
-    if fmt.bits > 8:
-        scale = None
-    elif scale is None and not isinstance(fmt, FloatFormat):
-        scale = ScaleRule()
-    mapping = MappingType[parts.mapping]
-    scaled_by_power = scale is not None and scale.format in (E8M0, E4M3)
-    if scale is None or not isinstance(fmt, IntegerFormat) or scaled_by_power:
-        mapping = MappingType.SYMMETRIC
-    scheme = Scheme(
-        CUSTOM,
-        "",
-        fmt,
-        _block_of(parts) if scale is not None else _NO_BLOCK,
-        scale,
-        mapping,
-        CALIBRATORS[parts.range],
-        parts.refit and scale is not None,
-        parts.seed if parts.stochastic else None,
-    )
-    return Scheme.parse(str(scheme))
+    block = _block_of(parts)
+    legal = (scheme for changed in _simpler(parts) if (scheme := _spelled(changed, block)) is not None)
+    return Scheme.parse(str(next(legal)))
+
+
+def _simpler(parts: Parts) -> Iterator[Parts]:
+    """``parts``, then with one choice after another taken back."""
+    yield parts
+    for word in parts.codes:
+        yield dataclasses.replace(parts, codes=tuple(other for other in parts.codes if other != word))
+    for change in (
+        {"codes": ()},
+        {"convention": "own"},
+        {"mapping": "SYMMETRIC"},
+        {"scale": "float32"},
+        {"scale": NO_SCALE},
+    ):
+        parts = dataclasses.replace(parts, **change)
+        yield parts
+
+
+def _spelled(parts: Parts, block: Block) -> Scheme | None:
+    """The scheme that ``parts`` spell, None if there is none."""
+    rule = SCALE_RULES[parts.scale]
+    try:
+        if rule is not None and not rule.has_upper_level:
+            convention = Convention("" if parts.convention == "own" else parts.convention)
+            rule = dataclasses.replace(rule, convention=convention)
+        return Scheme(
+            CUSTOM,
+            "",
+            ELEMENT_FORMATS[parts.format],
+            block if rule is not None else _NO_BLOCK,
+            rule,
+            MappingType[parts.mapping],
+            CALIBRATORS[parts.range],
+            parts.refit and rule is not None,
+            parts.seed if parts.stochastic else None,
+            CodeRule(**dict(CODE_WORDS[word] for word in parts.codes)),  # type: ignore[arg-type]
+            flat=parts.granularity == "flat" and rule is not None and block[1] is not None,
+        )
+    except ValueError:
+        return None
 
 
 def _block_of(parts: Parts) -> Block:
@@ -139,4 +204,5 @@ def _block_of(parts: Parts) -> Block:
             raise ValueError(
                 f"a side of a block has 1 to {_LARGEST_SIDE} values, or 0 for the whole axis, not {side}"
             )
-    return (1 if parts.granularity == "group" else parts.rows or None), parts.columns or None
+    rows = {"group": 1, "flat": None}.get(parts.granularity, parts.rows or None)
+    return rows, parts.columns or None

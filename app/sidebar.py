@@ -10,6 +10,8 @@ from typing import Any
 import gradio as gr
 
 from app.controls import (
+    CODES,
+    CONVENTIONS,
     DEFAULT_SAMPLE,
     DEFAULT_SCHEME,
     GRANULARITIES,
@@ -25,7 +27,7 @@ from app.controls import (
 from app.selection import Selection, file_source, model_source
 from app.views import Control, Shown, View, shows
 from app.widgets import PRIVATE
-from explorer import CALIBRATORS, Scheme
+from explorer import CALIBRATORS, SCHEMES, Scheme
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import SUFFIXES, TensorInfo
@@ -43,7 +45,9 @@ class SchemeView(View):
     columns: Shown
     mapping: Shown
     scale: Shown
+    convention: Shown
     range: Shown
+    codes: Shown
     refit: Shown
     stochastic: Shown
     seed: Shown
@@ -124,7 +128,9 @@ def build_sidebar() -> Sidebar:
 
 def _build_scheme_controls() -> SchemeView:
     first = parts_of(Scheme.parse(DEFAULT_SCHEME))
-    preset = gr.Dropdown(scheme_choices(), value=DEFAULT_SCHEME, label="Scheme", elem_id="preset")
+    preset = gr.Dropdown(
+        scheme_choices(), value=DEFAULT_SCHEME, label="Scheme", allow_custom_value=True, elem_id="preset"
+    )
     text = gr.Textbox(DEFAULT_SCHEME, visible=False, label="scheme")
     fmt = gr.Dropdown(format_choices(), value=first.format, label="Number format", elem_id="format")
     granularity = gr.Dropdown(
@@ -153,6 +159,19 @@ def _build_scheme_controls() -> SchemeView:
         scale = gr.Dropdown(
             [(label, key) for key, label in SCALES.items()], value=first.scale, label="Scale stored as"
         )
+        convention = gr.Dropdown(
+            [(label, key) for key, label in CONVENTIONS.items()],
+            value=first.convention,
+            label="Scales by the rules of",
+            elem_id="convention",
+        )
+        codes = gr.Dropdown(
+            [(label, key) for key, label in CODES.items()],
+            value=list(first.codes),
+            multiselect=True,
+            label="Codes as other libraries round them",
+            elem_id="codes",
+        )
         calibrator = gr.Dropdown(
             [(c.label, c.name) for c in CALIBRATORS.values()], value=first.range, label="Range"
         )
@@ -169,7 +188,9 @@ def _build_scheme_controls() -> SchemeView:
         columns=columns,
         mapping=mapping,
         scale=scale,
+        convention=convention,
         range=calibrator,
+        codes=codes,
         refit=refit,
         stochastic=stochastic,
         seed=seed,
@@ -180,9 +201,8 @@ def show_scheme(text: str) -> SchemeView:
     """What the scheme controls show for a scheme's name or text form."""
     scheme = Scheme.parse(text)
     text, parts = str(scheme), parts_of(scheme)
-    named = text if any(text == name for _, name in scheme_choices()) else None
-    preset = gr.update(value=named, label="Scheme" if named else "Scheme (custom)")
-    return SchemeView(text=text, preset=preset, **vars(parts))
+    preset = gr.update(value=text, label="Scheme" if text in SCHEMES else "Scheme (custom)")
+    return SchemeView(text=text, preset=preset, **{**vars(parts), "codes": list(parts.codes)})
 
 
 @shows(SchemeView)
@@ -201,18 +221,23 @@ def chosen_parts(
     columns: float,
     mapping: str,
     scale: str,
+    convention: str,
     wanted: str,
+    codes: list[str],
     refit: bool,
     stochastic: bool,
     seed: str,
 ) -> SchemeView:
     """Take a scheme by its parts: format, granularity, rows of a tile, columns of a tile or group (0: the
-    whole axis), symmetry, scale format, range, refit, stochastic rounding and seed. Impossible combinations
-    fall back to the nearest possible one."""
+    whole axis), symmetry, scale format, convention of scales, range, rules for codes, refit, stochastic
+    rounding and seed. Impossible combinations fall back to the nearest possible one."""
     if not re.fullmatch(r"\s*[0-9]{0,20}\s*", seed or ""):
         raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
     number, sides = int((seed or "").strip() or 0), (int(rows or 0), int(columns or 0))
-    parts = Parts(fmt, granularity, *sides, mapping, scale, wanted, refit, stochastic, number)
+    words = tuple(codes or ())
+    parts = Parts(
+        fmt, granularity, *sides, mapping, scale, convention, wanted, words, refit, stochastic, number
+    )
     return show_scheme(str(scheme_of(parts)))
 
 

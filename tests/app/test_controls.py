@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from app.controls import (
+    CODES,
+    CONVENTIONS,
     GRANULARITIES,
     MAPPINGS,
     SCALES,
@@ -22,8 +24,8 @@ from app.controls import (
 from app.sidebar import chosen_parts, show_scheme
 from app.ui import build
 from explorer import CALIBRATORS, SCHEMES, MappingType, Scheme, quantize
-from explorer.formats import CodebookFormat
-from explorer.schemes import SCALE_RULES
+from explorer.schemes import SCALE_RULES, Convention
+from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.text import ELEMENT_FORMATS
 from explorer.sources import load_sample
 from tests.schemes.test_text import legal_schemes, same_parts
@@ -55,7 +57,10 @@ def test_presets_survive_the_controls(name: str) -> None:
 
 def test_the_pickers_offer_what_a_text_may_say() -> None:
     """If this fails, a link opens with a scheme that the next click refuses."""
-    assert set(SCALES) == set(SCALE_RULES) and set(MAPPINGS) == set(MappingType.__members__)
+    rules = [rule for rule in SCALE_RULES.values() if rule is not None and not rule.has_upper_level]
+    assert {rule.word for rule in rules if rule.convention is Convention.OWN} < set(SCALES)
+    assert set(CONVENTIONS) == {convention.value or "own" for convention in Convention}
+    assert set(CODES) == set(CODE_WORDS) and set(MAPPINGS) == set(MappingType.__members__)
     assert {name for _, name in format_choices()} == set(ELEMENT_FORMATS)
 
 
@@ -64,12 +69,11 @@ def test_every_combination_of_controls_works() -> None:
     x = load_sample("attention_query").values[:8]
     every = itertools.product(ELEMENT_FORMATS, GRANULARITIES, MAPPINGS, SCALES)
     for index, (fmt, granularity, mapping, scale) in enumerate(every):
-        parts = Parts(fmt, granularity, 2, 48, mapping, scale, "minmax", False, index % 7 == 0, 3)
-        scheme = scheme_of(parts)
+        convention, codes = list(CONVENTIONS)[index % 4], tuple(CODES)[index % 5 : index % 5 + index % 3]
+        rules = (mapping, scale, convention, "minmax", codes)
+        scheme = scheme_of(Parts(fmt, granularity, 2, 48, *rules, False, index % 7 == 0, 3))
         assert Scheme.parse(str(scheme)) == scheme
-        # EVEN rounds to an element's mantissa: a codebook has none, and refuses in words.
-        refused = scale == "EVEN" and isinstance(ELEMENT_FORMATS[fmt], CodebookFormat)
-        if index % 40 == 0 and not refused:
+        if index % 40 == 0:
             quantize(x, scheme)
 
 
@@ -110,7 +114,8 @@ def test_the_sidebar_keeps_the_canonical_text(text: str) -> None:
     """If this fails, two links to one scheme differ, and its name is missing from the picker."""
     shown = show_scheme(text)
     assert shown.text == str(Scheme.parse(text))
-    assert shown.preset["value"] == (shown.text if shown.text in SCHEMES else None)
+    assert shown.preset["value"] == shown.text
+    assert ("custom" in shown.preset["label"]) == (shown.text not in SCHEMES)
 
 
 def test_a_seed_beyond_a_browsers_numbers_survives_a_click(page: gr.Blocks) -> None:
@@ -138,7 +143,8 @@ def test_a_tab_takes_a_scheme_of_the_visitors_own(elem_id: str, page: gr.Blocks)
 
 def test_ranges_and_refit_survive() -> None:
     for wanted in CALIBRATORS:
-        scheme = scheme_of(Parts("int4", "group", 64, 64, "SYMMETRIC", "float16", wanted, True, True, 11))
+        rules = ("SYMMETRIC", "float16", "own", wanted, ())
+        scheme = scheme_of(Parts("int4", "group", 64, 64, *rules, True, True, 11))
         assert (scheme.calibrator.name, scheme.least_squares_scale, scheme.seed) == (wanted, True, 11)
         assert Scheme.parse(str(scheme)) == scheme
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from explorer import CALIBRATORS, FORMATS, SCHEMES, MappingType, ScaleRule, Scheme
+from explorer import CALIBRATORS, SCHEMES, MappingType, ScaleRule, Scheme
 from explorer.formats import E4M3, E8M0, FloatFormat, IntegerFormat
 from explorer.schemes import SCALE_RULES, Block
 from explorer.schemes.scheme import NO_SCALE
+from explorer.schemes.text import ELEMENT_FORMATS
 
 CUSTOM = "custom"
 DEFAULT_SCHEME = "int4_group128_asym"
@@ -22,20 +23,9 @@ GRANULARITIES: dict[str, str] = {
     "row": "per row (channel, token)",
     "column": "per column",
     "group": "groups along the row",
-    "tile": "square tiles",
+    "tile": "tiles of rows × columns",
 }
-SCALES: dict[str, str] = {
-    "float32": "FP32",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "FLOOR": "E8M0, FLOOR (OCP)",
-    "RCEIL": "E8M0, RCEIL (NVIDIA)",
-    "CEIL": "E8M0, CEIL",
-    "EVEN": "E8M0, EVEN",
-    "float8_e4m3fn": "FP8 E4M3",
-    "nvfp4": "FP8 E4M3 under one FP32 (NVFP4)",
-    "none": "none: cast as it is",
-}
+_ORIGIN = {"FLOOR": " (OCP)", "RCEIL": " (NVIDIA)"}
 MAPPINGS: dict[str, str] = {
     "SYMMETRIC": "symmetric",
     "ASYMMETRIC": "asymmetric (zero point)",
@@ -43,15 +33,35 @@ MAPPINGS: dict[str, str] = {
     "POWER": "symmetric, amax / 2^(b-1)",
     "NO_CLIP": "symmetric, no clipping",
 }
+_NO_BLOCK: Block = (None, None)
+_NAMED_BLOCKS: dict[Block, str] = {_NO_BLOCK: "tensor", (1, None): "row", (None, 1): "column"}
+_USUAL_SIDE = 128
+_LARGEST_SIDE = 10**9 - 1  # what a scheme's text can spell
+
+
+def scale_label(word: str, rule: ScaleRule | None) -> str:
+    """A row of ``SCALE_RULES`` as the picker shows it."""
+    if rule is None:
+        return "none: cast as it is"
+    if rule.exponent is not None:
+        return f"E8M0, {word}{_ORIGIN.get(word, '')}"
+    return f"{rule.format.label} under one FP32 (NVFP4)" if rule.per_tensor else rule.format.label
+
+
+SCALES = {word: scale_label(word, rule) for word, rule in SCALE_RULES.items()}
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the sidebar's scheme controls hold, as the strings and numbers they show."""
+    """What the sidebar's scheme controls hold, as the strings and numbers they show.
+
+    ``rows`` and ``columns`` are the sides of tiles, 0 for a whole axis; groups have ``columns`` alone.
+    """
 
     format: str
     granularity: str
-    size: int
+    rows: int
+    columns: int
     mapping: str
     scale: str
     range: str
@@ -61,7 +71,7 @@ class Parts:
 
 
 def format_choices() -> list[tuple[str, str]]:
-    return [(f.label, f.name) for f in FORMATS.values() if f is not E8M0]
+    return [(f.label, f.name) for f in ELEMENT_FORMATS.values()]
 
 
 def scheme_choices() -> list[tuple[str, str]]:
@@ -70,13 +80,17 @@ def scheme_choices() -> list[tuple[str, str]]:
 
 def parts_of(scheme: Scheme) -> Parts:
     """The controls' values that stand for ``scheme``."""
-    granularity = {(None, None): "tensor", (1, None): "row", (None, 1): "column"}.get(
-        scheme.block, "group" if scheme.block[0] == 1 else "tile"
-    )
+    rows, columns = scheme.block
+    granularity = _NAMED_BLOCKS.get(scheme.block)
+    if granularity is not None:
+        rows = columns = _USUAL_SIDE
+    elif rows == 1:
+        granularity, rows = "group", columns  # from groups a click on tiles gives square ones
     return Parts(
         scheme.format.name,
-        granularity,
-        scheme.block[1] or 128,
+        granularity or "tile",
+        rows or 0,
+        columns or 0,
         scheme.mapping.name,
         scheme.scale.word if scheme.scale else NO_SCALE,
         scheme.calibrator.name,
@@ -92,9 +106,7 @@ def scheme_of(parts: Parts) -> Scheme:
     A format that takes no asymmetric mapping falls back to symmetric, and one of 16 bits or more to a
     cast, so that no order of clicks leads to an error.
     """
-    fmt = FORMATS[parts.format]
-    if not 1 <= parts.size <= 1 << 20:
-        raise ValueError(f"a block side is 1 to {1 << 20}, not {parts.size}")
+    fmt = ELEMENT_FORMATS[parts.format]
     scale = SCALE_RULES[parts.scale]
     if fmt.bits > 8:
         scale = None
@@ -104,20 +116,11 @@ def scheme_of(parts: Parts) -> Scheme:
     scaled_by_power = scale is not None and scale.format in (E8M0, E4M3)
     if scale is None or not isinstance(fmt, IntegerFormat) or scaled_by_power:
         mapping = MappingType.SYMMETRIC
-    block: Block = {
-        "tensor": (None, None),
-        "row": (1, None),
-        "column": (None, 1),
-        "group": (1, parts.size),
-        "tile": (parts.size, parts.size),
-    }[parts.granularity]
-    if scale is None:
-        block = (None, None)
     scheme = Scheme(
         CUSTOM,
         "",
         fmt,
-        block,
+        _block_of(parts) if scale is not None else _NO_BLOCK,
         scale,
         mapping,
         CALIBRATORS[parts.range],
@@ -125,3 +128,15 @@ def scheme_of(parts: Parts) -> Scheme:
         parts.seed if parts.stochastic else None,
     )
     return Scheme.parse(str(scheme))
+
+
+def _block_of(parts: Parts) -> Block:
+    for block, name in _NAMED_BLOCKS.items():
+        if name == parts.granularity:
+            return block
+    for side in (parts.rows, parts.columns):
+        if not 0 <= side <= _LARGEST_SIDE:
+            raise ValueError(
+                f"a side of a block has 1 to {_LARGEST_SIDE} values, or 0 for the whole axis, not {side}"
+            )
+    return (1 if parts.granularity == "group" else parts.rows or None), parts.columns or None

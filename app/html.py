@@ -20,7 +20,7 @@ from markupsafe import Markup
 from explorer.analysis.element import Inspection
 from explorer.analysis.memory import MemoryEstimate
 from explorer.analysis.report import Report
-from explorer.bench.quantize import QuantizeTiming
+from explorer.bench.quantize import QuantizeTiming, kernel_file
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import CodeFacts, Rendering
 from explorer.schemes import Scheme
@@ -140,7 +140,8 @@ def kernel(timing: QuantizeTiming, where: str) -> str:
     time, share, copy = timing.time, 100 * timing.share, timing.copy_gigabytes_per_s
     low, high = 1e6 * time.low_s, 1e6 * time.high_s
     rows = (
-        ("kernels", " → ".join(timing.kernels) + ", kernels/quantize.cu"),
+        ("kernels", " → ".join(timing.kernels)),
+        ("files", ", ".join(dict.fromkeys(f"kernels/{kernel_file(kernel)}" for kernel in timing.kernels))),
         ("input", f"{timing.shape[0]}×{timing.shape[1]} {timing.dtype}"),
         ("time", f"{1e6 * time.median_s:.1f} µs, 10th to 90th percentile {low:.1f} to {high:.1f}"),
         ("memory", f"{timing.bytes_moved / 1e6:.1f} MB moved, {timing.gigabytes_per_s:.0f} GB/s"),

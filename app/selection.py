@@ -89,7 +89,7 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
         matrix = load()
         return dataclasses.replace(matrix, values=place(matrix.values).move(matrix.values))
 
-    key = (*_tensor_key(chosen), most)
+    key = (*tensor_key(chosen), most)
     return _MATRICES.get(key, read, lambda matrix: matrix.values.nbytes)
 
 
@@ -98,7 +98,7 @@ def analysis_of(chosen: Selection, progress: Progress | None = None) -> tuple[Ma
     scheme = Scheme.parse(chosen.scheme)
     matrix = matrix_of(chosen, progress)
     analysis = _ANALYSES.get(
-        (*_tensor_key(chosen), limits.current().elements, chosen.scheme),
+        (*tensor_key(chosen), limits.current().elements, chosen.scheme),
         lambda: _analyse(matrix, scheme),
         lambda analysis: analysis.q.packed.nbytes + analysis.error_map.nbytes,
     )
@@ -125,7 +125,9 @@ def model_source(model: str, revision: str) -> TensorSource:
     return _SOURCES.get(key, lambda: open_model(model, revision.strip() or None), lambda _: 1)
 
 
-def _tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
+def tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
+    """What tells the selected tensor from every other, for caches that all visitors share: a file by its
+    path, size and time of change."""
     if chosen.source == "builtin":
         return ("builtin", chosen.sample)
     if chosen.source == "file":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,8 @@ class SchemeView(View):
     preset: Shown
     format: Shown
     granularity: Shown
-    size: Shown
+    rows: Shown
+    columns: Shown
     mapping: Shown
     scale: Shown
     range: Shown
@@ -131,7 +133,16 @@ def _build_scheme_controls() -> SchemeView:
         label="One scale for",
         elem_id="granularity",
     )
-    size = gr.Number(first.size, label="Group size / tile side", precision=0, minimum=1, elem_id="size")
+    with gr.Row():
+        columns = gr.Number(
+            first.columns,
+            label="Group size, tile columns",
+            precision=0,
+            minimum=0,
+            min_width=110,
+            elem_id="size",
+        )
+        rows = gr.Number(first.rows, label="Tile rows (0: all)", precision=0, minimum=0, min_width=110)
     mapping = gr.Dropdown(
         [(label, key) for key, label in MAPPINGS.items()],
         value=first.mapping,
@@ -147,13 +158,15 @@ def _build_scheme_controls() -> SchemeView:
         )
         refit = gr.Checkbox(first.refit, label="Refit scales by least squares")
         stochastic = gr.Checkbox(first.stochastic, label="Stochastic rounding")
-        seed = gr.Number(first.seed, label="Seed", precision=0, minimum=0)
+        # A browser's numbers are exact up to 2^53 only, a seed goes up to 2^64 - 1.
+        seed = gr.Textbox(str(first.seed), label="Seed", max_lines=1)
     return SchemeView(
         text=text,
         preset=preset,
         format=fmt,
         granularity=granularity,
-        size=size,
+        rows=rows,
+        columns=columns,
         mapping=mapping,
         scale=scale,
         range=calibrator,
@@ -165,7 +178,8 @@ def _build_scheme_controls() -> SchemeView:
 
 def show_scheme(text: str) -> SchemeView:
     """What the scheme controls show for a scheme's name or text form."""
-    parts = parts_of(Scheme.parse(text))
+    scheme = Scheme.parse(text)
+    text, parts = str(scheme), parts_of(scheme)
     named = text if any(text == name for _, name in scheme_choices()) else None
     preset = gr.update(value=named, label="Scheme" if named else "Scheme (custom)")
     return SchemeView(text=text, preset=preset, **vars(parts))
@@ -183,17 +197,22 @@ def chosen_preset(name: str) -> SchemeView:
 def chosen_parts(
     fmt: str,
     granularity: str,
-    size: float,
+    rows: float,
+    columns: float,
     mapping: str,
     scale: str,
     wanted: str,
     refit: bool,
     stochastic: bool,
-    seed: float,
+    seed: str,
 ) -> SchemeView:
-    """Take a scheme by its parts: format, granularity, group size, symmetry, scale format, range, refit,
-    stochastic rounding and seed. Impossible combinations fall back to the nearest possible one."""
-    parts = Parts(fmt, granularity, int(size or 0), mapping, scale, wanted, refit, stochastic, int(seed or 0))
+    """Take a scheme by its parts: format, granularity, rows of a tile, columns of a tile or group (0: the
+    whole axis), symmetry, scale format, range, refit, stochastic rounding and seed. Impossible combinations
+    fall back to the nearest possible one."""
+    if not re.fullmatch(r"\s*[0-9]{0,20}\s*", seed or ""):
+        raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
+    number, sides = int((seed or "").strip() or 0), (int(rows or 0), int(columns or 0))
+    parts = Parts(fmt, granularity, *sides, mapping, scale, wanted, refit, stochastic, number)
     return show_scheme(str(scheme_of(parts)))
 
 

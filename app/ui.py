@@ -98,7 +98,7 @@ def _wire_scheme(page: Page) -> None:
         name, shown = f"choose_parts_{index}", "undocumented"
         if index == 0:
             name, shown = "choose_parts", "public"
-        typed = isinstance(control, gr.Number)
+        typed = isinstance(control, gr.Number | gr.Textbox)
         _wire_part(page, control.submit if typed else control.input, name, shown, f"part{index}")
         if typed:
             _wire_part(page, control.blur, f"{name}_blur", "undocumented", f"blur{index}")

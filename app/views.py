@@ -114,7 +114,7 @@ def listen(event: Any, handler: Any, inputs: Any, outputs: View | Control, **opt
     return event(_in_order(handler), inputs, outputs.in_order(), **options)
 
 
-_REFUSED = (ValueError, IndexError, OSError, ImportError, MemoryError, RuntimeError)
+_REFUSED = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 
 
 def _message(error: Exception) -> str:

@@ -15,10 +15,11 @@ import typer
 from safetensors.torch import save_file
 
 import explorer
-from explorer import SCHEMES, compare, gpu, load_matrix, quantize
+from explorer import SCHEMES, compare, gpu, load_matrix, paths, quantize
 from explorer.cli import bench, main
 from explorer.cli.app import app
 from explorer.cli.output import Table, counted, render
+from explorer.core import backend
 from explorer.export.quantized import load_quantized, save_quantized
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,7 +129,7 @@ def test_layers_of_a_real_model(minilm: Path, capsys: pytest.CaptureFixture[str]
 def test_capture_then_methods_then_out(
     minilm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole way: text through a real model, a layer's inputs to a file, repaired, written, read back."""
+    """The whole way: text through a real model, a layer's inputs to a file; the layer is read back."""
     (tmp_path / "text.txt").write_text("One line of text.\n\nAnd another one, a little longer.\n")
     out = tmp_path / "c.safetensors"
     code, text, _ = run(
@@ -197,6 +198,7 @@ def test_embed_a_real_model(minilm: Path, capsys: pytest.CaptureFixture[str]) ->
     )
 
 
+LAYER = ("sample:attention_query", "--inputs", "sample:query_in")
 BAD = [
     (("quantize", "sample:mlp_up", "--scheme", "int4_grup128"), "did you mean int4_group128"),
     (("quantize", "sample:nope", "--scheme", "nvfp4"), "no sample"),
@@ -219,10 +221,35 @@ BAD = [
     (("embed", "no such folder/at all"), "could not be loaded"),
     (("bench", "gemm", "--rows", "nope"), "no product 'nope'"),
     (("bench", "gemm", "--shape", "64x64"), "M x N x K"),
+    (("bench", "gemm", "--gemms", "bf16", "--variants", "nope"), "no kernel variant 'nope'"),
+    (("bench", "gemm", "--gemms", ","), "expected a comma-separated list"),
+    (("bench", "cpu", "--schemes", ","), "expected a comma-separated list"),
+    (("bench", "cpu", "--repeats", "0"), "--repeats"),
+    (("compare", "sample:query_in", "--schemes", ","), "expected a comma-separated list"),
+    (("methods", *LAYER, "--methods", ","), "expected a comma-separated list"),
+    (("methods", *LAYER, "--schemes", ","), "expected a comma-separated list"),
+    (("embed", "x", "--methods", ","), "expected a comma-separated list"),
+    (("train", "--widths", ","), "expected a comma-separated list"),
+    (("compile", "--arch", "sm_90a", "--workers", "-1"), "--workers"),
     (("compile", "--arch", "h100"), "no architecture 'h100'"),
     (("conformance", "--packages", "numpy"), "no rows compare with numpy"),
     (("conformance", "--record"), "give --full"),
     (("conformance", "--full", "--record", "--packages", "gguf"), "no --packages"),
+    (("quantize", "gone.npy", "--scheme", "nvfp4", "--out", "/no/such/q.safetensors"), "no folder /no/such"),
+    (("capture", "gone", "--text", __file__, "--out", "/no/such/q.safetensors"), "no folder /no/such"),
+    (
+        (
+            "methods",
+            "gone.npy",
+            "--inputs",
+            "gone.npy",
+            "--methods",
+            "rtn",
+            "--out",
+            "/no/such/q.safetensors",
+        ),
+        "no folder /no/such",
+    ),
 ]
 
 
@@ -232,6 +259,28 @@ def test_bad_input_is_one_line_and_code_2(
 ) -> None:
     code, out, err = run(capsys, *command)
     assert code == 2 and out == "" and words in err and len(err.strip().splitlines()) == 1
+
+
+def test_calibrating_zeros_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(torch.zeros(4, 32), tmp_path / "z.pt")
+    code, _, err = run(capsys, "calibrate", str(tmp_path / "z.pt"))
+    assert code == 2 and "every value is 0" in err
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is there, but what shall be written is itself a folder."""
+    (tmp_path / "q.safetensors").mkdir()
+    out = str(tmp_path / "q.safetensors")
+    code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--out", out)
+    assert code == 2 and err.startswith("error: ") and len(err.strip().splitlines()) == 1
+
+
+def test_docs_say_what_they_wrote_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command has ``--json``."""
+    code, out, _ = run(capsys, "docs", "--check", "--json")
+    assert code == 0 and json.loads(out) == {"stale": []}
 
 
 USAGE = [
@@ -258,11 +307,44 @@ def test_bad_usage_is_one_line_and_code_2(
 
 
 @pytest.mark.skipif(gpu.available().ok, reason="there is a GPU here")
+def test_the_option_wins_over_the_programs_choice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--device`` holds for one command, the program's own choice for those without it and afterwards."""
+    monkeypatch.setattr(gpu, "available", lambda: gpu.Availability(False, "no GPU found"))
+    monkeypatch.setattr(backend, "_chosen", None)
+    command = ("quantize", "sample:query_in", "--scheme", "nvfp4")
+    explorer.use_device("cpu")
+    code, _, err = run(capsys, *command, "--device", "cuda")
+    assert code == 2 and "the device cuda was chosen, but: no GPU found" in err
+    assert backend._chosen == "cpu" and run(capsys, *command)[0] == 0
+    monkeypatch.setattr(backend, "_chosen", "cuda")
+    assert run(capsys, *command)[0] == 2 and run(capsys, *command, "--device", "auto")[0] == 0
+    assert backend._chosen == "cuda" and run(capsys, *command, "--device", "cpu")[0] == 0
+
+
 def test_a_device_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """--device cuda never falls back silently, and what one call chose does not hold for the next."""
     code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--device", "cuda")
     assert code == 2 and "cuda was chosen" in err
     assert run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4")[0] == 0
+
+
+WRITING = ["docs", "docs --check", "docs --record", "bench quantize --record", "bench methods --record"]
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_an_installed_package_writes_no_documentation(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, the command writes into site-packages, where nobody looks."""
+    monkeypatch.setattr(paths, "CHECKOUT", None)
+    monkeypatch.setattr("explorer.bench.docs.record_runs", lambda _: pytest.fail("it was measured"))
+    monkeypatch.setattr("explorer.cli.bench.counted", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("explorer.bench.commands.require_gpu", lambda: None)
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: pytest.fail("it was written"))
+    code, _, err = run(capsys, *command.split())
+    assert code == 2 and "checkout" in err
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from app import html
 from app.cache import BoundedCache
 from app.gpu_lock import gpu_lock
 from app.page import Page
-from app.selection import Selection, matrix_of
+from app.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from app.views import Shown, View, listen, shows
 from app.widgets import QUIET, block, plot_card, table
@@ -47,7 +47,7 @@ NOTE = (
     "here one range is drawn for the whole tensor. Choose inputs of a layer to calibrate activations."
 )
 OwnIndependent = tuple[list[tuple[int, str, float]], StaticVsDynamic | None]
-_BY_SELECTION = BoundedCache[OwnIndependent](64)
+_BY_TENSOR = BoundedCache[OwnIndependent](64)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _independent_of_own_range(chosen: Selection, x: Tensor) -> OwnIndependent:
         held = static_and_dynamic(x, scheme) if x.shape[0] > 1 else None
         return list(threshold_by_rows(x, scheme)), held
 
-    return _BY_SELECTION.get(chosen, compute, lambda _: 1)
+    return _BY_TENSOR.get((*tensor_key(chosen), x.shape[0], chosen.scheme), compute, lambda _: 1)
 
 
 def _row(choice: ChosenRange) -> list[Any]:

@@ -10,10 +10,10 @@ from typing import Any
 import gradio as gr
 
 from app import html
-from app.controls import scheme_choices
 from app.files import NOTHING_YET, Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
+from app.scheme_picker import build_scheme_picker
 from app.selection import Selection, matrix_of
 from app.sidebar import SchemeView, show_scheme
 from app.theme import plot_data
@@ -130,9 +130,7 @@ def clicked(event: gr.SelectData) -> TakenView:
 
 def build(page: Page) -> None:
     """Lay the tab out. A click on a row takes its scheme to the Tensor tab."""
-    schemes = gr.Dropdown(
-        scheme_choices(), value=list(USUAL), multiselect=True, label="Schemes", elem_id="compare-schemes"
-    )
+    schemes = build_scheme_picker(page, USUAL, "Schemes", "compare-schemes")
     with gr.Row():
         start = gr.Button("Compare these", variant="primary", min_width=140)
         everything = gr.Button(f"Compare all {len(SCHEMES)}", min_width=140)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from app import html, limits
 from app.choices import INPUT_SCHEMES, input_scheme, method_choices
-from app.controls import scheme_choices
 from app.files import Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
+from app.scheme_picker import build_scheme_picker
 from app.tabs.layer_inputs import build_layer_inputs, chosen_layer
 from app.tabs.whole_model import build_whole_model
 from app.theme import plot_data
@@ -196,14 +196,7 @@ def build(page: Page) -> None:
             min_width=260,
             elem_id="methods-methods",
         )
-        schemes = gr.Dropdown(
-            scheme_choices(),
-            value=list(USUAL_SCHEMES),
-            multiselect=True,
-            label="Schemes",
-            min_width=260,
-            elem_id="methods-schemes",
-        )
+        schemes = build_scheme_picker(page, USUAL_SCHEMES, "Schemes", "methods-schemes")
         inputs = gr.Dropdown(
             list(INPUT_SCHEMES), value="as they are", label="Inputs", min_width=150, elem_id="methods-inputs"
         )
@@ -216,7 +209,7 @@ def build(page: Page) -> None:
     )
     stopped = block(elem_id="methods-stopped")
     outputs = _build_results(status)
-    build_whole_model()
+    build_whole_model(page)
     _wire(page, start, stop, stopped, [*layer.values(), methods, schemes, inputs], outputs)
 
 

@@ -14,7 +14,7 @@ from app.cache import BoundedCache
 from app.files import NOTHING_YET, Downloads, downloads
 from app.gpu_lock import gpu_lock
 from app.page import Page
-from app.selection import Selection, matrix_of
+from app.selection import Selection, matrix_of, tensor_key
 from app.tabs.speed_live import Own, RunView, run
 from app.tabs.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.theme import plot_data
@@ -203,7 +203,7 @@ def _layer_errors(chosen: Selection, names: tuple[str, ...]) -> dict[str, float]
         with gpu_lock():
             return output_errors(tokens_for(w.shape[1]).to(w.device), w, gemms)
 
-    return _ERRORS.get((matrix.name, matrix.description, names), compute, lambda _: 1 << 12)
+    return _ERRORS.get((*tensor_key(chosen), rows, names), compute, lambda _: 1 << 12)
 
 
 @shows(ShapeView)
@@ -279,7 +279,7 @@ def build(page: Page) -> None:
         product = gr.Dropdown([], label="Kernels of", elem_id="speed-product")
     facts = block()
     ladder = plot_card(
-        "The ladder",
+        "Kernel by kernel",
         "each kernel of the product, from the plainest to the fastest, and the factor it brings",
         "speed-ladder",
     )

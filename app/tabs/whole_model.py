@@ -11,9 +11,10 @@ import gradio as gr
 
 from app import html, limits
 from app.choices import INPUT_SCHEMES, input_scheme, method_choices
-from app.controls import scheme_choices
 from app.gpu_lock import locked_steps
 from app.models import runnable_model
+from app.page import Page
+from app.scheme_picker import build_scheme_picker
 from app.theme import plot_data
 from app.views import Shown, StatusView, listen, shows
 from app.widgets import QUIET, block, clear_on, plot_card, stop_on, table
@@ -53,9 +54,7 @@ class DriftView(StatusView):
 
 
 @shows(DriftView)
-def run_survive(
-    where: str, schemes: list[str], ways: list[str], inputs: str, keep: str
-) -> Iterator[DriftView]:
+def run_drift(where: str, schemes: list[str], ways: list[str], inputs: str, keep: str) -> Iterator[DriftView]:
     """A model's sentence embeddings by scheme and method; yields status, figure, table after each."""
     if not schemes or not ways:
         raise ValueError("choose at least one scheme and one method")
@@ -107,7 +106,7 @@ def _line(r: EmbeddingDrift) -> list[Any]:
     return [r.scheme, label_of(r.method), r.activations or "float32", *(float(f"{v:.5g}") for v in numbers)]
 
 
-def build_whole_model() -> None:
+def build_whole_model(page: Page) -> None:
     """Lay out the second part of the tab."""
     block(
         html.figure_title(
@@ -117,14 +116,7 @@ def build_whole_model() -> None:
     )
     with gr.Row():
         where = gr.Textbox(MODEL, label="Model: folder or Hub id", max_lines=1, elem_id="survive-model")
-        schemes = gr.Dropdown(
-            scheme_choices(),
-            value=list(USUAL),
-            multiselect=True,
-            label="Weights",
-            min_width=260,
-            elem_id="survive-schemes",
-        )
+        schemes = build_scheme_picker(page, USUAL, "Weights", "survive-schemes")
         ways = gr.Dropdown(
             method_choices(),
             value=["rtn"],
@@ -158,7 +150,7 @@ def build_whole_model() -> None:
     clear_on(start, stopped)
     running = listen(
         start.click,
-        run_survive,
+        run_drift,
         [where, schemes, ways, inputs, keep],
         outputs,
         api_name="survive",

@@ -99,8 +99,10 @@ def with_range(x: Tensor, scheme: Scheme, low: float, high: float, method: str, 
 
     Under a symmetric scheme the range is widened to ± its larger end.
     """
-    if not low <= 0 <= high or low == high:
-        raise ValueError(f"a range contains zero and is not empty, unlike {low} … {high}")
+    if low == high == 0:
+        raise ValueError("every value is 0: there is no range to choose")
+    if not low <= 0 <= high:
+        raise ValueError(f"a range contains zero, unlike {low} … {high}")
     if not scheme.asymmetric:
         low, high = -max(-low, high), max(-low, high)
     clip_range = Range(torch.full((1, 1), low, device=x.device), torch.full((1, 1), high, device=x.device))

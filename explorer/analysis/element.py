@@ -45,9 +45,9 @@ class Inspection:
 
 
 def inspect_element(x: Tensor, q: QuantizedTensor, row: int, column: int) -> Inspection:
-    """Follow x[row, column] through ``q``. ``IndexError`` with the accepted range if it lies outside."""
+    """Follow x[row, column] through ``q``. ``ValueError`` with the accepted range if it lies outside."""
     if not (0 <= row < q.shape[0] and 0 <= column < q.shape[1]):
-        raise IndexError(f"row 0 to {q.shape[0] - 1} and column 0 to {q.shape[1] - 1}, not ({row}, {column})")
+        raise ValueError(f"row 0 to {q.shape[0] - 1} and column 0 to {q.shape[1] - 1}, not ({row}, {column})")
     fmt, cell = q.scheme.format, block_index(q, row, column)
     rows, columns = _block_span(q, row, column)
     codes = unpack(q.packed[row : row + 1], fmt, q.shape[1])

@@ -30,6 +30,7 @@ from explorer.bench.recordings import Recording, as_json, record
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.methods import METHODS
+from explorer.paths import checkout
 from explorer.schemes import SCHEMES, Scheme
 
 Row = TypeVar("Row")
@@ -50,10 +51,15 @@ class Benchmark(Generic[Row]):
     total: int
     line: Callable[[Row], Line]
 
-    def record(self, rows: Iterable[Row]) -> Path:
-        """Write the rows to ``assets/measurements/``; ``ValueError`` unless they were measured on a GPU."""
+    def check_recordable(self) -> None:
+        """``ValueError`` unless this is a checkout, and what is measured, a GPU."""
+        checkout()
         if not self.machine.gpu:
             raise ValueError(f"only measurements of a GPU are recorded: {gpu_status().reason}")
+
+    def record(self, rows: Iterable[Row]) -> Path:
+        """Write the rows to ``assets/measurements/``; ``ValueError`` where ``check_recordable`` raises it."""
+        self.check_recordable()
         return record(self.name, Recording(self.machine, tuple(rows)))
 
 
@@ -96,6 +102,9 @@ def bench_gemm(
     ships as ``assets/measurements/gemm.json``."""
     triples = [_triple(shape) for shape in shapes or [SQUARE]]
     chosen = [find_gemm(name).name for name in names] if names else None
+    known = dict.fromkeys(v.name for name in chosen or GEMMS for v in GEMMS[name].variants)
+    if variants not in ("all", "fastest", *known):
+        raise ValueError(f"no kernel variant {variants!r}; there are all, fastest, {', '.join(known)}")
     if gpu_device() is None:
         on_cpu = (time_on_cpu(GEMMS[name], shape) for shape in triples for name in chosen or CPU_ROWS)
         total = len(triples) * len(chosen or CPU_ROWS)

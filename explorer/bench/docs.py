@@ -15,10 +15,9 @@ from explorer.bench.methods import recorded_methods
 from explorer.bench.quantize import recorded_quantize
 from explorer.bench.training import record_training, recorded_gradients, recorded_training
 from explorer.conformance.table import uncompared
-from explorer.paths import ASSETS
+from explorer.paths import checkout
 
 TEMPLATES = Path(__file__).parent / "templates"
-FOLDER = ASSETS.parent / "docs"
 SUFFIX = ".md.j2"
 
 
@@ -41,7 +40,12 @@ def render(page: str) -> str:
     return environment.get_template(page + ".j2").render(_context())
 
 
-def write_docs(folder: Path = FOLDER) -> list[Path]:
+def docs_folder() -> Path:
+    """``docs/`` of the checkout; ``ValueError`` outside one."""
+    return checkout() / "docs"
+
+
+def write_docs(folder: Path) -> list[Path]:
     """Write every page whose text changed; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     stale = check_docs(folder)
@@ -50,7 +54,7 @@ def write_docs(folder: Path = FOLDER) -> list[Path]:
     return stale
 
 
-def check_docs(folder: Path = FOLDER) -> list[Path]:
+def check_docs(folder: Path) -> list[Path]:
     """The pages that ``write_docs`` would change."""
     return [folder / page for page in pages() if _text(folder / page) != render(page)]
 

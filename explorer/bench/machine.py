@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from explorer.paths import checkout
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -73,7 +75,7 @@ def this_machine(device: torch.device, packages: Sequence[str] = (), limits: Lim
         torch=torch.__version__,
         python=platform.python_version(),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        commit=os.environ.get("EXPLORER_COMMIT") or _output("git", "rev-parse", "--short", "HEAD"),
+        commit=os.environ.get("EXPLORER_COMMIT") or _commit(),
         packages={name: _version(name) for name in packages},
         limits=limits,
     )
@@ -87,6 +89,15 @@ def this_machine(device: torch.device, packages: Sequence[str] = (), limits: Lim
         cuda=torch.version.cuda or "",
         pycuda=_version("pycuda"),
     )
+
+
+def _commit() -> str:
+    """The checkout's commit, whatever folder the program was started in."""
+    try:
+        folder = checkout()
+    except ValueError:
+        return "unknown"
+    return _output("git", "-C", str(folder), "rev-parse", "--short", "HEAD")
 
 
 def _cpu_name() -> str:

@@ -6,11 +6,14 @@ are torch's own cast (FP8) and a ``torch.compile``d version of the same mathemat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from typing import Annotated
 
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from explorer.bench.quantize_baselines import Function, torch_cast, torch_compiled
@@ -27,12 +30,33 @@ from explorer.gpu.fake_quantize import builds as fake_quantize_builds
 from explorer.gpu.quantize import Output, quantize
 from explorer.gpu.quantize import builds as quantize_builds
 from explorer.gpu.statistics import BUILD as STATISTICS
+from explorer.paths import KERNELS
 from explorer.schemes import Scheme
 
 NAME = "quantize"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TWO_PASSES = ("tensor_range", "column_range", "block_range")
 """Kernels that read everything once before codes are made."""
+
+
+_DEFINITION = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
+_OLD_NAME = re.compile(r"(?<=quantize_tile)[124](?=_)|_(?:f32|bf16|f16)$")
+
+
+def kernel_today(kernel: str) -> str:
+    """What a recorded kernel is called now: recordings of earlier versions name the element type and the
+    number of runs a thread keeps too, and call ``scales_of_ranges`` ``settle_ranges_all``."""
+    name = _OLD_NAME.sub("", kernel)
+    return "scales_of_ranges" if name == "settle_ranges_all" else name
+
+
+@cache
+def kernel_file(kernel: str) -> str:
+    """The file of ``kernels/`` that defines a kernel; ``ValueError`` if none does."""
+    for path in sorted(KERNELS.glob("*.cu")):
+        if kernel in _DEFINITION.findall(path.read_text(encoding="utf-8")):
+            return path.name
+    raise ValueError(f"no file of kernels/ defines {kernel!r}")
 
 
 @dataclass(frozen=True)
@@ -45,7 +69,7 @@ class QuantizeTiming:
     operation: str
     dtype: str
     shape: tuple[int, int]
-    kernels: tuple[str, ...]
+    kernels: tuple[Annotated[str, BeforeValidator(kernel_today)], ...]
     registers: int
     occupancy: float
     time: Spread

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from explorer.bench.machine import Limits, Machine
-from explorer.paths import ASSETS
+from explorer.paths import ASSETS, checkout
 from explorer.schemes import ALIASES
 
 FOLDER = ASSETS / "measurements"
@@ -92,7 +92,9 @@ def _with_current_names(row: Row) -> Row:
 
 
 def record(name: str, recording: Recording[Any]) -> Path:
-    """Write a recording to ``assets/measurements/<name>.json``, a row a line."""
+    """Write a recording to ``assets/measurements/<name>.json``, a row a line; ``ValueError`` outside a
+    checkout."""
+    checkout()
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.json"
     machine = json.dumps(_rounded(as_json(recording.machine)), ensure_ascii=False)

@@ -19,7 +19,7 @@ from explorer.bench.methods import MethodTiming
 from explorer.bench.quantize import QuantizeTiming
 from explorer.bench.recordings import NOT_RECORDED
 from explorer.bench.training import TrainingResult
-from explorer.methods import label_of
+from explorer.methods import METHODS, label_of
 from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.schemes import SCHEMES
 from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
@@ -62,12 +62,16 @@ def scheme_label(name: str) -> str:
 def quantize_table(timings: Sequence[QuantizeTiming]) -> str:
     """Bytes that must move per second, and their share of a copy, for each recorded scheme at 16384×16384."""
     cells = {(t.scheme, t.operation, t.dtype): _bandwidth(t) for t in timings if t.shape == BIG}
-    schemes = dict.fromkeys(t.scheme for t in timings)
     rows = [
         [f"`{scheme}`", *(cells.get((scheme, *key[:2]), NOT_RECORDED) for key in QUANTIZE_COLUMNS)]
-        for scheme in schemes
+        for scheme in _schemes_of(timings)
     ]
     return markdown(["scheme", *(title for *_, title in QUANTIZE_COLUMNS)], rows)
+
+
+def _schemes_of(timings: Sequence[QuantizeTiming]) -> Iterable[str]:
+    """Every named scheme, then what was recorded under names that are gone."""
+    return dict.fromkeys([*SCHEMES, *(t.scheme for t in timings)])
 
 
 def _bandwidth(timing: QuantizeTiming) -> str:
@@ -98,6 +102,8 @@ def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
     by = {(t.scheme, t.shape): f"{1e3 * t.median_s:.1f} ms" for t in timings}
     schemes = dict.fromkeys(t.scheme for t in timings)
     rows = [[f"`{s}`", *(by.get((s, shape), NOT_RECORDED) for shape in shapes)] for s in schemes]
+    if others := [name for name in SCHEMES if name not in schemes]:
+        rows.append([f"{len(others)} other schemes", *(NOT_RECORDED for _ in shapes)])
     return markdown(["scheme", *("×".join(map(str, shape)) for shape in shapes)], rows)
 
 
@@ -180,6 +186,8 @@ def method_table(timings: Sequence[MethodTiming]) -> str:
         ]
         for t in timings
     ]
+    recorded = {t.method for t in timings}
+    rows += [[row.label, NOT_RECORDED, "", "", ""] for name, row in METHODS.items() if name not in recorded]
     return markdown(["method", "scheme", "layer", "median", "least to most"], rows)
 
 

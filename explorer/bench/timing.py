@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from explorer.core.backend import synchronize
+
 Call = Callable[[], object]
 WARM_UP = 3
 """Untimed replays before the timed ones."""
@@ -112,12 +114,6 @@ def wall_seconds(call: Call, device: torch.device, repeats: int, warm_up: int = 
         seconds.append(time.perf_counter() - start)
     ordered = sorted(seconds[warm_up:])
     return Spread(statistics.median(ordered), ordered[0], ordered[-1])
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the GPU, if it is one."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def buffer_sets(bytes_each: int, device: torch.device) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from explorer.cli import bench, compile, conformance, docs, models, tensors, train
-from explorer.cli.device import ENVIRONMENT
+from explorer.cli.device import COMMAND
 from explorer.version import __version__
 
 app = typer.Typer(
@@ -45,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command: 0 when it worked, 1 when a check failed, 2 and one line on stderr for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _device_kept():
+        with COMMAND:
             code = app(arguments or ["--help"], prog_name="explorer", standalone_mode=False)
     except (typer.TyperException, ValueError, OSError) as error:
         return _refuse(error)
@@ -68,15 +66,3 @@ def _is_kernel_error(error: RuntimeError) -> bool:
     from explorer.gpu import KernelError
 
     return isinstance(error, KernelError)
-
-
-@contextmanager
-def _device_kept() -> Iterator[None]:
-    """``--device`` holds for one command, also where ``main`` is called from a program."""
-    before = os.environ.get(ENVIRONMENT)
-    try:
-        yield
-    finally:
-        os.environ.pop(ENVIRONMENT, None)
-        if before is not None:
-            os.environ[ENVIRONMENT] = before

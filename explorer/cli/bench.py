@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Time the library on this machine.")
 
-Repeats = Annotated[int, typer.Option(help="Runs of each; the median counts.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")]
 Record = Annotated[bool, typer.Option("--record", help="Write the results to assets/measurements/.")]
 
 
@@ -82,7 +82,7 @@ def gemm(
         float | None, typer.Option(help="Stop after so long and keep what was measured.")
     ] = None,
     record: Record = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Matrix products on the GPU; without one, those that torch has a CPU kernel for."""
@@ -90,7 +90,7 @@ def gemm(
     from explorer.core.backend import gpu_status
 
     use_device(device)
-    names, shapes = split(gemms) if gemms else None, gemm_shapes(shape)
+    names, shapes = split(gemms) if gemms is not None else None, gemm_shapes(shape)
     benchmark = bench_gemm(names, shapes, variants, sweep_m, record and not shapes, seconds)
     if not benchmark.machine.gpu:
         print(f"no kernels of ours here ({gpu_status().reason}); torch's own on this CPU:", file=sys.stderr)
@@ -103,7 +103,7 @@ def methods(
     schemes: Annotated[str, typer.Option(help="Comma-separated schemes.")] = "int4_group128_asym",
     repeats: Repeats = 3,
     record: Record = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """GPTQ, AWQ and the other methods on a random layer."""
@@ -119,7 +119,7 @@ def analysis(
     schemes: AllSchemes = None,
     repeats: Repeats = 3,
     record: Record = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """All that the Tensor tab shows of a random tensor."""
@@ -133,6 +133,8 @@ def _run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:
     """Measure; write the rows to the recordings if asked to; print them."""
     from explorer.bench.recordings import recording_json
 
+    if record:
+        benchmark.check_recordable()
     rows = counted("timings", benchmark.rows, benchmark.total, as_json)
     if record:
         print(f"written: {benchmark.record(rows)}", file=sys.stderr)

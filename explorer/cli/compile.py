@@ -21,7 +21,7 @@ def compile(
         typer.Option(help="E.g. sm_90a; may be repeated.", show_default="that of the GPU found"),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="How many nvcc at a time.", show_default="one a core")
+        int | None, typer.Option(min=1, help="How many nvcc at a time.", show_default="one a core")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,27 +10,27 @@ import typer
 if TYPE_CHECKING:
     import torch
 
-ENVIRONMENT = "EXPLORER_DEVICE"
+COMMAND = ExitStack()
+"""Closed when a command ends: its ``--device`` holds so long, also where a program calls the command."""
 
 Device = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--device",
-        envvar=ENVIRONMENT,
         metavar="auto|cpu|cuda",
         help="Where tensors are computed; auto takes a GPU if the kernels run on it.",
+        show_default="EXPLORER_DEVICE, else auto",
     ),
 ]
 
 
-def use_device(choice: str) -> torch.device:
-    """Make ``choice`` hold for all that the command computes; the device that it stands for.
+def use_device(choice: str | None) -> torch.device:
+    """Make ``choice`` hold for the command, None for what holds anyway; the device that it stands for.
 
-    ``ValueError`` for other choices than ``DEVICES``, and for cuda where the kernels cannot run.
+    ``ValueError`` for unknown choices, and for cuda where the kernels cannot run.
     """
-    from explorer.core.backend import DEVICES, work_device
+    from explorer.core.backend import on_device, work_device
 
-    if choice not in DEVICES:
-        raise ValueError(f"--device is auto, cpu or cuda, not {choice!r}")
-    os.environ[ENVIRONMENT] = choice
+    if choice is not None:
+        COMMAND.enter_context(on_device(choice))
     return work_device()

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from explorer.cli.options import MEASURING, examples
+from explorer.cli.options import MEASURING, Json, examples
+from explorer.cli.output import print_json
 
 app = typer.Typer()
 
@@ -26,20 +27,28 @@ def docs(
             help="Folder or Hub id, for --record.", show_default="sentence-transformers/all-MiniLM-L6-v2"
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Write the measured pages of docs/ from the recordings in assets/measurements/."""
-    from explorer.bench.docs import check_docs, record_runs, write_docs
+    from explorer.bench.docs import check_docs, docs_folder, record_runs, write_docs
     from explorer.models.evaluate import MODEL
 
+    folder = docs_folder()
     if record:
         for path in record_runs(model or MODEL):
             print(f"written: {path}", file=sys.stderr)
     if not check:
-        for path in write_docs():
+        written = write_docs(folder)
+        if as_json:
+            print_json({"written": [str(path) for path in written]})
+        for path in [] if as_json else written:
             print(f"written: {path}")
         return
-    if stale := check_docs():
-        names = ", ".join(path.name for path in stale)
-        print(f"docs/ is behind its recordings: {names}; run `explorer docs`", file=sys.stderr)
+    stale = [path.name for path in check_docs(folder)]
+    if as_json:
+        print_json({"stale": stale})
+    elif not stale:
+        print("docs/ says what the recordings say")
+    if stale:
+        print(f"docs/ is behind its recordings: {', '.join(stale)}; run `explorer docs`", file=sys.stderr)
         raise typer.Exit(1)
-    print("docs/ says what the recordings say")

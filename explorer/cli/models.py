@@ -19,6 +19,7 @@ from explorer.cli.options import (
     Json,
     Revision,
     TensorName,
+    check_out,
     examples,
     parse_scheme,
     parse_schemes,
@@ -64,12 +65,12 @@ def capture(
     model: ModelPlace,
     text: Annotated[str, typer.Option(help="A text file, a document a line.")],
     layers: Annotated[str, typer.Option(help="Only linear layers whose name contains this.")] = "",
-    tokens: Annotated[int, typer.Option(help="Rows to keep of each layer.")] = 512,
+    tokens: Annotated[int, typer.Option(min=1, help="Rows to keep of each layer.")] = 512,
     revision: Revision = None,
     out: Annotated[
         str | None, typer.Option(help="Write weights and activations to this .safetensors file.")
     ] = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Run a transformers model on text and keep what flows into its linear layers."""
@@ -77,6 +78,7 @@ def capture(
     from explorer.models.capture import capture as capture_inputs
     from explorer.models.capture import linear_layers, load_model, save_captured
 
+    check_out(out)
     try:
         texts = Path(text).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -136,7 +138,7 @@ def methods(
             help="Write codes, scales and what the method adds to this .safetensors file (one result)."
         ),
     ] = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Quantize a weight by GPTQ, AWQ and others, and compare the layer's output on held-out inputs."""
@@ -145,9 +147,10 @@ def methods(
     from explorer.methods.files import save_layer
     from explorer.sources import load_matrix
 
-    names, chosen = split(methods) if methods else list(METHODS), parse_schemes(schemes)
+    names, chosen = split(methods) if methods is not None else list(METHODS), parse_schemes(schemes)
     if out and len(names) * len(chosen) != 1:
         raise ValueError("--out writes one result: name one method and one scheme")
+    check_out(out)
     of_inputs = parse_scheme(activations) if activations else None
     where = use_device(device)
     w = load_matrix(file, tensor, revision).values.to(where)
@@ -187,12 +190,12 @@ def embed(
     ] = "int8_row,nvfp4,mxfp4,int4_group128,int3_group128,int2_group128,ternary_absmean",
     activations: Activations = None,
     methods: Annotated[str, typer.Option(help="Comma-separated, e.g. rtn,gptq,awq_clip.")] = "rtn",
-    tokens: Annotated[int, typer.Option(help="Inputs of each layer that methods see.")] = 512,
+    tokens: Annotated[int, typer.Option(min=1, help="Inputs of each layer that methods see.")] = 512,
     keep: Annotated[
         str, typer.Option(help="Layers left as they are: names or patterns, e.g. *.output.dense.")
     ] = "",
     revision: Revision = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Sentence embeddings of a model before and after all its linear layers are quantized."""
@@ -206,7 +209,7 @@ def embed(
     for name in names:
         names_in(name)
     loaded = load_model(model or MODEL, revision, use_device(device))
-    original = OriginalModel(loaded, tuple(split(keep)), tokens)
+    original = OriginalModel(loaded, tuple(split(keep)) if keep else (), tokens)
     runs = (evaluate_embeddings(original, s, name, of_inputs) for s in chosen for name in names)
     drifts = counted("models", runs, len(chosen) * len(names), as_json)
     columns = tuple(field.name for field in dataclasses.fields(drifts[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,8 +36,21 @@ def examples(*commands: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """The comma-separated parts of ``text``, without blanks around them."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """The comma-separated parts of ``text``, without blanks around them; ``ValueError`` if there are none."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise ValueError(f"expected a comma-separated list, got {text!r}")
+    return parts
+
+
+def check_out(path: str | None) -> None:
+    """``ValueError`` before any work if the folder of ``--out`` is not there, or the path is a folder."""
+    if path is None:
+        return
+    if not Path(path).parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {Path(path).parent}")
+    if Path(path).is_dir():
+        raise ValueError(f"--out {path} is a folder; name a .safetensors file")
 
 
 def parse_scheme(text: str) -> Scheme:

@@ -14,6 +14,7 @@ from explorer.cli.options import (
     Json,
     Revision,
     TensorName,
+    check_out,
     examples,
     parse_scheme,
     parse_schemes,
@@ -89,7 +90,7 @@ def quantize(
     tensor: TensorName = None,
     revision: Revision = None,
     out: Annotated[str | None, typer.Option(help="Write codes and scales to this .safetensors file.")] = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Quantize one tensor and report the error."""
@@ -97,6 +98,7 @@ def quantize(
     from explorer.export.quantized import save_quantized
 
     chosen = parse_scheme(scheme)
+    check_out(out)
     use_device(device)
     matrix = _load(file, tensor, revision, as_json)
     analysis = analyse_anywhere(matrix.values, chosen)
@@ -141,7 +143,7 @@ def compare(
     tensor: TensorName = None,
     revision: Revision = None,
     schemes: AllSchemes = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Many schemes on one tensor: size, error, and which of them no other beats in both."""
@@ -184,7 +186,7 @@ def calibrate(
     own: Annotated[
         float | None, typer.Option(help="Also a range of this share (0 … 1) of the largest value.")
     ] = None,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Which range each calibrator chooses for a tensor with one scale, and what it costs."""

@@ -32,7 +32,7 @@ def train(
     loss_scaling: Annotated[
         bool, typer.Option("--loss-scaling", help="Instead: which gradients float16 loses, by loss scale.")
     ] = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Accuracy against bits on scikit-learn's digits, before and after quantization-aware training."""
@@ -43,7 +43,7 @@ def train(
     if loss_scaling:
         _loss_scaling(as_json)
         return
-    names = split(widths) if widths else list(WIDTHS)
+    names = split(widths) if widths is not None else list(WIDTHS)
     of_inputs = parse_scheme(activations) if activations else None
     runs = train_networks(names, seeds, epochs, again, of_inputs)
     results = counted("networks", runs, count(names, max(seeds, 0)), as_json)

@@ -8,6 +8,8 @@ both give the same bits. ``place(x)`` decides where the analysis of a tensor run
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,6 +100,18 @@ def use_device(choice: str) -> None:
     """Place work by ``auto``, ``cpu`` or ``cuda`` in this process, whatever EXPLORER_DEVICE says."""
     global _chosen
     _chosen = _checked(choice, "--device")
+
+
+@contextmanager
+def on_device(choice: str) -> Iterator[None]:
+    """``use_device`` for as long as the context lasts; then what held before."""
+    global _chosen
+    before = _chosen
+    use_device(choice)
+    try:
+        yield
+    finally:
+        _chosen = before
 
 
 def gpu_status() -> Availability:

@@ -18,6 +18,7 @@ from explorer.formats import IntegerFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.schemes import Scales, Scheme
 from explorer.schemes.calibrators import Range
+from explorer.schemes.text import checked_text
 
 
 @torch.library.custom_op("explorer::quantize", mutates_args=())
@@ -210,12 +211,18 @@ def _learned_step(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) ->
 learned_quantize_op.register_autograd(_learned_step, setup_context=_keep_learned)
 
 
+@torch.compiler.assume_constant_result  # torch.compile does not trace the comparison of table rows
+def _check_readable(scheme: Scheme) -> None:
+    checked_text(scheme)
+
+
 def learned_quantize(x: Tensor, step: Tensor, scheme: Scheme) -> Tensor:
     """LSQ (Esser et al., arXiv 1902.08153): ``x`` of any rank under learned positive step sizes [grid].
 
     dL/dx passes where x / step lies strictly inside the codes; dL/dstep is scaled by 1/√(elements of a block
     · largest code). Symmetric integer schemes only (``ValueError``).
     """
+    _check_readable(scheme)
     return torch.ops.explorer.learned_quantize(_as_matrix(x), step, scheme.text).reshape(x.shape)
 
 
@@ -225,6 +232,7 @@ def fake_quantize(x: Tensor, scheme: Scheme) -> Tensor:
 
     The last axis is the row; leading axes are merged for quantization and restored.
     """
+    _check_readable(scheme)
     restored, _ = torch.ops.explorer.fake_quantize(_as_matrix(x), scheme.text)
     return restored.reshape(x.shape)
 

@@ -60,7 +60,9 @@ class QuantizedTensor:
 
 
 def check_matrix(x: Tensor) -> tuple[int, int]:
-    """The shape of ``x``; ``ValueError`` unless it has two dimensions."""
+    """The shape of ``x``; ``ValueError`` unless it has two dimensions and a floating-point dtype."""
+    if not x.is_floating_point():
+        raise ValueError(f"expected a floating-point matrix, got {x.dtype}")
     if x.dim() != 2:
         raise ValueError(f"expected a matrix [rows, cols], got shape {tuple(x.shape)}; see sources.as_matrix")
     return x.shape[0], x.shape[1]

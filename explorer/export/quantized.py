@@ -20,9 +20,8 @@ file's metadata holds the shape and the scheme: its fields, and its text, from w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,12 +31,15 @@ from torch import Tensor
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.core.serialize import to_json
-from explorer.export.levels import LEVEL_KEYS, packed_levels, unpacked_levels
+from explorer.export.about import KEY, About, read_about
+from explorer.export.levels import LEVEL_KEYS, Part, level_parts, packed_levels, unpacked_levels
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.schemes import Scales, Scheme
+from explorer.schemes.text import checked_text
 
-OWN_KEYS = ("packed", "scale", "zero_point", "block_offset", "tensor_scale", *LEVEL_KEYS)
+OWN = ("packed", "scale", "zero_point", "block_offset", "tensor_scale", *LEVEL_KEYS)
+"""The parts of every file, in the order above; what else it holds is ``extra``."""
 
 
 def save_quantized(
@@ -46,12 +48,18 @@ def save_quantized(
     """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back.
 
     ``extra`` tensors, such as what a method folds into the layer before, are written as ``<name>.<key>``.
+    ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError`` for a path that
+    cannot be written.
     """
+    checked_text(q.scheme)
     scales = packed_levels(q.scales, q.scheme) or _one_level(q)
     tensors = {f"{name}.{key}": value for key, value in {"packed": q.packed.contiguous(), **scales}.items()}
     tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
     about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
-    save_file(tensors, path, {"quantization_explorer": json.dumps(about)})
+    try:
+        save_file(tensors, path, {KEY: json.dumps(about)})
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
@@ -69,35 +77,69 @@ def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
 
 
 def load_quantized(path: str | Path) -> QuantizedTensor:
-    """Read a file of ``save_quantized``. ``ValueError`` if it is not one, or its scheme cannot be read."""
+    """Read a file of ``save_quantized``.
+
+    ``ValueError`` if it is not one, its scheme cannot be read, or a tensor that the scheme implies is missing
+    or has another shape or dtype.
+    """
+    about, tensors = _read(path)
     try:
-        about, tensors = _read(path)
-        scheme, name, shape = _scheme_of(about["scheme"]), about["name"], tuple(about["shape"])
-        packed = tensors[f"{name}.packed"]
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{path} is not a tensor saved by this program: {error}") from error
-    if tuple(packed.shape) != (shape[0], packed_row_bytes(scheme.format, shape[1])):
-        raise ValueError(f"{path}: {tuple(packed.shape)} packed bytes do not hold {shape} codes")
-    scales = unpacked_levels({key.removeprefix(f"{name}."): t for key, t in tensors.items()}, scheme, shape)
-    scales = scales or _read_one_level(tensors, name, scheme, shape)
+        scheme, shape = about.scheme.scheme(), about.shape
+        own = {key: tensors.get(f"{about.name}.{key}") for key in OWN}
+        for key, accepted in _parts(scheme, shape).items():
+            _check(f"{about.name}.{key}", own[key], accepted)
+    except ValueError as error:
+        raise _foreign(path, error) from error
+    packed = own["packed"]
+    assert packed is not None
+    scales = unpacked_levels(own, scheme, shape) or _scales(own, scheme, shape)
     return QuantizedTensor(packed, scales, scheme, shape)
 
 
-def _read_one_level(
-    tensors: Mapping[str, Tensor], name: str, scheme: Scheme, shape: tuple[int, int]
-) -> Scales:
-    stored = tensors.get(f"{name}.scale", torch.ones(scheme.grid(shape))).to(torch.float32)
-    zero_points = tensors.get(f"{name}.zero_point")
+def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
+    """The scales from the checked parts of a file."""
+    stored, zero_points, offsets = own["scale"], own["zero_point"], own["block_offset"]
     if zero_points is not None and zero_points.dtype == torch.uint8:
         zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
-    offsets = tensors.get(f"{name}.block_offset")
     return Scales.of(
         scheme,
-        stored,
+        torch.ones(scheme.grid(shape)) if stored is None else stored.to(torch.float32),
         zero_points,
-        tensors.get(f"{name}.tensor_scale"),
+        own["tensor_scale"],
         None if offsets is None else offsets.to(torch.float32),
     )
+
+
+def _parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
+    """What each of ``OWN`` may be; nothing where the scheme has no such part.
+
+    Files of version 0.2 and earlier hold other zero points and may hold scales as float32.
+    """
+    grid, rule = scheme.grid(shape), scheme.scale
+    packed = (torch.uint8, (shape[0], packed_row_bytes(scheme.format, shape[1])))
+    if rule is not None and rule.has_upper_level:
+        return {**{key: [] for key in OWN}, "packed": [packed], **level_parts(scheme, shape)}
+    zero_bytes = packed_row_bytes(scheme.format, grid[0] * grid[1])
+    offset = rule is not None and scheme.mapping.has_offset
+    return {
+        **{key: [] for key in LEVEL_KEYS},
+        "packed": [packed],
+        "scale": [(dtype, grid) for dtype in (rule.stored_dtype, torch.float32)] if rule else [],
+        "zero_point": [(torch.uint8, (zero_bytes,)), (torch.int8, grid)] if scheme.asymmetric else [],
+        "block_offset": [(rule.stored_dtype, grid)] if rule and offset else [],
+        "tensor_scale": [(torch.float32, ())] if rule and rule.per_tensor else [],
+    }
+
+
+def _check(name: str, tensor: Tensor | None, accepted: Sequence[Part]) -> None:
+    words = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in dict.fromkeys(accepted))
+    if tensor is None:
+        if accepted:
+            raise ValueError(f"{name} is missing, {words}")
+        return
+    if (tensor.dtype, tuple(tensor.shape)) not in accepted:
+        wanted = f"it has to be {words}" if words else "the scheme has no such part"
+        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; {wanted}")
 
 
 def _packed_zero_points(zero_points: Tensor, scheme: Scheme) -> Tensor:
@@ -112,27 +154,22 @@ def _unpacked_zero_points(packed: Tensor, scheme: Scheme, grid: tuple[int, int])
     return scheme.format.decode(codes).to(torch.int8).reshape(grid)
 
 
-def _scheme_of(record: Mapping[str, str]) -> Scheme:
-    """Files of earlier versions hold a name of that time, or a text in its place, and no ``text``.
-
-    MXINT8's exponents were those of elements q then, not of q / 64.
-    """
-    text = record.get("text") or record["name"]
-    return Scheme.parse("int8~1x32~SYMMETRIC~FLOOR~minmax" if text == "mxint8" else text)
-
-
 def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
     """The ``extra`` tensors of a file of ``save_quantized``, by key; ``ValueError`` if it is not one."""
-    try:
-        about, tensors = _read(path)
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{path} is not a tensor saved by this program: {error}") from error
-    prefix = f"{about['name']}."
-    own = {prefix + key for key in OWN_KEYS}
+    about, tensors = _read(path)
+    prefix = f"{about.name}."
+    own = {prefix + key for key in OWN}
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key not in own}
 
 
-def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        about = json.loads((file.metadata() or {})["quantization_explorer"])
-        return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+def _read(path: str | Path) -> tuple[About, dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = read_about(file.metadata())
+            return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (ValueError, SafetensorError) as error:
+        raise _foreign(path, error) from error
+
+
+def _foreign(path: str | Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is not a tensor saved by this program: {error}")

@@ -8,8 +8,8 @@ channels' mean magnitudes,
     E ≈ B · A                   B = U_k Σ_k [N, k],  A = V_kᵀ S⁻¹ [k, K]
     Y = Ŵ X + B · (A · X)       a product of rank k beside the quantized one
 
-where s_i = a_i / √(min a · max a), a_i the mean of |x_i| over the calibration tokens, at least 1e-4 (their
-code's ``statistic_profiler/scale.py``).
+where s_i = a_i / √(min a · max a), a_i the mean of |x_i| over the calibration tokens, at least 1e-4. That is
+their code's ``statistic_profiler/scale.py`` for one sample; of several samples' means it takes the largest.
 
 C. Zhang et al., "QERA: an Analytical Framework for Quantization Error Reconstruction", arXiv 2410.06040, take
 S = R^½ instead (their theorem 1), the root of the inputs' autocorrelation R = Σ x xᵀ / tokens. E·S then has
@@ -68,12 +68,13 @@ class LowRank:
 def lqer(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: int = RANK) -> LowRank:
     """The correction of what ``layer`` makes of ``weight`` [N, K] for its inputs ``activations`` [tokens, K].
 
-    ``rank`` is cut to min(N, K). ``ValueError`` for a rank below one and for shapes that do not match.
+    ``rank`` is cut to min(N, K). ``ValueError`` for a rank below one, for shapes that do not match
+    and for factors beyond float16.
     """
     error, x = _error_and_inputs(layer, weight, activations, rank)
     s = channel_weights(x)
     up, down = factor(error * s, min(rank, *error.shape))
-    return LowRank((down / s).half(), up.half())
+    return _in_float16(down / s, up)
 
 
 def qera(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: int = RANK) -> LowRank:
@@ -84,7 +85,14 @@ def qera(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: in
     error, x = _error_and_inputs(layer, weight, activations, rank)
     root, inverse = autocorrelation_roots(x)
     up, down = factor(error @ root, min(rank, len(error), root.shape[1]))
-    return LowRank((down @ inverse).half(), up.half())
+    return _in_float16(down @ inverse, up)
+
+
+def _in_float16(down: Tensor, up: Tensor) -> LowRank:
+    residue = LowRank(down.half(), up.half())
+    if not all(bool(torch.isfinite(t).all()) for t in (residue.down, residue.up)):
+        raise ValueError("the correction's factors reach beyond float16's 65504; scale the weight down first")
+    return residue
 
 
 def _error_and_inputs(

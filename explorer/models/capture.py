@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from explorer.progress import Progress
+from explorer.sources.base import first_line
 from explorer.sources.tensors import SourceError
 
 LONGEST = 512
@@ -59,7 +60,7 @@ def load_model(where: str, revision: str | None = None, device: str | torch.devi
             name, revision=revision, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
         )
     except (OSError, ValueError, KeyError, OfflineModeIsEnabled, HfHubHTTPError) as error:
-        raise SourceError(f"{where} could not be loaded by transformers: {_first_line(error)}") from error
+        raise SourceError(f"{where} could not be loaded by transformers: {first_line(error)}") from error
     return Model(
         network.eval().to(device), tokenizer, torch.device(device), folder.name if folder.is_dir() else where
     )
@@ -152,7 +153,3 @@ def save_captured(layers: Sequence[Captured], path: str | Path) -> None:
     partial = Path(f"{path}.partial")
     save_file(tensors, partial)
     partial.replace(path)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:300] or type(error).__name__

@@ -43,7 +43,7 @@ from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat, float_format
-from explorer.schemes.calibrators import CALIBRATORS
+from explorer.schemes.calibrators import CALIBRATORS, Calibrator
 from explorer.schemes.rules import (
     CODE_WORDS,
     SUPER_BITS,
@@ -96,14 +96,26 @@ Row = TypeVar("Row")
 
 
 def name_or_text(scheme: Scheme) -> str:
-    """The name of the row of ``SCHEMES`` with the same parts, else the spelled text.
-
-    ``ValueError`` for a format or calibrator that is no row of its table: the text could not be read back.
-    """
-    for row, table in ((scheme.format, ELEMENT_FORMATS), (scheme.calibrator, CALIBRATORS)):
-        if table.get(row.name) != row:
-            raise ValueError(f"{row.name!r} is no row of its table, so {scheme.name!r} cannot be spelled")
+    """The name of the row of ``SCHEMES`` with the same parts, else the spelled text. To show: of a scheme
+    with a format or calibrator without a row it cannot be read back (``checked_text``)."""
+    if any(table.get(row.name) != row for row, table in _rows_of(scheme)):
+        return scheme.text
     return NAMES.get(scheme.text, scheme.text)
+
+
+def checked_text(scheme: Scheme) -> str:
+    """The spelled text, for files and operators: ``Scheme.parse`` gives the same parts back.
+
+    ``ValueError`` for a format or calibrator that is no row of its table.
+    """
+    for row, table in _rows_of(scheme):
+        if table.get(row.name) != row:
+            raise ValueError(f"{row.name!r} is no row of its table, so {scheme.name!r} cannot be read back")
+    return scheme.text
+
+
+def _rows_of(scheme: Scheme) -> tuple[tuple[Format | Calibrator, Mapping[str, Format | Calibrator]], ...]:
+    return (scheme.format, ELEMENT_FORMATS), (scheme.calibrator, CALIBRATORS)
 
 
 def custom_label(scheme: Scheme) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app import limits
+from app.selection import Selection
 from app.tabs import calibration
 from explorer import CALIBRATORS
 from explorer.analysis.calibration import SHOWN
@@ -37,3 +41,15 @@ def test_a_cast_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "notify", said.append)
     calibration.show(*selection(scheme="bf16"), 0.5)
     assert "it has no range" in said[0]
+
+
+def test_a_new_upload_under_an_old_path_is_calibrated_anew(tmp_path: Path) -> None:
+    """If this fails, figures of the file that lay there before are shown for the new one."""
+    held = []
+    for scale in (1.0, 100.0):
+        values = np.random.default_rng(0).standard_normal((33 if scale == 1 else 32, 64)).astype(np.float32)
+        values[0, 0] *= scale
+        np.save(tmp_path / "w.npy", values)
+        chosen = Selection(source="file", file=str(tmp_path / "w.npy"), scheme="int8_tensor")
+        held.append(calibration.show(*dataclasses.astuple(chosen), 0.5).held)
+    assert held[0] != held[1]

@@ -2,45 +2,143 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 
+import gradio as gr
 import pytest
+from hypothesis import given, settings
 
 from app.controls import (
     GRANULARITIES,
     MAPPINGS,
     SCALES,
     Parts,
+    format_choices,
     parts_of,
     scheme_of,
 )
-from explorer import CALIBRATORS, FORMATS, SCHEMES, Scheme, quantize
+from app.sidebar import chosen_parts, show_scheme
+from app.ui import build
+from explorer import CALIBRATORS, SCHEMES, MappingType, Scheme, quantize
+from explorer.formats import CodebookFormat
+from explorer.schemes import SCALE_RULES
+from explorer.schemes.text import ELEMENT_FORMATS
 from explorer.sources import load_sample
+from tests.schemes.test_text import legal_schemes, same_parts
+
+
+@pytest.fixture(scope="module")
+def page() -> gr.Blocks:
+    """The page with all its components."""
+    return build()
+
+
+@settings(max_examples=300, deadline=None)
+@given(scheme=legal_schemes())
+def test_every_legal_scheme_survives_the_controls(scheme: Scheme) -> None:
+    """Scheme -> controls -> scheme gives the same parts: a click on one control changes nothing else.
+
+    A cast has no blocks and no scales to refit, whatever its text says.
+    """
+    if scheme.scale is None:
+        scheme = dataclasses.replace(scheme, block=(None, None), least_squares_scale=False)
+    assert same_parts(scheme_of(parts_of(scheme)), scheme)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_presets_survive_the_controls(name: str) -> None:
-    """Preset -> controls -> scheme gives the same scheme (twins of another name count)."""
-    got = scheme_of(parts_of(SCHEMES[name]))
-    want = SCHEMES[name]
-    fields = ("format", "block", "scale", "mapping", "calibrator", "least_squares_scale", "seed")
-    assert [getattr(got, f) for f in fields] == [getattr(want, f) for f in fields]
+    """Preset -> controls -> scheme is the preset itself, so that its name stays in the picker."""
+    assert scheme_of(parts_of(SCHEMES[name])) is SCHEMES[name]
+
+
+def test_the_pickers_offer_what_a_text_may_say() -> None:
+    """If this fails, a link opens with a scheme that the next click refuses."""
+    assert set(SCALES) == set(SCALE_RULES) and set(MAPPINGS) == set(MappingType.__members__)
+    assert {name for _, name in format_choices()} == set(ELEMENT_FORMATS)
 
 
 def test_every_combination_of_controls_works() -> None:
     """No order of clicks leads to an error: impossible combinations fall back, the text form round-trips."""
     x = load_sample("attention_query").values[:8]
-    every = itertools.product([f for f in FORMATS if f != "float8_e8m0fnu"], GRANULARITIES, MAPPINGS, SCALES)
+    every = itertools.product(ELEMENT_FORMATS, GRANULARITIES, MAPPINGS, SCALES)
     for index, (fmt, granularity, mapping, scale) in enumerate(every):
-        scheme = scheme_of(Parts(fmt, granularity, 48, mapping, scale, "minmax", False, index % 7 == 0, 3))
+        parts = Parts(fmt, granularity, 2, 48, mapping, scale, "minmax", False, index % 7 == 0, 3)
+        scheme = scheme_of(parts)
         assert Scheme.parse(str(scheme)) == scheme
-        if index % 40 == 0:
+        # EVEN rounds to an element's mantissa: a codebook has none, and refuses in words.
+        refused = scale == "EVEN" and isinstance(ELEMENT_FORMATS[fmt], CodebookFormat)
+        if index % 40 == 0 and not refused:
             quantize(x, scheme)
+
+
+def test_the_sides_of_a_block() -> None:
+    """Groups use the columns alone, tiles both; 0 is the whole axis; from groups to tiles they are square."""
+    parts = parts_of(Scheme.parse("int8~4x32~SYMMETRIC~float32~minmax"))
+    blocks = {
+        ("group", 4, 32): (1, 32),
+        ("tile", 4, 32): (4, 32),
+        ("tile", 4, 0): (4, None),
+        ("tile", 0, 4): (None, 4),
+        ("row", 4, 32): (1, None),
+    }
+    for (granularity, rows, columns), block in blocks.items():
+        chosen = dataclasses.replace(parts, granularity=granularity, rows=rows, columns=columns)
+        assert scheme_of(chosen).block == block
+    groups = parts_of(SCHEMES["int4_group128"])
+    assert scheme_of(dataclasses.replace(groups, granularity="tile")).block == (128, 128)
+    for wrong in (-1, 10**9):
+        with pytest.raises(ValueError, match="a side of a block has 1 to 999999999"):
+            scheme_of(dataclasses.replace(parts, rows=wrong))
+
+
+LARGE_SEED = "int4~1x128~SYMMETRIC~float16~minmax~s18446744073709551615"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int8~1X32~symmetric~FLOAT16~minmax",
+        "INT4_GROUP128",
+        " nvfp4 ",
+        "int4~tensor~SYMMETRIC~float32~minmax",
+        LARGE_SEED,
+    ],
+)
+def test_the_sidebar_keeps_the_canonical_text(text: str) -> None:
+    """If this fails, two links to one scheme differ, and its name is missing from the picker."""
+    shown = show_scheme(text)
+    assert shown.text == str(Scheme.parse(text))
+    assert shown.preset["value"] == (shown.text if shown.text in SCHEMES else None)
+
+
+def test_a_seed_beyond_a_browsers_numbers_survives_a_click(page: gr.Blocks) -> None:
+    """JavaScript's numbers are exact up to 2^53 only; a seed goes up to 2^64 - 1."""
+    shown = show_scheme(LARGE_SEED)
+    (seed,) = (b for b in page.blocks.values() if getattr(b, "label", None) == "Seed")
+    values = [*shown.parts()[:-1], seed.preprocess(json.loads(json.dumps(seed.postprocess(shown.seed))))]
+    assert isinstance(seed.postprocess(shown.seed), str) and chosen_parts(*values).text == LARGE_SEED
+
+
+PICKERS = ("compare-schemes", "methods-schemes", "survive-schemes")
+CUSTOM = "int5~4x128~SYMMETRIC~float8_e5m2~mse"
+
+
+@pytest.mark.parametrize("elem_id", PICKERS)
+def test_a_tab_takes_a_scheme_of_the_visitors_own(elem_id: str, page: gr.Blocks) -> None:
+    """If this fails, Gradio refuses the text of a scheme without a name before the handler sees it."""
+    (picker,) = (b for b in page.blocks.values() if b.elem_id == elem_id)
+    assert picker.preprocess(["nvfp4", CUSTOM]) == ["nvfp4", CUSTOM]
+    (button,) = (b for b in page.blocks.values() if b.elem_id == f"{elem_id}-add")
+    (clicked,) = (f for f in page.fns.values() if (button._id, "click") in f.targets)
+    assert clicked.fn(["nvfp4"], CUSTOM) == ["nvfp4", CUSTOM]
+    assert clicked.fn(["nvfp4", CUSTOM], CUSTOM) == ["nvfp4", CUSTOM] and clicked.fn(None, "nf4") == ["nf4"]
 
 
 def test_ranges_and_refit_survive() -> None:
     for wanted in CALIBRATORS:
-        scheme = scheme_of(Parts("int4", "group", 64, "SYMMETRIC", "float16", wanted, True, True, 11))
+        scheme = scheme_of(Parts("int4", "group", 64, 64, "SYMMETRIC", "float16", wanted, True, True, 11))
         assert (scheme.calibrator.name, scheme.least_squares_scale, scheme.seed) == (wanted, True, 11)
         assert Scheme.parse(str(scheme)) == scheme
 

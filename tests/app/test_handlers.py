@@ -28,6 +28,7 @@ from explorer.analysis.element import inspect_element
 from explorer.analysis.memory import estimate
 from explorer.bench.quantize import recorded_kernel
 from explorer.formats.code import code_facts
+from explorer.paths import KERNELS
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_every_template_escapes_what_it_is_given() -> None:
     scheme = dataclasses.replace(SCHEMES["nvfp4"], name=evil, label=evil)
     timing, _ = recorded_kernel("int8_row")
     assert timing is not None
-    timing = dataclasses.replace(timing, kernels=(evil,), dtype=evil)
+    timing = dataclasses.replace(timing, dtype=evil)
     x = torch.randn(4, 32)
     element = inspect_element(x, quantize(x, SCHEMES["nvfp4"]), 0, 0)
     element = dataclasses.replace(element, packed_hex=evil, arithmetic=((evil, evil),))
@@ -202,6 +203,9 @@ def test_the_kernel_drawer_names_its_machine() -> None:
     """Without a GPU the figures are recorded ones, and say so."""
     shown = tensor.kernel(*selection(scheme="int8_row"))
     assert "recorded on NVIDIA H200" in shown and "of a device-to-device copy" in shown
+    assert "scales_of_ranges" in tensor.kernel(*selection(scheme="fp8_e4m3_tensor"))
+    named = re.findall(r"kernels/\w+\.cu", shown)
+    assert named and all((KERNELS.parent / name).exists() for name in named)
     assert "Nothing was recorded" in tensor.kernel(*selection(scheme="int4~1x48~SYMMETRIC~float16~minmax"))
 
 

@@ -102,7 +102,7 @@ def test_a_model_too_large_to_run_is_refused_before_it_is_loaded(
     monkeypatch.setattr(limits, "notify", said.append)
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, model_weights=1_000_000))
     monkeypatch.setattr(models, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
-    list(whole_model.run_survive(str(minilm), ["nvfp4"], ["rtn"], "", ""))
+    list(whole_model.run_drift(str(minilm), ["nvfp4"], ["rtn"], "", ""))
     assert "22,713,728 weights; here a model of up to 1,000,000" in said[0]
 
 
@@ -140,7 +140,7 @@ def test_a_file_whose_sides_do_not_fit_is_refused(tmp_path: Path, monkeypatch: p
 def test_a_model_survives_or_not(minilm: Path) -> None:
     """INT8 keeps the embeddings, ternary weights do not: if both look alike, the model was not quantized."""
     out = last(
-        whole_model.run_survive(
+        whole_model.run_drift(
             str(minilm), ["int8_row", "ternary_absmean"], ["rtn"], "as they are", "encoder.layer.0.*"
         )
     )

@@ -10,9 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app import limits
+from app.selection import Selection
 from app.tabs import speed
 from app.tabs.speed_table import COLUMNS
 from explorer import gpu
@@ -63,6 +65,20 @@ def test_the_error_can_be_that_of_the_chosen_layer() -> None:
     random, layer = shown(), shown(errors=speed.LAYER)
     assert random.tradeoff.plot != layer.tradeoff.plot
     assert "the layer in the sidebar" in layer.sentence
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """If this fails, one visitor's errors are shown for another's upload of the same name and shape."""
+    errors = []
+    for folder, scale in (("one", 1.0), ("two", 100.0)):
+        path = tmp_path / folder / "w.npy"
+        path.parent.mkdir()
+        values = np.random.default_rng(0).standard_normal((32, 256)).astype(np.float32)
+        values[:, 0] *= scale
+        np.save(path, values)
+        chosen = Selection(source="file", file=str(path))
+        errors.append(speed._layer_errors(chosen, ("int8", "nvfp4")))
+    assert errors[0]["int8"] != errors[1]["int8"] and errors[0]["nvfp4"] != errors[1]["nvfp4"]
 
 
 def test_the_sidebar_does_not_redraw_what_it_does_not_change() -> None:

@@ -124,6 +124,13 @@ def test_a_defect_of_ours_is_not_called_bad_input() -> None:
     with pytest.raises(RuntimeError, match="shape mismatch"):
         handler()
 
+    @shows(Two)
+    def beyond_the_end() -> Two:
+        return Two("", [][1])
+
+    with pytest.raises(IndexError):
+        beyond_the_end()
+
 
 def test_a_handler_receives_the_sidebar_as_a_selection() -> None:
     """The first values become a ``Selection``, empty controls its defaults; the others follow."""
@@ -161,5 +168,7 @@ def test_every_listener_of_the_page_has_as_many_inputs_as_its_handler_takes() ->
         first = [block.label for block in function.inputs[: len(dataclasses.fields(Selection))]]
         labels = labels or first
         assert first == labels
+        own = inspect.signature(handler.__wrapped__.__wrapped__ if handler.view else handler.__wrapped__)
+        assert len(function.inputs) == len(first) + len(own.parameters) - 1, function.api_name
     assert labels is not None and labels[-1] == "scheme"
     assert issubclass(SchemeView, View)

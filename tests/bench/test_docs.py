@@ -12,21 +12,25 @@ from pathlib import Path
 import pytest
 
 from explorer.bench import docs, facts, tables
+from explorer.bench.analysis import recorded_analyses
 from explorer.bench.embeddings import RUNS, recorded_embeddings
 from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import recorded_gemms
+from explorer.bench.methods import recorded_methods
 from explorer.bench.quantize import recorded_quantize
 from explorer.bench.training import LOSS_SCALE_EXPONENTS, TrainingResult, recorded_gradients
+from explorer.methods import METHODS
 from explorer.models.evaluate import EmbeddingDrift
 from explorer.paths import ASSETS
+from explorer.schemes import SCHEMES
 from explorer.training.digits import STRAIGHT, Underflow
 
 ROOT = ASSETS.parent
 
 
 def test_docs_are_up_to_date() -> None:
-    assert not docs.check_docs(), "run `python -m explorer docs`"
-    assert set(docs.pages()) <= {path.name for path in docs.FOLDER.glob("*.md")}
+    assert not docs.check_docs(docs.docs_folder()), "run `python -m explorer docs`"
+    assert set(docs.pages()) <= {path.name for path in docs.docs_folder().glob("*.md")}
 
 
 def test_writing_twice_changes_nothing(tmp_path: Path) -> None:
@@ -43,7 +47,7 @@ def test_pages_name_files_that_exist(page: str) -> None:
     paths = re.findall(r"`((?:app|explorer|kernels|assets|tests)/[\w./-]+)`", text)
     links = re.findall(r"\]\(([^)#:]+)\)", text)
     missing = [p for p in paths if not (ROOT / p).exists()]
-    missing += [link for link in links if not (docs.FOLDER / link).exists()]
+    missing += [link for link in links if not (docs.docs_folder() / link).exists()]
     assert not missing
 
 
@@ -60,7 +64,21 @@ def test_tables_have_a_row_for_each_thing_recorded() -> None:
     gemm = tables.gemm_table(recorded_gemms().rows)
     assert len(gemm.splitlines()) == 2 + len(GEMMS)
     quantize = recorded_quantize().rows
-    assert len(tables.quantize_table(quantize).splitlines()) == 2 + len({t.scheme for t in quantize})
+    names = {*SCHEMES, *(t.scheme for t in quantize)}
+    assert len(tables.quantize_table(quantize).splitlines()) == 2 + len(names)
+
+
+def test_tables_name_what_was_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a new scheme or method is missing from docs/ until somebody with a GPU notices."""
+    scheme = dataclasses.replace(SCHEMES["nvfp4"], name="newest")
+    monkeypatch.setitem(SCHEMES, "newest", scheme)
+    (line,) = (s for s in tables.quantize_table(recorded_quantize().rows).splitlines() if "`newest`" in s)
+    assert "not recorded yet" in line
+    analyses = recorded_analyses().rows
+    others = len(SCHEMES) - len({t.scheme for t in analyses})
+    assert f"| {others} other schemes | not recorded yet |" in tables.analysis_table(analyses)
+    monkeypatch.setitem(METHODS, "newest", dataclasses.replace(METHODS["rtn"], name="newest", label="Newest"))
+    assert "| Newest | not recorded yet |" in tables.method_table(recorded_methods().rows)
 
 
 def test_tables_show_the_recorded_numbers() -> None:

@@ -13,15 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from explorer.bench.gemm import baselines, epilogues
+from explorer import Scheme, quantize
+from explorer.bench.gemm import baselines, epilogues, layouts
 from explorer.bench.gemm.layouts import weight_of
-from explorer.bench.gemm.operands import Operands, reference
+from explorer.bench.gemm.operands import Operand, Operands, reference
 from explorer.bench.gemm.table import GEMMS, RENAMED, all_builds, find
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.gpu import runtime
 from explorer.gpu.compile import included_files
 from explorer.gpu.gemm import EPILOGUE_TYPES, Epilogue, row_bits, two_bit_rows
 from explorer.paths import KERNELS
+from explorer.schemes import SCALE_RULES
+from explorer.schemes.scheme import NO_SCALE
 
 CHIPS = {"sm_80": (8, 0), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
 
@@ -37,6 +40,16 @@ def test_the_reference_is_the_product_of_the_dequantized(name: str, m: int, n: i
     got, want = reference(ops).double(), ops.finished(product)
     unit = torch.finfo(row.out).eps
     assert bool(((got - want).abs() <= unit * want.abs() + k * 2.0**-22 * size + 1e-6).all())
+
+
+@pytest.mark.parametrize("rule", [rule for rule in SCALE_RULES if rule != NO_SCALE])
+def test_weight_scales_are_exact(rule: str) -> None:
+    """If this fails, a product computes with other scales than those that were stored."""
+    scheme = Scheme.parse(f"int4~1x128~SYMMETRIC~{rule}~minmax")
+    q = quantize(torch.randn(4, 256) * 2.0**-18, scheme)
+    scales = layouts.weight_scales(Operand(torch.zeros(4, 256), q))
+    assert torch.equal(scales.float(), q.scales.stored)
+    assert scheme.scale and scheme.scale.format.bits in (8, 8 * scales.itemsize)
 
 
 def test_zero_points_are_an_integer_identity() -> None:
@@ -211,14 +224,25 @@ def test_every_recorded_product_is_in_the_table() -> None:
     assert all(find(old) is GEMMS[new] for old, new in RENAMED.items())
 
 
+FIRST_STEPS = {
+    "dequantize": "dequantize",
+    "quantize": "quantize_",
+    "fake-quantize": "fake_quantize.cu",
+    "widen": "widen.cu",
+}
+"""How the name of a variant says that another kernel runs before the product, and that kernel's file."""
+
+
 def test_every_variant_says_what_it_compiles_to() -> None:
     """If this fails, `explorer compile` leaves a kernel out, and the first visitor waits for nvcc."""
     for gemm in GEMMS.values():
         for variant in gemm.variants:
             builds = variant.builds(gemm.x, gemm.w, gemm.out)
             assert builds and len(set(builds)) == len(builds), f"{gemm.name} {variant.name}"
-            own = "gemm_wgmma.cu" if variant.file == "fake_quantize.cu" else variant.file
-            assert own in {build.file for build in builds}, f"{gemm.name} {variant.name}"
+            files = {build.file for build in builds}
+            steps = [FIRST_STEPS[step] for step in variant.name.split(" + ") if step in FIRST_STEPS]
+            missing = [step for step in steps if not any(file.startswith(step) for file in files)]
+            assert variant.file in files and not missing, f"{gemm.name} {variant.name}"
 
 
 @pytest.mark.parametrize("allowed", [False, True])

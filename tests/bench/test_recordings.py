@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from explorer import paths
 from explorer.bench import recordings
 from explorer.bench.analysis import recorded_analyses
 from explorer.bench.conformance import recorded_conformance, recorded_crossover
@@ -21,7 +22,13 @@ from explorer.bench.gemm.table import RENAMED
 from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
 from explorer.bench.machine import Machine, this_machine
 from explorer.bench.methods import recorded_methods
-from explorer.bench.quantize import QuantizeTiming, recorded_kernel, recorded_quantize
+from explorer.bench.quantize import (
+    QuantizeTiming,
+    kernel_file,
+    kernel_today,
+    recorded_kernel,
+    recorded_quantize,
+)
 from explorer.bench.recordings import (
     Recording,
     RecordingError,
@@ -31,6 +38,7 @@ from explorer.bench.recordings import (
     recording_json,
 )
 from explorer.bench.training import recorded_gradients, recorded_training
+from explorer.paths import KERNELS
 from explorer.schemes import ALIASES
 
 SHIPPED = {
@@ -53,6 +61,8 @@ def test_every_shipped_file_has_a_loader() -> None:
 
 def _name_today(key: str, value: Any) -> Any:
     """What a recorded name is called now; other values are kept."""
+    if key == "kernels":
+        return [kernel_today(kernel) for kernel in value]
     renamed = {"row": RENAMED, "scheme": ALIASES, "activations": ALIASES}.get(key, {})
     return renamed.get(value, value) if renamed else value
 
@@ -109,6 +119,17 @@ def test_a_missing_file_is_an_empty_recording(monkeypatch: pytest.MonkeyPatch, t
     assert recorded_kernel("nvfp4") == (None, "not recorded yet")
 
 
+def test_recorded_kernels_are_those_of_today() -> None:
+    """If this fails, the page names a kernel that no file holds."""
+    kernels = {kernel for row in recorded_quantize().rows for kernel in row.kernels}
+    assert {kernel_file(kernel) for kernel in kernels} <= {path.name for path in KERNELS.glob("*.cu")}
+    assert (
+        kernel_today("quantize_tile4_bf16") == "quantize_tile" and kernel_file("encode_flat") == "encode.cu"
+    )
+    with pytest.raises(ValueError, match="no file of kernels/ defines 'encode'"):
+        kernel_file("encode")
+
+
 def test_a_file_that_changes_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`bench --record` in a running process is seen by the next view."""
     monkeypatch.setattr(recordings, "FOLDER", tmp_path)
@@ -124,6 +145,16 @@ def test_an_exact_result_has_no_noise() -> None:
     adapter = recordings._adapter(GemmTiming)
     assert math.isinf(adapter.validate_python(raw).sqnr_db)
     assert as_json(adapter.validate_python(raw))["sqnr_db"] is None
+
+
+def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If this fails, a recording made in another project's folder names that project's commit."""
+    monkeypatch.delenv("EXPLORER_COMMIT", raising=False)
+    here = this_machine(torch.device("cpu")).commit
+    monkeypatch.chdir(tmp_path)
+    assert this_machine(torch.device("cpu")).commit == here
+    monkeypatch.setattr(paths, "CHECKOUT", None)
+    assert this_machine(torch.device("cpu")).commit == "unknown"
 
 
 def test_this_machine_says_what_it_is() -> None:

@@ -198,3 +198,10 @@ def test_bytes_in_the_file(name: str, tmp_path: pytest.TempPathFactory) -> None:
     assert sum(t.numel() * t.element_size() for t in tensors) == q.nbytes
     assert torch.equal(load_quantized(path).dequantize(), q.dequantize())
     assert name in FORMATS or q.scheme.name == name
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.bool])
+def test_what_is_no_floating_point_is_refused(dtype: torch.dtype) -> None:
+    """If this fails, the imaginary part of a complex matrix is dropped without a word."""
+    with pytest.raises(ValueError, match="floating-point"):
+        quantize(torch.ones(2, 8, dtype=dtype), SCHEMES["int8_row"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from explorer import FORMATS, SCHEMES, Scheme, quantize
+from explorer import FORMATS, Scheme, quantize
 from explorer.core.lowering import config_of, raw_scales
 from explorer.export.quantized import load_quantized, save_quantized
 from explorer.formats import E8M0, FloatFormat
@@ -28,19 +28,10 @@ def scheme_with(name: str) -> Scheme:
     return Scheme(f"scales_{name}", "t", FORMATS["float8_e4m3fn"], (1, 32), rule)
 
 
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Scheme]:
-    """The schemes of this file among the named ones, which files are read by."""
-    schemes = {f"scales_{name}": scheme_with(name) for name in SCALE_FORMATS}
-    for name, scheme in schemes.items():
-        monkeypatch.setitem(SCHEMES, name, scheme)
-    return schemes
-
-
 @pytest.mark.parametrize("name", SCALE_FORMATS)
-def test_scales_survive_a_file(name: str, known: dict[str, Scheme], tmp_path: Path) -> None:
+def test_scales_survive_a_file(name: str, tmp_path: Path) -> None:
     """The file holds them in the format's own dtype, and loading gives the same codes, scales and values."""
-    scheme = known[f"scales_{name}"]
+    scheme = scheme_with(name)
     x = torch.randn(7, 100, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 7)[:, None]
     q = quantize(x, scheme)
     save_quantized(q, tmp_path / "t.safetensors")

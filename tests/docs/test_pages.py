@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import itertools
 import os
 import pkgutil
 import re
@@ -23,6 +24,7 @@ import explorer
 from explorer.cli import main
 from explorer.cli.app import app
 from tests.docs.test_contributing import blocks, run_python
+from tests.test_architecture import imported
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -101,6 +103,24 @@ def test_links_and_paths_lead_somewhere(path: Path) -> None:
     if path.name != "CHANGELOG.md":  # it names what was renamed
         linked += [ROOT / name for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)]
     assert not [str(target) for target in linked if not target.exists()]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "app").rglob("*.py")), ids=lambda p: p.name)
+def test_paths_in_the_page_lead_somewhere(path: Path) -> None:
+    """Every file of this repository that a string of the page names."""
+    named = set(re.findall(r"\b(?:explorer|kernels|assets|docs)/[\w./-]*\w\.\w+", path.read_text()))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_tour_is_what_runs() -> None:
+    """Each file of the tour of docs/design.md imports the next, and the detour over the GPU names real files.
+
+    If this fails, a newcomer is led through files that the call does not pass."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    tour = re.findall(r"^\| \d \| `([\w/]+)\.py`", text, re.M)
+    assert 3 <= len(tour) <= 5
+    for here, there in itertools.pairwise(tour):
+        assert there.replace("/", ".") in imported(ROOT / f"{here}.py"), f"{here} does not import {there}"
 
 
 def test_the_readme_is_a_front_door() -> None:

@@ -151,7 +151,7 @@ def test_values_match_gfloat(name: str) -> None:
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", PEERS)
 def test_all_sixteen_bit_inputs_match_ml_dtypes(name: str, kind: torch.dtype) -> None:
-    """All 65,536 inputs, clamped first (rule A-1); NaN becomes NaN or is refused (rule A-2)."""
+    """All 65,536 inputs, beyond the largest value clamped first; NaN becomes NaN or is refused."""
     fmt, x = ROWS[name], all_sixteen_bit(kind)
     kept = x[~torch.isnan(x)].clamp(fmt.min, fmt.max)
     assert_same_codes(fmt.encode(kept), peer_codes(kept, name), kept)
@@ -402,4 +402,4 @@ def test_every_format_is_met(test: Any, absent: set[str]) -> None:
 @pytest.mark.parametrize("name", [NEW_ROW.name])
 def test_a_new_row_meets_the_other_libraries(name: str) -> None:
     """Where ml_dtypes knows a new format, it is compared with it without a line in this file."""
-    assert name not in FORMATS and name in PEERS
+    assert name in PEERS

@@ -5,6 +5,8 @@ If these fail, the Speed tab times a kernel that computes something else.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,9 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from explorer import FORMATS, SCHEMES, Scheme
+from explorer.bench.gemm import epilogues, layouts
 from explorer.bench.gemm.operands import Operands
 from explorer.bench.gemm.table import GEMMS, Gemm
-from explorer.bench.gemm.variants import Variant, integer_sums
+from explorer.bench.gemm.variants import Variant
+from explorer.gpu import gemm as gemm_kernels
+from explorer.gpu import runtime
+from explorer.gpu.tma import MAP_WRITER
 from tests.gpu.sanitizer import assert_clean
 
 pytestmark = pytest.mark.gpu
@@ -106,6 +112,43 @@ def test_bias_and_gelu_are_fused(name: str, activation: str) -> None:
     bias = torch.randn(130, device="cuda")
     for variant in row.variants_on(torch.cuda.get_device_capability()):
         check(row, variant, row.operands(x, w, bias, activation), activation)
+
+
+def integer_sums(operands: Operands, by: str) -> Tensor:
+    """int32 [M, N]: the raw sums of an integer product by one kernel ("naive", "dp4a", "mma.sync",
+    "wgmma")."""
+    x, w = operands.x, operands.w
+    plain = gemm_kernels.Epilogue(torch.int32)
+    if by == "naive":
+        codes = layouts.codes_on_grid(x), layouts.codes_on_grid(w)
+        return gemm_kernels.gemm_reference(*codes, operands.shape[2], plain, False)
+    epilogue, rows = epilogues.with_zero_terms(operands, plain), (layouts.byte_rows(x), layouts.byte_rows(w))
+    if by == "dp4a":
+        return gemm_kernels.gemm_simt32(*rows, gemm_kernels.WordOp.DP4A, epilogue)
+    return (gemm_kernels.gemm_mma if by == "mma.sync" else gemm_kernels.gemm_wgmma)(*rows, "s8", epilogue)
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_what_is_launched_was_named_for_compiling(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, `explorer compile` leaves a kernel out, and the first product waits for nvcc."""
+    row, launched = GEMMS[name], list[object]()
+    load = runtime._function
+
+    def noted(index: int, build: runtime.Build, *rest: Any) -> Any:
+        launched.append(build)
+        return load(index, build, *rest)
+
+    ops = row.operands(
+        torch.randn(64, 4096, device="cuda"), torch.randn(256, 4096, device="cuda")
+    ).as_served()
+    for variant in row.variants_on(torch.cuda.get_device_capability()):
+        call = variant.prepare(ops)
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime, "_function", noted)
+            launched.clear()
+            call()
+        missing = set(launched) - {*variant.builds(row.x, row.w, row.out), MAP_WRITER}
+        assert launched and not missing, f"{variant.name}: {missing}"
 
 
 @pytest.mark.parametrize("name", ["int8", "int8_asym"])

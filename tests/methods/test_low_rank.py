@@ -37,6 +37,13 @@ def plain(w: Tensor, rounded: Tensor, x: Tensor, rank: int) -> np.ndarray:
     return (a @ b).T
 
 
+def test_a_correction_beyond_float16_is_refused() -> None:
+    """If this fails, the factors hold infinities, and so does every output."""
+    w, x = torch.randn(24, 40) * 1e12, torch.randn(64, 40)
+    with pytest.raises(ValueError, match="beyond float16"):
+        lqer(rtn(w, SCHEMES["int3_row"], x), w, x)
+
+
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24)], ids=str)
 @pytest.mark.parametrize("rank", [1, 5, 16])
 def test_it_is_the_papers_decomposition(shape: tuple[int, int], rank: int) -> None:

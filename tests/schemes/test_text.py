@@ -19,12 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer import CALIBRATORS, FORMATS, SCHEMES, ExponentRule, MappingType, ScaleRule, Scheme, quantize
+from explorer.core.ops import fake_quantize, learned_quantize
 from explorer.export.quantized import load_quantized, save_quantized
 from explorer.formats import E4M3, E8M0, FloatFormat, IntegerFormat
 from explorer.paths import ASSETS
 from explorer.schemes import ALIASES, OWN_CODES, SCALE_RULES, CodeRule, Convention, Ties
+from explorer.schemes.calibrators import MINMAX
 from explorer.schemes.scheme import SEPARATOR
-from explorer.schemes.text import NAMES, custom_label
+from explorer.schemes.text import NAMES, checked_text, custom_label
 
 ELEMENTS = [row for row in FORMATS.values() if row is not E8M0]
 ELEMENTS.append(IntegerFormat(name="int7", label="INT7", bits=7))
@@ -197,11 +199,33 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         assert str(error)
 
 
-def test_what_has_no_row_has_no_text() -> None:
-    """A format of the caller's own cannot be read back, so it is refused rather than confused with a row."""
-    other = dataclasses.replace(FORMATS["int8"], label="mine")
-    with pytest.raises(ValueError, match="'int8' is no row of its table"):
-        str(Scheme("mine", "mine", other))
+OWN_PARTS = {
+    "format": Scheme("mine", "mine", dataclasses.replace(FORMATS["int8"], label="other")),
+    "calibrator": dataclasses.replace(
+        SCHEMES["int8_row"], calibrator=dataclasses.replace(MINMAX, label="other")
+    ),
+    "unknown calibrator": dataclasses.replace(
+        SCHEMES["int8_row"], calibrator=dataclasses.replace(MINMAX, name="other")
+    ),
+}
+
+
+@pytest.mark.parametrize("scheme", OWN_PARTS.values(), ids=OWN_PARTS)
+def test_parts_of_the_callers_own_are_not_taken_for_a_row(scheme: Scheme, tmp_path: Path) -> None:
+    """A format or calibrator without a row has a text to print, but none to be read back by: files and
+    operators refuse it, where they would compute with the row of that name."""
+    assert str(scheme) == scheme.text and quantize(torch.ones(2, 8), scheme)
+    with pytest.raises(ValueError, match="is no row of its table"):
+        checked_text(scheme)
+    with pytest.raises(ValueError, match="is no row of its table"):
+        save_quantized(quantize(torch.ones(2, 8), scheme), tmp_path / "q.safetensors")
+    assert not list(tmp_path.iterdir())
+    for by_operator in (
+        lambda: fake_quantize(torch.ones(2, 8), scheme),
+        lambda: learned_quantize(torch.ones(2, 8), torch.ones(scheme.grid((2, 8))), scheme),
+    ):
+        with pytest.raises(ValueError, match="is no row of its table"):
+            by_operator()
 
 
 SAVED = ["int8_row", "q4_k", "nf4_block64_double", "int4~flat48~ASYMMETRIC~bfloat16~minmax",

@@ -5,6 +5,8 @@ What is made of W here is made once, when a model is loaded; what is made of X b
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -12,10 +14,16 @@ from explorer.bench.gemm.operands import Operand
 from explorer.core.cuda import fake_quantize_on_device, quantize_on_device
 from explorer.core.lowering import config_of, layout_of, raw_scales
 from explorer.formats import CodebookFormat, Format, IntegerFormat
+from explorer.gpu.dequantize import builds as dequantize_builds
+from explorer.gpu.dequantize import dequantize as dequantize_kernel
 from explorer.gpu.gemm import CPP_TYPES, Codes, Weight, padded_rows, two_bit_rows
-from explorer.gpu.quantize import dequantize as dequantize_kernel
+from explorer.gpu.quantize import builds as quantize_builds
+from explorer.gpu.runtime import Build
 from explorer.schemes import Scheme
 
+TYPICAL_SHAPES = ((64, 2048), (64, 4096), (64, 8192))
+"""Of operands that are quantized or dequantized in the call: what their kernels are compiled ahead for. Other
+numbers of columns may need other builds, which are compiled at first use."""
 BIGGEST_READ = {16: 16, 8: 16, 6: 32, 4: 32, 3: 32}
 """Codes of a row that a lane reads at once, by their bits; of 2-bit codes 32, or 64 where one scale serves a
 row."""
@@ -136,7 +144,7 @@ def weight_rows(w: Operand) -> Tensor:
 
 
 def weight_scales(w: Operand) -> Tensor:
-    """[N, groups]: float16 and float32 scales as they are, E8M0 and E4M3 in bfloat16, which holds them
+    """[N, groups]: scales of 16 and 32 bits as they are stored, those of 8 bits in bfloat16, which holds them
     exactly."""
     return w.q.scales.stored.to(_weight_scale_dtype(w.scheme)).expand(w.rows, -1).contiguous()
 
@@ -148,8 +156,9 @@ def weight_zeros(w: Operand) -> Tensor | None:
 
 
 def _weight_scale_dtype(scheme: Scheme) -> torch.dtype:
-    bits = 32 if scheme.scale is None else scheme.scale.format.bits
-    return {8: torch.bfloat16, 16: torch.float16}.get(bits, torch.float32)
+    if scheme.scale is None:
+        return torch.float32
+    return torch.bfloat16 if has_byte_scales(scheme) else scheme.scale.stored_dtype
 
 
 def activation_rows(x: Operand, multiple: int = ACTIVATION_ROWS) -> Tensor:
@@ -177,6 +186,26 @@ def dequantized_rows(operand: Operand, one: Tensor) -> Tensor:
         torch.bfloat16,
     )[0]
     return padded_rows(values.view(torch.uint8))
+
+
+def builds_of_dequantizing(*schemes: Scheme) -> list[Build]:
+    """What ``dequantized_rows`` compiles for ``TYPICAL_SHAPES``."""
+    pairs = [(scheme, shape) for scheme in schemes for shape in TYPICAL_SHAPES]
+    every = (dequantize_builds(config_of(s), layout_of(shape, s), torch.bfloat16) for s, shape in pairs)
+    return list(dict.fromkeys(chain.from_iterable(every)))
+
+
+def builds_of_quantizing(*schemes: Scheme) -> list[Build]:
+    """What quantizing an operand in the call compiles for ``TYPICAL_SHAPES``."""
+    pairs = [(scheme, shape) for scheme in schemes for shape in TYPICAL_SHAPES]
+    every = (quantize_builds(config_of(s), layout_of(shape, s), torch.bfloat16) for s, shape in pairs)
+    return list(dict.fromkeys(chain.from_iterable(every)))
+
+
+def builds_of_fake_quantizing(*schemes: Scheme) -> list[Build]:
+    """What ``fake_quantized_rows`` compiles for ``TYPICAL_SHAPES``."""
+    restoring = [config_of(scheme).build("fake_quantize.cu", torch.bfloat16) for scheme in schemes]
+    return [*builds_of_quantizing(*schemes), *dict.fromkeys(restoring)]
 
 
 def fake_quantized_rows(operand: Operand) -> Tensor:

@@ -234,7 +234,10 @@ def dynamic(kind: str, inner: str) -> Variant:
 
         return call
 
-    return dataclasses.replace(variant, name=f"quantize + {inner}", prepare=prepare)
+    def builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
+        return (*layouts.builds_of_quantizing(x), *variant.builds(x, w, out))
+
+    return dataclasses.replace(variant, name=f"quantize + {inner}", prepare=prepare, builds=builds)
 
 
 def _in_registers(ops: Operands) -> Call:
@@ -281,11 +284,15 @@ def dequantize_then_wgmma(both: bool, rounding: float) -> Variant:
 
         return call
 
+    def builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
+        restored = (x, w) if both else (w,)
+        return (*layouts.builds_of_dequantizing(*restored), *_wgmma_builds("bf16")(x, w, out))
+
     return Variant(
         "dequantize + wgmma",
         "gemm_wgmma.cu",
         prepare,
-        _wgmma_builds("bf16"),
+        builds,
         only_major=HOPPER,
         rounding=rounding,
     )
@@ -336,30 +343,15 @@ def _fake_quantized(ops: Operands) -> Call:
     )
 
 
+def _fake_quantized_builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
+    return (*layouts.builds_of_fake_quantizing(x, w), *_wgmma_builds("bf16")(x, w, out))
+
+
 FAKE_QUANTIZE = Variant(
     "fake-quantize + wgmma",
     "fake_quantize.cu",
     _fake_quantized,
-    _wgmma_builds("bf16"),
+    _fake_quantized_builds,
     only_major=HOPPER,
     rounding=2 * BF16_HALF_ULP,
 )
-
-
-# --- raw sums ----------------------------------------------------------------------------------------
-
-
-def integer_sums(operands: Operands, by: str) -> Tensor:
-    """int32 [M, N]: the raw sums of an integer product by one kernel ("naive", "dp4a", "mma.sync",
-    "wgmma")."""
-    x, w = operands.x, operands.w
-    if not all(isinstance(side.scheme.format, IntegerFormat) for side in (x, w)):
-        raise ValueError("only integer products have integer sums")
-    plain = kernel.Epilogue(torch.int32)
-    if by == "naive":
-        codes = layouts.codes_on_grid(x), layouts.codes_on_grid(w)
-        return kernel.gemm_reference(*codes, operands.shape[2], plain, False)
-    epilogue, rows = epilogues.with_zero_terms(operands, plain), (layouts.byte_rows(x), layouts.byte_rows(w))
-    if by == "dp4a":
-        return kernel.gemm_simt32(*rows, kernel.WordOp.DP4A, epilogue)
-    return (kernel.gemm_mma if by == "mma.sync" else kernel.gemm_wgmma)(*rows, "s8", epilogue)

@@ -1,0 +1,35 @@
+"""A picker of several schemes, which takes the sidebar's own beside the named ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gradio as gr
+
+from app.controls import scheme_choices
+from app.page import Page
+from app.views import Control
+from app.widgets import PRIVATE
+
+
+def build_scheme_picker(page: Page, names: Sequence[str], label: str, elem_id: str) -> Control:
+    """Lay out the picker, with ``names`` chosen, and the button that adds the sidebar's scheme to it.
+
+    A scheme without a name may also be typed, as the text that its link carries.
+    """
+    with gr.Column(min_width=260):
+        picker = gr.Dropdown(
+            scheme_choices(),
+            value=list(names),
+            multiselect=True,
+            allow_custom_value=True,
+            label=label,
+            elem_id=elem_id,
+        )
+        button = gr.Button("Add the sidebar's scheme", size="sm", elem_id=f"{elem_id}-add")
+    button.click(_added, [picker, page.sidebar.scheme.text], picker, queue=False, **PRIVATE)
+    return picker
+
+
+def _added(names: list[str] | None, scheme: str) -> list[str]:
+    return list(dict.fromkeys([*(names or []), scheme]))

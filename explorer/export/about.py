@@ -1,0 +1,55 @@
+"""The metadata of a file of ``export.quantized``: name, shape and scheme, checked as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from explorer.schemes import Scheme
+
+KEY = "quantization_explorer"
+"""The key of the file's metadata under which the JSON text stands."""
+
+
+@dataclass(frozen=True)
+class SchemeRecord:
+    """The fields that say which scheme it is; files of earlier versions hold no ``text``."""
+
+    name: str
+    text: str = ""
+
+    def scheme(self) -> Scheme:
+        """Files of earlier versions hold a name of that time, or a text in its place, and no ``text``.
+
+        MXINT8's exponents were those of elements q then, not of q / 64.
+        """
+        text = self.text or self.name
+        return Scheme.parse("int8~1x32~SYMMETRIC~FLOOR~minmax" if text == "mxint8" else text)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a file says of its tensors: the stem of their names, the matrix's [rows, columns], the scheme."""
+
+    name: str
+    shape: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+    scheme: SchemeRecord
+
+
+_ADAPTER = TypeAdapter(About)
+
+
+def read_about(metadata: Mapping[str, str] | None) -> About:
+    """The record in a file's metadata; ``ValueError`` says what is missing or wrong in it."""
+    text = (metadata or {}).get(KEY)
+    if text is None:
+        raise ValueError(f"its metadata holds no {KEY!r}")
+    try:
+        return _ADAPTER.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "all of it"
+        raise ValueError(f"its metadata is damaged: {place}: {first['msg']}") from error

@@ -67,7 +67,7 @@ def _super_blocks(q: QuantizedTensor, fmt: IntegerFormat) -> SuperBlocks:
     upper, count = q.scales.upper, q.shape[0] * q.shape[1] // SUPER_BLOCK
     assert isinstance(upper, SuperBlockLevel)
     scales, minimums = block_integers(q.scales)
-    none = torch.empty(count, 0, dtype=torch.uint8)
+    none = torch.empty(count, 0, dtype=torch.uint8, device=q.packed.device)
 
     def bytes_of(grid: Tensor | None) -> Tensor:
         return none if grid is None else super_scales(grid, q.scheme).view(-1, 1).view(torch.uint8)

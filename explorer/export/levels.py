@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -10,34 +11,11 @@ from torch import Tensor
 from explorer.formats.packing import pack_bits, unpack_bits
 from explorer.schemes import Scales, Scheme
 from explorer.schemes.levels import DYNAMIC_MAP, NestedLevel, SuperBlockLevel, integer_limits
-from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, MappingType
-
-LEVEL_KEYS = ("super_scale", "super_minimum", "mean")
-
+from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK
 
 Part = tuple[torch.dtype, tuple[int, ...]]
 """A dtype and a shape that a part of a file may have."""
-
-
-def level_parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
-    """What ``packed_levels`` writes for a matrix of ``shape`` under a scheme whose scales are quantized."""
-    rule, grid, width = scheme.scale, scheme.grid(shape), scheme.block[1]
-    assert rule is not None and width is not None
-    cells = grid[0] * grid[1]
-    if rule.nested:
-        return {
-            "scale": [(torch.uint8, grid)],
-            "super_scale": [(torch.float32, (-(-cells // NESTED_BLOCK),))],
-            "mean": [(torch.float32, ())],
-        }
-    minimum = scheme.mapping is MappingType.MINIMUM
-    above: list[Part] = [(torch.float16, (grid[0], -(-grid[1] // (SUPER_BLOCK // width))))]
-    integers = cells * (1 + minimum)
-    return {
-        "scale": [(torch.uint8, (-(-integers * rule.bits // 8),))],
-        "super_scale": above,
-        "super_minimum": above if minimum else [],
-    }
+LEVEL_KEYS = ("super_scale", "super_minimum", "mean")
 
 
 def packed_levels(scales: Scales, scheme: Scheme) -> dict[str, Tensor]:
@@ -55,13 +33,30 @@ def packed_levels(scales: Scales, scheme: Scheme) -> dict[str, Tensor]:
     return _packed_super_blocks(scales, upper, scheme)
 
 
-def unpacked_levels(tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Scales | None:
-    """The scales that ``packed_levels`` wrote; None where the scheme's scales have no level above."""
-    rule = scheme.scale
+def level_parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
+    """What ``packed_levels`` writes for a tensor of ``shape`` whose scales have a level above."""
+    rule, grid, blocks = scheme.scale, scheme.grid(shape), math.prod(scheme.grid(shape))
+    if rule is None or rule.super_bits is None:
+        above: list[Part] = [(torch.float32, (math.ceil(blocks / NESTED_BLOCK),))]
+        return {"scale": [(torch.uint8, grid)], "super_scale": above, "mean": [(torch.float32, ())]}
+    supers: list[Part] = [(torch.float16, (shape[0], math.ceil(shape[1] / SUPER_BLOCK)))]
+    integers = blocks * (2 if scheme.mapping.has_offset else 1)
+    return {
+        "scale": [(torch.uint8, (math.ceil(integers * rule.super_bits / 8),))],
+        "super_scale": supers,
+        "super_minimum": supers if scheme.mapping.has_offset else [],
+    }
+
+
+def unpacked_levels(
+    tensors: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]
+) -> Scales | None:
+    """The scales that ``packed_levels`` wrote, of checked tensors; None where the scheme's have no level above."""
+    rule, present = scheme.scale, {key: tensor for key, tensor in tensors.items() if tensor is not None}
     if rule is None or not rule.has_upper_level:
         return None
     read = _read_nested if rule.nested else _read_super_blocks
-    return read(tensors, scheme, shape)
+    return read(present, scheme, shape)
 
 
 def _packed_nested(scales: Scales, upper: NestedLevel) -> dict[str, Tensor]:

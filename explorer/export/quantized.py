@@ -90,13 +90,14 @@ def load_quantized(path: str | Path) -> QuantizedTensor:
             _check(f"{about.name}.{key}", own[key], accepted)
     except ValueError as error:
         raise _foreign(path, error) from error
-    there = {key: tensor for key, tensor in own.items() if tensor is not None}
-    scales = unpacked_levels(there, scheme, shape) or _read_one_level(own, scheme, shape)
-    return QuantizedTensor(there["packed"], scales, scheme, shape)
+    packed = own["packed"]
+    assert packed is not None
+    scales = unpacked_levels(own, scheme, shape) or _scales(own, scheme, shape)
+    return QuantizedTensor(packed, scales, scheme, shape)
 
 
-def _read_one_level(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
-    """Scales that are not themselves quantized, from the checked parts of a file."""
+def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
+    """The scales from the checked parts of a file."""
     stored, zero_points, offsets = own["scale"], own["zero_point"], own["block_offset"]
     if zero_points is not None and zero_points.dtype == torch.uint8:
         zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
@@ -115,21 +116,19 @@ def _parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
     Files of version 0.2 and earlier hold other zero points and may hold scales as float32.
     """
     grid, rule = scheme.grid(shape), scheme.scale
+    packed = (torch.uint8, (shape[0], packed_row_bytes(scheme.format, shape[1])))
+    if rule is not None and rule.has_upper_level:
+        return {**{key: [] for key in OWN}, "packed": [packed], **level_parts(scheme, shape)}
     zero_bytes = packed_row_bytes(scheme.format, grid[0] * grid[1])
-    parts: dict[str, list[Part]] = {key: [] for key in OWN}
-    parts["packed"] = [(torch.uint8, (shape[0], packed_row_bytes(scheme.format, shape[1])))]
-    if rule is None:
-        return parts
-    if rule.has_upper_level:
-        return parts | level_parts(scheme, shape)
-    parts["scale"] = [(dtype, grid) for dtype in (rule.stored_dtype, torch.float32)]
-    if scheme.asymmetric:
-        parts["zero_point"] = [(torch.uint8, (zero_bytes,)), (torch.int8, grid)]
-    if scheme.mapping.has_offset:
-        parts["block_offset"] = [(rule.stored_dtype, grid)]
-    if rule.per_tensor:
-        parts["tensor_scale"] = [(torch.float32, ())]
-    return parts
+    offset = rule is not None and scheme.mapping.has_offset
+    return {
+        **{key: [] for key in LEVEL_KEYS},
+        "packed": [packed],
+        "scale": [(dtype, grid) for dtype in (rule.stored_dtype, torch.float32)] if rule else [],
+        "zero_point": [(torch.uint8, (zero_bytes,)), (torch.int8, grid)] if scheme.asymmetric else [],
+        "block_offset": [(rule.stored_dtype, grid)] if rule and offset else [],
+        "tensor_scale": [(torch.float32, ())] if rule and rule.per_tensor else [],
+    }
 
 
 def _check(name: str, tensor: Tensor | None, accepted: Sequence[Part]) -> None:

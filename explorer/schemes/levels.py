@@ -136,9 +136,7 @@ def nested(raw: Tensor) -> tuple[Tensor, NestedLevel]:
     The mean is torch's on the CPU: of more than 32768 scales its last bit may depend on the number of
     threads.
     """
-    flat, mean = raw.reshape(1, -1), raw.cpu().mean().to(raw.device)
-    if not bool(mean.isfinite()):  # the sum overflowed, though no scale does
-        mean = raw.double().mean().to(torch.float32)
+    flat, mean = raw.reshape(1, -1), _mean(raw.cpu()).to(raw.device)
     above = flat - mean
     scale = _largest(above, NESTED_BLOCK).abs()
     share = torch.where(scale == 0, torch.full_like(above, -1.0), above / scale)
@@ -147,6 +145,12 @@ def nested(raw: Tensor) -> tuple[Tensor, NestedLevel]:
     on_grid = divide(steps.double(), 32767.5).sub(1).float()
     stored = levels[torch.bucketize(on_grid, (levels[1:] + levels[:-1]) / 2)]
     return stored.view(raw.shape), NestedLevel(scale.view(raw.shape), mean.expand(raw.shape))
+
+
+def _mean(x: Tensor) -> Tensor:
+    """float32 []: torch's mean; in float64 where the sum is no float32 number, and 0 of nothing."""
+    mean = x.mean() if x.numel() else x.new_zeros(())
+    return mean if bool(mean.isfinite()) else x.double().mean().float()
 
 
 def _dynamic_map() -> Tensor:

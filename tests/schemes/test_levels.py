@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from explorer import SCHEMES, Scheme, compare, quantize, quantize_with_scales
@@ -133,3 +134,20 @@ def test_flat_blocks_are_those_of_one_long_row(text: str, seed: int | None) -> N
     assert compare(x, q).mse == pytest.approx(compare(x.view(1, -1), want).mse)
     with pytest.raises(ValueError, match="scales do not fit the 11 blocks of the flattened tensor"):
         quantize_with_scales(x, scheme, quantize(x[:3], scheme).scales)
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q6_k", DOUBLE])
+def test_a_file_with_a_wrong_upper_level_is_refused(name: str, tmp_path: Path) -> None:
+    """A missing or misshapen part of the level above is named."""
+    q, path = quantize(torch.randn(3, 512), SCHEMES[name]), tmp_path / "q.safetensors"
+    save_quantized(q, path)
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata()
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    part = tensors.pop("tensor.super_scale")
+    save_file(tensors, path, about)
+    with pytest.raises(ValueError, match="tensor.super_scale is missing"):
+        load_quantized(path)
+    save_file({**tensors, "tensor.super_scale": part[:1, None].clone()}, path, about)
+    with pytest.raises(ValueError, match=r"tensor.super_scale is torch.float\d\d .*; it has to be"):
+        load_quantized(path)

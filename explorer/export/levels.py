@@ -51,7 +51,7 @@ def level_parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]
 def unpacked_levels(
     tensors: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]
 ) -> Scales | None:
-    """The scales that ``packed_levels`` wrote, of checked tensors; None where the scheme's have no level above."""
+    """The scales that ``packed_levels`` wrote, from checked tensors; None without a level above."""
     rule, present = scheme.scale, {key: tensor for key, tensor in tensors.items() if tensor is not None}
     if rule is None or not rule.has_upper_level:
         return None

@@ -118,9 +118,8 @@ _UP = CodeRule(reciprocal=True, unrounded=True, ties=Ties.UP)
 def _of_other_libraries() -> list[Scheme]:
     """What other libraries store, bit for bit: docs/conformance.md."""
     f, bf16_ct = FORMATS, ScaleRule(float_format("bfloat16"), convention=_CT)
-    gguf, in_bf16 = ScaleRule(float_format("float16"), convention=_ZERO), CodeRule(bfloat16=True)
-    bnb = ScaleRule(convention=_ZERO)
-    rows = [
+    in_bf16, bnb = CodeRule(bfloat16=True), ScaleRule(convention=_ZERO)
+    return [
         Scheme("int8_row_vllm", "INT8 per row, as vLLM", f["int8"], _ROW, bf16_ct, _FULL, codes=in_bf16),
         Scheme("int4_group128_vllm", "INT4 group 128, as vLLM", f["int4"], (1, 128), bf16_ct, _FULL,
                codes=in_bf16),
@@ -134,11 +133,16 @@ def _of_other_libraries() -> list[Scheme]:
                ScaleRule(convention=_ZERO, nested=True), codes=CodeRule(reciprocal=True, unrounded=True)),
         Scheme("fp4_block64_bnb", "FP4 block 64, as bitsandbytes", f["bnb_fp4"], (1, 64), bnb,
                codes=CodeRule(reciprocal=True)),
-        Scheme("q8_0", "GGUF Q8_0", f["int8"], (1, 32), gguf,
-               codes=CodeRule(reciprocal=True, unrounded=True, ties=Ties.AWAY)),
     ]  # fmt: skip
+
+
+def _gguf_blocks() -> list[Scheme]:
+    """GGUF's blocks of 32 with scales of their own, bit for bit."""
+    gguf = ScaleRule(float_format("float16"), convention=_ZERO)
+    away = CodeRule(reciprocal=True, unrounded=True, ties=Ties.AWAY)
+    rows = [Scheme("q8_0", "GGUF Q8_0", FORMATS["int8"], (1, 32), gguf, codes=away)]
     for bits in (4, 5):
-        fmt = f[f"int{bits}"]
+        fmt = FORMATS[f"int{bits}"]
         rows += [
             Scheme(f"q{bits}_0", f"GGUF Q{bits}_0", fmt, (1, 32), gguf, MappingType.SIGNED_MAX, codes=_UP),
             Scheme(f"q{bits}_1", f"GGUF Q{bits}_1", fmt, (1, 32), gguf, MappingType.MINIMUM, codes=_UP),
@@ -170,6 +174,7 @@ _ROWS = (
     *_microscaling(),
     *_codebooks(),
     *_of_other_libraries(),
+    *_gguf_blocks(),
     *_k_quants(),
 )
 SCHEMES: dict[str, Scheme] = {row.name: row for row in _ROWS}

@@ -240,10 +240,11 @@ def fake_quantize(x: Tensor, scheme: Scheme) -> Tensor:
 def restored(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """``q.dequantize(dtype)`` as an operator, which ``torch.compile`` does not break on."""
     empty = q.packed.new_empty(0)
+    zero = q.scales.zero_points if q.scales.offsets is None else q.scales.offsets
     return torch.ops.explorer.dequantize(
         q.packed,
         _stored(q.scales),
-        empty.view(0, 0) if q.scales.zero_points is None else q.scales.zero_points,
+        empty.view(0, 0) if zero is None else zero,
         empty if q.scales.tensor_scale is None else q.scales.tensor_scale.reshape(1),
         q.scheme.text,
         q.shape[1],

@@ -197,6 +197,10 @@ def _check(weight: Tensor, scheme: Scheme, inputs: Inputs) -> None:
         )
     if scheme.scale is None or scheme.block[0] != 1:
         raise ValueError(f"GPTQ quantizes rows, or groups along them; {scheme.label} is something else")
+    if scheme.scale.has_upper_level:
+        raise ValueError(
+            f"GPTQ fixes a group's scale when it reaches it; {scheme.label} quantizes scales too"
+        )
 
 
 class Columns:

@@ -135,7 +135,7 @@ class StoredLinear(Float32State):
         self.scheme, self.shape, self.inputs = q.scheme, q.shape, layer.inputs
         self.register_buffer("packed", q.packed)
         for name, values in (
-            ("scales", q.scales.stored),
+            ("scales", q.scales.stored if q.scales.upper is None else q.scales.scale),
             ("zero_points", q.scales.zero_points),
             ("tensor_scale", q.scales.tensor_scale),
             ("offsets", q.scales.offsets),

@@ -192,3 +192,15 @@ def test_state_dicts_with_the_old_name_of_step_size_are_loaded() -> None:
     old = {key.replace("step_size", "step"): value for key, value in ready.state_dict().items()}
     other.load_state_dict(old)
     assert "0.step" in old and torch.equal(other.state_dict()["0.step_size"], first.step_size)
+
+
+@pytest.mark.parametrize(
+    "name", ["q4_0", "q4_1", "q4_k", "nf4_block64_double", "nvfp4_vllm", "int4_group128_vllm"]
+)
+def test_a_converted_layer_computes_what_was_prepared(name: str) -> None:
+    """Offsets, scales of scales and reciprocal tensor scales are stored with the layer: the same output."""
+    model, x = nn.Sequential(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)).eval(), torch.randn(8, 256)
+    prepare(model, SCHEMES[name])
+    before = model(x)
+    convert(model)
+    assert torch.equal(model(x), before)

@@ -155,6 +155,11 @@ def methods(
     where = use_device(device)
     w = load_matrix(file, tensor, revision).values.to(where)
     x = load_matrix(inputs, inputs_tensor).values.to(where)
+    if w.shape[1] != x.shape[1]:
+        raise ValueError(
+            f"the weight {file} has {w.shape[1]} columns, the inputs {inputs} {x.shape[1]}: both must be the "
+            "layer's input channels K of weight [N, K] and activations [tokens, K]"
+        )
     runs = evaluate_all(names, chosen, w, x, of_inputs)
     outcomes = counted("methods", runs, len(names) * len(chosen), as_json)
     if all(outcome.refused for outcome in outcomes):

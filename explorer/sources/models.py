@@ -18,11 +18,11 @@ from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.hub import HubModel
 from explorer.sources.index import INDEX, local_shard_names
-from explorer.sources.tensors import open_tensors
+from explorer.sources.tensors import SUFFIXES, open_tensors
 
 __all__ = ["HubModel", "LocalModel", "layers", "open_model"]
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def open_model(where: str, revision: str | None = None) -> TensorSource:
@@ -38,7 +38,7 @@ def open_model(where: str, revision: str | None = None) -> TensorSource:
     if folder.is_dir():
         return LocalModel(folder)
     if folder.is_file():
-        raise SourceError(f"{where} is a file; name the model's folder, or open the file as a tensor file")
+        raise SourceError(f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders")
     if not _HUB_ID.fullmatch(where):
         raise SourceError(f"no folder {where!r} here, and it is no Hub id (owner/name)")
     snapshot = _cached_snapshot(where, revision)

@@ -198,7 +198,7 @@ def test_local_refusals(tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"x")
     for where, words in (
         (str(tmp_path / "empty"), "no .safetensors"),
-        (str(tmp_path / "file.bin"), "is a file"),
+        (str(tmp_path / "file.bin"), "tensor files end in"),
         ("not a/valid/id!", "no Hub id"),
         ("", "name a model"),
     ):

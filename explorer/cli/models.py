@@ -50,7 +50,10 @@ def layers(
     from explorer.sources import open_source
     from explorer.sources.models import layers as layers_of
 
-    infos = layers_of(open_source(model, revision), filter)
+    source = open_source(model, revision)
+    for reason in source.broken:
+        print("left out:", reason, file=sys.stderr)
+    infos = layers_of(source, filter)
     if not infos:
         raise ValueError(f"no tensor of {model} has {filter!r} in its name")
     rows = [(info.name, "×".join(map(str, info.shape)), info.dtype) for info in infos]

@@ -57,7 +57,10 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
 
 
 class LocalModel(TensorSource):
-    """All safetensors files of a folder, sharded or single, as one source."""
+    """All safetensors files of a folder, sharded or single, as one source.
+
+    Files that cannot be read are left out, and named in ``broken``; ``SourceError`` if none is left.
+    """
 
     def __init__(self, folder: Path, origin: str | None = None) -> None:
         self.origin = origin or folder.name
@@ -67,7 +70,14 @@ class LocalModel(TensorSource):
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise SourceError(f"{self.origin}: its index names {missing[0]}, which is not in the folder")
-        self._files = [open_tensors(folder / name) for name in names]
+        self._files: list[TensorSource] = []
+        for name in names:
+            try:
+                self._files.append(open_tensors(folder / name))
+            except SourceError as error:
+                self.broken += (str(error),)
+        if not self._files:
+            raise SourceError(self.broken[0])
         self._file_of = {info.name: file for file in self._files for info in file.infos}
 
     @property

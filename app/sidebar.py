@@ -27,7 +27,7 @@ from app.controls import (
 from app.selection import Selection, file_source, model_source
 from app.views import Control, Shown, View, shows
 from app.widgets import PRIVATE
-from explorer import CALIBRATORS, SCHEMES, Scheme
+from explorer import CALIBRATORS, SCHEMES, Scheme, SourceError
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import SUFFIXES, TensorInfo
@@ -243,8 +243,15 @@ def chosen_parts(
 
 @shows(FileView)
 def opened_file(path: str | None) -> FileView:
-    """List the tensors of an uploaded file and choose the first matrix."""
-    return FileView(file_tensor=_tensor_choices(file_source(path).infos), source="file")
+    """List the tensors of an uploaded file and choose the first matrix.
+
+    Of a file that cannot be read there are none; why is said by the tab that is to show it.
+    """
+    try:
+        choices = _tensor_choices(file_source(path).infos)
+    except SourceError:
+        choices = gr.update(choices=[], value=None)
+    return FileView(file_tensor=choices, source="file")
 
 
 @shows()

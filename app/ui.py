@@ -42,7 +42,7 @@ def build() -> gr.Blocks:
         with gr.Sidebar(width=SIDEBAR_WIDTH):
             sidebar = build_sidebar()
         block(_header())
-        summary = block()
+        notice, summary = block(), block()
         items: dict[str, Control] = {}
         with gr.Tabs(selected=TABS[0].NAME) as tabs:
             for tab in TABS:
@@ -50,7 +50,7 @@ def build() -> gr.Blocks:
         # Before the tabs' own listeners: Gradio runs the listeners of one event in turn, each to its end.
         for name, item in items.items():
             item.select(None, None, None, js=write_tab(name), api_visibility="private")
-        page = Page(sidebar, summary, tabs, items)
+        page = Page(sidebar, notice, summary, tabs, items)
         for tab in TABS:
             with items[tab.NAME]:
                 tab.build(page)

@@ -28,8 +28,9 @@ window.explorer = {
     explorer.replaceQuery(query);
   },
 
+  /* URLSearchParams escapes the ~ of a scheme's text, which needs no escape (RFC 3986, 2.3). */
   replaceQuery(query) {
-    history.replaceState(null, '', location.pathname + '?' + query.toString());
+    history.replaceState(null, '', location.pathname + '?' + query.toString().replaceAll('%7E', '~'));
   },
 
   /* plotly's menu saves one kind of file: put a PNG button beside its SVG one, in figures drawn later too. */

@@ -12,6 +12,7 @@ import math
 import re
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 
 from app import html, limits
 from app.cache import BoundedCache
+from app.link import LinkView, read_link
 from app.selection import Selection, matrix_of
 from app.sidebar import opened_file
 from app.tabs import compare, formats, tensor
@@ -100,6 +102,25 @@ def test_bad_input_is_a_message_and_nothing_is_lost(
     out = tensor.show(*selection(**changes), None, None, True)
     assert words in said[0] and words in unescape(out.notice) and "Still shown" in out.notice
     assert all(unchanged(o) for o in out.in_order()[:-1]), "outputs must stay as they are"
+
+
+LINKS = [
+    ({}, []),
+    ({"scheme": "nvfp4", "sample": "mlp_down", "tab": "speed"}, []),
+    ({"tab": "what"}, ["tab 'what' is unknown; showing tensor"]),
+    ({"sample": "zzz"}, ["sample 'zzz' is unknown; showing mlp_up"]),
+    ({"source": "moon"}, ["source 'moon' is unknown; showing builtin"]),
+    ({"source": "file"}, ["choose “A file of mine”"]),
+    ({"scheme": "zzz"}, ["scheme is not usable"]),
+]
+
+
+@pytest.mark.parametrize("query, words", LINKS)
+def test_what_a_link_cannot_show_is_said(query: dict[str, str], words: list[str], said: list[str]) -> None:
+    """Else its receiver takes the defaults for what the sender saw."""
+    shown = read_link(SimpleNamespace(query_params=query))  # type: ignore[arg-type]
+    assert isinstance(shown, LinkView) and len(said) == len(words)
+    assert all(part in message for part, message in zip(words, said, strict=True))
 
 
 @pytest.mark.parametrize(

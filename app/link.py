@@ -51,8 +51,8 @@ def read_link(request: gr.Request) -> LinkView:
     tab, names = query.get("tab", TABS[0].NAME), [tab.NAME for tab in TABS]
     if source == "file":
         limits.notify(
-            f"A link cannot carry your file: choose “{SOURCES['file']}” under “Tensor from” and drop it in again. "
-            "Showing a built-in tensor until then."
+            f"A link cannot carry your file: choose “{SOURCES['file']}” under “Tensor from” and drop it in "
+            "again. Showing a built-in tensor until then."
         )
     for what, value, known in (("source", source, SOURCES), ("sample", sample, SAMPLES), ("tab", tab, names)):
         if value not in known:

@@ -143,12 +143,11 @@ def _build_scheme_controls() -> SchemeView:
         columns = gr.Number(
             first.columns,
             label="Group size, tile columns",
-            precision=0,
             minimum=0,
             min_width=110,
             elem_id="size",
         )
-        rows = gr.Number(first.rows, label="Tile rows (0: all)", precision=0, minimum=0, min_width=110)
+        rows = gr.Number(first.rows, label="Tile rows (0: all)", minimum=0, min_width=110)
     mapping = gr.Dropdown(
         [(label, key) for key, label in MAPPINGS.items()],
         value=first.mapping,
@@ -217,8 +216,8 @@ def chosen_preset(name: str) -> SchemeView:
 def chosen_parts(
     fmt: str,
     granularity: str,
-    rows: float,
-    columns: float,
+    rows: float | None,
+    columns: float | None,
     mapping: str,
     scale: str,
     convention: str,
@@ -233,12 +232,19 @@ def chosen_parts(
     rounding and seed. Impossible combinations fall back to the nearest possible one."""
     if not re.fullmatch(r"\s*[0-9]{0,20}\s*", seed or ""):
         raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
-    number, sides = int((seed or "").strip() or 0), (int(rows or 0), int(columns or 0))
+    number, sides = int((seed or "").strip() or 0), (_side(rows), _side(columns))
     words = tuple(codes or ())
     parts = Parts(
         fmt, granularity, *sides, mapping, scale, convention, wanted, words, refit, stochastic, number
     )
     return show_scheme(str(scheme_of(parts)))
+
+
+def _side(value: float | None) -> int:
+    if value is None or value != int(value):
+        shown = "nothing" if value is None else f"{value:g}"
+        raise ValueError(f"a side of a block is a whole number from 0 (the whole axis), not {shown}")
+    return int(value)
 
 
 @shows(FileView)

@@ -1,9 +1,21 @@
-"""Start the page: ``python app.py``, then http://localhost:7860. Also the entry point of a hosted Space."""
+"""Start the page: ``python app.py``, then http://localhost:7860. Also the entry point of a hosted Space.
+
+``GRADIO_SERVER_PORT`` is another port.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
+
+from app.port import server_port
+
+try:
+    PORT = server_port()
+except ValueError as refused:
+    print(f"error: {refused}", file=sys.stderr)
+    sys.exit(2)
 
 from explorer.core.backend import gpu_device
 
@@ -23,8 +35,7 @@ def main() -> None:
     allowed = limits.current()
     threading.Thread(target=warm_kernels, daemon=True).start()
     page = build().queue(max_size=allowed.queue)
-    port = os.environ.get("GRADIO_SERVER_PORT", "7860")
-    print(f"Quantization Explorer: http://localhost:{port}", flush=True)
+    print(f"Quantization Explorer: http://localhost:{PORT}", flush=True)
     page.launch(**launch_options())
 
 
@@ -48,7 +59,7 @@ def launch_options() -> dict[str, object]:
         "css": CSS,
         "head": HEAD,
         "server_name": os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
-        "server_port": int(os.environ.get("GRADIO_SERVER_PORT", "7860")),
+        "server_port": PORT,
         "ssr_mode": False,
         "run_history": False,
         "enable_monitoring": False,

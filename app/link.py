@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import gradio as gr
 
 from app import limits
-from app.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
+from app.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
 from app.selection import Selection
 from app.sidebar import SchemeView, show_scheme
 from app.tabs import TABS
@@ -48,11 +48,15 @@ def read_link(request: gr.Request) -> LinkView:
     """What the sidebar shows for a link's query; unknown or missing parts keep their defaults."""
     query = {key: unquote(value) for key, value in dict(request.query_params).items()}
     source, sample = query.get("source", "builtin"), query.get("sample", DEFAULT_SAMPLE)
+    tab, names = query.get("tab", TABS[0].NAME), [tab.NAME for tab in TABS]
     if source == "file":
         limits.notify(
-            "A link cannot carry your file: drop it in again. Showing a built-in tensor until then."
+            f"A link cannot carry your file: choose “{SOURCES['file']}” under “Tensor from” and drop it in "
+            "again. Showing a built-in tensor until then."
         )
-    tab, names = query.get("tab"), [tab.NAME for tab in TABS]
+    for what, value, known in (("source", source, SOURCES), ("sample", sample, SAMPLES), ("tab", tab, names)):
+        if value not in known:
+            limits.notify(f"The link's {what} {value!r} is unknown; showing {next(iter(known))} instead.")
     return LinkView(
         **vars(_linked_scheme(query.get("scheme", DEFAULT_SCHEME))),
         source=source if source in ("builtin", "model") else "builtin",

@@ -31,6 +31,7 @@ class Page:
     """The page as a tab's ``build`` sees it.
 
     sidebar: which tensor and which scheme.
+    notice: the line above the summary, for what was refused.
     summary: the line above the tabs that says both in words.
     tabs: all tabs, as a component that can be told which one is open.
     tab: one tab by its NAME, for what happens when it is opened.
@@ -38,6 +39,7 @@ class Page:
     """
 
     sidebar: Sidebar
+    notice: Control
     summary: Control
     tabs: gr.Tabs
     tab: Mapping[str, Control]

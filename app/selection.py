@@ -24,6 +24,8 @@ from explorer.sources import load_sample, open_tensors
 from explorer.sources.models import open_model
 from explorer.sources.tensors import Matrix, Progress, TensorSource
 
+NO_FILE = "drop a file first, or choose a built-in tensor"
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -67,6 +69,10 @@ class Selection:
         )
 
 
+class NothingChosenError(SourceError):
+    """A form that has been opened and not yet filled in: said where results stand, and no warning."""
+
+
 _MATRICES = BoundedCache[Matrix](2 << 30)
 _ANALYSES = BoundedCache[Analysis](256 << 20)
 _SOURCES = BoundedCache[TensorSource](32)
@@ -80,9 +86,11 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
         if chosen.source == "builtin":
             return load_sample(chosen.sample)
         if chosen.source == "file":
+            if not chosen.file:
+                raise NothingChosenError(NO_FILE)
             return file_source(chosen.file).matrix(chosen.file_tensor, most)
         if not chosen.layer:
-            raise SourceError("choose a layer of the model")
+            raise NothingChosenError("choose a layer of the model")
         return model_source(chosen.model, chosen.revision).matrix(chosen.layer, most, progress)
 
     def read() -> Matrix:
@@ -113,7 +121,7 @@ def _analyse(matrix: Matrix, scheme: Scheme) -> Analysis:
 def file_source(path: str | None) -> TensorSource:
     """The uploaded file, opened."""
     if not path:
-        raise SourceError("drop a file first, or choose a built-in tensor")
+        raise SourceError(NO_FILE)
     return _SOURCES.get(("file", path, _stamp(path)), lambda: open_tensors(path), lambda _: 1)
 
 

@@ -27,7 +27,7 @@ from app.controls import (
 from app.selection import Selection, file_source, model_source
 from app.views import Control, Shown, View, shows
 from app.widgets import PRIVATE
-from explorer import CALIBRATORS, SCHEMES, Scheme
+from explorer import CALIBRATORS, SCHEMES, Scheme, SourceError
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import SUFFIXES, TensorInfo
@@ -143,12 +143,11 @@ def _build_scheme_controls() -> SchemeView:
         columns = gr.Number(
             first.columns,
             label="Group size, tile columns",
-            precision=0,
             minimum=0,
             min_width=110,
             elem_id="size",
         )
-        rows = gr.Number(first.rows, label="Tile rows (0: all)", precision=0, minimum=0, min_width=110)
+        rows = gr.Number(first.rows, label="Tile rows (0: all)", minimum=0, min_width=110)
     mapping = gr.Dropdown(
         [(label, key) for key, label in MAPPINGS.items()],
         value=first.mapping,
@@ -217,8 +216,8 @@ def chosen_preset(name: str) -> SchemeView:
 def chosen_parts(
     fmt: str,
     granularity: str,
-    rows: float,
-    columns: float,
+    rows: float | None,
+    columns: float | None,
     mapping: str,
     scale: str,
     convention: str,
@@ -233,7 +232,7 @@ def chosen_parts(
     rounding and seed. Impossible combinations fall back to the nearest possible one."""
     if not re.fullmatch(r"\s*[0-9]{0,20}\s*", seed or ""):
         raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
-    number, sides = int((seed or "").strip() or 0), (int(rows or 0), int(columns or 0))
+    number, sides = int((seed or "").strip() or 0), (_side(rows), _side(columns))
     words = tuple(codes or ())
     parts = Parts(
         fmt, granularity, *sides, mapping, scale, convention, wanted, words, refit, stochastic, number
@@ -241,10 +240,24 @@ def chosen_parts(
     return show_scheme(str(scheme_of(parts)))
 
 
+def _side(value: float | None) -> int:
+    if value is None or value != int(value):
+        shown = "nothing" if value is None else f"{value:g}"
+        raise ValueError(f"a side of a block is a whole number from 0 (the whole axis), not {shown}")
+    return int(value)
+
+
 @shows(FileView)
 def opened_file(path: str | None) -> FileView:
-    """List the tensors of an uploaded file and choose the first matrix."""
-    return FileView(file_tensor=_tensor_choices(file_source(path).infos), source="file")
+    """List the tensors of an uploaded file and choose the first matrix.
+
+    Of a file that cannot be read there are none; why is said by the tab that is to show it.
+    """
+    try:
+        choices = _tensor_choices(file_source(path).infos)
+    except SourceError:
+        choices = gr.update(choices=[], value=None)
+    return FileView(file_tensor=choices, source="file")
 
 
 @shows()

@@ -42,12 +42,15 @@ def build() -> gr.Blocks:
         with gr.Sidebar(width=SIDEBAR_WIDTH):
             sidebar = build_sidebar()
         block(_header())
-        summary = block()
+        notice, summary = block(), block()
         items: dict[str, Control] = {}
         with gr.Tabs(selected=TABS[0].NAME) as tabs:
             for tab in TABS:
                 items[tab.NAME] = gr.Tab(tab.TITLE, id=tab.NAME)
-        page = Page(sidebar, summary, tabs, items)
+        # Before the tabs' own listeners: Gradio runs the listeners of one event in turn, each to its end.
+        for name, item in items.items():
+            item.select(None, None, None, js=write_tab(name), api_visibility="private")
+        page = Page(sidebar, notice, summary, tabs, items)
         for tab in TABS:
             with items[tab.NAME]:
                 tab.build(page)
@@ -157,8 +160,8 @@ def _wire_link(blocks: gr.Blocks, page: Page) -> None:
         layer=sidebar.layer,
         tabs=page.tabs,
     )
-    _follow(page, listen(blocks.load, read_link, None, outputs, **PRIVATE), "load")
+    linked = listen(blocks.load, read_link, None, outputs, **PRIVATE)
+    shown = linked.then(None, None, None, js="() => { explorer.linkShown = true; }", api_visibility="private")
+    _follow(page, shown, "load")
     for name in ("addPngButtons", "sortByHeadings", "closeSidebarOnPhones"):
         blocks.load(None, None, None, js=f"() => explorer.{name}()", api_visibility="private")
-    for name, item in page.tab.items():
-        item.select(None, None, None, js=write_tab(name), api_visibility="private")

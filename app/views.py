@@ -13,7 +13,7 @@ import gradio as gr
 import torch
 
 from app import html, limits
-from app.selection import Selection
+from app.selection import NothingChosenError, Selection
 from explorer import gpu
 
 Control = Any
@@ -58,19 +58,23 @@ class StatusView(View):
         return cls.unchanged(status=html.status(message))
 
 
-def shows(view: type[View] | None = None) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def shows(
+    view: type[View] | None = None, told: bool = False
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorate a handler, or a generator of steps, that returns ``view``; without one, a single component's
     value.
 
     A first parameter annotated ``Selection`` takes the sidebar's values, in the order of ``Selection``'s
     fields. ``ValueError``, ``OSError``, a kernel that does not compile and lack of memory become a
-    notification, and the outputs become ``view.refused(message)``.
+    notification, and the outputs become ``view.refused(message)``. No notification where another handler of
+    the same event has ``told`` it, nor for what is not chosen yet.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         def refusal(error: Exception) -> Any:
             message = _message(error)
-            limits.notify(message)
+            if not told and not isinstance(error, NothingChosenError):
+                limits.notify(message)
             return view.refused(message) if view else gr.skip()
 
         prepare: Callable[..., Any] = _with_selection if _takes_selection(function) else _as_they_are

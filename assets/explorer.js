@@ -1,8 +1,11 @@
 /* What the page does in the browser itself. Loaded once, in the page's head; Gradio's listeners call it by
    name. */
 window.explorer = {
-  /* True once a link has been read and shown. Gradio selects the first tab while it mounts: until then
-     the open tab is not the visitor's choice and is not written to the address. */
+  /* True once a link has been read and set the sidebar and the tab. Gradio selects the first tab while it
+     mounts: until then the open tab is not the visitor's choice and is not written to the address. */
+  linkShown: false,
+
+  /* True once every tab has shown the selection for the first time. */
   ready: false,
 
   /* Write the selection to the address. `names` are the fields of Selection, `values` what they hold. */
@@ -19,14 +22,15 @@ window.explorer = {
   },
 
   writeTab(name) {
-    if (!explorer.ready) return;
+    if (!explorer.linkShown) return;
     const query = new URLSearchParams(location.search);
     query.set('tab', name);
     explorer.replaceQuery(query);
   },
 
+  /* URLSearchParams escapes the ~ of a scheme's text, which needs no escape (RFC 3986, 2.3). */
   replaceQuery(query) {
-    history.replaceState(null, '', location.pathname + '?' + query.toString());
+    history.replaceState(null, '', location.pathname + '?' + query.toString().replaceAll('%7E', '~'));
   },
 
   /* plotly's menu saves one kind of file: put a PNG button beside its SVG one, in figures drawn later too. */

@@ -117,6 +117,29 @@ def test_quantize_reports_what_the_library_reports(capsys: pytest.CaptureFixture
     )
 
 
+def test_units_are_said_and_totals_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bits as they are packed, shares in percent in every table, and the total of bits in JSON."""
+    _, out, _ = run(capsys, "formats")
+    assert "1.6" in next(line for line in out.splitlines() if line.startswith("ternary")).split()
+    command = ("quantize", "sample:query_in", "--scheme", "int4_group128")
+    shown = json.loads(run(capsys, *command, "--json")[1])["report"]
+    assert shown["total_bits"] == sum(shown["bits"].values()) and "zeroed" in shown
+    (line,) = [line for line in run(capsys, *command)[1].splitlines() if line.startswith("zeroed")]
+    assert line.split()[:2] == ["zeroed", "%"] and float(line.split()[2]) == pytest.approx(
+        100 * shown["zeroed"], rel=1e-4
+    )
+    assert "clipped %" in run(capsys, "calibrate", "sample:query_in")[1]
+
+
+def test_layers_of_a_folder_with_a_broken_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are listed; the broken one is named on standard error, so that JSON stays JSON."""
+    save_file({"w": torch.ones(2, 2)}, tmp_path / "good.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"abc")
+    code, out, err = run(capsys, "layers", str(tmp_path), "--json")
+    assert code == 0 and json.loads(out)[0]["name"] == "w"
+    assert err.startswith("left out: bad.safetensors") and len(err.splitlines()) == 1
+
+
 def test_layers_of_a_real_model(minilm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "layers", str(minilm), "--filter", "layer.5.output", "--json")
     assert code == 0 and {
@@ -218,7 +241,7 @@ BAD = [
     ),
     (("train", "--widths", "9"), "no width '9'"),
     (("train", "--seeds", "0"), "at least one"),
-    (("embed", "no such folder/at all"), "could not be loaded"),
+    (("embed", "no such folder/at all"), "no folder 'no such folder/at all' here"),
     (("bench", "gemm", "--rows", "nope"), "no product 'nope'"),
     (("bench", "gemm", "--shape", "64x64"), "M x N x K"),
     (("bench", "gemm", "--gemms", "bf16", "--variants", "nope"), "no kernel variant 'nope'"),
@@ -237,6 +260,16 @@ BAD = [
     (("conformance", "--full", "--record", "--packages", "gguf"), "no --packages"),
     (("quantize", "gone.npy", "--scheme", "nvfp4", "--out", "/no/such/q.safetensors"), "no folder /no/such"),
     (("capture", "gone", "--text", __file__, "--out", "/no/such/q.safetensors"), "no folder /no/such"),
+    (("quantize", "sample:mlp_up", "--scheme", "nvfp4", "--tensor", "foo"), "sample:mlp_up is one tensor"),
+    (("quantize", "sample:mlp_up", "--scheme", "nvfp4", "--revision", "main"), "sample:mlp_up is one tensor"),
+    (("quantize", "pyproject.toml", "--scheme", "nvfp4"), "tensor files end in .safetensors, .npy"),
+    (("quantize", "sample:query_in", "--scheme", "nvfp4", "--out", "q.npy"), "ends in .safetensors"),
+    (("capture", "gone", "--text", "nope.txt"), "error: nope.txt: no such file"),
+    (("capture", "gone", "--text", "tests"), "error: tests: is a directory"),
+    (("embed", "/nope"), "no folder '/nope' here"),
+    (("embed", "./nope"), "no folder './nope' here"),
+    (("capture", "docs", "--text", "README.md"), "holds no .safetensors files"),
+    (("methods", "sample:attention_query", "--inputs", "sample:mlp_down_in"), "384 columns, "),
     (
         (
             "methods",
@@ -288,7 +321,9 @@ USAGE = [
     (("quantize", "sample:mlp_up"), "--scheme"),
     (("quantise",), "quantise"),
     (("formats", "--yaml"), "--yaml"),
-    (("bench",), "Missing command"),
+    (("bench",), "one of cpu, quantize, gemm, methods, analysis"),
+    (("quantize", "sample:mlp_up"), "A name from `explorer schemes`, or a scheme spelled out"),
+    (("capture",), "A folder with safetensors and a tokenizer, or a Hub id"),
     (("bench", "gpu"), "gpu"),
     (("bench", "cpu", "--shape", "64"), "rows x columns"),
     (("train", "--seeds", "many"), "--seeds"),

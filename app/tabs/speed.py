@@ -231,7 +231,9 @@ def build(page: Page) -> None:
             label="Numbers",
             elem_id="speed-view",
         )
-        shape = gr.Dropdown([], label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)", elem_id="speed-shape")
+        shape = gr.Dropdown(
+            [], label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)", min_width=260, elem_id="speed-shape"
+        )
         errors_of = gr.Radio(
             [("random data, as timed", RANDOM), ("the layer in the sidebar", LAYER)],
             value=RANDOM,

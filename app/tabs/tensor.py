@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import gradio as gr
 
@@ -27,7 +28,8 @@ TIMED_ROWS = 4096
 
 @dataclass(frozen=True)
 class TensorView(View):
-    """The line above the tabs, key numbers, five figures, and the inspected element with its position."""
+    """The line above the tabs, key numbers, five figures, the inspected element with its position, and a line
+    for what was refused, above the name of what is still shown."""
 
     summary: Shown
     kpis: Shown
@@ -40,6 +42,11 @@ class TensorView(View):
     packed: Shown
     row: Shown
     column: Shown
+    notice: Shown
+
+    @classmethod
+    def refused(cls, message: str) -> Self:
+        return cls.unchanged(notice=html.status(f"{message}. Still shown:"))
 
 
 @dataclass(frozen=True)
@@ -77,10 +84,11 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
         packed=html.packed(element, scheme),
         row=element.row,
         column=element.column,
+        notice="",
     )
 
 
-@shows()
+@shows(told=True)
 def kernel(chosen: Selection) -> str:
     """The kernel behind the chosen scheme: measured on this machine's GPU, or recorded on a named one."""
     scheme = Scheme.parse(chosen.scheme)
@@ -141,6 +149,7 @@ def build(page: Page) -> None:
         packed=packed,
         row=position.row,
         column=position.column,
+        notice=page.notice,
     )
     page.follow(show, position.in_order(), outputs, api_name="tensor")
     page.follow(kernel, [], kernel_facts, api_name="kernel")

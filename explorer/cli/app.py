@@ -57,9 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(error: Exception) -> int:
-    message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    print("error:", " ".join(_words(error).split()), file=sys.stderr)
     return 2
+
+
+def _words(error: Exception) -> str:
+    """What was wrong; what is accepted too, where only a name is missing."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
+    if not isinstance(error, typer.TyperException):
+        return str(error)
+    message, usage = error.format_message(), vars(error)
+    if message == "Missing command.":
+        group = usage["ctx"].command
+        return f"{message} It is one of {', '.join(group.list_commands(usage['ctx']))}."
+    return f"{message} {usage['param'].help}" if message.startswith("Missing ") else message
 
 
 def _is_kernel_error(error: RuntimeError) -> bool:

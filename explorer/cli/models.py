@@ -50,7 +50,10 @@ def layers(
     from explorer.sources import open_source
     from explorer.sources.models import layers as layers_of
 
-    infos = layers_of(open_source(model, revision), filter)
+    source = open_source(model, revision)
+    for reason in source.broken:
+        print("left out:", reason, file=sys.stderr)
+    infos = layers_of(source, filter)
     if not infos:
         raise ValueError(f"no tensor of {model} has {filter!r} in its name")
     rows = [(info.name, "×".join(map(str, info.shape)), info.dtype) for info in infos]
@@ -155,6 +158,11 @@ def methods(
     where = use_device(device)
     w = load_matrix(file, tensor, revision).values.to(where)
     x = load_matrix(inputs, inputs_tensor).values.to(where)
+    if w.shape[1] != x.shape[1]:
+        raise ValueError(
+            f"the weight {file} has {w.shape[1]} columns, the inputs {inputs} {x.shape[1]}: both must be the "
+            "layer's input channels K of weight [N, K] and activations [tokens, K]"
+        )
     runs = evaluate_all(names, chosen, w, x, of_inputs)
     outcomes = counted("methods", runs, len(names) * len(chosen), as_json)
     if all(outcome.refused for outcome in outcomes):

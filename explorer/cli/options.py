@@ -44,13 +44,15 @@ def split(text: str) -> list[str]:
 
 
 def check_out(path: str | None) -> None:
-    """``ValueError`` before any work if the folder of ``--out`` is not there, or the path is a folder."""
+    """``ValueError`` before any work if ``--out`` names no .safetensors file, or one in no folder."""
     if path is None:
         return
     if not Path(path).parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {Path(path).parent}")
     if Path(path).is_dir():
         raise ValueError(f"--out {path} is a folder; name a .safetensors file")
+    if Path(path).suffix.lower() != ".safetensors":
+        raise ValueError(f"--out {path}: what is written ends in .safetensors")
 
 
 def parse_scheme(text: str) -> Scheme:

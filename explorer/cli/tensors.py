@@ -34,7 +34,16 @@ def formats(as_json: Json = False) -> None:
     from explorer.formats import FORMATS
 
     records = [_format_record(fmt) for fmt in FORMATS.values()]
-    columns = ("name", "bits", "exponent", "mantissa", "max", "tiniest", "finite_values", "tensor_cores")
+    columns = (
+        "name",
+        "packed_bits",
+        "exponent",
+        "mantissa",
+        "max",
+        "tiniest",
+        "finite_values",
+        "tensor_cores",
+    )
     emit(as_json, records, Table(columns, [[record[key] for key in columns] for record in records]))
 
 
@@ -95,6 +104,7 @@ def quantize(
 ) -> None:
     """Quantize one tensor and report the error."""
     from explorer.analysis.sliced import analyse_anywhere
+    from explorer.core.serialize import to_json
     from explorer.export.quantized import save_quantized
 
     chosen = parse_scheme(scheme)
@@ -106,7 +116,8 @@ def quantize(
     if out:
         save_quantized(analysis.q, out, matrix.name or "tensor")
     if as_json:
-        print_json({"tensor": matrix.description, "scheme": _scheme_record(chosen), "report": report})
+        measured = {**to_json(report), "total_bits": report.bits.total}
+        print_json({"tensor": matrix.description, "scheme": _scheme_record(chosen), "report": measured})
         return
     print(matrix.description)
     print(chosen.describe())
@@ -127,7 +138,12 @@ def _report_items(report: Report) -> list[tuple[str, Any]]:
 
     items: list[tuple[str, Any]] = []
     for key, value in to_json(report).items():
-        items += [(f"bits.{k}", v) for k, v in value.items()] if isinstance(value, dict) else [(key, value)]
+        if isinstance(value, dict):
+            items += [(f"bits.{k}", v) for k, v in value.items()]
+        elif key in ("clipped", "zeroed"):
+            items.append((f"{key} %", 100 * value))
+        else:
+            items.append((key, value))
     return [*items, ("bits.total", report.bits.total)]
 
 
@@ -197,9 +213,9 @@ def calibrate(
         raise ValueError("--own is a share of the largest value, above 0 and at most 1")
     use_device(device)
     report = compare_calibrators(_load(file, tensor, revision, as_json).values, chosen, own)
-    columns = ("method", "low", "high", "SQNR dB", "clipped", "max error")
+    columns = ("method", "low", "high", "SQNR dB", "clipped %", "max error")
     rows = [
-        (c.label, c.low, c.high, c.report.sqnr_db, c.report.clipped, c.report.max_error)
+        (c.label, c.low, c.high, c.report.sqnr_db, 100 * c.report.clipped, c.report.max_error)
         for c in report.choices
     ]
     emit(as_json, report.choices, Table(columns, rows))

@@ -25,7 +25,7 @@ class IntegerFormat(Format):
 
     @property
     def fields(self) -> tuple[BitField, ...]:
-        return (BitField("sign", self.bits - 1, self.bits - 1), BitField("magnitude", self.bits - 2, 0))
+        return (BitField("sign", self.bits - 1, self.bits - 1), BitField("value", self.bits - 2, 0))
 
     @property
     def qmax(self) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from explorer.progress import Progress
 from explorer.sources.base import first_line
+from explorer.sources.models import open_model
 from explorer.sources.tensors import SourceError
 
 LONGEST = 512
@@ -48,12 +49,11 @@ def load_model(where: str, revision: str | None = None, device: str | torch.devi
     from transformers import AutoModel, AutoTokenizer
 
     where = where.strip()
-    if not where:
-        raise SourceError("name a model: a folder on this machine, or a Hub id such as owner/name")
+    open_model(where, revision)  # its refusals are in our words, and come without transformers' retries
     folder = Path(where).expanduser()
     name = str(folder) if folder.is_dir() else where
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        raise SourceError(f"{where} holds no .safetensors files; other weight formats are not read")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise SourceError(f"{where} holds no config.json: a model's folder has that, weights and a tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         network = AutoModel.from_pretrained(

@@ -30,6 +30,8 @@ def load_matrix(
     first rows are read. Raises ``SourceError`` with what was wrong and what is accepted.
     """
     if where.startswith(SAMPLE_PREFIX):
+        if tensor or revision:
+            raise SourceError(f"{where} is one tensor: no tensor of it can be named, nor a revision")
         return load_sample(where.removeprefix(SAMPLE_PREFIX))
     return open_source(where, revision).matrix(tensor, max_elements, progress)
 

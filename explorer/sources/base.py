@@ -35,9 +35,13 @@ class TensorInfo:
 
 
 class TensorSource(ABC):
-    """Named tensors that can be read one at a time. ``origin`` is what messages call the source."""
+    """Named tensors that can be read one at a time.
+
+    ``origin`` is what messages call the source, ``broken`` says of each file left out why it cannot be read.
+    """
 
     origin: str
+    broken: tuple[str, ...] = ()
 
     @property
     @abstractmethod
@@ -59,7 +63,8 @@ class TensorSource(ABC):
         for info in self.infos:
             if info.name == name:
                 return info
-        raise SourceError(f"no tensor {name!r} in {self.origin}; it holds {_some_names(self.infos)}")
+        holds = "; left out: ".join([_some_names(self.infos), *self.broken[:1]])
+        raise SourceError(f"no tensor {name!r} in {self.origin}; it holds {holds}")
 
     def read(
         self, name: str | None = None, max_elements: int | None = None, progress: Progress | None = None

@@ -29,6 +29,12 @@ def _parse(rows: list[str], delimiter: str, origin: str) -> np.ndarray:
             warnings.simplefilter("ignore", UserWarning)  # of a table without rows: refused later as empty
             return np.loadtxt(io.StringIO("\n".join(rows)), np.float64, delimiter=delimiter, ndmin=2)
     except ValueError as error:
+        cells = [row.count(delimiter) + 1 for row in rows]
+        for index, count in enumerate(cells):
+            if count != cells[0]:
+                raise SourceError(
+                    f"{origin}: row {index + 1} of numbers has {count} cells, row 1 has {cells[0]}"
+                ) from error
         raise SourceError(
             f"{origin}: every cell below the header must be a number: {first_line(error)}"
         ) from error

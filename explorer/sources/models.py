@@ -18,11 +18,11 @@ from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.hub import HubModel
 from explorer.sources.index import INDEX, local_shard_names
-from explorer.sources.tensors import open_tensors
+from explorer.sources.tensors import SUFFIXES, open_tensors
 
 __all__ = ["HubModel", "LocalModel", "layers", "open_model"]
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def open_model(where: str, revision: str | None = None) -> TensorSource:
@@ -38,7 +38,7 @@ def open_model(where: str, revision: str | None = None) -> TensorSource:
     if folder.is_dir():
         return LocalModel(folder)
     if folder.is_file():
-        raise SourceError(f"{where} is a file; name the model's folder, or open the file as a tensor file")
+        raise SourceError(f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders")
     if not _HUB_ID.fullmatch(where):
         raise SourceError(f"no folder {where!r} here, and it is no Hub id (owner/name)")
     snapshot = _cached_snapshot(where, revision)
@@ -57,7 +57,10 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
 
 
 class LocalModel(TensorSource):
-    """All safetensors files of a folder, sharded or single, as one source."""
+    """All safetensors files of a folder, sharded or single, as one source.
+
+    Files that cannot be read are left out, and named in ``broken``; ``SourceError`` if none is left.
+    """
 
     def __init__(self, folder: Path, origin: str | None = None) -> None:
         self.origin = origin or folder.name
@@ -67,7 +70,14 @@ class LocalModel(TensorSource):
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise SourceError(f"{self.origin}: its index names {missing[0]}, which is not in the folder")
-        self._files = [open_tensors(folder / name) for name in names]
+        self._files: list[TensorSource] = []
+        for name in names:
+            try:
+                self._files.append(open_tensors(folder / name))
+            except SourceError as error:
+                self.broken += (str(error),)
+        if not self._files:
+            raise SourceError(self.broken[0])
         self._file_of = {info.name: file for file in self._files for info in file.infos}
 
     @property

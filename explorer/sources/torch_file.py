@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,16 +12,19 @@ from torch import Tensor
 
 from explorer.sources.base import InMemory, SourceError, TensorSource, first_line
 
+_ONLY_TENSORS = "only tensors and dicts or lists of them are read; pickled objects are refused"
+
 
 def open_torch(path: Path, origin: str) -> TensorSource:
     """The dense tensors of a .pt file, mapped where it is a zip archive (torch 1.6 and later)."""
     mapped = zipfile.is_zipfile(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:  # its text advises to switch the protection off
+        raise SourceError(f"{origin} could not be loaded as plain tensors: {_ONLY_TENSORS}") from error
     except Exception as error:  # the unpickler raises whatever a malformed file makes it raise
         raise SourceError(
-            f"{origin} could not be loaded as plain tensors: {first_line(error)}. "
-            "Only tensors and dicts or lists of them are read; pickled objects are refused"
+            f"{origin} could not be loaded as plain tensors: {first_line(error)}. O{_ONLY_TENSORS[1:]}"
         ) from error
     return InMemory(origin, dict(_flatten(loaded, "")))
 

@@ -10,6 +10,7 @@ import gradio as gr
 import pytest
 from hypothesis import given, settings
 
+from app import limits
 from app.controls import (
     CODES,
     CONVENTIONS,
@@ -124,6 +125,22 @@ def test_a_seed_beyond_a_browsers_numbers_survives_a_click(page: gr.Blocks) -> N
     (seed,) = (b for b in page.blocks.values() if getattr(b, "label", None) == "Seed")
     values = [*shown.parts()[:-1], seed.preprocess(json.loads(json.dumps(seed.postprocess(shown.seed))))]
     assert isinstance(seed.postprocess(shown.seed), str) and chosen_parts(*values).text == LARGE_SEED
+
+
+@pytest.mark.parametrize("side", [1.5, None])
+def test_a_side_that_is_no_whole_number_is_refused(
+    side: float | None, page: gr.Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.5 does not become 2 on the way, and an empty field is not the whole axis."""
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+    (size,) = (b for b in page.blocks.values() if getattr(b, "elem_id", None) == "size")
+    values = show_scheme("int4_group128").parts()
+    values[3] = size.preprocess(side)
+    chosen_parts(*values)
+    assert len(said) == 1 and "a whole number from 0 (the whole axis)" in said[0]
+    chosen_parts(*show_scheme("int4_group128").parts())
+    assert len(said) == 1
 
 
 PICKERS = ("compare-schemes", "methods-schemes", "survive-schemes")

@@ -10,7 +10,9 @@ import dataclasses
 import json
 import math
 import re
+from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -20,7 +22,9 @@ from safetensors.torch import save_file
 
 from app import html, limits
 from app.cache import BoundedCache
+from app.link import LinkView, read_link
 from app.selection import Selection, matrix_of
+from app.sidebar import opened_file
 from app.tabs import compare, formats, tensor
 from app.views import View
 from explorer import FORMATS, SCHEMES, SourceError, quantize
@@ -85,8 +89,6 @@ def test_the_inspector_follows_or_stays() -> None:
 
 BAD = [
     ({"scheme": "nope"}, "no scheme 'nope'"),
-    ({"source": "file"}, "drop a file first"),
-    ({"source": "model"}, "choose a layer"),
     ({"source": "model", "model": "/nonexistent/x y", "layer": "w"}, "no Hub id"),
     ({"sample": "nope"}, "no sample"),
 ]
@@ -98,8 +100,50 @@ def test_bad_input_is_a_message_and_nothing_is_lost(
 ) -> None:
     """If this fails, a typing error empties the tab."""
     out = tensor.show(*selection(**changes), None, None, True)
-    assert words in said[0]
-    assert all(unchanged(o) for o in out.in_order()), "outputs must stay as they are"
+    assert words in said[0] and words in unescape(out.notice) and "Still shown" in out.notice
+    assert all(unchanged(o) for o in out.in_order()[:-1]), "outputs must stay as they are"
+
+
+LINKS = [
+    ({}, []),
+    ({"scheme": "nvfp4", "sample": "mlp_down", "tab": "speed"}, []),
+    ({"tab": "what"}, ["tab 'what' is unknown; showing tensor"]),
+    ({"sample": "zzz"}, ["sample 'zzz' is unknown; showing mlp_up"]),
+    ({"source": "moon"}, ["source 'moon' is unknown; showing builtin"]),
+    ({"source": "file"}, ["choose “A file of mine”"]),
+    ({"scheme": "zzz"}, ["scheme is not usable"]),
+]
+
+
+@pytest.mark.parametrize("query, words", LINKS)
+def test_what_a_link_cannot_show_is_said(query: dict[str, str], words: list[str], said: list[str]) -> None:
+    """Else its receiver takes the defaults for what the sender saw."""
+    shown = read_link(SimpleNamespace(query_params=query))  # type: ignore[arg-type]
+    assert isinstance(shown, LinkView) and len(said) == len(words)
+    assert all(part in message for part, message in zip(words, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [({"source": "file"}, "drop a file first"), ({"source": "model"}, "choose a layer of the model")],
+)
+def test_nothing_chosen_yet_is_no_warning(changes: dict[str, Any], words: str, said: list[str]) -> None:
+    """Whoever has just opened the form is not told off; that the results are another tensor's is said."""
+    out = tensor.show(*selection(**changes), None, None, True)
+    assert not said and words in out.notice and "Still shown" in out.notice
+    assert tensor.show(*selection(), None, None, True).notice == ""
+
+
+def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
+    """By the tab that shows it; the sidebar names the new file and offers no tensor of the old one."""
+    path = str(tmp_path / "bad.npy")
+    Path(path).write_bytes(b"nonsense")
+    opened = opened_file(path)
+    assert opened.source == "file" and opened.file_tensor == gr.update(choices=[], value=None)
+    chosen = selection(source="file", file=path)
+    out = tensor.show(*chosen, None, None, True)
+    tensor.kernel(*chosen)
+    assert len(said) == 1 and "no valid .npy header" in said[0] and said[0] in unescape(out.notice)
 
 
 def test_an_element_outside_is_a_message(said: list[str]) -> None:

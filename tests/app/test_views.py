@@ -16,6 +16,7 @@ from app import limits
 from app.controls import Parts
 from app.selection import Selection
 from app.sidebar import SchemeView, show_scheme
+from app.tabs import TABS
 from app.ui import build
 from app.views import Shown, StatusView, View, listen, shows
 from explorer import SCHEMES, gpu
@@ -172,3 +173,16 @@ def test_every_listener_of_the_page_has_as_many_inputs_as_its_handler_takes() ->
         assert len(function.inputs) == len(first) + len(own.parameters) - 1, function.api_name
     assert labels is not None and labels[-1] == "scheme"
     assert issubclass(SchemeView, View)
+
+
+def test_an_opened_tab_enters_the_address_before_it_computes() -> None:
+    """Gradio runs the listeners of one event in turn, each to its end: after a long run, a reload in between
+    would open another tab."""
+    page = build()
+    first: dict[int, Any] = {}
+    for function in page.fns.values():
+        for target, event in function.targets:
+            if event == "select" and target is not None:
+                first.setdefault(target, function)
+    tabs = [block for block in page.blocks.values() if isinstance(block, gr.Tab)]
+    assert len(tabs) == len(TABS) and all("writeTab" in str(first[tab._id].js) for tab in tabs)

@@ -334,6 +334,12 @@ def test_fields_cover_every_bit_once(fmt: Format) -> None:
     assert sorted(covered) == list(range(fmt.bits))
 
 
+def test_twos_complement_has_no_magnitude() -> None:
+    """-1 is 1111: the bits below the sign are value bits (ISO C, 6.2.6.2), not a magnitude beside a sign."""
+    for name in ("int8", "int4", "int2"):
+        assert [f.name for f in FORMATS[name].fields] == ["sign", "value"]
+
+
 @pytest.mark.parametrize("fmt", CAST_TO, ids=label)
 def test_stochastic_rounding_is_unbiased(fmt: Format) -> None:
     """Averaged over many draws a value between two neighbours comes back; an exact value never moves."""

@@ -71,7 +71,7 @@ def test_parts_make_a_custom_scheme(page: Page, url: str) -> None:
     size.fill("48")
     size.press("Enter")
     expect(page.locator("#which .scheme")).to_contain_text("48 along a row")
-    page.wait_for_function("location.search.includes('1x48')")
+    page.wait_for_function("location.search.includes('~1x48~')")
     choose(page, "format", "FP8 E5M2")
     expect(page.locator("#which .scheme")).to_contain_text("FP8 E5M2")
 

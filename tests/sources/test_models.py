@@ -198,7 +198,7 @@ def test_local_refusals(tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"x")
     for where, words in (
         (str(tmp_path / "empty"), "no .safetensors"),
-        (str(tmp_path / "file.bin"), "is a file"),
+        (str(tmp_path / "file.bin"), "tensor files end in"),
         ("not a/valid/id!", "no Hub id"),
         ("", "name a model"),
     ):
@@ -212,6 +212,20 @@ def test_an_index_cannot_lead_out_of_the_folder(entry: str, tmp_path: Path) -> N
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": entry}}))
     with pytest.raises(SourceError, match="not a plain file name"):
         LocalModel(tmp_path)
+
+
+def test_a_broken_file_of_a_folder_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    """One bad download does not hide the good files; it is named wherever its tensors are missed."""
+    (tmp_path / "bad.safetensors").write_bytes(b"abc")
+    with pytest.raises(SourceError, match=r"bad\.safetensors is not a readable"):
+        LocalModel(tmp_path)
+    save_file({"w": torch.ones(2, 2)}, tmp_path / "good.safetensors")
+    model = LocalModel(tmp_path)
+    assert [i.name for i in model.infos] == ["w"] and torch.equal(model.read("w"), torch.ones(2, 2))
+    (broken,) = model.broken
+    assert "bad.safetensors is not a readable" in broken
+    with pytest.raises(SourceError, match=r"it holds w; .*bad\.safetensors is not a readable"):
+        model.info("v")
 
 
 def test_an_incomplete_or_broken_folder_says_what_is_missing(tmp_path: Path) -> None:

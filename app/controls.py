@@ -163,6 +163,7 @@ def _simpler(parts: Parts) -> Iterator[Parts]:
     for change in (
         {"codes": ()},
         {"convention": "own"},
+        {"range": "minmax"},
         {"mapping": "SYMMETRIC"},
         {"scale": "float32"},
         {"scale": NO_SCALE},

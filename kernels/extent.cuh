@@ -105,6 +105,6 @@ struct Extent {
 
     // NaN or Inf, or a range so large that restored values could overflow.
     __device__ __forceinline__ void report(int* unusable) const {
-        if (poison != poison || fmaxf(low, high) > power_of_two(127)) *unusable = 1;
+        if (poison != poison || fmaxf(low, high) > power_of_two(kAsymmetric ? 126 : 127)) *unusable = 1;
     }
 };

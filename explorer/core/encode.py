@@ -16,6 +16,7 @@ from explorer.core.flat import unrolled, with_grid, with_rows
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.formats.rounding import philox_uniform, round_away
+from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import MappingType, Scales, Scheme, fit_scales, through_bfloat16
 from explorer.schemes.rules import Ties
 
@@ -84,6 +85,7 @@ def restore_blocks(part: Rectangle, values: Tensor, scales: Scales) -> Tensor:
     return (values - scales.first_code) * part.cells(scales.scale) + part.cells(scales.offsets)
 
 
+@keeps_subnormals
 def encode_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """Codes [rows, cols] of one rectangle of float32 ``x``."""
     fmt, scaled = scheme.format, scaled_blocks(part, x, scales, scheme)
@@ -104,14 +106,16 @@ def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) ->
         return blocks
     if scales.offsets is not None:
         blocks = blocks - part.cells(_minimum(scales, scheme))
-    if rule.bfloat16:
-        return through_bfloat16(through_bfloat16(blocks) / part.cells(scales.scale))
-    if rule.reciprocal:
+    if rule.reciprocal and not rule.bfloat16:
         return blocks * part.cells(_reciprocal(scales))
-    divisor = part.cells(scales.scale if scales.unrounded is None else scales.unrounded)
-    if scales.upper is None:
-        return blocks / divisor
-    return torch.where(divisor == 0, torch.zeros_like(blocks), blocks / divisor)
+    divisor = part.cells(scales.scale if scales.unrounded is None or rule.bfloat16 else scales.unrounded)
+    scaled = through_bfloat16(blocks) / divisor if rule.bfloat16 else blocks / divisor
+    scaled = through_bfloat16(scaled) if rule.bfloat16 else scaled
+    # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
+    may_be_zero = scales.unrounded is not None or scheme.scale.smallest == 0
+    if not may_be_zero or not scheme.format.has_zero:
+        return scaled
+    return torch.where(divisor == 0, torch.zeros_like(scaled), scaled)
 
 
 def _minimum(scales: Scales, scheme: Scheme) -> Tensor:

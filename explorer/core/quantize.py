@@ -90,7 +90,7 @@ def quantize(
     x = x.to(torch.float32)
     if clip_range is None:
         return quantize_with_scales(x, scheme, find_scales(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme))
-    check_range(clip_range)
+    check_range(clip_range, scheme)
     return quantize_with_scales(x, scheme, scale_for(clip_range, scheme))
 
 
@@ -101,5 +101,5 @@ def quantize_with_scales(x: Tensor, scheme: Scheme, scales: Scales) -> Quantized
 
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The matrix [rows, cols]: scale · (value of the code - zero point) in float32, then ``dtype``."""
+    """The matrix [rows, cols]: scale · (code's value - zero point) + offset in float32, then ``dtype``."""
     return backend_for(q.packed).dequantize(q.packed, q.scales, q.scheme, q.shape, dtype)

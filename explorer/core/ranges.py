@@ -10,12 +10,14 @@ from torch import Tensor
 from explorer.core.blocks import Rectangle, rectangles
 from explorer.core.encode import encode_blocks, restore_blocks
 from explorer.core.flat import unrolled
+from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import Scales, Scheme, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
 
-LARGEST = 2.0**127
+LARGEST, LARGEST_OF_BOTH_ENDS = 2.0**127, 2.0**126
 """The largest magnitude that is scaled: codes restored from ranges up to here are finite in float32 and in
-bfloat16, whichever way scales and codes were rounded, and so is the width of a range.
+bfloat16, whichever way scales and codes were rounded. The second where a range has two ends: its width is
+finite too.
 """
 
 
@@ -42,37 +44,44 @@ def _refuse(bad: Tensor, what: str, advice: str) -> None:
         )
 
 
-def check_range(clip_range: Range) -> None:
-    """Raise ``ValueError`` if a block's range, float32 [grid], goes beyond ``LARGEST``."""
-    beyond = clip_range.amax > LARGEST
+def check_range(clip_range: Range, scheme: Scheme) -> None:
+    """Raise ``ValueError`` if a block's range, float32 [grid], is larger than ``scheme`` can restore."""
+    both = scheme.asymmetric or scheme.mapping.has_offset
+    beyond = clip_range.amax > (LARGEST_OF_BOTH_ENDS if both else LARGEST)
     count = int(beyond.sum())
     if count:
         raise ValueError(
-            f"the range of {count} of {beyond.numel()} blocks is larger than 2^127 (1.7e38), up to "
+            f"the range of {count} of {beyond.numel()} blocks is larger than "
+            f"{'2^126 (8.5e37)' if both else '2^127 (1.7e38)'}, up to "
             f"{float(clip_range.amax.max()):.3g}: scaled codes would not all be finite in float32; "
             "scale the tensor down first"
         )
 
 
-def find_ranges(x: Tensor, scheme: Scheme) -> Range:
-    """The calibrator's range, float32 [grid rows, grid columns], of the blocks of float32 ``x``."""
+@keeps_subnormals
+def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Range:
+    """The calibrator's range, float32 [grid rows, grid columns], of the blocks of float32 ``x``.
+
+    ``largest`` is the whole tensor's amax, from which a scale over it is taken, where ``x`` is a part of it.
+    """
     grid = scheme.grid((x.shape[0], x.shape[1]))
     if scheme.flat:
         view, along_rows = unrolled((x.shape[0], x.shape[1]), scheme)
-        found = find_ranges(x.reshape(view), along_rows)
+        found = find_ranges(x.reshape(view), along_rows, largest)
         return Range(found.low.view(grid), found.high.view(grid))
     low = torch.zeros(grid, dtype=torch.float32, device=x.device)
     high = torch.zeros(grid, dtype=torch.float32, device=x.device)
     if scheme.scale is None:
         return Range(low, high)
     for part in rectangles((x.shape[0], x.shape[1]), scheme.block):
-        part_range = scheme.calibrator.of(part.blocks(x), _context(part, x, scheme))
+        part_range = scheme.calibrator.of(part.blocks(x), _context(part, x, scheme, largest))
         low[part.grid_rows, part.grid_columns] = part_range.low
         high[part.grid_rows, part.grid_columns] = part_range.high
-    check_range(Range(low, high))
+    check_range(Range(low, high), scheme)
     return Range(low, high)
 
 
+@keeps_subnormals
 def find_scales(x: Tensor, scheme: Scheme) -> Scales:
     """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
     calibrator's search had it, whatever ranges it found."""
@@ -84,10 +93,11 @@ def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
     return x.abs().amax() if x.numel() and scheme.scale is not None and scheme.scale.per_tensor else None
 
 
-def _context(part: Rectangle, x: Tensor, scheme: Scheme) -> CalibrationContext:
+def _context(part: Rectangle, x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationContext:
     """How the rectangle's blocks are restored under a range, rounded to nearest."""
     rule = scheme.scale
-    largest, above = _largest(x, scheme), rule is not None and rule.has_upper_level
+    largest = _largest(x, scheme) if largest is None else largest
+    above = rule is not None and rule.has_upper_level
     nearest = dataclasses.replace(scheme, seed=None, scale=rule and rule.of_a_block_alone)
 
     def restore(clip_range: Range) -> Tensor:

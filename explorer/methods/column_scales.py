@@ -38,7 +38,7 @@ class ColumnScales:
     def add(self, j: int, weights: Tensor) -> None:
         """The scales of the group that begins at position j, from its weights [D, columns, N]."""
         rows = weights.transpose(1, 2).reshape(-1, weights.shape[1]).float()
-        ranges = find_ranges(rows, dataclasses.replace(self.scheme, block=(1, None)))
+        ranges = find_ranges(rows, dataclasses.replace(self.scheme, block=(1, None)), self.largest)
         self._known[self.groups[j]] = scale_for(ranges, self.scheme, self.largest)
 
     def due(self, j: int) -> int:

@@ -61,6 +61,7 @@ class Calibrator:
 
     ``headroom``: a scale over the whole tensor is that many times larger than its largest value asks for,
     so that block scales have room above it (Four Over Six: E4M3 up to 256 instead of 448).
+    ``of_magnitudes``: the range is found from |x|, and so includes zero.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Calibrator:
     of: Callable[[Tensor, CalibrationContext], Range]
     explanation: str
     headroom: float = 1.0
+    of_magnitudes: bool = True
 
 
 def minmax_range(blocks: Tensor, zero_included: bool = True) -> Range:
@@ -164,13 +166,23 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
         for factor in _factors(context.scale):
             moved = torch.full_like(whole.high, factor)
             new_low, new_high = moved if moves_low else low, moved if moves_high else high
-            restored = context.restore(Range(whole.low * new_low, whole.high * new_high))
+            restored = context.restore(_moved(whole, new_low, new_high, context))
             # In float64: squares of values beyond 1e±19 are not float32 numbers.
             error = (restored - blocks).double().square_().sum(BLOCK_DIMS)
             better = error < least
             least = torch.where(better, error, least)
             low, high = torch.where(better, new_low, low), torch.where(better, new_high, high)
-    return Range(whole.low * low, whole.high * high)
+    return _moved(whole, low, high, context)
+
+
+def _moved(whole: Range, low: Tensor, high: Tensor, context: CalibrationContext) -> Range:
+    """``whole`` with its ends' distances from zero multiplied; from its middle where zero need not lie in
+    it.
+    """
+    if context.zero_included:
+        return Range(whole.low * low, whole.high * high)
+    middle = whole.low / 2 + whole.high / 2
+    return Range(middle + (whole.low - middle) * low, middle + (whole.high - middle) * high)
 
 
 FOUR_OVER_SIX = (1.0, 1.5)
@@ -253,7 +265,13 @@ def _entropy(blocks: Tensor, context: CalibrationContext) -> Range:
     return _clipped(blocks, torch.cat(thresholds).to(torch.float32))
 
 
-MINMAX = Calibrator("minmax", "min-max", _minmax, "the smallest and the largest value: nothing is clipped")
+MINMAX = Calibrator(
+    "minmax",
+    "min-max",
+    _minmax,
+    "the smallest and the largest value: nothing is clipped",
+    of_magnitudes=False,
+)
 ABSMEAN = Calibrator(
     "absmean", "mean magnitude", _absmean, "plus and minus the mean of |x| (BitNet b1.58, XNOR-Net)"
 )
@@ -278,6 +296,7 @@ _ROWS = (
         _mse,
         "of 80 ranges from min-max down to a fifth of it the one with the least error; with zero points each "
         "end for itself, for E4M3 and E8M0 scales wider ranges too",
+        of_magnitudes=False,
     ),
     Calibrator(
         "entropy",

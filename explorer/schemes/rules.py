@@ -59,14 +59,14 @@ class Convention(enum.Enum):
 
     @property
     def words(self) -> str:
-        """What a sentence says about scales by this convention."""
+        """What a sentence says in brackets behind "scale" where this convention holds."""
         return _CONVENTION_WORDS.get(self.value, "")
 
 
 _CONVENTION_WORDS = {
-    "ct": "by the rules of compressed-tensors",
+    "ct": "by compressed-tensors' rules",
     "torchao": "by torchao's rules",
-    "zero": "or 0",
+    "zero": "which may be 0",
 }
 
 

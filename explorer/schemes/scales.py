@@ -122,7 +122,8 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
     stored.
 
     ``largest`` is the whole tensor's amax, needed for a per-tensor scale when ``clip_range`` holds only some
-    of its blocks. A block whose range is empty (all zeros) restores zeros (``ScaleRule.empty``).
+    of its blocks. A block whose range is empty (all zeros) restores zeros (``ScaleRule.empty``); a constant
+    one under an offset restores its value, as the scale's format has it.
     """
     if scheme.scale is None:
         return Scales(torch.ones_like(clip_range.high), None, None)
@@ -139,7 +140,10 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
             tensor_scale = tensor_scale_for(amax, scheme)
             raw = raw * tensor_scale if scheme.scale.divides_by_tensor_scale else raw / tensor_scale
         stored = round_scale(raw, scheme.scale)
-    empty = torch.full_like(stored, scheme.scale.empty(scheme.format))
+    # A constant block under MIDPOINT is its offset alone, which a scale of 1 would push out of reach.
+    constant = scheme.mapping is MappingType.MIDPOINT
+    value = scheme.scale.smallest if constant else scheme.scale.empty(scheme.format)
+    empty = torch.full_like(stored, value)
     stored, upper = torch.where(_is_empty(clip_range, scheme), empty, stored), None
     if scheme.scale.nested:
         stored, upper = nested(stored)
@@ -172,8 +176,9 @@ def fit_scales(xv: Tensor, vv: Tensor, scales: Scales, rule: ScaleRule) -> Scale
 
     Σ(x - s·v)² is least at s = Σx·v / Σv·v (``xv`` and ``vv``, float64 [grid]; v: code's value - zero point,
     x less the offset).
-    Of the stored scales the nearest one is the best, the parabola being symmetric. Blocks with v = 0, and
-    blocks of zeros whose scale is 0, keep their scale.
+    Of the stored scales the nearest one is the best, the parabola being symmetric. A block keeps its scale
+    where that leaves less (the fitted one may lie beyond the scale format's range), where v = 0, and where
+    the scale is 0.
     """
     fitted = (xv / vv).to(torch.float32)
     if rule.exponent is not None:
@@ -184,8 +189,11 @@ def fit_scales(xv: Tensor, vv: Tensor, scales: Scales, rule: ScaleRule) -> Scale
         if scales.tensor_scale is not None:
             fitted = fitted * scales.tensor_scale if scales.divided else fitted / scales.tensor_scale
         stored = round_scale(fitted, rule)
-    kept = (vv == 0) | (scales.stored == 0)
-    return dataclasses.replace(scales, stored=torch.where(kept, scales.stored, stored), raw=None)
+    refitted = dataclasses.replace(scales, stored=stored, raw=None)
+    old, new = scales.scale.double(), refitted.scale.double()
+    worse = new * (new * vv - 2 * xv) > old * (old * vv - 2 * xv)
+    kept = (vv == 0) | (scales.stored == 0) | worse
+    return dataclasses.replace(refitted, stored=torch.where(kept, scales.stored, stored))
 
 
 def _is_empty(clip_range: Range, scheme: Scheme) -> Tensor:
@@ -280,7 +288,7 @@ def _width_of_even(scheme: Scheme) -> int:
 def _zero_points(clip_range: Range, scale: Tensor, scheme: Scheme) -> Tensor | None:
     if not scheme.asymmetric or not isinstance(scheme.format, IntegerFormat):
         return None
-    fmt, low = scheme.format, clip_range.low / scale
+    fmt, low = scheme.format, torch.where(scale == 0, torch.zeros_like(scale), clip_range.low / scale)
     zero = fmt.qmin - low
     if scheme.codes.bfloat16:
         zero = through_bfloat16(fmt.qmin - through_bfloat16(low))

@@ -124,6 +124,10 @@ class Scheme:
             raise ValueError(f"double quantization goes with symmetric scaling, not {self.mapping.name}")
         if self.flat and (self.block[0] is not None or self.block[1] is None):
             raise ValueError(f"blocks of the flattened tensor are (None, length), not {self.block}")
+        if self.mapping.has_offset and self.calibrator.of_magnitudes:
+            raise ValueError(f"{self.calibrator.label} is a range of |x|, which says nothing about a minimum")
+        if self.calibrator.name == "four_over_six" and fmt.name != "float4_e2m1fn":
+            raise ValueError(f"four over six chooses between codes of FP4 E2M1, not of {fmt.label}")
         self._check_codes()
 
     def _check_super_blocks(self) -> None:
@@ -259,7 +263,9 @@ class Scheme:
         return f"groups of {width}" if height == 1 else f"{height}×{width} tiles"
 
     def describe(self) -> str:
-        """One English sentence: what is stored for each value, and which block shares a scale."""
+        """One English sentence: what is stored for each value, which block shares a scale, and which other
+        library stores exactly this.
+        """
         fmt = self.format
         if self.scale is None:
             return f"Each value is rounded to {fmt.label} ({fmt.bits} bits) as it is, without a scale."
@@ -270,7 +276,13 @@ class Scheme:
         text += ", scales refitted by least squares" if self.least_squares_scale else ""
         text += f"; rounded stochastically (seed {self.seed})" if self.seed is not None else ""
         text += "".join(f"; {CODE_SENTENCES[word]}" for word in self.codes.words)
-        return text + "."
+        return f"{text}{self._stored_by()}."
+
+    def _stored_by(self) -> str:
+        from explorer.schemes.table import STORED_BY
+
+        who = STORED_BY.get(self.text)
+        return f": the same codes and scales as {who}" if who else ""
 
     def _scale_words(self) -> str:
         """ "every row shares an FP16 scale and an integer zero point, so 0 stays exact" """
@@ -287,10 +299,10 @@ class Scheme:
             )
         label = self.scale.format.label.split(" (")[0]
         text = f"{self._sharing_words()} {'an' if label[0] in 'EF' else 'a'} {label} scale"
+        text += f" ({self.scale.convention.words})" if self.scale.convention.words else ""
         text += " and an integer zero point, so 0 stays exact" if self.asymmetric else ""
         text += " and an offset in the same format" if self.mapping.has_offset else ""
         text += f" ({self.scale.exponent.name} rule)" if self.scale.exponent else ""
-        text += f" {self.scale.convention.words}" if self.scale.convention.words else ""
         return text + (", and one FP32 scale lies over the whole tensor" if self.scale.per_tensor else "")
 
     def _sharing_words(self) -> str:

@@ -179,6 +179,19 @@ _ROWS = (
 )
 SCHEMES: dict[str, Scheme] = {row.name: row for row in _ROWS}
 
+_STORED_BY = {
+    "int8_row_vllm": "llm-compressor's and vLLM's W8A8 weights of a BF16 checkpoint",
+    "int4_group128_vllm": "llm-compressor's and vLLM's W4A16 of a BF16 checkpoint",
+    "int4_group128_asym_vllm": "llm-compressor's and vLLM's W4A16, asymmetric, of a BF16 checkpoint",
+    "nvfp4_vllm": "llm-compressor's and vLLM's NVFP4 of a float32 checkpoint",
+    "nf4_block64_bnb": "bitsandbytes' NF4",
+    "nf4_block64_double": "bitsandbytes' NF4 with double quantization (QLoRA)",
+    "fp4_block64_bnb": "bitsandbytes' FP4",
+    **{f"q{kind}": f"GGUF's Q{kind}" for kind in ("8_0", "4_0", "4_1", "5_0", "5_1")},
+}
+STORED_BY: dict[str, str] = {SCHEMES[name].text: who for name, who in _STORED_BY.items()}
+"""Texts of schemes -> whose quantization gives the same bits: rows of docs/conformance.md say where not."""
+
 ALIASES: dict[str, str] = {
     **{f"fp8_{short}_channel": f"fp8_{short}_row" for short in ("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")},
     **{f"fp8_{short}_block": f"fp8_{short}_1x128" for short in ("e4m3", "e5m2")},

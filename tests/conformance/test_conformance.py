@@ -30,6 +30,7 @@ from explorer.conformance.cases import ALL, model_cases, sample_cases
 from explorer.conformance.compare import EVERYWHERE, Row, compare_codes, conformance
 from explorer.conformance.outside import PACKAGES, Outside, load, version_of
 from explorer.conformance.table import ROWS, rows_of, uncompared
+from explorer.schemes.table import STORED_BY
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -229,3 +230,16 @@ def test_nf4_overtakes_asymmetric_int4_at_blocks_of_64(minilm: Path) -> None:
     assert first_block_of_nf4(list(recorded.values())) == 64
     assert first_block_of_nf4([recorded[64], dataclasses.replace(recorded[128], nf4_db=0.0)]) is None
     assert "| 64 | **20.55** |" in crossover_table(list(recorded.values()))
+
+
+def test_who_stores_exactly_this_is_compared() -> None:
+    """The sentence on the page that names another library holds for real weights: it has a row of its own
+    whose codes agree on all but a few values that the row gives a reason for."""
+    rows = {row.scheme.text: row for row in ROWS if not row.text}
+    recorded = {result.scheme: result for result in recorded_conformance().rows}
+    for text, who in STORED_BY.items():
+        assert text in rows, f"nothing compares {who}"
+        assert EVERYWHERE not in rows[text].differs
+        total = recorded[str(Scheme.parse(text))].total
+        assert total.different_codes <= 1e-4 * total.codes, who
+        assert who in Scheme.parse(text).describe()

@@ -84,7 +84,9 @@ LARGEST = float(np.finfo(np.float32).max)
 def test_finite_in_finite_out(name: str, device_name: str) -> None:
     """Up to 2^127 everything is restored finite and reported; above, a scaled scheme refuses and says why."""
     x = torch.randn(4, 256, device=device_name)
-    x[0, 0], x[1, 7] = 2.0**127, -(2.0**127)
+    both = SCHEMES[name].asymmetric or SCHEMES[name].mapping.has_offset
+    end = 2.0**126 if both else 2.0**127
+    x[0, 0], x[0, 1], x[1, 7] = end, -end, -end
     q = quantize(x, SCHEMES[name])
     assert bool(torch.isfinite(q.dequantize()).all())
     assert not math.isnan(compare(x, q).relative_error)
@@ -95,7 +97,7 @@ def test_finite_in_finite_out(name: str, device_name: str) -> None:
     if SCHEMES[name].calibrator.name in ("absmean", "twn"):
         assert bool(torch.isfinite(quantize(x, SCHEMES[name]).dequantize()).all())
         return
-    with pytest.raises(ValueError, match=r"larger than 2\^127"):
+    with pytest.raises(ValueError, match=r"larger than 2\^12[67]"):
         quantize(x, SCHEMES[name])
 
 
@@ -205,3 +207,70 @@ def test_what_is_no_floating_point_is_refused(dtype: torch.dtype) -> None:
     """If this fails, the imaginary part of a complex matrix is dropped without a word."""
     with pytest.raises(ValueError, match="floating-point"):
         quantize(torch.ones(2, 8, dtype=dtype), SCHEMES["int8_row"])
+
+
+MAY_BE_ZERO = [
+    f"{fmt}~1x16~SYMMETRIC~{scale}~{calibrator}{option}"
+    for fmt in ("float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn", "nf4", "int4")
+    for scale, calibrator, option in (
+        ("float16", "minmax", "~unrounded"), ("float16-zero", "minmax", "~fit"), ("float16-zero", "mse", ""),
+        ("float32-zero", "minmax", "~bf16"), ("FLOOR", "minmax", "~unrounded"), ("nested", "mse", ""),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", MAY_BE_ZERO)
+def test_a_scale_of_zero_restores_zeros(text: str) -> None:
+    """0 / 0 has no code: a row of zeros came back as -6, as NaN, or stopped with an IndexError."""
+    x = torch.randn(4, 64)
+    x[1] = 0
+    q = quantize(x, Scheme.parse(text))
+    assert torch.equal(q.dequantize()[1], torch.zeros(64))
+    assert compare(x, q).sqnr_db > 5
+
+
+@pytest.mark.parametrize("scale", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("mapping", ["MINIMUM", "MIDPOINT"])
+@pytest.mark.parametrize("value", [0.001, 0.3, -7.25, 1000.0])
+def test_a_constant_block_under_an_offset_is_its_offset(value: float, mapping: str, scale: str) -> None:
+    """It has no width: the offset alone restores it, as exactly as its format stores it."""
+    x = torch.full((2, 128), value)
+    restored = quantize(x, Scheme.parse(f"int4~1x128~{mapping}~{scale}~minmax")).dequantize()
+    bits = {"float32": 23, "bfloat16": 7, "float16": 10}[scale]
+    assert bool(((restored - x).abs() <= abs(value) * 2.0 ** -(bits + 1)).all())
+
+
+def test_an_offset_makes_the_error_independent_of_the_mean() -> None:
+    """Searching calibrators move the ends of a range toward its middle, not toward a zero outside it."""
+    scheme, x = Scheme.parse("int4~1x128~MINIMUM~float32~mse"), torch.randn(8, 128)
+    x[:, 3] *= 4
+    near, far = (compare(shifted, quantize(shifted, scheme)).mse for shifted in (x, x + 100))
+    assert far == pytest.approx(near, rel=0.02)
+    with pytest.raises(ValueError, match=r"range of \|x\|"):
+        Scheme.parse("int4~1x128~MINIMUM~float32~percentile")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("float4_e2m1fn~1x32~SYMMETRIC~FLOOR~minmax", [2.0**-127 * v for v in (1, 2, 4, -6)] * 8),
+        ("binary~row~SYMMETRIC~float16-ct~minmax", [5e-8] + [1e-8] * 63),
+    ],
+)
+def test_fitting_keeps_a_scale_that_is_better(text: str, values: list[float]) -> None:
+    """The nearest scale of the format may lie far away: the block keeps the one it had."""
+    x, plain = torch.tensor([values]), Scheme.parse(text)
+    before, after = (
+        float((quantize(x, s).dequantize().double() - x.double()).square().sum())
+        for s in (plain, Scheme.parse(f"{text}~fit"))
+    )
+    assert after <= before
+
+
+def test_other_inputs_do_not_depend_on_flushing(request: pytest.FixtureRequest) -> None:
+    """Nor does what quantizes beside non-finite values."""
+    x = torch.randn(4, 64) * 1e-39
+    before = quantize(x, SCHEMES["fp8_e4m3_row"], allow_nonfinite=True)
+    request.getfixturevalue("flushed")
+    after = quantize(x, SCHEMES["fp8_e4m3_row"], allow_nonfinite=True)
+    assert torch.equal(after.packed, before.packed)

@@ -147,25 +147,40 @@ def _own_word(rule: ScaleRule | None) -> str:
 
 def scheme_of(parts: Parts) -> Scheme:
     """The scheme that the controls spell, changed as little as makes it possible, so that no order of clicks
-    leads to an error: rules for codes go first, then the convention, the symmetry, the scale format. Formats
-    of 16 bits or more are cast.
+    leads to an error: one choice alone where that is enough (symmetry, scales, a rule for codes), then one
+    after another. Formats of 16 bits or more are cast.
     """
     block = _block_of(parts)
     legal = (scheme for changed in _simpler(parts) if (scheme := _spelled(changed, block)) is not None)
     return Scheme.parse(str(next(legal)))
 
 
+def taken_back(wanted: Parts, scheme: Scheme) -> str:
+    """Which choices ``scheme_of`` did not keep, in words; empty if all were kept."""
+    if scheme.scale is None:
+        return ""  # a cast has none of them
+    got = parts_of(scheme)
+    names = {
+        "granularity": "one scale for", "mapping": "symmetry", "scale": "scales", "range": "range",
+        "convention": "rules of scales", "codes": "rules for codes",
+    }  # fmt: skip
+    changed = [label for field, label in names.items() if getattr(wanted, field) != getattr(got, field)]
+    return f"does not go with the other choices and was taken back: {', '.join(changed)}" if changed else ""
+
+
 def _simpler(parts: Parts) -> Iterator[Parts]:
     """``parts``, then with one choice after another taken back."""
     yield parts
+    yield dataclasses.replace(parts, mapping="SYMMETRIC")
+    yield dataclasses.replace(parts, scale="float16", convention="own")
     for word in parts.codes:
         yield dataclasses.replace(parts, codes=tuple(other for other in parts.codes if other != word))
     for change in (
         {"codes": ()},
         {"convention": "own"},
         {"range": "minmax"},
-        {"mapping": "SYMMETRIC"},
         {"scale": "float32"},
+        {"mapping": "SYMMETRIC"},
         {"scale": NO_SCALE},
     ):
         parts = dataclasses.replace(parts, **change)

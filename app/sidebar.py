@@ -23,7 +23,9 @@ from app.controls import (
     parts_of,
     scheme_choices,
     scheme_of,
+    taken_back,
 )
+from app.limits import notify
 from app.selection import Selection, file_source, model_source
 from app.views import Control, Shown, View, shows
 from app.widgets import PRIVATE
@@ -237,7 +239,10 @@ def chosen_parts(
     parts = Parts(
         fmt, granularity, *sides, mapping, scale, convention, wanted, words, refit, stochastic, number
     )
-    return show_scheme(str(scheme_of(parts)))
+    scheme = scheme_of(parts)
+    if notice := taken_back(parts, scheme):
+        notify(notice)
+    return show_scheme(str(scheme))
 
 
 def _side(value: float | None) -> int:

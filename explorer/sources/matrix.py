@@ -57,10 +57,21 @@ def as_matrix(x: Tensor) -> Tensor:
 
 
 def to_float32(tensor: Tensor) -> Tensor:
-    """A real tensor of any dtype as float32; packed FP4 is unpacked, which doubles the last axis."""
+    """A real tensor of any dtype as float32; packed FP4 is unpacked, which doubles the last axis.
+
+    ``ValueError`` for finite float64 values beyond float32.
+    """
     if tensor.dtype is getattr(torch, "float4_e2m1fn_x2", None):  # torch 2.8 and later
         return _unpack_fp4(tensor)
-    return tensor.to(torch.float32)
+    values = tensor.to(torch.float32)
+    if tensor.dtype == torch.float64:
+        beyond = int((tensor.isfinite() & ~values.isfinite()).sum())
+        if beyond:
+            raise ValueError(
+                f"{beyond} of {tensor.numel()} float64 values are beyond float32, whose largest value is "
+                "3.4e38; scale the tensor down first"
+            )
+    return values
 
 
 def _unpack_fp4(tensor: Tensor) -> Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import gradio as gr
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -21,6 +23,7 @@ from app.controls import (
     format_choices,
     parts_of,
     scheme_of,
+    taken_back,
 )
 from app.sidebar import chosen_parts, show_scheme
 from app.ui import build
@@ -28,7 +31,7 @@ from explorer import CALIBRATORS, SCHEMES, MappingType, Scheme, quantize
 from explorer.schemes import SCALE_RULES, Convention
 from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.text import ELEMENT_FORMATS
-from explorer.sources import load_sample
+from explorer.sources import load_matrix, load_sample
 from tests.schemes.test_text import legal_schemes, same_parts
 
 
@@ -185,3 +188,22 @@ WRONG = [
 def test_wrong_texts_are_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w+ .*\w+"):
         Scheme.parse(text)
+
+
+def test_what_is_taken_back_is_said() -> None:
+    """One choice that does not fit changes no others, and the visitor is told which it was."""
+    kept = parts_of(SCHEMES["q4_k"])
+    wider = dataclasses.replace(kept, columns=4096)
+    scheme = scheme_of(wider)
+    assert scheme.block == (1, 4096) and scheme.mapping is MappingType.MINIMUM
+    assert taken_back(wider, scheme).endswith("taken back: scales, rules of scales")
+    stored = dataclasses.replace(parts_of(SCHEMES["fp8_e4m3_row"]), mapping="MINIMUM")
+    assert taken_back(stored, scheme_of(stored)).endswith("taken back: symmetry")
+    assert not taken_back(kept, scheme_of(kept))
+
+
+def test_finite_numbers_beyond_float32_are_named(tmp_path: Path) -> None:
+    """A file of 1e300 holds neither NaN nor Inf."""
+    np.save(tmp_path / "huge.npy", np.array([[1e300, 1.0], [2.0, 3.0]]))
+    with pytest.raises(ValueError, match="1 of 4 float64 values are beyond float32"):
+        load_matrix(str(tmp_path / "huge.npy"))

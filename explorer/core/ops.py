@@ -181,8 +181,8 @@ def _(x: Tensor, upstream: Tensor, step: Tensor, scheme: str) -> tuple[Tensor, T
 
 
 def check_learnable(scheme: Scheme) -> None:
-    """``ValueError`` unless LSQ's step sizes are all that restores a weight under ``scheme``: integers without
-    zero points or offsets, in blocks of one scale each."""
+    """``ValueError`` unless step sizes are all that restores a weight under ``scheme``: integers without zero
+    points or offsets, in blocks of one scale each."""
     shifted = scheme.asymmetric or scheme.mapping.has_offset
     if not isinstance(scheme.format, IntegerFormat) or shifted:
         raise ValueError(f"step sizes are learned for symmetric integer schemes, not for {str(scheme)!r}")

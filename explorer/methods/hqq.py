@@ -80,9 +80,8 @@ def hqq(
     scales = scale_for(ranges, scheme)
     assert scales.zero_points is not None
     problem = _Problem(w, scales.scale[:, :, None], width, scheme)
-    zero = (scheme.code_limits[0] - ranges.low / safe_divisor(scales.scale))[
-        :, :, None
-    ]  # real-valued from the start
+    # Real-valued from the start.
+    zero = (scheme.code_limits[0] - ranges.low / safe_divisor(scales.scale))[:, :, None]
     codes, beta = problem.codes(zero), BETA
     objective, best = [problem.loss(codes, zero)], (codes, zero)
     for iteration in range(ITERATIONS):

@@ -242,9 +242,7 @@ def check_layer(weight: Tensor, activations: Tensor) -> None:
 def check_objective(loss: float) -> float:
     """``loss``; ``ValueError`` where it is Inf or NaN, and no step could be told from a better one."""
     if not math.isfinite(loss):
-        raise ValueError(
-            f"the error to minimise is {loss} in float32: scale the weight or the inputs down first"
-        )
+        raise ValueError(f"the error to minimise is {loss} in float32: scale the weight or the inputs down")
     return loss
 
 

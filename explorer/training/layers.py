@@ -91,7 +91,7 @@ class QuantLinear(Float32State):
         w = self.weight.detach().float()
         if self.step_size is None:
             return quantize(w, self.weights)
-        # Step sizes are stored in float32, and codes are found as in training: rounded to the scheme's format,
+        # Step sizes are stored in float32, and codes are found as in training: in the scheme's own format,
         # fitted again, or under another rule for codes they would not be what was trained.
         learned = dataclasses.replace(
             self.weights, scale=ScaleRule(), codes=OWN_CODES, least_squares_scale=False, seed=None

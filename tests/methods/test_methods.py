@@ -286,10 +286,9 @@ def test_weights_beyond_float16_are_refused(name: str) -> None:
         apply(name, w, SCHEMES["int4_group64_asym"], x)
 
 
-@pytest.mark.parametrize("name", ["hqq", "autoround"])
-def test_an_error_that_is_no_number_is_refused(name: str) -> None:
+def test_an_error_that_is_no_number_is_refused() -> None:
     """If this fails, every step looks as good as the first."""
     torch.manual_seed(0)
-    w, x = torch.randn(4, 128).sign() * 3e38, torch.randn(32, 128)
-    with pytest.raises(ValueError, match="the error to minimise is"):
-        apply(name, w, Scheme.parse("int4~1x64~ASYMMETRIC~float32~minmax"), x)
+    w, x = torch.randn(4, 128) * 1e25, torch.randn(32, 128)
+    with pytest.raises(ValueError, match="the error to minimise is inf"):
+        apply("autoround", w, Scheme.parse("int4~1x64~ASYMMETRIC~float32~minmax"), x)

@@ -20,6 +20,7 @@ from explorer.cli import bench, main
 from explorer.cli.app import app
 from explorer.cli.output import Table, counted, render
 from explorer.core import backend
+from explorer.core.lowering import with_kernels
 from explorer.export.quantized import load_quantized, save_quantized
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -380,6 +381,22 @@ def test_an_installed_package_writes_no_documentation(
     monkeypatch.setattr(Path, "write_text", lambda *_, **__: pytest.fail("it was written"))
     code, _, err = run(capsys, *command.split())
     assert code == 2 and "checkout" in err
+
+
+def test_bench_quantize_times_what_has_kernels(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, the command without ``--schemes`` refuses the table's own rows."""
+    monkeypatch.setattr("explorer.bench.commands.require_gpu", lambda: None)
+    totals: list[int] = []
+
+    def count(_: str, __: object, total: int, ___: bool) -> list[object]:
+        totals.append(total)
+        return []
+
+    monkeypatch.setattr("explorer.cli.bench.counted", count)
+    code, _, err = run(capsys, "bench", "quantize")
+    assert code == 0 and totals == [2 * 2 * 2 * len(with_kernels())], err
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explorer.core.blocks import Rectangle
+from explorer.core.encode import _minimum as least_value
+from explorer.core.encode import scaled_blocks
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import BitField
 from explorer.formats.code import code_formula, short
 from explorer.formats.packing import unpack
 from explorer.schemes.levels import NestedLevel, UpperLevel
+from explorer.schemes.rules import Ties
 
 
 @dataclass(frozen=True)
@@ -126,20 +130,39 @@ def _span(index: int, length: int, size: int | None) -> tuple[int, int]:
 
 
 def _arithmetic(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str, str]]:
-    fmt, zero = q.scheme.format, e.zero_point
-    scaled, plus, minus, offset = _in_units(q, e), "", short(e.code_value), _offset(q, e)
-    if zero is not None:
-        plus, minus = f" + ({zero})", f"({minus} − ({zero}))"
+    fmt, zero, offset = q.scheme.format, e.zero_point, _offset(q, e)
+    minus = short(e.code_value) if zero is None else f"({short(e.code_value)} − ({zero}))"
     if offset is not None and q.scales.first_code:
-        plus, minus = f" + ({q.scales.first_code})", f"({minus} − ({q.scales.first_code}))"
+        minus = f"({minus} − ({q.scales.first_code}))"
     if q.scheme.scale is not None:
         yield from _scaling(x, q, e)
-    yield "rounded", f"{short(scaled)}{plus} → {short(e.code_value)}, code 0x{e.code:0{-(-fmt.bits // 4)}X}"
+    code = f"{short(e.code_value)}, code 0x{e.code:0{-(-fmt.bits // 4)}X}"
+    yield "rounded", f"{_rounding(x, q, e)} → {code}"
     yield "the code's value", code_formula(fmt, e.code)
     product = f"{minus} × {short(e.scale)}{_added(offset)} = " if q.scheme.scale is not None else ""
     yield "restored", f"{product}{short(e.restored)}"
     relative = f" ({100 * e.error / e.value:+.3g} %)" if e.value else ""
     yield "error", f"{short(e.restored)} − {short(e.value)} = {short(e.error)}{relative}"
+
+
+def _rounding(x: Tensor, q: QuantizedTensor, e: Inspection) -> str:
+    """What is rounded, and what is added to it before or after."""
+    scheme, scaled = q.scheme, _exact(_in_units(x, q, e))
+    if _fitted(q):
+        return "by the scale before it was refitted"
+    words = "round at random" if scheme.seed is not None else _ROUND[scheme.codes.ties]
+    if e.zero_point is not None and scheme.codes.zero_first:
+        return f"{words}({scaled} + ({e.zero_point}){_in_bfloat16(q)})"
+    added = int(scheme.code_limits[0]) if scheme.mapping.has_offset else e.zero_point
+    return f"{words}({scaled})" + ("" if added is None else f" + ({added})")
+
+
+_ROUND = {Ties.EVEN: "round", Ties.AWAY: "round ties away", Ties.UP: "round ties up"}
+
+
+def _fitted(q: QuantizedTensor) -> bool:
+    """Whether the scales that the codes were found by are no longer there."""
+    return q.scheme.least_squares_scale and q.scales.unrounded is None
 
 
 def _scaling(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str, str]]:
@@ -153,8 +176,33 @@ def _scaling(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str
     offset = _offset(q, e)
     if offset is not None:
         yield "offset", f"{short(offset)} (the value of the code {q.scales.first_code})"
-    value = short(e.value) if offset is None else f"({short(e.value)} − ({short(offset)}))"
-    yield "x / scale", f"{value} / {short(e.scale)} = {short(_in_units(q, e))}"
+    if not _fitted(q):
+        yield _step(x, q, e)
+
+
+def _step(x: Tensor, q: QuantizedTensor, e: Inspection) -> tuple[str, str]:
+    """How the value comes to units of its scale, by the scheme's rule for codes."""
+    scales, rule, cell = q.scales, q.scheme.codes, block_index(q, e.row, e.column)
+    value, name, divisor = short(e.value), "scale", e.scale
+    if scales.offsets is not None:
+        value = f"({value} − ({short(float(least_value(scales, q.scheme)[cell]))}))"
+    if scales.unrounded is not None and not rule.bfloat16:
+        name, divisor = "unrounded scale", float(scales.unrounded[cell])
+    scaled = _exact(_in_units(x, q, e))
+    if divisor == 0:
+        return f"x / {name}", f"0 under a scale of 0, not {value} / 0"
+    if rule.reciprocal and not rule.bfloat16:
+        return f"x × 1 / {name}", f"{value} × (1 / {short(divisor)}) = {scaled}"
+    return f"x / {name}", f"{value} / {short(divisor)} = {scaled}{_in_bfloat16(q)}"
+
+
+def _in_bfloat16(q: QuantizedTensor) -> str:
+    return " in BF16" if q.scheme.codes.bfloat16 else ""
+
+
+def _exact(value: float) -> str:
+    """float32 ``value`` in the digits that tell it from its neighbours, so that it rounds as it did."""
+    return f"{value:.9g}".replace("-", "−")
 
 
 def _offset(q: QuantizedTensor, e: Inspection) -> float | None:
@@ -167,9 +215,11 @@ def _added(offset: float | None) -> str:
     return "" if offset is None else f" + ({short(offset)})"
 
 
-def _in_units(q: QuantizedTensor, e: Inspection) -> float:
-    """The value less the offset, in units of the scale; 0 under a scale of 0."""
-    return (e.value - (_offset(q, e) or 0.0)) / e.scale if e.scale else 0.0
+def _in_units(x: Tensor, q: QuantizedTensor, e: Inspection) -> float:
+    """The value less the offset, in units of the scale, as it was rounded."""
+    i, j = block_index(q, e.row, e.column)
+    place = (slice(e.row, e.row + 1), slice(e.column, e.column + 1), slice(i, i + 1), slice(j, j + 1))
+    return float(scaled_blocks(Rectangle(*place, 1, 1), x.float(), q.scales, q.scheme))
 
 
 def _scale_formula(q: QuantizedTensor, cell: tuple[int, int], scale: float) -> str:

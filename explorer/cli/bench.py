@@ -20,6 +20,7 @@ from explorer.cli.options import (
     split,
 )
 from explorer.cli.output import Table, counted, print_json, print_table
+from explorer.paths import checkout
 
 if TYPE_CHECKING:
     from explorer.bench.commands import Benchmark
@@ -27,7 +28,19 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Time the library on this machine.")
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")]
-Record = Annotated[bool, typer.Option("--record", help="Write the results to assets/measurements/.")]
+
+
+def _in_a_checkout(record: bool) -> bool:
+    """``--record``, refused before anything else in an installed package."""
+    if record:
+        checkout()
+    return record
+
+
+Record = Annotated[
+    bool,
+    typer.Option("--record", callback=_in_a_checkout, help="Write the results to assets/measurements/."),
+]
 
 
 @app.command(epilog=examples("bench cpu", "bench cpu --shape 1024x1024 --schemes nvfp4,int8_row"))
@@ -43,7 +56,10 @@ def cpu(
 @app.command(epilog=examples("bench quantize --schemes nvfp4 --dtypes bfloat16", "bench quantize --record"))
 def quantize(
     shape: Shapes = None,
-    schemes: AllSchemes = None,
+    schemes: Annotated[
+        str | None,
+        typer.Option("--schemes", help="Comma-separated schemes.", show_default="all with kernels"),
+    ] = None,
     dtypes: Annotated[str, typer.Option(help="Input types of the kernels.")] = "float32,bfloat16",
     no_baselines: Annotated[
         bool, typer.Option("--no-baselines", "--no-peers", help="Leave torch's cast and torch.compile out.")
@@ -54,7 +70,7 @@ def quantize(
     """The quantize and dequantize kernels, against a copy and torch's own."""
     from explorer.bench.commands import bench_quantize
 
-    chosen, shapes = parse_schemes(schemes), matrix_shapes(shape)
+    chosen, shapes = None if schemes is None else parse_schemes(schemes), matrix_shapes(shape)
     _run(bench_quantize(chosen, shapes, split(dtypes), not no_baselines), record, as_json)
 
 

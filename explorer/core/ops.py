@@ -180,13 +180,20 @@ def _(x: Tensor, upstream: Tensor, step: Tensor, scheme: str) -> tuple[Tensor, T
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(step)
 
 
-def _learnable(scheme: Scheme, x: Tensor, step: Tensor) -> Scheme:
-    if not isinstance(scheme.format, IntegerFormat) or scheme.asymmetric:
+def check_learnable(scheme: Scheme) -> None:
+    """``ValueError`` unless step sizes are all that restores a weight under ``scheme``: integers without zero
+    points or offsets, in blocks of one scale each."""
+    shifted = scheme.asymmetric or scheme.mapping.has_offset
+    if not isinstance(scheme.format, IntegerFormat) or shifted:
         raise ValueError(f"step sizes are learned for symmetric integer schemes, not for {str(scheme)!r}")
     if scheme.flat or (scheme.scale is not None and scheme.scale.has_upper_level):
         raise ValueError(
             f"step sizes are learned for blocks that have one scale each, not for {str(scheme)!r}"
         )
+
+
+def _learnable(scheme: Scheme, x: Tensor, step: Tensor) -> Scheme:
+    check_learnable(scheme)
     grid = scheme.grid((x.shape[0], x.shape[1]))
     if tuple(step.shape) != grid or step.dtype != torch.float32:
         raise ValueError(

@@ -21,9 +21,9 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack
-from explorer.methods.layer import QuantizedLayer, check_layer, same_gram
+from explorer.methods.layer import QuantizedLayer, check_layer, check_objective, safe_divisor, same_gram
 from explorer.progress import Progress
-from explorer.schemes import Scales, Scheme, scale_for
+from explorer.schemes import MappingType, Scales, Scheme, scale_for
 from explorer.schemes.calibrators import Range
 
 ITERATIONS = 200
@@ -36,7 +36,8 @@ def autoround(
     """``weight`` [N, K] for the inputs ``activations`` [tokens, K], under an integer scheme of rows or
     groups.
 
-    ``objective`` is L before the first and after each step. ``ValueError`` for other schemes.
+    ``objective`` is L before the first and after each step. ``ValueError`` for other schemes, and where L is
+    no finite number.
     """
     check_layer(weight, activations)
     integers = isinstance(scheme.format, IntegerFormat) and not scheme.mapping.has_offset
@@ -83,7 +84,7 @@ class _Problem:
             gradients = torch.autograd.grad(loss, at)
         offset.requires_grad_(False)
         shares.requires_grad_(False)
-        return float(loss.detach()), gradients
+        return check_objective(float(loss.detach())), gradients
 
     def quantized(self, offset: Tensor, shares: Tensor) -> QuantizedTensor:
         codes, _, _, scales = self._codes(offset, shares)
@@ -98,14 +99,23 @@ class _Problem:
         low, high = self.whole.low * shares[0], self.whole.high * shares[1]
         scales = scale_for(Range(low.detach(), high.detach()), self.scheme)
         # A scale is proportional to its range's size; what is stored is that, rounded.
-        size = (high - low if self.scheme.asymmetric else torch.maximum(-low, high)).clamp(min=TINY)
+        size = self._size(low, high).clamp(min=TINY)
         scale = scales.scale * (size / size.detach())
         zero = torch.zeros_like(scale)
         if scales.zero_points is not None:
-            zero = _as_if(self.scheme.code_limits[0] - low / scale, scales.zero_points.float())
-        scaled = self.w / scale[:, :, None] + zero[:, :, None] + offset
+            zero = _as_if(self.scheme.code_limits[0] - low / safe_divisor(scale), scales.zero_points.float())
+        scaled = self.w / safe_divisor(scale)[:, :, None] + zero[:, :, None] + offset
         codes = _as_if(scaled, scaled.detach().round()).clamp(*self.scheme.code_limits)
         return codes, zero[:, :, None], scale[:, :, None], scales
+
+    def _size(self, low: Tensor, high: Tensor) -> Tensor:
+        """What the scales are proportional to: a range's reach, under NO_CLIP in codes of that side."""
+        if self.scheme.asymmetric:
+            return high - low
+        if self.scheme.mapping is MappingType.NO_CLIP:
+            least, largest = self.scheme.code_limits
+            return torch.maximum(low / least, high / largest)
+        return torch.maximum(-low, high)
 
 
 def _as_if(smooth: Tensor, rounded: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack
-from explorer.methods.layer import QuantizedLayer, check_layer
+from explorer.methods.layer import QuantizedLayer, as_float16, check_layer, check_objective, safe_divisor
 from explorer.progress import Progress
 from explorer.schemes import Scheme, scale_for
 
@@ -66,7 +66,7 @@ def hqq(
     used.
 
     ``objective`` is the mean of |W - Ŵ|^0.7 before the first and after each iteration; the best one is kept.
-    ``ValueError`` for other schemes.
+    ``ValueError`` for other schemes, and for weights whose error or offsets are no finite numbers.
     """
     check_layer(weight, activations)
     if not (isinstance(scheme.format, IntegerFormat) and scheme.asymmetric and scheme.block[0] == 1):
@@ -80,7 +80,8 @@ def hqq(
     scales = scale_for(ranges, scheme)
     assert scales.zero_points is not None
     problem = _Problem(w, scales.scale[:, :, None], width, scheme)
-    zero = (scheme.code_limits[0] - ranges.low / scales.scale)[:, :, None]  # real-valued from the start
+    # Real-valued from the start.
+    zero = (scheme.code_limits[0] - ranges.low / safe_divisor(scales.scale))[:, :, None]
     codes, beta = problem.codes(zero), BETA
     objective, best = [problem.loss(codes, zero)], (codes, zero)
     for iteration in range(ITERATIONS):
@@ -94,7 +95,7 @@ def hqq(
             progress(iteration + 1, ITERATIONS)
     codes, zero = best
     rounded = zero.round().clamp(*scheme.code_limits)
-    offset = ((rounded - zero) * problem.scale)[:, :, 0].half()
+    offset = as_float16(((rounded - zero) * problem.scale)[:, :, 0], "the offsets of groups")
     codes = codes.reshape(len(w), -1)[:, : w.shape[1]].contiguous()
     stored = dataclasses.replace(scales, zero_points=rounded[:, :, 0].to(scales.zero_points.dtype))
     packed = pack(scheme.format.codes_of(codes), scheme.format)
@@ -108,22 +109,23 @@ class _Problem:
     def __init__(self, weight: Tensor, scale: Tensor, width: int, scheme: Scheme) -> None:
         padding = (0, -weight.shape[1] % width)
         self.scale, self.limits, self.elements = scale, scheme.code_limits, weight.numel()
+        self.divisor = safe_divisor(scale)
         self.w = torch.nn.functional.pad(weight, padding).view(len(weight), -1, width)
         inside = torch.nn.functional.pad(torch.ones_like(weight[:1]), padding)
         self.inside = inside.view(1, -1, width)
 
     def codes(self, zero: Tensor) -> Tensor:
-        return (self.w / self.scale + zero).round().clamp(*self.limits)
+        return (self.w / self.divisor + zero).round().clamp(*self.limits)
 
     def loss(self, codes: Tensor, zero: Tensor) -> float:
         """Mean of |W - Ŵ|^p."""
         error = (self.w - (codes - zero) * self.scale).abs().pow(NORM)
-        return float((error * self.inside).sum() / self.elements)
+        return check_objective(float((error * self.inside).sum() / self.elements))
 
     def better_zero(self, codes: Tensor, zero: Tensor, beta: float) -> Tensor:
         """The mean over each group of codes - (W - shrunk error) / scale, [N, groups, 1]."""
         error = self.w - (codes - zero) * self.scale
         size = error.abs()
         shrunk = error.sign() * (size - size.clamp(min=1e-12).pow(NORM - 1) / beta).clamp(min=0)
-        wanted = (codes - (self.w - shrunk) / self.scale) * self.inside
+        wanted = (codes - (self.w - shrunk) / self.divisor) * self.inside
         return wanted.sum(2, keepdim=True) / self.inside.sum(2, keepdim=True)

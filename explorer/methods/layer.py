@@ -10,6 +10,7 @@ columns, LQER's low-rank factors). Both are protocols: a new one is a class in t
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
@@ -236,6 +237,26 @@ def check_layer(weight: Tensor, activations: Tensor) -> None:
     for values, hold in ((weight, "weight holds"), (activations, "activations hold")):
         if not bool(torch.isfinite(values.sum(dtype=torch.float64))):
             raise ValueError(f"the {hold} NaN or Inf")
+
+
+def check_objective(loss: float) -> float:
+    """``loss``; ``ValueError`` where it is Inf or NaN, and no step could be told from a better one."""
+    if not math.isfinite(loss):
+        raise ValueError(f"the error to minimise is {loss} in float32: scale the weight or the inputs down")
+    return loss
+
+
+def safe_divisor(scale: Tensor) -> Tensor:
+    """``scale``, and 1 where it is 0: such a block restores zeros whatever its codes."""
+    return torch.where(scale == 0, torch.ones_like(scale), scale)
+
+
+def as_float16(values: Tensor, what: str) -> Tensor:
+    """float16 ``values``; ``ValueError`` that names ``what`` where a finite number would become Inf."""
+    half = values.half()
+    if not bool(torch.isfinite(half).all()):
+        raise ValueError(f"{what} reach beyond float16's 65504; scale the weight down first")
+    return half
 
 
 def same_gram(x: Tensor) -> Tensor:

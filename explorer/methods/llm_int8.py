@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor, quantize
-from explorer.methods.layer import QuantizedLayer, check_layer
+from explorer.methods.layer import QuantizedLayer, as_float16, check_layer
 from explorer.progress import Progress
 from explorer.schemes import Scheme
 
 THRESHOLD = 6.0
+KEPT = "weights that are multiplied in float16"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,10 +113,10 @@ def llm_int8(
     threshold: float = THRESHOLD,
 ) -> QuantizedLayer:
     """Quantize all of ``weight`` [N, K]; outlier columns of ``activations`` [tokens, K] stay in float16,
-    whatever inputs come later."""
+    whatever inputs come later. ``ValueError`` for weights of theirs that float16 does not hold."""
     check_layer(weight, activations)
     columns = outlier_columns(activations, threshold)
-    residues = (OutlierColumns(columns, weight[:, columns].half()),) if len(columns) else ()
+    residues = (OutlierColumns(columns, as_float16(weight[:, columns], KEPT)),) if len(columns) else ()
     return QuantizedLayer(quantize(weight.float(), scheme), residues=residues)
 
 
@@ -123,9 +124,11 @@ def llm_int8_dynamic(
     weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
 ) -> QuantizedLayer:
     """Quantize all of ``weight`` [N, K]; of each input, those columns are multiplied in float16 that are
-    outliers in it. ``activations`` [tokens, K] are checked, but not used."""
+    outliers in it. ``activations`` [tokens, K] are checked, but not used. ``ValueError`` for
+    weights that float16 does not hold: any column may be met."""
     check_layer(weight, activations)
     q = quantize(weight.float(), scheme)
+    as_float16(q.dequantize(), KEPT)
     return QuantizedLayer(
         q, residues=(RuntimeOutliers(q, weight.new_tensor(THRESHOLD, dtype=torch.float32)),)
     )

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
-from explorer.methods.layer import QuantizedLayer, check_layer, same_gram
+from explorer.methods.layer import QuantizedLayer, as_float16, check_layer, same_gram
 
 RANK = 16
 SMALLEST_MAGNITUDE, SMALLEST_ENERGY = 1e-4, 1e-12
@@ -89,10 +89,7 @@ def qera(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: in
 
 
 def _in_float16(down: Tensor, up: Tensor) -> LowRank:
-    residue = LowRank(down.half(), up.half())
-    if not all(bool(torch.isfinite(t).all()) for t in (residue.down, residue.up)):
-        raise ValueError("the correction's factors reach beyond float16's 65504; scale the weight down first")
-    return residue
+    return LowRank(*(as_float16(t, "the correction's factors") for t in (down, up)))
 
 
 def _error_and_inputs(

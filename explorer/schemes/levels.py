@@ -174,8 +174,8 @@ def integer_limits(bits: int, signed: bool) -> tuple[int, int]:
 
 
 def _whole(x: Tensor, unit: Tensor, low: int, high: int) -> Tensor:
-    """float32 ``x`` in whole ``unit``s, 0 where the unit is 0."""
-    whole = (x / unit).round().clamp(low, high)
+    """float32 ``x`` in whole ``unit``s, 0 where the unit is 0; integers have no -0.0."""
+    whole = (x / unit).round().clamp(low, high) + 0.0
     return torch.where(unit == 0, torch.zeros_like(whole), whole)
 
 

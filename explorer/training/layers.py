@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.blocks import rectangles
-from explorer.core.ops import fake_quantize, learned_quantize, restored, straight_through
+from explorer.core.ops import check_learnable, fake_quantize, learned_quantize, restored, straight_through
 from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales
-from explorer.formats import IntegerFormat
-from explorer.schemes import ScaleRule, Scales, Scheme
+from explorer.schemes import OWN_CODES, ScaleRule, Scales, Scheme
 from explorer.training.float32 import Float32State
 from explorer.training.inputs import DynamicInputs, StaticInputs
 
@@ -92,8 +91,11 @@ class QuantLinear(Float32State):
         w = self.weight.detach().float()
         if self.step_size is None:
             return quantize(w, self.weights)
-        # Step sizes are stored in float32: rounded to the scheme's format they are not what was trained.
-        learned = dataclasses.replace(self.weights, scale=ScaleRule())
+        # Step sizes are stored in float32, and codes are found as in training: in the scheme's own format,
+        # fitted again, or under another rule for codes they would not be what was trained.
+        learned = dataclasses.replace(
+            self.weights, scale=ScaleRule(), codes=OWN_CODES, least_squares_scale=False, seed=None
+        )
         return quantize_with_scales(
             w, learned, Scales(self._positive_step_size(self.step_size.detach()), None, None)
         )
@@ -187,10 +189,7 @@ def init_lsq_step_size(weight: Tensor, scheme: Scheme) -> Tensor:
 
     ``ValueError`` for schemes that are not symmetric integers.
     """
-    if scheme.asymmetric or not isinstance(scheme.format, IntegerFormat):
-        raise ValueError(f"steps are learned for symmetric integer schemes, not for {scheme.name!r}")
-    if scheme.flat or (scheme.scale is not None and scheme.scale.has_upper_level):
-        raise ValueError(f"steps are learned for blocks with one scale each, not for {scheme.name!r}")
+    check_learnable(scheme)
     shape = (weight.shape[0], weight.shape[1])
     mean = torch.empty(scheme.grid(shape), device=weight.device)
     magnitudes = weight.abs().float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from explorer.analysis.memory import MODELS, estimate
 from explorer.analysis.report import measure, sqnr_db
 from explorer.analysis.schemes import compare_schemes
 from explorer.analysis.tensor import analyse, block_levels
+from explorer.formats import IntegerFormat
 from explorer.formats.code import short
 
 
@@ -109,6 +111,55 @@ def test_inspector_agrees_with_the_tensor(name: str, gaussian: Tensor) -> None:
             assert np.abs(levels - float(restored[row, column])).min() <= 1e-6
     with pytest.raises(ValueError, match="row 0 to 39"):
         inspect_element(x, q, 40, 0)
+
+
+RULES = [
+    FLAT,
+    "int4~1x32~ASYMMETRIC~bfloat16-ct~minmax~zerofirst~bf16",
+    "int5~1x32~ASYMMETRIC~float32~minmax~zerofirst",
+    "int8~row~ASYMMETRIC~float32-torchao~minmax~reciprocal",
+    "int4~1x32~MIDPOINT~float32~minmax~up",
+    "int4~1x32~MINIMUM~float16~minmax~reciprocal~unrounded~up",
+    "float4_e2m1fn~1x16~SYMMETRIC~float16~minmax~away",
+    "int4~1x32~SYMMETRIC~float16~minmax~fit",
+]
+ROUNDED = re.compile(
+    r"round(?P<ties>| ties up| ties away)\((?P<scaled>\S+?)(?: \+ \((?P<before>\S+)\))?(?P<bf16> in BF16)?\)"
+    r"(?: \+ \((?P<after>\S+)\))? → (?P<code>\S+), code"
+)
+
+
+def _whole(value: Tensor, ties: str, first: float) -> Tensor:
+    if ties == " ties up":
+        return (value + (0.5 - first)).floor() + first
+    return value.abs().add(0.5).floor().copysign(value) if ties else value.round()
+
+
+@pytest.mark.parametrize("name", [*SCHEMES, *RULES])
+def test_the_number_that_the_inspector_rounds_gives_the_code(name: str, gaussian: Tensor) -> None:
+    """By the rule that the line states. If this fails, the page shows an arithmetic that was not done."""
+    x, scheme = gaussian[:40, :128] * 3.3, Scheme.parse(name)
+    x = (x * 64).round() / 64  # so that some values meet ties
+    q, draw = quantize(x, scheme), torch.Generator().manual_seed(0)
+    fmt, (low, high) = scheme.format, scheme.code_limits
+    places = torch.stack([torch.randint(0, n, (40,), generator=draw) for n in x.shape], 1)
+    for row, column in places.tolist():
+        seen = inspect_element(x, q, row, column)
+        line = dict(seen.arithmetic)["rounded"].replace("−", "-")
+        if scheme.least_squares_scale and q.scales.unrounded is None:
+            assert "before it was refitted" in line
+            continue
+        found = ROUNDED.match(line)
+        assert found, line
+        value = torch.tensor([float(found["scaled"])]) + float(found["before"] or 0)
+        value = value.bfloat16().float() if found["bf16"] else value
+        if isinstance(fmt, IntegerFormat):
+            first = low if found["ties"] == " ties up" and not scheme.mapping.has_offset else 0.0
+            whole = _whole(value, found["ties"], first)
+            got = float((whole + float(found["after"] or 0)).clamp(low, high))
+        else:
+            got = float(fmt.decode(fmt.encode_unchecked(value, scheme.rounding)))
+        assert short(got).replace("−", "-") == found["code"] and got == seen.code_value, line
 
 
 def test_inspector_shows_the_part_of_a_flat_block_in_the_row(gaussian: Tensor) -> None:

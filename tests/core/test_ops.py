@@ -124,9 +124,9 @@ def test_learned_steps_pass_opcheck_and_any_block(
 
 def test_steps_are_learned_for_symmetric_integers_only() -> None:
     x = torch.randn(2, 32)
-    for name in ("nvfp4", "int8_tensor_asym"):
+    for text in ("nvfp4", "int8_tensor_asym", "q4_1", "int4~1x32~MINIMUM~float32~minmax"):
         with pytest.raises(ValueError, match="symmetric integer schemes"):
-            learned_quantize(x, torch.ones(1, 1), SCHEMES[name])
+            learned_quantize(x, torch.ones(2, 1), Scheme.parse(text))
     for text in ("q3_k", "int4~flat16~SYMMETRIC~float32~minmax", "int4~1x16~SYMMETRIC~nested~minmax"):
         with pytest.raises(ValueError, match="blocks that have one scale each"):
             learned_quantize(x, torch.ones(2, 2), Scheme.parse(text))

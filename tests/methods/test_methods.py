@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import SCHEMES, quantize
+from explorer import SCHEMES, Scheme, quantize
 from explorer.core.quantize import quantize_with_scales
 from explorer.methods import COMBINATIONS, METHODS, apply, names_in
 from explorer.methods.awq import clip_search
@@ -261,3 +261,34 @@ def test_names_and_bad_input() -> None:
             apply(name, w, SCHEMES[scheme], inputs)
     with pytest.raises(ValueError, match="at least two rows"):
         halves(x[:1])
+
+
+SILENT = "int4~1x64~ASYMMETRIC~float16-zero~minmax"
+
+
+@pytest.mark.parametrize(("name", "text"), [("hqq", SILENT), ("autoround", SILENT), ("autoround", "q4_0")])
+def test_a_block_of_zeros_spoils_nothing(name: str, text: str) -> None:
+    """Its scale is 0; if this fails, the layer is NaN, or nothing is learned of the other blocks."""
+    torch.manual_seed(0)
+    w, x = torch.randn(4, 128), torch.randn(32, 128)
+    w[1, :64] = 0
+    quantized = apply(name, w, Scheme.parse(text), x)
+    assert bool(quantized.weight().isfinite().all()) and bool((quantized.weight()[1, :64] == 0).all())
+    assert min(quantized.objective) < 0.99 * quantized.objective[0]
+
+
+@pytest.mark.parametrize("name", ["hqq", "llm_int8", "llm_int8_dynamic"])
+def test_weights_beyond_float16_are_refused(name: str) -> None:
+    """If this fails, what a method keeps in float16 is Inf, and so is every output."""
+    torch.manual_seed(0)
+    w, x = torch.randn(4, 128) * 1e7, torch.randn(32, 128) * 4
+    with pytest.raises(ValueError, match="beyond float16's 65504"):
+        apply(name, w, SCHEMES["int4_group64_asym"], x)
+
+
+def test_an_error_that_is_no_number_is_refused() -> None:
+    """If this fails, every step looks as good as the first."""
+    torch.manual_seed(0)
+    w, x = torch.randn(4, 128) * 1e25, torch.randn(32, 128)
+    with pytest.raises(ValueError, match="the error to minimise is inf"):
+        apply("autoround", w, Scheme.parse("int4~1x64~ASYMMETRIC~float32~minmax"), x)

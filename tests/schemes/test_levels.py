@@ -86,6 +86,17 @@ def test_the_search_of_k_quants_pays(name: str, layer: Tensor) -> None:
     assert (sqnr(plain), sqnr(SCHEMES[name])) == pytest.approx(SQNR[name], abs=0.01)
 
 
+@pytest.mark.parametrize("name", SQNR)
+def test_integers_of_scales_have_one_zero(name: str, tmp_path: Path) -> None:
+    """A scale of -0.0 would be +0.0 once read back, and the values restored by it other bits."""
+    x = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
+    x[:, :128] *= -1e-6  # scales that round to no unit of the super-block
+    q, path = quantize(x, SCHEMES[name]), tmp_path / "q.safetensors"
+    assert not bool((torch.signbit(q.scales.stored) & (q.scales.stored == 0)).any())
+    save_quantized(q, path)
+    assert torch.equal(load_quantized(path).dequantize().view(torch.int32), q.dequantize().view(torch.int32))
+
+
 def test_ggml_has_whole_super_blocks_only() -> None:
     """What llama.cpp cannot read is refused, with what it asks for."""
     with pytest.raises(ValueError, match="a row of 384 values is no whole number of super-blocks of 256"):

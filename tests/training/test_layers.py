@@ -160,6 +160,23 @@ def test_learned_step_sizes_are_stored_whole() -> None:
     torch.testing.assert_close(q.dequantize(), layer.quantized_weight().detach(), rtol=0, atol=1e-7)
 
 
+LEARNED = [*SCHEMES, *(f"int4~1x32~{m.name}~float32~minmax" for m in MappingType)]
+
+
+@pytest.mark.parametrize("text", [*LEARNED, "int4~1x32~SYMMETRIC~float32~minmax~fit"])
+def test_what_is_learned_is_what_is_stored(text: str) -> None:
+    """Under every scheme whose step sizes are learned; the others say so. If this fails, a layer trains other
+    weights than it keeps."""
+    torch.manual_seed(0)
+    try:
+        layer = QuantLinear(nn.Linear(64, 8), Scheme.parse(text), rule=Rule.LSQ)
+    except ValueError as error:
+        assert "step sizes are learned for" in str(error)
+        return
+    stored, trained = layer.codes().dequantize(), layer.quantized_weight().detach()
+    torch.testing.assert_close(stored, trained, rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", ["int4_group32", "int8_row", "int8_tensor", "int8_column", "int4_group128"])
 @pytest.mark.parametrize("shape", [(6, 64), (5, 100), (130, 257)], ids=str)
 def test_first_step_sizes_are_lsqs(name: str, shape: tuple[int, int]) -> None:

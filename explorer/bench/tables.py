@@ -175,14 +175,14 @@ def _graph_and_flushed(timing: GemmTiming) -> str:
 
 
 def method_table(timings: Sequence[MethodTiming]) -> str:
-    """Milliseconds of each method for one layer."""
+    """How long each method takes for one layer."""
     rows = [
         [
             label_of(t.method),
             scheme_label(t.scheme),
             f"{'×'.join(map(str, t.shape))}, {t.tokens} tokens",
-            _milliseconds(t.median_s),
-            f"{_milliseconds(t.low_s)} to {_milliseconds(t.high_s)}",
+            _duration(t.median_s),
+            f"{_duration(t.low_s)} to {_duration(t.high_s)}",
         ]
         for t in timings
     ]
@@ -239,7 +239,7 @@ def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence
         [
             label_of(method),
             *(cell for s in METHODS_SCHEMES for cell in _quality(drifts_of(by_run, s, method))),
-            _milliseconds(seconds[method]) if method in seconds else NOT_RECORDED,
+            _duration(seconds[method]) if method in seconds else NOT_RECORDED,
         ]
         for method in METHODS_COMPARED
     ]
@@ -308,5 +308,6 @@ def _microseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1e6 * seconds:.0f}"
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+def _duration(seconds: float) -> str:
+    """Milliseconds in three digits, seconds from 1 s on."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.2f} s"

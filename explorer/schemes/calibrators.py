@@ -101,7 +101,7 @@ def _twn(blocks: Tensor, _: CalibrationContext) -> Range:
 PERCENTILE = 99.99
 """Percent of the |x| of a block that stay inside the range."""
 SHRINKS = tuple(1 - i / 100 for i in range(80))
-"""Rule C-1: the factors on min-max that the search for the least squared error tries, in this order."""
+"""The factors on min-max that the search for the least squared error tries, in this order."""
 POWERS_OF_TWO = (1.0, 2.0, 0.5, 0.25, 0.125)
 """The same for E8M0 scales, which other factors do not change, or change by two."""
 SIXTEENTH_OCTAVES = (1.0, *(2 ** (i / 16) for i in range(14, -38, -1) if i))

@@ -94,5 +94,10 @@ def _check_static(scheme: Scheme) -> None:
     name = scheme.calibrator.name
     if name not in OBSERVED:
         raise ValueError(f"the range of static inputs is found by {', '.join(OBSERVED)}, not by {name}")
+    if name == "mse" and scheme.asymmetric:
+        raise ValueError(
+            "least squared error over batches is searched in a histogram of |x|, which does not tell the two "
+            "ends of an asymmetric range apart: take minmax or percentile, or a symmetric scheme"
+        )
     if name == "mse" and not isinstance(scheme.format, IntegerFormat):
         raise ValueError("static inputs are calibrated by mse for integers, whose codes are evenly spaced")

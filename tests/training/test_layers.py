@@ -221,3 +221,14 @@ def test_a_converted_layer_computes_what_was_prepared(name: str) -> None:
     before = model(x)
     convert(model)
     assert torch.equal(model(x), before)
+
+
+def test_static_least_squares_is_for_symmetric_schemes() -> None:
+    """Its search knows |x| alone: on GELU's outputs it was half again as far off as min-max."""
+    with pytest.raises(ValueError, match="does not tell the two ends"):
+        prepare(
+            nn.Sequential(nn.Linear(64, 64)),
+            SCHEMES["int8_row"],
+            Scheme.parse("int8~tensor~ASYMMETRIC~float32~mse"),
+            static=True,
+        )

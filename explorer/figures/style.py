@@ -7,8 +7,24 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from explorer.formats import CodebookFormat, Format, IntegerFormat
+
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
+
+A, B = "#0072B2", "#D55E00"
+"""The two schemes that are compared, on every figure."""
+
+ORIGINAL = "#7A8699"
+"""The tensor before it is quantized."""
+
+FAMILY_COLORS = {
+    "16 bits and wider": "#7A8699",
+    "FP8 and smaller": "#009E73",
+    "integer": "#AA3F84",
+    "codebook": "#E69F00",
+}
+"""Families of number formats, each with its colour on every figure."""
 
 GRID = "rgba(128,140,160,0.25)"
 MAGNITUDE_SCALE = "Cividis"
@@ -47,6 +63,15 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
         yaxis={**_AXIS, "title": {**_AXIS["title"], "text": y_title}},  # type: ignore[dict-item]
     )
     return fig
+
+
+def family(fmt: Format) -> str:
+    """Which of ``FAMILY_COLORS`` a format belongs to."""
+    if isinstance(fmt, IntegerFormat):
+        return "integer"
+    if isinstance(fmt, CodebookFormat):
+        return "codebook"
+    return "16 bits and wider" if fmt.bits > 8 else "FP8 and smaller"
 
 
 def file_name(text: str) -> str:

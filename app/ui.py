@@ -19,7 +19,7 @@ from app.sidebar import (
     opened_model,
 )
 from app.tabs import TABS
-from app.theme import ASSETS
+from app.theme import ASSETS, PLOTLY
 from app.views import Control, listen
 from app.widgets import PRIVATE, QUIET, block
 from explorer.core.backend import gpu_status, native_formats
@@ -31,7 +31,7 @@ LATEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
 
 def build() -> gr.Blocks:
     """The whole page, not yet launched."""
-    gr.set_static_paths([ASSETS])
+    gr.set_static_paths([ASSETS, PLOTLY])
     keep = limits.current().keep_seconds
     with gr.Blocks(
         title="Quantization Explorer",
@@ -163,5 +163,5 @@ def _wire_link(blocks: gr.Blocks, page: Page) -> None:
     linked = listen(blocks.load, read_link, None, outputs, **PRIVATE)
     shown = linked.then(None, None, None, js="() => { explorer.linkShown = true; }", api_visibility="private")
     _follow(page, shown, "load")
-    for name in ("addPngButtons", "sortByHeadings", "closeSidebarOnPhones"):
+    for name in ("sortByHeadings", "closeSidebarOnPhones"):
         blocks.load(None, None, None, js=f"() => explorer.{name}()", api_visibility="private")

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from app import html
 from app.theme import plot_data
+from app.views import Control
 
 QUIET: dict[str, Any] = {"show_progress": "hidden"}
 """For listeners whose outputs change in place, without the overlay that Gradio draws on what it waits for."""
@@ -31,16 +32,39 @@ def card(title: str, about: str) -> Iterator[None]:
         yield
 
 
-def plot(elem_id: str, figure: go.Figure | None = None) -> gr.Plot:
-    """A figure without Gradio's own label and frame."""
-    value = plot_data(figure) if figure is not None else None
-    return gr.Plot(value, show_label=False, container=False, elem_id=elem_id)
+FIGURE = """<div class="figure-tools"><button type="button" data-kind="reset" hidden>Reset zoom</button>\
+<button type="button" data-kind="svg" title="Save as SVG">SVG</button>\
+<button type="button" data-kind="png" title="Save as PNG">PNG</button></div>\
+<div class="figure" style="min-height:{height}px"></div>"""
+DRAW = """explorer.figure(element, props, watch, (kind, what) =>
+  kind === 'point' ? trigger('point', what) : trigger('range', what))"""
 
 
-def plot_card(title: str, about: str, elem_id: str, figure: go.Figure | None = None) -> gr.Plot:
+def plot(elem_id: str, figure: go.Figure | None = None, height: int = 340) -> Control:
+    """A figure with buttons to save it; ``height`` in pixels is kept free until it is drawn.
+
+    Its value is ``theme.plot_data``. Events: ``point`` with x, y, curve, at (the point's index) and data (its
+    customdata) of what was clicked; ``range`` with the shapes of a figure whose ``layout.meta.draggable`` is
+    set, after one was dragged.
+    """
+    if figure is not None and figure.layout.height:
+        height = int(figure.layout.height)
+    return gr.HTML(
+        plot_data(figure) if figure is not None else "",
+        html_template=FIGURE.format(height=height),
+        js_on_load=DRAW,
+        apply_default_css=False,
+        elem_id=elem_id,
+        elem_classes="figure-box",
+    )
+
+
+def plot_card(
+    title: str, about: str, elem_id: str, figure: go.Figure | None = None, height: int = 340
+) -> Control:
     """A figure in a card of its own."""
     with card(title, about):
-        return plot(elem_id, figure)
+        return plot(elem_id, figure, height)
 
 
 def table(columns: Mapping[str, str], elem_id: str, **options: Any) -> gr.Dataframe:

@@ -33,28 +33,6 @@ window.explorer = {
     history.replaceState(null, '', location.pathname + '?' + query.toString().replaceAll('%7E', '~'));
   },
 
-  /* plotly's menu saves one kind of file: put a PNG button beside its SVG one, in figures drawn later too. */
-  addPngButtons() {
-    const add = () => document.querySelectorAll('.js-plotly-plot').forEach(plot => {
-      const svg = plot.querySelector('.modebar-btn[data-title^="Download"]');
-      if (!svg || svg.parentNode.querySelector('.save-png')) return;
-      svg.setAttribute('data-title', 'Download as SVG');
-      const png = document.createElement('a');
-      png.className = 'modebar-btn save-png';
-      png.setAttribute('data-title', 'Download as PNG');
-      png.textContent = 'PNG';
-      png.addEventListener('click', () => {
-        const options = plot._context.toImageButtonOptions;
-        options.format = 'png';
-        svg.click();
-        options.format = 'svg';
-      });
-      svg.after(png);
-    });
-    new MutationObserver(add).observe(document.body, {childList: true, subtree: true});
-    add();
-  },
-
   /* Let a click on a table's heading sort by it, a second click the other way round. Gradio sorts from a
      menu that shows only while the mouse is over the heading: its first two entries are ascending and
      descending. The listener captures, because headings keep their clicks from the document. */
@@ -75,23 +53,6 @@ window.explorer = {
   /* On a phone the open sidebar would cover the whole page. */
   closeSidebarOnPhones() {
     if (innerWidth <= 768) document.querySelector('.sidebar.open .toggle-button')?.click();
-  },
-
-  /* Call `clicked({row, column})` for clicks on the heat map in `target`. gr.Plot has no click event, and
-     makes a new plot element for some updates: the observer binds each one once. */
-  onPlotClick(target, clicked) {
-    let bound = null;
-    const bind = () => {
-      const plot = document.querySelector(target + ' .js-plotly-plot');
-      if (!plot || !plot.on || plot === bound) return;
-      bound = plot;
-      plot.on('plotly_click', event => {
-        const point = event.points[0];
-        clicked({row: Math.round(point.y), column: Math.round(point.x)});
-      });
-    };
-    new MutationObserver(bind).observe(document.body, {childList: true, subtree: true});
-    bind();
   },
 
   /* Make the bits in `element` switches: a click or Space calls `flipped(bit)`, arrow keys move between

@@ -135,7 +135,7 @@ def _build_code() -> None:
     with card(
         "Number line", "every value of the formats of up to 8 bits; the dotted line is the number above"
     ):
-        line = gr.Plot(first.line, show_label=False, container=False, elem_id="number-line")
+        line = plot("number-line")
     _wire_code(fmt, entry, CodeView(bits=bits, meaning=meaning, everywhere=everywhere, line=line))
 
 

@@ -111,7 +111,7 @@ def kernel(chosen: Selection) -> str:
 @shows(PositionView)
 def picked(event: gr.EventData) -> PositionView:
     """The element under a click on the error map; stops following the largest error."""
-    return PositionView(row=int(event.row), column=int(event.column), follow=False)
+    return PositionView(row=round(event.y), column=round(event.x), follow=False)
 
 
 def build(page: Page) -> None:
@@ -167,13 +167,8 @@ def _build_position() -> PositionView:
 
 def _wire_position(page: Page, position: PositionView, outputs: TensorView) -> None:
     """An element is chosen by a click on the map, by its row or column, or by its error."""
-    clicks: Control = gr.HTML(
-        "",
-        html_template="<span hidden></span>",
-        js_on_load="explorer.onPlotClick('#error-map', point => trigger('pick', point))",
-    )
     inputs = [*page.selection, *position.in_order()]
-    clicked = listen(clicks.pick, picked, None, position, api_name="pick", **QUIET)
+    clicked = listen(outputs.error_map.point, picked, None, position, api_name="pick", **QUIET)
     listen(clicked.then, show, inputs, outputs, api_name="tensor_at", **QUIET)
     for number, axis in ((position.row, "row"), (position.column, "column")):
         typed = number.submit(lambda: False, None, position.follow, **PRIVATE)

@@ -15,6 +15,8 @@ from app.views import Control
 
 QUIET: dict[str, Any] = {"show_progress": "hidden"}
 """For listeners whose outputs change in place, without the overlay that Gradio draws on what it waits for."""
+LATEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
+"""For controls that may change faster than the page answers: only the latest change is answered."""
 PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """For listeners that only move the page's own parts and are no endpoints."""
 
@@ -22,6 +24,16 @@ PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private
 def block(value: str | None = None, **options: Any) -> gr.HTML:
     """HTML under the page's own style sheet instead of Gradio's."""
     return gr.HTML(value, apply_default_css=False, **options)
+
+
+def hidden(script: str) -> Control:
+    """A component that shows nothing: its ``script`` reports what happens in the browser, by ``trigger``."""
+    return gr.HTML("", html_template="<span hidden></span>", js_on_load=script, elem_classes="script")
+
+
+def heading(title: str, about: str) -> None:
+    """The heading of a section, and what it is for."""
+    block(html.heading(title, about))
 
 
 @contextmanager

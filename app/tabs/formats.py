@@ -159,7 +159,7 @@ def _build_sizes(page: Page) -> None:
                 7, label="Billions of parameters, when given by count", minimum=0, min_width=200
             )
         table = block(elem_id="sizes")
-    scheme = page.sidebar.scheme.text
+    scheme = page.bar.scheme.text
     for control, name in ((model, "model"), (billions, "billions")):
         listen(control.change, sizes, [model, billions, scheme], table, api_name=f"sizes_{name}", **QUIET)
     page.follow(sizes_of_selection, [model, billions], table, api_name="sizes")

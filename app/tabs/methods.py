@@ -16,8 +16,8 @@ from app.files import Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
 from app.scheme_picker import build_scheme_picker
+from app.selection import Selection
 from app.tabs.layer_inputs import build_layer_inputs, chosen_layer
-from app.tabs.whole_model import build_whole_model
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
 from app.widgets import QUIET, block, clear_on, download_buttons, plot_card, stop_on, table
@@ -34,8 +34,6 @@ from explorer.methods import USUAL, label_of, transforms_label
 from explorer.methods.evaluate import Outcome, evaluate_all, halves, most_telling_transform, summary
 from explorer.methods.llm_int8 import outlier_columns
 
-TITLE, NAME = "Methods", "methods"
-USUAL_SCHEMES = ("int4_group128_asym", "int3_group128_asym")
 MOST_COLUMNS_NAMED = 8
 COLUMNS = {
     "method": "str",
@@ -83,26 +81,21 @@ def run(
     methods: list[str],
     schemes: list[str],
     inputs: str,
+    *selection: Any,
 ) -> Iterator[MethodsView]:
-    """Every method under every scheme, yielding after each; stopping keeps what is there.
+    """Every method under every scheme (none chosen: A and B), yielding after each; stopping keeps what is
+    there. The layer is the selection's (``kind`` "this"), built in, of a file or captured.
 
     Yields status, sentence, bars, objectives, film, channel errors, input channels, surface, table, and at
     the end CSV and JSON.
     """
-    if not methods or not schemes:
-        raise ValueError("choose at least one method and one scheme")
-    chosen, of_inputs = [Scheme.parse(s) for s in schemes], input_scheme(inputs)
-    layer = Layer(*chosen_layer(kind, sample, file, captured, name))
+    here = Selection.of(*selection) if selection else Selection()
+    if not methods:
+        raise ValueError("choose at least one method")
+    chosen = [Scheme.parse(s) for s in schemes or here.schemes]
+    of_inputs = input_scheme(inputs)
+    layer = Layer(*chosen_layer(kind, sample, file, captured, name, here))
     yield from _outcomes(layer, methods, chosen, of_inputs)
-
-
-@shows(MethodsView)
-def first_run(shown: str, *values: Any) -> Iterator[MethodsView]:
-    """What opening the tab does: ``run``, unless something is ``shown`` already."""
-    if shown:
-        yield MethodsView.unchanged()
-        return
-    yield from run(*values)
 
 
 def _outcomes(
@@ -196,7 +189,7 @@ def build(page: Page) -> None:
             min_width=260,
             elem_id="methods-methods",
         )
-        schemes = build_scheme_picker(page, USUAL_SCHEMES, "Schemes", "methods-schemes")
+        schemes = build_scheme_picker(page, (), "Schemes (none: A and B)", "methods-schemes")
         inputs = gr.Dropdown(
             list(INPUT_SCHEMES), value="as they are", label="Inputs", min_width=150, elem_id="methods-inputs"
         )
@@ -209,8 +202,9 @@ def build(page: Page) -> None:
     )
     stopped = block(elem_id="methods-stopped")
     outputs = _build_results(status)
-    build_whole_model(page)
-    _wire(page, start, stop, stopped, [*layer.values(), methods, schemes, inputs], outputs)
+    # The selection comes last, so that a program may leave it out.
+    inputs_of_run = [*layer.values(), methods, schemes, inputs, *page.selection]
+    _wire(start, stop, stopped, inputs_of_run, outputs)
 
 
 def _build_results(status: Control) -> MethodsView:
@@ -267,18 +261,9 @@ def _build_results(status: Control) -> MethodsView:
 
 
 def _wire(
-    page: Page, start: Control, stop: Control, stopped: gr.HTML, inputs: list[Control], outputs: MethodsView
+    start: Control, stop: Control, stopped: gr.HTML, inputs: list[Control], outputs: MethodsView
 ) -> None:
     slow = {**QUIET, "concurrency_id": "compute"}
     clear_on(start, stopped)
     running = listen(start.click, run, inputs, outputs, api_name="methods", **slow)
-    opened = listen(
-        page.tab[NAME].select,
-        first_run,
-        [outputs.sentence, *inputs],
-        outputs,
-        api_name="methods_opened",
-        api_visibility="undocumented",
-        **slow,
-    )
-    stop_on(stop, stopped, [running, opened])
+    stop_on(stop, stopped, [running])

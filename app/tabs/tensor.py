@@ -12,7 +12,7 @@ from app.gpu_lock import gpu_lock
 from app.page import Page
 from app.selection import Selection, analysis_of, matrix_of
 from app.theme import plot_data
-from app.views import Control, Shown, View, listen, shows
+from app.views import Shown, View, listen, shows
 from app.widgets import PRIVATE, QUIET, block, plot_card
 from explorer import Scheme
 from explorer.analysis.element import inspect_element

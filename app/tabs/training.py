@@ -224,4 +224,4 @@ def _build_loss_scaling(page: Page) -> None:
         ),
         conclusion=block(elem_id="loss-scaling-words"),
     )
-    listen(page.tab[NAME].select, loss_scaling, None, outputs, api_name="loss_scaling", **QUIET)
+    listen(page.seen["training"].seen, loss_scaling, None, outputs, api_name="loss_scaling", **QUIET)

@@ -1,4 +1,4 @@
-"""The sidebar: which tensor, and which scheme by name or by its parts."""
+"""The bar: which tensor, and which one or two schemes, by name or by their parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from app.controls import (
 from app.limits import notify
 from app.selection import Selection, file_source, model_source
 from app.views import Control, Shown, View, shows
-from app.widgets import PRIVATE
+from app.widgets import PRIVATE, block
 from explorer import CALIBRATORS, SCHEMES, Scheme, SourceError
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
@@ -68,9 +68,18 @@ class FileView(View):
 
 
 @dataclass(frozen=True)
-class Sidebar:
-    """The sidebar's components."""
+class PairView(View):
+    """Both schemes as texts; the second is empty where there is none."""
 
+    scheme: Shown
+    second: Shown
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The bar's components: the tensor, scheme A (``scheme``) and scheme B (``second``)."""
+
+    chips: Control
     source: Control
     sample: Control
     file: Control
@@ -80,25 +89,44 @@ class Sidebar:
     list_layers: Control
     layer: Control
     scheme: SchemeView
+    second: SchemeView
 
     def selection(self) -> list[Control]:
         """The components that hold a ``Selection``, in the order of its fields."""
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"scheme": self.scheme.text}
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        own |= {"scheme": self.scheme.text, "second": self.second.text}
         return [own[f.name] for f in dataclasses.fields(Selection)]
 
+    def pair(self) -> PairView:
+        """The two texts, for a handler that changes them."""
+        return PairView(scheme=self.scheme.text, second=self.second.text)
 
-def build_sidebar() -> Sidebar:
-    """Lay the sidebar out."""
+
+def build_bar() -> Bar:
+    """Lay out the bar: three buttons, each with a panel of controls that the page's script opens."""
+    with gr.Column(elem_id="bar"):
+        chips = block(elem_id="chips", js_on_load="explorer.chips(element)")
+        with gr.Column(elem_id="panel-tensor", elem_classes="panel"):
+            tensor = _build_tensor_controls()
+        with gr.Column(elem_id="panel-a", elem_classes="panel"):
+            first = _build_scheme_controls("", parts_of(Scheme.parse(DEFAULT_SCHEME)), scheme_choices())
+        with gr.Column(elem_id="panel-b", elem_classes="panel"):
+            none = [("no second scheme", ""), *scheme_choices()]
+            second = _build_scheme_controls("second-", parts_of(Scheme.parse(DEFAULT_SCHEME)), none)
+    return Bar(chips=chips, **tensor, scheme=first, second=second)
+
+
+def _build_tensor_controls() -> dict[str, Control]:
     source = gr.Dropdown(
         [(label, key) for key, label in SOURCES.items()],
         value="builtin",
         label="Tensor from",
         elem_id="source",
     )
-    with gr.Column(visible=True) as of_builtin:
+    with gr.Column(elem_classes="of-source of-builtin"):
         samples = [(f"{s.label}{' (synthetic)' if s.synthetic else ''}", s.name) for s in SAMPLES.values()]
         sample = gr.Dropdown(samples, value=DEFAULT_SAMPLE, label="Built-in tensor", elem_id="sample")
-    with gr.Column(visible=False) as of_file:
+    with gr.Column(elem_classes="of-source of-file"):
         file = gr.File(
             label=f"Tensor file ({', '.join(SUFFIXES)})",
             file_types=list(SUFFIXES),
@@ -108,78 +136,98 @@ def build_sidebar() -> Sidebar:
         file_tensor = gr.Dropdown(
             [], value=None, label="Tensor", allow_custom_value=True, elem_id="file-tensor"
         )
-    with gr.Column(visible=False) as of_model:
+    with gr.Column(elem_classes="of-source of-model"):
         model = gr.Textbox(label="Folder or Hub id", placeholder="owner/name", max_lines=1, elem_id="model")
         revision = gr.Textbox(label="Revision (optional)", placeholder="main", max_lines=1)
         list_layers = gr.Button("List layers", size="sm")
         layer = gr.Dropdown(
             [], value=None, label="Layer (type to filter)", allow_custom_value=True, elem_id="layer"
         )
-    columns = {"builtin": of_builtin, "file": of_file, "model": of_model}
-    source.change(
-        lambda chosen: [gr.update(visible=chosen == name) for name in columns],
-        source,
-        list(columns.values()),
-        queue=False,
-        **PRIVATE,
-    )
-    return Sidebar(
-        source, sample, file, file_tensor, model, revision, list_layers, layer, _build_scheme_controls()
-    )
+    source.change(None, source, None, js="source => explorer.showSource(source)", **PRIVATE)
+    return {
+        "source": source,
+        "sample": sample,
+        "file": file,
+        "file_tensor": file_tensor,
+        "model": model,
+        "revision": revision,
+        "list_layers": list_layers,
+        "layer": layer,
+    }
 
 
-def _build_scheme_controls() -> SchemeView:
-    first = parts_of(Scheme.parse(DEFAULT_SCHEME))
+def _build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, str]]) -> SchemeView:
+    """The controls of one scheme; ``prefix`` begins their ids on the page."""
+    chosen = choices[0][1] if prefix else DEFAULT_SCHEME
     preset = gr.Dropdown(
-        scheme_choices(), value=DEFAULT_SCHEME, label="Scheme", allow_custom_value=True, elem_id="preset"
+        choices, value=chosen, label="Scheme", allow_custom_value=True, elem_id=f"{prefix}preset"
     )
-    text = gr.Textbox(DEFAULT_SCHEME, visible=False, label="scheme")
-    fmt = gr.Dropdown(format_choices(), value=first.format, label="Number format", elem_id="format")
-    granularity = gr.Dropdown(
-        [(label, key) for key, label in GRANULARITIES.items()],
-        value=first.granularity,
-        label="One scale for",
-        elem_id="granularity",
-    )
+    text = gr.Textbox(chosen, visible=False, label=f"{prefix}scheme")
+    with gr.Row():
+        fmt = gr.Dropdown(
+            format_choices(),
+            value=first.format,
+            label="Number format",
+            min_width=150,
+            elem_id=f"{prefix}format",
+        )
+        granularity = gr.Dropdown(
+            [(label, key) for key, label in GRANULARITIES.items()],
+            value=first.granularity,
+            label="One scale for",
+            min_width=150,
+            elem_id=f"{prefix}granularity",
+        )
     with gr.Row():
         columns = gr.Number(
             first.columns,
             label="Group size, tile columns",
             minimum=0,
             min_width=110,
-            elem_id="size",
+            elem_id=f"{prefix}size",
         )
         rows = gr.Number(first.rows, label="Tile rows (0: all)", minimum=0, min_width=110)
-    mapping = gr.Dropdown(
-        [(label, key) for key, label in MAPPINGS.items()],
-        value=first.mapping,
-        label="Symmetry",
-        elem_id="mapping",
-    )
+        mapping = gr.Dropdown(
+            [(label, key) for key, label in MAPPINGS.items()],
+            value=first.mapping,
+            label="Symmetry",
+            min_width=150,
+            elem_id=f"{prefix}mapping",
+        )
     with gr.Accordion("Scales and rounding", open=False):
-        scale = gr.Dropdown(
-            [(label, key) for key, label in SCALES.items()], value=first.scale, label="Scale stored as"
-        )
-        convention = gr.Dropdown(
-            [(label, key) for key, label in CONVENTIONS.items()],
-            value=first.convention,
-            label="Scales by the rules of",
-            elem_id="convention",
-        )
+        with gr.Row():
+            scale = gr.Dropdown(
+                [(label, key) for key, label in SCALES.items()],
+                value=first.scale,
+                label="Scale stored as",
+                min_width=150,
+            )
+            convention = gr.Dropdown(
+                [(label, key) for key, label in CONVENTIONS.items()],
+                value=first.convention,
+                label="Scales by the rules of",
+                min_width=150,
+                elem_id=f"{prefix}convention",
+            )
         codes = gr.Dropdown(
             [(label, key) for key, label in CODES.items()],
             value=list(first.codes),
             multiselect=True,
             label="Codes as other libraries round them",
-            elem_id="codes",
+            elem_id=f"{prefix}codes",
         )
-        calibrator = gr.Dropdown(
-            [(c.label, c.name) for c in CALIBRATORS.values()], value=first.range, label="Range"
-        )
-        refit = gr.Checkbox(first.refit, label="Refit scales by least squares")
-        stochastic = gr.Checkbox(first.stochastic, label="Stochastic rounding")
-        # A browser's numbers are exact up to 2^53 only, a seed goes up to 2^64 - 1.
-        seed = gr.Textbox(str(first.seed), label="Seed", max_lines=1)
+        with gr.Row():
+            calibrator = gr.Dropdown(
+                [(c.label, c.name) for c in CALIBRATORS.values()],
+                value=first.range,
+                label="Range",
+                min_width=150,
+            )
+            # A browser's numbers are exact up to 2^53 only, a seed goes up to 2^64 - 1.
+            seed = gr.Textbox(str(first.seed), label="Seed", max_lines=1, min_width=110)
+        with gr.Row():
+            refit = gr.Checkbox(first.refit, label="Refit scales by least squares", min_width=150)
+            stochastic = gr.Checkbox(first.stochastic, label="Stochastic rounding", min_width=150)
     return SchemeView(
         text=text,
         preset=preset,
@@ -206,12 +254,34 @@ def show_scheme(text: str) -> SchemeView:
     return SchemeView(text=text, preset=preset, **{**vars(parts), "codes": list(parts.codes)})
 
 
+def show_second(text: str) -> SchemeView:
+    """What the second scheme's controls show for its text; for none, its parts stay as they are."""
+    return show_scheme(text) if text else SchemeView.unchanged(text="", preset="")
+
+
 @shows(SchemeView)
-def chosen_preset(name: str) -> SchemeView:
-    """Take a scheme by its name or text form; returns what every scheme control shows."""
-    if not name:
-        raise ValueError("choose a scheme")
-    return show_scheme(name)
+def spelled(text: str) -> SchemeView:
+    """The controls of a scheme that was chosen elsewhere on the page."""
+    return show_second(text)
+
+
+@shows(SchemeView)
+def chosen_preset(name: str, kept: str) -> SchemeView:
+    """Take a scheme by its name or text form; returns what every scheme control shows. A text that is no
+    scheme is refused in words, and ``kept`` shown again."""
+    try:
+        if not name and kept:
+            raise ValueError("choose a scheme")
+        return show_scheme(name)
+    except ValueError as error:
+        notify(str(error))
+        return show_scheme(kept)
+
+
+@shows(SchemeView)
+def chosen_second(name: str | None, kept: str) -> SchemeView:
+    """``chosen_preset`` for the second scheme, which may also be none: an empty name."""
+    return chosen_preset(name, kept) if name else show_second("")
 
 
 @shows(SchemeView)

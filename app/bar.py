@@ -106,11 +106,11 @@ def build_bar() -> Bar:
     """Lay out the bar: three buttons, each with a panel of controls that the page's script opens."""
     with gr.Column(elem_id="bar"):
         chips = block(elem_id="chips", js_on_load="explorer.chips(element)")
-        with gr.Column(elem_id="panel-tensor", elem_classes="panel"):
+        with gr.Column(elem_id="panel-tensor", elem_classes="drawer"):
             tensor = _build_tensor_controls()
-        with gr.Column(elem_id="panel-a", elem_classes="panel"):
+        with gr.Column(elem_id="panel-a", elem_classes="drawer"):
             first = _build_scheme_controls("", parts_of(Scheme.parse(DEFAULT_SCHEME)), scheme_choices())
-        with gr.Column(elem_id="panel-b", elem_classes="panel"):
+        with gr.Column(elem_id="panel-b", elem_classes="drawer"):
             none = [("no second scheme", ""), *scheme_choices()]
             second = _build_scheme_controls("second-", parts_of(Scheme.parse(DEFAULT_SCHEME)), none)
     return Bar(chips=chips, **tensor, scheme=first, second=second)

@@ -21,8 +21,9 @@ def _assets(suffix: str, first: str) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
-CSS = _assets("css", "style.css")
+# In the head, as Gradio puts what it takes as css= below a class of its own, where rules for <html> are lost.
 HEAD = (
+    f"<style>{_assets('css', 'style.css')}</style>"
     f'<script id="plotly" defer src="gradio_api/file={(PLOTLY / "plotly.min.js").as_posix()}"></script>'
     f"<script>{_assets('js', 'explorer.js')}</script>"
 )

@@ -293,7 +293,7 @@ document.addEventListener('keydown', event => {
 }, true);
 
 document.addEventListener('pointerdown', event => {
-  if (!event.target.closest('.panel, #chips')) explorer.closePanels();
+  if (!event.target.closest('.drawer, #chips')) explorer.closePanels();
 });
 
 explorer.acceptDrops();

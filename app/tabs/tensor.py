@@ -16,10 +16,11 @@ from app.views import Control, Shown, View, listen, shows
 from app.widgets import PRIVATE, QUIET, block, plot_card
 from explorer import Scheme
 from explorer.analysis.element import inspect_element
-from explorer.analysis.tensor import block_levels
+from explorer.analysis.tensor import Side, block_levels
 from explorer.bench.quantize import recorded_kernel, time_one
 from explorer.core.backend import gpu_device, gpu_status
-from explorer.figures.tensor import error_figure, error_map_figure, scales_figure, usage_figure, values_figure
+from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
+from explorer.figures.values import values_figure
 
 TITLE, NAME = "Tensor", "tensor"
 TIMED_ROWS = 4096
@@ -70,16 +71,16 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
     if not follow and row is not None and column is not None:
         position = (int(row), int(column))
     element = inspect_element(matrix.values, analysis.q, *position)
-    name, q, measured = f"{matrix.name} {chosen.scheme}", analysis.q, analysis.measured
-    levels = block_levels(q, *position)
+    name, q, sides = f"{matrix.name} {chosen.scheme}", analysis.q, [Side(scheme.label, analysis)]
+    levels = [block_levels(q, *position)]
     return TensorView(
         summary=html.summary_line(matrix.description, scheme),
         kpis=html.kpis(analysis.report),
-        values=plot_data(values_figure(measured.before, measured.after, levels, name)),
-        errors=plot_data(error_figure(analysis.errors, name)),
-        error_map=plot_data(error_map_figure(analysis.error_map, q.shape, position, name)),
-        scales=plot_data(scales_figure(q, name)),
-        usage=plot_data(usage_figure(q, measured.code_counts, name)),
+        values=plot_data(values_figure(analysis.before, sides, levels, name)),
+        errors=plot_data(error_figure(sides, name)),
+        error_map=plot_data(error_map_figures(sides, q.shape, position, name)[0]),
+        scales=plot_data(scales_figures(sides, name)[0]),
+        usage=plot_data(usage_figures(sides, name)[0]),
         inspector=html.inspector(element),
         packed=html.packed(element, scheme),
         row=element.row,

@@ -44,20 +44,42 @@ _AXIS = {
 }
 
 
+_HOVER = {
+    "bgcolor": "#1d2433",
+    "bordercolor": "#667085",
+    "align": "left",
+    "font": {"family": FONT, "size": 12, "color": "#ffffff"},
+}
+"""Light on dark in both themes of the page, which colours all other text by its own style sheet."""
+
+MARGIN = {"l": 56, "r": 16, "t": 12, "b": 44}
+"""Pixels around a plot; axes make more room themselves where their labels need it."""
+
+SWITCH_HEIGHT = 26
+"""Pixels above a plot for its buttons."""
+
+LEGEND_HEIGHT = 30
+"""Pixels under a plot for one line of its legend."""
+
+
 def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figure:
-    """An empty figure with titled axes; ``height`` in pixels. ``name`` becomes the saved file's name."""
+    """An empty figure with titled axes; ``height`` in pixels. ``name`` becomes the saved file's name.
+
+    The visitor's zoom stays when a figure is replaced by one with the same ``uirevision``.
+    """
     fig = go.Figure()
     fig.update_layout(
         template="none",
         height=height,
-        margin={"l": 60, "r": 16, "t": 34, "b": 48},
+        margin=MARGIN,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": FONT, "size": 12, "color": "#344054"},
         colorway=SERIES,
         bargap=0,
         legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
-        hoverlabel={"font": {"family": FONT}},
+        hoverlabel=_HOVER,
+        uirevision="same",
         meta={"filename": file_name(name)},
         xaxis={**_AXIS, "title": {**_AXIS["title"], "text": x_title}},  # type: ignore[dict-item]
         yaxis={**_AXIS, "title": {**_AXIS["title"], "text": y_title}},  # type: ignore[dict-item]
@@ -85,27 +107,50 @@ def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
 
 
 def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]) -> go.Figure:
-    """Add buttons above the plot; each option is a label and the layout changes that it makes."""
+    """Add buttons at the left above the plot; each option is a label and the layout changes that it makes.
+
+    What they change is listed in the figure's ``meta["switched"]``: whoever replaces the figure by a new one
+    carries those layout entries over, as ``uirevision`` does not.
+    """
     buttons = [{"label": label, "method": "relayout", "args": [change]} for label, change in options]
+    changed = list(dict.fromkeys(key for _, change in options for key in change))
     fig.update_layout(
+        meta={**(fig.layout.meta or {}), "switched": changed},
+        margin={"t": MARGIN["t"] + SWITCH_HEIGHT},
         updatemenus=[
             {
                 "type": "buttons",
                 "direction": "right",
                 "buttons": buttons,
-                "x": 1,
-                "xanchor": "right",
-                "y": 1.02,
+                "x": 0,
+                "xanchor": "left",
+                "y": 1,
                 "yanchor": "bottom",
-                "pad": {"t": 0, "b": 0},
+                "pad": {"t": 0, "b": 4, "l": 0, "r": 0},
                 "showactive": False,
                 "bgcolor": "rgba(128,140,160,0.12)",
                 "bordercolor": GRID,
                 "font": {"size": 11},
             }
-        ]
+        ],
     )
     return fig
+
+
+def legend_below(fig: go.Figure, lines: int = 1) -> go.Figure:
+    """Keep room for so many lines of legend under the plot, so that it neither covers nor moves anything."""
+    fig.update_layout(
+        showlegend=True,
+        legend={"yref": "container", "y": 0, "yanchor": "bottom"},
+        margin={"b": MARGIN["b"] + LEGEND_HEIGHT * lines},
+    )
+    return fig
+
+
+def translucent(color: str, opacity: float) -> str:
+    """``color`` (#rrggbb) as one that lets through what lies behind it."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity:g})"
 
 
 def empty(message: str, name: str = "figure") -> go.Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,7 +57,8 @@ def plot(elem_id: str, figure: go.Figure | None = None, height: int = 340) -> Co
 
     Its value is ``theme.plot_data``. Events: ``point`` with x, y, curve, at (the point's index) and data (its
     customdata) of what was clicked; ``range`` with the shapes of a figure whose ``layout.meta.draggable`` is
-    set, after one was dragged.
+    set, after one was dragged. A click on a map of elements also says which ``element`` (row, column) has the
+    cell's value.
     """
     if figure is not None and figure.layout.height:
         height = int(figure.layout.height)
@@ -77,6 +78,18 @@ def plot_card(
     """A figure in a card of its own."""
     with card(title, about):
         return plot(elem_id, figure, height)
+
+
+def plot_pair(title: str, about: str, elem_id: str, height: int = 340) -> tuple[Control, Control]:
+    """A card with a figure for scheme A and below it one for scheme B; for ``figure_pair``."""
+    with card(title, about):
+        return plot(elem_id, height=height), plot(f"{elem_id}-b", height=0)
+
+
+def figure_pair(figures: Sequence[go.Figure]) -> tuple[str, str]:
+    """One or two figures as the values of a ``plot_pair``."""
+    first, *others = (plot_data(figure) for figure in figures)
+    return first, others[0] if others else ""
 
 
 def table(columns: Mapping[str, str], elem_id: str, **options: Any) -> gr.Dataframe:

@@ -114,8 +114,8 @@ window.explorer = {
   showElement(row, column, follow) {
     explorer.writeQuery({row: follow ? null : row, column: follow ? null : column}, false);
     for (const plot of document.querySelectorAll('#error-map .figure, #error-map-b .figure')) {
-      const marks = (plot.data || []).flatMap((trace, at) => trace.name === 'inspected' ? [at] : []);
-      if (marks.length) Plotly.restyle(plot, {x: [[column]], y: [[row]]}, marks);
+      const marks = (plot.data || []).flatMap((trace, at) => trace.type === 'scatter' ? [at] : []);
+      if (marks.length) Plotly.restyle(plot, {x: marks.map(() => [column]), y: marks.map(() => [row])}, marks);
     }
   },
 

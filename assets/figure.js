@@ -20,11 +20,15 @@ explorer.figure = (element, props, watch, send) => {
     drawn = props.value;
     width = plot.clientWidth;
     const layout = {...spec.layout, width, autosize: false};
+    element.classList.remove('empty');
     if (explorer.touch) layout.dragmode = false;
     const config = {displayModeBar: false, responsive: false, doubleClick: 'reset',
       edits: {shapePosition: Boolean(spec.layout.meta?.draggable)}};
     const first = !plot._fullLayout;
     await Plotly.react(plot, spec.data, layout, config);
+    for (const [at, trace] of plot.data.entries()) {
+      if (trace.meta?.unit) await Plotly.restyle(plot, {text: [explorer.hoverOf(trace)]}, [at]);
+    }
     plot.style.minHeight = '';
     if (first) listen();
     showReset();
@@ -33,8 +37,9 @@ explorer.figure = (element, props, watch, send) => {
   const listen = () => {
     plot.on('plotly_click', event => {
       const point = event.points[0], at = point.pointIndex ?? point.pointNumber ?? null;
-      send('point', {x: point.x ?? null, y: point.y ?? null, curve: point.curveNumber, at,
-        data: point.customdata ?? null});
+      const element = point.data.meta?.unit ? explorer.elementOf(point.data, ...at) : null;
+      send('point', {x: point.x ?? null, y: point.y ?? null, curve: point.curveNumber, at, element,
+        data: element ? null : point.customdata ?? null});
     });
     plot.on('plotly_relayout', changes => {
       showReset();
@@ -65,11 +70,24 @@ explorer.figure = (element, props, watch, send) => {
   };
   watch('value', () => {
     if (!props.value && plot._fullLayout) { Plotly.purge(plot); drawn = null; }
+    element.classList.toggle('empty', !props.value);
     draw();
   });
   new ResizeObserver(() => requestAnimationFrame(width_changed)).observe(plot);
   explorer.plotly.then(draw);
 };
+
+/* A map of elements: each cell shows its largest value, and `customdata` says which of its elements that is,
+   counted along the rows of the cell. */
+explorer.elementOf = (trace, down, right) => {
+  const {tall, wide} = trace.meta, within = trace.customdata ? trace.customdata[down][right] : 0;
+  return [down * tall + Math.floor(within / wide), right * wide + within % wide];
+};
+
+explorer.hoverOf = trace => Array.from(trace.z, (line, down) => Array.from(line, (code, right) => {
+  const [row, column] = explorer.elementOf(trace, down, right);
+  return `${(code * trace.meta.unit).toPrecision(3)} at row ${row}, column ${column}`;
+}));
 
 explorer.axesOf = plot => Object.keys(plot._fullLayout || {}).filter(key => /^[xy]axis[0-9]*$/.test(key));
 

@@ -13,10 +13,10 @@ from app.page import Page
 from app.selection import Selection, analyses_of, sides_of
 from app.theme import plot_data
 from app.views import Control, Shown, View, listen, shows
-from app.widgets import LATEST, QUIET, block, hidden, plot_card
+from app.widgets import LATEST, QUIET, block, hidden, plot_pair
 from explorer.analysis.element import inspect_element
 from explorer.analysis.tensor import Side, block_levels
-from explorer.figures.tensor import values_figure
+from explorer.figures.values import values_figure
 from explorer.sources.tensors import Matrix
 
 
@@ -54,7 +54,7 @@ def shown_element(
         row=position[0],
         column=position[1],
         follow=gr.skip() if follow is None else follow,
-        values=plot_data(values_figure(sides, levels, name)),
+        values=plot_data(values_figure(sides[0].analysis.before, sides, levels, name)),
     )
 
 
@@ -84,7 +84,7 @@ def followed(chosen: Selection, row: float | None, column: float | None, follow:
 @shows(ElementView)
 def picked(chosen: Selection, event: gr.EventData) -> ElementView:
     """The element with the largest error under the cell of the map that was clicked."""
-    row, column = event.data
+    row, column = event.element
     return _at(chosen, (int(row), int(column)), False)
 
 
@@ -104,9 +104,11 @@ def build_element(page: Page, values: Control) -> ElementParts:
     its error."""
     with gr.Row(elem_id="element"):
         with gr.Column(min_width=380):
-            about = "the largest |error| under each cell; click a cell to look into that element"
-            first = plot_card("Where A errs", about, "error-map", height=380)
-            second = plot_card("Where B errs", "on the same colours as A", "error-map-b", height=380)
+            first, second = plot_pair(
+                "Where the error is",
+                "the largest |error| under each cell; click a cell to look into that element",
+                "error-map",
+            )
         with gr.Column(min_width=380):
             with gr.Row(elem_id="position"):
                 row = gr.Number(label="Row", precision=0, minimum=0, min_width=80)

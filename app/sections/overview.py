@@ -15,11 +15,11 @@ from app.sections.element import ElementView, build_element, shown_element
 from app.selection import Selection, analyses_of, matrix_of, sides_of
 from app.theme import plot_data
 from app.views import Shown, shows
-from app.widgets import block, plot_card
+from app.widgets import block, figure_pair, plot_card, plot_pair
 from explorer import Scheme
 from explorer.bench.quantize import recorded_kernel, time_one
 from explorer.core.backend import gpu_device, gpu_status
-from explorer.figures.tensor import error_figure, error_map_figures, scales_figure, usage_figure
+from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
 
 TIMED_ROWS = 4096
 """Rows of a tensor too large for the GPU that the kernel is timed on."""
@@ -37,7 +37,9 @@ class TensorView(ElementView):
     error_map: Shown
     second_map: Shown
     scales: Shown
+    second_scales: Shown
     usage: Shown
+    second_usage: Shown
     notice: Shown
 
     @classmethod
@@ -60,7 +62,8 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
         position = (int(row), int(column))
     name = f"{matrix.name} {' '.join(chosen.schemes)}"
     element = shown_element(matrix, sides, position, name)
-    maps = [plot_data(f) for f in error_map_figures(sides, first.q.shape, position, name)]
+    maps = figure_pair(error_map_figures(sides, first.q.shape, position, name))
+    scales, usage = figure_pair(scales_figures(sides, name)), figure_pair(usage_figures(sides, name))
     schemes = [scheme for scheme, _ in pairs]
     reports = [analysis.report for _, analysis in pairs]
     return TensorView(
@@ -70,9 +73,11 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
         kpis=html.kpis(reports),
         errors=plot_data(error_figure(sides, name)),
         error_map=maps[0],
-        second_map=gr.update(value=maps[1] if len(maps) > 1 else "", visible=len(maps) > 1),
-        scales=plot_data(scales_figure(sides, name)),
-        usage=plot_data(usage_figure(sides, name)),
+        second_map=maps[1],
+        scales=scales[0],
+        second_scales=scales[1],
+        usage=usage[0],
+        second_usage=usage[1],
         notice="",
     )
 
@@ -109,14 +114,14 @@ def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
             "Values before and after",
             "grey: the tensor; coloured: what it became; ticks: what the inspected block can represent",
             "values-plot",
-            height=360,
+            height=320,
         )
-        errors = plot_card("Error", "how far each element moved", "error-plot", height=360)
+        errors = plot_card("Error", "how far each element moved", "error-plot", height=320)
     with page.section("element"):
         element = build_element(page, values)
     with page.section("scales"), gr.Row():
-        scales = plot_card("Scales", "one scale per block", "scales-plot")
-        usage = plot_card("Codes used", "how often each code occurs, by its value", "usage-plot")
+        scales = plot_pair("Scales", "one scale per block", "scales-plot")
+        usage = plot_pair("Codes used", "how often each code occurs, by its value", "usage-plot")
     with (
         page.section("kernel"),
         gr.Accordion("Kernel: what quantizing by A costs on a GPU", open=False, elem_id="kernel"),
@@ -130,8 +135,10 @@ def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
         errors=errors,
         error_map=element.maps[0],
         second_map=element.maps[1],
-        scales=scales,
-        usage=usage,
+        scales=scales[0],
+        second_scales=scales[1],
+        usage=usage[0],
+        second_usage=usage[1],
         notice=page.notice,
     )
     page.follow(show, page.position, outputs, api_name="tensor")

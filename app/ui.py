@@ -60,8 +60,12 @@ def _header() -> str:
 
 
 def _follow(page: Page, event: Any, name: str) -> None:
-    """After ``event``: show the selection at once where it has to be, then put it into the address, upon which
+    """After ``event``: show the selection where it has to be at once, then in the address, upon which the
     sections on the screen follow."""
+    _written(page, _shown(page, event, name))
+
+
+def _shown(page: Page, event: Any, name: str) -> Any:
     for follower in page.followers:
         opened = name == "load"
         event = listen(
@@ -73,6 +77,10 @@ def _follow(page: Page, event: Any, name: str) -> None:
             api_visibility="public" if opened else "undocumented",
             **LATEST,
         )
+    return event
+
+
+def _written(page: Page, event: Any) -> None:
     event.then(None, [*page.selection, *page.position], None, js=WRITE_SELECTION, api_visibility="private")
 
 
@@ -130,6 +138,7 @@ def _wire_tensor(page: Page) -> None:
 def _wire_pairs(page: Page) -> None:
     """Schemes that were chosen elsewhere than in their own controls: the page follows, then the controls."""
     for event, name in page.pairs:
+        event = _shown(page, event, name)
         for view, which in ((page.bar.scheme, "a"), (page.bar.second, "b")):
             event = listen(
                 event.then,
@@ -140,7 +149,7 @@ def _wire_pairs(page: Page) -> None:
                 api_visibility="undocumented",
                 **QUIET,
             )
-        page.changed_by(event, name)
+        _written(page, event)
 
 
 def _wire_link(blocks: gr.Blocks, page: Page) -> None:

@@ -23,7 +23,7 @@ PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private
 
 def block(value: str | None = None, **options: Any) -> gr.HTML:
     """HTML under the page's own style sheet instead of Gradio's."""
-    return gr.HTML(value, apply_default_css=False, **options)
+    return gr.HTML(value, apply_default_css=False, padding=False, **options)
 
 
 def hidden(script: str) -> Control:
@@ -67,6 +67,7 @@ def plot(elem_id: str, figure: go.Figure | None = None, height: int = 340) -> Co
         html_template=FIGURE.format(height=height),
         js_on_load=DRAW,
         apply_default_css=False,
+        padding=False,
         elem_id=elem_id,
         elem_classes="figure-box",
     )

@@ -40,6 +40,8 @@ _AXIS = {
     "ticklen": 4,
     "tickfont": {"size": 12},
     "automargin": True,
+    "exponentformat": "power",
+    "minexponent": 4,
     "title": {"standoff": 8, "font": {"size": 12}},
 }
 
@@ -99,6 +101,19 @@ def family(fmt: Format) -> str:
 def file_name(text: str) -> str:
     """``text`` as a file name: letters, digits, dots and dashes."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:120] or "figure"
+
+
+def number(value: float) -> str:
+    """Three digits for people to read: 0.0123, 618, 6.18×10⁵."""
+    text = f"{value:.3g}".replace("-", "−")
+    digits, _, power = text.partition("e")
+    if not power:
+        return text
+    exponent = power.replace("−", "-").replace("+", "")
+    return f"{digits}×10{str(int(exponent)).translate(_RAISED)}"
+
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def switch_axis(fig: go.Figure, axis: str) -> go.Figure:

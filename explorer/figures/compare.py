@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -109,13 +110,13 @@ def frontier_figure(
         return empty("no scheme has an error that can be drawn", f"{name} frontier")
     frame = _frame([*drawn, *(row for row, _, _ in chosen)])
     fig = legend_below(figure("bits per element, scales included", "SQNR (dB)", f"{name} frontier", HEIGHT))
-    fig.update_layout(margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW})
+    fig.update_layout(legend={"entrywidth": 108}, margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW})
     _line(fig, [r for r in drawn if r.on_frontier])
     for group, color in FAMILY_COLORS.items():
         _points(fig, [r for r in drawn if family(r.scheme.format) == group], group, color)
     for row, letter, color in chosen:
         _ring(fig, row, letter, color)
-    _labels(fig, place_labels(drawn, [row for row, _, _ in chosen], frame))
+    _labels(fig, place_labels(drawn, [(row, letter) for row, letter, _ in chosen], frame))
     ticks = [t for t in TICKS if frame.low <= math.log10(t) <= frame.high]
     fig.update_xaxes(
         type="log", range=[frame.low, frame.high], tickvals=ticks, ticktext=[f"{t:g}" for t in ticks],
@@ -155,7 +156,7 @@ def _line(fig: go.Figure, edge: Sequence[ComparisonRow]) -> None:
         x=[r.report.bits.total for r in edge],
         y=[r.report.sqnr_db for r in edge],
         mode="lines",
-        name="frontier",
+        showlegend=False,
         line={"shape": "hv", "width": 1.5, "color": MUTED, "dash": "dot"},
         hoverinfo="skip",
     )
@@ -224,21 +225,40 @@ class Label:
         return Box(left, top, left + wide, top + tall)
 
 
-def place_labels(rows: Sequence[ComparisonRow], chosen: Sequence[ComparisonRow], frame: Frame) -> list[Label]:
-    """Labels of A and B, ``chosen``, then of the points on the frontier, each where it meets no label, point
-    of the frontier or edge at any of ``WIDTHS``; what has no room is left out."""
+def place_labels(
+    rows: Sequence[ComparisonRow], chosen: Sequence[tuple[ComparisonRow, str]], frame: Frame
+) -> list[Label]:
+    """Labels of ``chosen``, A and B by letter, then of the points on the frontier, each where it meets no
+    label, point of the frontier or edge at any of ``WIDTHS``.
+
+    What has no room is left out; of A and B the letter stays, over points if it must be.
+    """
     edge = [r for r in rows if r.on_frontier]
-    sizes = [(r, f"{'AB'[i]}  {_short(r)}", RING) for i, r in enumerate(chosen)]
-    taken = {str(r.scheme) for r in chosen}
-    sizes += [(r, _short(r), MARKER) for r in _spread_out(edge) if str(r.scheme) not in taken]
-    points = [(r, RING) for r in chosen] + [(r, MARKER) for r in edge]
+    points = [(r, RING) for r, _ in chosen] + [(r, MARKER) for r in edge]
     placed: list[Label] = []
-    for row, text, size in sizes:
-        options = (Label(row, text, position, size) for position in _POSITIONS)
-        found = next((label for label in options if _fits(label, placed, points, frame)), None)
-        if found is not None:
-            placed.append(found)
+    for row, letter in chosen:
+        options = [(f"{letter}  {_short(row)}", points), (letter, points), (letter, [])]
+        found = (_place(row, text, RING, placed, around, frame) for text, around in options)
+        placed.append(next(filter(None, found), Label(row, letter, "middle left", RING)))
+    taken = {str(r.scheme) for r, _ in chosen}
+    for row in _spread_out(edge):
+        label = _place(row, _short(row), MARKER, placed, points, frame)
+        if label is not None and str(row.scheme) not in taken:
+            placed.append(label)
     return placed
+
+
+def _place(
+    row: ComparisonRow,
+    text: str,
+    size: int,
+    placed: Sequence[Label],
+    points: Sequence[tuple[ComparisonRow, int]],
+    frame: Frame,
+) -> Label | None:
+    """The first position that is free."""
+    options = (Label(row, text, position, size) for position in _POSITIONS)
+    return next((label for label in options if _fits(label, placed, points, frame)), None)
 
 
 def _spread_out(edge: Sequence[ComparisonRow]) -> Iterator[ComparisonRow]:
@@ -254,7 +274,7 @@ def _spread_out(edge: Sequence[ComparisonRow]) -> Iterator[ComparisonRow]:
 
 def _short(row: ComparisonRow) -> str:
     """A label without what stands in brackets: the hover has all of it."""
-    return row.scheme.label.split(" (")[0].replace(", asymmetric", ", asym.")
+    return re.sub(r" \(.*?\)", "", row.scheme.label).replace(", asymmetric", ", asym.")
 
 
 def _fits(

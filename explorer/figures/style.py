@@ -40,8 +40,6 @@ _AXIS = {
     "ticklen": 4,
     "tickfont": {"size": 12},
     "automargin": True,
-    "exponentformat": "power",
-    "minexponent": 4,
     "title": {"standoff": 8, "font": {"size": 12}},
 }
 
@@ -62,6 +60,10 @@ SWITCH_HEIGHT = 26
 
 LEGEND_HEIGHT = 30
 """Pixels under a plot for one line of its legend."""
+
+
+POWERS = {"exponentformat": "power", "minexponent": 4}
+"""For a linear axis of values of any size: 6×10⁵ rather than 600k. On a logarithmic one plotly garbles it."""
 
 
 def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figure:
@@ -156,7 +158,7 @@ def legend_below(fig: go.Figure, lines: int = 1) -> go.Figure:
     """Keep room for so many lines of legend under the plot, so that it neither covers nor moves anything."""
     fig.update_layout(
         showlegend=True,
-        legend={"yref": "container", "y": 0, "yanchor": "bottom"},
+        legend={"xref": "container", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
         margin={"b": MARGIN["b"] + LEGEND_HEIGHT * lines},
     )
     return fig

@@ -16,6 +16,7 @@ from explorer.analysis.tiles import tile_maximum, tile_size
 from explorer.core.quantize import QuantizedTensor
 from explorer.figures.style import (
     MAGNITUDE_SCALE,
+    POWERS,
     A,
     B,
     empty,
@@ -59,6 +60,7 @@ def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
             hovertemplate=f"{'AB'[index]}, %{{x:.4g}}: %{{y:.3~%}}<extra></extra>",
         )
     fig.update_yaxes(tickformat="~%")
+    fig.update_xaxes(**POWERS)
     _say_beyond(fig, sides)
     return switch_axis(fig, "yaxis")
 

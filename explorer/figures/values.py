@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from explorer.analysis.histograms import Histogram
 from explorer.analysis.spread import Spread
 from explorer.analysis.tensor import Side
-from explorer.figures.style import GRID, ORIGINAL, A, B, add_buttons, figure, legend_below, number
+from explorer.figures.style import GRID, ORIGINAL, POWERS, A, B, add_buttons, figure, legend_below, number
 
 ROW, BETWEEN, TICKS = 210, 24, 26
 """Pixels: a row's bars, the room between two rows, and the representable values under a row's bars."""
@@ -92,6 +92,7 @@ def _columns(fig: go.Figure, before: Spread, rows: int, inside: int) -> None:
         domain=[left + GAP * lower, right - GAP * upper],
         range=[float(edges[0]), float(edges[-1])],
         anchor=anchor,
+        **POWERS,
     )
     common = {**fig.layout.xaxis.to_plotly_json(), "title": None, "range": [0, 1], "fixedrange": True}
     if lower:

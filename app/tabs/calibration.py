@@ -29,7 +29,7 @@ from explorer.analysis.calibration import (
     summary,
     threshold_by_rows,
 )
-from explorer.figures.calibration import amount_figure, objectives_figure, ranges_figure
+from explorer.figures.calibration import amount_figure, objectives_figure, range_figure
 
 MOST_ELEMENTS = 1 << 21
 """Of a larger tensor only the first rows are used: each calibrator quantizes them some eighty times."""
@@ -76,11 +76,12 @@ def show(chosen: Selection, own: float | None) -> CalibrationView:
     with gpu_lock():
         report = compare_calibrators(x, scheme, share)
         amounts, held = _independent_of_own_range(chosen, x)
+    own_range = report.choices[-1]
     name = f"{matrix.name} {report.scheme.format.name}"
     part = "" if rows == matrix.values.shape[0] else f" Only the first {rows} rows of this tensor are used."
     return CalibrationView(
         sentence=html.sentence(summary(report) + part),
-        ranges=plot_data(ranges_figure(report, name)),
+        ranges=plot_data(range_figure(report, own_range.low, own_range.high, name)),
         objectives=plot_data(objectives_figure(report, name)),
         amount=plot_data(amount_figure(amounts, name)),
         table=[_row(choice) for choice in report.choices],

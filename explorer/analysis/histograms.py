@@ -6,7 +6,6 @@ On the CPU they work through the tensor in pieces that fit the cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +19,6 @@ from explorer.formats.packing import unpack
 
 NARROWEST = 2.0**-100
 """Bins from this width to its reciprocal are counted in float32."""
-ERROR_BINS = 255
-LEAST_POWER = -94
-"""3 to this power is the least positive float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +34,7 @@ class Histogram:
 
 
 def histogram(x: Tensor, low: float, high: float, bins: int = 256, minus: Tensor | None = None) -> Histogram:
-    """Counts of finite ``x`` (any shape), or of x - minus, in at most 256 equal bins ``around`` [low, high]."""
+    """Counts of finite ``x`` (any shape), or of x - minus, in at most 256 bins ``around`` [low, high]."""
     if not 1 <= bins <= 256:
         raise ValueError(f"a histogram has 1 to 256 bins, not {bins}")
     low, high = around(low, high)
@@ -66,47 +62,6 @@ def finite_range(x: Tensor) -> tuple[float, float]:
         finite = x[torch.isfinite(x)]
         low, high = (float(v) for v in torch.aminmax(finite)) if len(finite) else (0.0, 1.0)
     return low, high
-
-
-def error_histogram(restored: Tensor, x: Tensor, largest: float) -> Histogram:
-    """Signed errors restored - x up to ±``largest``, in at most ``ERROR_BINS`` bins of a power of 3.
-
-    One bin is centred on zero. Such bins of one width lie in those of any greater one, so that
-    ``on_same_bins`` loses nothing.
-    """
-    power = _power(largest)
-    width = 3.0**power
-    half = math.ceil(largest / width - 0.5) if power > LEAST_POWER else 0
-    end = (half + 0.5) * width
-    counts = histogram(restored, -end, end, 2 * half + 1, minus=x).counts
-    return Histogram(np.arange(-half, half + 2) * width - width / 2, counts)
-
-
-def _power(largest: float) -> int:
-    """The least power of 3 as a width with which ``ERROR_BINS`` bins reach ±``largest``."""
-    if not 0 < largest < math.inf:
-        return LEAST_POWER
-    power = math.ceil(math.log(2 * largest / ERROR_BINS, 3))
-    return max(power, LEAST_POWER)
-
-
-def on_same_bins(errors: Sequence[Histogram]) -> list[Histogram]:
-    """``error_histogram``s counted in the bins of the one with the widest bins, out to the farthest end."""
-    powers = [round(math.log(h.edges[1] - h.edges[0], 3)) for h in errors]
-    widest = max(powers)
-    merged = [_merged(h.counts, widest - power) for h, power in zip(errors, powers, strict=True)]
-    longest = max(map(len, merged))
-    width = 3.0**widest
-    edges = (np.arange(longest + 1) - longest / 2) * width
-    return [Histogram(edges, np.pad(counts, (longest - len(counts)) // 2)) for counts in merged]
-
-
-def _merged(counts: np.ndarray, times: int) -> np.ndarray:
-    """An odd number of counts, three bins in one so many times, with the middle bin staying the middle."""
-    for _ in range(times):
-        half = len(counts) // 2
-        counts = np.pad(counts, (1 - half) % 3).reshape(-1, 3).sum(1) if half else counts
-    return counts
 
 
 def _in_bins(x: Tensor, low: float, width: float) -> Tensor:

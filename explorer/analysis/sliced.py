@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.analysis.histograms import Histogram, code_counts, error_histogram, finite_range, histogram
-from explorer.analysis.report import Sums, measured_from
-from explorer.analysis.spread import frame_of, spread
+from explorer.analysis.errors import error_spread
+from explorer.analysis.histograms import Histogram, code_counts, finite_range, histogram
+from explorer.analysis.report import Report, Sums, measured_from
+from explorer.analysis.spread import Spread, frame_of, spread
 from explorer.analysis.tensor import MAP_LIMIT, Analysis, analyse
 from explorer.analysis.tiles import largest_of_runs, merge_rows, tile_size
 from explorer.core.backend import BYTES_AN_ELEMENT, place
@@ -73,7 +74,7 @@ def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each
     measured = measured_from(
         sums, whole, Histogram(edges, before), Histogram(edges, after), code_counts(whole)
     )
-    errors = _errors(whole, x, device, rows_each, measured.report.max_error)
+    errors = _errors(whole, x, device, rows_each, measured.report)
     largest, columns = (torch.cat(part) for part in zip(*runs, strict=True))
     error_map, largest_at = merge_rows(largest, columns, tall, wide)
     spreads = reduce(add, seen_parts), reduce(add, left_parts)
@@ -112,13 +113,13 @@ def _scales_of(scales: Scales, scheme: Scheme, start: int, rows: int, device: to
     return dataclasses.replace(there, tensor_scale=None if top is None else top.to(device))
 
 
-def _errors(q: QuantizedTensor, x: Tensor, device: torch.device, rows_each: int, largest: float) -> Histogram:
-    """``error_histogram`` of the whole, in a second pass: its bins depend on the largest error."""
+def _errors(q: QuantizedTensor, x: Tensor, device: torch.device, rows_each: int, report: Report) -> Spread:
+    """``error_spread`` of the whole, in a second pass: its bins depend on the errors."""
     parts = []
     for start in range(0, x.shape[0], rows_each):
         there = x[start : start + rows_each].to(device)
         packed = q.packed[start : start + rows_each].to(device)
         scales = _scales_of(q.scales, q.scheme, start, len(there), device)
         part = QuantizedTensor(packed, scales, q.scheme, (there.shape[0], there.shape[1]))
-        parts.append(error_histogram(part.dequantize(), there, largest))
-    return Histogram(parts[0].edges, np.sum([part.counts for part in parts], axis=0))
+        parts.append(error_spread(part.dequantize(), there, report))
+    return reduce(add, parts)

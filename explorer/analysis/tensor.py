@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from explorer.analysis.element import block_index
-from explorer.analysis.histograms import Histogram, error_histogram
+from explorer.analysis.errors import error_spread
 from explorer.analysis.report import Measured, Report, measure
 from explorer.analysis.spread import Frame, Spread, frame_of, spread
 from explorer.analysis.tiles import largest_differences, tile_size
@@ -21,16 +21,16 @@ MAP_LIMIT = 160
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The quantized tensor, its ``Measured`` error, the ``error_histogram``, how the values spread before and
+    """The quantized tensor, its ``Measured`` error, the ``error_spread``, how the values spread before and
     after in the same bins, and the error map.
 
-    ``error_map`` is float32, at most [MAP_LIMIT, MAP_LIMIT]: the largest |x̂ - x| of each tile; ``largest_at``,
-    int32 of the same shape, where in its tile that lies (``largest_differences``).
+    ``error_map`` is float32, at most [MAP_LIMIT, MAP_LIMIT]: the largest |x̂ - x| of each tile;
+    ``largest_at``, int32 of the same shape, where in its tile that lies (``largest_differences``).
     """
 
     q: QuantizedTensor
     measured: Measured
-    errors: Histogram
+    errors: Spread
     before: Spread
     after: Spread
     error_map: Tensor
@@ -54,7 +54,7 @@ def analyse(x: Tensor, scheme: Scheme) -> Analysis:
     q = quantize(x, scheme)
     restored = q.dequantize()
     measured = measure(x, q, restored)
-    errors = error_histogram(restored, x, measured.report.max_error)
+    errors = error_spread(restored, x, measured.report)
     before, after = spreads(x, restored, frame_of(x), measured)
     error_map, largest_at = largest_differences(restored, x, MAP_LIMIT)
     return Analysis(q, measured, errors, before, after, error_map.cpu(), largest_at.cpu())

@@ -1,4 +1,4 @@
-"""A matrix reduced to a map of cells: the maximum of each tile, or the largest difference and where it lies."""
+"""A matrix reduced to a map of cells: the maximum of each tile, or the largest difference and its place."""
 
 from __future__ import annotations
 

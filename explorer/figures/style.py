@@ -62,6 +62,10 @@ LEGEND_HEIGHT = 30
 """Pixels under a plot for one line of its legend."""
 
 
+POWERS = {"exponentformat": "power", "minexponent": 4}
+"""For a linear axis of values of any size: 6×10⁵ rather than 600k. On a logarithmic one plotly garbles it."""
+
+
 def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figure:
     """An empty figure with titled axes; ``height`` in pixels. ``name`` becomes the saved file's name.
 
@@ -99,6 +103,19 @@ def family(fmt: Format) -> str:
 def file_name(text: str) -> str:
     """``text`` as a file name: letters, digits, dots and dashes."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:120] or "figure"
+
+
+def number(value: float) -> str:
+    """Three digits for people to read: 0.0123, 618, 6.18×10⁵."""
+    text = f"{value:.3g}".replace("-", "−")
+    digits, _, power = text.partition("e")
+    if not power:
+        return text
+    exponent = power.replace("−", "-").replace("+", "")
+    return f"{digits}×10{str(int(exponent)).translate(_RAISED)}"
+
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
@@ -141,7 +158,7 @@ def legend_below(fig: go.Figure, lines: int = 1) -> go.Figure:
     """Keep room for so many lines of legend under the plot, so that it neither covers nor moves anything."""
     fig.update_layout(
         showlegend=True,
-        legend={"yref": "container", "y": 0, "yanchor": "bottom"},
+        legend={"xref": "container", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
         margin={"b": MARGIN["b"] + LEGEND_HEIGHT * lines},
     )
     return fig

@@ -10,17 +10,19 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
-from explorer.analysis.histograms import on_same_bins
+from explorer.analysis.errors import on_same_bins
 from explorer.analysis.tensor import MAP_LIMIT, Side
 from explorer.analysis.tiles import tile_maximum, tile_size
 from explorer.core.quantize import QuantizedTensor
 from explorer.figures.style import (
     MAGNITUDE_SCALE,
+    POWERS,
     A,
     B,
     empty,
     figure,
     legend_below,
+    number,
     switch_axis,
     translucent,
 )
@@ -32,6 +34,10 @@ MAP_HEIGHT = 380
 CODES = 65535
 """Cells of a map are 16-bit codes, to keep the page light: 0 to this between two values."""
 COLORS = (A, B)
+HEAVY = 40.0
+"""Colours are logarithmic where the largest error is more than so many times a cell's median."""
+SMALLEST = 1e-5
+"""The least value that a logarithmic scale of errors shows, in parts of the largest."""
 
 
 def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
@@ -45,7 +51,7 @@ def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
         fig.add_scatter(
             x0=float(counted.edges[0]) - width / 2,
             dx=width,
-            y=np.pad(counted.share, 1).astype(np.float32),
+            y=np.pad(side.analysis.errors.share(counted), 1).astype(np.float32),
             mode="lines",
             line={"shape": "hvh", "width": 1.5, "color": COLORS[index]},
             fill="tozeroy",
@@ -53,7 +59,26 @@ def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
             name=_named(sides, index),
             hovertemplate=f"{'AB'[index]}, %{{x:.4g}}: %{{y:.3~%}}<extra></extra>",
         )
+    fig.update_yaxes(tickformat="~%")
+    fig.update_xaxes(**POWERS)
+    _say_beyond(fig, sides)
     return switch_axis(fig, "yaxis")
+
+
+def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
+    """How many errors lie beyond the bins, and the largest of them."""
+    lines = []
+    for letter, side in zip("AB", sides, strict=False):
+        errors, largest = side.analysis.errors, side.analysis.report.max_error
+        beyond = float(errors.share(errors.below).sum() + errors.share(errors.above).sum())
+        if beyond:
+            which = f"{letter} " if len(sides) > 1 else ""
+            lines.append(f"{which}{number(100 * beyond)} % beyond, to {number(largest)}")
+    if lines:
+        fig.add_annotation(
+            text="<br>".join(lines), x=1, y=1, xref="paper", yref="paper", xanchor="right", yanchor="bottom",
+            align="right", showarrow=False, font={"size": 11},
+        )  # fmt: skip
 
 
 def _named(sides: Sequence[Side], index: int) -> str:
@@ -67,18 +92,30 @@ def error_map_figures(
     """|error| over a matrix of ``shape``, a map for each of one or two ``sides`` on one colour scale.
 
     A cell shows its largest error. Where a cell holds more than one element, the map's ``customdata`` says
-    which it is, as ``Analysis.largest_at`` does, and its ``meta`` has ``tall`` and ``wide``, a cell's rows
-    and columns, and ``unit``, the error of one code of ``z``. ``picked`` (row, column) is marked.
+    which it is, as ``Analysis.largest_at`` does. The map's ``meta`` has ``tall`` and ``wide``, a cell's rows
+    and columns, and ``low``, ``high`` and ``logarithmic``: what the codes of ``z``, 0 to ``CODES``, stand
+    for. Colours are logarithmic where a few errors are much larger than all others. ``picked`` (row, column)
+    is marked.
     """
-    high = max(_highest(side.analysis.error_map) for side in sides)
+    maps = [side.analysis.error_map for side in sides]
+    high = max(map(_highest, maps))
+    logarithmic = float(torch.cat([m.reshape(-1) for m in maps]).nanmedian()) < high / HEAVY
+    low = max(min(filter(None, map(_lowest, maps))), high * SMALLEST) if logarithmic else 0.0
     figures = []
-    for index, side in enumerate(sides):
+    for index, (side, reduced) in enumerate(zip(sides, maps, strict=True)):
         letter = f" {'AB'[index]}" if len(sides) > 1 else ""
-        fig = _map(side.analysis.error_map, shape, f"{name} error map{letter}", "|error|", (0.0, high))
+        fig = _map(reduced, shape, f"{name} error map{letter}", "|error|", (low, high), logarithmic)
         tall, wide = tile_size(shape, MAP_LIMIT)
         if tall * wide > 1:
             fig.data[0].customdata = _smallest_type(side.analysis.largest_at)
-        fig.data[0].meta = {"tall": tall, "wide": wide, "unit": high / CODES}
+        fig.data[0].meta = {
+            "tall": tall,
+            "wide": wide,
+            "low": low,
+            "high": high,
+            "logarithmic": logarithmic,
+            "codes": CODES,
+        }
         _mark(fig, *picked)
         figures.append(fig)
     return figures
@@ -126,7 +163,7 @@ def _scales_figure(scales: Tensor | None, limits: tuple[float, float], color: st
     if 1 in scales.shape:
         return _scale_line(scales.reshape(-1), scales.shape[0] > 1, limits, color, name)
     grid = (scales.shape[0], scales.shape[1])
-    return _map(tile_maximum(scales, MAP_LIMIT), grid, name, "scale", limits, logarithmic=True)
+    return _map(tile_maximum(scales, MAP_LIMIT), grid, name, "scale", limits, True, "block ")
 
 
 def _scale_line(
@@ -152,15 +189,15 @@ def _map(
     name: str,
     label: str,
     limits: tuple[float, float],
-    logarithmic: bool = False,
+    logarithmic: bool,
+    unit: str = "",
 ) -> go.Figure:
-    """A heat map of a matrix of ``shape`` by its tiles' values ``reduced``, at most MAP_LIMIT² cells, coloured
-    between ``limits``."""
-    unit = "block " if logarithmic else ""
+    """A heat map of a matrix of ``shape`` by its tiles' values ``reduced``, at most MAP_LIMIT² cells,
+    coloured between two ``limits``."""
     fig = figure(f"{unit}column", f"{unit}row", name, height=MAP_HEIGHT)
     tall, wide = tile_size(shape, MAP_LIMIT)
-    low, high = (math.log2(end or 1.0) for end in limits) if logarithmic else limits
-    shown = torch.log2(reduced.double()) if logarithmic else reduced.double()
+    low, high = (math.log10(end or 1.0) for end in limits) if logarithmic else limits
+    shown = torch.log10(reduced.double()) if logarithmic else reduced.double()
     codes = ((shown - low) / ((high - low) or 1.0) * CODES).round().nan_to_num(0.0, 0.0, 0.0).clamp(0, CODES)
     values = _ticks(low, high)
     fig.add_heatmap(
@@ -177,14 +214,15 @@ def _map(
             "thickness": 12,
             "outlinewidth": 0,
             "tickvals": [(v - low) / ((high - low) or 1.0) * CODES for v in values],
-            "ticktext": [f"{2**v if logarithmic else v:.3g}" for v in values],
+            "ticktext": [number(10**v if logarithmic else v) for v in values],
         },
         hovertemplate=f"{unit}row %{{y:.0f}}, {unit}column %{{x:.0f}}<extra></extra>",
     )
     rows, columns = shape
     fig.update_layout(uirevision=f"map {rows} {columns}")
-    fig.update_yaxes(range=[rows - 0.5, -0.5], showgrid=False)
-    fig.update_xaxes(range=[-0.5, columns - 0.5], showgrid=False)
+    whole = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
+    fig.update_yaxes(range=[rows - 0.5, -0.5], dtick=1 if rows <= 8 else None, **whole)
+    fig.update_xaxes(range=[-0.5, columns - 0.5], dtick=1 if columns <= 8 else None, **whole)
     return fig
 
 

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from explorer.analysis.histograms import Histogram
 from explorer.analysis.spread import Spread
 from explorer.analysis.tensor import Side
-from explorer.figures.style import A, B, GRID, MARGIN, ORIGINAL, add_buttons, figure, legend_below
+from explorer.figures.style import GRID, ORIGINAL, POWERS, A, B, add_buttons, figure, legend_below, number
 
 ROW, BETWEEN, TICKS = 210, 24, 26
 """Pixels: a row's bars, the room between two rows, and the representable values under a row's bars."""
@@ -36,7 +36,7 @@ def values_figure(
     _switch(fig, before, sides)
     margin = fig.layout.margin
     fig.update_layout(height=inside + margin.t + margin.b, uirevision=_identity(before))
-    _columns(fig, before, rows)
+    _columns(fig, before, rows, inside)
     for row, (side, block, color) in enumerate(zip(sides, levels, (A, B), strict=False)):
         top = inside - row * (ROW + TICKS + BETWEEN)
         domains = [(top - ROW) / inside, top / inside], [(top - ROW - TICKS) / inside, (top - ROW) / inside]
@@ -68,13 +68,13 @@ def _limits(before: Spread, sides: Sequence[Side]) -> dict[str, list[float]]:
 def _switch(fig: go.Figure, before: Spread, sides: Sequence[Side]) -> None:
     axes = [_name("yaxis", 2 * row + 1) for row in range(len(sides))]
     limits = _limits(before, sides)
-    options: list[tuple[str, dict[str, object]]] = [
-        (kind, {f"{axis}.{key}": value for axis in axes for key, value in (("type", kind), ("range", limit))})
-        for kind, limit in limits.items()
-    ]
+    options: list[tuple[str, dict[str, object]]] = []
+    for kind, limit in limits.items():
+        new = {"type": kind, "range": limit, "dtick": 1 if kind == "log" else None}
+        options.append((kind, {f"{axis}.{key}": value for axis in axes for key, value in new.items()}))
     add_buttons(fig, options)
     for axis in axes:
-        fig.update_layout({axis: {"type": "log", "range": limits["log"]}})
+        fig.update_layout({axis: {"type": "log", "range": limits["log"], "dtick": 1}})
 
 
 def _name(axis: str, number: int) -> str:
@@ -82,7 +82,7 @@ def _name(axis: str, number: int) -> str:
     return axis if number == 1 else f"{axis}{number}"
 
 
-def _columns(fig: go.Figure, before: Spread, rows: int) -> None:
+def _columns(fig: go.Figure, before: Spread, rows: int, inside: int) -> None:
     """The three horizontal axes: the central range, and the tails that there are."""
     lower, upper = len(before.below.counts) > 0, len(before.above.counts) > 0
     anchor = f"y{2 * rows}"
@@ -92,31 +92,31 @@ def _columns(fig: go.Figure, before: Spread, rows: int) -> None:
         domain=[left + GAP * lower, right - GAP * upper],
         range=[float(edges[0]), float(edges[-1])],
         anchor=anchor,
+        **POWERS,
     )
     common = {**fig.layout.xaxis.to_plotly_json(), "title": None, "range": [0, 1], "fixedrange": True}
     if lower:
-        fig.update_layout(xaxis2={**common, "domain": [0, left], **_tail_axis(before.below, 0)})
-        _shade(fig, 0, left, before, before.below)
+        fig.update_layout(xaxis2={**common, "domain": [0, left], **_tail_axis(before.below)})
+        _tail_panel(fig, 0, left, before, before.below, inside)
     if upper:
-        fig.update_layout(xaxis3={**common, "domain": [right, 1], **_tail_axis(before.above, -1)})
-        _shade(fig, right, 1, before, before.above)
+        fig.update_layout(xaxis3={**common, "domain": [right, 1], **_tail_axis(before.above)})
+        _tail_panel(fig, right, 1, before, before.above, inside)
 
 
-def _tail_axis(tail: Histogram, end: int) -> dict[str, object]:
-    """A tick with the extreme value at the outer end, and lines at powers of ten."""
+def _tail_axis(tail: Histogram) -> dict[str, object]:
+    """Lines at powers of ten."""
     edges = tail.edges
     powers = [s * 10.0**p for s in (-1, 1) for p in range(-45, 39) if edges[0] < s * 10.0**p < edges[-1]]
     at = np.interp(powers, edges, np.linspace(0, 1, len(edges)))
-    return {
-        "tickvals": [*at, [0, 1][end]],
-        "ticktext": [*("" for _ in at), f"{edges[end]:.3g}"],
-        "tickangle": 0,
-    }
+    return {"tickvals": at, "ticktext": [""] * len(at)}
 
 
-def _shade(fig: go.Figure, left: float, right: float, before: Spread, tail: Histogram) -> None:
-    """The ground of a tail's panel, with the share of elements that lie in it."""
-    place = {"xref": "paper", "yref": "paper"}
+def _tail_panel(
+    fig: go.Figure, left: float, right: float, before: Spread, tail: Histogram, inside: int
+) -> None:
+    """The ground of a tail's panel, the share of elements that lie in it, and the extreme value under it."""
+    place: dict[str, object] = {"xref": "paper", "yref": "paper"}
+    words: dict[str, object] = {**place, "showarrow": False, "font": {"size": 11}}
     fig.add_shape(
         type="rect",
         x0=left,
@@ -130,14 +130,23 @@ def _shade(fig: go.Figure, left: float, right: float, before: Spread, tail: Hist
         **place,
     )
     fig.add_annotation(
-        text=f"{100 * before.share(tail).sum():.2g} %",
-        x=(left + right) / 2,
-        y=1,
-        yanchor="bottom",
-        showarrow=False,
-        font={"size": 11},
+        text=f"{number(100 * float(before.share(tail).sum()))} %",
         hovertext="of all elements lie beyond the central range",
-        **place,
+        x=(left + right) / 2,
+        y=1 - (ROW + TICKS / 2) / inside,
+        yanchor="middle",
+        **words,
+    )
+    lower = left == 0
+    fig.add_annotation(
+        text=number(float(tail.edges[0 if lower else -1])),
+        hovertext="the least value" if lower else "the largest value",
+        x=0 if lower else 1,
+        xanchor="left" if lower else "right",
+        y=0,
+        yanchor="top",
+        yshift=-21,
+        **words,
     )
 
 
@@ -145,7 +154,6 @@ def _row(fig: go.Figure, row: int, domains: tuple[list[float], list[float]], bef
     """A row's vertical axes: shares above, and without any labels the strip of representable values."""
     style = fig.layout.yaxis.to_plotly_json()
     shares, strip = _name("yaxis", 2 * row + 1), _name("yaxis", 2 * row + 2)
-    at = [p for p in range(-9, 1) if 10.0**p >= 0.6 / before.total]
     fig.update_layout(
         {
             shares: {
@@ -153,8 +161,7 @@ def _row(fig: go.Figure, row: int, domains: tuple[list[float], list[float]], bef
                 "domain": domains[0],
                 "anchor": "x2" if len(before.below.counts) else "x",
                 "title": {**style["title"], "text": "share of elements"},
-                "exponentformat": "power",
-                "nticks": 6,
+                "tickformat": "~%",
             },
             strip: {
                 "domain": domains[1],
@@ -183,6 +190,7 @@ def _bars(fig: go.Figure, row: int, side: Side, color: str) -> None:
         dx=float(edges[1] - edges[0]),
         y=after.share(after.middle).astype(np.float32),
         name=f"after, {'AB'[row]}",
+        legendrank=row + 2,
         hovertemplate="after, %{x:.4g}: %{y:.3~%}<extra></extra>",
         **common,
     )
@@ -217,6 +225,7 @@ def _outline(fig: go.Figure, row: int, before: Spread) -> None:
         y=np.maximum(before.share(before.middle), floor).astype(np.float32),
         yaxis=_name("y", 2 * row + 1),
         name="before",
+        legendrank=1,
         showlegend=row == 0,
         hovertemplate="before, %{x:.4g}: %{y:.3~%}<extra></extra>",
         **line,
@@ -238,10 +247,11 @@ def _ticks(fig: go.Figure, row: int, levels: np.ndarray, color: str) -> None:
         yaxis=f"y{2 * row + 2}",
         mode="markers",
         marker={"symbol": "line-ns-open", "size": 11, "color": color, "line": {"width": 1.2}},
-        name="values of the inspected block's codes",
+        name="representable",
         legendgroup="levels",
+        legendrank=4,
         showlegend=row == 0,
-        hovertemplate="representable: %{x:.5g}<extra></extra>",
+        hovertemplate="%{x:.5g}, a value that the inspected block can represent<extra></extra>",
     )
 
 

@@ -307,6 +307,11 @@ def status(message: str) -> str:
     return render("status", message=message)
 
 
+def commands(lines: Sequence[str]) -> str:
+    """Commands to copy."""
+    return render("commands", lines=lines)
+
+
 def heading(title: str, about: str) -> str:
     """The heading of a section."""
     return render("heading", title=title, about=about)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.page import Page
-from app.sections import overview
+from app.sections import overview, take_away
 from app.tabs import calibration, compare, methods
 from app.widgets import heading
 
@@ -22,3 +22,6 @@ def build(page: Page) -> None:
     with page.section("methods"):
         heading("Improve the rounding", "methods that use the layer's inputs, on this layer")
         methods.build(page)
+    with page.section("take-away"):
+        heading("Take it away", "the quantized tensor, its numbers, and the command that computes them")
+        take_away.build(page)

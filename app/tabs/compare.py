@@ -21,7 +21,7 @@ from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
 from app.widgets import PRIVATE, QUIET, block, card, clear_on, download_buttons, plot, stop_on, table
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
-from explorer.analysis.schemes import comparison_record
+from explorer.analysis.schemes import comparison_record, sample_rows, survey
 from explorer.figures.compare import frontier_figure
 
 USUAL = ("bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_e4m3_128x128", "fp8_e5m2_row", "int8_tensor",
@@ -72,27 +72,32 @@ def frontier(chosen: Selection) -> Iterator[FrontierView]:
     visit; yields a line and the figure, while it computes and at the end."""
     matrix = matrix_of(chosen)
     own = [Scheme.parse(text) for text in chosen.schemes]
-    part, x = sampled_rows(matrix.values)
+    part = _part(sample_rows(matrix.values).share)
     key = (*tensor_key(chosen), limits.current().elements)
     rows = _ROWS.peek(key)
     if rows is None:
         found: list[ComparisonRow] = []
-        for row in locked_steps(compare_schemes(x, by_cost(SCHEMES.values()))):
+        for row in locked_steps(survey(matrix.values, SCHEMES.values())):
             found.append(row)
             if len(found) % DRAWN_EVERY == 0:
                 words = f"{len(found)} of {len(SCHEMES)} schemes{part} · now {row.scheme.label}"
                 yield FrontierView(status=html.status(words), figure=_drawn(found, own, matrix.name))
         rows = _ROWS.get(key, lambda: tuple(found), lambda _: 1)
     known = {row.scheme.name for row in rows}
-    missing = [scheme for scheme in own if scheme.name not in known]
-    more = list(locked_steps(compare_schemes(x, missing)))
+    more = locked_steps(survey(matrix.values, [s for s in own if s.name not in known]))
     words = f"{len(rows)} named schemes{part}. A click on a point makes it A or B."
     yield FrontierView(status=html.status(words), figure=_drawn([*rows, *more], own, matrix.name))
 
 
+def _part(share: float) -> str:
+    """What of the tensor is looked at, if not all of it."""
+    return "" if share == 1 else f", on {100 * share:.2g} % of the tensor's rows"
+
+
 def _drawn(rows: Sequence[ComparisonRow], own: Sequence[Scheme], name: str) -> str:
-    first, *others = own
-    return plot_data(frontier_figure(mark_frontier(rows), name, first, others[0] if others else None))
+    marked = mark_frontier(rows)
+    by_text = {str(row.scheme): row for row in marked}
+    return plot_data(frontier_figure(marked, name, *(by_text.get(str(scheme)) for scheme in own)))
 
 
 @shows(PairView)
@@ -100,7 +105,13 @@ def taken(which: str, first: str, second: str, event: gr.EventData) -> PairView:
     """The scheme of the clicked point as scheme ``which`` ("a" or "b")."""
     if not event.data:
         return PairView.unchanged()
-    text = str(Scheme.parse(str(event.data[TEXT_AT])))
+    _, text = event.data
+    return with_side(which, str(text), first, second)
+
+
+def with_side(which: str, text: str, first: str, second: str) -> PairView:
+    """Both schemes, with ``text`` as the one that ``which`` names ("a" or "b")."""
+    text = str(Scheme.parse(text))
     return PairView(scheme=first, second=text) if which == "b" else PairView(scheme=text, second=second)
 
 
@@ -165,8 +176,7 @@ def _files(rows: list[ComparisonRow], name: str) -> Downloads:
 @shows(PairView)
 def clicked(which: str, first: str, second: str, event: gr.SelectData) -> PairView:
     """The clicked row's scheme as scheme ``which`` ("a" or "b")."""
-    text = str(Scheme.parse(str(event.row_value[0])))
-    return PairView(scheme=first, second=text) if which == "b" else PairView(scheme=text, second=second)
+    return with_side(which, str(event.row_value[0]), first, second)
 
 
 @shows(CompareView)

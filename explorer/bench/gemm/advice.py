@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explorer import words
 from explorer.analysis.frontier import on_frontier
 from explorer.analysis.report import sqnr_of
 from explorer.bench.gemm.table import GEMMS, Gemm
@@ -79,7 +80,7 @@ def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) ->
     if chosen is None:
         return f"Nothing was measured for {what}."
     how = "native" if chosen.native else "emulated"
-    measured = f"{chosen.seconds * 1e6:.3g} µs at {chosen.sqnr_db:.1f} dB"
+    measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
     enough = chosen.sqnr_db >= ENOUGH_DB
     why = f"nothing faster keeps {ENOUGH_DB:.0f} dB" if enough else f"nothing keeps {ENOUGH_DB:.0f} dB here"
     against = _against_bf16(chosen, timings)
@@ -90,9 +91,9 @@ def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:
     base = next((t for t in timings if t.gemm == "bf16" and t.baseline_graph), None)
     if base is None or base.baseline_graph is None or chosen.gemm == "bf16":
         return ""
-    times = base.baseline_graph.median_s / chosen.seconds
-    size = base.weight_bytes / chosen.weight_bytes
-    return f", {times:.2g} times as fast as torch's BF16 with {size:.2g} times less weight to read"
+    times = words.number(base.baseline_graph.median_s / chosen.seconds, 2)
+    size = words.number(base.weight_bytes / chosen.weight_bytes, 2)
+    return f", {times} times as fast as torch's BF16 with {size} times less weight to read"
 
 
 def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Gemm]) -> dict[str, float]:

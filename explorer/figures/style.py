@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -27,8 +28,10 @@ FAMILY_COLORS = {
 """Families of number formats, each with its colour on every figure."""
 
 GRID = "rgba(128,140,160,0.25)"
+FAINT = "rgba(128,140,160,0.10)"
 MAGNITUDE_SCALE = "Cividis"
 MUTED = "#98A2B3"
+TEXT = "#344054"
 FONT = "Inter, system-ui, sans-serif"
 
 _AXIS = {
@@ -53,7 +56,7 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
         margin={"l": 60, "r": 16, "t": 34, "b": 48},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": "#344054"},
+        font={"family": FONT, "size": 12, "color": TEXT},
         colorway=SERIES,
         bargap=0,
         legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
@@ -106,6 +109,43 @@ def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]
         ]
     )
     return fig
+
+
+WIDE_DECADES = 6
+"""An axis of so many decades and more is labelled in powers of ten."""
+
+
+def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10) -> go.Figure:
+    """Make ``axis`` ("x" or "y") of every plot in ``fig`` logarithmic from ``low`` to ``high``.
+
+    Labels are whole numbers ("0.2", "500", "1,000"), few enough for a phone, and still there after zooming:
+    decades, then 1, 2, 5, then even steps. ``base`` 2 or 4 puts them at its powers instead, for counts that
+    double. ``ValueError`` unless 0 < low < high.
+    """
+    if not 0 < low < high:
+        raise ValueError(f"a logarithmic axis goes from above 0 to more, not from {low} to {high}")
+    ends = [math.log10(low), math.log10(high)]
+    options: dict[str, object] = {"type": "log", "range": ends}
+    if base != 10:
+        options |= {"dtick": math.log10(base), "tickformat": ",.4~r"}
+    elif ends[1] - ends[0] < WIDE_DECADES and low >= 1e-4 and high <= 1e6:
+        decades = ends[1] - ends[0]
+        options |= {"nticks": _label_count(axis, decades), "tickformat": ",~r"}
+        if decades < 3:
+            options["minor"] = {"dtick": "D1", "showgrid": True, "gridcolor": FAINT}
+    else:
+        finer = {"dtickrange": [None, "D2"], "value": ",~r"}  # what shows after zooming
+        options |= {"nticks": 6, "exponentformat": "power", "tickformatstops": [finer]}
+    return fig.update_xaxes(options) if axis == "x" else fig.update_yaxes(options)
+
+
+def _label_count(axis: str, decades: float) -> int:
+    """What plotly makes 1, 2, 5 of, or decades where there is no room for those: it labels decades from 0.7
+    of them a label on, and every digit below 0.3."""
+    few, most = (2.1, 2.5) if axis == "x" else (1.4, 2.8)
+    if decades < few:
+        return 3
+    return 4 if decades < most else max(3, math.ceil(decades))
 
 
 def empty(message: str, name: str = "figure") -> go.Figure:

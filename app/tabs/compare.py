@@ -18,7 +18,16 @@ from app.selection import Selection, matrix_of
 from app.sidebar import SchemeView, show_scheme
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
-from app.widgets import PRIVATE, QUIET, block, clear_on, download_buttons, plot_card, stop_on, table
+from app.widgets import (
+    PRIVATE,
+    QUIET,
+    block,
+    download_buttons,
+    plot_card,
+    running_buttons,
+    stop_button,
+    table,
+)
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record
 from explorer.figures.compare import frontier_figure
@@ -134,7 +143,7 @@ def build(page: Page) -> None:
     with gr.Row():
         start = gr.Button("Compare these", variant="primary", min_width=140)
         everything = gr.Button(f"Compare all {len(SCHEMES)}", min_width=140)
-        stop = gr.Button("Stop", min_width=100)
+        stop = stop_button()
     status = block(html.status("Nothing compared yet."), elem_id="compare-status")
     stopped = block(elem_id="compare-stopped")
     figure = plot_card(
@@ -149,12 +158,11 @@ def build(page: Page) -> None:
     outputs = CompareView(status=status, table=rows, figure=figure, csv_file=csv_file, json_file=json_file)
 
     inputs, slow = [*page.selection, schemes], {**QUIET, "concurrency_id": "compute"}
-    for button in (start, everything):
-        clear_on(button, stopped)
     running = listen(start.click, run, inputs, outputs, api_name="compare", **slow)
     all_named = everything.click(lambda: list(SCHEMES), None, schemes, **PRIVATE)
     running_all = listen(all_named.then, run, inputs, outputs, api_name="compare_all", **slow)
-    stop_on(stop, stopped, [running, running_all], "Stopped; the table holds what was finished.")
+    message = "Stopped; the table holds what was finished."
+    running_buttons([start, everything], stop, stopped, [running, running_all], message)
     _wire_rows(page, rows)
 
 

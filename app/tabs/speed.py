@@ -19,7 +19,16 @@ from app.tabs.speed_live import Own, RunView, run
 from app.tabs.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.theme import plot_data
 from app.views import Shown, View, listen, shows
-from app.widgets import PRIVATE, QUIET, block, clear_on, download_buttons, plot_card, table
+from app.widgets import (
+    PRIVATE,
+    QUIET,
+    block,
+    download_buttons,
+    plot_card,
+    running_buttons,
+    stop_button,
+    table,
+)
 from explorer import Scheme, words
 from explorer.bench.gemm.advice import (
     Point,
@@ -355,18 +364,18 @@ def build(page: Page) -> None:
         with gr.Row():
             every = gr.Checkbox(False, label="every kernel, not only the fastest", min_width=200)
             start = gr.Button("Run", variant="primary", min_width=120)
-            stop = gr.Button("Stop", min_width=100)
+            stop = stop_button()
         status = block(html.status("Not run yet."), elem_id="speed-status")
         stopped = block(elem_id="speed-stopped")
     sentence = block(elem_id="speed-advice")
     tradeoff = plot_card(
         "Error against speed",
-        "every product by its time and the error of its output; the larger, the more bytes of W; rings: A and B",
+        "every product by its time and its output's error; the larger, the more bytes of W; rings: A and B",
         "tradeoff",
     )
     bars = plot_card(
         "Time",
-        "our fastest kernel of each product, the fastest product first: further left is faster; what torch offers, and the chip's limit",
+        "each product's fastest kernel, the fastest at the top: left is faster; torch, and the chip's limit",
         "speed-bars",
     )
     sweep = plot_card(
@@ -414,7 +423,6 @@ def build(page: Page) -> None:
     preset.input(lambda name: list(PRESETS[name]), preset, sizes.in_order(), **PRIVATE)
     of_layer_inputs = [*page.selection, sizes.m]
     listen(of_layer.click, from_layer, of_layer_inputs, sizes, api_name="shape_of_layer", **QUIET)
-    clear_on(start, stopped)
     running = listen(
         start.click,
         run,
@@ -427,12 +435,5 @@ def build(page: Page) -> None:
     )
     live = running.then(lambda: LIVE, None, view, **PRIVATE)
     listen(live.then, show, inputs, outputs, api_name="speed_measured", **unlisted)
-    halted = stop.click(
-        lambda: (html.status("Stopped; what was finished is shown."), LIVE),
-        None,
-        [stopped, view],
-        cancels=[running],
-        queue=False,
-        **PRIVATE,
-    )
+    halted = running_buttons([start], stop, stopped, [running]).then(lambda: LIVE, None, view, **PRIVATE)
     listen(halted.then, show, inputs, outputs, **PRIVATE)

@@ -34,7 +34,7 @@ MUTED = "#98A2B3"
 TEXT = "#344054"
 FONT = "Inter, system-ui, sans-serif"
 
-_AXIS = {
+_AXIS: dict[str, object] = {
     "showgrid": True,
     "gridcolor": GRID,
     "zeroline": False,
@@ -43,8 +43,12 @@ _AXIS = {
     "ticklen": 4,
     "tickfont": {"size": 12},
     "automargin": True,
-    "title": {"standoff": 8, "font": {"size": 12}},
 }
+
+
+def axis_look(title: str) -> dict[str, object]:
+    """The options of an axis called ``title``, for axes that a figure gets beside its first two."""
+    return {**_AXIS, "title": {"standoff": 8, "font": {"size": 12}, "text": title}}
 
 
 def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figure:
@@ -62,8 +66,8 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
         legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
         hoverlabel={"font": {"family": FONT}},
         meta={"filename": file_name(name)},
-        xaxis={**_AXIS, "title": {**_AXIS["title"], "text": x_title}},  # type: ignore[dict-item]
-        yaxis={**_AXIS, "title": {**_AXIS["title"], "text": y_title}},  # type: ignore[dict-item]
+        xaxis=axis_look(x_title),
+        yaxis=axis_look(y_title),
     )
     return fig
 

@@ -17,12 +17,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.ext import Extension
 from markupsafe import Markup
 
+from explorer import words
 from explorer.analysis.element import Inspection
 from explorer.analysis.memory import MemoryEstimate
 from explorer.analysis.report import Report
 from explorer.bench.quantize import QuantizeTiming, kernel_file
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
-from explorer.formats.code import CodeFacts, Rendering
+from explorer.formats.code import CodeFacts, Rendering, short
 from explorer.schemes import Scheme
 
 
@@ -34,13 +35,8 @@ class JoinLines(Extension):
         return re.sub(r"\s*\n\s*", " ", re.sub(r"\s*\n\s*(?=[<{]|$)", "", source))
 
 
-def number(value: float) -> str:
-    """A number for reading: seven digits, a real minus sign."""
-    return f"{value:.7g}".replace("-", "−")
-
-
 def _neighbour(value: float | None) -> str:
-    return "none" if value is None else number(value)
+    return "none" if value is None else short(value)
 
 
 def _hex(code: int, fmt: Format) -> str:
@@ -62,7 +58,7 @@ _TEMPLATES = Environment(
     extensions=[JoinLines],
 )
 _TEMPLATES.filters |= {
-    "number": number,
+    "number": short,
     "neighbour": _neighbour,
     "hex": _hex,
     "relative_error": _relative_error,
@@ -168,7 +164,7 @@ def _bits(report: Report) -> Number:
 
 
 def _size(report: Report) -> Number:
-    return Number(_bytes(report.nbytes), f"{100 * report.bits.total / 16:.3g} % of FP16")
+    return Number(words.bytes_(report.nbytes), f"{100 * report.bits.total / 16:.3g} % of FP16")
 
 
 def _zeroed(report: Report) -> Number:
@@ -214,15 +210,15 @@ def packed(seen: Sequence[Inspection], schemes: Sequence[Scheme]) -> str:
 
 def kernel(timing: QuantizeTiming, where: str) -> str:
     """What a kernel cost; ``where`` says on what and how it was measured."""
-    time, share, copy = timing.time, 100 * timing.share, timing.copy_gigabytes_per_s
-    low, high = 1e6 * time.low_s, 1e6 * time.high_s
+    share, copy = 100 * timing.share, timing.copy_gigabytes_per_s
+    median, low, high = map(words.duration, (timing.time.median_s, timing.time.low_s, timing.time.high_s))
     rows = (
         ("kernels", " → ".join(timing.kernels)),
         ("files", ", ".join(dict.fromkeys(f"kernels/{kernel_file(kernel)}" for kernel in timing.kernels))),
         ("input", f"{timing.shape[0]}×{timing.shape[1]} {timing.dtype}"),
-        ("time", f"{1e6 * time.median_s:.1f} µs, 10th to 90th percentile {low:.1f} to {high:.1f}"),
-        ("memory", f"{timing.bytes_moved / 1e6:.1f} MB moved, {timing.gigabytes_per_s:.0f} GB/s"),
-        ("share", f"{share:.0f} % of a device-to-device copy ({copy:.0f} GB/s)"),
+        ("time", f"{median}, 10th to 90th percentile {low} to {high}"),
+        ("memory", f"{words.bytes_(timing.bytes_moved)} moved, {timing.gigabytes_per_s:,.0f} GB/s"),
+        ("share", f"{share:.0f} % of a device-to-device copy ({copy:,.0f} GB/s)"),
         ("resources", f"{timing.registers} registers a thread, {100 * timing.occupancy:.0f} % occupancy"),
     )
     return render("kernel", where=where, rows=rows)
@@ -324,10 +320,3 @@ def note(words: str) -> str:
 
 def _decibels(value: float) -> str:
     return "∞" if value == float("inf") else f"{value:.2f}"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"

@@ -1,4 +1,4 @@
-"""What ``ui.build`` hands to each part of the page: the bar's components, and what follows a change of them."""
+"""What ``ui.build`` hands to each part of the page: the bar's components, and what follows their changes."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ def shows(
     """Decorate a handler, or a generator of steps, that returns ``view``; without one, a single component's
     value.
 
-    A first parameter annotated ``Selection`` takes the bar's values, in the order of ``Selection``'s fields; a
-    last one after it may be the event. ``ValueError``, ``OSError``, a kernel that does not compile and lack of memory become a
-    notification, and the outputs become ``view.refused(message)``. No notification where another handler of
-    the same event has ``told`` it, nor for what is not chosen yet.
+    A first parameter annotated ``Selection`` takes the bar's values, in the order of its fields; a
+    last one after it may be the event. ``ValueError``, ``OSError``, a kernel that does not compile and lack
+    of memory become a notification, and the outputs become ``view.refused(message)``. No notification where
+    another handler of the same event has ``told`` it, nor for what is not chosen yet.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -116,17 +116,40 @@ def download_buttons() -> tuple[gr.DownloadButton, gr.DownloadButton]:
         )
 
 
-def clear_on(button: Any, line: gr.HTML) -> None:
-    """Empty ``line`` when ``button`` starts a new run."""
-    button.click(lambda: "", None, line, queue=False, **PRIVATE)
+def stop_button() -> gr.Button:
+    """A Stop that waits for ``running_buttons`` to show it."""
+    return gr.Button("Stop", min_width=100, visible=False)
 
 
-def stop_on(
-    button: Any, line: gr.HTML, running: list[Any], message: str = "Stopped; what was finished is shown."
-) -> None:
-    """Cancel ``running`` when ``button`` is clicked, and say so in ``line``.
+def running_buttons(
+    starts: Sequence[Any],
+    stop: gr.Button,
+    line: gr.HTML,
+    running: Sequence[Any],
+    message: str = "Stopped; what was finished is shown.",
+    begun_by: Sequence[Any] = (),
+) -> Any:
+    """Show ``stop`` and hold ``starts`` back while one of ``running`` runs, until it ends, is refused or
+    stopped; ``stop`` cancels it and writes ``message`` into ``line``, which a new run empties.
 
-    The line is not the run's own status: an answer already on its way when the run was stopped would
-    overwrite it.
+    ``begun_by``: events that begin a run beside clicks on ``starts``. Returns the event of stopping. The line
+    is not the run's own status: an answer already on its way when the run was stopped would overwrite it.
     """
-    button.click(lambda: html.status(message), None, line, cancels=running, queue=False, **PRIVATE)
+    buttons = [stop, *starts]
+    for event in (*(start.click for start in starts), *begun_by):
+        event(lambda: ["", *_buttons(True, len(starts))], None, [line, *buttons], queue=False, **PRIVATE)
+    for run in running:
+        run.then(lambda: _buttons(False, len(starts)), None, buttons, queue=False, **PRIVATE)
+    return stop.click(
+        lambda: [html.status(message), *_buttons(False, len(starts))],
+        None,
+        [line, *buttons],
+        cancels=list(running),
+        queue=False,
+        **PRIVATE,
+    )
+
+
+def _buttons(running: bool, starts: int) -> list[Any]:
+    """Updates of Stop and of so many buttons that start."""
+    return [gr.update(visible=running), *(gr.update(interactive=not running) for _ in range(starts))]

@@ -1,4 +1,4 @@
-"""Where the error is, and one element under the glass: its block, its code, and the arithmetic of each scheme."""
+"""Where the error is, and one element: its block, its code, and the arithmetic of each scheme."""
 
 from __future__ import annotations
 

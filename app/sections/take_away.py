@@ -43,7 +43,7 @@ def command(chosen: Selection) -> str:
 
 @shows(FilesView)
 def make(chosen: Selection, kinds: Sequence[str]) -> FilesView:
-    """The quantized tensor by each scheme (.safetensors) and the report (.json), as the visitor's own files."""
+    """The quantized tensor by each scheme (.safetensors) and the report (.json), as files to download."""
     if not kinds:
         raise ValueError("choose at least one kind of file")
     matrix, pairs = analyses_of(chosen)

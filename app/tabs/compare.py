@@ -19,7 +19,17 @@ from app.scheme_picker import build_scheme_picker
 from app.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
-from app.widgets import PRIVATE, QUIET, block, card, clear_on, download_buttons, plot, stop_on, table
+from app.widgets import (
+    PRIVATE,
+    QUIET,
+    block,
+    card,
+    download_buttons,
+    plot,
+    running_buttons,
+    stop_button,
+    table,
+)
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record, sample_rows, survey
 from explorer.figures.compare import frontier_figure
@@ -137,8 +147,8 @@ def table_row(row: ComparisonRow) -> list[Any]:
 def run(chosen: Selection, names: list[str]) -> Iterator[CompareView]:
     """Compare the chosen schemes on the chosen tensor, yielding after each.
 
-    After the selection comes the list of schemes' names and texts. Yields status, table, and at the end the CSV
-    and JSON files. Stopping keeps what is there.
+    After the selection comes the list of schemes' names and texts. Yields status, table, and at the end the
+    CSV and JSON files. Stopping keeps what is there.
     """
     if not names:
         raise ValueError("choose at least one scheme to compare")
@@ -216,7 +226,7 @@ def _build_table(page: Page, which: Control) -> None:
     with gr.Row(elem_classes="tight"):
         start = gr.Button("Compare these", variant="primary", min_width=140)
         everything = gr.Button(f"Compare all {len(SCHEMES)}", min_width=140)
-        stop = gr.Button("Stop", min_width=100)
+        stop = stop_button()
     status = block(html.status(NOT_YET), elem_id="compare-status")
     stopped = block(elem_id="compare-stopped")
     rows = table(COLUMNS, "compare-table", pinned_columns=1, max_height=560, buttons=["copy"])
@@ -226,12 +236,11 @@ def _build_table(page: Page, which: Control) -> None:
     outputs = CompareView(status=status, table=rows, tensor=tensor, csv_file=csv_file, json_file=json_file)
     page.follow(cleared, [tensor], outputs, api_name="compare_cleared")
     inputs, slow = [*page.selection, schemes], {**QUIET, "concurrency_id": "compute"}
-    for button in (start, everything):
-        clear_on(button, stopped)
     running = listen(start.click, run, inputs, outputs, api_name="compare", **slow)
     all_named = everything.click(lambda: list(SCHEMES), None, schemes, **PRIVATE)
     running_all = listen(all_named.then, run, inputs, outputs, api_name="compare_all", **slow)
-    stop_on(stop, stopped, [running, running_all], "Stopped; the table holds what was finished.")
+    message = "Stopped; the table holds what was finished."
+    running_buttons([start, everything], stop, stopped, [running, running_all], message)
     pair = page.bar.pair()
     page.pair_changed_by(
         listen(rows.select, clicked, [which, *pair.in_order()], pair, api_name="take_scheme", **QUIET), "row"

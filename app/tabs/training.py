@@ -16,7 +16,7 @@ from app.files import NOTHING_YET, downloads
 from app.page import Page
 from app.theme import plot_data
 from app.views import Shown, StatusView, View, listen, shows
-from app.widgets import QUIET, block, clear_on, download_buttons, plot_card, stop_on, table
+from app.widgets import QUIET, block, download_buttons, plot_card, running_buttons, stop_button, table
 from explorer import Scheme
 from explorer.core.serialize import to_json
 from explorer.figures.training import accuracy_figure, curves_figure, steps_figure, underflow_figure
@@ -164,7 +164,7 @@ def build(page: Page) -> None:
         inputs = gr.Dropdown(list(INPUTS), value="float32", label="Inputs of hidden layers", min_width=160)
     with gr.Row():
         start = gr.Button("Train", variant="primary", min_width=120)
-        stop = gr.Button("Stop", min_width=100)
+        stop = stop_button()
     status = block(
         html.status("Not trained yet; the default takes some ten seconds on two cores."),
         elem_id="training-status",
@@ -202,7 +202,6 @@ def build(page: Page) -> None:
     _build_loss_scaling(page)
     block(html.note(ABOUT))
 
-    clear_on(start, stopped)
     running = listen(
         start.click,
         run,
@@ -212,7 +211,7 @@ def build(page: Page) -> None:
         concurrency_id="compute",
         **QUIET,
     )
-    stop_on(stop, stopped, [running])
+    running_buttons([start], stop, stopped, [running])
 
 
 def _build_loss_scaling(page: Page) -> None:

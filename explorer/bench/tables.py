@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from explorer import words
 from explorer.bench.analysis import AnalysisTiming
 from explorer.bench.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
 from explorer.bench.gemm.advice import at_shape, fastest
@@ -181,8 +182,8 @@ def method_table(timings: Sequence[MethodTiming]) -> str:
             label_of(t.method),
             scheme_label(t.scheme),
             f"{'×'.join(map(str, t.shape))}, {t.tokens} tokens",
-            _duration(t.median_s),
-            f"{_duration(t.low_s)} to {_duration(t.high_s)}",
+            words.duration(t.median_s),
+            f"{words.duration(t.low_s)} to {words.duration(t.high_s)}",
         ]
         for t in timings
     ]
@@ -239,7 +240,7 @@ def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence
         [
             label_of(method),
             *(cell for s in METHODS_SCHEMES for cell in _quality(drifts_of(by_run, s, method))),
-            _duration(seconds[method]) if method in seconds else NOT_RECORDED,
+            words.duration(seconds[method]) if method in seconds else NOT_RECORDED,
         ]
         for method in METHODS_COMPARED
     ]
@@ -306,8 +307,3 @@ def _times(value: float | None) -> str:
 
 def _microseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1e6 * seconds:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    """Milliseconds in three digits, seconds from 1 s on."""
-    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.2f} s"

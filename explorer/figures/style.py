@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -27,11 +28,13 @@ FAMILY_COLORS = {
 """Families of number formats, each with its colour on every figure."""
 
 GRID = "rgba(128,140,160,0.25)"
+FAINT = "rgba(128,140,160,0.10)"
 MAGNITUDE_SCALE = "Cividis"
 MUTED = "#98A2B3"
+TEXT = "#344054"
 FONT = "Inter, system-ui, sans-serif"
 
-_AXIS = {
+_AXIS: dict[str, object] = {
     "showgrid": True,
     "gridcolor": GRID,
     "zeroline": False,
@@ -40,7 +43,6 @@ _AXIS = {
     "ticklen": 4,
     "tickfont": {"size": 12},
     "automargin": True,
-    "title": {"standoff": 8, "font": {"size": 12}},
 }
 
 
@@ -66,6 +68,11 @@ POWERS = {"exponentformat": "power", "minexponent": 4}
 """For a linear axis of values of any size: 6×10⁵ rather than 600k. On a logarithmic one plotly garbles it."""
 
 
+def axis_look(title: str) -> dict[str, object]:
+    """The options of an axis called ``title``, for axes that a figure gets beside its first two."""
+    return {**_AXIS, "title": {"standoff": 8, "font": {"size": 12}, "text": title}}
+
+
 def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figure:
     """An empty figure with titled axes; ``height`` in pixels. ``name`` becomes the saved file's name.
 
@@ -78,15 +85,15 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
         margin=MARGIN,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": "#344054"},
+        font={"family": FONT, "size": 12, "color": TEXT},
         colorway=SERIES,
         bargap=0,
         legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
         hoverlabel=_HOVER,
         uirevision="same",
         meta={"filename": file_name(name)},
-        xaxis={**_AXIS, "title": {**_AXIS["title"], "text": x_title}},
-        yaxis={**_AXIS, "title": {**_AXIS["title"], "text": y_title}},
+        xaxis=axis_look(x_title),
+        yaxis=axis_look(y_title),
     )
     return go.Figure(layout=layout)
 
@@ -168,6 +175,43 @@ def translucent(color: str, opacity: float) -> str:
     """``color`` (#rrggbb) as one that lets through what lies behind it."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"
+
+
+WIDE_DECADES = 6
+"""An axis of so many decades and more is labelled in powers of ten."""
+
+
+def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10) -> go.Figure:
+    """Make ``axis`` ("x" or "y") of every plot in ``fig`` logarithmic from ``low`` to ``high``.
+
+    Labels are whole numbers ("0.2", "500", "1,000"), few enough for a phone, and still there after zooming:
+    decades, then 1, 2, 5, then even steps. ``base`` 2 or 4 puts them at its powers instead, for counts that
+    double. ``ValueError`` unless 0 < low < high.
+    """
+    if not 0 < low < high:
+        raise ValueError(f"a logarithmic axis goes from above 0 to more, not from {low} to {high}")
+    ends = [math.log10(low), math.log10(high)]
+    options: dict[str, object] = {"type": "log", "range": ends}
+    if base != 10:
+        options |= {"dtick": math.log10(base), "tickformat": ",.4~r"}
+    elif ends[1] - ends[0] < WIDE_DECADES and low >= 1e-4 and high <= 1e6:
+        decades = ends[1] - ends[0]
+        options |= {"nticks": _label_count(axis, decades), "tickformat": ",~r"}
+        if decades < 3:
+            options["minor"] = {"dtick": "D1", "showgrid": True, "gridcolor": FAINT}
+    else:
+        finer = {"dtickrange": [None, "D2"], "value": ",~r"}  # what shows after zooming
+        options |= {"nticks": 6, "exponentformat": "power", "tickformatstops": [finer]}
+    return fig.update_xaxes(options) if axis == "x" else fig.update_yaxes(options)
+
+
+def _label_count(axis: str, decades: float) -> int:
+    """What plotly makes 1, 2, 5 of, or decades where there is no room for those: it labels decades from 0.7
+    of them a label on, and every digit below 0.3."""
+    few, most = (2.1, 2.5) if axis == "x" else (1.4, 2.8)
+    if decades < few:
+        return 3
+    return 4 if decades < most else max(3, math.ceil(decades))
 
 
 def empty(message: str, name: str = "figure") -> go.Figure:

@@ -50,11 +50,33 @@ def test_every_method_on_a_built_in_layer(sample: str) -> None:
     names = [*METHODS, *COMBINATIONS]
     out = last(methods.run("builtin", sample, None, None, None, names, ["int8_row_asym"], "INT8, one scale"))
     assert "leaves the least error" in out.sentence and "input columns" in out.sentence
-    assert len(plots(out)) == 6 and all(p["data"] for p in plots(out))
+    assert len(plots(out)) == 7 and all(p["data"] for p in plots(out))
     assert sum(len(o.plot) for o in plots_of(out)) < 700_000
     assert len(out.table) == len(names)
     assert all(len(row) == len(methods.COLUMNS) and None not in row for row in out.table)
     assert json.loads(out.film.plot)["layout"]["sliders"][0]["steps"][-1]["label"] == "100 %"
+
+
+def test_what_a_stopped_run_has_finished_is_shown() -> None:
+    """Stop cancels the run where it is: what the first method gave must be there by then, files too."""
+    steps = methods.run(
+        "builtin", "attention_query", None, None, None, ["rtn", "awq"], ["int4_group128"], "as they are"
+    )
+    assert next(steps).status and unchanged(next(methods.first_run("shown already")).status)
+    out = next(steps)
+    steps.close()
+    assert "1 of 2" in out.status and METHODS["rtn"].label in out.sentence and len(out.table) == 1
+    assert not any(unchanged(value) for value in vars(out).values())
+    assert json.loads(out.bars.plot)["data"] and Path(out.csv_file["value"]).is_file()
+
+
+def test_large_figures_are_sent_when_they_change() -> None:
+    """Every method's step sends the bars; the film of GPTQ comes once, and all again at the end."""
+    names = ["rtn", "gptq", "hqq", "rtn"]
+    steps = list(
+        methods.run("builtin", "attention_query", None, None, None, names, ["int4_group128"], "as they are")
+    )
+    assert [not unchanged(step.film) for step in steps[1:]] == [True, True, False, True]
 
 
 def test_my_file_and_a_model_on_my_text(

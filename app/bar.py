@@ -275,7 +275,7 @@ def chosen_preset(name: str, kept: str) -> SchemeView:
         return show_scheme(name)
     except ValueError as error:
         notify(str(error))
-        return show_scheme(kept)
+        return show_second(kept)
 
 
 @shows(SchemeView)

@@ -69,7 +69,7 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
     return TensorView(
         **vars(element),
         chips=html.chips(matrix.name, schemes),
-        verdict=html.verdict(matrix.description, schemes, verdict(sides)),
+        verdict=html.verdict(matrix.description, schemes, verdict(*reports)),
         kpis=html.kpis(reports),
         errors=plot_data(error_figure(sides, name)),
         error_map=maps[0],

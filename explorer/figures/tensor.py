@@ -77,7 +77,7 @@ def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
     if lines:
         fig.add_annotation(
             text="<br>".join(lines), x=1, y=1, xref="paper", yref="paper", xanchor="right", yanchor="bottom",
-            align="right", showarrow=False, font={"size": 11},
+            align="right", showarrow=False, font={"size": 10},
         )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ def test_the_tab_shows_every_method(sample: str, scheme: str) -> None:
     """A line for every calibrator that chooses a range, and one for the visitor's own."""
     out = calibration.show(*selection(sample=sample, scheme=scheme), 0.4)
     assert "one scale for all" in out.sentence
-    assert len(plots_of(out)) == 3 and all(json.loads(o.plot)["data"] for o in plots_of(out))
-    assert sum(len(o.plot) for o in plots_of(out)) < 200_000
+    assert len(plots_of(out)) == 3 and all(json.loads(o)["data"] for o in plots_of(out))
+    assert sum(map(len, plots_of(out))) < 200_000
     rows = {row[0]: dict(zip(calibration.COLUMNS, row, strict=True)) for row in out.table}
     assert list(rows) == [*(CALIBRATORS[name].label for name in SHOWN), "your range"]
     widest, best = rows[CALIBRATORS["minmax"].label], rows[CALIBRATORS["mse"].label]

@@ -44,9 +44,9 @@ def shown(
 def test_recorded_numbers_fill_the_tab_and_name_their_gpu() -> None:
     out = shown()
     assert "Recorded on one NVIDIA H200" in out.source and "commit" in out.source
-    plots = [json.loads(o.plot) for o in plots_of(out)]
+    plots = [json.loads(o) for o in plots_of(out)]
     assert len(plots) == 5 and all(p["data"] for p in plots), "a figure without data"
-    assert sum(len(o.plot) for o in plots_of(out)) < 300_000
+    assert sum(map(len, plots_of(out))) < 300_000
     rows = out.table
     assert {r[0] for r in rows} == {g.label for g in GEMMS.values()}, "every product is in the table"
     assert all(len(r) == len(COLUMNS) for r in rows)
@@ -59,13 +59,13 @@ def test_every_recorded_shape_and_ladder_can_be_shown() -> None:
     for _, shape in shapes:
         out = shown(shape=shape)
         assert out.shape["value"] == shape and out.table
-    ladder = json.loads(shown(product="int8").ladder.plot)
+    ladder = json.loads(shown(product="int8").ladder)
     assert ladder["data"][0]["y"] == [v.name for v in GEMMS["int8"].variants]
 
 
 def test_the_error_can_be_that_of_the_chosen_layer() -> None:
     random, layer = shown(), shown(errors=speed.LAYER)
-    assert random.tradeoff.plot != layer.tradeoff.plot
+    assert random.tradeoff != layer.tradeoff
     assert "the layer in the sidebar" in layer.sentence
 
 
@@ -232,5 +232,5 @@ def test_a_damaged_recording_is_a_message(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_links_with_an_older_name_still_work() -> None:
     """The product that was called fp8_fine is shown under its new name."""
     out = shown(product="fp8_fine")
-    assert out.product["value"] == "fp8_blockwise" and json.loads(out.ladder.plot)["data"]
+    assert out.product["value"] == "fp8_blockwise" and json.loads(out.ladder)["data"]
     assert "gemm_wgmma.cu" in speed.source_of("fp8_fine") and "1×128" in speed.facts_of("fp8_fine")

@@ -15,8 +15,8 @@ from explorer.analysis.spread import STRETCH, Spread
 BINS = 255
 REACH = 12.0
 """The bins reach so many times the mean |error|, where the largest is more than ``STRETCH`` times farther."""
-LEAST_POWER = -94
-"""3 to this power is the least positive float32."""
+LEAST_POWER = -100
+"""The width of the only bin where nothing has an error: narrower than any bin of float32 errors."""
 
 
 def error_spread(restored: Tensor, x: Tensor, report: Report) -> Spread:

@@ -110,7 +110,10 @@ def frontier_figure(
         return empty("no scheme has an error that can be drawn", f"{name} frontier")
     frame = _frame([*drawn, *(row for row, _, _ in chosen)])
     fig = legend_below(figure("bits per element, scales included", "SQNR (dB)", f"{name} frontier", HEIGHT))
-    fig.update_layout(legend={"entrywidth": 108}, margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW})
+    fig.update_layout(
+        legend={"entrywidth": 84, "font": {"size": 11}},
+        margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW},
+    )
     _line(fig, [r for r in drawn if r.on_frontier])
     for group, color in FAMILY_COLORS.items():
         _points(fig, [r for r in drawn if family(r.scheme.format) == group], group, color)
@@ -119,9 +122,12 @@ def frontier_figure(
     _labels(fig, place_labels(drawn, [(row, letter) for row, letter, _ in chosen], frame))
     ticks = [t for t in TICKS if frame.low <= math.log10(t) <= frame.high]
     fig.update_xaxes(
-        type="log", range=[frame.low, frame.high], tickvals=ticks, ticktext=[f"{t:g}" for t in ticks],
+        type="log",
+        range=[frame.low, frame.high],
+        tickvals=ticks,
+        ticktext=[f"{t:g}" for t in ticks],
         automargin=False,
-    )  # fmt: skip
+    )
     fig.update_yaxes(range=[frame.bottom, frame.top], automargin=False)
     return fig
 

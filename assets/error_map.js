@@ -20,8 +20,8 @@ explorer.errorMap = {
 
   /* The error that a code of `z` stands for. */
   error(meta, code) {
-    const share = code / meta.codes;
-    return meta.logarithmic ? meta.low * (meta.high / meta.low) ** share : meta.low + (meta.high - meta.low) * share;
+    const {low, high} = meta, share = code / meta.codes;
+    return meta.logarithmic ? low * (high / low) ** share : low + (high - low) * share;
   },
 
   /* The element under a click on the map: `point` is one of plotly_click's. */

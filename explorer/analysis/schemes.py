@@ -60,10 +60,10 @@ class Sample:
 def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS) -> Sample:
     """At most ``most`` elements of the matrix ``x`` [rows, cols]: all of it where it has no more.
 
-    Rows are whole, as blocks run along them, in runs of ``RUN`` so that tiles are whole too; where few fit, in
-    four shorter runs; of a single row that does not fit, its first columns. A scheme with one range for the
-    whole tensor, or for a column, sees the range of the sample: if outliers lie outside of it, the error of
-    the whole tensor is larger than the sample's.
+    Rows are whole, as blocks run along them, in runs of ``RUN`` so that tiles are whole too; where few fit,
+    in four shorter runs; of a single row that does not fit, its first columns. A scheme with one range for
+    the whole tensor, or for a column, sees the range of the sample: if outliers lie outside of it, the error
+    of the whole tensor is larger than the sample's.
     """
     rows, columns = x.shape
     if x.numel() <= most:

@@ -59,7 +59,7 @@ BANDS = (
     Band(
         22.5,
         "between 4-bit weights and FP8",
-        "The measured model's embeddings kept a cosine of 0.94 to 0.98 with 4-bit weights, of 0.999 with FP8.",
+        "The measured model's embeddings kept a cosine of 0.94 to 0.98 with 4-bit weights, 0.999 with FP8.",
     ),
     Band(
         16.0,
@@ -112,8 +112,7 @@ def _unusual(a: Report, b: Report) -> str:
     if a.sqnr_db == b.sqnr_db == math.inf:
         return f"Both restore every element exactly; {_size(a, b)}."
     words = [f"{letter}: {_alone(report)}" for letter, report in (("A", a), ("B", b))]
-    exact = math.inf in (a.sqnr_db, b.sqnr_db)
-    return f"{' '.join(words)} {_size(a, b).capitalize()}." if exact else " ".join(words)
+    return " ".join(words)
 
 
 def _difference(a: Report, b: Report) -> str:

@@ -64,14 +64,30 @@ def _handles(fig: go.Figure, ends: tuple[float, float], outer: tuple[float, floa
     """Two lines to drag, first of all shapes, and the shades of what they cut off."""
     for handle, end in zip(HANDLES, ends, strict=True):
         fig.add_shape(
-            name=handle, type="line", x0=end, x1=end, y0=0, y1=1, xref="x", yref="y domain",
+            name=handle,
+            type="line",
+            x0=end,
+            x1=end,
+            y0=0,
+            y1=1,
+            xref="x",
+            yref="y domain",
             line={"color": color, "width": 3},
-        )  # fmt: skip
+        )
     for end, far in zip(ends, outer, strict=True):
         fig.add_shape(
-            type="rect", x0=far, x1=end, y0=0, y1=1, xref="x", yref="y domain", layer="below", line_width=0,
-            fillcolor=translucent(color, 0.1), editable=False,
-        )  # fmt: skip
+            type="rect",
+            x0=far,
+            x1=end,
+            y0=0,
+            y1=1,
+            xref="x",
+            yref="y domain",
+            layer="below",
+            line_width=0,
+            fillcolor=translucent(color, 0.1),
+            editable=False,
+        )
 
 
 def _bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> None:

@@ -122,9 +122,12 @@ def frontier_figure(
     _labels(fig, place_labels(drawn, [(row, letter) for row, letter, _ in chosen], frame))
     ticks = [t for t in TICKS if frame.low <= math.log10(t) <= frame.high]
     fig.update_xaxes(
-        type="log", range=[frame.low, frame.high], tickvals=ticks, ticktext=[f"{t:g}" for t in ticks],
+        type="log",
+        range=[frame.low, frame.high],
+        tickvals=ticks,
+        ticktext=[f"{t:g}" for t in ticks],
         automargin=False,
-    )  # fmt: skip
+    )
     fig.update_yaxes(range=[frame.bottom, frame.top], automargin=False)
     return fig
 

@@ -76,9 +76,17 @@ def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
             lines.append(f"{which}{number(100 * beyond)} % beyond, to {number(largest)}")
     if lines:
         fig.add_annotation(
-            text="<br>".join(lines), x=1, y=1, xref="paper", yref="paper", xanchor="right", yanchor="bottom",
-            align="right", showarrow=False, font={"size": 10},
-        )  # fmt: skip
+            text="<br>".join(lines),
+            x=1,
+            y=1,
+            xref="paper",
+            yref="paper",
+            xanchor="right",
+            yanchor="bottom",
+            align="right",
+            showarrow=False,
+            font={"size": 10},
+        )
 
 
 def _named(sides: Sequence[Side], index: int) -> str:

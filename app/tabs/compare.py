@@ -21,10 +21,10 @@ from app.views import Control, Shown, StatusView, listen, shows
 from app.widgets import (
     PRIVATE,
     QUIET,
+    RunButtons,
     block,
     download_buttons,
     plot_card,
-    running_buttons,
     stop_button,
     table,
 )
@@ -158,11 +158,12 @@ def build(page: Page) -> None:
     outputs = CompareView(status=status, table=rows, figure=figure, csv_file=csv_file, json_file=json_file)
 
     inputs, slow = [*page.selection, schemes], {**QUIET, "concurrency_id": "compute"}
+    buttons = RunButtons((start, everything), stop, stopped)
+    buttons.begin_on(start.click, everything.click)
     running = listen(start.click, run, inputs, outputs, api_name="compare", **slow)
     all_named = everything.click(lambda: list(SCHEMES), None, schemes, **PRIVATE)
     running_all = listen(all_named.then, run, inputs, outputs, api_name="compare_all", **slow)
-    message = "Stopped; the table holds what was finished."
-    running_buttons([start, everything], stop, stopped, [running, running_all], message)
+    buttons.end_with(running, running_all, message="Stopped; the table holds what was finished.")
     _wire_rows(page, rows)
 
 

@@ -20,7 +20,7 @@ from app.tabs.layer_inputs import build_layer_inputs, chosen_layer
 from app.tabs.whole_model import build_whole_model
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
-from app.widgets import QUIET, block, download_buttons, plot_card, running_buttons, stop_button, table
+from app.widgets import QUIET, RunButtons, block, download_buttons, plot_card, stop_button, table
 from explorer import Scheme
 from explorer.figures.methods import (
     before_after_figure,
@@ -287,6 +287,8 @@ def _wire(
     page: Page, start: Control, stop: Control, stopped: gr.HTML, inputs: list[Control], outputs: MethodsView
 ) -> None:
     slow = {**QUIET, "concurrency_id": "compute"}
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click, page.tab[NAME].select)
     running = listen(start.click, run, inputs, outputs, api_name="methods", **slow)
     opened = listen(
         page.tab[NAME].select,
@@ -297,4 +299,4 @@ def _wire(
         api_visibility="undocumented",
         **slow,
     )
-    running_buttons([start], stop, stopped, [running, opened], begun_by=[page.tab[NAME].select])
+    buttons.end_with(running, opened)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -117,39 +118,49 @@ def download_buttons() -> tuple[gr.DownloadButton, gr.DownloadButton]:
 
 
 def stop_button() -> gr.Button:
-    """A Stop that waits for ``running_buttons`` to show it."""
+    """A Stop that waits for ``RunButtons`` to show it."""
     return gr.Button("Stop", min_width=100, visible=False)
 
 
-def running_buttons(
-    starts: Sequence[Any],
-    stop: gr.Button,
-    line: gr.HTML,
-    running: Sequence[Any],
-    message: str = "Stopped; what was finished is shown.",
-    begun_by: Sequence[Any] = (),
-) -> Any:
-    """Show ``stop`` and hold ``starts`` back while one of ``running`` runs, until it ends, is refused or
-    stopped; ``stop`` cancels it and writes ``message`` into ``line``, which a new run empties.
+@dataclass(frozen=True)
+class RunButtons:
+    """The buttons that start a run, and the Stop that is there only while it runs.
 
-    ``begun_by``: events that begin a run beside clicks on ``starts``. Returns the event of stopping. The line
-    is not the run's own status: an answer already on its way when the run was stopped would overwrite it.
+    ``line`` says that a run was stopped. It is not the run's own status: an answer already on its way when
+    the run was stopped would overwrite it.
     """
-    buttons = [stop, *starts]
-    for event in (*(start.click for start in starts), *begun_by):
-        event(lambda: ["", *_buttons(True, len(starts))], None, [line, *buttons], queue=False, **PRIVATE)
-    for run in running:
-        run.then(lambda: _buttons(False, len(starts)), None, buttons, queue=False, **PRIVATE)
-    return stop.click(
-        lambda: [html.status(message), *_buttons(False, len(starts))],
-        None,
-        [line, *buttons],
-        cancels=list(running),
-        queue=False,
-        **PRIVATE,
-    )
 
+    starts: tuple[Any, ...]
+    stop: gr.Button
+    line: gr.HTML
 
-def _buttons(running: bool, starts: int) -> list[Any]:
-    """Updates of Stop and of so many buttons that start."""
-    return [gr.update(visible=running), *(gr.update(interactive=not running) for _ in range(starts))]
+    def begin_on(self, *events: Any) -> None:
+        """Show Stop, hold the starts back and empty the line on ``events``.
+
+        To be wired before the run itself: a page answers the listeners of one event one after another, and
+        waits for the end of each.
+        """
+        for event in events:
+            event(lambda: ["", *self._updates(True)], None, self._outputs, queue=False, **PRIVATE)
+
+    def end_with(self, *running: Any, message: str = "Stopped; what was finished is shown.") -> Any:
+        """Undo that when one of ``running`` has ended or was refused. A click on Stop cancels all of them and
+        writes ``message``; returns that click's event."""
+        for run in running:
+            run.then(lambda: self._updates(False), None, self._outputs[1:], queue=False, **PRIVATE)
+        return self.stop.click(
+            lambda: [html.status(message), *self._updates(False)],
+            None,
+            self._outputs,
+            cancels=list(running),
+            queue=False,
+            **PRIVATE,
+        )
+
+    @property
+    def _outputs(self) -> list[Any]:
+        return [self.line, self.stop, *self.starts]
+
+    def _updates(self, running: bool) -> list[Any]:
+        """Of Stop and of each start."""
+        return [gr.update(visible=running), *(gr.update(interactive=not running) for _ in self.starts)]

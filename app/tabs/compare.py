@@ -22,11 +22,11 @@ from app.views import Control, Shown, StatusView, listen, shows
 from app.widgets import (
     PRIVATE,
     QUIET,
+    RunButtons,
     block,
     card,
     download_buttons,
     plot,
-    running_buttons,
     stop_button,
     table,
 )
@@ -236,11 +236,12 @@ def _build_table(page: Page, which: Control) -> None:
     outputs = CompareView(status=status, table=rows, tensor=tensor, csv_file=csv_file, json_file=json_file)
     page.follow(cleared, [tensor], outputs, api_name="compare_cleared")
     inputs, slow = [*page.selection, schemes], {**QUIET, "concurrency_id": "compute"}
+    buttons = RunButtons((start, everything), stop, stopped)
+    buttons.begin_on(start.click, everything.click)
     running = listen(start.click, run, inputs, outputs, api_name="compare", **slow)
     all_named = everything.click(lambda: list(SCHEMES), None, schemes, **PRIVATE)
     running_all = listen(all_named.then, run, inputs, outputs, api_name="compare_all", **slow)
-    message = "Stopped; the table holds what was finished."
-    running_buttons([start, everything], stop, stopped, [running, running_all], message)
+    buttons.end_with(running, running_all, message="Stopped; the table holds what was finished.")
     pair = page.bar.pair()
     page.pair_changed_by(
         listen(rows.select, clicked, [which, *pair.in_order()], pair, api_name="take_scheme", **QUIET), "row"

@@ -20,7 +20,7 @@ from app.selection import Selection
 from app.tabs.layer_inputs import build_layer_inputs, chosen_layer
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
-from app.widgets import QUIET, block, download_buttons, plot_card, running_buttons, stop_button, table
+from app.widgets import QUIET, RunButtons, block, download_buttons, plot_card, stop_button, table
 from explorer import Scheme
 from explorer.figures.methods import (
     before_after_figure,
@@ -281,5 +281,7 @@ def _wire(
     start: Control, stop: Control, stopped: gr.HTML, inputs: list[Control], outputs: MethodsView
 ) -> None:
     slow = {**QUIET, "concurrency_id": "compute"}
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
     running = listen(start.click, run, inputs, outputs, api_name="methods", **slow)
-    running_buttons([start], stop, stopped, [running])
+    buttons.end_with(running)

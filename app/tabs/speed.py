@@ -22,10 +22,10 @@ from app.views import Shown, View, listen, shows
 from app.widgets import (
     PRIVATE,
     QUIET,
+    RunButtons,
     block,
     download_buttons,
     plot_card,
-    running_buttons,
     stop_button,
     table,
 )
@@ -423,6 +423,8 @@ def build(page: Page) -> None:
     preset.input(lambda name: list(PRESETS[name]), preset, sizes.in_order(), **PRIVATE)
     of_layer_inputs = [*page.selection, sizes.m]
     listen(of_layer.click, from_layer, of_layer_inputs, sizes, api_name="shape_of_layer", **QUIET)
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
     running = listen(
         start.click,
         run,
@@ -435,5 +437,5 @@ def build(page: Page) -> None:
     )
     live = running.then(lambda: LIVE, None, view, **PRIVATE)
     listen(live.then, show, inputs, outputs, api_name="speed_measured", **unlisted)
-    halted = running_buttons([start], stop, stopped, [running]).then(lambda: LIVE, None, view, **PRIVATE)
+    halted = buttons.end_with(running).then(lambda: LIVE, None, view, **PRIVATE)
     listen(halted.then, show, inputs, outputs, **PRIVATE)

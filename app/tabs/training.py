@@ -16,7 +16,7 @@ from app.files import NOTHING_YET, downloads
 from app.page import Page
 from app.theme import plot_data
 from app.views import Shown, StatusView, View, listen, shows
-from app.widgets import QUIET, block, download_buttons, plot_card, running_buttons, stop_button, table
+from app.widgets import QUIET, RunButtons, block, download_buttons, plot_card, stop_button, table
 from explorer import Scheme
 from explorer.core.serialize import to_json
 from explorer.figures.training import accuracy_figure, curves_figure, steps_figure, underflow_figure
@@ -202,6 +202,8 @@ def build(page: Page) -> None:
     _build_loss_scaling(page)
     block(html.note(ABOUT))
 
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
     running = listen(
         start.click,
         run,
@@ -211,7 +213,7 @@ def build(page: Page) -> None:
         concurrency_id="compute",
         **QUIET,
     )
-    running_buttons([start], stop, stopped, [running])
+    buttons.end_with(running)
 
 
 def _build_loss_scaling(page: Page) -> None:

@@ -17,7 +17,7 @@ from app.page import Page
 from app.scheme_picker import build_scheme_picker
 from app.theme import plot_data
 from app.views import Shown, StatusView, listen, shows
-from app.widgets import QUIET, block, plot_card, running_buttons, stop_button, table
+from app.widgets import QUIET, RunButtons, block, plot_card, stop_button, table
 from explorer import Scheme
 from explorer.figures.methods import drift_figure
 from explorer.methods import label_of, names_in
@@ -147,6 +147,8 @@ def build_whole_model(page: Page) -> None:
         ),
         table=table(COLUMNS, "survive-table", buttons=["copy"]),
     )
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
     running = listen(
         start.click,
         run_drift,
@@ -156,4 +158,4 @@ def build_whole_model(page: Page) -> None:
         concurrency_id="compute",
         **QUIET,
     )
-    running_buttons([start], stop, stopped, [running])
+    buttons.end_with(running)

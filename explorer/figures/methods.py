@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from explorer.methods.llm_int8 import THRESHOLD
 from explorer.models.evaluate import EmbeddingDrift
 
 NOTHING = "nothing run yet"
+COLORS = (*SERIES, "#8C564B", "#5B3A8E", "#17BECF", "#BCBD22")
 SNAPSHOT_ROWS, SNAPSHOT_COLUMNS, SLIDER_STEPS = 24, 128, 13
 MAP_ROWS, MAP_CHANNELS, DARKEST = 64, 192, 256
 """Cells of a heat map, and how many times the largest magnitude is the darkest."""
@@ -37,7 +39,7 @@ def output_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
     ranked = sorted(rows, key=lambda o: (schemes.index(o.scheme), -o.output_sqnr_db))
     labels = {o.label: wrapped(o.label) for o in ranked}
     height = 110 + (18 + 16 * len(schemes)) * len(labels)
-    fig = products_figure("SQNR of the output on held-out inputs (dB)", "", f"{name} methods", height)
+    fig = products_figure("output SQNR on held-out inputs (dB)", "", f"{name} methods", height)
     for index, scheme in enumerate(schemes):
         of_scheme = [o for o in rows if o.scheme == scheme]
         fig.add_bar(
@@ -76,13 +78,13 @@ def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
     axes = list(dict.fromkeys(objective_axis(o.method) for o in drawn))
     fig = products_figure("", "", f"{name} objectives", 90 + PANEL_HEIGHT * len(axes))
     fig.set_subplots(rows=len(axes), cols=1, vertical_spacing=0.3 / len(axes) if len(axes) > 1 else 0)
-    labels = list(dict.fromkeys(o.label for o in drawn))
+    colors = _colors(outcomes)
     schemes = list(dict.fromkeys(o.scheme for o in drawn))
     for outcome in drawn:
         row = axes.index(objective_axis(outcome.method)) + 1
         first = outcome.scheme == next(o.scheme for o in drawn if o.label == outcome.label)
         look = {
-            "color": SERIES[labels.index(outcome.label) % len(SERIES)],
+            "color": colors[outcome.label],
             "dash": DASHES[schemes.index(outcome.scheme) % len(DASHES)],
         }
         _add_objective(fig, outcome, row, look, first)
@@ -95,6 +97,11 @@ def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
             fig.update_xaxes(type="log", tickformat=",~r", nticks=3, row=row, col=1)
         fig.update_yaxes({**axis_look("share of its start"), "nticks": 5}, row=row, col=1)
     return fig
+
+
+def _colors(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """A colour for each method's label, the same in every figure of one run."""
+    return dict(zip(dict.fromkeys(o.label for o in outcomes), itertools.cycle(COLORS), strict=False))
 
 
 def _add_objective(fig: go.Figure, outcome: Outcome, row: int, look: dict[str, str], first: bool) -> None:
@@ -157,12 +164,12 @@ def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) 
     ys = np.linspace(0, moved.shape[1] - 1, small.shape[1]).round().astype(int)
     for index, frame in enumerate(small):
         fig.add_heatmap(
-            z=np.round(frame.numpy() / (top or 1.0), 3),
+            z=np.round(255 * frame.numpy() / (top or 1.0)).astype(np.uint8),
             x=xs,
             y=ys,
             coloraxis="coloraxis",
             visible=index == last,
-            hovertemplate="channel %{x}: %{z:.2f}<extra></extra>",
+            hovertemplate="input channel %{x}, output channel %{y}<extra></extra>",
         )
     steps = []
     for index, block in enumerate(chosen):
@@ -180,10 +187,16 @@ def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) 
     colors = {
         "colorscale": MAGNITUDE_SCALE,
         "cmin": 0,
-        "cmax": 1,
-        "colorbar": {"title": {"text": "moved", "side": "right"}, "thickness": 10},
+        "cmax": 255,
+        "colorbar": {
+            "title": {"text": "moved", "side": "right", "font": {"size": 12}},
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickvals": [0, 127.5, 255],
+            "ticktext": [words.number(share * top, 2) for share in (0, 0.5, 1)],
+        },
     }
-    fig.update_layout(sliders=[slider], margin={"b": 110}, coloraxis=colors)
+    fig.update_layout(sliders=[slider], margin={"b": 110, "t": 8}, coloraxis=colors)
     return fig
 
 
@@ -193,9 +206,8 @@ def channel_error_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
     if not rows:
         return empty(NOTHING, f"{name} channels")
     y_title = f"relative error, {scheme_label(rows[0].scheme)}"
-    fig = products_figure(
-        "output channels, from the least error to the most (%)", y_title, f"{name} channel error", 460
-    )
+    fig = products_figure("output channels, least error first (%)", y_title, f"{name} channel error", 460)
+    colors = _colors(outcomes)
     for index, o in enumerate(rows[:12]):
         values = np.sort(np.asarray(o.channel_error))
         at = np.unique(np.linspace(0, len(values) - 1, min(len(values), 200)).astype(int))
@@ -205,9 +217,9 @@ def channel_error_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
             mode="lines",
             name=o.label,
             line={
-                "color": SERIES[index % len(SERIES)],
+                "color": colors[o.label],
                 "width": 2,
-                "dash": "solid" if index < len(SERIES) else "dot",
+                "dash": "solid" if index < len(COLORS) else "dot",
             },
             hovertemplate="%{y:.3g}<extra></extra>",
         )

@@ -163,6 +163,7 @@ def row_axis(figure: go.Figure, labels: Mapping[str, str]) -> None:
         tickvals=list(labels),
         ticktext=list(labels.values()),
         tickfont={"size": 11},
+        ticklabelstandoff=5,
         showgrid=False,
         ticks="",
     )

@@ -69,7 +69,8 @@ _TEMPLATES.filters |= {
 }
 
 
-def _render(name: str, **values: Any) -> str:
+def render(name: str, **values: Any) -> str:
+    """The template ``name`` of ``app/templates``, filled with ``values``."""
     return _TEMPLATES.get_template(f"{name}.html").render(**values)
 
 
@@ -77,12 +78,12 @@ def header(badge: str, gpu: bool, native: tuple[str, ...]) -> str:
     """Title and badge; ``native`` are the formats that the GPU's tensor cores multiply themselves."""
     if native:
         badge += f" · native: {', '.join(native)}"
-    return _render("header", badge=badge, gpu=gpu)
+    return render("header", badge=badge, gpu=gpu)
 
 
 def summary_line(tensor: str, scheme: Scheme) -> str:
     """Which tensor is shown, and the sentence that says which scheme."""
-    return _render("summary_line", tensor=tensor, scheme=scheme)
+    return render("summary_line", tensor=tensor, scheme=scheme)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def kpis(report: Report) -> str:
         Tile("Rounded to zero", f"{100 * report.zeroed:.3g}", "%", f"clipped {100 * report.clipped:.3g} %"),
         Tile("Cosine", f"{report.cosine:.6f}", "", used + entropy),
     )
-    return _render("kpis", tiles=tiles)
+    return render("kpis", tiles=tiles)
 
 
 def _itemised(report: Report) -> str:
@@ -127,12 +128,12 @@ def _itemised(report: Report) -> str:
 
 def inspector(seen: Inspection) -> str:
     """An element, its block, its code's bits and the arithmetic between them."""
-    return _render("inspector", seen=seen, cells=_bit_cells(seen.bits, seen.fields))
+    return render("inspector", seen=seen, cells=_bit_cells(seen.bits, seen.fields))
 
 
 def packed(seen: Inspection, scheme: Scheme) -> str:
     """The bytes that hold the inspected block's codes in the inspected row."""
-    return _render("packed", seen=seen, bits=scheme.format.packed_bits)
+    return render("packed", seen=seen, bits=scheme.format.packed_bits)
 
 
 def kernel(timing: QuantizeTiming, where: str) -> str:
@@ -148,7 +149,7 @@ def kernel(timing: QuantizeTiming, where: str) -> str:
         ("share", f"{share:.0f} % of a device-to-device copy ({copy:.0f} GB/s)"),
         ("resources", f"{timing.registers} registers a thread, {100 * timing.occupancy:.0f} % occupancy"),
     )
-    return _render("kernel", where=where, rows=rows)
+    return render("kernel", where=where, rows=rows)
 
 
 class BitCell(NamedTuple):
@@ -167,17 +168,17 @@ def _bit_cells(text: str, fields: Sequence[BitField]) -> list[BitCell]:
 
 def bit_switches(text: str, fields: Sequence[BitField]) -> str:
     """A code's bits as switches, coloured and bordered by field."""
-    return _render("bits", cells=_bit_cells(text, fields))
+    return render("bits", cells=_bit_cells(text, fields))
 
 
 def code(facts: CodeFacts) -> str:
     """What stands below the switches: value, how it comes about, neighbours."""
-    return _render("code", code=facts)
+    return render("code", code=facts)
 
 
 def renderings(value: float, rows: Iterable[Rendering]) -> str:
     """The same number in every format, side by side."""
-    return _render("renderings", value=value, rows=rows)
+    return render("renderings", value=value, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def format_table() -> str:
         )
         for f in FORMATS.values()
     ]
-    return _render("format_table", rows=rows)
+    return render("format_table", rows=rows)
 
 
 def _specials(fmt: Format) -> str:
@@ -212,27 +213,27 @@ def _specials(fmt: Format) -> str:
 
 def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
     """Sizes by scheme; the sidebar's own is marked."""
-    return _render("memory", rows=rows, chosen=chosen)
+    return render("memory", rows=rows, chosen=chosen)
 
 
 def figure_title(title: str, about: str) -> str:
     """A heading and, below it, what to look for."""
-    return _render("figure_title", title=title, about=about)
+    return render("figure_title", title=title, about=about)
 
 
 def sentence(message: str) -> str:
     """A conclusion in words, set apart from the figures that it is drawn from; nothing for an empty one."""
-    return _render("sentence", message=message)
+    return render("sentence", message=message)
 
 
 def status(message: str) -> str:
     """The state of a run, or why it was refused; a screen reader announces it."""
-    return _render("status", message=message)
+    return render("status", message=message)
 
 
 def note(words: str) -> str:
     """A remark in small print. ``words`` are the project's own and may hold markup."""
-    return _render("note", words=Markup(words))
+    return render("note", words=Markup(words))
 
 
 def _decibels(value: float) -> str:

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.ext import Extension
 from markupsafe import Markup
 
+from app import glossary
 from explorer.analysis.element import Inspection
 from explorer.analysis.memory import MemoryEstimate
 from explorer.analysis.report import Report
@@ -67,6 +68,7 @@ _TEMPLATES.filters |= {
     "hex": _hex,
     "relative_error": _relative_error,
 }
+_TEMPLATES.globals["term"] = glossary.term
 
 
 def render(name: str, **values: Any) -> str:

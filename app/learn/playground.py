@@ -19,7 +19,7 @@ ON_LOAD = "explorer.playground.start(element)"
 
 def playground() -> str:
     """The playground's markup; ``explorer.playground.start`` brings it to life."""
-    return html.render("learn/playground", formats=FORMATS.values(), facts=format_facts())
+    return html.render("learn/playground", facts=format_facts())
 
 
 def format_facts() -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from explorer.paths import ASSETS
 
 @dataclass(frozen=True)
 class Term:
-    """One entry. ``id`` is its anchor, ``aliases`` are other words for it, ``see`` the ids of related ones."""
+    """One entry. ``aliases`` are other words for the term, ``see`` the ids of related ones."""
 
     id: str
     term: str

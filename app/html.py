@@ -6,9 +6,8 @@ piece of the page that holds such a name goes through here.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ from explorer.analysis.memory import MemoryEstimate
 from explorer.analysis.report import Report
 from explorer.bench.quantize import QuantizeTiming, kernel_file
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
-from explorer.formats.code import CodeFacts, Rendering
 from explorer.schemes import Scheme
 
 
@@ -40,34 +38,13 @@ def number(value: float) -> str:
     return f"{value:.7g}".replace("-", "−")
 
 
-def _neighbour(value: float | None) -> str:
-    return "none" if value is None else number(value)
-
-
-def _hex(code: int, fmt: Format) -> str:
-    return f"0x{code:0{-(-fmt.bits // 4)}X}"
-
-
-def _relative_error(row: Rendering, value: float) -> str:
-    """The error as a share of the number itself; nothing where there is no such share."""
-    if row.error == 0:
-        return "exact"
-    known = row.error is not None and value and math.isfinite(row.error) and math.isfinite(value)
-    return f"{100 * row.error / value:+.3g} %" if known else ""  # type: ignore[operator]
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     autoescape=True,
     undefined=StrictUndefined,
     extensions=[JoinLines],
 )
-_TEMPLATES.filters |= {
-    "number": number,
-    "neighbour": _neighbour,
-    "hex": _hex,
-    "relative_error": _relative_error,
-}
+_TEMPLATES.filters["number"] = number
 _TEMPLATES.globals["term"] = glossary.term
 
 
@@ -168,21 +145,6 @@ def _bit_cells(text: str, fields: Sequence[BitField]) -> list[BitCell]:
     return [BitCell(*cell) for cell in zip(text, places, names, strict=True)]
 
 
-def bit_switches(text: str, fields: Sequence[BitField]) -> str:
-    """A code's bits as switches, coloured and bordered by field."""
-    return render("bits", cells=_bit_cells(text, fields))
-
-
-def code(facts: CodeFacts) -> str:
-    """What stands below the switches: value, how it comes about, neighbours."""
-    return render("code", code=facts)
-
-
-def renderings(value: float, rows: Iterable[Rendering]) -> str:
-    """The same number in every format, side by side."""
-    return render("renderings", value=value, rows=rows)
-
-
 @dataclass(frozen=True)
 class FormatRow:
     """A format with what the table of formats says of it beside its own fields."""
@@ -193,7 +155,7 @@ class FormatRow:
     specials: str
 
 
-def format_table() -> str:
+def format_table() -> Markup:
     """All formats: fields, range, and the hardware that multiplies them."""
     rows = [
         FormatRow(
@@ -204,7 +166,7 @@ def format_table() -> str:
         )
         for f in FORMATS.values()
     ]
-    return render("format_table", rows=rows)
+    return Markup(render("format_table", rows=rows))
 
 
 def _specials(fmt: Format) -> str:

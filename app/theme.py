@@ -9,10 +9,21 @@ import plotly.graph_objects as go
 from gradio.components.plot import PlotData
 from gradio.themes.utils import fonts
 
+from app import glossary
 from explorer.paths import ASSETS
 
-CSS = (ASSETS / "style.css").read_text(encoding="utf-8")
-HEAD = f"<script>{(ASSETS / 'explorer.js').read_text(encoding='utf-8')}</script>"
+CSS = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ASSETS.glob("*.css")))
+"""All style sheets of assets/, by name."""
+
+
+def _scripts() -> str:
+    """All scripts of assets/, by name, after explorer.js, which makes the object that the others extend."""
+    first = ASSETS / "explorer.js"
+    paths = [first, *(path for path in sorted(ASSETS.glob("*.js")) if path != first)]
+    return "".join(f"<script>{path.read_text(encoding='utf-8')}</script>" for path in paths)
+
+
+HEAD = glossary.head() + _scripts()
 
 ACCENT = gr.themes.Color(
     "#eff8ff", "#d9edfb", "#b3daf6", "#7fc0ee", "#3f9fdc", "#0072b2",

@@ -38,7 +38,7 @@ explorer.anatomy = {
     const raw = fields[field.name], parts = 2 ** (format.fraction || 0);
     switch (field.name) {
       case 'sign': return format.kind === 'integer'
-        ? (raw ? '−' + this.share(2 ** (format.bits - 1), parts) : '0') : raw ? 'sign −' : 'sign +';
+        ? `−${this.share(2 ** (format.bits - 1), parts)}·${raw}` : raw ? 'sign −' : 'sign +';
       case 'exponent': return this.exponentCaption(format, raw);
       case 'mantissa': return `mantissa ${raw}/${2 ** format.mantissa}`;
       case 'whole': return `+ ${raw}`;
@@ -75,8 +75,9 @@ explorer.anatomy = {
       const size = 2 ** (format.bits - 1 - i);
       return this.piece(`${i ? ' + ' : '−'}${size}·${digit}`, i ? 'value' : 'sign');
     });
-    if (parts === 1) return [...pieces, this.piece(equals)];
-    return [this.piece('('), ...pieces, this.piece(`) / ${parts}`), this.piece(equals)];
+    const kind = this.piece("two's complement: ", 'kind');
+    if (parts === 1) return [kind, ...pieces, this.piece(equals)];
+    return [kind, this.piece('('), ...pieces, this.piece(`) / ${parts}`), this.piece(equals)];
   },
 
   floatFormula(format, {sign, exponent, mantissa = 0}) {

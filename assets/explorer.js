@@ -93,29 +93,4 @@ window.explorer = {
     new MutationObserver(bind).observe(document.body, {childList: true, subtree: true});
     bind();
   },
-
-  /* Make the bits in `element` switches: a click or Space calls `flipped(bit)`, arrow keys move between
-     them. The HTML is replaced after each flip, so the focus is put back on the bit that was flipped. */
-  bitSwitches(element, flipped, watch) {
-    element.addEventListener('click', event => {
-      const bit = event.target.closest('button.bit');
-      if (!bit) return;
-      element.dataset.focus = bit.dataset.bit;
-      flipped(Number(bit.dataset.bit));
-    });
-    element.addEventListener('keydown', event => {
-      const bits = [...element.querySelectorAll('button.bit')], at = bits.indexOf(document.activeElement);
-      const move = {ArrowLeft: -1, ArrowRight: 1}[event.key];
-      if (at < 0 || !move) return;
-      event.preventDefault();
-      const next = bits[(at + move + bits.length) % bits.length];
-      bits.forEach(bit => bit.tabIndex = -1);
-      next.tabIndex = 0;
-      next.focus();
-    });
-    watch('value', () => {
-      const again = element.querySelector(`button.bit[data-bit="${element.dataset.focus}"]`);
-      if (again) { again.tabIndex = 0; again.focus({preventScroll: true}); }
-    });
-  },
 };

@@ -38,7 +38,8 @@ explorer.glossary = {
     const {card} = this, entry = this.entries[id], [title, text, see] = card.children;
     title.textContent = entry.term;
     text.textContent = entry.text;
-    see.replaceChildren(...(entry.see.length ? ['See also', ...entry.see.map(other => this.link(other))] : []));
+    const links = entry.see.map(other => this.link(other));
+    see.replaceChildren(...(links.length ? ['See also', ...links] : []));
     if (!card.contains(button)) {
       this.opener = button;
       button.setAttribute('aria-expanded', 'true');

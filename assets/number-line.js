@@ -5,22 +5,25 @@ explorer.numberLine = {
     'nf4', 'ternary'],
   ROWS: 320, TOP: 26, BOTTOM: 30, LABEL: 92, LOWEST: -12, HIGHEST: 17,
 
-  rows({formats, state}) {
-    const names = formats[state.name].levels && state.name !== 'float8_e8m0fnu'
-      ? new Set([state.name, ...this.NAMES]) : new Set(this.NAMES);
-    return [...names].map(name => formats[name]);
+  /* The usual formats, after the chosen one where it is not among them. */
+  rows({formats, format}) {
+    const added = format.levels && format.kind !== 'scale' && !this.NAMES.includes(format.name);
+    return [...(added ? [format.name] : []), ...this.NAMES].map(name => formats[name]);
   },
 
   draw(playground) {
     const {svg, numbers} = explorer, {state} = playground, rows = this.rows(playground);
     const height = this.TOP + this.ROWS + this.BOTTOM;
-    const label = `Values of ${rows.length} formats on a line, the number ${numbers.text(state.number)} marked`;
+    const number = numbers.text(state.number);
+    const label = `Values of ${rows.length} formats on a line, the number ${number} marked`;
     const {sheet, width} = svg.sheet(playground.parts.line, height, label);
     this.scale = this.scaleOf(playground, width - this.LABEL - 14);
     const bottom = this.TOP + this.ROWS;
     this.row = this.ROWS / rows.length;
     this.drawAxis(sheet, bottom);
-    rows.forEach((format, i) => this.drawRow(sheet, format, this.TOP + (i + 0.5) * this.row, width, playground));
+    rows.forEach((format, i) => {
+      this.drawRow(sheet, format, this.TOP + (i + 0.5) * this.row, width, playground);
+    });
     this.drawNumber(sheet, state.number, bottom);
   },
 
@@ -66,7 +69,8 @@ explorer.numberLine = {
   drawRow(sheet, format, y, width, {state}) {
     const {svg, numbers} = explorer, {at, low, high} = this.scale, chosen = format.name === state.name;
     if (chosen) {
-      sheet.append(svg.node('rect', {class: 'chosen', x: 0, y: y - this.row / 2, width, height: this.row, rx: 6}));
+      const top = y - this.row / 2;
+      sheet.append(svg.node('rect', {class: 'chosen', x: 0, y: top, width, height: this.row, rx: 6}));
     }
     sheet.append(svg.node('text', {class: chosen ? 'name on' : 'name', x: 8, y: y + 4}, format.label));
     const shown = format.levels.filter(level => level >= low && level <= high);

@@ -37,7 +37,8 @@ explorer.numbers = {
     let magnitude = infinity;
     if (size < Infinity) {
       const e = Math.max(this.exponentOf(size), 1 - bias);
-      magnitude = (e + bias - 1) * 2 ** mantissa + this.roundWhole(size / 2 ** (e - mantissa), format.away);
+      const steps = this.roundWhole(size / 2 ** (e - mantissa), format.away);
+      magnitude = (e + bias - 1) * 2 ** mantissa + steps;
       if (!format.saturates) magnitude = Math.min(magnitude, infinity);
     }
     const negative = (number < 0 || Object.is(number, -0)) && (magnitude > 0 || format.negativeZero);
@@ -64,10 +65,10 @@ explorer.numbers = {
 
   /* floor(log2(size)) from the exponent field; -1023 for zero and for doubles without a leading one. */
   exponentOf(size) {
-    this.double[0] = size;
-    return Number(this.bits[0] >> 52n & 0x7FFn) - 1023;
+    this.double.setFloat64(0, size);
+    return (this.double.getUint16(0) >> 4 & 0x7FF) - 1023;
   },
-  ...(() => { const double = new Float64Array(1); return {double, bits: new BigInt64Array(double.buffer)}; })(),
+  double: new DataView(new ArrayBuffer(8)),
 
   /* To the nearest whole number, ties to even, or away from zero for numbers that are not negative. */
   roundWhole(number, away = false) {

@@ -13,7 +13,8 @@ explorer.playground = {
       bits: find('.bit-fields'), value: find('.value'), codes: find('.codes'), formula: find('.formula'),
       rounded: find('.rounded'), below: find('.step.below'), above: find('.step.above'),
       spacing: find('.spacing-here'), range: find('.range-here'), views: find('.line-view'),
-      line: find('#number-line'), chart: find('#spacing'), rows: [...element.querySelectorAll('tr[data-format]')],
+      line: find('#number-line'), chart: find('#spacing'),
+      rows: [...element.querySelectorAll('tr[data-format]')],
     };
     this.listen();
     this.parts.entry.value = explorer.numbers.text(this.state.number, 17);
@@ -218,3 +219,10 @@ explorer.playground = {
     }
   },
 };
+
+/* The list of chapters: a click scrolls there. */
+explorer.chapters = element => element.addEventListener('click', event => {
+  const target = document.getElementById(event.target.dataset.chapter);
+  const calm = matchMedia('(prefers-reduced-motion: reduce)').matches;
+  target?.scrollIntoView({behavior: calm ? 'auto' : 'smooth', block: 'start'});
+});

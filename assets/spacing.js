@@ -6,7 +6,8 @@ explorer.spacingChart = {
 
   draw(playground) {
     const {svg} = explorer, place = playground.parts.chart;
-    const {sheet, width} = svg.sheet(place, this.HEIGHT, 'Spacing of values against their magnitude, by format');
+    const label = 'Spacing of values against their magnitude, by format';
+    const {sheet, width} = svg.sheet(place, this.HEIGHT, label);
     this.at = (value, [low, high], from, to) => from + (to - from) * (Math.log2(value) - low) / (high - low);
     this.x = value => this.at(value, this.X, this.LEFT, width - this.RIGHT);
     this.y = value => this.at(value, this.Y, this.HEIGHT - this.BOTTOM, this.TOP);
@@ -24,14 +25,13 @@ explorer.spacingChart = {
   },
 
   gridLine(sheet, at, axis, power, width) {
-    const text = '2' + explorer.numbers.raised(power), {svg} = explorer;
-    if (axis === 'x') {
-      sheet.append(svg.node('line', {class: 'grid', x1: at, x2: at, y1: this.TOP, y2: this.HEIGHT - this.BOTTOM}),
-        svg.node('text', {class: 'tick', x: at, y: this.HEIGHT - this.BOTTOM + 16, 'text-anchor': 'middle'}, text));
-    } else {
-      sheet.append(svg.node('line', {class: 'grid', x1: this.LEFT, x2: width - this.RIGHT, y1: at, y2: at}),
-        svg.node('text', {class: 'tick', x: this.LEFT - 8, y: at + 4, 'text-anchor': 'end'}, text));
-    }
+    const text = '2' + explorer.numbers.raised(power), bottom = this.HEIGHT - this.BOTTOM, {svg} = explorer;
+    const [line, tick] = axis === 'x'
+      ? [{x1: at, x2: at, y1: this.TOP, y2: bottom}, {x: at, y: bottom + 16, 'text-anchor': 'middle'}]
+      : [{x1: this.LEFT, x2: width - this.RIGHT, y1: at, y2: at},
+        {x: this.LEFT - 8, y: at + 4, 'text-anchor': 'end'}];
+    sheet.append(svg.node('line', {class: 'grid', ...line}),
+      svg.node('text', {class: 'tick', ...tick}, text));
   },
 
   /* Magnitudes and the gap above each, within the axes. */

@@ -1,5 +1,6 @@
 """One module a tab: TITLE, NAME (also in links), handlers, and ``build(page)``. ``TABS`` is their order."""
 
-from app.tabs import calibration, compare, formats, methods, speed, tensor, training
+from app.places import learn
+from app.tabs import calibration, compare, methods, sizes, speed, tensor
 
-TABS = (tensor, formats, compare, calibration, methods, training, speed)
+TABS = (tensor, learn, compare, calibration, methods, sizes, speed)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app.tabs import TABS, compare, training
+from app.learn import training
+from app.tabs import TABS, compare
 from explorer import SCHEMES
 from explorer.methods import METHODS
 from explorer.training.digits import count
@@ -129,22 +130,6 @@ def test_a_layer_of_a_model(page: Page, url: str, minilm: Path) -> None:
     )
 
 
-def test_the_bit_toy(page: Page, url: str) -> None:
-    """Click a bit, flip one with the keyboard, type a number."""
-    open_page(page, url, "tab=formats")
-    expect(page.locator("#toy-value")).to_have_text("8")
-    page.locator("#toy button[data-bit='0']").click()
-    expect(page.locator("#toy-value")).to_have_text("9")
-    page.locator("#toy button[data-bit='0']").focus()
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("Space")
-    expect(page.locator("#toy-value")).to_have_text("11")
-    entry = page.get_by_label("Number, 0b bits or 0x hex")
-    entry.fill("0.1")
-    entry.press("Enter")
-    expect(page.locator("#toy-value")).to_have_text("0.1015625")
-
-
 def column(page: Page, table: str, heading: str) -> list[str]:
     """A table's column under ``heading``, from the top down as far as it is drawn."""
     place = page.locator(f"#{table} th[title='{heading}']").get_attribute("aria-colindex")
@@ -228,7 +213,7 @@ def test_methods_open_run_and_refuse(page: Page, url: str) -> None:
 
 def test_training_runs_and_stops(page: Page, url: str) -> None:
     """Each network is shown as it is trained, and a stop keeps those that are done."""
-    open_page(page, url, "tab=training")
+    open_page(page, url, "tab=learn")
     expect(page.locator("#loss-scaling-words")).to_contain_text("BF16 has float32's range", timeout=30_000)
     page.get_by_role("button", name="Train", exact=True).click()
     networks = count(training.USUAL, training.USUAL_SEEDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -34,14 +35,13 @@ def interesting(name: str) -> list[float]:
     """Every level of up to 8 bits, halfway to the next one, and the doubles on both sides of that."""
     fmt = FORMATS[name]
     if fmt.bits > 8:
-        codes = [random.randrange(fmt.code_count) for _ in range(300)]
-        levels = [v for v in map(fmt.value, codes) if math.isfinite(v)]
-        pairs = [(v, code_facts(fmt, c).above or v) for c, v in zip(codes, levels, strict=False)]
+        facts = [code_facts(fmt, random.randrange(fmt.code_count)) for _ in range(300)]
+        pairs = [(f.value, f.above) for f in facts if f.above is not None]
     else:
-        levels = list(fmt.levels)
-        pairs = list(zip(levels, levels[1:], strict=False))
+        pairs = list(itertools.pairwise(fmt.levels))
     middles = [a / 2 + b / 2 for a, b in pairs]
-    return [*levels, *(f for m in middles for f in (m, math.nextafter(m, -math.inf), math.nextafter(m, math.inf)))]
+    beside = [math.nextafter(middle, end) for middle in middles for end in (-math.inf, math.inf)]
+    return [*(a for a, _ in pairs), *(b for _, b in pairs), *middles, *beside]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,9 @@ def test_every_number_takes_the_librarys_code(name: str, blank: Page) -> None:
 def test_every_code_has_the_librarys_value_and_neighbours(name: str, blank: Page) -> None:
     """All codes of up to 8 bits, the edges and a thousand others of the wider formats."""
     fmt = FORMATS[name]
-    codes = list(range(fmt.code_count)) if fmt.bits <= 8 else [0, 1, 2, fmt.code_count - 1, fmt.code_count // 2]
+    codes = (
+        list(range(fmt.code_count)) if fmt.bits <= 8 else [0, 1, 2, fmt.code_count - 1, fmt.code_count // 2]
+    )
     if fmt.bits > 8:
         codes += [random.randrange(fmt.code_count) for _ in range(1000)]
     got = blank.evaluate(

@@ -6,9 +6,8 @@ piece of the page that holds such a name goes through here.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +16,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.ext import Extension
 from markupsafe import Markup
 
+from app import glossary
 from explorer import words
 from explorer.analysis.element import Inspection
 from explorer.analysis.memory import MemoryEstimate
 from explorer.analysis.report import Report
 from explorer.bench.quantize import QuantizeTiming, kernel_file
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
-from explorer.formats.code import CodeFacts, Rendering, short
+from explorer.formats.code import short
 from explorer.schemes import Scheme
 
 
@@ -35,38 +35,18 @@ class JoinLines(Extension):
         return re.sub(r"\s*\n\s*", " ", re.sub(r"\s*\n\s*(?=[<{]|$)", "", source))
 
 
-def _neighbour(value: float | None) -> str:
-    return "none" if value is None else short(value)
-
-
-def _hex(code: int, fmt: Format) -> str:
-    return f"0x{code:0{-(-fmt.bits // 4)}X}"
-
-
-def _relative_error(row: Rendering, value: float) -> str:
-    """The error as a share of the number itself; nothing where there is no such share."""
-    if row.error == 0:
-        return "exact"
-    known = row.error is not None and value and math.isfinite(row.error) and math.isfinite(value)
-    return f"{100 * row.error / value:+.3g} %" if known else ""  # type: ignore[operator]
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     autoescape=True,
     undefined=StrictUndefined,
     extensions=[JoinLines],
 )
-_TEMPLATES.filters |= {
-    "number": short,
-    "neighbour": _neighbour,
-    "hex": _hex,
-    "relative_error": _relative_error,
-}
+_TEMPLATES.filters["number"] = short
+_TEMPLATES.globals["term"] = glossary.term
 
 
 def render(name: str, **values: Any) -> str:
-    """The template ``name`` with ``values``, which it escapes."""
+    """The template ``name`` of ``app/templates``, with ``values``, which it escapes."""
     return _TEMPLATES.get_template(f"{name}.html").render(**values)
 
 
@@ -238,21 +218,6 @@ def _bit_cells(text: str, fields: Sequence[BitField]) -> list[BitCell]:
     return [BitCell(*cell) for cell in zip(text, places, names, strict=True)]
 
 
-def bit_switches(text: str, fields: Sequence[BitField]) -> str:
-    """A code's bits as switches, coloured and bordered by field."""
-    return render("bits", cells=_bit_cells(text, fields))
-
-
-def code(facts: CodeFacts) -> str:
-    """What stands below the switches: value, how it comes about, neighbours."""
-    return render("code", code=facts)
-
-
-def renderings(value: float, rows: Iterable[Rendering]) -> str:
-    """The same number in every format, side by side."""
-    return render("renderings", value=value, rows=rows)
-
-
 @dataclass(frozen=True)
 class FormatRow:
     """A format with what the table of formats says of it beside its own fields."""
@@ -263,7 +228,7 @@ class FormatRow:
     specials: str
 
 
-def format_table() -> str:
+def format_table() -> Markup:
     """All formats: fields, range, and the hardware that multiplies them."""
     rows = [
         FormatRow(
@@ -274,7 +239,7 @@ def format_table() -> str:
         )
         for f in FORMATS.values()
     ]
-    return render("format_table", rows=rows)
+    return Markup(render("format_table", rows=rows))
 
 
 def _specials(fmt: Format) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.page import Page
-from app.tabs import speed, whole_model
+from app.tabs import sizes, speed, whole_model
 from app.widgets import heading
 
 TITLE, NAME = "Model and hardware", "model"
@@ -16,3 +16,5 @@ def build(page: Page) -> None:
         speed.build(page)
     with page.section("whole-model"):
         whole_model.build_whole_model(page)
+    with page.section("sizes"):
+        sizes.build(page)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import gradio as gr
-from explorer.analysis.verdict import verdict
 
 from app import html
 from app.gpu_lock import gpu_lock
@@ -17,6 +16,7 @@ from app.theme import plot_data
 from app.views import Shown, shows
 from app.widgets import block, figure_pair, plot_card, plot_pair
 from explorer import Scheme
+from explorer.analysis.verdict import verdict
 from explorer.bench.quantize import recorded_kernel, time_one
 from explorer.core.backend import gpu_device, gpu_status
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures

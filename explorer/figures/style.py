@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from explorer.formats import CodebookFormat, Format, IntegerFormat
+from explorer.formats.integers import FixedPointFormat
 
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
@@ -100,7 +101,7 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
 
 def family(fmt: Format) -> str:
     """Which of ``FAMILY_COLORS`` a format belongs to."""
-    if isinstance(fmt, IntegerFormat):
+    if isinstance(fmt, IntegerFormat | FixedPointFormat):
         return "integer"
     if isinstance(fmt, CodebookFormat):
         return "codebook"

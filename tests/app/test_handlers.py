@@ -23,11 +23,12 @@ from safetensors.torch import save_file
 from app import html, limits
 from app.bar import PairView, opened_file
 from app.cache import BoundedCache
+from app.learn import playground
 from app.link import LinkView, read_link
 from app.sections import overview, take_away
 from app.sections.element import moved, picked
 from app.selection import Selection, matrix_of
-from app.tabs import compare, formats
+from app.tabs import compare, sizes
 from app.views import View
 from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
 from explorer.analysis.element import inspect_element
@@ -220,39 +221,7 @@ def test_every_template_escapes_what_it_is_given() -> None:
 
 def test_templates_leave_no_blanks_between_tags() -> None:
     """Their indentation is for reading; on the page blanks between inline elements would show."""
-    assert not re.search(r">\s+<", html.format_table() + formats.explain("int8", "1").bits)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("entry", ["0", "-1.5", "3.14159", "1e30", "inf", "0x1", "0b0"])
-def test_the_toy_explains_every_format(name: str, entry: str, said: list[str]) -> None:
-    """Every format takes every way to write a number, and the table beside it has a row for each format."""
-    out = formats.explain(name, entry)
-    assert out.bits.count("<button") == FORMATS[name].bits and "toy-value" in out.meaning
-    assert out.everywhere.count("<tr>") == len(FORMATS) + 1
-    assert json.loads(out.line)["data"] and not said
-
-
-@pytest.mark.parametrize("entry", ["", "pear", "0b2", "0xZZ", "0x1FF", "nan"])
-def test_the_toy_refuses_in_words(entry: str, said: list[str]) -> None:
-    """What is no number and no code of the format is a message that says what is accepted."""
-    formats.explain("float6_e2m3fn", entry)
-    assert said and len(said[0]) > 15
-
-
-def test_flipping_every_bit_flips_the_code() -> None:
-    """Two flips of one bit give the code back; if not, the switches show another number than they say."""
-
-    class Event:
-        bit = 0
-
-    for name in ("float8_e4m3fn", "int8", "float16", "float32"):
-        for bit in range(FORMATS[name].bits):
-            Event.bit = bit
-            once = formats.flip(name, "1.0", Event)  # type: ignore[arg-type]
-            assert int(formats.flip(name, once, Event), 16) == int(formats.flip(name, "1.0", Event), 16) ^ (
-                1 << bit
-            )  # type: ignore[arg-type]
+    assert not re.search(r">\s+<", html.format_table() + playground.playground())
 
 
 def test_neighbours_are_the_next_values() -> None:
@@ -267,10 +236,10 @@ def test_neighbours_are_the_next_values() -> None:
 
 def test_sizes_of_models(said: list[str]) -> None:
     """Bits per weight and sizes are those of the scheme, and a count of nothing is refused."""
-    assert "3.47" in formats.sizes("Llama-2-7B", 0, "int4_group128")
-    assert "13.48" in formats.sizes("Llama-2-7B", 0, "fp16")
-    assert formats.sizes(formats.BY_COUNT, 70, "nvfp4") and not said
-    formats.sizes(formats.BY_COUNT, 0, "nvfp4")
+    assert "3.47" in sizes.sizes("Llama-2-7B", 0, "int4_group128")
+    assert "13.48" in sizes.sizes("Llama-2-7B", 0, "fp16")
+    assert sizes.sizes(sizes.BY_COUNT, 70, "nvfp4") and not said
+    sizes.sizes(sizes.BY_COUNT, 0, "nvfp4")
     assert "parameter count" in said[0]
 
 

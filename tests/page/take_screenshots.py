@@ -12,7 +12,8 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from app.tabs import TABS, compare, training
+from app.learn import training
+from app.tabs import TABS, compare
 from explorer.training.digits import count
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "screenshots"
@@ -31,7 +32,7 @@ def prepare(page: Page, tab: str) -> None:
         page.get_by_text("one scale for all").wait_for()
     if tab == "methods":
         page.locator("#methods-sentence").get_by_text("leaves the least error").wait_for()
-    if tab == "training":
+    if tab == "learn":
         page.get_by_role("button", name="Train", exact=True).click()
         networks = count(training.USUAL, training.USUAL_SEEDS)
         page.locator("#training-status").get_by_text(f"{networks} of {networks}").wait_for()

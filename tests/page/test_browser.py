@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from app.learn import training
 from app.places import PLACES
-from app.tabs import compare, training
+from app.tabs import compare
 from explorer import SCHEMES
 from explorer.methods import METHODS
 from explorer.training.digits import count
@@ -70,7 +71,9 @@ def test_two_schemes_by_the_mouse(page: Page, url: str, browser: Browser) -> Non
     """Own choice of B in two clicks; numbers stand side by side; the address says both; Back takes B away."""
     open_page(page, url, "scheme=int4_group32")
     page.locator("#chips [data-panel=b]").click()
-    page.locator("#panel-b").get_by_role("option", name="NVFP4 (E4M3 block 16, FP32 tensor)", exact=True).click()
+    page.locator("#panel-b").get_by_role(
+        "option", name="NVFP4 (E4M3 block 16, FP32 tensor)", exact=True
+    ).click()
     expect(page.locator("#kpis .side-b")).to_have_count(6)
     expect(page.locator("#which .words")).to_contain_text("B needs")
     expect(page.locator("#inspector .side-b")).to_have_count(1)
@@ -444,7 +447,7 @@ def test_methods_run_on_this_tensor_stop_and_refuse(page: Page, url: str) -> Non
 
 def test_training_runs_and_stops(page: Page, url: str) -> None:
     """Each network is shown as it is trained, and a stop keeps those that are done."""
-    open_page(page, url, "tab=training")
+    open_page(page, url, "tab=learn")
     expect(page.locator("#loss-scaling-words")).to_contain_text("BF16 has float32's range", timeout=30_000)
     page.get_by_role("button", name="Train", exact=True).click()
     networks = count(training.USUAL, training.USUAL_SEEDS)

@@ -1,4 +1,6 @@
-"""The Training tab: accuracy against bits on real images, before and after training through the rounding."""
+"""The chapter on training: accuracy against bits on real images, before and after training through
+the rounding.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,6 @@ from explorer.training.digits import (
     underflow_summary,
 )
 
-TITLE, NAME = "Training", "training"
 USUAL = ("8", "6", "4", "3", "2", "ternary", "binary")
 USUAL_SEEDS = 3
 MOST_SEEDS, MOST_EPOCHS = 10, 60
@@ -153,7 +154,7 @@ def loss_scaling() -> LossScalingView:
 
 
 def build(page: Page) -> None:
-    """Lay the tab out."""
+    """Lay the chapter out."""
     widths = gr.CheckboxGroup(
         list(WIDTHS), value=list(USUAL), label="Bits of a weight", elem_id="training-widths"
     )
@@ -225,4 +226,8 @@ def _build_loss_scaling(page: Page) -> None:
         ),
         conclusion=block(elem_id="loss-scaling-words"),
     )
+<<<<<<< HEAD:app/tabs/training.py
     listen(page.seen["training"].seen, loss_scaling, None, outputs, api_name="loss_scaling", **QUIET)
+=======
+    listen(page.seen["training"].seen, loss_scaling, None, outputs, api_name="loss_scaling", **QUIET)
+>>>>>>> wt-learn:app/learn/training.py

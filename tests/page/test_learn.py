@@ -1,0 +1,146 @@
+"""The place Learn in a real browser: the playground, the story, the glossary."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+
+def open_learn(page: Page, url: str, theme: str = "light") -> None:
+    page.goto(f"{url}/?tab=learn&__theme={theme}")
+    expect(page.locator("#toy .bit").first).to_be_visible()
+
+
+def pick(page: Page, fmt: str) -> None:
+    page.locator("#format-picker").select_option(fmt)
+
+
+def test_the_bit_toy(page: Page, url: str) -> None:
+    """Click a bit, flip one with the keyboard, type a number."""
+    open_learn(page, url)
+    value = page.locator("#toy-value")
+    expect(value).to_have_text("8")
+    page.locator("#toy button[data-bit='0']").click()
+    expect(value).to_have_text("9")
+    page.locator("#toy button[data-bit='0']").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Space")
+    expect(value).to_have_text("11")
+    expect(page.locator("#toy button[data-bit='1']")).to_be_focused()
+    page.locator("#number-entry").fill("0.1")
+    expect(value).to_have_text("0.1015625")
+
+
+def test_another_format_keeps_the_number(page: Page, url: str) -> None:
+    """The wide format's bits cut down would be another number; and nothing is lost on the way back."""
+    open_learn(page, url)
+    pick(page, "float32")
+    page.locator("#number-entry").fill("3.14159")
+    pick(page, "int4")
+    expect(page.locator("#toy-value")).to_have_text("3")
+    expect(page.locator("#number-entry")).to_have_value("3.14159")
+    pick(page, "float32")
+    expect(page.locator("#toy-value")).to_have_text("3.14159")
+
+
+def test_an_integers_first_bit_is_no_sign(page: Page, url: str) -> None:
+    """0b1011 in INT4 is -8 + 3, not "sign 1, magnitude 3"."""
+    open_learn(page, url)
+    pick(page, "int4")
+    page.locator("#number-entry").fill("0b1011")
+    expect(page.locator("#toy-value")).to_have_text("−5")
+    expect(page.locator("#toy .formula")).to_have_text("two's complement: −8·1 + 4·0 + 2·1 + 1·1 = −5")
+    expect(page.locator("#toy button[data-bit='3']")).to_have_attribute(
+        "aria-label", "bit 3, two's complement, weight −8"
+    )
+
+
+@pytest.mark.parametrize("entry", ["pear", "0x1FF", "0b2", ""])
+def test_a_refused_entry_says_why_and_stays(page: Page, url: str, entry: str) -> None:
+    """The box keeps what was typed and is marked, the message says what is accepted, the number stays."""
+    open_learn(page, url)
+    box = page.locator("#number-entry")
+    box.fill(entry)
+    box.press("Enter")
+    expect(box).to_have_attribute("aria-invalid", "true")
+    expect(box).to_have_value(entry)
+    expect(page.locator("#number-problem")).not_to_be_empty()
+    expect(page.locator("#toy-value")).to_have_text("8")
+    box.fill("2")
+    expect(box).to_have_attribute("aria-invalid", "false")
+    expect(page.locator("#number-problem")).to_be_empty()
+
+
+def test_nan_without_a_code_for_it_is_said(page: Page, url: str) -> None:
+    open_learn(page, url)
+    page.locator("#number-entry").fill("nan")
+    pick(page, "int4")
+    expect(page.locator("#number-problem")).to_contain_text("INT4 has no code for NaN")
+    pick(page, "float8_e4m3fn")
+    expect(page.locator("#toy-value")).to_have_text("NaN")
+
+
+def test_the_number_line_gives_its_values(page: Page, url: str) -> None:
+    """Hovering names a value, a click takes it, and the three scales all draw."""
+    open_learn(page, url)
+    line = page.locator("#number-line")
+    for view in ("Log", "Close-up", "Linear"):
+        page.get_by_role("button", name=view, exact=True).click()
+        assert line.locator("path.levels").count() == 9
+    box = line.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 45)
+    expect(line.locator(".tip")).to_contain_text("FP4 E2M1: ")
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.locator("#format-picker")).to_have_value("float4_e2m1fn")
+
+
+FRAME_MS = 16
+
+
+def test_a_click_answers_within_a_frame(page: Page, url: str) -> None:
+    """From the click's event to the end of layout; asked of the server, it would be a hundred times that."""
+    open_learn(page, url)
+    took = page.evaluate(
+        """() => {
+             const bit = document.querySelector("#toy button[data-bit='1']"), times = [];
+             for (let i = 0; i < 60; i++) {
+               const start = performance.now();
+               bit.click();
+               document.body.getBoundingClientRect();
+               times.push(performance.now() - start);
+             }
+             return times.sort((a, b) => a - b)[30];
+           }"""
+    )
+    assert took < FRAME_MS, took
+
+
+def test_a_term_explains_itself(page: Page, url: str) -> None:
+    """A click opens the explanation, Escape closes it and gives the focus back; related terms open in it."""
+    open_learn(page, url)
+    term = page.locator(".term[data-term='number-format']").first
+    term.click()
+    card = page.locator("#explanation")
+    expect(card).to_be_visible()
+    expect(card).to_contain_text("The rule by which a code")
+    card.get_by_role("button", name="INT4").click()
+    expect(card.locator("h2")).to_have_text("INT4")
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+    expect(term).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(card).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1440])
+def test_nothing_scrolls_sideways(page: Page, url: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    open_learn(page, url)
+    for fmt in ("float8_e4m3fn", "float32"):
+        pick(page, fmt)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    pick(page, "float8_e4m3fn")
+    tops = {box["y"] for b in page.locator("#toy .bit").all() if (box := b.bounding_box())}
+    assert len(tops) == 1, "a byte fits on one line"

@@ -6,6 +6,7 @@ piece of the page that holds such a name goes through here.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -226,8 +226,4 @@ def _build_loss_scaling(page: Page) -> None:
         ),
         conclusion=block(elem_id="loss-scaling-words"),
     )
-<<<<<<< HEAD:app/tabs/training.py
     listen(page.seen["training"].seen, loss_scaling, None, outputs, api_name="loss_scaling", **QUIET)
-=======
-    listen(page.seen["training"].seen, loss_scaling, None, outputs, api_name="loss_scaling", **QUIET)
->>>>>>> wt-learn:app/learn/training.py

@@ -52,7 +52,7 @@ def drawn(page: Page, name: str) -> None:
 
 
 def test_alive_on_load(page: Page, url: str) -> None:
-    """The first page shows a real layer: verdict, numbers, drawn figures, an inspected element, the frontier."""
+    """The first page shows a real layer: verdict, numbers, figures, an inspected element, the frontier."""
     open_page(page, url)
     expect(page.locator("#which .tensor")).to_contain_text("all-MiniLM-L6-v2")
     expect(page.locator("#which .words")).to_contain_text("4-bit weights")
@@ -75,7 +75,7 @@ def test_two_schemes_by_the_mouse(page: Page, url: str, browser: Browser) -> Non
         "option", name="NVFP4 (E4M3 block 16, FP32 tensor)", exact=True
     ).click()
     expect(page.locator("#kpis .side-b")).to_have_count(6)
-    expect(page.locator("#which .words")).to_contain_text("B needs")
+    expect(page.locator("#which .words")).to_contain_text("At the same size B has")
     expect(page.locator("#inspector .side-b")).to_have_count(1)
     drawn(page, "error-map-b")
     page.wait_for_function("location.search.includes('second=nvfp4')")
@@ -205,8 +205,8 @@ def ranges(page: Page, name: str) -> list[float]:
 
 
 def test_zoom_stays_and_is_taken_back(page: Page, url: str) -> None:
-    """A drag zooms; another scheme leaves the zoom; a button takes it back; bars end at the plot's edge although
-    the address has changed since they were drawn."""
+    """A drag zooms; another scheme leaves the zoom; a button takes it back; bars end at the plot's edge
+    although the address has changed since they were drawn."""
     open_page(page, url)
     drawn(page, "error-plot")
     whole = ranges(page, "error-plot")
@@ -364,7 +364,7 @@ def test_a_click_on_a_heading_sorts(page: Page, url: str) -> None:
 
 
 def test_compare_download_and_take_over(page: Page, url: str) -> None:
-    """Results appear, the files download, a click on a row makes its scheme B, and another tensor clears them."""
+    """Results appear, files download, a click on a row makes its scheme B, another tensor clears them."""
     open_page(page, url, "tab=compare")
     page.get_by_text("All numbers as a table").click()
     page.get_by_role("button", name="Compare these").click()

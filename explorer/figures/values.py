@@ -41,7 +41,7 @@ def values_figure(
         top = inside - row * (ROW + TICKS + BETWEEN)
         domains = [(top - ROW) / inside, top / inside], [(top - ROW - TICKS) / inside, (top - ROW) / inside]
         _row(fig, row, domains, before)
-        _bars(fig, row, side, color)
+        _bars(fig, row, side, color, f"after, {'AB'[row]}" if rows > 1 else "after")
         _outline(fig, row, before)
         _ticks(fig, row, block, color)
         _caption(fig, row, f"{'AB'[row]}  {side.label}" if rows > 1 else side.label, color)
@@ -174,7 +174,7 @@ def _row(fig: go.Figure, row: int, domains: tuple[list[float], list[float]], bef
     )
 
 
-def _bars(fig: go.Figure, row: int, side: Side, color: str) -> None:
+def _bars(fig: go.Figure, row: int, side: Side, color: str, name: str) -> None:
     """What each bin holds afterwards, in the centre and in the tails."""
     after, common = (
         side.analysis.after,
@@ -189,7 +189,7 @@ def _bars(fig: go.Figure, row: int, side: Side, color: str) -> None:
         x0=float(edges[0] + edges[1]) / 2,
         dx=float(edges[1] - edges[0]),
         y=after.share(after.middle).astype(np.float32),
-        name=f"after, {'AB'[row]}",
+        name=name,
         legendrank=row + 2,
         hovertemplate="after, %{x:.4g}: %{y:.3~%}<extra></extra>",
         **common,

@@ -72,22 +72,22 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
     The visitor's zoom stays when a figure is replaced by one with the same ``uirevision``.
     """
     return go.Figure(
-        layout=dict(
-            template="none",
-            height=height,
-            margin=MARGIN,
-            paper_bgcolor="rgba(0,0,0,0)",
-            plot_bgcolor="rgba(0,0,0,0)",
-            font={"family": FONT, "size": 12, "color": "#344054"},
-            colorway=SERIES,
-            bargap=0,
-            legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
-            hoverlabel=_HOVER,
-            uirevision="same",
-            meta={"filename": file_name(name)},
-            xaxis={**_AXIS, "title": {**_AXIS["title"], "text": x_title}},  # type: ignore[dict-item]
-            yaxis={**_AXIS, "title": {**_AXIS["title"], "text": y_title}},  # type: ignore[dict-item]
-        )
+        layout={
+            "template": "none",
+            "height": height,
+            "margin": MARGIN,
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": FONT, "size": 12, "color": "#344054"},
+            "colorway": SERIES,
+            "bargap": 0,
+            "legend": {"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
+            "hoverlabel": _HOVER,
+            "uirevision": "same",
+            "meta": {"filename": file_name(name)},
+            "xaxis": {**_AXIS, "title": {**_AXIS["title"], "text": x_title}},  # type: ignore[dict-item]
+            "yaxis": {**_AXIS, "title": {**_AXIS["title"], "text": y_title}},  # type: ignore[dict-item]
+        }
     )
 
 

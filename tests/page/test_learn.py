@@ -87,6 +87,7 @@ def test_the_number_line_gives_its_values(page: Page, url: str) -> None:
     for view in ("Log", "Close-up", "Linear"):
         page.get_by_role("button", name=view, exact=True).click()
         assert line.locator("path.levels").count() == 9
+    line.scroll_into_view_if_needed()
     box = line.bounding_box()
     assert box
     page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 45)

@@ -44,7 +44,7 @@ _TEMPLATES = Environment(
     undefined=StrictUndefined,
     extensions=[JoinLines],
 )
-_TEMPLATES.filters["number"] = number
+_TEMPLATES.filters |= {"number": number, "linked": glossary.linked}
 _TEMPLATES.globals["term"] = glossary.term
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from app import html
-from app.learn import playground, training
+from app.learn import playground, story, training
 from app.page import Page
 from app.widgets import block
 
 TITLE, NAME = "Learn", "learn"
 CHAPTERS = {
     "learn-formats": "One number",
+    "learn-story": "A guided story",
     "learn-training": "Training",
     "learn-reference": "Reference",
 }
@@ -20,6 +21,7 @@ def build(page: Page) -> None:
     """Lay the chapters out, one below the other."""
     block(html.render("learn/chapters", chapters=CHAPTERS), js_on_load="explorer.chapters(element)")
     block(playground.playground(), js_on_load=playground.ON_LOAD)
+    block(story.story(), js_on_load=story.ON_LOAD)
     block(html.render("learn/training"))
     training.build(page)
     block(html.render("learn/reference", table=html.format_table(), terms=html.glossary.terms()))

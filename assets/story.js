@@ -226,7 +226,7 @@ explorer.storyPicture = {
 
 /* SQNR against where the range ends, the best end marked as the MSE calibrator finds it. */
 explorer.storyCurve = {
-  HEIGHT: 128, LEFT: 34, RIGHT: 8, TOP: 22, BOTTOM: 24,
+  HEIGHT: 128, LEFT: 34, RIGHT: 22, TOP: 22, BOTTOM: 24,
 
   draw(place, row, scheme) {
     const {svg} = explorer, label = 'SQNR against the end of the range';

@@ -42,7 +42,7 @@ _TEMPLATES = Environment(
     undefined=StrictUndefined,
     extensions=[JoinLines],
 )
-_TEMPLATES.filters["number"] = short
+_TEMPLATES.filters |= {"number": short, "linked": glossary.linked}
 _TEMPLATES.globals["term"] = glossary.term
 
 

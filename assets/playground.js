@@ -20,7 +20,16 @@ explorer.playground = {
     this.parts.entry.value = explorer.numbers.text(this.state.number, 17);
     explorer.svg.onWidth(this.parts.line, () => explorer.numberLine.draw(this));
     explorer.svg.onWidth(this.parts.chart, () => explorer.spacingChart.draw(this));
+    const toy = find('#toy');
+    explorer.svg.onWidth(toy, () => this.fit(toy));
     this.draw();
+  },
+
+  /* Switches as wide as leaves a byte on one line. */
+  fit(toy) {
+    const room = this.parts.bits.clientWidth;
+    toy.classList.toggle('narrow', room < 460);
+    toy.style.setProperty('--bit', Math.min(40, (room - 30) / 8) + 'px');
   },
 
   get format() { return this.formats[this.state.name]; },

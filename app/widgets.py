@@ -59,8 +59,8 @@ def plot(
     """A figure with buttons to save it; ``height`` in pixels is kept free until it is drawn.
 
     Its value is ``theme.plot_data``. Events: ``point`` with x, y, curve, at (the point's index) and data (its
-    customdata) of what was clicked, on an error map also which ``element`` (row, column) has the cell's value;
-    ``range``, if shapes are ``draggable``, with where a line was dragged ``from`` and ``to``.
+    customdata) of what was clicked, on an error map also which ``element`` (row, column) has the value of the
+    cell; ``range``, if shapes are ``draggable``, with where a line was dragged ``from`` and ``to``.
     """
     if figure is not None and figure.layout.height:
         height = int(figure.layout.height)

@@ -330,7 +330,7 @@ def test_the_frontier_answers_a_click(page: Page, url: str) -> None:
         return out; }"""
     )
     assert any("1x48" in text for text, _, _ in points)
-    text, x, y = next(p for p in points if p[0] == "fp8_e4m3_row")
+    _, x, y = next(p for p in points if p[0] == "fp8_e4m3_row")
     page.mouse.move(x, y)
     page.locator("#frontier .hovertext").first.wait_for()
     page.mouse.click(x, y)
@@ -414,7 +414,8 @@ def test_calibration_is_there_when_it_is_seen(page: Page, url: str) -> None:
     line = page.evaluate(
         """() => { const p = document.querySelector('#ranges .figure'), box = p.getBoundingClientRect();
         const s = p._fullLayout.shapes.find(s => s.name === 'high'), l = p._fullLayout;
-        return [box.left + l._size.l + l.xaxis.d2p(s.x0), box.top + l._size.t + l._size.h / 2, l._size.w]; }"""
+        return [box.left + l._size.l + l.xaxis.d2p(s.x0), box.top + l._size.t + l._size.h / 2,
+          l._size.w]; }"""
     )
     page.mouse.move(line[0], line[1])
     page.mouse.down()

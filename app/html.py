@@ -33,9 +33,14 @@ class JoinLines(Extension):
         return re.sub(r"\s*\n\s*", " ", re.sub(r"\s*\n\s*(?=[<{]|$)", "", source))
 
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
 def number(value: float) -> str:
-    """A number for reading: seven digits, a real minus sign."""
-    return f"{value:.7g}".replace("-", "−")
+    """A number for reading: seven digits, a real minus sign, powers of ten as such."""
+    digits, _, power = f"{value:.7g}".partition("e")
+    raised = f" × 10{str(int(power)).translate(_RAISED)}" if power else ""
+    return digits.replace("-", "−") + raised
 
 
 _TEMPLATES = Environment(

@@ -250,7 +250,7 @@ def _specials(fmt: Format) -> str:
 
 
 def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
-    """Sizes by scheme; the sidebar's own is marked."""
+    """Sizes by scheme; the page's own is marked."""
     return render("memory", rows=rows, chosen=chosen)
 
 

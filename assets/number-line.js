@@ -74,7 +74,7 @@ explorer.numberLine = {
       const power = Math.log2(Math.abs(value) || 2 ** this.LOWEST);
       return middle + Math.sign(value) * pixels / 2 * Math.max(0, (power - this.LOWEST) / span);
     };
-    const powers = pixels > 420 ? [-8, -4, 0, 4, 8, 12, 16] : [-4, 4, 12];
+    const powers = pixels > 420 ? [-8, -4, 0, 4, 8, 12, 16] : [2, 12];
     const ticks = [...powers.map(p => -(2 ** p)).reverse(), 0, ...powers.map(p => 2 ** p)];
     return {at, ticks, low: -(2 ** this.HIGHEST), high: 2 ** this.HIGHEST, log: true};
   },
@@ -82,11 +82,11 @@ explorer.numberLine = {
   drawAxis(sheet, bottom) {
     const {svg, numbers} = explorer, {at, ticks, log} = this.scale;
     for (const tick of ticks) {
-      const x = at(tick), power = Math.round(Math.log2(Math.abs(tick)));
-      const text = log && Math.abs(power) > 4 && tick
-        ? (tick < 0 ? '−2' : '2') + numbers.raised(power) : numbers.text(tick, 4);
+      const x = at(tick), place = {class: 'tick', x, y: bottom + 18, 'text-anchor': 'middle'};
+      const power = Math.log2(Math.abs(tick)), raised = log && tick && Math.abs(power) > 4;
       sheet.append(svg.node('line', {class: 'grid', x1: x, x2: x, y1: this.TOP, y2: bottom}),
-        svg.node('text', {class: 'tick', x, y: bottom + 18, 'text-anchor': 'middle'}, text));
+        raised ? svg.power(tick < 0 ? '−2' : '2', power, place)
+          : svg.node('text', place, numbers.text(tick, 4)));
     }
   },
 

@@ -205,13 +205,13 @@ explorer.playground = {
     p.formula.replaceChildren(...anatomy.formula(format, code));
     p.rounded.textContent = anatomy.rounding(format, number, value);
     for (const [step, neighbour] of [[p.below, below], [p.above, above]]) {
-      step.textContent = neighbour === null ? 'none' : numbers.text(neighbour, 5);
+      step.textContent = neighbour === null ? 'none' : numbers.text(neighbour, format.bits > 16 ? 9 : 6);
       step.value = neighbour;
       step.disabled = neighbour === null;
     }
     const gap = above === null ? below === null ? null : value - below : above - value;
-    const share = gap !== null && value ? ` · ${numbers.text(100 * gap / Math.abs(value), 3)} %` : '';
-    p.spacing.textContent = gap === null ? 'none' : numbers.text(gap, 4) + share;
+    const share = gap !== null && value ? ` · ${numbers.text(100 * gap / Math.abs(value), 2)} %` : '';
+    p.spacing.textContent = gap === null ? 'none' : numbers.text(gap, 3) + share;
     p.range.textContent = anatomy.range(format);
   },
 

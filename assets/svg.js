@@ -8,6 +8,14 @@ explorer.svg = {
     return node;
   },
 
+  /* A text that reads base to the power of `exponent`, the exponent raised. */
+  power(base, exponent, attributes) {
+    const text = this.node('text', attributes, base);
+    const raised = {dy: '-0.45em', 'font-size': '0.75em'};
+    text.append(this.node('tspan', raised, String(exponent).replace('-', '−')));
+    return text;
+  },
+
   /* The width of a place as it was last seen: to ask for it after a change would lay out the whole page. */
   widthOf(place) { return Math.max(place.seenWidth ?? place.clientWidth, 280); },
 

@@ -448,14 +448,15 @@ def test_methods_run_on_this_tensor_stop_and_refuse(page: Page, url: str) -> Non
 
 def test_training_runs_and_stops(page: Page, url: str) -> None:
     """Each network is shown as it is trained, and a stop keeps those that are done."""
-    open_page(page, url, "tab=learn")
+    open_page(page, url, "tab=training")
+    page.locator("#loss-scaling-words").scroll_into_view_if_needed()
     expect(page.locator("#loss-scaling-words")).to_contain_text("BF16 has float32's range", timeout=30_000)
     page.get_by_role("button", name="Train", exact=True).click()
     networks = count(training.USUAL, training.USUAL_SEEDS)
     expect(page.locator("#training-status")).to_contain_text(
         re.compile(rf"[1-9]\d* of {networks} networks · seed"), timeout=30_000
     )
-    page.get_by_role("button", name="Stop").click()
+    page.locator("#section-training").get_by_role("button", name="Stop").click()
     expect(page.locator("#training-stopped")).to_contain_text("Stopped")
     expect(page.locator("#training-table")).to_contain_text("float32, trained on", timeout=15_000)
 
@@ -465,11 +466,11 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     open_page(page, url, "tab=speed")
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200", timeout=15_000)
     expect(page.locator("#speed-advice")).to_contain_text("For decode")
-    expect(page.locator("#speed-bars .js-plotly-plot .barlayer .point").first).to_be_visible()
+    expect(page.locator("#speed-bars .js-plotly-plot .scatterlayer .point").first).to_be_visible()
     page.get_by_text("Measure on this machine").click()
     page.get_by_role("button", name="N and K of the layer").click()
     expect(page.get_by_label("N", exact=True)).to_have_value("1536")
-    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator("#section-speed").get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#speed-status")).to_contain_text("products at 512×1536×384", timeout=60_000)
     expect(page.locator("#speed-source")).to_contain_text("Measured now", timeout=15_000)
     page.get_by_label("Recorded on an NVIDIA H200").check()

@@ -89,6 +89,7 @@ def test_an_uploaded_file_is_shown(client: Client, tmp_path: Path) -> None:
         "",
         None,
         "mxfp4",
+        "",
         None,
         None,
         True,

@@ -130,7 +130,7 @@ def bench_methods(
 def bench_analysis(
     schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
 ) -> Benchmark[AnalysisTiming]:
-    """The analysis of a random tensor that the Tensor tab shows, on the GPU if there is one."""
+    """The analysis of a random tensor that the Tensor place shows, on the GPU if there is one."""
     every, matrices = list(schemes or SCHEMES.values()), _matrices(shapes or [(4096, 4096)])
     rows = chain.from_iterable(time_analyses(every, shape, work_device(), repeats) for shape in matrices)
     total = len(every) * len(matrices)

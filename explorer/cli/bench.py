@@ -138,7 +138,7 @@ def analysis(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """All that the Tensor tab shows of a random tensor."""
+    """All that the Tensor place shows of a random tensor."""
     from explorer.bench.commands import bench_analysis
 
     use_device(device)

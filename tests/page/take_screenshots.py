@@ -18,7 +18,7 @@ BOTH = "scheme=int4_group32&second=nvfp4"
 
 
 class Picture(NamedTuple):
-    """What is shown: the address's query, an element that begins the picture, and one that says it is done."""
+    """What is shown: the address's query, the element that begins it, and one that says it is done."""
 
     query: str
     top: str

@@ -9,7 +9,7 @@ import gradio as gr
 from app.bar import PairView
 from app.page import Page
 from app.views import listen, shows
-from app.widgets import hidden
+from app.widgets import LATEST, hidden
 from explorer import SCHEMES
 
 

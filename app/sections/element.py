@@ -63,7 +63,7 @@ def inside(position: tuple[float, float], shape: tuple[int, int]) -> tuple[int, 
     row, column = (min(max(int(at), 0), size - 1) for at, size in zip(position, shape, strict=True))
     if (row, column) != position:
         limits.notify(
-            f"This tensor has row 0 to {shape[0] - 1} and column 0 to {shape[1] - 1}: showing ({row}, {column})"
+            f"The tensor has row 0 to {shape[0] - 1} and column 0 to {shape[1] - 1}: ({row}, {column}) shown"
         )
     return row, column
 

@@ -176,8 +176,8 @@ def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
 
 
 def test_an_element_outside_is_a_message(said: list[str]) -> None:
-    """The rows that there are are said, and the nearest is shown: another tensor's element in a link, say, does
-    not keep this tensor from being shown."""
+    """The rows that there are are said, and the nearest is shown: else an element of another tensor in the
+    boxes keeps this one from being shown."""
     out = overview.show(*selection(), 10**6, 0, False)
     assert "row 0 to 1535" in said[0] and (out.row, out.column) == (1535, 0)
     assert typed(*selection(), 3, -5, True).column == 0 and len(said) == 2

@@ -163,7 +163,9 @@ window.explorer = {
     const first = {a: '#preset input', b: '#second-preset input'}[name];
     if (!first || explorer.touch) return;
     document.querySelector(first)?.focus({preventScroll: true});
-    setTimeout(() => explorer.showChosen(document.querySelector(`#panel-${name} ul.options`)), 150);
+    for (const wait of [50, 150, 400]) {
+      setTimeout(() => explorer.showChosen(document.querySelector(`#panel-${name} ul.options`)), wait);
+    }
   },
 
   /* Gradio opens a long list at its end: scroll it to what is chosen. */

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import gradio as gr
 from torch import Tensor
@@ -62,8 +62,13 @@ class CalibrationView(View):
     table: Shown
     held: Shown
 
+    @classmethod
+    def refused(cls, message: str) -> Self:
+        """Said where the conclusion stands: the section is computed because it is seen, not asked for."""
+        return cls.unchanged(sentence=html.status(message))
 
-@shows(CalibrationView)
+
+@shows(CalibrationView, told=True)
 def show(chosen: Selection, own: float | None) -> CalibrationView:
     """Calibrate the chosen tensor with one scale for all. After the selection comes the visitor's own range,
     as a share (0 … 1) of the largest value. Returns the sentence, three figures, the table, and what static

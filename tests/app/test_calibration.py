@@ -39,8 +39,8 @@ def test_a_cast_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheme without scales has no range to calibrate: the reason is said, and nothing is computed."""
     said: list[str] = []
     monkeypatch.setattr(limits, "notify", said.append)
-    calibration.show(*selection(scheme="bf16"), 0.5)
-    assert "it has no range" in said[0]
+    out = calibration.show(*selection(scheme="bf16"), 0.5)
+    assert "it has no range" in out.sentence and not said, "nobody asked for it: no notification"
 
 
 def test_a_new_upload_under_an_old_path_is_calibrated_anew(tmp_path: Path) -> None:

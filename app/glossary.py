@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,6 +48,12 @@ def term(name: str, text: str | None = None) -> Markup:
     return Markup('<button type="button" class="term" data-term="{}">{}</button>').format(
         find(name).id, text or name
     )
+
+
+def linked(text: str) -> Markup:
+    """``text`` with each <term> in angle brackets as its button."""
+    pieces = re.split(r"<([^<>]+)>", text)
+    return Markup("").join(term(piece) if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def head() -> str:

@@ -42,7 +42,7 @@ _TEMPLATES = Environment(
     undefined=StrictUndefined,
     extensions=[JoinLines],
 )
-_TEMPLATES.filters["number"] = short
+_TEMPLATES.filters |= {"number": short, "linked": glossary.linked}
 _TEMPLATES.globals["term"] = glossary.term
 
 
@@ -250,7 +250,7 @@ def _specials(fmt: Format) -> str:
 
 
 def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
-    """Sizes by scheme; the sidebar's own is marked."""
+    """Sizes by scheme; the page's own is marked."""
     return render("memory", rows=rows, chosen=chosen)
 
 

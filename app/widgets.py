@@ -48,24 +48,25 @@ def card(title: str, about: str) -> Iterator[None]:
 FIGURE = """<div class="figure-tools"><button type="button" data-kind="reset" hidden>Reset zoom</button>\
 <button type="button" data-kind="svg" title="Save as SVG">SVG</button>\
 <button type="button" data-kind="png" title="Save as PNG">PNG</button></div>\
-<div class="figure" style="min-height:{height}px"></div>"""
+<div class="figure" style="min-height:{height}px"{options}></div>"""
 DRAW = """explorer.figure(element, props, watch, (kind, what) =>
   kind === 'point' ? trigger('point', what) : trigger('range', what))"""
 
 
-def plot(elem_id: str, figure: go.Figure | None = None, height: int = 340) -> Control:
+def plot(
+    elem_id: str, figure: go.Figure | None = None, height: int = 340, draggable: bool = False
+) -> Control:
     """A figure with buttons to save it; ``height`` in pixels is kept free until it is drawn.
 
     Its value is ``theme.plot_data``. Events: ``point`` with x, y, curve, at (the point's index) and data (its
-    customdata) of what was clicked; ``range`` with the shapes of a figure whose ``layout.meta.draggable`` is
-    set, after one was dragged. A click on a map of elements also says which ``element`` (row, column) has the
-    cell's value.
+    customdata) of what was clicked, on an error map also which ``element`` (row, column) has the value of the
+    cell; ``range``, if shapes are ``draggable``, with where a line was dragged ``from`` and ``to``.
     """
     if figure is not None and figure.layout.height:
         height = int(figure.layout.height)
     return gr.HTML(
         plot_data(figure) if figure is not None else "",
-        html_template=FIGURE.format(height=height),
+        html_template=FIGURE.format(height=height, options=" data-draggable" if draggable else ""),
         js_on_load=DRAW,
         apply_default_css=False,
         padding=False,
@@ -75,11 +76,16 @@ def plot(elem_id: str, figure: go.Figure | None = None, height: int = 340) -> Co
 
 
 def plot_card(
-    title: str, about: str, elem_id: str, figure: go.Figure | None = None, height: int = 340
+    title: str,
+    about: str,
+    elem_id: str,
+    figure: go.Figure | None = None,
+    height: int = 340,
+    draggable: bool = False,
 ) -> Control:
     """A figure in a card of its own."""
     with card(title, about):
-        return plot(elem_id, figure, height)
+        return plot(elem_id, figure, height, draggable)
 
 
 def plot_pair(title: str, about: str, elem_id: str, height: int = 340) -> tuple[Control, Control]:

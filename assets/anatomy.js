@@ -119,12 +119,14 @@ explorer.anatomy = {
     if (value === number) return 'exact';
     const share = 100 * (value - number) / number;
     if (!Number.isFinite(share)) return '';
+    if (Math.abs(share) < 0.001) return '< 0.001 %';
     return (share > 0 ? '+' : '') + explorer.numbers.text(share, 3) + ' %';
   },
 
   range(format) {
     const {numbers} = explorer;
     const least = format.levels ? format.levels[0] : -format.max;
-    return `${numbers.text(least, 5)} … ${numbers.text(format.max, 5)}`;
+    if (least === -format.max) return '± ' + numbers.text(format.max, 4);
+    return `${numbers.text(least, 4)} … ${numbers.text(format.max, 4)}`;
   },
 };

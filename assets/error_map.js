@@ -30,6 +30,15 @@ explorer.errorMap = {
     return explorer.errorMap.element(trace.meta, explorer.errorMap.rows(trace.customdata), down, right);
   },
 
+  /* Arrow keys move the inspected element while the map has the focus, which a click gives it. */
+  focusable(plot) {
+    if (plot.tabIndex === 0) return;
+    plot.tabIndex = 0;
+    plot.setAttribute('role', 'group');
+    plot.setAttribute('aria-label', 'Error map: arrow keys move the inspected element');
+    plot.addEventListener('pointerdown', () => plot.focus({preventScroll: true}));
+  },
+
   /* Give the error maps of a figure, before plotly draws it, their words for the hover. */
   describe(figure) {
     for (const trace of figure.data) {

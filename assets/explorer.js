@@ -159,7 +159,15 @@ window.explorer = {
     document.documentElement.dataset.panel = name;
     explorer.markPanels();
     const first = {a: '#preset input', b: '#second-preset input'}[name];
-    if (first && !explorer.touch) document.querySelector(first)?.focus({preventScroll: true});
+    if (!first || explorer.touch) return;
+    document.querySelector(first)?.focus({preventScroll: true});
+    setTimeout(() => explorer.showChosen(document.querySelector(`#panel-${name} ul.options`)), 150);
+  },
+
+  /* Gradio opens a long list at its end: scroll it to what is chosen. */
+  showChosen(list) {
+    const chosen = list?.querySelector('[aria-selected="true"]');
+    if (chosen) list.scrollTop = chosen.offsetTop - list.clientHeight / 3;
   },
 
   closePanels() {

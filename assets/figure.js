@@ -9,27 +9,29 @@ document.querySelector('base')?.remove();
 explorer.touch = matchMedia('(hover: none)').matches;
 
 /* Draw the figures that arrive in `props.value` (JSON with data and layout, or empty) in `element`. `send`
-   is called with "point" and what was clicked, and with "range" and the ends of a range that was dragged. */
+   is called with "point" and what was clicked, and with "range" and where a line was dragged from and to. */
 explorer.figure = (element, props, watch, send) => {
   const plot = element.querySelector('.figure');
-  let drawn = null, width = 0;
+  let drawn = null, kind = null, width = 0, starts = [], zoomed = false;
 
-  const draw = async () => {
+  const draw = async changes => {
     if (!props.value || !plot.clientWidth || !window.Plotly) return;
-    const spec = JSON.parse(props.value);
+    const spec = explorer.errorMap.describe(JSON.parse(props.value));
+    if (kind === spec.layout.uirevision) explorer.keepSwitches(plot, spec.layout);
+    else zoomed = false;
+    kind = spec.layout.uirevision;
+    starts = (spec.layout.shapes || []).map(shape => shape.x0);
     drawn = props.value;
     width = plot.clientWidth;
-    const layout = {...spec.layout, width, autosize: false};
+    const layout = {...spec.layout, ...changes, width, autosize: false};
     element.classList.remove('empty');
     if (explorer.touch) layout.dragmode = false;
     const config = {displayModeBar: false, responsive: false, doubleClick: 'reset',
-      edits: {shapePosition: Boolean(spec.layout.meta?.draggable)}};
+      edits: {shapePosition: 'draggable' in plot.dataset}};
     const first = !plot._fullLayout;
     await Plotly.react(plot, spec.data, layout, config);
-    for (const [at, trace] of plot.data.entries()) {
-      if (trace.meta?.unit) await Plotly.restyle(plot, {text: [explorer.hoverOf(trace)]}, [at]);
-    }
     plot.style.minHeight = '';
+    if (spec.data.some(trace => trace.meta?.codes)) explorer.errorMap.focusable(plot);
     if (first) listen();
     showReset();
   };
@@ -37,31 +39,36 @@ explorer.figure = (element, props, watch, send) => {
   const listen = () => {
     plot.on('plotly_click', event => {
       const point = event.points[0], at = point.pointIndex ?? point.pointNumber ?? null;
-      const element = point.data.meta?.unit ? explorer.elementOf(point.data, ...at) : null;
+      const element = point.data.meta?.codes ? explorer.errorMap.clicked(point) : null;
       send('point', {x: point.x ?? null, y: point.y ?? null, curve: point.curveNumber, at, element,
         data: element ? null : point.customdata ?? null});
     });
     plot.on('plotly_relayout', changes => {
+      const keys = Object.keys(changes);
+      if (keys.some(key => /^[xy]axis\d*\.range/.test(key))) zoomed = true;
+      if (keys.some(key => /^[xy]axis\d*\.autorange/.test(key))) zoomed = false;
       showReset();
-      if (Object.keys(changes).some(key => key.startsWith('shapes['))) {
-        send('range', {shapes: plot.layout.shapes.map(({name, x0, x1}) => ({name, x0, x1}))});
-      }
+      const moved = keys.map(key => key.match(/^shapes\[(\d+)\]\.x0$/)).find(Boolean);
+      if (moved) send('range', {from: starts[moved[1]], to: changes[moved[0]]});
     });
   };
 
   const tools = element.querySelector('.figure-tools');
   tools.addEventListener('click', event => {
-    const kind = event.target.closest('button')?.dataset.kind;
-    if (!kind || !plot._fullLayout) return;
-    if (kind === 'reset') return explorer.resetAxes(plot);
-    Plotly.downloadImage(plot, {format: kind, scale: 2, width: plot.clientWidth,
+    const tool = event.target.closest('button')?.dataset.kind;
+    if (!tool || !plot._fullLayout) return;
+    if (tool === 'reset') {
+      zoomed = false;
+      return draw({uirevision: `${Date.now()}`});
+    }
+    Plotly.downloadImage(plot, {format: tool, scale: 2, width: plot.clientWidth,
       height: plot._fullLayout.height, filename: plot.layout.meta?.filename || 'figure'});
   });
   const showReset = () => {
-    tools.querySelector('[data-kind=reset]').hidden = !explorer.zoomed(plot);
+    tools.querySelector('[data-kind=reset]').hidden = !zoomed;
   };
 
-  const width_changed = () => {
+  const resized = () => {
     if (drawn !== props.value) draw();
     else if (plot.clientWidth && plot.clientWidth !== width) {
       width = plot.clientWidth;
@@ -73,41 +80,18 @@ explorer.figure = (element, props, watch, send) => {
     element.classList.toggle('empty', !props.value);
     draw();
   });
-  new ResizeObserver(() => requestAnimationFrame(width_changed)).observe(plot);
-  explorer.plotly.then(draw);
+  new ResizeObserver(() => requestAnimationFrame(resized)).observe(plot);
+  explorer.plotly.then(() => draw());
 };
 
-/* A map of elements: each cell shows its largest value, and `customdata` says which of its elements that is,
-   counted along the rows of the cell. */
-explorer.elementOf = (trace, down, right) => {
-  const {tall, wide} = trace.meta, within = trace.customdata ? trace.customdata[down][right] : 0;
-  return [down * tall + Math.floor(within / wide), right * wide + within % wide];
-};
-
-explorer.hoverOf = trace => Array.from(trace.z, (line, down) => Array.from(line, (code, right) => {
-  const [row, column] = explorer.elementOf(trace, down, right);
-  return `${(code * trace.meta.unit).toPrecision(3)} at row ${row}, column ${column}`;
-}));
-
-explorer.axesOf = plot => Object.keys(plot._fullLayout || {}).filter(key => /^[xy]axis[0-9]*$/.test(key));
-
-/* Whether the visitor has zoomed or moved an axis away from where Python put it. */
-explorer.zoomed = plot => explorer.axesOf(plot).some(key => {
-  const axis = plot._fullLayout[key], first = axis._rangeInitial0 === undefined
-    ? null : [axis._rangeInitial0, axis._rangeInitial1];
-  const same = (a, b) => Math.abs(a - b) <= 1e-9 * Math.max(1, Math.abs(a));
-  return first && first[0] != null && axis.range
-    && !(same(axis.range[0], first[0]) && same(axis.range[1], first[1]));
-});
-
-explorer.resetAxes = plot => {
-  const changes = {};
-  for (const key of explorer.axesOf(plot)) {
-    const axis = plot._fullLayout[key];
-    if (axis._rangeInitial0 === undefined) changes[key + '.autorange'] = true;
-    else changes[key + '.range'] = [axis._rangeInitial0, axis._rangeInitial1];
+/* Axes that the visitor has switched, between linear and logarithmic, stay so in the next figure of its kind. */
+explorer.keepSwitches = (plot, layout) => {
+  const at = (tree, path) => path.split('.').reduce((part, key) => part?.[key], tree);
+  if (!plot.layout) return;
+  for (const path of layout.meta?.switched || []) {
+    const now = at(plot.layout, path), keys = path.split('.'), last = keys.pop();
+    if (now !== undefined) at(layout, keys.join('.'))[last] = now;
   }
-  Plotly.relayout(plot, changes);
 };
 
 explorer.plotly = new Promise(resolve => {

@@ -13,18 +13,42 @@ explorer.numberLine = {
 
   draw(playground) {
     const {svg, numbers} = explorer, {state} = playground, rows = this.rows(playground);
-    const height = this.TOP + this.ROWS + this.BOTTOM;
-    const number = numbers.text(state.number);
-    const label = `Values of ${rows.length} formats on a line, the number ${number} marked`;
-    const {sheet, width} = svg.sheet(playground.parts.line, height, label);
-    this.scale = this.scaleOf(playground, width - this.LABEL - 14);
-    const bottom = this.TOP + this.ROWS;
+    const place = playground.parts.line, width = svg.widthOf(place);
     this.row = this.ROWS / rows.length;
-    this.drawAxis(sheet, bottom);
-    rows.forEach((format, i) => {
-      this.drawRow(sheet, format, this.TOP + (i + 0.5) * this.row, width, playground);
-    });
-    this.drawNumber(sheet, state.number, bottom);
+    this.scale = this.scaleOf(playground, width - this.LABEL - 14);
+    const {low, high} = this.scale, names = rows.map(format => format.name);
+    const still = [state.view, low, high, width, state.name, ...names].join();
+    if (place.still !== still) {
+      place.still = still;
+      this.drawStill(svg.sheet(place, this.TOP + this.ROWS + this.BOTTOM, ''), rows, state.name);
+    }
+    const sheet = place.querySelector('svg');
+    sheet.setAttribute('aria-label', `Values of ${rows.length} formats on a line, `
+      + `the number ${numbers.text(state.number)} marked`);
+    sheet.querySelector('.moving').replaceChildren(...this.moving(rows, state.number, width));
+  },
+
+  /* What stays while the number moves: the axis, and each format's values. */
+  drawStill({sheet, width}, rows, chosen) {
+    this.drawAxis(sheet, this.TOP + this.ROWS);
+    rows.forEach((format, i) => this.drawRow(sheet, format, this.middleOf(i), width, format.name === chosen));
+    sheet.append(explorer.svg.node('g', {class: 'moving'}));
+  },
+
+  middleOf(i) { return this.TOP + (i + 0.5) * this.row; },
+
+  /* The number across all rows, and what each of them stores for it. */
+  moving(rows, number, width) {
+    if (Number.isNaN(number)) return [];
+    const {svg, numbers} = explorer, {at, low, high} = this.scale, bottom = this.TOP + this.ROWS;
+    const stored = rows.map(format => numbers.round(format, number));
+    const x = Math.min(Math.max(at(Math.min(Math.max(number, low), high)), this.LABEL), width - 4);
+    return [
+      ...rows.map((format, i) => svg.node('circle', {class: 'stored', cx: at(stored[i]), cy: this.middleOf(i),
+        r: 4.5, fill: format.color})).filter((_, i) => stored[i] >= low && stored[i] <= high),
+      svg.node('line', {class: 'marker', x1: x, x2: x, y1: this.TOP - 6, y2: bottom}),
+      svg.node('text', {class: 'marker-text', x, y: 14, 'text-anchor': 'middle'}, numbers.text(number, 6)),
+    ];
   },
 
   /* From a value to a place in pixels, and the values that the axis names. */
@@ -50,7 +74,7 @@ explorer.numberLine = {
       const power = Math.log2(Math.abs(value) || 2 ** this.LOWEST);
       return middle + Math.sign(value) * pixels / 2 * Math.max(0, (power - this.LOWEST) / span);
     };
-    const powers = pixels > 420 ? [-8, -4, 0, 4, 8, 12, 16] : [-4, 4, 12];
+    const powers = pixels > 420 ? [-8, -4, 0, 4, 8, 12, 16] : [2, 12];
     const ticks = [...powers.map(p => -(2 ** p)).reverse(), 0, ...powers.map(p => 2 ** p)];
     return {at, ticks, low: -(2 ** this.HIGHEST), high: 2 ** this.HIGHEST, log: true};
   },
@@ -58,38 +82,23 @@ explorer.numberLine = {
   drawAxis(sheet, bottom) {
     const {svg, numbers} = explorer, {at, ticks, log} = this.scale;
     for (const tick of ticks) {
-      const x = at(tick), power = Math.round(Math.log2(Math.abs(tick)));
-      const text = log && Math.abs(power) > 4 && tick
-        ? (tick < 0 ? '−2' : '2') + numbers.raised(power) : numbers.text(tick, 4);
+      const x = at(tick), place = {class: 'tick', x, y: bottom + 18, 'text-anchor': 'middle'};
+      const power = Math.log2(Math.abs(tick)), raised = log && tick && Math.abs(power) > 4;
       sheet.append(svg.node('line', {class: 'grid', x1: x, x2: x, y1: this.TOP, y2: bottom}),
-        svg.node('text', {class: 'tick', x, y: bottom + 18, 'text-anchor': 'middle'}, text));
+        raised ? svg.power(tick < 0 ? '−2' : '2', power, place)
+          : svg.node('text', place, numbers.text(tick, 4)));
     }
   },
 
-  drawRow(sheet, format, y, width, {state}) {
-    const {svg, numbers} = explorer, {at, low, high} = this.scale, chosen = format.name === state.name;
+  drawRow(sheet, format, y, width, chosen) {
+    const {svg} = explorer, {at, low, high} = this.scale, top = y - this.row / 2;
     if (chosen) {
-      const top = y - this.row / 2;
       sheet.append(svg.node('rect', {class: 'chosen', x: 0, y: top, width, height: this.row, rx: 6}));
     }
     sheet.append(svg.node('text', {class: chosen ? 'name on' : 'name', x: 8, y: y + 4}, format.label));
     const shown = format.levels.filter(level => level >= low && level <= high);
     const ticks = shown.map(level => `M${at(level).toFixed(1)} ${y - 8}v16`).join('');
     sheet.append(svg.node('path', {class: 'levels', d: ticks, stroke: format.color}));
-    const stored = numbers.round(format, state.number);
-    if (stored !== null && stored >= low && stored <= high) {
-      sheet.append(svg.node('circle', {class: 'stored', cx: at(stored), cy: y, r: 4.5, fill: format.color}));
-    }
-  },
-
-  drawNumber(sheet, number, bottom) {
-    const {at, low, high} = this.scale;
-    if (Number.isNaN(number)) return;
-    const x = Math.min(Math.max(at(Math.min(Math.max(number, low), high)), this.LABEL), sheet.clientWidth - 4
-      || Infinity);
-    sheet.append(explorer.svg.node('line', {class: 'marker', x1: x, x2: x, y1: this.TOP - 6, y2: bottom}),
-      explorer.svg.node('text', {class: 'marker-text', x, y: 14, 'text-anchor': 'middle'},
-        explorer.numbers.text(number, 6)));
   },
 
   /* The format and level under a place in the drawing, or null. */

@@ -20,7 +20,16 @@ explorer.playground = {
     this.parts.entry.value = explorer.numbers.text(this.state.number, 17);
     explorer.svg.onWidth(this.parts.line, () => explorer.numberLine.draw(this));
     explorer.svg.onWidth(this.parts.chart, () => explorer.spacingChart.draw(this));
+    const toy = find('#toy');
+    explorer.svg.onWidth(toy, () => this.fit(toy));
     this.draw();
+  },
+
+  /* Switches as wide as leaves a byte on one line. */
+  fit(toy) {
+    const room = this.parts.bits.clientWidth;
+    toy.classList.toggle('narrow', room < 460);
+    toy.style.setProperty('--bit', Math.min(40, (room - 30) / 8) + 'px');
   },
 
   get format() { return this.formats[this.state.name]; },
@@ -196,13 +205,13 @@ explorer.playground = {
     p.formula.replaceChildren(...anatomy.formula(format, code));
     p.rounded.textContent = anatomy.rounding(format, number, value);
     for (const [step, neighbour] of [[p.below, below], [p.above, above]]) {
-      step.textContent = neighbour === null ? 'none' : numbers.text(neighbour, 5);
+      step.textContent = neighbour === null ? 'none' : numbers.text(neighbour, format.bits > 16 ? 9 : 6);
       step.value = neighbour;
       step.disabled = neighbour === null;
     }
     const gap = above === null ? below === null ? null : value - below : above - value;
-    const share = gap !== null && value ? ` · ${numbers.text(100 * gap / Math.abs(value), 3)} %` : '';
-    p.spacing.textContent = gap === null ? 'none' : numbers.text(gap, 4) + share;
+    const share = gap !== null && value ? ` · ${numbers.text(100 * gap / Math.abs(value), 2)} %` : '';
+    p.spacing.textContent = gap === null ? 'none' : numbers.text(gap, 3) + share;
     p.range.textContent = anatomy.range(format);
   },
 

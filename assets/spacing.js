@@ -25,13 +25,13 @@ explorer.spacingChart = {
   },
 
   gridLine(sheet, at, axis, power, width) {
-    const text = '2' + explorer.numbers.raised(power), bottom = this.HEIGHT - this.BOTTOM, {svg} = explorer;
+    const bottom = this.HEIGHT - this.BOTTOM, {svg} = explorer;
     const [line, tick] = axis === 'x'
       ? [{x1: at, x2: at, y1: this.TOP, y2: bottom}, {x: at, y: bottom + 16, 'text-anchor': 'middle'}]
       : [{x1: this.LEFT, x2: width - this.RIGHT, y1: at, y2: at},
         {x: this.LEFT - 8, y: at + 4, 'text-anchor': 'end'}];
     sheet.append(svg.node('line', {class: 'grid', ...line}),
-      svg.node('text', {class: 'tick', ...tick}, text));
+      svg.power('2', power, {class: 'tick', ...tick}));
   },
 
   /* Magnitudes and the gap above each, within the axes. */

@@ -8,9 +8,20 @@ explorer.svg = {
     return node;
   },
 
+  /* A text that reads base to the power of `exponent`, the exponent raised. */
+  power(base, exponent, attributes) {
+    const text = this.node('text', attributes, base);
+    const raised = {dy: '-0.45em', 'font-size': '0.75em'};
+    text.append(this.node('tspan', raised, String(exponent).replace('-', '−')));
+    return text;
+  },
+
+  /* The width of a place as it was last seen: to ask for it after a change would lay out the whole page. */
+  widthOf(place) { return Math.max(place.seenWidth ?? place.clientWidth, 280); },
+
   /* An empty drawing as wide as its place, in CSS pixels; `label` is what a screen reader says. */
   sheet(place, height, label) {
-    const width = Math.max(place.clientWidth, 280);
+    const width = this.widthOf(place);
     const sheet = this.node('svg', {width, height, viewBox: `0 0 ${width} ${height}`, role: 'img',
       'aria-label': label});
     place.style.minHeight = height + 'px';
@@ -21,10 +32,9 @@ explorer.svg = {
 
   /* Draw again whenever the place gets another width (a resize, a tab that opens). */
   onWidth(place, draw) {
-    let width = 0;
     new ResizeObserver(() => {
-      if (!place.clientWidth || place.clientWidth === width) return;
-      width = place.clientWidth;
+      if (!place.clientWidth || place.clientWidth === place.seenWidth) return;
+      place.seenWidth = place.clientWidth;
       draw();
     }).observe(place);
   },

@@ -164,7 +164,7 @@ def build(page: Page) -> None:
         again = gr.Slider(1, MOST_EPOCHS, value=8, step=1, label="Epochs of training on", min_width=120)
         inputs = gr.Dropdown(list(INPUTS), value="float32", label="Inputs of hidden layers", min_width=160)
     with gr.Row():
-        start = gr.Button("Train", variant="primary", min_width=120)
+        start = gr.Button("Train", variant="primary", min_width=120, scale=0)
         stop = stop_button()
     status = block(
         html.status("Not trained yet; the default takes some ten seconds on two cores."),

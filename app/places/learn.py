@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from app import html
-from app.learn import playground, training
+from app.learn import playground, story, training
 from app.page import Page
 from app.widgets import block
 
 TITLE, NAME = "Learn", "learn"
 CHAPTERS = {
     "learn-formats": "One number",
+    "learn-story": "A guided story",
     "learn-training": "Training",
     "learn-reference": "Reference",
 }
@@ -21,6 +22,8 @@ def build(page: Page) -> None:
     block(html.render("learn/chapters", chapters=CHAPTERS), js_on_load="explorer.chapters(element)")
     with page.section("formats"):
         block(playground.playground(), js_on_load=playground.ON_LOAD)
+    with page.section("story"):
+        block(story.story(), js_on_load=story.ON_LOAD)
     with page.section("training"):
         block(html.render("learn/training"))
         training.build(page)

@@ -110,18 +110,19 @@ def build_verdict(page: Page) -> tuple[gr.HTML, gr.HTML]:
 def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
     """What became of the values, where the error is, one element, scales and codes."""
     with page.section("values"), gr.Row():
-        values = plot_card(
-            "Values before and after",
-            "grey: the tensor; coloured: what it became; ticks: what the inspected block can represent",
-            "values-plot",
-            height=320,
-        )
-        errors = plot_card("Error", "how far each element moved", "error-plot", height=320)
+        with gr.Column(min_width=380):
+            values = plot_card(
+                "Values before and after",
+                "grey: the tensor; coloured: what it became; ticks: what the inspected block can represent",
+                "values-plot",
+                height=320,
+            )
+            scales = plot_pair("Scales", "one scale per block", "scales-plot")
+        with gr.Column(min_width=380):
+            errors = plot_card("Error", "how far each element moved", "error-plot", height=320)
+            usage = plot_pair("Codes used", "how often each code occurs, by its value", "usage-plot")
     with page.section("element"):
         element = build_element(page, values)
-    with page.section("scales"), gr.Row():
-        scales = plot_pair("Scales", "one scale per block", "scales-plot")
-        usage = plot_pair("Codes used", "how often each code occurs, by its value", "usage-plot")
     with (
         page.section("kernel"),
         gr.Accordion("Kernel: what quantizing by A costs on a GPU", open=False, elem_id="kernel"),

@@ -91,15 +91,11 @@ def show(chosen: Selection, own: float | None) -> CalibrationView:
 
 @shows()
 def share_of(own: float, event: gr.EventData) -> float:
-    """The visitor's range after one of its ends was dragged: a share of the largest value. The figure's name
-    for the end tells what the whole range is: "own low 0.73" for a tensor up to 0.73."""
-    for shape in event.shapes:
-        name, _, largest = str(shape["name"] or "").rpartition(" ")
-        if name in ("own low", "own high") and float(largest) > 0:
-            share = abs(float(shape["x0"])) / float(largest)
-            if abs(share - own) > 1e-3:
-                return round(min(max(share, 0.02), 1.0), 3)
-    return own
+    """The visitor's range, a share of the largest value, after one of its ends was dragged."""
+    start, end = float(getattr(event, "from")), float(event.to)
+    if start == 0:
+        return own
+    return round(min(max(own * end / start, 0.02), 1.0), 2)
 
 
 @shows(PairView)
@@ -140,6 +136,7 @@ def build(page: Page) -> None:
             "on the histogram of the values; drag your range's ends, or use the slider",
             "ranges",
             height=380,
+            draggable=True,
         )
         objectives = plot_card(
             "Objectives",

@@ -208,7 +208,10 @@ def build(page: Page) -> None:
     ):
         with gr.Row(elem_classes="tight"):
             which = gr.Radio(
-                [("A", "a"), ("B", "b")], value="b", label="A click makes a point", elem_id="frontier-side"
+                [("A", "a"), ("B", "b")],
+                value="b",
+                label="A click on a point makes it",
+                elem_id="frontier-side",
             )
             status = block(html.status(""), elem_id="frontier-status")
         figure = plot("frontier", height=420)

@@ -20,7 +20,7 @@ BY_COUNT = "by parameter count"
 
 @shows()
 def sizes(model: str, billions: float, scheme: str) -> str:
-    """The memory a model's weights take: the sidebar's scheme and the usual ones, as a table."""
+    """The memory a model's weights take: the chosen scheme and the usual ones, as a table."""
     chosen = Scheme.parse(scheme)
     shape = MODELS.get(model)
     if shape is None and not (billions and 0 < billions <= 1e6):
@@ -32,7 +32,7 @@ def sizes(model: str, billions: float, scheme: str) -> str:
 
 @shows()
 def sizes_of_selection(chosen: Selection, model: str, billions: float) -> str:
-    """``sizes`` for the sidebar's scheme, given the whole selection."""
+    """``sizes`` for scheme A, given the whole selection."""
     return sizes(model, billions, chosen.scheme)
 
 

@@ -280,7 +280,7 @@ def _advice(
     """The choice at the shape shown, and where they were measured those for decode and for prefill."""
     if not here:
         return ""
-    whose = "the layer in the sidebar" if of_layer else "random normal data"
+    whose = "the chosen layer" if of_layer else "random normal data"
     sentences = [summary(every, here, f"{shape} (error on {whose})")]
     for what, usual in (("decode", DECODE), ("prefill", SQUARE)):
         other = at_shape(timings, usual)
@@ -296,7 +296,7 @@ def _files(name: str, machine: Machine, here: Sequence[GemmTiming]) -> Downloads
 
 
 def _layer_errors(chosen: Selection, names: tuple[str, ...]) -> dict[str, float]:
-    """SQNR of each product's output on the sidebar's matrix as W, with seeded normal tokens, computed
+    """SQNR of each product's output on the chosen matrix as W, with seeded normal tokens, computed
     here."""
     matrix = matrix_of(chosen)
     most = limits.current().product_elements >> 4
@@ -313,7 +313,7 @@ def _layer_errors(chosen: Selection, names: tuple[str, ...]) -> dict[str, float]
 
 @shows(ShapeView)
 def from_layer(chosen: Selection, tokens: float | None) -> ShapeView:
-    """M, N, K of the sidebar's matrix as W with the given number of tokens."""
+    """M, N, K of the chosen matrix as W with the given number of tokens."""
     n, k = matrix_of(chosen).values.shape
     return ShapeView(m=int(tokens or 1), n=int(n), k=int(k))
 
@@ -327,7 +327,7 @@ def _recorded_chip() -> str:
 
 
 def build(page: Page) -> None:
-    """Lay the tab out and wire it to the sidebar."""
+    """Lay the section out and wire it to the selection."""
     own = gr.State(None)
     with gr.Row():
         view = gr.Radio(
@@ -340,7 +340,7 @@ def build(page: Page) -> None:
             [], label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)", min_width=260, elem_id="speed-shape"
         )
         errors_of = gr.Radio(
-            [("random data, as timed", RANDOM), ("the layer in the sidebar", LAYER)],
+            [("random data, as timed", RANDOM), ("the chosen layer", LAYER)],
             value=RANDOM,
             label="Error of",
             elem_id="speed-errors",

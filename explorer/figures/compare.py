@@ -107,7 +107,8 @@ def frontier_figure(
     chosen = [(r, letter, color) for r, letter, color in ((a, "A", A), (b, "B", B)) if r is not None]
     chosen = [c for c in chosen if math.isfinite(c[0].report.sqnr_db)]
     if not drawn and not chosen:
-        return empty("no scheme has an error that can be drawn", f"{name} frontier")
+        why = "no scheme has an error that can be drawn" if rows else "no scheme has been compared yet"
+        return empty(why, f"{name} frontier")
     frame = _frame([*drawn, *(row for row, _, _ in chosen)])
     fig = legend_below(figure("bits per element, scales included", "SQNR (dB)", f"{name} frontier", HEIGHT))
     fig.update_layout(

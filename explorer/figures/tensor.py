@@ -35,7 +35,7 @@ CODES = 65535
 """Cells of a map are 16-bit codes, to keep the page light: 0 to this between two values."""
 COLORS = (A, B)
 HEAVY = 40.0
-"""Colours are logarithmic where the largest error is more than so many times a cell's median."""
+"""Colours are logarithmic where the largest error is more than so many times the median of cells with one."""
 SMALLEST = 1e-5
 """The least value that a logarithmic scale of errors shows, in parts of the largest."""
 
@@ -47,6 +47,8 @@ def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
         return empty("no error: every element is restored exactly", f"{name} error")
     errors = on_same_bins([side.analysis.errors for side in sides])
     for index, (side, counted) in enumerate(zip(sides, errors, strict=True)):
+        if side.analysis.report.max_error == 0:
+            continue
         width = float(counted.edges[1] - counted.edges[0])
         fig.add_scatter(
             x0=float(counted.edges[0]) - width / 2,
@@ -69,11 +71,13 @@ def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
     """How many errors lie beyond the bins, and the largest of them."""
     lines = []
     for letter, side in zip("AB", sides, strict=False):
+        if side.analysis.report.max_error == 0:
+            lines.append(f"{letter} has no error")
         errors, largest = side.analysis.errors, side.analysis.report.max_error
         beyond = float(errors.share(errors.below).sum() + errors.share(errors.above).sum())
         if beyond:
             which = f"{letter} " if len(sides) > 1 else ""
-            lines.append(f"{which}{number(100 * beyond)} % beyond, to {number(largest)}")
+            lines.append(f"{which}{100 * beyond:.2g} % beyond, to {number(largest)}")
     if lines:
         fig.add_annotation(
             text="<br>".join(lines),
@@ -107,8 +111,9 @@ def error_map_figures(
     """
     maps = [side.analysis.error_map for side in sides]
     high = max(map(_highest, maps))
-    logarithmic = float(torch.cat([m.reshape(-1) for m in maps]).nanmedian()) < high / HEAVY
-    low = max(min(filter(None, map(_lowest, maps))), high * SMALLEST) if logarithmic else 0.0
+    positive = torch.cat([reduced[reduced > 0] for reduced in maps])
+    logarithmic = len(positive) > 0 and float(positive.median()) < high / HEAVY
+    low = max(float(positive.min()), high * SMALLEST) if logarithmic else 0.0
     figures = []
     for index, (side, reduced) in enumerate(zip(sides, maps, strict=True)):
         letter = f" {'AB'[index]}" if len(sides) > 1 else ""
@@ -289,7 +294,7 @@ def _code_usage(q: QuantizedTensor, counts: Tensor, color: str, name: str) -> go
         customdata=labels,
         hovertemplate="%{customdata}: %{y:.3~%}<extra></extra>",
     )
-    every = max(1, math.ceil(len(labels) / 12))
+    every = 1 << max(0, math.ceil(math.log2(len(labels) / 12)))
     fig.update_xaxes(tickvals=list(range(0, len(labels), every)), ticktext=labels[::every])
     fig.update_layout(bargap=0.15, uirevision=f"codes {q.scheme.format.name}")
     return switch_axis(fig, "yaxis")
@@ -312,5 +317,6 @@ def _exponent_usage(q: QuantizedTensor, fmt: FloatFormat, color: str, name: str)
         marker={"color": color},
         hovertemplate="2^%{x}: %{y:.3~%}<extra></extra>",
     )
+    fig.update_xaxes(tickformat="d", dtick=1 if last - first < 12 else None)
     fig.update_layout(bargap=0.15, uirevision=f"exponents {fmt.name}")
     return switch_axis(fig, "yaxis")

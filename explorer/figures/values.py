@@ -37,13 +37,14 @@ def values_figure(
     margin = fig.layout.margin
     fig.update_layout(height=inside + margin.t + margin.b, uirevision=_identity(before))
     _columns(fig, before, rows, inside)
+    named = next((row for row, block in enumerate(levels) if 0 < len(block) <= MOST_TICKS), 0)
     for row, (side, block, color) in enumerate(zip(sides, levels, (A, B), strict=False)):
         top = inside - row * (ROW + TICKS + BETWEEN)
         domains = [(top - ROW) / inside, top / inside], [(top - ROW - TICKS) / inside, (top - ROW) / inside]
         _row(fig, row, domains, before)
-        _bars(fig, row, side, color)
+        _bars(fig, row, side, color, f"after, {'AB'[row]}" if rows > 1 else "after")
         _outline(fig, row, before)
-        _ticks(fig, row, block, color)
+        _ticks(fig, row, block, color, row == named)
         _caption(fig, row, f"{'AB'[row]}  {side.label}" if rows > 1 else side.label, color)
     return fig
 
@@ -174,7 +175,7 @@ def _row(fig: go.Figure, row: int, domains: tuple[list[float], list[float]], bef
     )
 
 
-def _bars(fig: go.Figure, row: int, side: Side, color: str) -> None:
+def _bars(fig: go.Figure, row: int, side: Side, color: str, name: str) -> None:
     """What each bin holds afterwards, in the centre and in the tails."""
     after, common = (
         side.analysis.after,
@@ -189,7 +190,7 @@ def _bars(fig: go.Figure, row: int, side: Side, color: str) -> None:
         x0=float(edges[0] + edges[1]) / 2,
         dx=float(edges[1] - edges[0]),
         y=after.share(after.middle).astype(np.float32),
-        name=f"after, {'AB'[row]}",
+        name=name,
         legendrank=row + 2,
         hovertemplate="after, %{x:.4g}: %{y:.3~%}<extra></extra>",
         **common,
@@ -237,7 +238,7 @@ def _outline(fig: go.Figure, row: int, before: Spread) -> None:
             fig.add_scatter(xaxis=axis, yaxis=_name("y", 2 * row + 1), showlegend=False, **bins, **line)
 
 
-def _ticks(fig: go.Figure, row: int, levels: np.ndarray, color: str) -> None:
+def _ticks(fig: go.Figure, row: int, levels: np.ndarray, color: str, named: bool) -> None:
     """What the inspected block can represent."""
     if not 0 < len(levels) <= MOST_TICKS:
         return
@@ -250,7 +251,7 @@ def _ticks(fig: go.Figure, row: int, levels: np.ndarray, color: str) -> None:
         name="representable",
         legendgroup="levels",
         legendrank=4,
-        showlegend=row == 0,
+        showlegend=named,
         hovertemplate="%{x:.5g}, a value that the inspected block can represent<extra></extra>",
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app import glossary, html
+from app.learn import story
 from explorer.paths import ASSETS
 
 TEMPLATES = Path(html.__file__).with_name("templates")
@@ -38,6 +39,12 @@ def test_every_term_of_a_template_is_explained(path: Path) -> None:
     """A term without an entry would fail only when its page is opened."""
     for name in USED.findall(path.read_text(encoding="utf-8")):
         assert glossary.find(name)
+
+
+@pytest.mark.parametrize("step", story.STEPS, ids=lambda s: s.title)
+def test_every_term_of_the_story_is_explained(step: story.Step) -> None:
+    """Terms stand in the texts in angle brackets; the last step's must be found as surely as the first's."""
+    assert glossary.linked(step.text + step.lesson).count("data-term") >= 1
 
 
 def test_a_term_is_a_button_and_an_unknown_one_is_refused() -> None:

@@ -66,7 +66,7 @@ def test_every_recorded_shape_and_ladder_can_be_shown() -> None:
 def test_the_error_can_be_that_of_the_chosen_layer() -> None:
     random, layer = shown(), shown(errors=speed.LAYER)
     assert random.tradeoff != layer.tradeoff
-    assert "the layer in the sidebar" in layer.sentence
+    assert "the chosen layer" in layer.sentence
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:

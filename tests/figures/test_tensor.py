@@ -151,3 +151,21 @@ def test_a_small_matrix_needs_no_places() -> None:
     """Where a cell is an element, only its value is sent."""
     (side,) = sides_of(TENSORS["zero"], ("int4_group128",))
     assert error_map_figures([side], (40, 64), (0, 0), "n")[0].data[0].customdata is None
+
+
+def test_an_exact_side_hides_nothing_of_the_other() -> None:
+    """Beside a copy without error, the other's histogram, colours and levels are those that it has alone."""
+    both, alone = (
+        sides_of(TENSORS["normal"], names) for names in (("fp32", "int8_tensor"), ("int8_tensor",))
+    )
+    drawn = error_figure(both, "n")
+    assert len(drawn.data) == 1 and "A has no error" in drawn.layout.annotations[0].text
+    maps = [error_map_figures(sides, (400, 640), (0, 0), "n")[-1].data[0] for sides in (both, alone)]
+    assert maps[0].meta == maps[1].meta and not maps[0].meta["logarithmic"]
+    levels = [block_levels(side.analysis.q, 0, 0) for side in both]
+    shown = [
+        t.name
+        for t in values_figure(both[0].analysis.before, both, levels, "n").data
+        if t.showlegend is not False
+    ]
+    assert shown.count("representable") == 1

@@ -68,7 +68,7 @@ def test_alive_on_load(page: Page, url: str) -> None:
 
 
 def test_two_schemes_by_the_mouse(page: Page, url: str, browser: Browser) -> None:
-    """Own choice of B in two clicks; numbers stand side by side; the address says both; Back takes B away."""
+    """B in two clicks; numbers stand side by side; the address says both; Back takes B away."""
     open_page(page, url, "scheme=int4_group32")
     page.locator("#chips [data-panel=b]").click()
     page.locator("#panel-b").get_by_role(
@@ -93,10 +93,10 @@ def test_two_schemes_by_the_mouse(page: Page, url: str, browser: Browser) -> Non
 def test_keys_swap_and_step(page: Page, url: str) -> None:
     """x swaps A and B, ] and [ step through the schemes, ? shows the keys; typing in a box does neither."""
     open_page(page, url, "scheme=int4_row&second=nvfp4")
-    a, b = sqnr(page, 0), sqnr(page, 1)
+    a, b = (sqnr(page, side)[1:] for side in (0, 1))
     page.keyboard.press("x")
     expect(page.locator("#chip-a")).to_contain_text("NVFP4")
-    assert (sqnr(page, 0), sqnr(page, 1)) == (b, a)
+    assert [sqnr(page, side)[1:] for side in (0, 1)] == [b, a]
     page.keyboard.press("]")
     expect(page.locator("#chip-a")).not_to_contain_text("NVFP4 (E4M3 block 16")
     page.keyboard.press("[")
@@ -162,8 +162,8 @@ def hover_value(page: Page, at: tuple[float, float]) -> tuple[float, int, int]:
     page.mouse.move(box["x"] + box["width"] * at[0], box["y"] + box["height"] * at[1])
     text = page.locator("#error-map .hovertext").first
     text.wait_for()
-    match = re.search(r"([\d.e-]+) at row (\d+), column (\d+)", text.inner_text().replace("−", "-"))
-    assert match, text.inner_text()
+    match = re.search(r"\|error\| ([\d.e-]+)\s*row (\d+), column (\d+)", text.text_content() or "")
+    assert match, text.text_content()
     return float(match[1]), int(match[2]), int(match[3])
 
 
@@ -182,16 +182,16 @@ def test_a_click_on_the_map_opens_the_error_that_it_shows(
     shown = re.search(r"= ([−\d.e-]+)", error)
     assert shown and abs(float(shown[1].replace("−", "-"))) == pytest.approx(value, rel=2e-2)
     page.wait_for_function(f"location.search.includes('row={row}')")
-    page.locator("#error-map").focus()
-    page.locator("#position input").first.focus()
-    page.locator("#inspector").click()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#inspector h3")).to_contain_text(f"Element ({row + 1}, {column})")
 
 
 def test_arrow_keys_walk_over_elements(page: Page, url: str) -> None:
     """From the inspected element to its neighbour: its row or column grows by one."""
     open_page(page, url, "row=10&column=20")
     expect(page.locator("#inspector h3")).to_contain_text("Element (10, 20)")
-    page.locator("#map-focus").focus()
+    drawn(page, "error-map")
+    page.locator("#error-map .figure").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#inspector h3")).to_contain_text("Element (10, 21)")
     page.keyboard.press("ArrowDown")
@@ -283,7 +283,7 @@ def test_upload_choose_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> N
     expect(page.locator(".toast-body")).to_have_count(1)
     expect(page.locator("#which .tensor")).to_contain_text("second · 8×8")
     expect(page.locator("#chip-tensor")).to_contain_text("second")
-    assert page.locator("text=/^Error$/").locator("visible=true").count() == 0, "no error pills"
+    assert page.locator(".wrap .error").locator("visible=true").count() == 0, "no error pills"
 
 
 def test_a_file_dropped_anywhere(page: Page, url: str, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_file_dropped_anywhere(page: Page, url: str, tmp_path: Path) -> None:
     page.dispatch_event("h1", "dragover", {"dataTransfer": transfer})
     expect(page.locator("html[data-drop]")).to_have_count(1)
     page.dispatch_event("h1", "drop", {"dataTransfer": transfer})
-    expect(page.locator("#which .tensor")).to_contain_text("mine.npy · 16×48")
+    expect(page.locator("#which .tensor")).to_contain_text("mine.npy · mine · 16×48")
     expect(page.locator("#chip-tensor")).to_be_visible()
 
 
@@ -330,7 +330,7 @@ def test_the_frontier_answers_a_click(page: Page, url: str) -> None:
         return out; }"""
     )
     assert any("1x48" in text for text, _, _ in points)
-    text, x, y = next(p for p in points if p[0] == "fp8_e4m3_row")
+    _, x, y = next(p for p in points if p[0] == "fp8_e4m3_row")
     page.mouse.move(x, y)
     page.locator("#frontier .hovertext").first.wait_for()
     page.mouse.click(x, y)
@@ -371,7 +371,7 @@ def test_compare_download_and_take_over(page: Page, url: str) -> None:
     usual = len(compare.USUAL)
     expect(page.locator("#compare-status")).to_contain_text(f"{usual} of {usual}", timeout=30_000)
     with page.expect_download() as download:
-        page.get_by_role("button", name="Download CSV").click()
+        page.locator("#compare").get_by_role("button", name="Download CSV").click()
     assert download.value.suggested_filename.endswith(".csv")
     assert Path(download.value.path()).read_text().splitlines()[0].startswith("scheme,")
     page.locator("#compare-table").get_by_text("mxfp4", exact=True).first.click()
@@ -413,8 +413,9 @@ def test_calibration_is_there_when_it_is_seen(page: Page, url: str) -> None:
     before = page.locator("#own-range input").first.input_value()
     line = page.evaluate(
         """() => { const p = document.querySelector('#ranges .figure'), box = p.getBoundingClientRect();
-        const s = p._fullLayout.shapes.find(s => s.name?.startsWith('own high')), l = p._fullLayout;
-        return [box.left + l._size.l + l.xaxis.d2p(s.x0), box.top + l._size.t + l._size.h / 2, l._size.w]; }"""
+        const s = p._fullLayout.shapes.find(s => s.name === 'high'), l = p._fullLayout;
+        return [box.left + l._size.l + l.xaxis.d2p(s.x0), box.top + l._size.t + l._size.h / 2,
+          l._size.w]; }"""
     )
     page.mouse.move(line[0], line[1])
     page.mouse.down()
@@ -447,14 +448,15 @@ def test_methods_run_on_this_tensor_stop_and_refuse(page: Page, url: str) -> Non
 
 def test_training_runs_and_stops(page: Page, url: str) -> None:
     """Each network is shown as it is trained, and a stop keeps those that are done."""
-    open_page(page, url, "tab=learn")
+    open_page(page, url, "tab=training")
+    page.locator("#loss-scaling-words").scroll_into_view_if_needed()
     expect(page.locator("#loss-scaling-words")).to_contain_text("BF16 has float32's range", timeout=30_000)
     page.get_by_role("button", name="Train", exact=True).click()
     networks = count(training.USUAL, training.USUAL_SEEDS)
     expect(page.locator("#training-status")).to_contain_text(
         re.compile(rf"[1-9]\d* of {networks} networks · seed"), timeout=30_000
     )
-    page.get_by_role("button", name="Stop").click()
+    page.locator("#section-training").get_by_role("button", name="Stop").click()
     expect(page.locator("#training-stopped")).to_contain_text("Stopped")
     expect(page.locator("#training-table")).to_contain_text("float32, trained on", timeout=15_000)
 
@@ -464,11 +466,11 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     open_page(page, url, "tab=speed")
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200", timeout=15_000)
     expect(page.locator("#speed-advice")).to_contain_text("For decode")
-    expect(page.locator("#speed-bars .js-plotly-plot .barlayer .point").first).to_be_visible()
+    expect(page.locator("#speed-bars .js-plotly-plot .scatterlayer .point").first).to_be_visible()
     page.get_by_text("Measure on this machine").click()
     page.get_by_role("button", name="N and K of the layer").click()
     expect(page.get_by_label("N", exact=True)).to_have_value("1536")
-    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator("#section-speed").get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#speed-status")).to_contain_text("products at 512×1536×384", timeout=60_000)
     expect(page.locator("#speed-source")).to_contain_text("Measured now", timeout=15_000)
     page.get_by_label("Recorded on an NVIDIA H200").check()

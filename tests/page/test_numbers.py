@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Browser, Page
 
+from app.learn import story
 from app.learn.playground import format_facts
+from explorer import QuantizedTensor, Range, Scheme, compare, quantize
 from explorer.formats import FORMATS
 from explorer.formats.code import NoNaNError, code_facts, parse_code
 from explorer.paths import ASSETS
@@ -122,3 +125,58 @@ def test_what_is_typed_means_the_same_code(name: str, blank: Page) -> None:
             [text, name],
         )
         assert got == want, text
+
+
+def python_scheme(fields: dict[str, Any]) -> Scheme:
+    """The library's scheme for the story's fields."""
+    scale = (
+        "FLOOR" if fields.get("exponent") else "nvfp4" if fields.get("perTensor") else fields["scaleFormat"]
+    )
+    mapping = "ASYMMETRIC" if fields["asymmetric"] else "SYMMETRIC"
+    calibrator = "mse" if fields["clip"] == "mse" else "minmax"
+    return Scheme.parse(f"{fields['format']}~1x{fields['block']}~{mapping}~{scale}~{calibrator}")
+
+
+def python_answer(row: torch.Tensor, fields: dict[str, Any]) -> QuantizedTensor:
+    """``quantize``; a clipped range is min-max times the factor, block by block."""
+    scheme = python_scheme(fields)
+    if fields["clip"] in (1, "mse"):
+        return quantize(row, scheme)
+    blocks = row.view(-1, fields["block"])
+    factor = torch.tensor(fields["clip"], dtype=torch.float32)
+    low, high = blocks.amin(1).clamp(max=0) * factor, blocks.amax(1).clamp(min=0) * factor
+    return quantize(row, scheme, clip_range=Range(low.view(1, -1), high.view(1, -1)))
+
+
+ROWS = [(6.0, 0.0), (0.58, 0.8), (1.8, 0.0), (-1.0, 0.0), (3.0, 1.2), (0.0, -2.0)]
+STORED = [
+    {**step.scheme, **choice.changes, "clip": clip}
+    for step in story.STEPS
+    for choice in step.choices or (story.Choice("", {}),)
+    for clip in ((1, 0.37, "mse") if "int" in str({**step.scheme, **choice.changes}["format"]) else (1,))
+]
+
+
+def test_the_storys_arithmetic_is_the_librarys(blank: Page) -> None:
+    """Codes, restored values, SQNR and bits of each step's choices, for several outliers and shifts."""
+    data = story.story_data()
+    for fields in [dict(t) for t in {tuple(sorted(f.items())) for f in STORED}]:
+        for outlier, shift in ROWS:
+            row = torch.tensor([story.ROW])
+            row[0, story.OUTLIER_AT] = outlier
+            row += shift
+            want = python_answer(row, fields)
+            got = blank.evaluate(
+                """([row, fields, formats]) => {
+                     const scheme = {...fields, format: formats[fields.format],
+                       scaleFormat: formats[fields.scaleFormat]};
+                     const stored = explorer.row.quantize(row, scheme);
+                     return [stored.codes, stored.restored, explorer.row.sqnr(row, stored.restored),
+                       explorer.row.bits(row, scheme)];
+                   }""",
+                [row[0].tolist(), fields, data["formats"]],
+            )
+            assert got[0] == want.codes[0].tolist(), (fields, outlier, shift)
+            assert got[1] == want.dequantize()[0].tolist(), (fields, outlier, shift)
+            assert got[2] == pytest.approx(compare(row, want).sqnr_db, abs=1e-6)
+            assert got[3] == pytest.approx(want.bits_per_element.total, abs=1e-12)

@@ -33,7 +33,9 @@ WARM_UP_UPDATES = 20
 """Updates before the memory is read for the first time: caches and compiled code are in place then."""
 SCHEME = "int4_group32"
 FIGURES = "#values-plot .figure, #error-plot .figure, #error-map .figure, #usage-plot .figure"
-SELECTION = f"#verdict, #numbers, {FIGURES}, #inspector"
+INSPECTOR = "#element .block:has(#inspector)"
+"""The block around what is put anew with every answer."""
+SELECTION = f"#verdict, #numbers, {FIGURES}, {INSPECTOR}"
 WAIT_MS = 60_000
 Browser = Any
 """Of playwright, which is needed for this measurement alone and not imported before it."""
@@ -131,6 +133,11 @@ def _choose_second(page: Browser, repeat: int) -> None:
     page.locator("#panel-b [role=option]").nth(4 + 3 * repeat).dispatch_event("mousedown")
 
 
+def _close_panels(page: Browser, repeat: int) -> None:
+    """Leave the controls: keys that are pressed in a box are text."""
+    page.evaluate("() => { explorer.closePanels(); document.activeElement.blur(); }")
+
+
 def _focus_element(page: Browser, repeat: int) -> None:
     page.locator("#position input[type=checkbox]").focus()
 
@@ -151,15 +158,15 @@ def _click_here(page: Browser, repeat: int) -> None:
 
 
 _PAIR = ("#numbers", "#error-plot .figure", "#error-map .figure")
-_ELEMENT = "#inspector, #values-plot .figure"
+_ELEMENT = f"{INSPECTOR}, #values-plot .figure"
 ACTIONS: dict[str, Action] = {
-    "scheme A by key": Action("keydown", _key("]"), SELECTION, _PAIR),
+    "scheme A by key": Action("keydown", _key("]"), SELECTION, _PAIR, _close_panels),
     "scheme B set": Action("mousedown", _choose_second, SELECTION, _PAIR, _open_second),
-    "swap A and B": Action("keydown", _key("x"), SELECTION, _PAIR),
+    "swap A and B": Action("keydown", _key("x"), SELECTION, _PAIR, _close_panels),
     "element by arrow key": Action(
-        "keydown", _key("ArrowRight"), _ELEMENT, ("#inspector",), _focus_element
+        "keydown", _key("ArrowRight"), _ELEMENT, (INSPECTOR,), _focus_element
     ),
-    "element by a click on the map": Action("click", _click_here, _ELEMENT, ("#inspector",), _hover_map),
+    "element by a click on the map": Action("click", _click_here, _ELEMENT, (INSPECTOR,), _hover_map),
     "scheme B removed": Action("click", _click("#chips [data-act=clear]"), SELECTION, _PAIR),
     "place changed": Action("click", _click("nav [data-place=learn]"), "html", ("html",)),
     "bit flipped in Learn": Action(
@@ -256,15 +263,16 @@ class Meter:
 
     def measure(self, action: Action, repeat: int, quiet_ms: int = 500) -> Answer:
         """Do it once and wait until nothing has changed for ``quiet_ms``."""
-        action.prepare(self.page, repeat)
-        self.received = 0.0
-        self.page.evaluate("([...args]) => bench.start(...args)", [action.event, action.watch, action.changed])
-        action.act(self.page, repeat)
         try:
+            action.prepare(self.page, repeat)
+            self.received = 0.0
+            arguments = [action.event, action.watch, action.changed]
+            self.page.evaluate("args => bench.start(...args)", arguments)
+            action.act(self.page, repeat)
             self.page.wait_for_function("quiet => bench.done(quiet)", arg=quiet_ms)
         except _playwright().TimeoutError as error:
-            missing = self.page.evaluate("[...bench.run.missing].join(', ')")
-            raise ValueError(f"no answer in {WAIT_MS / 1000:g} s; unchanged: {missing}") from error
+            reason = str(error).splitlines()
+            raise ValueError(f"no answer of the page in {WAIT_MS / 1000:g} s: {reason[0]} {reason[-1]}") from error
         return Answer(**self.page.evaluate("bench.stop()"), received=self.received)
 
     def heap(self) -> float:

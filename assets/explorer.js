@@ -115,7 +115,8 @@ window.explorer = {
     explorer.writeQuery({row: follow ? null : row, column: follow ? null : column}, false);
     for (const plot of document.querySelectorAll('#error-map .figure, #error-map-b .figure')) {
       const marks = (plot.data || []).flatMap((trace, at) => trace.type === 'scatter' ? [at] : []);
-      if (marks.length) Plotly.restyle(plot, {x: marks.map(() => [column]), y: marks.map(() => [row])}, marks);
+      const each = value => marks.map(() => [value]);
+      if (marks.length) Plotly.restyle(plot, {x: each(column), y: each(row)}, marks);
     }
   },
 
@@ -282,7 +283,8 @@ document.addEventListener('keydown', event => {
     }
     return;
   }
-  if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector('dialog[open]')) return;
+  const meant = typing || event.ctrlKey || event.metaKey || event.altKey;
+  if (meant || document.querySelector('dialog[open]')) return;
   const steps = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key];
   if (steps && document.activeElement?.closest('#element')) {
     event.preventDefault();

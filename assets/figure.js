@@ -84,7 +84,7 @@ explorer.figure = (element, props, watch, send) => {
   explorer.plotly.then(() => draw());
 };
 
-/* Axes that the visitor has switched, between linear and logarithmic, stay so in the next figure of its kind. */
+/* Axes that the visitor has switched to linear or logarithmic stay so in the next figure of its kind. */
 explorer.keepSwitches = (plot, layout) => {
   const at = (tree, path) => path.split('.').reduce((part, key) => part?.[key], tree);
   if (!plot.layout) return;

@@ -315,6 +315,15 @@ def chosen_parts(
     return show_scheme(str(scheme))
 
 
+@shows(SchemeView)
+def left_parts(kept: str, *parts: Any) -> SchemeView:
+    """``chosen_parts`` when a box is left: nothing, if it holds what belongs to the scheme ``kept``, or if
+    there is no scheme yet."""
+    if not kept or parts == tuple(show_scheme(kept).parts()):
+        return SchemeView.unchanged()
+    return chosen_parts(*parts)
+
+
 def _side(value: float | None) -> int:
     if value is None or value != int(value):
         shown = "nothing" if value is None else f"{value:g}"

@@ -9,7 +9,7 @@ import gradio as gr
 from app.bar import PairView
 from app.page import Page
 from app.views import listen, shows
-from app.widgets import QUIET, hidden
+from app.widgets import LATEST, hidden
 from explorer import SCHEMES
 
 
@@ -40,7 +40,7 @@ def build(page: Page) -> None:
     pair = page.bar.pair()
     page.pair_changed_by(
         listen(
-            keys.act, acted, pair.in_order(), pair, api_name="act", api_visibility="undocumented", **QUIET
+            keys.act, acted, pair.in_order(), pair, api_name="act", api_visibility="undocumented", **LATEST
         ),
         "act",
     )

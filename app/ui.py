@@ -14,6 +14,7 @@ from app.bar import (
     chosen_parts,
     chosen_preset,
     chosen_second,
+    left_parts,
     opened_file,
     opened_model,
     spelled,
@@ -99,7 +100,16 @@ def _wire_schemes(page: Page) -> None:
             name = f"{stem}_parts_{index}" if index else f"{stem}_parts"
             _wire_part(page, view, control.submit if typed else control.input, name, shown)
             if typed:
-                _wire_part(page, view, control.blur, f"{name}_blur", "undocumented")
+                left = listen(
+                    control.blur,
+                    left_parts,
+                    [view.text, *view.parts()],
+                    view,
+                    api_name=f"{name}_blur",
+                    api_visibility="undocumented",
+                    **LATEST,
+                )
+                page.changed_by(left, f"{name}_blur")
 
 
 def _wire_part(page: Page, view: SchemeView, event: Any, api_name: str, visibility: str) -> None:
@@ -171,5 +181,5 @@ def _wire_link(blocks: gr.Blocks, page: Page) -> None:
     linked = listen(blocks.load, read_link, None, outputs, **PRIVATE)
     _follow(page, linked.then(None, None, None, js="() => explorer.start()", **PRIVATE), "load")
     history = hidden("explorer.onVisit(query => trigger('visit', {query}))")
-    again = listen(history.visit, visited, None, outputs, **PRIVATE)
+    again = listen(history.visit, visited, None, outputs, **LATEST | PRIVATE)
     _follow(page, again, "visit")

@@ -103,6 +103,7 @@ window.explorer = {
     changes.row = follow ? null : row;
     changes.column = follow ? null : column;
     explorer.showSource(chosen.source);
+    explorer.markPanels();
     explorer.writeQuery(changes, explorer.ready && !explorer.visiting);
     explorer.visiting = false;
     explorer.ready = true;
@@ -214,9 +215,8 @@ window.explorer = {
     } catch (refused) {
       words = 'Copy it from the address bar';
     }
-    const label = button.textContent;
     button.textContent = words;
-    setTimeout(() => { button.textContent = label; }, 1500);
+    setTimeout(() => { document.querySelector('#chips [data-act=copy]').textContent = 'Copy link'; }, 1500);
   },
 
   /* Let a click on a table's heading sort by it, a second click the other way round. Gradio sorts from a
@@ -230,9 +230,9 @@ window.explorer = {
       const descending = heading.classList.contains('sorted') && heading.dataset.order === 'ascending';
       heading.dataset.order = descending ? 'descending' : 'ascending';
       await later();
-      heading.querySelector('.cell-menu-button').click();
+      heading.querySelector('.cell-menu-button')?.click();
       await later();
-      document.querySelectorAll('.cell-menu [role=menuitem]')[descending ? 1 : 0].click();
+      document.querySelectorAll('.cell-menu [role=menuitem]')[descending ? 1 : 0]?.click();
     }, true);
   },
 
@@ -249,7 +249,7 @@ window.explorer = {
     });
     addEventListener('drop', async event => {
       delete document.documentElement.dataset.drop;
-      if (!files(event) || event.target.closest('.section')?.querySelector('input[type=file]')) return;
+      if (!files(event) || event.target.closest('.section .block')?.querySelector('input[type=file]')) return;
       event.preventDefault();
       event.stopPropagation();
       const transfer = new DataTransfer();
@@ -257,6 +257,7 @@ window.explorer = {
       explorer.openPlace('tensor', '', true);
       explorer.showSource('file');
       const input = await explorer.emptyFileInput();
+      if (!input) return;
       input.files = transfer.files;
       input.dispatchEvent(new Event('change', {bubbles: true}));
     }, true);

@@ -53,6 +53,7 @@ explorer.figure = (element, props, watch, send) => {
     });
     plot.on('plotly_relayout', changes => {
       const keys = Object.keys(changes);
+      if (keys.some(key => key.endsWith('.type'))) return;
       if (keys.some(key => /^[xy]axis\d*\.range/.test(key))) zoomed = true;
       if (keys.some(key => /^[xy]axis\d*\.autorange/.test(key))) zoomed = false;
       showReset();
@@ -84,7 +85,7 @@ explorer.figure = (element, props, watch, send) => {
     }
   };
   watch('value', () => {
-    if (!props.value && plot._fullLayout) { Plotly.purge(plot); drawn = null; }
+    if (!props.value && plot._fullLayout) { Plotly.purge(plot); drawn = null; zoomed = false; }
     element.classList.toggle('empty', !props.value);
     const height = !plot._fullLayout && /"height":(\d+)/.exec(props.value)?.[1];
     if (height) plot.style.minHeight = `${height}px`;
@@ -102,9 +103,13 @@ explorer.figure = (element, props, watch, send) => {
 explorer.keepSwitches = (plot, layout) => {
   const at = (tree, path) => path.split('.').reduce((part, key) => part?.[key], tree);
   if (!plot.layout) return;
-  for (const path of layout.meta?.switched || []) {
-    const now = at(plot.layout, path), keys = path.split('.'), last = keys.pop();
-    if (now !== undefined) at(layout, keys.join('.'))[last] = now;
+  const kind = (layout.meta?.switched || []).find(path => path.endsWith('.type'));
+  const now = kind && at(plot.layout, kind);
+  if (!now || now === at(layout, kind)) return;
+  const button = layout.updatemenus[0].buttons.find(({args: [changes]}) => changes[kind] === now);
+  for (const [path, value] of Object.entries(button?.args[0] || {})) {
+    const keys = path.split('.'), last = keys.pop();
+    at(layout, keys.join('.'))[last] = value;
   }
 };
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import gradio as gr
 
-from app import html
+from app import html, limits
 from app.page import Page
 from app.selection import Selection, analyses_of, sides_of
 from app.theme import plot_data
 from app.views import Control, Shown, View, listen, shows
-from app.widgets import LATEST, QUIET, block, hidden, plot_pair
+from app.widgets import LATEST, block, hidden, plot_pair
 from explorer.analysis.element import inspect_element
 from explorer.analysis.tensor import Side, block_levels
 from explorer.figures.values import values_figure
@@ -58,8 +58,19 @@ def shown_element(
     )
 
 
-def _at(chosen: Selection, position: tuple[int, int], follow: bool) -> ElementView:
+def inside(position: tuple[float, float], shape: tuple[int, int]) -> tuple[int, int]:
+    """The element at ``position``, or the nearest one of a matrix of ``shape``, and a message about that."""
+    row, column = (min(max(int(at), 0), size - 1) for at, size in zip(position, shape, strict=True))
+    if (row, column) != position:
+        limits.notify(
+            f"The tensor has row 0 to {shape[0] - 1} and column 0 to {shape[1] - 1}: ({row}, {column}) shown"
+        )
+    return row, column
+
+
+def _at(chosen: Selection, wanted: tuple[float, float], follow: bool) -> ElementView:
     matrix, pairs = analyses_of(chosen)
+    position = inside(wanted, pairs[0][1].q.shape)
     name = f"{matrix.name} {' '.join(chosen.schemes)}"
     return shown_element(matrix, sides_of(pairs), position, name, follow)
 
@@ -69,7 +80,7 @@ def typed(chosen: Selection, row: float | None, column: float | None, follow: bo
     """The element at a row and column that were typed."""
     if row is None or column is None:
         raise ValueError("Row and Column are whole numbers from 0")
-    return _at(chosen, (int(row), int(column)), False)
+    return _at(chosen, (row, column), False)
 
 
 @shows(ElementView)
@@ -78,12 +89,14 @@ def followed(chosen: Selection, row: float | None, column: float | None, follow:
     if follow or row is None or column is None:
         _, pairs = analyses_of(chosen)
         return _at(chosen, pairs[0][1].report.max_error_at, follow)
-    return _at(chosen, (int(row), int(column)), False)
+    return _at(chosen, (row, column), False)
 
 
 @shows(ElementView)
 def picked(chosen: Selection, event: gr.EventData) -> ElementView:
     """The element with the largest error under the cell of the map that was clicked."""
+    if not event.element:
+        return ElementView.unchanged()
     row, column = event.element
     return _at(chosen, (int(row), int(column)), False)
 
@@ -131,13 +144,13 @@ def _wire(page: Page, view: ElementView, maps: tuple[Control, Control]) -> None:
     inputs = [*page.selection, *page.position]
     steps: Any = hidden("explorer.onMove(step => trigger('move', step))")
     chosen = [
-        listen(map_.point, picked, page.selection, view, api_name=name, **QUIET)
+        listen(map_.point, picked, page.selection, view, api_name=name, **LATEST)
         for map_, name in zip(maps, ("pick", "pick_second"), strict=True)
     ]
     chosen.append(listen(steps.move, moved, inputs, view, api_name="move", **LATEST))
     for number, axis in ((view.row, "row"), (view.column, "column")):
-        chosen.append(listen(number.submit, typed, inputs, view, api_name=f"tensor_{axis}", **QUIET))
-    chosen.append(listen(view.follow.input, followed, inputs, view, api_name="tensor_follow", **QUIET))
+        chosen.append(listen(number.submit, typed, inputs, view, api_name=f"tensor_{axis}", **LATEST))
+    chosen.append(listen(view.follow.input, followed, inputs, view, api_name="tensor_follow", **LATEST))
     for event in chosen:
         event.then(
             None, page.position, None, js="(...at) => explorer.showElement(...at)", api_visibility="private"

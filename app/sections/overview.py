@@ -11,7 +11,7 @@ import gradio as gr
 from app import html
 from app.gpu_lock import gpu_lock
 from app.page import Page
-from app.sections.element import ElementView, build_element, shown_element
+from app.sections.element import ElementView, build_element, inside, shown_element
 from app.selection import Selection, analyses_of, matrix_of, sides_of
 from app.theme import plot_data
 from app.views import Shown, shows
@@ -49,9 +49,7 @@ class TensorView(ElementView):
 
 
 @shows(TensorView)
-def show(
-    chosen: Selection, row: float | None, column: float | None, follow: bool
-) -> Iterator[TensorView]:
+def show(chosen: Selection, row: float | None, column: float | None, follow: bool) -> Iterator[TensorView]:
     """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
     all of it.
 
@@ -72,7 +70,7 @@ def show(
     first = pairs[0][1]
     position = first.report.max_error_at
     if not follow and row is not None and column is not None:
-        position = (int(row), int(column))
+        position = inside((row, column), first.q.shape)
     name = f"{matrix.name} {' '.join(chosen.schemes)}"
     element = shown_element(matrix, sides, position, name)
     maps = figure_pair(error_map_figures(sides, first.q.shape, position, name))

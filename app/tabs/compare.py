@@ -20,6 +20,7 @@ from app.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
 from app.widgets import (
+    LATEST,
     PRIVATE,
     QUIET,
     RunButtons,
@@ -32,7 +33,7 @@ from app.widgets import (
 )
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record, sample_rows, survey
-from explorer.figures.compare import frontier_figure
+from explorer.figures.compare import exact_words, frontier_figure
 
 USUAL = ("bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_e4m3_128x128", "fp8_e5m2_row", "int8_tensor",
          "int8_row", "mxfp8_e4m3", "mxfp6_e2m3", "nvfp4", "mxfp4", "nf4_block64", "int4_row",
@@ -76,7 +77,7 @@ class CompareView(StatusView):
     json_file: Shown
 
 
-@shows(FrontierView)
+@shows(FrontierView, told=True)
 def frontier(chosen: Selection) -> Iterator[FrontierView]:
     """All named schemes, scheme A and scheme B on evenly spaced rows of the chosen tensor, kept for its next
     visit; yields a line and the figure, while it computes and at the end."""
@@ -86,22 +87,25 @@ def frontier(chosen: Selection) -> Iterator[FrontierView]:
     key = (*tensor_key(chosen), limits.current().elements)
     rows = _ROWS.peek(key)
     if rows is None:
+        now = f"0 of {len(SCHEMES)} schemes on {matrix.name}{part}"
+        yield FrontierView(status=html.status(now), figure="")
         found: list[ComparisonRow] = []
         for row in locked_steps(survey(matrix.values, SCHEMES.values())):
             found.append(row)
             if len(found) % DRAWN_EVERY == 0:
-                words = f"{len(found)} of {len(SCHEMES)} schemes{part} · now {row.scheme.label}"
+                words = f"{len(found)} of {len(SCHEMES)} schemes{part}"
                 yield FrontierView(status=html.status(words), figure=_drawn(found, own, matrix.name))
         rows = _ROWS.get(key, lambda: tuple(found), lambda _: 1)
     known = {row.scheme.name for row in rows}
     more = locked_steps(survey(matrix.values, [s for s in own if s.name not in known]))
-    words = f"{len(rows)} named schemes{part}. A click on a point makes it A or B."
-    yield FrontierView(status=html.status(words), figure=_drawn([*rows, *more], own, matrix.name))
+    every = [*rows, *more]
+    words = f"{len(rows)} named schemes{part}. {exact_words(every)}"
+    yield FrontierView(status=html.status(words), figure=_drawn(every, own, matrix.name))
 
 
 def _part(share: float) -> str:
     """What of the tensor is looked at, if not all of it."""
-    return "" if share == 1 else f", on {100 * share:.2g} % of the tensor's rows"
+    return "" if share == 1 else f", on {100 * share:.0f} % of the tensor"
 
 
 def _drawn(rows: Sequence[ComparisonRow], own: Sequence[Scheme], name: str) -> str:
@@ -218,7 +222,7 @@ def build(page: Page) -> None:
     page.follow(frontier, [], FrontierView(status=status, figure=figure), api_name="frontier")
     pair = page.bar.pair()
     page.pair_changed_by(
-        listen(figure.point, taken, [which, *pair.in_order()], pair, api_name="take_point", **QUIET), "point"
+        listen(figure.point, taken, [which, *pair.in_order()], pair, api_name="take_point", **LATEST), "point"
     )
     with gr.Accordion("All numbers as a table", open=False, elem_id="compare"):
         _build_table(page, which)
@@ -247,5 +251,5 @@ def _build_table(page: Page, which: Control) -> None:
     buttons.end_with(running, running_all, message="Stopped; the table holds what was finished.")
     pair = page.bar.pair()
     page.pair_changed_by(
-        listen(rows.select, clicked, [which, *pair.in_order()], pair, api_name="take_scheme", **QUIET), "row"
+        listen(rows.select, clicked, [which, *pair.in_order()], pair, api_name="take_scheme", **LATEST), "row"
     )

@@ -112,15 +112,21 @@ def selected_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
         return layer_of(FILE, "", here.file, name)
     if not here.layer:
         raise NothingChosenError("choose a layer of the model")
-    return _CAPTURED.get(tensor_key(here), lambda: _captured_layer(here), lambda pair: 1)
+    return _CAPTURED.get(tensor_key(here), lambda: _captured_layer(here), _size)
 
 
-_CAPTURED = BoundedCache[tuple[str, Tensor, Tensor]](8)
+def _size(layer: tuple[str, Tensor, Tensor]) -> int:
+    return layer[1].nbytes + layer[2].nbytes
+
+
+_CAPTURED = BoundedCache[tuple[str, Tensor, Tensor]](256 << 20)
 TOKENS = 512
 """Of a model's own layer, captured on the built-in texts."""
 
 
 def _captured_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
+    if here.revision:
+        raise SourceError("methods run a model's default revision: leave Revision empty, or use a file")
     model, wanted = runnable_model(here.model), (here.layer or "").removesuffix(".weight")
     found = [name for name in linear_layers(model) if wanted == name or wanted.endswith(f".{name}")]
     if not found:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from explorer import words
 from explorer.analysis.report import Report
 
 DB_PER_BIT = 20 * math.log10(2)
@@ -84,13 +85,27 @@ BANDS = (
 def verdict(a: Report, b: Report | None = None) -> str:
     """What the error of scheme A means; with ``b``, what B saves or costs against A, and what both mean."""
     if b is None:
-        return _alone(a)
+        return _alone(a) + _lost(a)
     if not (math.isfinite(a.sqnr_db) and math.isfinite(b.sqnr_db)):
         return _unusual(a, b)
     bands = band_of(a), band_of(b)
     if bands[0] is bands[1]:
         return f"{_difference(a, b)} Both are {bands[0].words}. {bands[0].meaning}"
     return f"{_difference(a, b)} A is {bands[0].words}, B {bands[1].words}."
+
+
+MOSTLY_ZERO = 0.75
+"""Above this share of zeros the largest elements alone decide the SQNR."""
+
+
+def _lost(report: Report) -> str:
+    """A warning where few large elements hide what became of the others; empty elsewhere."""
+    if report.zeroed < MOSTLY_ZERO:
+        return ""
+    return (
+        f" But {100 * report.zeroed:.3g} % of the elements became 0: the decibels are those of the few "
+        "largest ones."
+    )
 
 
 def band_of(report: Report) -> Band:
@@ -124,8 +139,8 @@ def _difference(a: Report, b: Report) -> str:
         better, worse = ("B", "A") if gain > 0 else ("A", "B")
         times = 10 ** (abs(gain) / 10)
         return (
-            f"At the same size {better} has {abs(gain):.1f} dB more: {worse}'s squared error is {times:.2g} "
-            "times as large."
+            f"At the same size {better} has {abs(gain):.1f} dB more: {worse}'s squared error is "
+            f"{words.number(times, 2)} times as large."
         )
     if abs(gain) < SAME_DB:
         cheaper, other = ("B", "A") if saved > 0 else ("A", "B")

@@ -135,7 +135,7 @@ def bench_methods(
 def bench_analysis(
     schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
 ) -> Benchmark[AnalysisTiming]:
-    """The analysis of a random tensor that the Tensor tab shows, on the GPU if there is one."""
+    """The analysis of a random tensor that the Tensor place shows, on the GPU if there is one."""
     every, matrices = list(schemes or SCHEMES.values()), _matrices(shapes or [(4096, 4096)])
     rows = chain.from_iterable(time_analyses(every, shape, work_device(), repeats) for shape in matrices)
     total = len(every) * len(matrices)
@@ -154,9 +154,7 @@ def bench_page(
     page.check(names, acts, repeats, updates)
     if url is None:
         checkout()
-    machine = dataclasses.replace(
-        this_machine(CPU, ("gradio", "plotly")), threads=os.cpu_count()
-    )
+    machine = dataclasses.replace(this_machine(CPU, ("gradio", "plotly")), threads=os.cpu_count())
     machine.packages["Chromium"] = page.chromium_version()
     rows = time_page(url, names, acts, repeats, updates)
     total = len(names) * (1 + len(acts)) + bool(updates)

@@ -146,6 +146,7 @@ def _focus_element(page: Browser, repeat: int) -> None:
 
 def _hover_map(page: Browser, repeat: int) -> None:
     """A figure takes clicks where it has noticed the mouse."""
+    page.locator("#error-map").scroll_into_view_if_needed()
     area = page.locator("#error-map .nsewdrag").first
     area.scroll_into_view_if_needed()
     box = area.bounding_box()
@@ -165,9 +166,7 @@ ACTIONS: dict[str, Action] = {
     "scheme A by key": Action("keydown", _key("]"), SELECTION, _PAIR, _close_panels),
     "scheme B set": Action("mousedown", _choose_second, SELECTION, _PAIR, _open_second),
     "swap A and B": Action("keydown", _key("x"), SELECTION, _PAIR, _close_panels),
-    "element by arrow key": Action(
-        "keydown", _key("ArrowRight"), _ELEMENT, (INSPECTOR,), _focus_element
-    ),
+    "element by arrow key": Action("keydown", _key("ArrowRight"), _ELEMENT, (INSPECTOR,), _focus_element),
     "element by a click on the map": Action("click", _click_here, _ELEMENT, (INSPECTOR,), _hover_map),
     "scheme B removed": Action("click", _click("#chips [data-act=clear]"), SELECTION, _PAIR),
     "place changed": Action("click", _click("nav [data-place=learn]"), "html", ("html",)),
@@ -220,7 +219,8 @@ window.bench = {
 new PerformanceObserver(list => bench.shifts.push(...list.getEntries().map(entry =>
   ({end: entry.startTime, value: entry.value})))).observe({type: 'layout-shift', buffered: true});
 new PerformanceObserver(list => bench.tasks.push(...list.getEntries().map(entry =>
-  ({end: entry.startTime + entry.duration, value: entry.duration})))).observe({type: 'longtask', buffered: true});
+  ({end: entry.startTime + entry.duration, value: entry.duration})))
+).observe({type: 'longtask', buffered: true});
 """
 FLAGS = (
     "--no-sandbox",
@@ -274,7 +274,9 @@ class Meter:
             self.page.wait_for_function("quiet => bench.done(quiet)", arg=quiet_ms)
         except _playwright().TimeoutError as error:
             reason = str(error).splitlines()
-            raise ValueError(f"no answer of the page in {WAIT_MS / 1000:g} s: {reason[0]} {reason[-1]}") from error
+            raise ValueError(
+                f"no answer of the page in {WAIT_MS / 1000:g} s: {reason[0]} {reason[-1]}"
+            ) from error
         return Answer(**self.page.evaluate("bench.stop()"), received=self.received)
 
     def heap(self) -> float:

@@ -145,12 +145,11 @@ def analysis(
     _run(bench_analysis(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
 
 
-@app.command(
-    epilog=examples("bench page", "bench page --tensors mlp_up --repeats 3 --updates 0", "bench page --record")
-)
+@app.command(epilog=examples("bench page", "bench page --tensors mlp_up --updates 0", "bench page --record"))
 def page(
     url: Annotated[
-        str | None, typer.Option(help="A page that runs already.", show_default="this checkout's, started for it")
+        str | None,
+        typer.Option(help="A page that runs already.", show_default="this checkout's"),
     ] = None,
     tensors: Annotated[
         str | None, typer.Option(help="Built-in tensors.", show_default="mlp_up,normal_4096")

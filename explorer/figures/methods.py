@@ -1,4 +1,4 @@
-"""Figures of the Methods tab: what each method leaves of the error, and how it got there."""
+"""Figures of the methods: what each method leaves of the error, and how it got there."""
 
 from __future__ import annotations
 

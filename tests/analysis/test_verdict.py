@@ -127,3 +127,12 @@ def test_the_schemes_that_were_measured_lie_in_their_own_band(name: str) -> None
     x = load_matrix("sample:mlp_up").values
     assert band_of(compare(x, quantize(x, SCHEMES[name]))).words == NAMED[name]
     assert [band.least for band in BANDS] == sorted((band.least for band in BANDS), reverse=True)
+
+
+def test_a_few_large_elements_do_not_hide_the_loss_of_all_others() -> None:
+    """One outlier under one scale: 30 dB, and everything else is gone."""
+    x = torch.randn(256, 384, generator=torch.Generator().manual_seed(0))
+    x[0, 0] = 1e4
+    report = compare(x, quantize(x, SCHEMES["int8_tensor"]))
+    assert report.sqnr_db > 20 and "of the elements became 0" in verdict(report)
+    assert "became 0" not in verdict(compare(x[1:], quantize(x[1:], SCHEMES["int8_tensor"])))

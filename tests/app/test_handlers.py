@@ -26,7 +26,7 @@ from app.cache import BoundedCache
 from app.learn import playground
 from app.link import LinkView, read_link
 from app.sections import overview, take_away
-from app.sections.element import moved, picked
+from app.sections.element import moved, picked, typed
 from app.selection import Selection, matrix_of
 from app.tabs import compare, sizes
 from app.views import View
@@ -189,9 +189,11 @@ def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
 
 
 def test_an_element_outside_is_a_message(said: list[str]) -> None:
-    """A row beyond the tensor is refused with the rows that there are."""
-    shown(*selection(), 10**6, 0, False)
-    assert "row 0 to 1535" in said[0]
+    """The rows that there are are said, and the nearest is shown: else an element of another tensor in the
+    boxes keeps this one from being shown."""
+    out = shown(*selection(), 10**6, 0, False)
+    assert "row 0 to 1535" in said[0] and (out.row, out.column) == (1535, 0)
+    assert typed(*selection(), 3, -5, True).column == 0 and len(said) == 2
 
 
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:

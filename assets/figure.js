@@ -12,7 +12,15 @@ explorer.touch = matchMedia('(hover: none)').matches;
    is called with "point" and what was clicked, and with "range" and where a line was dragged from and to. */
 explorer.figure = (element, props, watch, send) => {
   const plot = element.querySelector('.figure');
-  let drawn = null, kind = null, width = 0, starts = [], zoomed = false;
+  let drawn = null, kind = null, width = 0, starts = [], zoomed = false, near = false;
+
+  /* Only what is on the screen, or nearly, is drawn; one figure after another, so that the page takes clicks
+     and keys in between. */
+  const drawLater = () => {
+    if (!near || drawn === props.value) return;
+    explorer.drawing = explorer.drawing.then(() => new Promise(resume => setTimeout(resume)))
+      .then(() => drawn === props.value || draw()).catch(console.error);
+  };
 
   const draw = async changes => {
     if (!props.value || !plot.clientWidth || !window.Plotly) return;
@@ -70,7 +78,7 @@ explorer.figure = (element, props, watch, send) => {
   };
 
   const resized = () => {
-    if (drawn !== props.value) draw();
+    if (drawn !== props.value) drawLater();
     else if (plot.clientWidth && plot.clientWidth !== width) {
       width = plot.clientWidth;
       Plotly.relayout(plot, {width});
@@ -79,10 +87,16 @@ explorer.figure = (element, props, watch, send) => {
   watch('value', () => {
     if (!props.value && plot._fullLayout) { Plotly.purge(plot); drawn = null; zoomed = false; }
     element.classList.toggle('empty', !props.value);
-    draw();
+    const height = !plot._fullLayout && /"height":(\d+)/.exec(props.value)?.[1];
+    if (height) plot.style.minHeight = `${height}px`;
+    drawLater();
   });
+  new IntersectionObserver(entries => {
+    near = entries.at(-1).isIntersecting;
+    drawLater();
+  }, {rootMargin: '500px'}).observe(element);
   new ResizeObserver(() => requestAnimationFrame(resized)).observe(plot);
-  explorer.plotly.then(() => draw());
+  explorer.plotly.then(drawLater);
 };
 
 /* Axes that the visitor has switched to linear or logarithmic stay so in the next figure of its kind. */
@@ -98,6 +112,9 @@ explorer.keepSwitches = (plot, layout) => {
     at(layout, keys.join('.'))[last] = value;
   }
 };
+
+/* Settled once the figures that wait have been drawn. */
+explorer.drawing = Promise.resolve();
 
 explorer.plotly = new Promise(resolve => {
   const script = document.getElementById('plotly');

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -48,13 +49,23 @@ class TensorView(ElementView):
 
 
 @shows(TensorView)
-def show(chosen: Selection, row: float | None, column: float | None, follow: bool) -> TensorView:
-    """Quantize the chosen tensor by the one or two chosen schemes and show what happened.
+def show(chosen: Selection, row: float | None, column: float | None, follow: bool) -> Iterator[TensorView]:
+    """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
+    all of it.
 
     After the selection come the element to inspect (row, column) and whether to follow the largest error of
     scheme A instead.
     """
     matrix, pairs = analyses_of(chosen)
+    schemes = [scheme for scheme, _ in pairs]
+    reports = [analysis.report for _, analysis in pairs]
+    numbers = {
+        "chips": html.chips(matrix.name, schemes),
+        "verdict": html.verdict(matrix.description, schemes, verdict(*reports)),
+        "kpis": html.kpis(reports),
+        "notice": "",
+    }
+    yield TensorView.unchanged(**numbers)
     sides = sides_of(pairs)
     first = pairs[0][1]
     position = first.report.max_error_at
@@ -64,13 +75,9 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
     element = shown_element(matrix, sides, position, name)
     maps = figure_pair(error_map_figures(sides, first.q.shape, position, name))
     scales, usage = figure_pair(scales_figures(sides, name)), figure_pair(usage_figures(sides, name))
-    schemes = [scheme for scheme, _ in pairs]
-    reports = [analysis.report for _, analysis in pairs]
-    return TensorView(
+    yield TensorView(
         **vars(element),
-        chips=html.chips(matrix.name, schemes),
-        verdict=html.verdict(matrix.description, schemes, verdict(*reports)),
-        kpis=html.kpis(reports),
+        **numbers,
         errors=plot_data(error_figure(sides, name)),
         error_map=maps[0],
         second_map=maps[1],
@@ -78,7 +85,6 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
         second_scales=scales[1],
         usage=usage[0],
         second_usage=usage[1],
-        notice="",
     )
 
 

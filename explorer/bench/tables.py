@@ -17,6 +17,7 @@ from explorer.bench.gemm.plan import DECODE, LARGE, SQUARE, SWEPT
 from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import GemmTiming, Shape
 from explorer.bench.methods import MethodTiming
+from explorer.bench.page import PageTiming
 from explorer.bench.quantize import QuantizeTiming
 from explorer.bench.recordings import NOT_RECORDED
 from explorer.bench.training import TrainingResult
@@ -106,6 +107,28 @@ def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
     if others := [name for name in SCHEMES if name not in schemes]:
         rows.append([f"{len(others)} other schemes", *(NOT_RECORDED for _ in shapes)])
     return markdown(["scheme", *("×".join(map(str, shape)) for shape in shapes)], rows)
+
+
+# --- the page ----------------------------------------------------------------------------------------
+
+
+def page_table(timings: Sequence[PageTiming]) -> str:
+    """From a click or key to the painted answer, by action and tensor."""
+    rows = [
+        [
+            t.action,
+            f"`{t.tensor}`",
+            words.duration(t.median_s),
+            words.duration(t.high_s),
+            words.bytes_(t.received_bytes),
+            words.number(t.layout_shift, 2),
+            words.duration(t.longest_task_s) if t.longest_task_s else "below 50 ms",
+            words.times(t.heap_growth) if t.heap_growth else "",
+        ]
+        for t in timings
+    ]
+    headers = ["action", "tensor", "median", "longest", "received", "layout shift", "longest task", "memory"]
+    return markdown(headers, rows or [[NOT_RECORDED, *[""] * 7]])
 
 
 # --- products ----------------------------------------------------------------------------------------

@@ -52,6 +52,12 @@ def selection(**changes: Any) -> tuple[Any, ...]:
     return dataclasses.astuple(Selection(**changes))
 
 
+def shown(*values: Any) -> overview.TensorView:
+    """The last view of the Tensor place's handler."""
+    *_, last = overview.show(*values)
+    return last
+
+
 def plots_of(view: View) -> list[str]:
     """The figures among a view's outputs, as they go over the wire."""
     return [output for output in view.in_order() if isinstance(output, str) and output.startswith('{"data"')]
@@ -67,7 +73,7 @@ def test_the_tensor_place_shows_every_scheme(name: str) -> None:
     """All outputs for every scheme, alone and beside another; plots are binned and reduced: else every click
     sends megabytes."""
     for second, figures, most in (("", 5, 250_000), ("nvfp4", 8, 450_000)):
-        out = overview.show(*selection(scheme=name, second=second), None, None, True)
+        out = shown(*selection(scheme=name, second=second), None, None, True)
         assert type(out) is overview.TensorView
         assert len(plots_of(out)) == figures and sum(map(len, plots_of(out))) < most
         for plot in map(json.loads, plots_of(out)):
@@ -80,16 +86,23 @@ def test_the_tensor_place_shows_every_scheme(name: str) -> None:
 
 def test_a_large_tensor_stays_small_on_the_wire() -> None:
     """16 million elements are binned and reduced on the server: if not, every click sends megabytes."""
-    out = overview.show(*selection(sample="normal_4096", scheme="nvfp4"), None, None, True)
+    out = shown(*selection(sample="normal_4096", scheme="nvfp4"), None, None, True)
     assert sum(len(o) for o in out.in_order() if isinstance(o, str)) < 250_000
+
+
+def test_numbers_come_before_figures() -> None:
+    """Else the verdict waits for drawings."""
+    first, last = overview.show(*selection(), None, None, True)
+    assert (first.kpis, first.verdict, first.chips) == (last.kpis, last.verdict, last.chips)
+    assert not plots_of(first) and unchanged(first.errors) and plots_of(last)
 
 
 def test_two_schemes_are_compared_in_their_numbers() -> None:
     """B's numbers stand beside A's with their differences: the question that two schemes are chosen for."""
     first, second = (
-        overview.show(*selection(scheme=name), None, None, True).kpis for name in ("int4_group128", "nvfp4")
+        shown(*selection(scheme=name), None, None, True).kpis for name in ("int4_group128", "nvfp4")
     )
-    both = overview.show(*selection(scheme="int4_group128", second="nvfp4"), None, None, True).kpis
+    both = shown(*selection(scheme="int4_group128", second="nvfp4"), None, None, True).kpis
     for one in (first, second):
         assert (number := re.search(r'class="v"[^>]*>([^<]+)', one)) and number[1] in both
     assert both.count('class="difference"') == 6 and 'class="difference"' not in first
@@ -97,8 +110,8 @@ def test_two_schemes_are_compared_in_their_numbers() -> None:
 
 def test_the_inspector_follows_or_stays() -> None:
     """An element chosen by hand stays chosen; otherwise the one with the largest error is inspected."""
-    followed = overview.show(*selection(), 3, 4, True)
-    stayed = overview.show(*selection(), 3, 4, False)
+    followed = shown(*selection(), 3, 4, True)
+    stayed = shown(*selection(), 3, 4, False)
     assert (followed.row, followed.column) != (3, 4) and (stayed.row, stayed.column) == (3, 4)
     assert "Element (3, 4)" in stayed.inspector
 
@@ -125,7 +138,7 @@ def test_bad_input_is_a_message_and_nothing_is_lost(
     changes: dict[str, Any], words: str, said: list[str]
 ) -> None:
     """If this fails, a typing error empties the tab."""
-    out = overview.show(*selection(**changes), None, None, True)
+    out = shown(*selection(**changes), None, None, True)
     assert words in said[0] and words in unescape(out.notice) and "Still shown" in out.notice
     kept = [value for name, value in vars(out).items() if name != "notice"]
     assert all(unchanged(value) for value in kept), "outputs must stay as they are"
@@ -158,9 +171,9 @@ def test_what_a_link_cannot_show_is_said(query: dict[str, str], words: list[str]
 )
 def test_nothing_chosen_yet_is_no_warning(changes: dict[str, Any], words: str, said: list[str]) -> None:
     """Whoever has just opened the form is not told off; that the results are another tensor's is said."""
-    out = overview.show(*selection(**changes), None, None, True)
+    out = shown(*selection(**changes), None, None, True)
     assert not said and words in out.notice and "Still shown" in out.notice
-    assert overview.show(*selection(), None, None, True).notice == ""
+    assert shown(*selection(), None, None, True).notice == ""
 
 
 def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
@@ -170,7 +183,7 @@ def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
     opened = opened_file(path)
     assert opened.source == "file" and opened.file_tensor == gr.update(choices=[], value=None)
     chosen = selection(source="file", file=path)
-    out = overview.show(*chosen, None, None, True)
+    out = shown(*chosen, None, None, True)
     overview.kernel(*chosen)
     assert len(said) == 1 and "no valid .npy header" in said[0] and said[0] in unescape(out.notice)
 
@@ -178,7 +191,7 @@ def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
 def test_an_element_outside_is_a_message(said: list[str]) -> None:
     """The rows that there are are said, and the nearest is shown: else an element of another tensor in the
     boxes keeps this one from being shown."""
-    out = overview.show(*selection(), 10**6, 0, False)
+    out = shown(*selection(), 10**6, 0, False)
     assert "row 0 to 1535" in said[0] and (out.row, out.column) == (1535, 0)
     assert typed(*selection(), 3, -5, True).column == 0 and len(said) == 2
 
@@ -187,7 +200,7 @@ def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     """A tensor called like a script shows as text (gr.HTML would run it)."""
     evil = "<img src=x onerror=alert(1)>${alert(2)}"
     save_file({evil: torch.randn(4, 32)}, tmp_path / "x.safetensors")
-    out = overview.show(
+    out = shown(
         *selection(source="file", file=str(tmp_path / "x.safetensors"), file_tensor=evil), None, None, True
     )
     assert "&lt;img" in out.chips and "&lt;img" in out.verdict

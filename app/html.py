@@ -106,16 +106,12 @@ def kpis(reports: Sequence[Report]) -> str:
         ("Rounded to zero", "", "%", _zeroed, lambda r: 100 * r.zeroed, "+.3g"),
         ("Cosine", "cosine", "", _cosine, lambda r: r.cosine, "+.2g"),
     )
-    tiles = [
-        Tile(
-            name,
-            term,
-            unit,
-            tuple(zip(SIDES, (text(r) for r in reports), strict=False)),
-            _difference([float(value(r)) for r in reports], how),
-        )
-        for name, term, unit, text, value, how in rows
-    ]
+    tiles = []
+    for name, term, unit, text, value, how in rows:
+        numbers = [text(r) for r in reports]
+        same = len({number.text for number in numbers}) < len(numbers)
+        difference = "the same" if same else _difference([float(value(r)) for r in reports], how)
+        tiles.append(Tile(name, term, unit, tuple(zip(SIDES, numbers, strict=False)), difference))
     return render("kpis", tiles=tiles)
 
 
@@ -124,8 +120,6 @@ def _difference(values: Sequence[float], how: str) -> str:
     if len(values) < 2 or not all(math.isfinite(v) for v in values):
         return ""
     first, second = values
-    if first == second:
-        return "the same"
     if how == "%":
         return "" if first == 0 else f"{100 * (second - first) / first:+.3g} %".replace("-", "−")
     return format(second - first, how).replace("-", "−")

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app.learn import playground, story
-from app.theme import CSS, HEAD
+from app.theme import HEAD
 
 
 def open_learn(page: Page, url: str) -> None:
@@ -23,8 +23,7 @@ def chapter(browser: Browser) -> Iterator[Page]:
     trouble: list[str] = []
     page.on("pageerror", lambda e: trouble.append(str(e)))
     page.set_content(
-        f"<!doctype html><head><style>{CSS}</style>{HEAD}</head>"
-        f"<body>{playground.playground()}{story.story()}</body>"
+        f"<!doctype html><head>{HEAD}</head><body>{playground.playground()}{story.story()}</body>"
     )
     for start in (playground.ON_LOAD, story.ON_LOAD):
         page.evaluate(f"() => {{ const element = document.body; {start}; }}")

@@ -23,7 +23,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 
 from app import limits
-from app.theme import CSS, HEAD, make_theme
+from app.theme import HEAD, make_theme
 from app.ui import build
 from explorer import gpu
 from explorer.bench.quantize import all_builds
@@ -56,7 +56,6 @@ def launch_options() -> dict[str, object]:
     """How the page is served; tests launch it the same way."""
     return {
         "theme": make_theme(),
-        "css": CSS,
         "head": HEAD,
         "server_name": os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
         "server_port": PORT,

@@ -11,7 +11,8 @@ from app.selection import Selection, matrix_of, model_source
 from explorer import FORMATS, SCHEMES, Scheme, SourceError, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record
 from explorer.core.serialize import to_json
-from explorer.formats import FloatFormat
+from explorer.formats import FloatFormat, Format
+from explorer.formats.code import code_facts, in_every_format, parse_code, plain_number
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 
@@ -30,6 +31,40 @@ def list_formats() -> list[dict[str, Any]]:
         }
         for f in FORMATS.values()
     ]
+
+
+def explain(format_name: str, entry: str) -> dict[str, Any]:
+    """A number, bits (0b0101) or hexadecimal (0x50) in one format: code, bits, value, words, neighbours, and
+    under ``everywhere`` the number rounded to every format. NaN and infinity are null."""
+    return _answer(lambda: _explained(format_name, entry))
+
+
+def _explained(format_name: str, entry: str) -> dict[str, Any]:
+    fmt = _format(format_name)
+    facts = code_facts(fmt, parse_code(entry, fmt))
+    number = float(entry) if plain_number(entry) else facts.value
+    return {**to_json(facts), "everywhere": to_json(in_every_format(number))}
+
+
+def flip(format_name: str, entry: str, bit: float) -> str:
+    """The code of an entry with one bit flipped, in hexadecimal; bit 0 is the lowest."""
+    return _answer(lambda: _flipped(format_name, entry, int(bit)))
+
+
+def _flipped(format_name: str, entry: str, bit: int) -> str:
+    fmt = _format(format_name)
+    if not 0 <= bit < fmt.bits:
+        raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}")
+    code = parse_code(entry, fmt) ^ (1 << bit)
+    if code >= fmt.code_count:
+        raise ValueError(f"{fmt.label} uses only codes 0 to {fmt.code_count - 1}")
+    return f"0x{code:0{-(-fmt.bits // 4)}X}"
+
+
+def _format(name: str) -> Format:
+    if name not in FORMATS:
+        raise ValueError(f"no format {name!r}; accepted: {', '.join(FORMATS)}")
+    return FORMATS[name]
 
 
 def list_schemes() -> list[dict[str, Any]]:
@@ -72,7 +107,12 @@ def _answer(make: Any) -> Any:
         raise gr.Error(str(error), print_exception=False) from error
 
 
+ENDPOINTS = (
+    list_formats, explain, flip, list_schemes, list_samples, model_layers, report, report_layer,
+)  # fmt: skip
+
+
 def register() -> None:
     """Add the endpoints to the page being built."""
-    for function in (list_formats, list_schemes, list_samples, model_layers, report, report_layer):
+    for function in ENDPOINTS:
         gr.api(function, api_name=function.__name__)

@@ -25,10 +25,9 @@ class BoundedCache(Generic[Value]):
 
     def get(self, key: Hashable, compute: Callable[[], Value], size: Callable[[Value], int]) -> Value:
         """The value under ``key``, computed if it is not there. The lock is not held while computing."""
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-                return self._entries[key][0]
+        known = self.peek(key)
+        if known is not None:
+            return known
         value = compute()
         with self._lock:
             if key not in self._entries:
@@ -38,3 +37,11 @@ class BoundedCache(Generic[Value]):
                 _, (_, freed) = self._entries.popitem(last=False)
                 self._used -= freed
         return value
+
+    def peek(self, key: Hashable) -> Value | None:
+        """The value under ``key``, None if it is not there."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]

@@ -1,4 +1,4 @@
-"""The sidebar's pickers: what they show for a scheme, and the scheme that they spell.
+"""The bar's pickers: what they show for a scheme, and the scheme that they spell.
 
 A scheme is one text (``Scheme.parse``, ``str``) in links and between handlers.
 """
@@ -84,7 +84,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Parts:
-    """What the sidebar's scheme controls hold, as the strings and numbers they show.
+    """What the bar's scheme controls hold, as the strings and numbers they show.
 
     ``rows`` and ``columns`` are the sides of tiles, 0 for a whole axis; groups and runs of the flattened
     tensor have ``columns`` alone. ``convention`` is a key of ``CONVENTIONS``, ``codes`` are of ``CODES``.

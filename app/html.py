@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +17,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.ext import Extension
 from markupsafe import Markup
 
+from app import glossary
+from explorer import words
 from explorer.analysis.element import Inspection
 from explorer.analysis.memory import MemoryEstimate
 from explorer.analysis.report import Report
 from explorer.bench.quantize import QuantizeTiming, kernel_file
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
-from explorer.formats.code import CodeFacts, Rendering
+from explorer.formats.code import short
 from explorer.schemes import Scheme
 
 
@@ -34,82 +36,120 @@ class JoinLines(Extension):
         return re.sub(r"\s*\n\s*", " ", re.sub(r"\s*\n\s*(?=[<{]|$)", "", source))
 
 
-def number(value: float) -> str:
-    """A number for reading: seven digits, a real minus sign."""
-    return f"{value:.7g}".replace("-", "−")
-
-
-def _neighbour(value: float | None) -> str:
-    return "none" if value is None else number(value)
-
-
-def _hex(code: int, fmt: Format) -> str:
-    return f"0x{code:0{-(-fmt.bits // 4)}X}"
-
-
-def _relative_error(row: Rendering, value: float) -> str:
-    """The error as a share of the number itself; nothing where there is no such share."""
-    if row.error == 0:
-        return "exact"
-    known = row.error is not None and value and math.isfinite(row.error) and math.isfinite(value)
-    return f"{100 * row.error / value:+.3g} %" if known else ""  # type: ignore[operator]
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     autoescape=True,
     undefined=StrictUndefined,
     extensions=[JoinLines],
 )
-_TEMPLATES.filters |= {
-    "number": number,
-    "neighbour": _neighbour,
-    "hex": _hex,
-    "relative_error": _relative_error,
-}
+_TEMPLATES.filters |= {"number": short, "linked": glossary.linked}
+_TEMPLATES.globals["term"] = glossary.term
 
 
-def _render(name: str, **values: Any) -> str:
+def render(name: str, **values: Any) -> str:
+    """The template ``name`` of ``app/templates``, with ``values``, which it escapes."""
     return _TEMPLATES.get_template(f"{name}.html").render(**values)
 
 
-def header(badge: str, gpu: bool, native: tuple[str, ...]) -> str:
-    """Title and badge; ``native`` are the formats that the GPU's tensor cores multiply themselves."""
+def header(
+    badge: str,
+    gpu: bool,
+    native: tuple[str, ...],
+    places: Sequence[tuple[str, str]],
+    names: Mapping[str, Any],
+) -> str:
+    """Title, places and badge; ``native`` are the formats that the GPU's tensor cores multiply themselves."""
     if native:
         badge += f" · native: {', '.join(native)}"
-    return _render("header", badge=badge, gpu=gpu)
+    return render("header", badge=badge, gpu=gpu, places=places, names=names)
 
 
-def summary_line(tensor: str, scheme: Scheme) -> str:
-    """Which tensor is shown, and the sentence that says which scheme."""
-    return _render("summary_line", tensor=tensor, scheme=scheme)
+def chips(tensor: str, schemes: Sequence[Scheme]) -> str:
+    """The bar's buttons: the tensor, scheme A, and scheme B or the offer of one."""
+    first, *others = (scheme.label for scheme in schemes)
+    return render("chips", tensor=tensor, first=first, second=others[0] if others else "")
+
+
+def verdict(tensor: str, schemes: Sequence[Scheme], words: str) -> str:
+    """Which tensor is shown, what the schemes are, and the sentences that judge them."""
+    return render("verdict", tensor=tensor, schemes=list(zip(SIDES, schemes, strict=False)), words=words)
+
+
+SIDES = ("A", "B")
+
+
+class Number(NamedTuple):
+    """A key number of one scheme: its text, and a remark."""
+
+    text: str
+    note: str
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One key number with its unit and a remark below it."""
+    """A key number of each scheme, in a common unit, with what B has more or less than A."""
 
     name: str
-    value: str
+    term: str
     unit: str
-    note: str
+    numbers: tuple[tuple[str, Number], ...]
+    difference: str
 
 
-def kpis(report: Report) -> str:
-    """The strip of key numbers of one report."""
-    bits = report.bits
+def kpis(reports: Sequence[Report]) -> str:
+    """The row of key numbers of one report, or of two with their differences."""
+    rows = (
+        ("SQNR", "SQNR", "dB", _sqnr, lambda r: r.sqnr_db, "+.2f"),
+        ("Bits per element", "bits per element", "", _bits, lambda r: r.bits.total, "+.3g"),
+        ("Size", "bits per element", "", _size, lambda r: r.nbytes, "%"),
+        ("Largest error", "", "", _largest, lambda r: r.max_error, "%"),
+        ("Rounded to zero", "", "%", _zeroed, lambda r: 100 * r.zeroed, "+.3g"),
+        ("Cosine", "cosine", "", _cosine, lambda r: r.cosine, "+.2g"),
+    )
+    tiles = []
+    for name, term, unit, text, value, how in rows:
+        numbers = [text(r) for r in reports]
+        same = len({number.text for number in numbers}) < len(numbers)
+        difference = "the same" if same else _difference([float(value(r)) for r in reports], how)
+        tiles.append(Tile(name, term, unit, tuple(zip(SIDES, numbers, strict=False)), difference))
+    return render("kpis", tiles=tiles)
+
+
+def _difference(values: Sequence[float], how: str) -> str:
+    """What the second value is above the first: a signed number, or a share of the first."""
+    if len(values) < 2 or not all(math.isfinite(v) for v in values):
+        return ""
+    first, second = values
+    if how == "%":
+        return "" if first == 0 else f"{100 * (second - first) / first:+.3g} %".replace("-", "−")
+    return format(second - first, how).replace("-", "−")
+
+
+def _sqnr(report: Report) -> Number:
+    return Number(_decibels(report.sqnr_db), f"relative error {report.relative_error:.3g}")
+
+
+def _largest(report: Report) -> Number:
     row, column = report.max_error_at
+    return Number(f"{report.max_error:.3g}", f"at row {row}, column {column}")
+
+
+def _bits(report: Report) -> Number:
+    return Number(f"{report.bits.total:.4g}", _itemised(report))
+
+
+def _size(report: Report) -> Number:
+    return Number(words.bytes_(report.nbytes), f"{100 * report.bits.total / 16:.3g} % of FP16")
+
+
+def _zeroed(report: Report) -> Number:
+    return Number(f"{100 * report.zeroed:.3g}", f"clipped {100 * report.clipped:.3g} %")
+
+
+def _cosine(report: Report) -> Number:
     used = f"{report.codes_used} of {report.code_count} codes" if report.codes_used is not None else ""
     entropy = f", {report.entropy_bits:.2f} bits of entropy" if report.entropy_bits is not None else ""
-    tiles = (
-        Tile("SQNR", _decibels(report.sqnr_db), "dB", f"relative error {report.relative_error:.3g}"),
-        Tile("Largest error", f"{report.max_error:.3g}", "", f"at row {row}, column {column}"),
-        Tile("Bits per element", f"{bits.total:.4g}", "", _itemised(report)),
-        Tile("Size", _bytes(report.nbytes), "", f"{100 * bits.total / 16:.3g} % of FP16"),
-        Tile("Rounded to zero", f"{100 * report.zeroed:.3g}", "%", f"clipped {100 * report.clipped:.3g} %"),
-        Tile("Cosine", f"{report.cosine:.6f}", "", used + entropy),
-    )
-    return _render("kpis", tiles=tiles)
+    return Number(f"{report.cosine:.6f}", used + entropy)
 
 
 def _itemised(report: Report) -> str:
@@ -125,30 +165,38 @@ def _itemised(report: Report) -> str:
     return " + ".join(f"{value:.3g} {label}" for label, value in parts if value >= 5e-4)
 
 
-def inspector(seen: Inspection) -> str:
-    """An element, its block, its code's bits and the arithmetic between them."""
-    return _render("inspector", seen=seen, cells=_bit_cells(seen.bits, seen.fields))
+def inspector(seen: Sequence[Inspection], schemes: Sequence[Scheme]) -> str:
+    """An element and, by each scheme, its block, its code's bits and the arithmetic between them."""
+    sides = [
+        (mark, scheme.label, one, _bit_cells(one.bits, one.fields))
+        for mark, scheme, one in zip(SIDES, schemes, seen, strict=False)
+    ]
+    return render("inspector", first=seen[0], sides=sides)
 
 
-def packed(seen: Inspection, scheme: Scheme) -> str:
-    """The bytes that hold the inspected block's codes in the inspected row."""
-    return _render("packed", seen=seen, bits=scheme.format.packed_bits)
+def packed(seen: Sequence[Inspection], schemes: Sequence[Scheme]) -> str:
+    """The bytes that hold the inspected blocks' codes in the inspected row."""
+    sides = [
+        (mark, one, scheme.format.packed_bits)
+        for mark, scheme, one in zip(SIDES, schemes, seen, strict=False)
+    ]
+    return render("packed", row=seen[0].row, sides=sides)
 
 
 def kernel(timing: QuantizeTiming, where: str) -> str:
     """What a kernel cost; ``where`` says on what and how it was measured."""
-    time, share, copy = timing.time, 100 * timing.share, timing.copy_gigabytes_per_s
-    low, high = 1e6 * time.low_s, 1e6 * time.high_s
+    share, copy = 100 * timing.share, timing.copy_gigabytes_per_s
+    median, low, high = map(words.duration, (timing.time.median_s, timing.time.low_s, timing.time.high_s))
     rows = (
         ("kernels", " → ".join(timing.kernels)),
         ("files", ", ".join(dict.fromkeys(f"kernels/{kernel_file(kernel)}" for kernel in timing.kernels))),
         ("input", f"{timing.shape[0]}×{timing.shape[1]} {timing.dtype}"),
-        ("time", f"{1e6 * time.median_s:.1f} µs, 10th to 90th percentile {low:.1f} to {high:.1f}"),
-        ("memory", f"{timing.bytes_moved / 1e6:.1f} MB moved, {timing.gigabytes_per_s:.0f} GB/s"),
-        ("share", f"{share:.0f} % of a device-to-device copy ({copy:.0f} GB/s)"),
+        ("time", f"{median}, 10th to 90th percentile {low} to {high}"),
+        ("memory", f"{words.bytes_(timing.bytes_moved)} moved, {timing.gigabytes_per_s:,.0f} GB/s"),
+        ("share", f"{share:.0f} % of a device-to-device copy ({copy:,.0f} GB/s)"),
         ("resources", f"{timing.registers} registers a thread, {100 * timing.occupancy:.0f} % occupancy"),
     )
-    return _render("kernel", where=where, rows=rows)
+    return render("kernel", where=where, rows=rows)
 
 
 class BitCell(NamedTuple):
@@ -165,21 +213,6 @@ def _bit_cells(text: str, fields: Sequence[BitField]) -> list[BitCell]:
     return [BitCell(*cell) for cell in zip(text, places, names, strict=True)]
 
 
-def bit_switches(text: str, fields: Sequence[BitField]) -> str:
-    """A code's bits as switches, coloured and bordered by field."""
-    return _render("bits", cells=_bit_cells(text, fields))
-
-
-def code(facts: CodeFacts) -> str:
-    """What stands below the switches: value, how it comes about, neighbours."""
-    return _render("code", code=facts)
-
-
-def renderings(value: float, rows: Iterable[Rendering]) -> str:
-    """The same number in every format, side by side."""
-    return _render("renderings", value=value, rows=rows)
-
-
 @dataclass(frozen=True)
 class FormatRow:
     """A format with what the table of formats says of it beside its own fields."""
@@ -190,7 +223,7 @@ class FormatRow:
     specials: str
 
 
-def format_table() -> str:
+def format_table() -> Markup:
     """All formats: fields, range, and the hardware that multiplies them."""
     rows = [
         FormatRow(
@@ -201,7 +234,7 @@ def format_table() -> str:
         )
         for f in FORMATS.values()
     ]
-    return _render("format_table", rows=rows)
+    return Markup(render("format_table", rows=rows))
 
 
 def _specials(fmt: Format) -> str:
@@ -211,36 +244,39 @@ def _specials(fmt: Format) -> str:
 
 
 def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
-    """Sizes by scheme; the sidebar's own is marked."""
-    return _render("memory", rows=rows, chosen=chosen)
+    """Sizes by scheme; the page's own is marked."""
+    return render("memory", rows=rows, chosen=chosen)
 
 
 def figure_title(title: str, about: str) -> str:
     """A heading and, below it, what to look for."""
-    return _render("figure_title", title=title, about=about)
+    return render("figure_title", title=title, about=about)
 
 
 def sentence(message: str) -> str:
     """A conclusion in words, set apart from the figures that it is drawn from; nothing for an empty one."""
-    return _render("sentence", message=message)
+    return render("sentence", message=message)
 
 
 def status(message: str) -> str:
     """The state of a run, or why it was refused; a screen reader announces it."""
-    return _render("status", message=message)
+    return render("status", message=message)
+
+
+def commands(lines: Sequence[str]) -> str:
+    """Commands to copy."""
+    return render("commands", lines=lines)
+
+
+def heading(title: str, about: str) -> str:
+    """The heading of a section."""
+    return render("heading", title=title, about=about)
 
 
 def note(words: str) -> str:
     """A remark in small print. ``words`` are the project's own and may hold markup."""
-    return _render("note", words=Markup(words))
+    return render("note", words=Markup(words))
 
 
 def _decibels(value: float) -> str:
     return "∞" if value == float("inf") else f"{value:.2f}"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"

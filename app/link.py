@@ -1,76 +1,112 @@
-"""The page's address: it carries the selection and the open tab, so that a link shows what its sender saw.
+"""The page's address: it carries the selection, the inspected element, the place and the section, so that a
+link shows what its sender saw.
 
 The address is written by ``assets/explorer.js`` in the visitor's browser and read here when the page is
-opened.
+opened, and when the visitor goes back or forward.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import gradio as gr
 
 from app import limits
+from app.bar import SchemeView, show_scheme, show_second
 from app.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
+from app.places import NAMES
 from app.selection import Selection
-from app.sidebar import SchemeView, show_scheme
-from app.tabs import TABS
 from app.views import Shown, shows
 from explorer.sources.samples import SAMPLES
 
 _FIELDS = json.dumps([field.name for field in dataclasses.fields(Selection)])
 WRITE_SELECTION = f"(...values) => explorer.writeSelection({_FIELDS}, values)"
-"""JavaScript for a listener whose inputs are the selection."""
-
-
-def write_tab(name: str) -> str:
-    """JavaScript for a listener: the tab called ``name`` has been opened."""
-    return f"() => explorer.writeTab({json.dumps(name)})"
+"""JavaScript for a listener whose inputs are the selection and the position of the inspected element."""
 
 
 @dataclass(frozen=True)
 class LinkView(SchemeView):
-    """What a link sets, beside the scheme."""
+    """What a link sets: scheme A, scheme B, the tensor, and the inspected element."""
 
+    second_text: Shown
+    second_preset: Shown
+    second_format: Shown
+    second_granularity: Shown
+    second_rows: Shown
+    second_columns: Shown
+    second_mapping: Shown
+    second_scale: Shown
+    second_convention: Shown
+    second_range: Shown
+    second_codes: Shown
+    second_refit: Shown
+    second_stochastic: Shown
+    second_seed: Shown
     source: Shown
     sample: Shown
     model: Shown
     revision: Shown
     layer: Shown
-    tabs: Shown
+    row: Shown
+    column: Shown
+    follow: Shown
 
 
 @shows(LinkView)
 def read_link(request: gr.Request) -> LinkView:
-    """What the sidebar shows for a link's query; unknown or missing parts keep their defaults."""
-    query = {key: unquote(value) for key, value in dict(request.query_params).items()}
+    """What the page shows for a link's query; unknown or missing parts keep their defaults."""
+    return _linked({key: unquote(value) for key, value in dict(request.query_params).items()}, first=True)
+
+
+@shows(LinkView)
+def visited(event: gr.EventData) -> LinkView:
+    """``read_link`` for ``event.query``, the address that the visitor went back or forward to."""
+    return _linked(dict(parse_qsl(str(event.query).removeprefix("?"))), first=False)
+
+
+def _linked(query: Mapping[str, str], first: bool) -> LinkView:
     source, sample = query.get("source", "builtin"), query.get("sample", DEFAULT_SAMPLE)
-    tab, names = query.get("tab", TABS[0].NAME), [tab.NAME for tab in TABS]
-    if source == "file":
+    place = query.get("tab", "tensor")
+    if source == "file" and first:
         limits.notify(
-            f"A link cannot carry your file: choose “{SOURCES['file']}” under “Tensor from” and drop it in "
-            "again. Showing a built-in tensor until then."
+            "A link cannot carry your file: drop it in again. Showing a built-in tensor until then."
         )
-    for what, value, known in (("source", source, SOURCES), ("sample", sample, SAMPLES), ("tab", tab, names)):
+    for what, value, known in (
+        ("source", source, SOURCES),
+        ("sample", sample, SAMPLES),
+        ("tab", place, NAMES),
+    ):
         if value not in known:
             limits.notify(f"The link's {what} {value!r} is unknown; showing {next(iter(known))} instead.")
+    second = _linked_scheme(query.get("second", ""))
+    of_file = source == "file" and not first
+    row, column = _whole(query.get("row")), _whole(query.get("column"))
     return LinkView(
-        **vars(_linked_scheme(query.get("scheme", DEFAULT_SCHEME))),
-        source=source if source in ("builtin", "model") else "builtin",
+        **vars(_linked_scheme(query.get("scheme", DEFAULT_SCHEME), DEFAULT_SCHEME)),
+        **{f"second_{name}": value for name, value in vars(second).items()},
+        source=source if source in ("builtin", "model") or of_file else "builtin",
         sample=sample if sample in SAMPLES else DEFAULT_SAMPLE,
         model=query.get("model", ""),
         revision=query.get("revision", ""),
         layer=query.get("layer"),
-        tabs=gr.Tabs(selected=tab if tab in names else names[0]),
+        row=row,
+        column=column,
+        follow=row is None or column is None,
     )
 
 
-def _linked_scheme(text: str) -> SchemeView:
+def _whole(text: str | None) -> int | None:
+    """A row or column of a link, None if it is not a whole number from 0."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _linked_scheme(text: str, otherwise: str = "") -> SchemeView:
     try:
-        return show_scheme(text)
+        return show_second(text)
     except ValueError as error:
         limits.notify(f"The link's scheme is not usable: {error}")
-        return show_scheme(DEFAULT_SCHEME)
+        return show_scheme(otherwise) if otherwise else show_second("")

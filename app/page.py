@@ -1,15 +1,18 @@
-"""What ``ui.build`` hands to each tab: the sidebar's components, and where a tab says what follows them."""
+"""What ``ui.build`` hands to each part of the page: the bar's components, and what follows their changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import gradio as gr
 
-from app.sidebar import Sidebar
-from app.views import Control, View
+from app.bar import Bar
+from app.views import Control, View, listen
+from app.widgets import LATEST, hidden
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Follower:
     """A handler that runs again whenever the selection has changed.
 
     ``inputs`` come after the selection's; ``api_name`` is its endpoint when the page is opened, and the stem
-    of those behind the sidebar's controls.
+    of those behind the bar's controls.
     """
 
     handler: Any
@@ -26,35 +29,57 @@ class Follower:
     api_name: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Page:
-    """The page as a tab's ``build`` sees it.
+    """The page as a part's ``build`` sees it.
 
-    sidebar: which tensor and which scheme.
-    notice: the line above the summary, for what was refused.
-    summary: the line above the tabs that says both in words.
-    tabs: all tabs, as a component that can be told which one is open.
-    tab: one tab by its NAME, for what happens when it is opened.
-    followers, events: filled by the tabs through ``follow`` and ``changed_by``.
+    bar: which tensor and which schemes.
+    notice: the line below the bar, for what was refused.
+    seen: by section, the component whose ``seen`` event says that the section is on the screen and does not
+        show the selection yet.
+    followers: what runs at once after each change of the selection.
+    events: what changes it, with the end of the followers' API names.
+    position: row, column, and whether the largest error is followed instead.
+    pairs: events after which both schemes' controls have to be spelled anew.
     """
 
-    sidebar: Sidebar
+    bar: Bar
     notice: Control
-    summary: Control
-    tabs: gr.Tabs
-    tab: Mapping[str, Control]
+    seen: dict[str, Control] = field(default_factory=dict)
     followers: list[Follower] = field(default_factory=list)
     events: list[tuple[Any, str]] = field(default_factory=list)
+    pairs: list[tuple[Any, str]] = field(default_factory=list)
+    position: list[Control] = field(default_factory=list)
+    _section: str | None = None
 
     @property
     def selection(self) -> list[Control]:
         """The components that hold a ``Selection``: the first inputs of every handler that takes one."""
-        return self.sidebar.selection()
+        return self.bar.selection()
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """A part of a place that a link can lead to; what follows the selection inside waits until it is
+        seen."""
+        with gr.Column(elem_id=f"section-{name}", elem_classes="section"):
+            self.seen[name] = hidden(f"explorer.section(element, {json.dumps(name)}, () => trigger('seen'))")
+            outer, self._section = self._section, name
+            yield
+            self._section = outer
 
     def follow(self, handler: Any, inputs: list[Control], outputs: View | Control, *, api_name: str) -> None:
-        """Run ``handler`` whenever the selection has changed, with the selection and ``inputs``."""
-        self.followers.append(Follower(handler, inputs, outputs, api_name))
+        """Run ``handler``, with the selection and ``inputs``, whenever the selection has changed: at once, or
+        inside a section when that is next on the screen."""
+        if self._section is None:
+            self.followers.append(Follower(handler, inputs, outputs, api_name))
+            return
+        event = self.seen[self._section].seen
+        listen(event, handler, [*self.selection, *inputs], outputs, api_name=api_name, **LATEST)
 
     def changed_by(self, event: Any, name: str) -> None:
         """Run all followers after ``event``, which changes the selection; ``name`` ends their API names."""
         self.events.append((event, name))
+
+    def pair_changed_by(self, event: Any, name: str) -> None:
+        """``changed_by``, for an event that has written the schemes' texts (``bar.pair()``) alone."""
+        self.pairs.append((event, name))

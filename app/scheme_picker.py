@@ -1,4 +1,4 @@
-"""A picker of several schemes, which takes the sidebar's own beside the named ones."""
+"""A picker of several schemes, which takes those of the bar beside the named ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.widgets import PRIVATE
 
 
 def build_scheme_picker(page: Page, names: Sequence[str], label: str, elem_id: str) -> Control:
-    """Lay out the picker, with ``names`` chosen, and the button that adds the sidebar's scheme to it.
+    """Lay out the picker, with ``names`` chosen, and the button that adds A and B to it.
 
     A scheme without a name may also be typed, as the text that its link carries.
     """
@@ -26,10 +26,10 @@ def build_scheme_picker(page: Page, names: Sequence[str], label: str, elem_id: s
             label=label,
             elem_id=elem_id,
         )
-        button = gr.Button("Add the sidebar's scheme", size="sm", elem_id=f"{elem_id}-add")
-    button.click(_added, [picker, page.sidebar.scheme.text], picker, queue=False, **PRIVATE)
+        button = gr.Button("Add A and B", size="sm", elem_id=f"{elem_id}-add")
+    button.click(_added, [picker, *page.bar.pair().in_order()], picker, queue=False, **PRIVATE)
     return picker
 
 
-def _added(names: list[str] | None, scheme: str) -> list[str]:
-    return list(dict.fromkeys([*(names or []), scheme]))
+def _added(names: list[str] | None, first: str, second: str) -> list[str]:
+    return list(dict.fromkeys([*(names or []), first, *([second] if second else [])]))

@@ -1,4 +1,4 @@
-"""Which tensor and scheme the sidebar has chosen, and the tensors and analyses that this names.
+"""Which tensor and schemes are chosen, and the tensors and analyses that this names.
 
 Handlers keep no state: every one receives the whole selection from its visitor's own page, so nothing
 of one visitor can reach another. Uploaded files arrive as paths that Gradio has checked to be uploads.
@@ -7,7 +7,7 @@ of one visitor can reach another. Uploaded files arrive as paths that Gradio has
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,7 +18,7 @@ from app.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
 from app.gpu_lock import gpu_lock
 from explorer import Scheme, SourceError
 from explorer.analysis.sliced import analyse_anywhere
-from explorer.analysis.tensor import Analysis
+from explorer.analysis.tensor import Analysis, Side
 from explorer.core.backend import place
 from explorer.sources import load_sample, open_tensors
 from explorer.sources.models import open_model
@@ -29,9 +29,9 @@ NO_FILE = "drop a file first, or choose a built-in tensor"
 
 @dataclass(frozen=True)
 class Selection:
-    """The sidebar as it stands: strings straight from the controls.
+    """The bar as it stands: strings straight from the controls.
 
-    The only list of what a selection is made of: the sidebar's components, the endpoints' first parameters
+    The only list of what a selection is made of: the bar's components, the endpoints' first parameters
     and the script that writes the link follow the order of these fields.
     """
 
@@ -43,6 +43,7 @@ class Selection:
     revision: str = ""
     layer: str | None = None
     scheme: str = DEFAULT_SCHEME
+    second: str = ""
 
     @classmethod
     def of(
@@ -55,6 +56,7 @@ class Selection:
         revision: str | None,
         layer: str | None,
         scheme: str,
+        second: str | None = None,
     ) -> Self:
         """The selection that the controls hold; an empty control holds None or an empty text."""
         return cls(
@@ -66,7 +68,13 @@ class Selection:
             revision or "",
             layer or None,
             scheme,
+            second or "",
         )
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The texts of scheme A and, if there is one, scheme B."""
+        return (self.scheme, self.second) if self.second else (self.scheme,)
 
 
 class NothingChosenError(SourceError):
@@ -101,16 +109,26 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
     return _MATRICES.get(key, read, lambda matrix: matrix.values.nbytes)
 
 
-def analysis_of(chosen: Selection, progress: Progress | None = None) -> tuple[Matrix, Scheme, Analysis]:
-    """The selected tensor, the selected scheme, and what it does."""
-    scheme = Scheme.parse(chosen.scheme)
+def analyses_of(
+    chosen: Selection, progress: Progress | None = None
+) -> tuple[Matrix, list[tuple[Scheme, Analysis]]]:
+    """The selected tensor, and what each of the one or two selected schemes does to it."""
+    schemes = [Scheme.parse(text) for text in chosen.schemes]
     matrix = matrix_of(chosen, progress)
-    analysis = _ANALYSES.get(
-        (*tensor_key(chosen), limits.current().elements, chosen.scheme),
+    return matrix, [(scheme, _analysis_of(chosen, matrix, scheme)) for scheme in schemes]
+
+
+def sides_of(pairs: Sequence[tuple[Scheme, Analysis]]) -> list[Side]:
+    """The analyses as figures take them, by their schemes' labels."""
+    return [Side(scheme.label, analysis) for scheme, analysis in pairs]
+
+
+def _analysis_of(chosen: Selection, matrix: Matrix, scheme: Scheme) -> Analysis:
+    return _ANALYSES.get(
+        (*tensor_key(chosen), limits.current().elements, str(scheme)),
         lambda: _analyse(matrix, scheme),
         lambda analysis: analysis.q.packed.nbytes + analysis.error_map.nbytes,
     )
-    return matrix, scheme, analysis
 
 
 def _analyse(matrix: Matrix, scheme: Scheme) -> Analysis:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import gradio as gr
+import plotly
 import plotly.graph_objects as go
-from gradio.components.plot import PlotData
 from gradio.themes.utils import fonts
 
+from app import glossary
 from explorer.paths import ASSETS
 
-CSS = (ASSETS / "style.css").read_text(encoding="utf-8")
-HEAD = f"<script>{(ASSETS / 'explorer.js').read_text(encoding='utf-8')}</script>"
+PLOTLY = Path(plotly.__file__).with_name("package_data")
+"""Where the installed plotly package keeps the script that draws its figures."""
+
+
+def _assets(suffix: str, first: str) -> str:
+    """All files of assets/ with a suffix, ``first`` before the others."""
+    paths = sorted(ASSETS.glob(f"*.{suffix}"), key=lambda path: (path.name != first, path.name))
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+# In the head, as Gradio puts what it takes as css= below a class of its own, where rules for <html> are lost.
+HEAD = (
+    glossary.head() + f"<style>{_assets('css', 'style.css')}</style>"
+    f'<script id="plotly" defer src="gradio_api/file={(PLOTLY / "plotly.min.js").as_posix()}"></script>'
+    f"<script>{_assets('js', 'explorer.js')}</script>"
+)
 
 ACCENT = gr.themes.Color(
     "#eff8ff", "#d9edfb", "#b3daf6", "#7fc0ee", "#3f9fdc", "#0072b2",
@@ -104,17 +119,6 @@ def make_theme() -> gr.themes.Base:
     )
 
 
-_CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d", "sendChartToCloud"],
-}
-
-
-def plot_data(figure: go.Figure) -> PlotData:
-    """``figure`` for ``gr.Plot``, with its saved file named after what it shows."""
-    data = json.loads(figure.to_json())
-    name = (data["layout"].get("meta") or {}).get("filename", "figure")
-    image = {"filename": name, "format": "svg", "scale": 2}
-    data["config"] = {**_CONFIG, "toImageButtonOptions": image}
-    return PlotData(type="plotly", plot=json.dumps(data))
+def plot_data(figure: go.Figure) -> str:
+    """``figure`` as ``widgets.plot`` takes it."""
+    return str(figure.to_json())

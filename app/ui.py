@@ -1,4 +1,4 @@
-"""The page: sidebar, header and tabs, and the wiring that keeps one tensor and one scheme in all of them."""
+"""The page: header, bar and places, and the wiring that keeps one tensor and its schemes in all of them."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ from typing import Any
 
 import gradio as gr
 
-from app import api, html, limits
-from app.link import WRITE_SELECTION, LinkView, read_link, write_tab
-from app.page import Page
-from app.sidebar import (
+from app import api, hand, html, limits
+from app.bar import (
     FileView,
-    Sidebar,
-    build_sidebar,
+    SchemeView,
+    build_bar,
     chosen_parts,
     chosen_preset,
+    chosen_second,
+    left_parts,
     opened_file,
     opened_model,
+    spelled,
 )
-from app.tabs import TABS
-from app.theme import ASSETS
-from app.views import Control, listen
-from app.widgets import PRIVATE, QUIET, block
+from app.link import WRITE_SELECTION, LinkView, read_link, visited
+from app.page import Page
+from app.places import NAMES, PLACES
+from app.theme import ASSETS, PLOTLY
+from app.views import listen
+from app.widgets import LATEST, PRIVATE, QUIET, block, hidden
 from explorer.core.backend import gpu_status, native_formats
-
-SIDEBAR_WIDTH = 312
-LATEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
-"""For controls that may change faster than the page answers: only the latest change is answered."""
 
 
 def build() -> gr.Blocks:
     """The whole page, not yet launched."""
-    gr.set_static_paths([ASSETS])
+    gr.set_static_paths([ASSETS, PLOTLY])
     keep = limits.current().keep_seconds
     with gr.Blocks(
         title="Quantization Explorer",
@@ -39,22 +38,17 @@ def build() -> gr.Blocks:
         fill_width=True,
         delete_cache=(min(keep, 600), keep),
     ) as blocks:
-        with gr.Sidebar(width=SIDEBAR_WIDTH):
-            sidebar = build_sidebar()
-        block(_header())
-        notice, summary = block(), block()
-        items: dict[str, Control] = {}
-        with gr.Tabs(selected=TABS[0].NAME) as tabs:
-            for tab in TABS:
-                items[tab.NAME] = gr.Tab(tab.TITLE, id=tab.NAME)
-        # Before the tabs' own listeners: Gradio runs the listeners of one event in turn, each to its end.
-        for name, item in items.items():
-            item.select(None, None, None, js=write_tab(name), api_visibility="private")
-        page = Page(sidebar, notice, summary, tabs, items)
-        for tab in TABS:
-            with items[tab.NAME]:
-                tab.build(page)
-        _wire_sidebar(page)
+        block(_header(), js_on_load="explorer.header(element)", elem_id="header")
+        page = Page(build_bar(), block(elem_id="notice"))
+        for place in PLACES:
+            with gr.Column(elem_id=f"place-{place.NAME}", elem_classes="place"):
+                place.build(page)
+        hand.build(page)
+        _wire_schemes(page)
+        _wire_tensor(page)
+        _wire_pairs(page)
+        for event, name in page.events:
+            _follow(page, event, name)
         _wire_link(blocks, page)
         api.register()
     return blocks
@@ -63,11 +57,16 @@ def build() -> gr.Blocks:
 def _header() -> str:
     state = gpu_status()
     badge = state.reason if state.ok else f"CPU reference · {state.reason}"
-    return html.header(badge, state.ok, native_formats())
+    return html.header(badge, state.ok, native_formats(), [(p.NAME, p.TITLE) for p in PLACES], NAMES)
 
 
 def _follow(page: Page, event: Any, name: str) -> None:
-    """After ``event``: show the selection in each tab, then put it into the address."""
+    """After ``event``: show the selection where it has to be at once, then in the address, upon which the
+    sections on the screen follow."""
+    _written(page, _shown(page, event, name))
+
+
+def _shown(page: Page, event: Any, name: str) -> Any:
     for follower in page.followers:
         opened = name == "load"
         event = listen(
@@ -79,89 +78,108 @@ def _follow(page: Page, event: Any, name: str) -> None:
             api_visibility="public" if opened else "undocumented",
             **LATEST,
         )
-    event.then(None, page.selection, None, js=WRITE_SELECTION, api_visibility="private")
+    return event
 
 
-def _wire_sidebar(page: Page) -> None:
-    """Everything that changes the selection ends in ``_follow``."""
-    _wire_scheme(page)
-    _wire_tensor(page, page.sidebar)
-    for event, name in page.events:
-        _follow(page, event, name)
-    _follow(page, page.sidebar.source.input(lambda: None, None, None, **LATEST | PRIVATE), "source")
+def _written(page: Page, event: Any) -> None:
+    event.then(None, [*page.selection, *page.position], None, js=WRITE_SELECTION, api_visibility="private")
 
 
-def _wire_scheme(page: Page) -> None:
-    scheme = page.sidebar.scheme
-    by_name = listen(
-        scheme.preset.input, chosen_preset, scheme.preset, scheme, api_name="choose_scheme", **LATEST
-    )
-    _follow(page, by_name, "preset")
-    for index, control in enumerate(scheme.parts()):
-        name, shown = f"choose_parts_{index}", "undocumented"
-        if index == 0:
-            name, shown = "choose_parts", "public"
-        typed = isinstance(control, gr.Number | gr.Textbox)
-        _wire_part(page, control.submit if typed else control.input, name, shown, f"part{index}")
-        if typed:
-            _wire_part(page, control.blur, f"{name}_blur", "undocumented", f"blur{index}")
+def _wire_schemes(page: Page) -> None:
+    for view, preset, stem in (
+        (page.bar.scheme, chosen_preset, "choose"),
+        (page.bar.second, chosen_second, "choose_second"),
+    ):
+        by_name = listen(
+            view.preset.input, preset, [view.preset, view.text], view, api_name=f"{stem}_scheme", **LATEST
+        )
+        page.changed_by(by_name, f"{stem}_preset")
+        for index, control in enumerate(view.parts()):
+            shown = "public" if index == 0 else "undocumented"
+            typed = isinstance(control, gr.Number | gr.Textbox)
+            name = f"{stem}_parts_{index}" if index else f"{stem}_parts"
+            _wire_part(page, view, control.submit if typed else control.input, name, shown)
+            if typed:
+                left = listen(
+                    control.blur,
+                    left_parts,
+                    [view.text, *view.parts()],
+                    view,
+                    api_name=f"{name}_blur",
+                    api_visibility="undocumented",
+                    **LATEST,
+                )
+                page.changed_by(left, f"{name}_blur")
 
 
-def _wire_part(page: Page, event: Any, api_name: str, visibility: str, follows: str) -> None:
-    scheme = page.sidebar.scheme
+def _wire_part(page: Page, view: SchemeView, event: Any, api_name: str, visibility: str) -> None:
     chosen = listen(
-        event,
-        chosen_parts,
-        scheme.parts(),
-        scheme,
-        api_name=api_name,
-        api_visibility=visibility,
-        **LATEST,
+        event, chosen_parts, view.parts(), view, api_name=api_name, api_visibility=visibility, **LATEST
     )
-    _follow(page, chosen, follows)
+    page.changed_by(chosen, api_name)
 
 
-def _wire_tensor(page: Page, sidebar: Sidebar) -> None:
-    for name in ("sample", "file_tensor", "layer"):
-        picker = getattr(sidebar, name)
-        _follow(page, picker.input(lambda: None, None, None, **LATEST | PRIVATE), name)
-    outputs = FileView(file_tensor=sidebar.file_tensor, source=sidebar.source)
-    _follow(
-        page,
-        listen(sidebar.file.upload, opened_file, sidebar.file, outputs, api_name="open_file", **LATEST),
-        "upload",
-    )
+def _wire_tensor(page: Page) -> None:
+    """Everything that changes the tensor ends in ``_follow``; so does the choice of where it comes from."""
+    bar = page.bar
+    for name in ("source", "sample", "file_tensor", "layer"):
+        picker = getattr(bar, name)
+        page.changed_by(picker.input(lambda: None, None, None, **LATEST | PRIVATE), name)
+    outputs = FileView(file_tensor=bar.file_tensor, source=bar.source)
+    opened = listen(bar.file.upload, opened_file, bar.file, outputs, api_name="open_file", **LATEST)
+    page.changed_by(opened, "upload")
     for event, name, visibility in (
-        (sidebar.list_layers.click, "list_layers", "public"),
-        (sidebar.model.submit, "submit_model", "undocumented"),
-        (sidebar.revision.submit, "submit_revision", "undocumented"),
+        (bar.list_layers.click, "list_layers", "public"),
+        (bar.model.submit, "submit_model", "undocumented"),
+        (bar.revision.submit, "submit_revision", "undocumented"),
     ):
         listed = listen(
             event,
             opened_model,
-            [sidebar.model, sidebar.revision],
-            sidebar.layer,
+            [bar.model, bar.revision],
+            bar.layer,
             api_name=name,
             api_visibility=visibility,
             show_progress="minimal",
         )
-        _follow(page, listed, name)
+        page.changed_by(listed, name)
+
+
+def _wire_pairs(page: Page) -> None:
+    """Schemes that were chosen elsewhere than in their own controls: the page follows, then the controls."""
+    for event, name in page.pairs:
+        event = _shown(page, event, name)
+        for view, which in ((page.bar.scheme, "a"), (page.bar.second, "b")):
+            event = listen(
+                event.then,
+                spelled,
+                view.text,
+                view,
+                api_name=f"spell_{name}_{which}",
+                api_visibility="undocumented",
+                **QUIET,
+            )
+        _written(page, event)
 
 
 def _wire_link(blocks: gr.Blocks, page: Page) -> None:
-    """Read the address when the page is opened, and keep it up to date."""
-    sidebar = page.sidebar
+    """Read the address when the page is opened and when the visitor goes back, and keep it up to date."""
+    bar, (row, column, follow) = page.bar, page.position
+    second = {f"second_{name}": control for name, control in vars(bar.second).items()}
     outputs = LinkView(
-        **vars(sidebar.scheme),
-        source=sidebar.source,
-        sample=sidebar.sample,
-        model=sidebar.model,
-        revision=sidebar.revision,
-        layer=sidebar.layer,
-        tabs=page.tabs,
+        **vars(bar.scheme),
+        **second,
+        source=bar.source,
+        sample=bar.sample,
+        model=bar.model,
+        revision=bar.revision,
+        layer=bar.layer,
+        row=row,
+        column=column,
+        follow=follow,
     )
     linked = listen(blocks.load, read_link, None, outputs, **PRIVATE)
-    shown = linked.then(None, None, None, js="() => { explorer.linkShown = true; }", api_visibility="private")
-    _follow(page, shown, "load")
-    for name in ("addPngButtons", "sortByHeadings", "closeSidebarOnPhones"):
-        blocks.load(None, None, None, js=f"() => explorer.{name}()", api_visibility="private")
+    _follow(page, linked.then(None, None, None, js="() => explorer.start()", **PRIVATE), "load")
+    history = hidden("explorer.onVisit(query => trigger('visit', {query}))")
+    again = listen(history.visit, visited, None, outputs, **LATEST | PRIVATE)
+    _follow(page, again, "visit")

@@ -64,10 +64,10 @@ def shows(
     """Decorate a handler, or a generator of steps, that returns ``view``; without one, a single component's
     value.
 
-    A first parameter annotated ``Selection`` takes the sidebar's values, in the order of ``Selection``'s
-    fields. ``ValueError``, ``OSError``, a kernel that does not compile and lack of memory become a
-    notification, and the outputs become ``view.refused(message)``. No notification where another handler of
-    the same event has ``told`` it, nor for what is not chosen yet.
+    A first parameter annotated ``Selection`` takes the bar's values, in the order of its fields; a
+    last one after it may be the event. ``ValueError``, ``OSError``, a kernel that does not compile and lack
+    of memory become a notification, and the outputs become ``view.refused(message)``. No notification where
+    another handler of the same event has ``told`` it, nor for what is not chosen yet.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -77,7 +77,9 @@ def shows(
                 limits.notify(message)
             return view.refused(message) if view else gr.skip()
 
-        prepare: Callable[..., Any] = _with_selection if _takes_selection(function) else _as_they_are
+        prepare: Callable[..., Any] = _as_they_are
+        if _takes_selection(function):
+            prepare = _with_selection_and_event if _takes_event(function) else _with_selection
 
         @functools.wraps(function)
         def steps(*values: Any) -> Any:
@@ -95,10 +97,12 @@ def shows(
 
         handler: Any = steps if inspect.isgeneratorfunction(function) else once
         handler.view = view
+        # Gradio names an endpoint's parameters after the signature; the bar's values have numbers for names.
+        # An event is put where the signature has it.
         if prepare is _with_selection:
-            # Gradio names an endpoint's parameters after the signature; the sidebar's values have numbers for
-            # names.
             handler.__signature__ = inspect.signature(lambda *values: None)
+        if prepare is _with_selection_and_event:
+            handler.__signature__ = inspect.signature(lambda event, *values: None)
         return handler
 
     return decorate
@@ -139,6 +143,16 @@ def _takes_selection(function: Callable[..., Any]) -> bool:
 def _with_selection(values: tuple[Any, ...]) -> tuple[Any, ...]:
     size = len(dataclasses.fields(Selection))
     return (Selection.of(*values[:size]), *values[size:])
+
+
+def _with_selection_and_event(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    event, *others = values
+    return (*_with_selection(tuple(others)), event)
+
+
+def _takes_event(function: Callable[..., Any]) -> bool:
+    *_, last = inspect.signature(function, eval_str=True).parameters.values()
+    return isinstance(last.annotation, type) and issubclass(last.annotation, gr.EventData)
 
 
 def _as_they_are(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@
 //   histogram        values, or differences of two tensors, on equal bins: 4 or 8 bytes an element
 //   byte_counts      packed bytes of 8-, 4-, 2- and 1-bit codes and of ternary digits
 //   code_counts      packed codes of any other width
-//   tile_maximum     the maximum of every tile: 4 or 8 bytes an element
+//   tile_maximum     the maximum of every tile: 4 bytes an element
 //
 // The host adds the thread blocks' sums in a fixed order, so that results repeat to the last bit.
 #include <cstdint>
@@ -152,15 +152,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) code_counts(
     }
 }
 
-// out [tiles]: the maximum of x, or of |x - minus|, over each tile, a thread block each. NaN stays NaN.
+// out [tiles]: the maximum of x over each tile, a thread block each. NaN stays NaN.
 extern "C" __global__ void __launch_bounds__(kThreads) tile_maximum(
-    const float* x, const float* minus, float* out, Blocks tiles) {
+    const float* x, float* out, Blocks tiles) {
     Cell tile = tiles.at(blockIdx.x);
     int height = int(tile.tall), width = int(tile.wide);
     float most = -INFINITY;
     for (int i = threadIdx.x; i < height * width; i += kThreads) {
-        uint64_t at = (tile.top + i / width) * tiles.columns + tile.left + i % width;
-        float v = minus ? fabsf(__fsub_rn(x[at], minus[at])) : x[at];
+        float v = x[(tile.top + i / width) * tiles.columns + tile.left + i % width];
         most = v > most || v != v ? v : most;
     }
     __shared__ float part[kThreads / 32];

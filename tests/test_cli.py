@@ -46,7 +46,7 @@ COMMANDS = [
     "bench gemm --shape 8x16x32 --rows fp32,bf16",
     "bench methods --shape 16x64 --schemes int4_group32_asym --repeats 1",
     "bench analysis --shape 16x64 --schemes nvfp4,int8_row --repeats 1",
-    "conformance --packages gguf,bitsandbytes",
+    "conformance --packages ml_dtypes",
 ]
 
 
@@ -60,7 +60,10 @@ def test_every_command_prints_a_table_and_json(command: str, capsys: pytest.Capt
 
 
 KEYS = [
-    ("conformance --packages gguf", "name scheme package version function convention differs counts verdict"),
+    (
+        "conformance --packages ml_dtypes",
+        "name scheme package version function convention differs counts verdict",
+    ),
     ("formats", "name label bits packed_bits exponent mantissa bias max tiniest eps finite_values specials"),
     ("formats", "tensor_cores note"),
     ("schemes", "name label format block scale mapping calibrator refit seed describe"),
@@ -93,11 +96,12 @@ def test_json_keeps_its_keys(command: str, keys: str, capsys: pytest.CaptureFixt
 
 
 def test_every_command_is_run_by_a_test() -> None:
-    """A command that no test runs breaks unnoticed; those ``elsewhere`` need models, compilers or a GPU."""
+    """A command that no test runs breaks unnoticed; those ``elsewhere`` need models, compilers, a GPU
+    or a browser."""
     known = {command.name or command.callback.__name__ for command in _registered(app)}
     bench_commands = {f"bench {command.callback.__name__}" for command in bench.app.registered_commands}
     run_here = {" ".join(line.split()[: 1 + line.startswith("bench")]) for line in COMMANDS}
-    elsewhere = {"layers", "capture", "embed", "compile", "docs", "bench quantize"}
+    elsewhere = {"layers", "capture", "embed", "compile", "docs", "bench quantize", "bench page"}
     assert run_here | elsewhere == known | bench_commands
 
 
@@ -249,6 +253,8 @@ BAD = [
     (("bench", "gemm", "--gemms", ","), "expected a comma-separated list"),
     (("bench", "cpu", "--schemes", ","), "expected a comma-separated list"),
     (("bench", "cpu", "--repeats", "0"), "--repeats"),
+    (("bench", "page", "--tensors", "nope"), "no built-in tensor 'nope'; there are mlp_up"),
+    (("bench", "page", "--actions", "dance"), "no action 'dance'; there are scheme A by key"),
     (("compare", "sample:query_in", "--schemes", ","), "expected a comma-separated list"),
     (("methods", *LAYER, "--methods", ","), "expected a comma-separated list"),
     (("methods", *LAYER, "--schemes", ","), "expected a comma-separated list"),
@@ -322,7 +328,7 @@ USAGE = [
     (("quantize", "sample:mlp_up"), "--scheme"),
     (("quantise",), "quantise"),
     (("formats", "--yaml"), "--yaml"),
-    (("bench",), "one of cpu, quantize, gemm, methods, analysis"),
+    (("bench",), "one of cpu, quantize, gemm, methods, analysis, page"),
     (("quantize", "sample:mlp_up"), "A name from `explorer schemes`, or a scheme spelled out"),
     (("capture",), "A folder with safetensors and a tokenizer, or a Hub id"),
     (("bench", "gpu"), "gpu"),

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import gradio as gr
 from torch import Tensor
 
 from app import html
+from app.bar import PairView
 from app.cache import BoundedCache
 from app.gpu_lock import gpu_lock
 from app.page import Page
 from app.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from app.views import Shown, View, listen, shows
-from app.widgets import QUIET, block, plot_card, table
-from explorer import Scheme
+from app.widgets import LATEST, QUIET, block, plot_card, table
+from explorer import CALIBRATORS, Scheme
 from explorer.analysis.calibration import (
     ChosenRange,
     StaticVsDynamic,
@@ -27,9 +29,8 @@ from explorer.analysis.calibration import (
     summary,
     threshold_by_rows,
 )
-from explorer.figures.calibration import amount_figure, objectives_figure, ranges_figure
+from explorer.figures.calibration import amount_figure, objectives_figure, range_figure
 
-TITLE, NAME = "Calibration", "calibration"
 MOST_ELEMENTS = 1 << 21
 """Of a larger tensor only the first rows are used: each calibrator quantizes them some eighty times."""
 COLUMNS = {
@@ -43,8 +44,8 @@ COLUMNS = {
     "codes used": "number",
 }
 NOTE = (
-    "The sidebar's <i>Range</i> (under Scales and rounding) applies a method to every block of the scheme; "
-    "here one range is drawn for the whole tensor. Choose inputs of a layer to calibrate activations."
+    "One range is drawn here for the whole tensor; in a scheme, the method chooses one for every block. "
+    "Choose the inputs of a layer as the tensor to calibrate activations."
 )
 OwnIndependent = tuple[list[tuple[int, str, float]], StaticVsDynamic | None]
 _BY_TENSOR = BoundedCache[OwnIndependent](64)
@@ -61,8 +62,13 @@ class CalibrationView(View):
     table: Shown
     held: Shown
 
+    @classmethod
+    def refused(cls, message: str) -> Self:
+        """Said where the conclusion stands: the section is computed because it is seen, not asked for."""
+        return cls.unchanged(sentence=html.status(message))
 
-@shows(CalibrationView)
+
+@shows(CalibrationView, told=True)
 def show(chosen: Selection, own: float | None) -> CalibrationView:
     """Calibrate the chosen tensor with one scale for all. After the selection comes the visitor's own range,
     as a share (0 … 1) of the largest value. Returns the sentence, three figures, the table, and what static
@@ -75,11 +81,12 @@ def show(chosen: Selection, own: float | None) -> CalibrationView:
     with gpu_lock():
         report = compare_calibrators(x, scheme, share)
         amounts, held = _independent_of_own_range(chosen, x)
+    own_range = report.choices[-1]
     name = f"{matrix.name} {report.scheme.format.name}"
     part = "" if rows == matrix.values.shape[0] else f" Only the first {rows} rows of this tensor are used."
     return CalibrationView(
         sentence=html.sentence(summary(report) + part),
-        ranges=plot_data(ranges_figure(report, name)),
+        ranges=plot_data(range_figure(report, own_range.low, own_range.high, name)),
         objectives=plot_data(objectives_figure(report, name)),
         amount=plot_data(amount_figure(amounts, name)),
         table=[_row(choice) for choice in report.choices],
@@ -88,9 +95,20 @@ def show(chosen: Selection, own: float | None) -> CalibrationView:
 
 
 @shows()
-def stale(chosen: Selection) -> str:
-    """What stands here once the sidebar has changed: calibrating costs too much to follow every click."""
-    return html.status("The tensor or the scheme has changed: press Calibrate, or come back to this tab.")
+def share_of(own: float, event: gr.EventData) -> float:
+    """The visitor's range, a share of the largest value, after one of its ends was dragged."""
+    start, end = float(getattr(event, "from")), float(event.to)
+    if start == 0:
+        return own
+    return round(min(max(own * end / start, 0.02), 1.0), 2)
+
+
+@shows(PairView)
+def written(method: str, side: str, first: str, second: str) -> PairView:
+    """Scheme A (``side`` "a") with another calibrator; or as scheme B beside A as it is."""
+    changed = str(dataclasses.replace(Scheme.parse(first), name="", calibrator=CALIBRATORS[method]))
+    text = str(Scheme.parse(changed))
+    return PairView(scheme=text, second=second) if side == "a" else PairView(scheme=first, second=text)
 
 
 def _independent_of_own_range(chosen: Selection, x: Tensor) -> OwnIndependent:
@@ -115,19 +133,21 @@ def _row(choice: ChosenRange) -> list[Any]:
 
 
 def build(page: Page) -> None:
-    """Lay the tab out; it calibrates when it is opened and when asked to."""
-    start = gr.Button("Calibrate", variant="primary", min_width=140)
+    """Lay the section out; it calibrates when it is seen, and follows a range that is dragged."""
     sentence = block(elem_id="calibration-sentence")
     with gr.Row():
         ranges = plot_card(
             "The range each method chooses",
-            "on the histogram of the values; counts are logarithmic, so that the tail is visible",
+            "on the histogram of the values; drag your range's ends, or use the slider",
             "ranges",
+            height=380,
+            draggable=True,
         )
         objectives = plot_card(
             "Objectives",
             "what each method minimises, over the threshold, with the point it chooses",
             "objectives",
+            height=380,
         )
     own = gr.Slider(
         0.02,
@@ -147,18 +167,33 @@ def build(page: Page) -> None:
             "How much data calibration takes", "each method's threshold from the first rows alone", "amount"
         ),
     )
+    _build_use(page)
     block(html.note(NOTE))
-    page.follow(stale, [], sentence, api_name="calibration_stale")
+    page.follow(show, [own], outputs, api_name="calibration")
     inputs = [*page.selection, own]
-    listen(start.click, show, inputs, outputs, api_name="calibration", show_progress="minimal")
-    unlisted: dict[str, Any] = {"api_visibility": "undocumented"}
-    listen(
-        page.tab[NAME].select,
-        show,
-        inputs,
-        outputs,
-        api_name="calibration_opened",
-        show_progress="minimal",
-        **unlisted,
-    )
-    listen(own.release, show, inputs, outputs, api_name="calibration_range", **QUIET, **unlisted)
+    unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
+    listen(own.release, show, inputs, outputs, api_name="calibration_range", **unlisted)
+    dragged = listen(ranges.range, share_of, own, own, api_name="calibration_dragged", **unlisted)
+    listen(dragged.then, show, inputs, outputs, api_name="calibration_drawn", **unlisted)
+
+
+def _build_use(page: Page) -> None:
+    """Write a method back into the schemes: as A's range, or as a scheme B beside A."""
+    with gr.Row(elem_classes="tight", elem_id="use-range"):
+        method = gr.Dropdown(
+            [(c.label, c.name) for c in CALIBRATORS.values()], value="mse", label="Method", min_width=180
+        )
+        pair = page.bar.pair()
+        for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):
+            button = gr.Button(label, min_width=120)
+            chosen = gr.State(side)
+            event = listen(
+                button.click,
+                written,
+                [method, chosen, *pair.in_order()],
+                pair,
+                api_name=f"use_range_{side}",
+                api_visibility="undocumented",
+                **QUIET,
+            )
+            page.pair_changed_by(event, f"range_{side}")

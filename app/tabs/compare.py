@@ -1,29 +1,40 @@
-"""The Compare tab: many schemes on the chosen tensor, shown as they finish."""
+"""The frontier: all schemes on the chosen tensor, drawn as they finish, and their numbers as a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
-from app import html
+from app import html, limits
+from app.bar import PairView
+from app.cache import BoundedCache
 from app.files import NOTHING_YET, Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
 from app.scheme_picker import build_scheme_picker
-from app.selection import Selection, matrix_of
-from app.sidebar import SchemeView, show_scheme
+from app.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
-from app.widgets import PRIVATE, QUIET, block, clear_on, download_buttons, plot_card, stop_on, table
+from app.widgets import (
+    LATEST,
+    PRIVATE,
+    QUIET,
+    RunButtons,
+    block,
+    card,
+    download_buttons,
+    plot,
+    stop_button,
+    table,
+)
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
-from explorer.analysis.schemes import comparison_record
-from explorer.figures.compare import frontier_figure
+from explorer.analysis.schemes import comparison_record, sample_rows, survey
+from explorer.figures.compare import exact_words, frontier_figure
 
-TITLE, NAME = "Compare", "compare"
 USUAL = ("bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_e4m3_128x128", "fp8_e5m2_row", "int8_tensor",
          "int8_row", "mxfp8_e4m3", "mxfp6_e2m3", "nvfp4", "mxfp4", "nf4_block64", "int4_row",
          "int4_group128", "int4_group128_asym", "int3_group128_asym", "int2_group64_asym", "ternary_twn",
@@ -41,25 +52,81 @@ COLUMNS = {
     "entropy": "number",
     "frontier": "str",
 }
-DRAWN_EVERY = 8
+NOT_YET = "Nothing compared yet."
+DRAWN_EVERY = 16
 """The figure is large beside a line of text: it is sent once for so many schemes, and at the end."""
+
+
+_ROWS = BoundedCache[tuple[ComparisonRow, ...]](64)
+
+
+@dataclass(frozen=True)
+class FrontierView(StatusView):
+    """Every named scheme's bits against its error, and a line on how far that is."""
+
+    figure: Shown
 
 
 @dataclass(frozen=True)
 class CompareView(StatusView):
-    """The tab: status, table, figure, and the files of a finished run."""
+    """The table: status, rows, the tensor that they are of, and the files of a finished run."""
 
     table: Shown
-    figure: Shown
+    tensor: Shown
     csv_file: Shown
     json_file: Shown
 
 
-@dataclass(frozen=True)
-class TakenView(SchemeView):
-    """The scheme controls, and which tab is open."""
+@shows(FrontierView, told=True)
+def frontier(chosen: Selection) -> Iterator[FrontierView]:
+    """All named schemes, scheme A and scheme B on evenly spaced rows of the chosen tensor, kept for its next
+    visit; yields a line and the figure, while it computes and at the end."""
+    matrix = matrix_of(chosen)
+    own = [Scheme.parse(text) for text in chosen.schemes]
+    part = _part(sample_rows(matrix.values).share)
+    key = (*tensor_key(chosen), limits.current().elements)
+    rows = _ROWS.peek(key)
+    if rows is None:
+        now = f"0 of {len(SCHEMES)} schemes on {matrix.name}{part}"
+        yield FrontierView(status=html.status(now), figure="")
+        found: list[ComparisonRow] = []
+        for row in locked_steps(survey(matrix.values, SCHEMES.values())):
+            found.append(row)
+            if len(found) % DRAWN_EVERY == 0:
+                words = f"{len(found)} of {len(SCHEMES)} schemes{part}"
+                yield FrontierView(status=html.status(words), figure=_drawn(found, own, matrix.name))
+        rows = _ROWS.get(key, lambda: tuple(found), lambda _: 1)
+    known = {row.scheme.name for row in rows}
+    more = locked_steps(survey(matrix.values, [s for s in own if s.name not in known]))
+    every = [*rows, *more]
+    words = f"{len(rows)} named schemes{part}. {exact_words(every)}"
+    yield FrontierView(status=html.status(words), figure=_drawn(every, own, matrix.name))
 
-    tabs: Shown
+
+def _part(share: float) -> str:
+    """What of the tensor is looked at, if not all of it."""
+    return "" if share == 1 else f", on {100 * share:.0f} % of the tensor"
+
+
+def _drawn(rows: Sequence[ComparisonRow], own: Sequence[Scheme], name: str) -> str:
+    marked = mark_frontier(rows)
+    by_text = {str(row.scheme): row for row in marked}
+    return plot_data(frontier_figure(marked, name, *(by_text.get(str(scheme)) for scheme in own)))
+
+
+@shows(PairView)
+def taken(which: str, first: str, second: str, event: gr.EventData) -> PairView:
+    """The scheme of the clicked point as scheme ``which`` ("a" or "b")."""
+    if not event.data:
+        return PairView.unchanged()
+    _, text = event.data
+    return with_side(which, str(text), first, second)
+
+
+def with_side(which: str, text: str, first: str, second: str) -> PairView:
+    """Both schemes, with ``text`` as the one that ``which`` names ("a" or "b")."""
+    text = str(Scheme.parse(text))
+    return PairView(scheme=first, second=text) if which == "b" else PairView(scheme=text, second=second)
 
 
 def table_row(row: ComparisonRow) -> list[Any]:
@@ -84,12 +151,12 @@ def table_row(row: ComparisonRow) -> list[Any]:
 def run(chosen: Selection, names: list[str]) -> Iterator[CompareView]:
     """Compare the chosen schemes on the chosen tensor, yielding after each.
 
-    After the selection comes the list of schemes' names. Yields status, table, frontier figure, and at
-    the end the CSV and JSON files. Stopping keeps what is there.
+    After the selection comes the list of schemes' names and texts. Yields status, table, and at the end the
+    CSV and JSON files. Stopping keeps what is there.
     """
     if not names:
         raise ValueError("choose at least one scheme to compare")
-    schemes = [Scheme.parse(name) for name in names]
+    schemes = list({str(s): s for s in (Scheme.parse(name) for name in names)}.values())
     matrix = matrix_of(chosen)
     rows: list[ComparisonRow] = []
     for row in locked_steps(compare_schemes(matrix.values, schemes)):
@@ -97,12 +164,11 @@ def run(chosen: Selection, names: list[str]) -> Iterator[CompareView]:
         marked = mark_frontier(rows)
         last = len(rows) == len(schemes)
         progress = f"{len(rows)} of {len(schemes)} schemes on {matrix.description}"
-        drawn = last or len(rows) % DRAWN_EVERY == 0
         files = _files(marked, matrix.name) if last else NOTHING_YET
         yield CompareView(
             status=html.status(progress if last else f"{progress} · now {row.scheme.label}"),
             table=[table_row(r) for r in marked],
-            figure=plot_data(frontier_figure(marked, matrix.name)) if drawn else gr.skip(),
+            tensor=tensor_key(chosen),
             csv_file=files.csv,
             json_file=files.json,
         )
@@ -121,43 +187,69 @@ def _files(rows: list[ComparisonRow], name: str) -> Downloads:
     return downloads(name, flat, records)
 
 
-@shows(TakenView)
-def clicked(event: gr.SelectData) -> TakenView:
-    """Take over the clicked row's scheme: what every scheme control shows, and the Tensor tab opened."""
-    name, *_ = event.row_value
-    return TakenView(**vars(show_scheme(str(name))), tabs=gr.Tabs(selected="tensor"))
+@shows(PairView)
+def clicked(which: str, first: str, second: str, event: gr.SelectData) -> PairView:
+    """The clicked row's scheme as scheme ``which`` ("a" or "b")."""
+    return with_side(which, str(event.row_value[0]), first, second)
+
+
+@shows(CompareView)
+def cleared(chosen: Selection, tensor: Any) -> CompareView:
+    """An empty table once another tensor is chosen than the one that it holds the numbers of."""
+    if tensor is None or tensor == tensor_key(chosen):
+        return CompareView.unchanged()
+    waiting = gr.update(interactive=False)
+    return CompareView(
+        status=html.status(NOT_YET), table=[], tensor=None, csv_file=waiting, json_file=waiting
+    )
 
 
 def build(page: Page) -> None:
-    """Lay the tab out. A click on a row takes its scheme to the Tensor tab."""
+    """Lay the section out: the figure, computed when it is seen, and the table, computed when asked for."""
+    with card(
+        "Which scheme for this tensor?",
+        "dotted: the frontier, which no other scheme beats at the same bits or fewer",
+    ):
+        with gr.Row(elem_classes="tight"):
+            which = gr.Radio(
+                [("A", "a"), ("B", "b")],
+                value="b",
+                label="A click on a point makes it",
+                elem_id="frontier-side",
+            )
+            status = block(html.status(""), elem_id="frontier-status")
+        figure = plot("frontier", height=420)
+    page.follow(frontier, [], FrontierView(status=status, figure=figure), api_name="frontier")
+    pair = page.bar.pair()
+    page.pair_changed_by(
+        listen(figure.point, taken, [which, *pair.in_order()], pair, api_name="take_point", **LATEST), "point"
+    )
+    with gr.Accordion("All numbers as a table", open=False, elem_id="compare"):
+        _build_table(page, which)
+
+
+def _build_table(page: Page, which: Control) -> None:
     schemes = build_scheme_picker(page, USUAL, "Schemes", "compare-schemes")
-    with gr.Row():
+    with gr.Row(elem_classes="tight"):
         start = gr.Button("Compare these", variant="primary", min_width=140)
         everything = gr.Button(f"Compare all {len(SCHEMES)}", min_width=140)
-        stop = gr.Button("Stop", min_width=100)
-    status = block(html.status("Nothing compared yet."), elem_id="compare-status")
+        stop = stop_button()
+    status = block(html.status(NOT_YET), elem_id="compare-status")
     stopped = block(elem_id="compare-stopped")
-    figure = plot_card(
-        "Bits against error",
-        "dotted: the frontier, which no other scheme beats at the same bits or fewer",
-        "frontier",
-        frontier_figure([], "compare"),
-    )
     rows = table(COLUMNS, "compare-table", pinned_columns=1, max_height=560, buttons=["copy"])
-    block(html.note("Click a heading to sort, a row to open its scheme in the Tensor tab."))
+    block(html.note("Click a heading to sort, a row to make its scheme A or B."))
     csv_file, json_file = download_buttons()
-    outputs = CompareView(status=status, table=rows, figure=figure, csv_file=csv_file, json_file=json_file)
-
+    tensor = gr.State(None)
+    outputs = CompareView(status=status, table=rows, tensor=tensor, csv_file=csv_file, json_file=json_file)
+    page.follow(cleared, [tensor], outputs, api_name="compare_cleared")
     inputs, slow = [*page.selection, schemes], {**QUIET, "concurrency_id": "compute"}
-    for button in (start, everything):
-        clear_on(button, stopped)
+    buttons = RunButtons((start, everything), stop, stopped)
+    buttons.begin_on(start.click, everything.click)
     running = listen(start.click, run, inputs, outputs, api_name="compare", **slow)
     all_named = everything.click(lambda: list(SCHEMES), None, schemes, **PRIVATE)
     running_all = listen(all_named.then, run, inputs, outputs, api_name="compare_all", **slow)
-    stop_on(stop, stopped, [running, running_all], "Stopped; the table holds what was finished.")
-    _wire_rows(page, rows)
-
-
-def _wire_rows(page: Page, rows: Control) -> None:
-    outputs = TakenView(**vars(page.sidebar.scheme), tabs=page.tabs)
-    page.changed_by(listen(rows.select, clicked, None, outputs, api_name="take_scheme", **QUIET), "row")
+    buttons.end_with(running, running_all, message="Stopped; the table holds what was finished.")
+    pair = page.bar.pair()
+    page.pair_changed_by(
+        listen(rows.select, clicked, [which, *pair.in_order()], pair, api_name="take_scheme", **LATEST), "row"
+    )

@@ -1,4 +1,4 @@
-"""The layer of the Methods tab and its inputs: built in, from a file, or captured from a model."""
+"""The layer that methods work on and its inputs: the page's own, built in, from a file, or captured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import gradio as gr
 from torch import Tensor
 
 from app import html, limits
+from app.cache import BoundedCache
 from app.files import fresh_folder
 from app.models import runnable_model
-from app.selection import file_source
+from app.selection import NothingChosenError, Selection, file_source, tensor_key
 from app.views import Control, Shown, StatusView, View, listen, shows
 from app.widgets import PRIVATE, QUIET, block
 from explorer import SourceError
@@ -21,7 +22,7 @@ from explorer.models.capture import capture, linear_layers, save_captured
 from explorer.models.evaluate import MODEL, calibration_texts
 from explorer.sources import load_sample
 
-BUILTIN, FILE, TEXT = "builtin", "file", "text"
+THIS, BUILTIN, FILE, TEXT = "this", "builtin", "file", "text"
 LAYERS = {
     "mlp_up": ("MLP up-projection, layer 3", "mlp_up_in"),
     "mlp_down": ("MLP down-projection, layer 3", "mlp_down_in"),
@@ -67,22 +68,71 @@ class LayerInputs:
 
 
 def chosen_layer(
-    kind: str, sample: str, file: str | None, captured: str | None, name: str | None
+    kind: str,
+    sample: str,
+    file: str | None,
+    captured: str | None,
+    name: str | None,
+    here: Selection | None = None,
 ) -> tuple[str, Tensor, Tensor]:
     """(name, weight [N, K], at most ``MOST_TOKENS`` activations [tokens, K]) of the chosen layer, on the GPU
-    if there is one.
+    if there is one. ``here`` is the page's own tensor, for ``kind`` "this".
 
     ``SourceError`` if nothing was captured or uploaded, and if the two do not fit each other.
     """
-    if kind == TEXT and not captured:
+    if kind == THIS:
+        label, w, x = selected_layer(here or Selection())
+    elif kind == TEXT and not captured:
         raise SourceError("capture a layer's inputs first")
-    label, w, x = layer_of(
-        BUILTIN if kind == BUILTIN else FILE, sample, captured if kind == TEXT else file, name
-    )
+    else:
+        label, w, x = layer_of(
+            BUILTIN if kind == BUILTIN else FILE, sample, captured if kind == TEXT else file, name
+        )
     if w.shape[1] != x.shape[1]:
         raise SourceError(f"the weight has {w.shape[1]} input channels, the activations {x.shape[1]}")
     device = work_device()
     return label, w.to(device), x[:MOST_TOKENS].to(device)
+
+
+def selected_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
+    """The selected tensor as a layer's weight, with its inputs: the sample's, those of the same file, or what
+    the model feeds it on the built-in texts. ``SourceError`` if there are none."""
+    if here.source == "builtin":
+        if here.sample not in LAYERS:
+            raise SourceError(
+                f"{here.sample} is no layer's weight with inputs; those are {', '.join(LAYERS)}"
+            )
+        return layer_of(BUILTIN, here.sample, None, None)
+    if here.source == "file":
+        if not here.file:
+            raise NothingChosenError(NO_PAIR)
+        name = (here.file_tensor or "").removesuffix("weight").removesuffix(".") or "layer"
+        if name not in layers_in(here.file):
+            raise SourceError(f"{here.file_tensor} has no inputs in its file: {NO_PAIR}")
+        return layer_of(FILE, "", here.file, name)
+    if not here.layer:
+        raise NothingChosenError("choose a layer of the model")
+    return _CAPTURED.get(tensor_key(here), lambda: _captured_layer(here), _size)
+
+
+def _size(layer: tuple[str, Tensor, Tensor]) -> int:
+    return layer[1].nbytes + layer[2].nbytes
+
+
+_CAPTURED = BoundedCache[tuple[str, Tensor, Tensor]](256 << 20)
+TOKENS = 512
+"""Of a model's own layer, captured on the built-in texts."""
+
+
+def _captured_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
+    if here.revision:
+        raise SourceError("methods run a model's default revision: leave Revision empty, or use a file")
+    model, wanted = runnable_model(here.model), (here.layer or "").removesuffix(".weight")
+    found = [name for name in linear_layers(model) if wanted == name or wanted.endswith(f".{name}")]
+    if not found:
+        raise SourceError(f"{wanted} is no linear layer of {model.name}, so that it has no inputs")
+    (captured,) = capture(model, calibration_texts(), found[:1], TOKENS)
+    return found[0], captured.weight, captured.activations
 
 
 def layer_of(kind: str, sample: str, file: str | None, name: str | None) -> tuple[str, Tensor, Tensor]:
@@ -170,8 +220,8 @@ def build_layer_inputs() -> LayerInputs:
     captured = gr.State(None)
     with gr.Row():
         kind = gr.Radio(
-            [("built in", BUILTIN), ("my file", FILE), ("a model on my text", TEXT)],
-            value=BUILTIN,
+            [("this tensor", THIS), ("built in", BUILTIN), ("my file", FILE), ("a model on my text", TEXT)],
+            value=THIS,
             label="Layer and its inputs",
             elem_id="methods-kind",
         )
@@ -180,6 +230,7 @@ def build_layer_inputs() -> LayerInputs:
             value="mlp_up",
             label="Built-in layer of all-MiniLM-L6-v2",
             elem_id="methods-sample",
+            visible=False,
         )
     with gr.Column(visible=False) as of_file:
         file = gr.File(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
@@ -16,26 +16,24 @@ from app.files import Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
 from app.scheme_picker import build_scheme_picker
+from app.selection import Selection
 from app.tabs.layer_inputs import build_layer_inputs, chosen_layer
-from app.tabs.whole_model import build_whole_model
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
-from app.widgets import QUIET, block, clear_on, download_buttons, plot_card, stop_on, table
+from app.widgets import QUIET, RunButtons, block, download_buttons, plot_card, stop_button, table
 from explorer import Scheme
 from explorer.figures.methods import (
+    before_after_figure,
     channel_error_figure,
     channels_figure,
     objective_figure,
     output_figure,
     snapshots_figure,
-    surface_figure,
 )
 from explorer.methods import USUAL, label_of, transforms_label
 from explorer.methods.evaluate import Outcome, evaluate_all, halves, most_telling_transform, summary
 from explorer.methods.llm_int8 import outlier_columns
 
-TITLE, NAME = "Methods", "methods"
-USUAL_SCHEMES = ("int4_group128_asym", "int3_group128_asym")
 MOST_COLUMNS_NAMED = 8
 COLUMNS = {
     "method": "str",
@@ -50,7 +48,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class MethodsView(StatusView):
-    """A run: status, conclusion, six figures, table, and the files of a finished one."""
+    """A run: status, conclusion, seven figures, table, and its files."""
 
     sentence: Shown
     bars: Shown
@@ -58,7 +56,8 @@ class MethodsView(StatusView):
     film: Shown
     channel: Shown
     columns: Shown
-    surface: Shown
+    inputs_map: Shown
+    weights_map: Shown
     table: Shown
     csv_file: Shown
     json_file: Shown
@@ -83,26 +82,21 @@ def run(
     methods: list[str],
     schemes: list[str],
     inputs: str,
+    *selection: Any,
 ) -> Iterator[MethodsView]:
-    """Every method under every scheme, yielding after each; stopping keeps what is there.
+    """Every method under every scheme (none chosen: A and B), yielding after each; stopping keeps what is
+    there. The layer is the selection's (``kind`` "this"), built in, of a file or captured.
 
-    Yields status, sentence, bars, objectives, film, channel errors, input channels, surface, table, and at
-    the end CSV and JSON.
+    Yields status, sentence, bars, objectives, film, channel errors, input channels, maps of inputs and of
+    weights, table, CSV and JSON, each as far as the run is.
     """
-    if not methods or not schemes:
-        raise ValueError("choose at least one method and one scheme")
-    chosen, of_inputs = [Scheme.parse(s) for s in schemes], input_scheme(inputs)
-    layer = Layer(*chosen_layer(kind, sample, file, captured, name))
+    here = Selection.of(*selection) if selection else Selection()
+    if not methods:
+        raise ValueError("choose at least one method")
+    chosen = [Scheme.parse(s) for s in schemes or here.schemes]
+    of_inputs = input_scheme(inputs)
+    layer = Layer(*chosen_layer(kind, sample, file, captured, name, here))
     yield from _outcomes(layer, methods, chosen, of_inputs)
-
-
-@shows(MethodsView)
-def first_run(shown: str, *values: Any) -> Iterator[MethodsView]:
-    """What opening the tab does: ``run``, unless something is ``shown`` already."""
-    if shown:
-        yield MethodsView.unchanged()
-        return
-    yield from run(*values)
 
 
 def _outcomes(
@@ -119,40 +113,50 @@ def _outcomes(
         words += f": {outcome.refused}" if outcome.refused else ""
         if late and not last:
             words = f"Stopped after {longest:.0f} s, the longest a run may take here. {words}"
-        if last or late:
-            yield _finished(html.status(words), layer, outcomes)
+        yield _shown(html.status(words), layer, outcomes, last or late)
+        if late:
             return
-        yield MethodsView.unchanged(
-            status=html.status(words),
-            bars=plot_data(output_figure(outcomes, layer.label)),
-            table=[_line(o) for o in outcomes],
-        )
 
 
-def _finished(status: str, layer: Layer, outcomes: list[Outcome]) -> MethodsView:
-    """Everything, with the figures that are drawn once, at the end of a run."""
-    w, x, label = layer.weight, layer.inputs, layer.label
-    transformed = most_telling_transform(outcomes)
-    _, held = halves(x)
+def _shown(status: str, layer: Layer, outcomes: list[Outcome], finished: bool) -> MethodsView:
+    """All that the methods so far have to show. The figures of one outcome alone, which are large, are sent
+    when it comes, and all of them at the end."""
+    x, label, before = layer.inputs, layer.label, outcomes[:-1]
+    fresh = finished or not before
+    files = _files(outcomes, label)
+    film, transformed = _with_snapshots(outcomes), most_telling_transform(outcomes)
+    view = MethodsView.unchanged(
+        status=status,
+        sentence=html.sentence(_summary(outcomes, x)),
+        bars=plot_data(output_figure(outcomes, label)),
+        objectives=plot_data(objective_figure(outcomes, label)),
+        channel=plot_data(channel_error_figure(outcomes, label)),
+        table=[_line(o) for o in outcomes],
+        csv_file=files.csv,
+        json_file=files.json,
+    )
+    if fresh or film is not _with_snapshots(before):
+        view = replace(view, film=plot_data(snapshots_figure(film, layer.weight, label)))
+    if fresh or transformed is not most_telling_transform(before):
+        view = replace(view, **_before_and_after(layer, transformed))
+    return view
+
+
+def _before_and_after(layer: Layer, transformed: Outcome | None) -> dict[str, Any]:
+    """The figures of held-out inputs and weights as they are, and as the most telling transform makes
+    them."""
+    w, label = layer.weight, layer.label
+    _, held = halves(layer.inputs)
     held_after, w_after, how = None, None, ""
     if transformed is not None and transformed.layer is not None:
         held_after = transformed.layer.transform_inputs(held.float())
         w_after = transformed.layer.transform_weight(w)
         how = transforms_label(transformed.method)
-    files = _files(outcomes, label)
-    return MethodsView(
-        status=status,
-        sentence=html.sentence(_summary(outcomes, x)),
-        bars=plot_data(output_figure(outcomes, label)),
-        objectives=plot_data(objective_figure(outcomes, label)),
-        film=plot_data(snapshots_figure(_with_snapshots(outcomes), w, label)),
-        channel=plot_data(channel_error_figure(outcomes, label)),
-        columns=plot_data(channels_figure(held, w, held_after, w_after, label)),
-        surface=plot_data(surface_figure(held, w, held_after, w_after, how, label)),
-        table=[_line(o) for o in outcomes],
-        csv_file=files.csv,
-        json_file=files.json,
-    )
+    return {
+        "columns": plot_data(channels_figure(held, w, held_after, w_after, label)),
+        "inputs_map": plot_data(before_after_figure(held, held_after, "token", how, label)),
+        "weights_map": plot_data(before_after_figure(w, w_after, "output channel", how, label)),
+    }
 
 
 def _with_snapshots(outcomes: Sequence[Outcome]) -> Outcome | None:
@@ -196,21 +200,22 @@ def build(page: Page) -> None:
             min_width=260,
             elem_id="methods-methods",
         )
-        schemes = build_scheme_picker(page, USUAL_SCHEMES, "Schemes", "methods-schemes")
+        schemes = build_scheme_picker(page, (), "Schemes (none: A and B)", "methods-schemes")
         inputs = gr.Dropdown(
             list(INPUT_SCHEMES), value="as they are", label="Inputs", min_width=150, elem_id="methods-inputs"
         )
     with gr.Row():
         start = gr.Button("Run", variant="primary", min_width=120)
-        stop = gr.Button("Stop", min_width=100)
+        stop = stop_button()
     status = block(
         html.status("Not run yet: half of the inputs calibrate, the other half is held out to measure on."),
         elem_id="methods-status",
     )
     stopped = block(elem_id="methods-stopped")
     outputs = _build_results(status)
-    build_whole_model(page)
-    _wire(page, start, stop, stopped, [*layer.values(), methods, schemes, inputs], outputs)
+    # The selection comes last, so that a program may leave it out.
+    inputs_of_run = [*layer.values(), methods, schemes, inputs, *page.selection]
+    _wire(start, stop, stopped, inputs_of_run, outputs)
 
 
 def _build_results(status: Control) -> MethodsView:
@@ -224,8 +229,8 @@ def _build_results(status: Control) -> MethodsView:
     with gr.Row():
         objectives = plot_card(
             "Objectives",
-            "what methods minimise: GPTQ's error over its damping, on tokens held back from its Hessian "
-            "(dotted, axis above), errors over α, by iteration HQQ's norm and AutoRound's loss",
+            "what methods minimise: GPTQ's error over its damping, on tokens held back from its Hessian, "
+            "errors over α, by iteration HQQ's norm and AutoRound's loss; a dot where each is least",
             "methods-objectives",
         )
         channel = plot_card(
@@ -238,16 +243,21 @@ def _build_results(status: Control) -> MethodsView:
         "change of each weight: left of the front rounded, right of it updated to compensate",
         "methods-film",
     )
+    columns = plot_card(
+        "Input channels",
+        "largest input and weight of each; those above the dashed line LLM.int8() keeps in float16",
+        "methods-columns",
+    )
     with gr.Row():
-        columns = plot_card(
-            "Input channels",
-            "largest input and weight of each; those above the dashed line LLM.int8() keeps in float16",
-            "methods-columns",
+        inputs_map = plot_card(
+            "Inputs before and after",
+            "largest magnitude of each tile of tokens and channels, one scale for both",
+            "methods-inputs-map",
         )
-        surface = plot_card(
-            "Inputs and weights before and after",
-            "largest magnitude in each tile of channels and tokens or outputs",
-            "methods-surface",
+        weights_map = plot_card(
+            "Weights before and after",
+            "largest magnitude of each tile of output and input channels, one scale for both",
+            "methods-weights-map",
         )
     rows = table(COLUMNS, "methods-table", pinned_columns=1, max_height=480, buttons=["copy"])
     csv_file, json_file = download_buttons()
@@ -259,7 +269,8 @@ def _build_results(status: Control) -> MethodsView:
         film=film,
         channel=channel,
         columns=columns,
-        surface=surface,
+        inputs_map=inputs_map,
+        weights_map=weights_map,
         table=rows,
         csv_file=csv_file,
         json_file=json_file,
@@ -267,18 +278,10 @@ def _build_results(status: Control) -> MethodsView:
 
 
 def _wire(
-    page: Page, start: Control, stop: Control, stopped: gr.HTML, inputs: list[Control], outputs: MethodsView
+    start: Control, stop: Control, stopped: gr.HTML, inputs: list[Control], outputs: MethodsView
 ) -> None:
     slow = {**QUIET, "concurrency_id": "compute"}
-    clear_on(start, stopped)
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
     running = listen(start.click, run, inputs, outputs, api_name="methods", **slow)
-    opened = listen(
-        page.tab[NAME].select,
-        first_run,
-        [outputs.sentence, *inputs],
-        outputs,
-        api_name="methods_opened",
-        api_visibility="undocumented",
-        **slow,
-    )
-    stop_on(stop, stopped, [running, opened])
+    buttons.end_with(running)

@@ -19,19 +19,44 @@ from app.tabs.speed_live import Own, RunView, run
 from app.tabs.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.theme import plot_data
 from app.views import Shown, View, listen, shows
-from app.widgets import PRIVATE, QUIET, block, clear_on, download_buttons, plot_card, table
-from explorer.bench.gemm.advice import Point, at_shape, output_errors, points, summary, tokens_for
+from app.widgets import (
+    PRIVATE,
+    QUIET,
+    RunButtons,
+    block,
+    download_buttons,
+    plot_card,
+    stop_button,
+    table,
+)
+from explorer import Scheme, words
+from explorer.bench.gemm.advice import (
+    Point,
+    at_shape,
+    nearest,
+    output_errors,
+    points,
+    products_of,
+    summary,
+    tokens_for,
+)
 from explorer.bench.gemm.plan import DECODE, LARGE, LAYERS, SQUARE
 from explorer.bench.gemm.table import GEMMS, canonical_name
 from explorer.bench.gemm.timing import CPU_ROWS, GemmTiming, Shape, recorded_gemms
 from explorer.bench.machine import Machine
 from explorer.bench.recordings import Recording, RecordingError, recording_json
 from explorer.core.backend import gpu_device
-from explorer.figures.speed import ladder_figure, roofline_figure, speed_figure, sweep_figure, tradeoff_figure
+from explorer.figures.speed import speed_figure
+from explorer.figures.speed_ladder import ladder_figure
+from explorer.figures.speed_roofline import roofline_figure
+from explorer.figures.speed_sweep import sweep_figure
+from explorer.figures.speed_tradeoff import tradeoff_figure
 
 TITLE, NAME = "Speed", "speed"
 RECORDED, LIVE = "recorded", "live"
 RANDOM, LAYER = "random", "layer"
+OF_LAYER = {"layer-decode": 1, "layer-prefill": 4096}
+"""Entries of the shape picker that stand for N and K of the chosen layer -> M."""
 USUAL = ("bf16", "fp8_e4m3_row", "fp8_blockwise", "int8", "w8a16", "w4a16_group128", "w_nvfp4", "w4a8_int",
          "binary")  # fmt: skip
 PRESETS = {"Square 4096": SQUARE, "Decode, 8192 × 8192": DECODE} | {
@@ -92,25 +117,26 @@ def show(
     Returns where the numbers are from, shapes, products, five figures, the advice, table, CSV and JSON.
     """
     recording: Own = recorded_gemms() if view == RECORDED else own or Recording(Machine(), ())
-    shapes = _shapes(recording.rows)
-    shape = shape_text if shape_text in shapes else next(iter(shapes), None)
-    here = at_shape(recording.rows, shapes[shape]) if shape else []
+    place = _place(chosen, recording.rows, shape_text)
+    here = at_shape(recording.rows, place.shape) if place.shape else []
     names = list(dict.fromkeys(timing.gemm for timing in here))
     product = _product(product, names)
     errors = _layer_errors(chosen, tuple(names)) if errors_of == LAYER and names else None
-    every, name = points(here, errors), f"{recording.machine.gpu or 'here'} {shape or ''}"
-    swept = _swept(recording.rows, shapes[shape]) if shape else []
+    every, marked = points(here, errors), _marked(chosen)
+    name = f"{recording.machine.gpu or 'here'} {place.text}"
+    swept = _swept(recording.rows, place.shape) if place.shape else []
     files = _files(f"gemm {name}", recording.machine, here)
+    source = " ".join((_source(view, recording, bool(here)), place.words, _schemes_words(chosen, names)))
     return SpeedView(
-        source=html.status(_source(view, recording, bool(here))),
-        shape=gr.update(choices=list(shapes), value=shape),
+        source=html.status(source.strip()),
+        shape=gr.update(choices=place.choices, value=place.value),
         product=gr.update(choices=[(GEMMS[n].label, n) for n in names if n in GEMMS], value=product),
-        tradeoff=plot_data(tradeoff_figure(every, name)),
-        bars=plot_data(speed_figure(here, name)),
-        sweep=plot_data(sweep_figure(swept, name)),
-        roofline=plot_data(roofline_figure(here, recording.limits, name)),
+        tradeoff=plot_data(tradeoff_figure(every, name, marked)),
+        bars=plot_data(speed_figure(here, name, marked)),
+        sweep=plot_data(sweep_figure(swept, name, marked)),
+        roofline=plot_data(roofline_figure(here, recording.limits, name, marked)),
         ladder=plot_data(ladder_figure([t for t in here if t.gemm == product], f"{name} {product}")),
-        sentence=html.sentence(_advice(recording.rows, shape, here, every, errors is not None)),
+        sentence=html.sentence(_advice(recording.rows, place.text, here, every, errors is not None)),
         table=lines(here, recording.rows, view == RECORDED),
         csv_file=files.csv,
         json_file=files.json,
@@ -121,11 +147,90 @@ def show(
 def follow(
     chosen: Selection, view: str, shape: str | None, product: str | None, errors_of: str, own: Any
 ) -> SpeedView:
-    """``show`` when the sidebar changes: only the first time, or while the error is that of the sidebar's
-    layer."""
-    if shape and errors_of == RANDOM:
-        return SpeedView.unchanged()
-    return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
+    """``show`` when the selection changes. What depends on neither scheme nor layer stays as it is, once it
+    has been shown."""
+    view_now = show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
+    if not shape or shape in OF_LAYER or errors_of == LAYER:
+        return view_now
+    changed = ("source", "shape", "tradeoff", "bars", "sweep", "roofline")
+    return SpeedView.unchanged(**{name: getattr(view_now, name) for name in changed})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which shape is shown. ``value`` is the picker's, ``words`` say where the shape shown is not the one
+    that was asked for."""
+
+    shape: Shape | None
+    value: str | None
+    choices: list[tuple[str, str]]
+    words: str = ""
+
+    @property
+    def text(self) -> str:
+        return "×".join(map(str, self.shape)) if self.shape else ""
+
+
+def _place(chosen: Selection, timings: Sequence[GemmTiming], asked: str | None) -> Place:
+    """The shape asked for, or the first; for the layer's own the nearest that was measured, with its name."""
+    shapes, layer = _shapes(timings), _sides(chosen)
+    choices = [(text, text) for text in shapes]
+    if layer is not None:
+        choices += [(_layer_label(m, layer), value) for value, m in OF_LAYER.items()]
+    if asked in OF_LAYER and layer is not None:
+        wanted = (OF_LAYER[asked], *layer)
+        shape = nearest(shapes.values(), wanted)
+        near = shape not in (None, wanted)
+        words = (
+            f"{_times(wanted)} was not measured: the nearest shape, {_times(shape)}, is shown."
+            if near
+            else ""
+        )
+        return Place(shape, asked, choices, words)
+    value = asked if asked in shapes else next(iter(shapes), None)
+    return Place(shapes[value] if value else None, value, choices)
+
+
+def _sides(chosen: Selection) -> tuple[int, int] | None:
+    """N and K of the chosen layer; None where none is chosen, or it cannot be read."""
+    try:
+        n, k = matrix_of(chosen).values.shape
+    except (ValueError, OSError):
+        return None
+    return int(n), int(k)
+
+
+def _layer_label(m: int, layer: tuple[int, int]) -> str:
+    return f"this layer, {'decode' if m == 1 else 'prefill'}: {_times((m, *layer))}"
+
+
+def _times(shape: Shape | None) -> str:
+    return " × ".join(map(words.count, shape)) if shape else ""
+
+
+def _schemes(chosen: Selection) -> dict[str, Scheme]:
+    """A and, where there is one, B."""
+    texts = {"A": chosen.scheme, "B": getattr(chosen, "second", "")}
+    return {letter: Scheme.parse(text) for letter, text in texts.items() if text}
+
+
+def _marked(chosen: Selection) -> dict[str, str]:
+    """Products that take the weights of A or of B -> "A" or "B"; A where both are stored alike."""
+    schemes = _schemes(chosen)
+    return {name: letter for letter in reversed(schemes) for name in products_of(schemes[letter])}
+
+
+def _schemes_words(chosen: Selection, timed: Sequence[str]) -> str:
+    """Which products A and B are, among those ``timed`` here, in words."""
+    sentences = []
+    for letter, scheme in _schemes(chosen).items():
+        names = [GEMMS[name].label for name in products_of(scheme) if name in timed]
+        label = scheme.label or str(scheme)
+        if names:
+            sentences.append(f"{letter}, {label}: {', '.join(names)}.")
+        else:
+            sentences.append(f"{letter}, {label}: no product of this scheme is timed here.")
+    return " ".join(sentences) if timed else ""
 
 
 def _product(wanted: str | None, names: Sequence[str]) -> str | None:
@@ -175,7 +280,7 @@ def _advice(
     """The choice at the shape shown, and where they were measured those for decode and for prefill."""
     if not here:
         return ""
-    whose = "the layer in the sidebar" if of_layer else "random normal data"
+    whose = "the chosen layer" if of_layer else "random normal data"
     sentences = [summary(every, here, f"{shape} (error on {whose})")]
     for what, usual in (("decode", DECODE), ("prefill", SQUARE)):
         other = at_shape(timings, usual)
@@ -191,7 +296,7 @@ def _files(name: str, machine: Machine, here: Sequence[GemmTiming]) -> Downloads
 
 
 def _layer_errors(chosen: Selection, names: tuple[str, ...]) -> dict[str, float]:
-    """SQNR of each product's output on the sidebar's matrix as W, with seeded normal tokens, computed
+    """SQNR of each product's output on the chosen matrix as W, with seeded normal tokens, computed
     here."""
     matrix = matrix_of(chosen)
     most = limits.current().product_elements >> 4
@@ -208,7 +313,7 @@ def _layer_errors(chosen: Selection, names: tuple[str, ...]) -> dict[str, float]
 
 @shows(ShapeView)
 def from_layer(chosen: Selection, tokens: float | None) -> ShapeView:
-    """M, N, K of the sidebar's matrix as W with the given number of tokens."""
+    """M, N, K of the chosen matrix as W with the given number of tokens."""
     n, k = matrix_of(chosen).values.shape
     return ShapeView(m=int(tokens or 1), n=int(n), k=int(k))
 
@@ -222,7 +327,7 @@ def _recorded_chip() -> str:
 
 
 def build(page: Page) -> None:
-    """Lay the tab out and wire it to the sidebar."""
+    """Lay the section out and wire it to the selection."""
     own = gr.State(None)
     with gr.Row():
         view = gr.Radio(
@@ -235,7 +340,7 @@ def build(page: Page) -> None:
             [], label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)", min_width=260, elem_id="speed-shape"
         )
         errors_of = gr.Radio(
-            [("random data, as timed", RANDOM), ("the layer in the sidebar", LAYER)],
+            [("random data, as timed", RANDOM), ("the chosen layer", LAYER)],
             value=RANDOM,
             label="Error of",
             elem_id="speed-errors",
@@ -259,17 +364,19 @@ def build(page: Page) -> None:
         with gr.Row():
             every = gr.Checkbox(False, label="every kernel, not only the fastest", min_width=200)
             start = gr.Button("Run", variant="primary", min_width=120)
-            stop = gr.Button("Stop", min_width=100)
+            stop = stop_button()
         status = block(html.status("Not run yet."), elem_id="speed-status")
         stopped = block(elem_id="speed-stopped")
     sentence = block(elem_id="speed-advice")
     tradeoff = plot_card(
         "Error against speed",
-        "every product by its time and the error of its output; the larger, the more bytes of W",
+        "every product by its time and its output's error; the larger, the more bytes of W; rings: A and B",
         "tradeoff",
     )
     bars = plot_card(
-        "Speed", "our fastest kernel with its spread, what torch offers, and the chip's limit", "speed-bars"
+        "Time",
+        "each product's fastest kernel, the fastest at the top: left is faster; torch, and the chip's limit",
+        "speed-bars",
     )
     sweep = plot_card(
         "From decode to prefill",
@@ -316,7 +423,8 @@ def build(page: Page) -> None:
     preset.input(lambda name: list(PRESETS[name]), preset, sizes.in_order(), **PRIVATE)
     of_layer_inputs = [*page.selection, sizes.m]
     listen(of_layer.click, from_layer, of_layer_inputs, sizes, api_name="shape_of_layer", **QUIET)
-    clear_on(start, stopped)
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
     running = listen(
         start.click,
         run,
@@ -329,12 +437,5 @@ def build(page: Page) -> None:
     )
     live = running.then(lambda: LIVE, None, view, **PRIVATE)
     listen(live.then, show, inputs, outputs, api_name="speed_measured", **unlisted)
-    halted = stop.click(
-        lambda: (html.status("Stopped; what was finished is shown."), LIVE),
-        None,
-        [stopped, view],
-        cancels=[running],
-        queue=False,
-        **PRIVATE,
-    )
+    halted = buttons.end_with(running).then(lambda: LIVE, None, view, **PRIVATE)
     listen(halted.then, show, inputs, outputs, **PRIVATE)

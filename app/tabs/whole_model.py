@@ -17,7 +17,7 @@ from app.page import Page
 from app.scheme_picker import build_scheme_picker
 from app.theme import plot_data
 from app.views import Shown, StatusView, listen, shows
-from app.widgets import QUIET, block, clear_on, plot_card, stop_on, table
+from app.widgets import QUIET, RunButtons, block, plot_card, stop_button, table
 from explorer import Scheme
 from explorer.figures.methods import drift_figure
 from explorer.methods import label_of, names_in
@@ -137,7 +137,7 @@ def build_whole_model(page: Page) -> None:
         )
     with gr.Row():
         start = gr.Button("Embed", variant="primary", min_width=120)
-        stop = gr.Button("Stop", min_width=100)
+        stop = stop_button()
     status = block(html.status("Not run yet."), elem_id="survive-status")
     stopped = block()
     outputs = DriftView(
@@ -147,7 +147,8 @@ def build_whole_model(page: Page) -> None:
         ),
         table=table(COLUMNS, "survive-table", buttons=["copy"]),
     )
-    clear_on(start, stopped)
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
     running = listen(
         start.click,
         run_drift,
@@ -157,4 +158,4 @@ def build_whole_model(page: Page) -> None:
         concurrency_id="compute",
         **QUIET,
     )
-    stop_on(stop, stopped, [running])
+    buttons.end_with(running)

@@ -1,4 +1,4 @@
-"""Reductions of whole tensors to a few hundred numbers: histograms, maxima over tiles, counts of codes.
+"""Reductions of whole tensors to a few hundred numbers: histograms and counts of codes.
 
 On the CPU they work through the tensor in pieces that fit the cache.
 """
@@ -34,16 +34,34 @@ class Histogram:
 
 
 def histogram(x: Tensor, low: float, high: float, bins: int = 256, minus: Tensor | None = None) -> Histogram:
-    """Counts of finite ``x`` (any shape), or of x - minus, in at most 256 equal bins over [low, high]."""
+    """Counts of finite ``x`` (any shape), or of x - minus, in at most 256 bins ``around`` [low, high]."""
     if not 1 <= bins <= 256:
         raise ValueError(f"a histogram has 1 to 256 bins, not {bins}")
-    width = (high - low) / bins or 1.0
-    edges = np.linspace(low, low + width * bins, bins + 1)
+    low, high = around(low, high)
+    width = (high - low) / bins
+    edges = np.linspace(low, high, bins + 1)
     if not NARROWEST <= width <= 1 / NARROWEST:
         x = _in_bins(x if minus is None else x - minus, low, width)
         low, width, minus = 0.0, 1.0, None
     counts = backend_for(x).histogram(x, low, 1 / width, bins, minus)
     return Histogram(edges, counts.numpy())
+
+
+def around(low: float, high: float) -> tuple[float, float]:
+    """[low, high] as it is; a range of one value widened by half of its size to either side, 0 to ±0.5."""
+    half = 0.0 if low < high else abs(low) / 2 or 0.5
+    return low - half, high + half
+
+
+def finite_range(x: Tensor) -> tuple[float, float]:
+    """The smallest and largest finite value; (0, 1) if there is none."""
+    if not x.numel():
+        return 0.0, 1.0
+    low, high = (float(v) for v in torch.aminmax(x))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        finite = x[torch.isfinite(x)]
+        low, high = (float(v) for v in torch.aminmax(finite)) if len(finite) else (0.0, 1.0)
+    return low, high
 
 
 def _in_bins(x: Tensor, low: float, width: float) -> Tensor:
@@ -78,21 +96,6 @@ def code_counts(q: QuantizedTensor) -> Tensor | None:
     counts.index_add_(0, codes.reshape(-1), by_byte[used].repeat_interleave(per_byte))
     counts[0] -= rows * (q.packed.shape[1] * per_byte - columns)
     return counts
-
-
-def tile_maximum(x: Tensor, limit: int = 256, minus: Tensor | None = None) -> Tensor:
-    """``x`` [rows, cols], or |x - minus|, reduced to at most [limit, limit] by the maximum of each tile.
-
-    A maximum rather than a mean, so that every outlier stays visible. Tiles are ceil(rows / limit) ×
-    ceil(cols / limit); the last ones may be smaller.
-    """
-    tall, wide = tile_size((x.shape[0], x.shape[1]), limit)
-    return backend_for(x).tile_maximum(x, tall, wide, minus)
-
-
-def tile_size(shape: tuple[int, int], limit: int = 256) -> tuple[int, int]:
-    """Rows and columns of one tile of ``tile_maximum``."""
-    return math.ceil(shape[0] / limit), math.ceil(shape[1] / limit)
 
 
 def histogram_kl(p: Histogram, q: Histogram) -> float:

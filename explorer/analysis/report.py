@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from explorer.analysis.histograms import Histogram, code_counts, histogram, histogram_kl
+from explorer.analysis.histograms import Histogram, code_counts, finite_range, histogram, histogram_kl
 from explorer.core.backend import backend_for
 from explorer.core.blocks import ordered_sum
 from explorer.core.quantize import QuantizedTensor
@@ -188,17 +188,6 @@ def shared_histograms(x: Tensor, restored: Tensor) -> tuple[Histogram, Histogram
     """Histograms of both tensors on the same 256 bins, over the finite range of the original."""
     low, high = finite_range(x)
     return histogram(x, low, high), histogram(restored, low, high)
-
-
-def finite_range(x: Tensor) -> tuple[float, float]:
-    """The smallest and largest finite value; (0, 1) if there is none."""
-    if not x.numel():
-        return 0.0, 1.0
-    low, high = (float(v) for v in torch.aminmax(x))
-    if not (math.isfinite(low) and math.isfinite(high)):
-        finite = x[torch.isfinite(x)]
-        low, high = (float(v) for v in torch.aminmax(finite)) if len(finite) else (0.0, 1.0)
-    return low, high
 
 
 def _code_usage(counts: Tensor | None) -> tuple[int | None, float | None]:

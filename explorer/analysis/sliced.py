@@ -10,14 +10,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.analysis.histograms import Histogram, code_counts, histogram, tile_size
-from explorer.analysis.report import Sums, finite_range, measured_from
-from explorer.analysis.tensor import MAP_LIMIT, Analysis, analyse, error_histogram
+from explorer.analysis.errors import error_spread
+from explorer.analysis.histograms import Histogram, code_counts, finite_range, histogram
+from explorer.analysis.report import Report, Sums, measured_from
+from explorer.analysis.spread import Spread, frame_of, spread
+from explorer.analysis.tensor import MAP_LIMIT, Analysis, analyse
+from explorer.analysis.tiles import largest_of_runs, merge_rows, tile_size
 from explorer.core.backend import BYTES_AN_ELEMENT, place
 from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales
 from explorer.core.ranges import find_scales
@@ -54,21 +59,26 @@ def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each
     packed = torch.empty(shape[0], packed_row_bytes(scheme.format, shape[1]), dtype=torch.uint8)
     low, high = finite_range(x)
     sums, before, after = Sums(), np.zeros(256, np.int64), np.zeros(256, np.int64)
-    wide = tile_size(shape, MAP_LIMIT)[1]
-    largest_of_rows = torch.empty(shape[0], math.ceil(shape[1] / wide))
+    tall, wide = tile_size(shape, MAP_LIMIT)
+    frame, seen_parts, left_parts, runs = frame_of(x), [], [], []
     for start, there, q in _slices(x, scheme, scales, device, rows_each):
         restored = q.dequantize()
         packed[start : start + len(there)] = q.packed.cpu()
         sums.add_part(there, restored, q, start)
         seen, left = histogram(there, low, high), histogram(restored, low, high)
         before, after, edges = before + seen.counts, after + left.counts, seen.edges
-        largest_of_rows[start : start + len(there)] = _row_maxima(there, restored, wide).cpu()
+        seen_parts.append(spread(there, frame, seen if frame.whole else None))
+        left_parts.append(spread(restored, frame, left if frame.whole else None))
+        runs.append([part.cpu() for part in largest_of_runs(restored, there, wide)])
     whole = QuantizedTensor(packed, scales, scheme, shape)
     measured = measured_from(
         sums, whole, Histogram(edges, before), Histogram(edges, after), code_counts(whole)
     )
-    errors = _errors(whole, x, device, rows_each, measured.report.max_error)
-    return Analysis(whole, measured, errors, _merge_rows(largest_of_rows, tile_size(shape, MAP_LIMIT)[0]))
+    errors = _errors(whole, x, device, rows_each, measured.report)
+    largest, columns = (torch.cat(part) for part in zip(*runs, strict=True))
+    error_map, largest_at = merge_rows(largest, columns, tall, wide)
+    spreads = reduce(add, seen_parts), reduce(add, left_parts)
+    return Analysis(whole, measured, errors, *spreads, error_map, largest_at)
 
 
 def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Scales:
@@ -103,26 +113,13 @@ def _scales_of(scales: Scales, scheme: Scheme, start: int, rows: int, device: to
     return dataclasses.replace(there, tensor_scale=None if top is None else top.to(device))
 
 
-def _errors(q: QuantizedTensor, x: Tensor, device: torch.device, rows_each: int, largest: float) -> Histogram:
-    """``error_histogram`` of the whole, in a second pass: its bins depend on the largest error."""
-    counts: np.ndarray = np.zeros(255, np.int64)
+def _errors(q: QuantizedTensor, x: Tensor, device: torch.device, rows_each: int, report: Report) -> Spread:
+    """``error_spread`` of the whole, in a second pass: its bins depend on the errors."""
+    parts = []
     for start in range(0, x.shape[0], rows_each):
         there = x[start : start + rows_each].to(device)
         packed = q.packed[start : start + rows_each].to(device)
         scales = _scales_of(q.scales, q.scheme, start, len(there), device)
         part = QuantizedTensor(packed, scales, q.scheme, (there.shape[0], there.shape[1]))
-        errors = error_histogram(part.dequantize(), there, largest)
-        counts = counts + errors.counts
-    return Histogram(errors.edges, counts)
-
-
-def _row_maxima(x: Tensor, restored: Tensor, wide: int) -> Tensor:
-    """float32 [rows, tiles across]: the largest |restored - x| in each run of ``wide`` columns."""
-    padded = torch.nn.functional.pad((restored - x).abs_(), (0, -x.shape[1] % wide), value=-math.inf)
-    return padded.view(x.shape[0], -1, wide).amax(2)
-
-
-def _merge_rows(maxima: Tensor, tall: int) -> Tensor:
-    """The maxima over ``tall`` rows each: [rows, tiles across] -> [tiles down, tiles across]."""
-    padded = torch.nn.functional.pad(maxima, (0, 0, 0, -maxima.shape[0] % tall), value=-math.inf)
-    return padded.view(-1, tall, maxima.shape[1]).amax(1)
+        parts.append(error_spread(part.dequantize(), there, report))
+    return reduce(add, parts)

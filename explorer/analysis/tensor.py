@@ -8,30 +8,45 @@ import numpy as np
 from torch import Tensor
 
 from explorer.analysis.element import block_index
-from explorer.analysis.histograms import Histogram, histogram, tile_maximum
+from explorer.analysis.errors import error_spread
 from explorer.analysis.report import Measured, Report, measure
+from explorer.analysis.spread import Frame, Spread, frame_of, spread
+from explorer.analysis.tiles import largest_differences, tile_size
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import Scheme
 
-MAP_LIMIT = 192
-"""The most rows and columns of an error map: 36 kB at one byte a cell."""
+MAP_LIMIT = 160
+"""The most rows and columns of an error map: 50 kB of values at two bytes a cell."""
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The quantized tensor, its ``Measured`` error, the histogram of signed errors, and ``error_map``.
+    """The quantized tensor, its ``Measured`` error, the ``error_spread``, how the values spread before and
+    after in the same bins, and the error map.
 
-    ``error_map`` is float32, at most [MAP_LIMIT, MAP_LIMIT]: the largest |x̂ - x| of each tile.
+    ``error_map`` is float32, at most [MAP_LIMIT, MAP_LIMIT]: the largest |x̂ - x| of each tile;
+    ``largest_at``, int32 of the same shape, where in its tile that lies (``largest_differences``).
     """
 
     q: QuantizedTensor
     measured: Measured
-    errors: Histogram
+    errors: Spread
+    before: Spread
+    after: Spread
     error_map: Tensor
+    largest_at: Tensor
 
     @property
     def report(self) -> Report:
         return self.measured.report
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two schemes that a figure compares: what it is called, and what it does to the tensor."""
+
+    label: str
+    analysis: Analysis
 
 
 def analyse(x: Tensor, scheme: Scheme) -> Analysis:
@@ -39,13 +54,30 @@ def analyse(x: Tensor, scheme: Scheme) -> Analysis:
     q = quantize(x, scheme)
     restored = q.dequantize()
     measured = measure(x, q, restored)
-    errors = error_histogram(restored, x, measured.report.max_error)
-    return Analysis(q, measured, errors, tile_maximum(restored, MAP_LIMIT, minus=x).cpu())
+    errors = error_spread(restored, x, measured.report)
+    before, after = spreads(x, restored, frame_of(x), measured)
+    error_map, largest_at = largest_differences(restored, x, MAP_LIMIT)
+    return Analysis(q, measured, errors, before, after, error_map.cpu(), largest_at.cpu())
 
 
-def error_histogram(restored: Tensor, x: Tensor, largest: float) -> Histogram:
-    """Signed errors up to ±``largest`` in 255 bins: with an odd number one bin is centred on zero."""
-    return histogram(restored, -largest, largest, 255, minus=x)
+def spreads(x: Tensor, restored: Tensor, frame: Frame, measured: Measured) -> tuple[Spread, Spread]:
+    """The spread of a tensor and of what was restored; a frame of the whole range has been counted."""
+    if frame.whole:
+        return spread(x, frame, measured.before), spread(restored, frame, measured.after)
+    return spread(x, frame), spread(restored, frame)
+
+
+def largest_in_cell(analysis: Analysis, row: int, column: int) -> tuple[int, int]:
+    """(row, column) of the largest error in the cell of the error map that holds this element.
+
+    ``ValueError`` with the accepted range if it lies outside of the matrix.
+    """
+    rows, columns = analysis.q.shape
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise ValueError(f"row 0 to {rows - 1} and column 0 to {columns - 1}, not ({row}, {column})")
+    tall, wide = tile_size(analysis.q.shape, MAP_LIMIT)
+    down, right = divmod(int(analysis.largest_at[row // tall, column // wide]), wide)
+    return row // tall * tall + down, column // wide * wide + right
 
 
 def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How long everything takes that the Tensor tab shows: quantize, dequantize, error sums, histograms, map,
+"""How long everything takes that the Tensor place shows: quantize, dequantize, error sums, histograms, map,
 code usage."""
 
 from __future__ import annotations

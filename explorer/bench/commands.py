@@ -6,6 +6,8 @@ progress and stop."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from explorer.bench import analysis, methods, quantize
+from explorer import words
+from explorer.bench import analysis, methods, page, quantize
 from explorer.bench.analysis import AnalysisTiming, time_analyses
 from explorer.bench.cpu import CpuTiming, time_schemes
 from explorer.bench.gemm import timing as gemm_timing
@@ -25,6 +28,7 @@ from explorer.bench.gemm.table import find as find_gemm
 from explorer.bench.gemm.timing import CPU_ROWS, GemmTiming, time_on_cpu
 from explorer.bench.machine import Machine, this_machine
 from explorer.bench.methods import MethodTiming, time_methods
+from explorer.bench.page import PageTiming, time_page
 from explorer.bench.quantize import DTYPES, QuantizeTiming, time_quantize
 from explorer.bench.recordings import Recording, as_json, record
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
@@ -43,18 +47,19 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Benchmark(Generic[Row]):
     """``rows`` come as they are measured, about ``total`` of them; ``line`` says a row for a table; ``name``
-    is the recording that they would be."""
+    is the recording that they would be, on a GPU alone where it is ``of_gpu``."""
 
     name: str
     machine: Machine
     rows: Iterator[Row]
     total: int
     line: Callable[[Row], Line]
+    of_gpu: bool = True
 
     def check_recordable(self) -> None:
-        """``ValueError`` unless this is a checkout, and what is measured, a GPU."""
+        """``ValueError`` unless this is a checkout, and what is measured, a GPU where it has to be."""
         checkout()
-        if not self.machine.gpu:
+        if self.of_gpu and not self.machine.gpu:
             raise ValueError(f"only measurements of a GPU are recorded: {gpu_status().reason}")
 
     def record(self, rows: Iterable[Row]) -> Path:
@@ -130,11 +135,30 @@ def bench_methods(
 def bench_analysis(
     schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
 ) -> Benchmark[AnalysisTiming]:
-    """The analysis of a random tensor that the Tensor tab shows, on the GPU if there is one."""
+    """The analysis of a random tensor that the Tensor place shows, on the GPU if there is one."""
     every, matrices = list(schemes or SCHEMES.values()), _matrices(shapes or [(4096, 4096)])
     rows = chain.from_iterable(time_analyses(every, shape, work_device(), repeats) for shape in matrices)
     total = len(every) * len(matrices)
     return Benchmark(analysis.NAME, this_machine(work_device()), rows, total, as_json)
+
+
+def bench_page(
+    tensors: Sequence[str] | None = None,
+    actions: Sequence[str] | None = None,
+    repeats: int = 5,
+    updates: int = 200,
+    url: str | None = None,
+) -> Benchmark[PageTiming]:
+    """The page in a headless Chromium: this checkout's, started for it, or the one that runs at ``url``."""
+    names, acts = list(tensors or page.TENSORS), list(actions or page.ACTIONS)
+    page.check(names, acts, repeats, updates)
+    if url is None:
+        checkout()
+    machine = dataclasses.replace(this_machine(CPU, ("gradio", "plotly")), threads=os.cpu_count())
+    machine.packages["Chromium"] = page.chromium_version()
+    rows = time_page(url, names, acts, repeats, updates)
+    total = len(names) * (1 + len(acts)) + bool(updates)
+    return Benchmark(page.NAME, machine, rows, total, page_line, of_gpu=False)
 
 
 def _matrices(shapes: Shapes) -> list[tuple[int, int]]:
@@ -180,4 +204,20 @@ def quantize_line(timing: QuantizeTiming) -> Line:
         "GB/s": timing.gigabytes_per_s,
         "of the copy": timing.share,
         "× baseline": timing.speedup,
+    }
+
+
+def page_line(timing: PageTiming) -> Line:
+    """One action on the page."""
+    return {
+        "action": timing.action,
+        "tensor": timing.tensor,
+        "repeats": timing.repeats,
+        "painted": words.duration(timing.median_s),
+        "first change": words.duration(timing.first_s),
+        "longest": words.duration(timing.high_s),
+        "received": words.bytes_(timing.received_bytes),
+        "layout shift": round(timing.layout_shift, 4),
+        "longest task": words.duration(timing.longest_task_s),
+        "heap": None if timing.heap_growth is None else words.times(timing.heap_growth),
     }

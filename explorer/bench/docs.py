@@ -12,6 +12,7 @@ from explorer.bench.analysis import recorded_analyses
 from explorer.bench.conformance import recorded_conformance, recorded_crossover
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.bench.methods import recorded_methods
+from explorer.bench.page import recorded_page
 from explorer.bench.quantize import recorded_quantize
 from explorer.bench.training import record_training, recorded_gradients, recorded_training
 from explorer.conformance.table import uncompared
@@ -76,6 +77,7 @@ def _context() -> dict[str, Any]:
         "analysis": recorded_analyses(),
         "gemm": recorded_gemms(),
         "methods": recorded_methods(),
+        "page": recorded_page(),
         "embeddings": embeddings.recorded_embeddings(),
         "training": recorded_training(),
         "gradients": recorded_gradients(),

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from explorer import words
 from explorer.bench.analysis import AnalysisTiming
 from explorer.bench.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
 from explorer.bench.gemm.advice import at_shape, fastest
@@ -16,6 +17,7 @@ from explorer.bench.gemm.plan import DECODE, LARGE, SQUARE, SWEPT
 from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import GemmTiming, Shape
 from explorer.bench.methods import MethodTiming
+from explorer.bench.page import PageTiming
 from explorer.bench.quantize import QuantizeTiming
 from explorer.bench.recordings import NOT_RECORDED
 from explorer.bench.training import TrainingResult
@@ -107,6 +109,28 @@ def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
     return markdown(["scheme", *("×".join(map(str, shape)) for shape in shapes)], rows)
 
 
+# --- the page ----------------------------------------------------------------------------------------
+
+
+def page_table(timings: Sequence[PageTiming]) -> str:
+    """From a click or key to the painted answer, by action and tensor."""
+    rows = [
+        [
+            t.action,
+            f"`{t.tensor}`",
+            words.duration(t.median_s),
+            words.duration(t.high_s),
+            words.bytes_(t.received_bytes),
+            words.number(t.layout_shift, 2),
+            words.duration(t.longest_task_s) if t.longest_task_s else "below 50 ms",
+            words.times(t.heap_growth) if t.heap_growth else "",
+        ]
+        for t in timings
+    ]
+    headers = ["action", "tensor", "median", "longest", "received", "layout shift", "longest task", "memory"]
+    return markdown(headers, rows or [[NOT_RECORDED, *[""] * 7]])
+
+
 # --- products ----------------------------------------------------------------------------------------
 
 
@@ -181,8 +205,8 @@ def method_table(timings: Sequence[MethodTiming]) -> str:
             label_of(t.method),
             scheme_label(t.scheme),
             f"{'×'.join(map(str, t.shape))}, {t.tokens} tokens",
-            _duration(t.median_s),
-            f"{_duration(t.low_s)} to {_duration(t.high_s)}",
+            words.duration(t.median_s),
+            f"{words.duration(t.low_s)} to {words.duration(t.high_s)}",
         ]
         for t in timings
     ]
@@ -239,7 +263,7 @@ def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence
         [
             label_of(method),
             *(cell for s in METHODS_SCHEMES for cell in _quality(drifts_of(by_run, s, method))),
-            _duration(seconds[method]) if method in seconds else NOT_RECORDED,
+            words.duration(seconds[method]) if method in seconds else NOT_RECORDED,
         ]
         for method in METHODS_COMPARED
     ]
@@ -306,8 +330,3 @@ def _times(value: float | None) -> str:
 
 def _microseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1e6 * seconds:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    """Milliseconds in three digits, seconds from 1 s on."""
-    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.2f} s"

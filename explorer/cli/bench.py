@@ -138,11 +138,33 @@ def analysis(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """All that the Tensor tab shows of a random tensor."""
+    """All that the Tensor place shows of a random tensor."""
     from explorer.bench.commands import bench_analysis
 
     use_device(device)
     _run(bench_analysis(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
+
+
+@app.command(epilog=examples("bench page", "bench page --tensors mlp_up --updates 0", "bench page --record"))
+def page(
+    url: Annotated[
+        str | None,
+        typer.Option(help="A page that runs already.", show_default="this checkout's"),
+    ] = None,
+    tensors: Annotated[
+        str | None, typer.Option(help="Built-in tensors.", show_default="mlp_up,normal_4096")
+    ] = None,
+    actions: Annotated[str | None, typer.Option(help="What a visitor does.", show_default="all")] = None,
+    repeats: Repeats = 5,
+    updates: Annotated[int, typer.Option(min=0, help="Updates over which the memory is watched.")] = 200,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """The page in a headless Chromium: from a click or key to the painted answer, bytes, shifts, memory."""
+    from explorer.bench.commands import bench_page
+
+    chosen, acts = (None if names is None else split(names) for names in (tensors, actions))
+    _run(bench_page(chosen, acts, repeats, updates, url), record, as_json)
 
 
 def _run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:

@@ -25,6 +25,8 @@ from rich.progress import (
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from explorer import words
+
 T = TypeVar("T")
 UNLIMITED = 100_000
 """Columns of a pipe or a file: whoever reads those wants whole lines."""
@@ -77,7 +79,7 @@ def render(table: Table, width: int) -> str:
 def format_cell(value: object) -> str:
     """A cell as text: floats to six digits, None as nothing."""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return words.number(value, 6)
     return "" if value is None else str(value)
 
 
@@ -87,7 +89,9 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         if not task.speed:
             return Text("")
-        return Text(f"{task.speed:.3g}/s" if task.speed >= 1 else f"{1 / task.speed:.3g} s each")
+        if task.speed >= 1:
+            return Text(f"{words.number(task.speed)}/s")
+        return Text(f"{words.duration(1 / task.speed)} each")
 
 
 @contextmanager

@@ -79,8 +79,8 @@ class Backend(Protocol):
         """int64 [codes] on the host: how often each code of up to 16 bits occurs in packed rows."""
         ...
 
-    def tile_maximum(self, x: Tensor, tall: int, wide: int, minus: Tensor | None = None) -> Tensor:
-        """float32 [⌈rows/tall⌉, ⌈cols/wide⌉]: the maximum of x, or of |x - minus|, over each tile."""
+    def tile_maximum(self, x: Tensor, tall: int, wide: int) -> Tensor:
+        """float32 [⌈rows/tall⌉, ⌈cols/wide⌉]: the maximum over each tile."""
         ...
 
 

@@ -102,10 +102,10 @@ class Cuda(Reference):
             return super().code_counts(packed, fmt, columns)
         return statistics.code_counts(packed, fmt.bits, columns).cpu()
 
-    def tile_maximum(self, x: Tensor, tall: int, wide: int, minus: Tensor | None = None) -> Tensor:
-        if not _plain_float32(x, minus):
-            return super().tile_maximum(x, tall, wide, minus)
-        return statistics.tile_maximum(x, tall, wide, minus)
+    def tile_maximum(self, x: Tensor, tall: int, wide: int) -> Tensor:
+        if not _plain_float32(x, None):
+            return super().tile_maximum(x, tall, wide)
+        return statistics.tile_maximum(x, tall, wide)
 
 
 def quantize_on_device(

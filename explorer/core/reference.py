@@ -117,8 +117,7 @@ class Reference:
             counts += _bincount(flat, fmt.code_count)
         return counts
 
-    def tile_maximum(self, x: Tensor, tall: int, wide: int, minus: Tensor | None = None) -> Tensor:
-        x = x if minus is None else (x - minus).abs_()
+    def tile_maximum(self, x: Tensor, tall: int, wide: int) -> Tensor:
         padded = torch.nn.functional.pad(x, (0, -x.shape[1] % wide), value=-math.inf)
         columns = padded.view(x.shape[0], -1, wide).amax(2)
         rows = torch.nn.functional.pad(columns, (0, 0, 0, -x.shape[0] % tall), value=-math.inf)

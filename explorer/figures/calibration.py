@@ -1,55 +1,132 @@
-"""Figures of the Calibration tab: ranges on a histogram, objectives, thresholds by amount of data."""
+"""Figures of calibration: ranges over a histogram, objectives, thresholds by amount of data."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.analysis.calibration import CalibrationReport
-from explorer.figures.style import MUTED, SERIES, empty, figure
+from explorer.analysis.calibration import CalibrationReport, ChosenRange
+from explorer.figures.style import ORIGINAL, POWERS, A, empty, figure, legend_below, number, translucent
 from explorer.schemes.calibrators import CALIBRATORS
 
-COLORS = {
-    "minmax": SERIES[0],
-    "percentile": SERIES[1],
-    "mse": SERIES[2],
-    "entropy": SERIES[3],
-    "own": SERIES[4],
-}
+COLORS = {"minmax": "#56B4E9", "percentile": "#E69F00", "mse": "#009E73", "entropy": "#CC79A7", "own": A}
+"""A colour a method, none of which is that of a scheme; the range chosen by hand is scheme A's."""
+
+HANDLES = ("low", "high")
+"""Names of the two shapes that the visitor drags."""
+
+_BAND, _HISTOGRAM = 18, 230
+"""Pixels: the height of one calibrator's bar, and of the histogram."""
 
 
-def ranges_figure(report: CalibrationReport, name: str) -> go.Figure:
-    """Histogram of the values, counts logarithmic so that the tails show; each range is a pair of lines."""
-    fig = figure("value", "number of elements", f"{name} ranges", height=380)
+def range_figure(report: CalibrationReport, low: float, high: float, name: str, color: str = A) -> go.Figure:
+    """The histogram of the values with a range [low, high] on it, over the ranges that the methods choose.
+
+    Counts are logarithmic, so that the tails show. The range's two ends are the shapes called ``HANDLES``, in
+    this order: with plotly's ``edits.shapePosition`` they are dragged, and their ``x0`` is the new end. What
+    lies outside the range, and is clipped, is shaded.
+    """
+    bands = [choice for choice in report.choices if choice.method != "own"]
+    inside = _HISTOGRAM + _BAND * len(bands) + 8
+    fig = figure("value", "number of elements", f"{name} ranges")
+    fig.update_layout(height=inside + fig.layout.margin.t + fig.layout.margin.b, showlegend=False)
     centres = (report.edges[1:] + report.edges[:-1]) / 2
     fig.add_bar(
-        x=centres,
+        x=centres.astype(np.float32),
         y=report.counts,
-        name="values",
-        marker={"color": MUTED, "line": {"width": 0}},
-        opacity=0.6,
-        hovertemplate="%{x:.4g}: %{y}<extra></extra>",
+        width=float(report.edges[1] - report.edges[0]),
+        marker={"color": ORIGINAL, "line": {"width": 0}},
+        opacity=0.7,
+        hovertemplate="%{x:.4g}: %{y:,}<extra></extra>",
     )
-    top = max(int(report.counts.max()), 1)
-    for choice in report.choices:
-        ends = [end for end in (choice.low, choice.high) if end]
-        fig.add_scatter(
-            x=[x for end in ends for x in (end, end, None)],
-            y=[y for _ in ends for y in (0.7, top * 1.6, None)],
-            mode="lines",
-            name=choice.label,
-            line={"color": COLORS[choice.method], "width": 2},
-            hovertemplate=f"{choice.label}: %{{x:.4g}}<extra></extra>",
-        )
-    fig.update_yaxes(type="log")
+    room = 0.04 * float(report.edges[-1] - report.edges[0])
+    lows, highs = [choice.low for choice in bands], [choice.high for choice in bands]
+    ends = min(float(report.edges[0]), low, *lows) - room, max(float(report.edges[-1]), high, *highs) + room
+    _handles(fig, (low, high), ends, color)
+    _bands(fig, bands, inside)
+    top = math.log10(max(int(report.counts.max()), 1)) + 0.15
+    fig.update_xaxes(range=ends, **POWERS)
+    counts: dict[str, object] = {
+        "type": "log",
+        "range": [-0.3, top],
+        "domain": [0, _HISTOGRAM / inside],
+        "dtick": 1,
+    }
+    fig.update_layout(yaxis={**counts, "tickformat": ",d"})
+    fig.update_layout(uirevision=f"range {report.edges[0]:.6g} {report.edges[-1]:.6g}")
     return fig
+
+
+def _handles(fig: go.Figure, ends: tuple[float, float], outer: tuple[float, float], color: str) -> None:
+    """Two lines to drag, first of all shapes, and the shades of what they cut off."""
+    for handle, end in zip(HANDLES, ends, strict=True):
+        fig.add_shape(
+            name=handle,
+            type="line",
+            x0=end,
+            x1=end,
+            y0=0,
+            y1=1,
+            xref="x",
+            yref="y domain",
+            line={"color": color, "width": 3},
+        )
+    for end, far in zip(ends, outer, strict=True):
+        fig.add_shape(
+            type="rect",
+            x0=far,
+            x1=end,
+            y0=0,
+            y1=1,
+            xref="x",
+            yref="y domain",
+            layer="below",
+            line_width=0,
+            fillcolor=translucent(color, 0.1),
+            editable=False,
+        )
+
+
+def _bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> None:
+    """Each method's range as a bar of its own above the histogram, named at the left."""
+    for index, choice in enumerate(choices):
+        fig.add_scatter(
+            x=[choice.low, choice.high],
+            y=[index, index],
+            yaxis="y2",
+            mode="lines+markers",
+            line={"color": COLORS[choice.method], "width": 4},
+            marker={
+                "symbol": "line-ns-open",
+                "size": 11,
+                "line": {"width": 2, "color": COLORS[choice.method]},
+            },
+            customdata=[choice.method] * 2,
+            hovertemplate=f"{choice.label}: {number(choice.low)} to {number(choice.high)}, "
+            f"{choice.report.sqnr_db:.2f} dB<extra></extra>",
+        )
+    fig.update_layout(
+        yaxis2={
+            "domain": [1 - _BAND * len(choices) / inside, 1],
+            "range": [len(choices) - 0.5, -0.5],
+            "tickvals": list(range(len(choices))),
+            "ticktext": [choice.label for choice in choices],
+            "tickfont": {"size": 11},
+            "showgrid": False,
+            "zeroline": False,
+            "fixedrange": True,
+            "automargin": True,
+        }
+    )
 
 
 def objectives_figure(report: CalibrationReport, name: str) -> go.Figure:
     """What each method minimises, or its criterion, over the threshold, with the threshold it chose."""
-    fig = figure("threshold on |x|", "relative squared error, KL in nats", f"{name} objectives", height=380)
+    fig = figure("threshold on |x|", "error, KL in nats", f"{name} objectives", height=300)
+    legend_below(fig)
     curves = (
         ("mse", report.squared_error, "squared error / signal"),
         ("entropy", report.kl, "KL divergence"),
@@ -83,7 +160,8 @@ def objectives_figure(report: CalibrationReport, name: str) -> go.Figure:
             marker={"color": COLORS[choice.method], "size": 11, "line": {"width": 1, "color": "#ffffff"}},
             hovertemplate=f"{choice.label}: %{{x:.4g}}<extra></extra>",
         )
-    fig.update_yaxes(type="log")
+    fig.update_xaxes(**POWERS)
+    fig.update_yaxes(type="log", tickformat="~g")
     return fig
 
 
@@ -91,7 +169,8 @@ def amount_figure(points: Sequence[tuple[int, str, float]], name: str) -> go.Fig
     """Each method's threshold against the number of rows that it calibrated on: (rows, method, threshold)."""
     if len({rows for rows, _, _ in points}) < 2:
         return empty("one row of data: no amounts to compare", f"{name} amount of data")
-    fig = figure("rows of calibration data", "threshold on |x|", f"{name} amount of data", height=320)
+    fig = figure("rows of calibration data", "threshold on |x|", f"{name} amount of data", height=300)
+    legend_below(fig)
     for method in dict.fromkeys(m for _, m, _ in points):
         fig.add_scatter(
             x=[rows for rows, m, _ in points if m == method],
@@ -101,5 +180,7 @@ def amount_figure(points: Sequence[tuple[int, str, float]], name: str) -> go.Fig
             line={"color": COLORS[method], "width": 2},
             hovertemplate="%{x} rows: %{y:.4g}<extra></extra>",
         )
-    fig.update_xaxes(type="log", dtick=0.60206)
+    amounts = sorted({rows for rows, _, _ in points})
+    fig.update_xaxes(type="log", tickvals=amounts, ticktext=[f"{n:,}" for n in amounts])
+    fig.update_yaxes(**POWERS)
     return fig

@@ -1,109 +1,149 @@
-"""Figures of the Methods tab: what each method leaves of the error, and how it got there."""
+"""Figures of the methods: what each method leaves of the error, and how it got there."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import torch
-from plotly.subplots import make_subplots
 from torch import Tensor
 
-from explorer.figures.style import FONT, GRID, MAGNITUDE_SCALE, MUTED, SERIES, empty, figure, file_name
+from explorer import words
+from explorer.bench.tables import scheme_label
+from explorer.figures.products import products_figure, row_axis, wrapped
+from explorer.figures.style import GRID, MAGNITUDE_SCALE, MUTED, SERIES, axis_look, empty, figure, log_axis
 from explorer.methods import METHODS, objective_axis
 from explorer.methods.evaluate import Outcome
 from explorer.methods.llm_int8 import THRESHOLD
-from explorer.methods.method import ObjectiveAxis
 from explorer.models.evaluate import EmbeddingDrift
 
 NOTHING = "nothing run yet"
+COLORS = (*SERIES, "#8C564B", "#5B3A8E", "#17BECF", "#BCBD22")
 SNAPSHOT_ROWS, SNAPSHOT_COLUMNS, SLIDER_STEPS = 24, 128, 13
-SURFACE_TOKENS, SURFACE_CHANNELS = 48, 96
+MAP_ROWS, MAP_CHANNELS, DARKEST = 64, 192, 256
+"""Cells of a heat map, and how many times the largest magnitude is the darkest."""
+PANEL_HEIGHT, DASHES = 190, ("solid", "dot", "dash", "dashdot")
 
 
 def output_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
-    """SQNR of the layer's output by method, schemes side by side."""
+    """SQNR of the layer's output by method, the best under the first scheme at the top, schemes side by
+    side."""
     rows = [o for o in outcomes if not o.refused]
     if not rows:
         return empty(NOTHING, f"{name} methods")
-    labels = list(dict.fromkeys(o.label for o in rows))[::-1]
     schemes = list(dict.fromkeys(o.scheme for o in rows))
-    fig = figure(
-        "SQNR of the output on held-out inputs, dB",
-        "",
-        f"{name} methods",
-        height=140 + 26 * len(labels) * len(schemes),
-    )
+    ranked = sorted(rows, key=lambda o: (schemes.index(o.scheme), -o.output_sqnr_db))
+    labels = {o.label: wrapped(o.label) for o in ranked}
+    height = 110 + (18 + 16 * len(schemes)) * len(labels)
+    fig = products_figure("output SQNR on held-out inputs (dB)", "", f"{name} methods", height)
     for index, scheme in enumerate(schemes):
         of_scheme = [o for o in rows if o.scheme == scheme]
         fig.add_bar(
             x=[o.output_sqnr_db for o in of_scheme],
             y=[o.label for o in of_scheme],
             orientation="h",
-            name=scheme,
+            name=scheme_label(scheme),
             marker={"color": SERIES[index % len(SERIES)]},
-            customdata=[[100 * o.output_error, o.bits, o.seconds] for o in of_scheme],
-            hovertemplate="%{y}<br>%{x:.2f} dB, %{customdata[0]:.3g} % of the output<br>"
-            "%{customdata[1]:.3f} bits per weight, %{customdata[2]:.2f} s<extra></extra>",
+            text=[f"{o.output_sqnr_db:.1f}" for o in of_scheme],
+            textposition="outside",
+            cliponaxis=False,
+            customdata=[[_costs(o)] for o in of_scheme],
+            hovertemplate="%{y}<br>%{x:.2f} dB, %{customdata[0]}<extra></extra>",
         )
-    fig.update_layout(barmode="group", bargap=0.25, margin={"l": 10})
-    fig.update_yaxes(categoryorder="array", categoryarray=labels, showgrid=False)
+    fig.update_layout(barmode="group", bargap=0.3, margin={"l": 10, "r": 36})
+    row_axis(fig, labels)
     return fig
+
+
+def _costs(o: Outcome) -> str:
+    error = f"{words.number(100 * o.output_error)} % of the output"
+    return f"{error}<br>{o.bits:.3f} bits per weight, {words.duration(o.seconds)}"
 
 
 def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
-    """What each method minimised, relative to its start, and its choice: over α and over iterations by the
-    axis below, GPTQ over its damping by the logarithmic one above."""
-    axes = _objective_axes()
-    titles = {
-        log: ", ".join(f"{axis.label} ({label})" for axis, label in axes.items() if axis.log is log)
-        for log in (False, True)
-    }
-    fig = figure(titles[False], "objective relative to its start", f"{name} objectives", height=480)
-    for outcome in outcomes:
-        axis, objective = objective_axis(outcome.method), outcome.objective
-        if axis is None or not objective or not objective[0]:
-            continue
-        xs = axis.values or np.linspace(0, 1, len(objective))
-        best = int(np.argmin(objective))
-        color = SERIES[len(fig.data) // 2 % len(SERIES)]
-        on = {"xaxis": "x2" if axis.log else "x"}
-        fig.add_scatter(
-            x=xs,
-            y=[v / objective[0] for v in objective],
-            mode="lines",
-            name=f"{outcome.label}, {outcome.scheme}",
-            line={"color": color, "width": 2, "dash": "dot" if axis.log else "solid"},
-            hovertemplate="%{x:.3~g}: %{y:.4f}<extra></extra>",
-            **on,
+    """What each method minimised, relative to its start, with the least of it marked: a plot for each thing
+    that it is drawn over. A method has one colour, a scheme one dash; a click on the legend hides a method.
+    """
+    drawn = [o for o in outcomes if objective_axis(o.method) and o.objective and o.objective[0]]
+    if not drawn:
+        searching = ", ".join(row.label for row in METHODS.values() if row.objective is not None)
+        return empty(
+            f"none of these searches; run one of<br>{'<br>'.join(textwrap.wrap(searching, 44))}",
+            f"{name} objectives",
         )
-        chosen = f"chosen {axis.label}" if axis.values else "least at"
-        fig.add_scatter(
-            x=[xs[best]],
-            y=[objective[best] / objective[0]],
-            mode="markers",
-            showlegend=False,
-            marker={"color": color, "size": 10},
-            hovertemplate=chosen + " %{x:.3~g}: %{y:.4f}<extra></extra>",
-            **on,
-        )
-    if not fig.data:
-        return empty(f"run {' or '.join(axes.values())} to see what they minimise", f"{name} objectives")
-    fig.update_layout(legend={"y": -0.3})
-    if any(trace.xaxis == "x2" for trace in fig.data):
-        above = {"overlaying": "x", "side": "top", "type": "log", "title": {"text": titles[True]}}
-        fig.update_layout(xaxis2={**above, "showgrid": False}, margin={"t": 60})
+    axes = list(dict.fromkeys(objective_axis(o.method) for o in drawn))
+    fig = products_figure("", "", f"{name} objectives", 90 + PANEL_HEIGHT * len(axes))
+    fig.set_subplots(rows=len(axes), cols=1, vertical_spacing=0.3 / len(axes) if len(axes) > 1 else 0)
+    colors = _colors(outcomes)
+    schemes = list(dict.fromkeys(o.scheme for o in drawn))
+    for outcome in drawn:
+        row = axes.index(objective_axis(outcome.method)) + 1
+        first = outcome.scheme == next(o.scheme for o in drawn if o.label == outcome.label)
+        look = {
+            "color": colors[outcome.label],
+            "dash": DASHES[schemes.index(outcome.scheme) % len(DASHES)],
+        }
+        _add_objective(fig, outcome, row, look, first)
+    if len(schemes) > 1:
+        _add_dashes(fig, schemes)
+    for row, axis in enumerate(axes, 1):
+        assert axis is not None
+        fig.update_xaxes(axis_look(axis.label), row=row, col=1)
+        if axis.log:
+            fig.update_xaxes(type="log", tickformat=",~r", nticks=3, row=row, col=1)
+        fig.update_yaxes({**axis_look("share of its start"), "nticks": 5}, row=row, col=1)
     return fig
 
 
-def _objective_axes() -> dict[ObjectiveAxis, str]:
-    """Every axis that a method's objective is drawn over, with the first such method's label."""
-    axes: dict[ObjectiveAxis, str] = {}
-    for row in METHODS.values():
-        if row.objective is not None:
-            axes.setdefault(row.objective, row.label)
-    return axes
+def _colors(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """A colour for each method's label, the same in every figure of one run."""
+    return dict(zip(dict.fromkeys(o.label for o in outcomes), itertools.cycle(COLORS), strict=False))
+
+
+def _add_objective(fig: go.Figure, outcome: Outcome, row: int, look: dict[str, str], first: bool) -> None:
+    """One method's curve in the plot ``row``, and its least value."""
+    axis, objective = objective_axis(outcome.method), outcome.objective
+    assert axis is not None
+    xs = axis.values or np.linspace(0, 1, len(objective))
+    shares = [v / objective[0] for v in objective]
+    best = int(np.argmin(objective))
+    what = f"{outcome.label}, {scheme_label(outcome.scheme)}"
+    fig.add_scatter(
+        x=xs,
+        y=shares,
+        mode="lines",
+        name=outcome.label,
+        legendgroup=outcome.label,
+        showlegend=first,
+        line={**look, "width": 2},
+        hovertemplate=what + "<br>%{x:.3~g}: %{y:.4f}<extra></extra>",
+        row=row,
+        col=1,
+    )
+    fig.add_scatter(
+        x=[xs[best]],
+        y=[shares[best]],
+        mode="markers",
+        legendgroup=outcome.label,
+        showlegend=False,
+        marker={"color": look["color"], "size": 9},
+        hovertemplate=what
+        + (f"<br>chosen {axis.label}" if axis.values else "<br>least at")
+        + " %{x:.3~g}: %{y:.4f}<extra></extra>",
+        row=row,
+        col=1,
+    )
+
+
+def _add_dashes(fig: go.Figure, schemes: Sequence[str]) -> None:
+    """Which dash is which scheme, in the legend alone."""
+    for index, scheme in enumerate(schemes):
+        line = {"color": MUTED, "dash": DASHES[index % len(DASHES)], "width": 2}
+        fig.add_scatter(x=[None], y=[None], mode="lines", name=scheme_label(scheme), line=line)
 
 
 def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) -> go.Figure:
@@ -124,12 +164,12 @@ def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) 
     ys = np.linspace(0, moved.shape[1] - 1, small.shape[1]).round().astype(int)
     for index, frame in enumerate(small):
         fig.add_heatmap(
-            z=np.round(frame.numpy() / (top or 1.0), 3),
+            z=np.round(255 * frame.numpy() / (top or 1.0)).astype(np.uint8),
             x=xs,
             y=ys,
             coloraxis="coloraxis",
             visible=index == last,
-            hovertemplate="channel %{x}: %{z:.2f}<extra></extra>",
+            hovertemplate="input channel %{x}, output channel %{y}<extra></extra>",
         )
     steps = []
     for index, block in enumerate(chosen):
@@ -147,10 +187,16 @@ def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) 
     colors = {
         "colorscale": MAGNITUDE_SCALE,
         "cmin": 0,
-        "cmax": 1,
-        "colorbar": {"title": {"text": "moved", "side": "right"}, "thickness": 10},
+        "cmax": 255,
+        "colorbar": {
+            "title": {"text": "moved", "side": "right", "font": {"size": 12}},
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickvals": [0, 127.5, 255],
+            "ticktext": [words.number(share * top, 2) for share in (0, 0.5, 1)],
+        },
     }
-    fig.update_layout(sliders=[slider], margin={"b": 110}, coloraxis=colors)
+    fig.update_layout(sliders=[slider], margin={"b": 110, "t": 8}, coloraxis=colors)
     return fig
 
 
@@ -159,12 +205,9 @@ def channel_error_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
     rows = [o for o in outcomes if not o.refused and o.scheme == outcomes[0].scheme]
     if not rows:
         return empty(NOTHING, f"{name} channels")
-    fig = figure(
-        "output channels, from the least error to the most (%)",
-        f"relative error, {rows[0].scheme}",
-        f"{name} channel error",
-        height=440,
-    )
+    y_title = f"relative error, {scheme_label(rows[0].scheme)}"
+    fig = products_figure("output channels, least error first (%)", y_title, f"{name} channel error", 460)
+    colors = _colors(outcomes)
     for index, o in enumerate(rows[:12]):
         values = np.sort(np.asarray(o.channel_error))
         at = np.unique(np.linspace(0, len(values) - 1, min(len(values), 200)).astype(int))
@@ -174,15 +217,14 @@ def channel_error_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
             mode="lines",
             name=o.label,
             line={
-                "color": SERIES[index % len(SERIES)],
+                "color": colors[o.label],
                 "width": 2,
-                "dash": "solid" if index < len(SERIES) else "dot",
+                "dash": "solid" if index < len(COLORS) else "dot",
             },
             hovertemplate="%{y:.3g}<extra></extra>",
         )
-    fig.update_yaxes(type="log")
-    fig.update_layout(legend={"y": -0.3})
-    return fig
+    errors = [float(v) for trace in fig.data for v in trace.y if v > 0]
+    return log_axis(fig, "y", min(errors) / 1.2, max(errors) * 1.2) if errors else fig
 
 
 def channels_figure(
@@ -194,8 +236,7 @@ def channels_figure(
     """
     if x is None or w is None:
         return empty(NOTHING, f"{name} input channels")
-    fig = figure("input channel", "largest magnitude", f"{name} input channels", height=660)
-    fig.update_layout(legend={"y": -0.12})
+    fig = products_figure("input channel", "largest magnitude", f"{name} input channels", 480)
     shown = [(x, "inputs", SERIES[0], "solid"), (w, "weights", SERIES[1], "solid")]
     if x_after is not None and w_after is not None:
         shown += [
@@ -224,69 +265,60 @@ def channels_figure(
             hovertemplate="channel %{x}: %{y:.3g}<extra></extra>",
         )
     fig.add_hline(y=THRESHOLD, line={"color": MUTED, "dash": "dash", "width": 1})
-    fig.update_yaxes(type="log")
-    return fig
+    drawn = [float(v) for trace in fig.data for v in trace.y if v > 0]
+    return log_axis(fig, "y", min(drawn) / 1.3, max(*drawn, THRESHOLD) * 1.3) if drawn else fig
 
 
-def surface_figure(
-    x: Tensor | None, w: Tensor | None, x_after: Tensor | None, w_after: Tensor | None, label: str, name: str
+def before_after_figure(
+    before: Tensor | None, after: Tensor | None, side: str, label: str, name: str
 ) -> go.Figure:
-    """|X| by token and channel, below it |W| by output and input channel, before and after a transform.
+    """Two heat maps of magnitudes [rows, channels] on one logarithmic scale, ``before`` above ``after``;
+    ``label`` names the latter, ``side`` what a row is.
 
-    The largest of each tile, so that no outlier vanishes; each pair shares one height axis.
+    The largest of each tile, so that no outlier vanishes. Magnitudes below 1/256 of the largest have its
+    colour.
     """
-    if x is None or w is None or x_after is None or w_after is None:
-        return empty(
-            "run SmoothQuant, AWQ or a rotation to see inputs and weights before and after", f"{name} surface"
+    title = f"{name} {side}s before and after"
+    if before is None or after is None:
+        return empty("run SmoothQuant, AWQ or a rotation<br>to see this before and after", title)
+    top = float(max(values.abs().max() for values in (before, after))) or 1.0
+    fig = figure("", "", title, height=420)
+    fig.set_subplots(
+        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.14, subplot_titles=("as they come", label)
+    )
+    for row, values in enumerate((before, after), 1):
+        size = (min(MAP_ROWS, values.shape[0]), min(MAP_CHANNELS, values.shape[1]))
+        tiles = torch.nn.functional.adaptive_max_pool2d(values.abs().float().cpu()[None], size)[0]
+        shares = (tiles / top).clamp(min=1 / DARKEST).log2().numpy()
+        fig.add_heatmap(
+            z=np.round(255 * (1 + shares / math.log2(DARKEST))).astype(np.uint8),
+            x=np.linspace(0, values.shape[1] - 1, size[1]).round().astype(np.int32),
+            y=np.linspace(0, values.shape[0] - 1, size[0]).round().astype(np.int32),
+            coloraxis="coloraxis",
+            hovertemplate="channel %{x}, " + side + " %{y}<extra></extra>",
+            row=row,
+            col=1,
         )
-    fig = make_subplots(
-        rows=2,
-        cols=2,
-        specs=[[{"type": "surface"}] * 2] * 2,
-        horizontal_spacing=0.01,
-        vertical_spacing=0.06,
-        subplot_titles=("inputs as they come", label, "weights as they come", label),
-    )
-    axis = {"tickfont": {"size": 10, "color": MUTED}, "gridcolor": GRID, "showbackground": False}
-    font = {"size": 11, "color": MUTED}  # drawn by WebGL, where a style sheet does not reach
-    scenes = {}
-    for row, (pair, side, height) in enumerate(
-        (((x, x_after), "token", "|x|"), ((w, w_after), "output channel", "|w|")), 1
-    ):
-        top = float(max(values.abs().max() for values in pair))
-        for column, values in enumerate(pair, 1):
-            size = (min(SURFACE_TOKENS, values.shape[0]), min(SURFACE_CHANNELS, values.shape[1]))
-            small = torch.nn.functional.adaptive_max_pool2d(values.abs().float().cpu()[None], size)[0].numpy()
-            fig.add_surface(
-                z=np.round(small / top, 3) * top,
-                x=np.linspace(0, values.shape[1] - 1, size[1]).round(),
-                y=np.linspace(0, values.shape[0] - 1, size[0]).round(),
-                colorscale=MAGNITUDE_SCALE,
-                cmin=0,
-                cmax=top,
-                showscale=False,
-                row=row,
-                col=column,
-                hovertemplate="channel %{x}, " + side + " %{y}: %{z:.3g}<extra></extra>",
-            )
-            scenes[f"scene{2 * row + column - 2}".replace("scene1", "scene")] = {
-                "xaxis": {**axis, "title": {"text": "channel", "font": font}},
-                "yaxis": {**axis, "title": {"text": side, "font": font}},
-                "zaxis": {**axis, "title": {"text": height, "font": font}, "range": [0, top]},
-                "camera": {"eye": {"x": 1.5, "y": -1.5, "z": 0.9}},
-                "aspectmode": "manual",
-                "aspectratio": {"x": 1.3, "y": 1, "z": 0.7},
-            }
+        fig.update_yaxes({**axis_look(side), "nticks": 4, "showgrid": False}, row=row, col=1)
+        fig.update_xaxes(
+            {**axis_look("input channel" if row == 2 else ""), "showgrid": False}, row=row, col=1
+        )
+    ticks = [DARKEST ** (step / 4) / DARKEST for step in range(5)]
     fig.update_layout(
-        template="none",
-        height=680,
-        margin={"l": 0, "r": 0, "t": 28, "b": 0},
-        paper_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": "#344054"},
-        meta={"filename": file_name(f"{name} surface")},
-        **scenes,
+        margin={"t": 22, "b": 44, "l": 52},
+        coloraxis={
+            "colorscale": MAGNITUDE_SCALE,
+            "cmin": 0,
+            "cmax": 255,
+            "colorbar": {
+                "thickness": 10,
+                "outlinewidth": 0,
+                "tickvals": [255 * step / 4 for step in range(5)],
+                "ticktext": [words.number(top * share, 2) for share in ticks],
+            },
+        },
     )
-    fig.update_annotations(font={"size": 13})
+    fig.update_annotations(font={"size": 12})
     return fig
 
 
@@ -294,7 +326,8 @@ def drift_figure(rows: Sequence[EmbeddingDrift], name: str) -> go.Figure:
     """Agreement of embeddings with the originals (cosine, ranks, neighbours) against bits per weight."""
     if not rows:
         return empty(NOTHING, f"{name} embeddings")
-    fig = figure("bits per weight", "agreement with the original model", f"{name} embeddings", height=380)
+    y_title = "agreement with the original model"
+    fig = products_figure("bits per weight", y_title, f"{name} embeddings", 420)
     for values, label, color, symbol in (
         ([r.cosine for r in rows], "cosine to the original (mean)", SERIES[0], "circle"),
         ([r.rank for r in rows], "rank correlation of similarities", SERIES[1], "diamond"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from explorer.formats import CodebookFormat, Format, IntegerFormat
+from explorer.formats.integers import FixedPointFormat
 
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
@@ -27,11 +29,13 @@ FAMILY_COLORS = {
 """Families of number formats, each with its colour on every figure."""
 
 GRID = "rgba(128,140,160,0.25)"
+FAINT = "rgba(128,140,160,0.10)"
 MAGNITUDE_SCALE = "Cividis"
 MUTED = "#98A2B3"
+TEXT = "#344054"
 FONT = "Inter, system-ui, sans-serif"
 
-_AXIS = {
+_AXIS: dict[str, object] = {
     "showgrid": True,
     "gridcolor": GRID,
     "zeroline": False,
@@ -40,34 +44,64 @@ _AXIS = {
     "ticklen": 4,
     "tickfont": {"size": 12},
     "automargin": True,
-    "title": {"standoff": 8, "font": {"size": 12}},
 }
 
 
+_HOVER = {
+    "bgcolor": "#1d2433",
+    "bordercolor": "#667085",
+    "align": "left",
+    "font": {"family": FONT, "size": 12, "color": "#ffffff"},
+}
+"""Light on dark in both themes of the page, which colours all other text by its own style sheet."""
+
+MARGIN = {"l": 56, "r": 16, "t": 12, "b": 44}
+"""Pixels around a plot; axes make more room themselves where their labels need it."""
+
+SWITCH_HEIGHT = 26
+"""Pixels above a plot for its buttons."""
+
+LEGEND_HEIGHT = 30
+"""Pixels under a plot for one line of its legend."""
+
+
+POWERS = {"exponentformat": "power", "minexponent": 4}
+"""For a linear axis of values of any size: 6×10⁵ rather than 600k. On a logarithmic one plotly garbles it."""
+
+
+def axis_look(title: str) -> dict[str, object]:
+    """The options of an axis called ``title``, for axes that a figure gets beside its first two."""
+    return {**_AXIS, "title": {"standoff": 8, "font": {"size": 12}, "text": title}}
+
+
 def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figure:
-    """An empty figure with titled axes; ``height`` in pixels. ``name`` becomes the saved file's name."""
-    fig = go.Figure()
-    fig.update_layout(
+    """An empty figure with titled axes; ``height`` in pixels. ``name`` becomes the saved file's name.
+
+    The visitor's zoom stays when a figure is replaced by one with the same ``uirevision``.
+    """
+    # In one piece: plotly checks a layout anew at every update, which takes longer than all the rest.
+    layout = go.Layout(
         template="none",
         height=height,
-        margin={"l": 60, "r": 16, "t": 34, "b": 48},
+        margin=MARGIN,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": "#344054"},
+        font={"family": FONT, "size": 12, "color": TEXT},
         colorway=SERIES,
         bargap=0,
         legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
-        hoverlabel={"font": {"family": FONT}},
+        hoverlabel=_HOVER,
+        uirevision="same",
         meta={"filename": file_name(name)},
-        xaxis={**_AXIS, "title": {**_AXIS["title"], "text": x_title}},  # type: ignore[dict-item]
-        yaxis={**_AXIS, "title": {**_AXIS["title"], "text": y_title}},  # type: ignore[dict-item]
+        xaxis=axis_look(x_title),
+        yaxis=axis_look(y_title),
     )
-    return fig
+    return go.Figure(layout=layout)
 
 
 def family(fmt: Format) -> str:
     """Which of ``FAMILY_COLORS`` a format belongs to."""
-    if isinstance(fmt, IntegerFormat):
+    if isinstance(fmt, IntegerFormat | FixedPointFormat):
         return "integer"
     if isinstance(fmt, CodebookFormat):
         return "codebook"
@@ -79,33 +113,106 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:120] or "figure"
 
 
+def number(value: float) -> str:
+    """Three digits for people to read: 0.0123, 618, 6.18×10⁵."""
+    text = f"{value:.3g}".replace("-", "−")
+    digits, _, power = text.partition("e")
+    if not power:
+        return text
+    exponent = power.replace("−", "-").replace("+", "")
+    return f"{digits}×10{str(int(exponent)).translate(_RAISED)}"
+
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
 def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
     """Add buttons that switch ``axis`` ("xaxis" or "yaxis") between linear and logarithmic."""
     return add_buttons(fig, [(kind, {f"{axis}.type": kind}) for kind in ("linear", "log")])
 
 
 def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]) -> go.Figure:
-    """Add buttons above the plot; each option is a label and the layout changes that it makes."""
+    """Add buttons at the left above the plot; each option is a label and the layout changes that it makes.
+
+    What they change is listed in the figure's ``meta["switched"]``: whoever replaces the figure by a new one
+    carries those layout entries over, as ``uirevision`` does not.
+    """
     buttons = [{"label": label, "method": "relayout", "args": [change]} for label, change in options]
+    changed = list(dict.fromkeys(key for _, change in options for key in change))
     fig.update_layout(
+        meta={**(fig.layout.meta or {}), "switched": changed},
+        margin={"t": MARGIN["t"] + SWITCH_HEIGHT},
         updatemenus=[
             {
                 "type": "buttons",
                 "direction": "right",
                 "buttons": buttons,
-                "x": 1,
-                "xanchor": "right",
-                "y": 1.02,
+                "x": 0,
+                "xanchor": "left",
+                "y": 1,
                 "yanchor": "bottom",
-                "pad": {"t": 0, "b": 0},
+                "pad": {"t": 0, "b": 4, "l": 0, "r": 0},
                 "showactive": False,
                 "bgcolor": "rgba(128,140,160,0.12)",
                 "bordercolor": GRID,
                 "font": {"size": 11},
             }
-        ]
+        ],
     )
     return fig
+
+
+def legend_below(fig: go.Figure, lines: int = 1) -> go.Figure:
+    """Keep room for so many lines of legend under the plot, so that it neither covers nor moves anything."""
+    fig.update_layout(
+        showlegend=True,
+        legend={"xref": "container", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
+        margin={"b": MARGIN["b"] + LEGEND_HEIGHT * lines},
+    )
+    return fig
+
+
+def translucent(color: str, opacity: float) -> str:
+    """``color`` (#rrggbb) as one that lets through what lies behind it."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity:g})"
+
+
+WIDE_DECADES = 6
+"""An axis of so many decades and more is labelled in powers of ten."""
+
+
+def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10) -> go.Figure:
+    """Make ``axis`` ("x" or "y") of every plot in ``fig`` logarithmic from ``low`` to ``high``.
+
+    Labels are whole numbers ("0.2", "500", "1,000"), few enough for a phone, and still there after zooming:
+    decades, then 1, 2, 5, then even steps. ``base`` 2 or 4 puts them at its powers instead, for counts that
+    double. ``ValueError`` unless 0 < low < high.
+    """
+    if not 0 < low < high:
+        raise ValueError(f"a logarithmic axis goes from above 0 to more, not from {low} to {high}")
+    ends = [math.log10(low), math.log10(high)]
+    options: dict[str, object] = {"type": "log", "range": ends}
+    if base != 10:
+        options |= {"dtick": math.log10(base), "tickformat": ",.4~r"}
+    elif ends[1] - ends[0] < WIDE_DECADES and low >= 1e-4 and high <= 1e6:
+        decades = ends[1] - ends[0]
+        options |= {"nticks": _label_count(axis, decades), "tickformat": ",~r"}
+        if decades < 3:
+            options["minor"] = {"dtick": "D1", "showgrid": True, "gridcolor": FAINT}
+    else:
+        finer = {"dtickrange": [None, "D2"], "value": ",~r"}  # what shows after zooming
+        options |= {"nticks": 6, "exponentformat": "power", "tickformatstops": [finer]}
+    return fig.update_xaxes(options) if axis == "x" else fig.update_yaxes(options)
+
+
+def _label_count(axis: str, decades: float) -> int:
+    """What plotly makes 1, 2, 5 of, or decades where there is no room for those: it labels decades from 0.7
+    of them a label on, and every digit below 0.3."""
+    few, most = (2.1, 2.5) if axis == "x" else (1.4, 2.8)
+    if decades < few:
+        return 3
+    return 4 if decades < most else max(3, math.ceil(decades))
 
 
 def empty(message: str, name: str = "figure") -> go.Figure:

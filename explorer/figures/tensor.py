@@ -1,104 +1,198 @@
-"""Figures of the Tensor tab: what one scheme did to one tensor."""
+"""Figures of what one or two schemes did to one tensor: their errors, scales and codes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
-from explorer.analysis.histograms import Histogram, tile_maximum, tile_size
-from explorer.analysis.tensor import MAP_LIMIT
+from explorer.analysis.errors import on_same_bins
+from explorer.analysis.tensor import MAP_LIMIT, Side
+from explorer.analysis.tiles import tile_maximum, tile_size
 from explorer.core.quantize import QuantizedTensor
-from explorer.figures.style import MAGNITUDE_SCALE, SERIES, empty, figure, switch_axis
+from explorer.figures.style import (
+    MAGNITUDE_SCALE,
+    POWERS,
+    A,
+    B,
+    empty,
+    figure,
+    legend_below,
+    number,
+    switch_axis,
+    translucent,
+)
 from explorer.formats import FloatFormat, float_format
 
 LINE_POINTS = 1024
 """The most points of a line of scales; each is the largest of its run."""
+MAP_HEIGHT = 380
+CODES = 65535
+"""Cells of a map are 16-bit codes, to keep the page light: 0 to this between two values."""
+COLORS = (A, B)
+HEAVY = 40.0
+"""Colours are logarithmic where the largest error is more than so many times the median of cells with one."""
+SMALLEST = 1e-5
+"""The least value that a logarithmic scale of errors shows, in parts of the largest."""
 
 
-def values_figure(before: Histogram, after: Histogram, levels: np.ndarray, name: str) -> go.Figure:
-    """Histograms before and after on the same bins; ``levels`` are what one block can represent."""
-    fig = figure("value", "share of elements", f"{name} values")
-    edges = before.edges
-    fig.add_bar(
-        x=(edges[:-1] + edges[1:]) / 2,
-        y=after.share.astype(np.float32),
-        width=edges[1] - edges[0],
-        marker={"color": SERIES[1], "line": {"width": 0}},
-        name="after",
-        hovertemplate="%{x:.4g}: %{y:.4%}",
-    )
-    fig.add_scatter(
-        x=edges,
-        y=np.append(before.share, before.share[-1]).astype(np.float32),
-        mode="lines",
-        line={"shape": "hv", "width": 1.5, "color": SERIES[0]},
-        name="before",
-        hovertemplate="%{x:.4g}: %{y:.4%}",
-    )
-    if len(levels):
-        top = float(max(before.share.max(), after.share.max())) or 1.0
+def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
+    """Histograms of the signed errors x̂ - x of one or two ``sides``, on the same bins."""
+    fig = legend_below(figure("error  x̂ − x", "share of elements", f"{name} error"))
+    if all(side.analysis.report.max_error == 0 for side in sides):
+        return empty("no error: every element is restored exactly", f"{name} error")
+    errors = on_same_bins([side.analysis.errors for side in sides])
+    for index, (side, counted) in enumerate(zip(sides, errors, strict=True)):
+        if side.analysis.report.max_error == 0:
+            continue
+        width = float(counted.edges[1] - counted.edges[0])
         fig.add_scatter(
-            x=levels.astype(np.float32),
-            y=np.full(len(levels), -0.035 * top, np.float32),
-            mode="markers",
-            marker={"symbol": "line-ns-open", "size": 8, "color": SERIES[3], "line": {"width": 1}},
-            name="representable in the inspected block",
-            hovertemplate="representable: %{x:.5g}",
+            x0=float(counted.edges[0]) - width / 2,
+            dx=width,
+            y=np.pad(side.analysis.errors.share(counted), 1).astype(np.float32),
+            mode="lines",
+            line={"shape": "hvh", "width": 1.5, "color": COLORS[index]},
+            fill="tozeroy",
+            fillcolor=translucent(COLORS[index], 0.18),
+            name=_named(sides, index),
+            hovertemplate=f"{'AB'[index]}, %{{x:.4g}}: %{{y:.3~%}}<extra></extra>",
         )
-    fig.update_xaxes(range=[float(edges[0]), float(edges[-1])])
+    fig.update_yaxes(tickformat="~%")
+    fig.update_xaxes(**POWERS)
+    _say_beyond(fig, sides)
     return switch_axis(fig, "yaxis")
 
 
-def error_figure(errors: Histogram, name: str) -> go.Figure:
-    """Histogram of the signed error x̂ - x."""
-    fig = figure("error  x̂ − x", "share of elements", f"{name} error")
-    middle = (errors.edges[:-1] + errors.edges[1:]) / 2
-    fig.add_bar(
-        x=middle,
-        y=errors.share.astype(np.float32),
-        width=errors.edges[1] - errors.edges[0],
-        marker={"color": SERIES[0], "line": {"width": 0}},
-        hovertemplate="%{x:.4g}: %{y:.4%}<extra></extra>",
-    )
-    return switch_axis(fig, "yaxis")
+def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
+    """How many errors lie beyond the bins, and the largest of them."""
+    lines = []
+    for letter, side in zip("AB", sides, strict=False):
+        if side.analysis.report.max_error == 0:
+            lines.append(f"{letter} has no error")
+        errors, largest = side.analysis.errors, side.analysis.report.max_error
+        beyond = float(errors.share(errors.below).sum() + errors.share(errors.above).sum())
+        if beyond:
+            which = f"{letter} " if len(sides) > 1 else ""
+            lines.append(f"{which}{100 * beyond:.2g} % beyond, to {number(largest)}")
+    if lines:
+        fig.add_annotation(
+            text="<br>".join(lines),
+            x=1,
+            y=1,
+            xref="paper",
+            yref="paper",
+            xanchor="right",
+            yanchor="bottom",
+            align="right",
+            showarrow=False,
+            font={"size": 10},
+        )
 
 
-def error_map_figure(
-    reduced: Tensor, shape: tuple[int, int], picked: tuple[int, int], name: str
-) -> go.Figure:
-    """|error| over a matrix of ``shape``: its ``tile_maximum`` to MAP_LIMIT, with one element marked."""
-    return _map(reduced, shape, f"{name} error map", "|error|", picked)
+def _named(sides: Sequence[Side], index: int) -> str:
+    """What a side is called in a legend: its letter too if there are two."""
+    return f"{'AB'[index]}  {sides[index].label}" if len(sides) > 1 else sides[index].label
 
 
-def scales_figure(q: QuantizedTensor, name: str) -> go.Figure:
-    """The scales over the matrix: a map, or a line where there is one a row or one a column."""
-    title = f"{name} scales"
-    if q.scheme.scale is None:
-        return empty("this scheme casts without a scale", title)
-    scales = q.scales.scale.cpu()
+def error_map_figures(
+    sides: Sequence[Side], shape: tuple[int, int], picked: tuple[int, int], name: str
+) -> list[go.Figure]:
+    """|error| over a matrix of ``shape``, a map for each of one or two ``sides`` on one colour scale.
+
+    A cell shows its largest error. Where a cell holds more than one element, the map's ``customdata`` says
+    which it is, as ``Analysis.largest_at`` does. The map's ``meta`` has ``tall`` and ``wide``, a cell's rows
+    and columns, and ``low``, ``high`` and ``logarithmic``: what the codes of ``z``, 0 to ``CODES``, stand
+    for. Colours are logarithmic where a few errors are much larger than all others. ``picked`` (row, column)
+    is marked.
+    """
+    maps = [side.analysis.error_map for side in sides]
+    high = max(map(_highest, maps))
+    positive = torch.cat([reduced[reduced > 0] for reduced in maps])
+    logarithmic = len(positive) > 0 and float(positive.median()) < high / HEAVY
+    low = max(float(positive.min()), high * SMALLEST) if logarithmic else 0.0
+    figures = []
+    for index, (side, reduced) in enumerate(zip(sides, maps, strict=True)):
+        letter = f" {'AB'[index]}" if len(sides) > 1 else ""
+        fig = _map(reduced, shape, f"{name} error map{letter}", "|error|", (low, high), logarithmic)
+        tall, wide = tile_size(shape, MAP_LIMIT)
+        if tall * wide > 1:
+            fig.data[0].customdata = _smallest_type(side.analysis.largest_at)
+        fig.data[0].meta = {
+            "tall": tall,
+            "wide": wide,
+            "low": low,
+            "high": high,
+            "logarithmic": logarithmic,
+            "codes": CODES,
+        }
+        _mark(fig, *picked)
+        figures.append(fig)
+    return figures
+
+
+def _highest(values: Tensor) -> float:
+    """The largest finite value; 0 if there is none."""
+    return float(values.nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _smallest_type(offsets: Tensor) -> np.ndarray:
+    """Non-negative integers in the fewest bytes that plotly sends."""
+    values = offsets.numpy()
+    return values.astype(np.min_scalar_type(int(values.max())))
+
+
+def scales_figures(sides: Sequence[Side], name: str) -> list[go.Figure]:
+    """The scales over the matrix for each of one or two ``sides``: a map, or a line where there is one a row
+    or one a column; on one range of scales."""
+    grids = [_scales_of(side.analysis.q) for side in sides]
+    shown = [grid for grid in grids if grid is not None and grid.numel() > 1]
+    limits = (min(map(_lowest, shown)), max(map(_highest, shown))) if shown else (0.0, 1.0)
+    return [
+        _scales_figure(grid, limits, color, f"{name} scales{f' {letter}' if len(sides) > 1 else ''}")
+        for grid, color, letter in zip(grids, COLORS, "AB", strict=False)
+    ]
+
+
+def _scales_of(q: QuantizedTensor) -> Tensor | None:
+    """The magnitudes of the scales; None for a cast."""
+    return None if q.scheme.scale is None else q.scales.scale.cpu().abs()
+
+
+def _lowest(values: Tensor) -> float:
+    """The least positive value; 0 if there is none."""
+    positive = values[values > 0]
+    return float(positive.min()) if len(positive) else 0.0
+
+
+def _scales_figure(scales: Tensor | None, limits: tuple[float, float], color: str, name: str) -> go.Figure:
+    if scales is None:
+        return empty("this scheme casts without a scale", name)
     if scales.numel() == 1:
-        return empty(f"one scale for the whole tensor: {float(scales):.6g}", title)
+        return empty(f"one scale for the whole tensor: {float(scales):.6g}", name)
     if 1 in scales.shape:
-        return _scale_line(scales.reshape(-1), scales.shape[0] > 1, title)
+        return _scale_line(scales.reshape(-1), scales.shape[0] > 1, limits, color, name)
     grid = (scales.shape[0], scales.shape[1])
-    return _map(tile_maximum(scales, MAP_LIMIT), grid, title, "scale", None, logarithmic=True)
+    return _map(tile_maximum(scales, MAP_LIMIT), grid, name, "scale", limits, True, "block ")
 
 
-def _scale_line(scales: Tensor, along_rows: bool, name: str) -> go.Figure:
+def _scale_line(
+    scales: Tensor, along_rows: bool, limits: tuple[float, float], color: str, name: str
+) -> go.Figure:
     fig = figure("row" if along_rows else "column", "scale", name)
     stride = math.ceil(len(scales) / LINE_POINTS)
-    shown = tile_maximum(scales[None, :], LINE_POINTS)[0]
     fig.add_scatter(
-        x=np.arange(len(shown), dtype=np.int32) * stride,
-        y=shown.numpy(),
+        x0=0,
+        dx=stride,
+        y=tile_maximum(scales[None, :], LINE_POINTS)[0].numpy(),
         mode="lines",
-        line={"width": 1.2, "color": SERIES[0], "shape": "hv"},
+        line={"width": 1.2, "color": color, "shape": "hv"},
         hovertemplate="%{x}: %{y:.5g}<extra></extra>",
     )
+    fig.update_layout(uirevision=f"scales {len(scales)}")
     return switch_axis(fig, "yaxis")
 
 
@@ -107,86 +201,106 @@ def _map(
     shape: tuple[int, int],
     name: str,
     label: str,
-    picked: tuple[int, int] | None,
-    logarithmic: bool = False,
+    limits: tuple[float, float],
+    logarithmic: bool,
+    unit: str = "",
 ) -> go.Figure:
-    """A heat map of a matrix of ``shape`` by its tiles' values ``reduced``, at most MAP_LIMIT² cells.
-
-    Cells are bytes, to keep the page light: 0 … 200 between the smallest value (zero unless ``logarithmic``)
-    and the largest.
-    """
-    unit = "" if picked is not None else "block "
-    fig = figure(f"{unit}column", f"{unit}row", name)
+    """A heat map of a matrix of ``shape`` by its tiles' values ``reduced``, at most MAP_LIMIT² cells,
+    coloured between two ``limits``."""
+    fig = figure(f"{unit}column", f"{unit}row", name, height=MAP_HEIGHT)
     tall, wide = tile_size(shape, MAP_LIMIT)
-    shown = torch.log2(reduced.double()) if logarithmic else reduced.double()
-    low, high = (float(shown.min()), float(shown.max())) if logarithmic else (0.0, float(shown.max()))
-    scaled = ((shown - low) / ((high - low) or 1.0) * 200).round().nan_to_num_(0).to(torch.uint8)
-    ticks = np.linspace(0, 200, 5)
-    values = [low + (high - low) * t / 200 for t in ticks]
+    low, high = (math.log10(end or 1.0) for end in limits) if logarithmic else limits
+    shown = torch.log10(reduced.double()) if logarithmic else reduced.double()
+    codes = ((shown - low) / ((high - low) or 1.0) * CODES).round().nan_to_num(0.0, 0.0, 0.0).clamp(0, CODES)
+    values = _ticks(low, high)
     fig.add_heatmap(
-        z=scaled.numpy(),
+        z=codes.numpy().astype(np.uint16),
         x0=(wide - 1) / 2,
         dx=wide,
         y0=(tall - 1) / 2,
         dy=tall,
         zmin=0,
-        zmax=200,
+        zmax=CODES,
         colorscale=MAGNITUDE_SCALE,
         colorbar={
             "title": {"text": label, "side": "right", "font": {"size": 12}},
             "thickness": 12,
             "outlinewidth": 0,
-            "tickvals": ticks,
-            "ticktext": [f"{2**v if logarithmic else v:.3g}" for v in values],
+            "tickvals": [(v - low) / ((high - low) or 1.0) * CODES for v in values],
+            "ticktext": [number(10**v if logarithmic else v) for v in values],
         },
-        hovertemplate="row %{y:.0f}, column %{x:.0f}<extra></extra>",
+        hovertemplate=f"{unit}row %{{y:.0f}}, {unit}column %{{x:.0f}}<extra></extra>",
     )
-    if picked is not None:
-        _mark(fig, *picked)
-    fig.update_yaxes(autorange="reversed", showgrid=False)
-    fig.update_xaxes(showgrid=False)
+    rows, columns = shape
+    fig.update_layout(uirevision=f"map {rows} {columns}")
+    whole = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
+    fig.update_yaxes(range=[rows - 0.5, -0.5], dtick=1 if rows <= 8 else None, **whole)
+    fig.update_xaxes(range=[-0.5, columns - 0.5], dtick=1 if columns <= 8 else None, **whole)
     return fig
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to six round numbers between two values."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= 0.999 * rough)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * i for i in range(first, last + 1)]
 
 
 def _mark(fig: go.Figure, row: int, column: int) -> None:
     """A circle with a white rim, so that it shows on every colour."""
-    for colour, width in (("#ffffff", 4), (SERIES[3], 2)):
+    for colour, width in (("#ffffff", 5), ("#d92d20", 2.5)):
         fig.add_scatter(
             x=[column],
             y=[row],
             mode="markers",
             hoverinfo="skip",
             showlegend=False,
+            cliponaxis=False,
             marker={"symbol": "circle-open", "size": 16, "color": colour, "line": {"width": width}},
         )
 
 
-def usage_figure(q: QuantizedTensor, counts: Tensor | None, name: str) -> go.Figure:
-    """How often each code occurs, ordered by value; for 16 and 32 bits, how often each exponent does."""
-    fmt = q.scheme.format
-    if counts is None or (fmt.bits > 8 and isinstance(fmt, FloatFormat)):
-        return _exponent_usage(q, float_format(fmt.name), f"{name} exponents used")
-    fig = figure("value of the code", "share of elements", f"{name} codes used")
-    values = fmt.values.numpy()
+def usage_figures(sides: Sequence[Side], name: str) -> list[go.Figure]:
+    """How often each code occurs under each of one or two ``sides``, ordered by value; for 16 and 32 bits,
+    how often each exponent does."""
+    figures = []
+    for side, color, letter in zip(sides, COLORS, "AB", strict=False):
+        q, counts = side.analysis.q, side.analysis.measured.code_counts
+        suffix = f" {letter}" if len(sides) > 1 else ""
+        if counts is None or (q.scheme.format.bits > 8 and isinstance(q.scheme.format, FloatFormat)):
+            title = f"{name} exponents used{suffix}"
+            figures.append(_exponent_usage(q, float_format(q.scheme.format.name), color, title))
+        else:
+            figures.append(_code_usage(q, counts, color, f"{name} codes used{suffix}"))
+    return figures
+
+
+def _code_usage(q: QuantizedTensor, counts: Tensor, color: str, name: str) -> go.Figure:
+    fig = figure("value of the code", "share of elements", name)
+    values = q.scheme.format.values.numpy()
     shown = np.isfinite(values)
     share = (counts / max(int(counts.sum()), 1)).numpy()[shown]
     order = np.argsort(values[shown], kind="stable")
-    spaced = np.arange(int(shown.sum()), dtype=np.int32)
     labels = [f"{v:.4g}" for v in values[shown][order]]
     fig.add_bar(
-        x=spaced,
+        x0=0,
+        dx=1,
         y=share[order].astype(np.float32),
-        marker={"color": SERIES[2]},
+        marker={"color": color},
         customdata=labels,
-        hovertemplate="%{customdata}: %{y:.3%}<extra></extra>",
+        hovertemplate="%{customdata}: %{y:.3~%}<extra></extra>",
     )
-    every = max(1, math.ceil(len(spaced) / 12))
-    fig.update_xaxes(tickvals=spaced[::every], ticktext=labels[::every])
-    fig.update_layout(bargap=0.15)
+    every = 1 << max(0, math.ceil(math.log2(len(labels) / 12)))
+    fig.update_xaxes(tickvals=list(range(0, len(labels), every)), ticktext=labels[::every])
+    fig.update_layout(bargap=0.15, uirevision=f"codes {q.scheme.format.name}")
     return switch_axis(fig, "yaxis")
 
 
-def _exponent_usage(q: QuantizedTensor, fmt: FloatFormat, name: str) -> go.Figure:
+def _exponent_usage(q: QuantizedTensor, fmt: FloatFormat, color: str, name: str) -> go.Figure:
     fig = figure("exponent (power of two)", "share of elements", name)
     field = next(f for f in fmt.fields if f.name == "exponent")
     counts = torch.zeros(2**fmt.exponent, dtype=torch.int64, device=q.packed.device)
@@ -197,10 +311,12 @@ def _exponent_usage(q: QuantizedTensor, fmt: FloatFormat, name: str) -> go.Figur
     used = torch.nonzero(counts).reshape(-1)
     first, last = (int(used[0]), int(used[-1])) if len(used) else (0, 0)
     fig.add_bar(
-        x=np.arange(first, last + 1, dtype=np.int32) - fmt.bias,
+        x0=first - fmt.bias,
+        dx=1,
         y=(counts[first : last + 1] / max(int(counts.sum()), 1)).numpy(),
-        marker={"color": SERIES[2]},
-        hovertemplate="2^%{x}: %{y:.3%}<extra></extra>",
+        marker={"color": color},
+        hovertemplate="2^%{x}: %{y:.3~%}<extra></extra>",
     )
-    fig.update_layout(bargap=0.15)
+    fig.update_xaxes(tickformat="d", dtick=1 if last - first < 12 else None)
+    fig.update_layout(bargap=0.15, uirevision=f"exponents {fmt.name}")
     return switch_axis(fig, "yaxis")

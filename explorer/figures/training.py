@@ -1,4 +1,4 @@
-"""Figures of the Training tab: accuracy against bits, curves, learned step sizes, gradients lost by
+"""Figures of training: accuracy against bits, curves, learned step sizes, gradients lost by
 float16."""
 
 from __future__ import annotations

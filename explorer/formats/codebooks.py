@@ -69,6 +69,11 @@ class CodebookFormat(Format):
         """The least float32 that rounds to each code > 0: the code of x is how many of them are <= x."""
         return tuple(self._least(m) for m in self._middles)
 
+    @property
+    def boundaries(self) -> tuple[tuple[float, bool], ...]:
+        """Between each level and the next: their middle, and whether the middle itself goes up."""
+        return tuple((middle, self._is_above(middle, middle)) for middle in self._middles)
+
     def code_of(self, number: float) -> int:
         """The code of the level nearest to ``number``, which need not be a float32."""
         return sum(self._is_above(number, middle) for middle in self._middles)

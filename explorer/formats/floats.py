@@ -166,6 +166,10 @@ class FloatFormat(Format):
         return self.signed
 
     @property
+    def has_negative_zero(self) -> bool:
+        return self.signed and self.specials is not Specials.FNUZ
+
+    @property
     def has_nan(self) -> bool:
         return self.nan_code is not None
 

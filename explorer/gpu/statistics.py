@@ -85,14 +85,14 @@ def code_counts(packed: Tensor, bits: int, columns: int) -> Tensor:
     return counts
 
 
-def tile_maximum(x: Tensor, tall: int, wide: int, minus: Tensor | None = None) -> Tensor:
-    """float32 [⌈rows/tall⌉, ⌈cols/wide⌉]: the maximum of x, or of |x - minus|, over each tile of a matrix."""
-    _check(x, *([] if minus is None else [minus]))
+def tile_maximum(x: Tensor, tall: int, wide: int) -> Tensor:
+    """float32 [⌈rows/tall⌉, ⌈cols/wide⌉]: the maximum over each tile of a matrix."""
+    _check(x)
     rows, columns = x.shape
     tiles = Layout(rows, columns, tall, wide, row_bytes=0)
     out = x.new_empty(tiles.grid)
     if out.numel():
-        _start("tile_maximum", x, tiles.cells, f"PPP{BLOCKS}", x, minus, out, *tiles.blocks)
+        _start("tile_maximum", x, tiles.cells, f"PP{BLOCKS}", x, out, *tiles.blocks)
     return out
 
 

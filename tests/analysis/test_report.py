@@ -15,11 +15,12 @@ from torch import Tensor
 from explorer import FORMATS, SCHEMES, Scheme, compare, mark_frontier, quantize
 from explorer.analysis.element import inspect_element
 from explorer.analysis.frontier import on_frontier
-from explorer.analysis.histograms import Histogram, histogram, histogram_kl, tile_maximum
+from explorer.analysis.histograms import Histogram, histogram, histogram_kl
 from explorer.analysis.memory import MODELS, estimate
 from explorer.analysis.report import measure, sqnr_db
 from explorer.analysis.schemes import compare_schemes
 from explorer.analysis.tensor import analyse, block_levels
+from explorer.analysis.tiles import tile_maximum
 from explorer.formats import IntegerFormat
 from explorer.formats.code import short
 

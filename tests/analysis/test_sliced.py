@@ -25,8 +25,10 @@ def test_slices_add_up_to_the_whole(name: str, device: torch.device) -> None:
     whole, sliced = analyse(x, scheme), analyse_in_slices(x, scheme, device, rows)
     assert torch.equal(sliced.q.packed, whole.q.packed)
     assert torch.equal(sliced.q.scales.stored, whole.q.scales.stored)
-    assert torch.equal(sliced.error_map, whole.error_map)
-    assert (sliced.errors.counts == whole.errors.counts).all()
+    assert torch.equal(sliced.error_map, whole.error_map) and torch.equal(sliced.largest_at, whole.largest_at)
+    for a, b in ((sliced.before, whole.before), (sliced.after, whole.after), (sliced.errors, whole.errors)):
+        assert all((getattr(a, part).counts == getattr(b, part).counts).all() for part in vars(a))
+    assert (sliced.errors.middle.counts == whole.errors.middle.counts).all()
     assert (sliced.measured.before.counts == whole.measured.before.counts).all()
     for field in dataclasses.fields(whole.report):
         got, want = getattr(sliced.report, field.name), getattr(whole.report, field.name)

@@ -1,4 +1,4 @@
-"""The sidebar's strings and the library's objects: every scheme survives the trip through a link."""
+"""The bar's strings and the library's objects: every scheme survives the trip through a link."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from app import limits
+from app.bar import chosen_parts, chosen_preset, chosen_second, show_scheme
 from app.controls import (
     CODES,
     CONVENTIONS,
@@ -25,7 +26,6 @@ from app.controls import (
     scheme_of,
     taken_back,
 )
-from app.sidebar import chosen_parts, show_scheme
 from app.ui import build
 from explorer import CALIBRATORS, SCHEMES, MappingType, Scheme, quantize
 from explorer.schemes import SCALE_RULES, Convention
@@ -114,7 +114,7 @@ LARGE_SEED = "int4~1x128~SYMMETRIC~float16~minmax~s18446744073709551615"
         LARGE_SEED,
     ],
 )
-def test_the_sidebar_keeps_the_canonical_text(text: str) -> None:
+def test_the_bar_keeps_the_canonical_text(text: str) -> None:
     """If this fails, two links to one scheme differ, and its name is missing from the picker."""
     shown = show_scheme(text)
     assert shown.text == str(Scheme.parse(text))
@@ -125,7 +125,7 @@ def test_the_sidebar_keeps_the_canonical_text(text: str) -> None:
 def test_a_seed_beyond_a_browsers_numbers_survives_a_click(page: gr.Blocks) -> None:
     """JavaScript's numbers are exact up to 2^53 only; a seed goes up to 2^64 - 1."""
     shown = show_scheme(LARGE_SEED)
-    (seed,) = (b for b in page.blocks.values() if getattr(b, "label", None) == "Seed")
+    seed, _ = (b for b in page.blocks.values() if getattr(b, "label", None) == "Seed")
     values = [*shown.parts()[:-1], seed.preprocess(json.loads(json.dumps(seed.postprocess(shown.seed))))]
     assert isinstance(seed.postprocess(shown.seed), str) and chosen_parts(*values).text == LARGE_SEED
 
@@ -157,8 +157,18 @@ def test_a_tab_takes_a_scheme_of_the_visitors_own(elem_id: str, page: gr.Blocks)
     assert picker.preprocess(["nvfp4", CUSTOM]) == ["nvfp4", CUSTOM]
     (button,) = (b for b in page.blocks.values() if b.elem_id == f"{elem_id}-add")
     (clicked,) = (f for f in page.fns.values() if (button._id, "click") in f.targets)
-    assert clicked.fn(["nvfp4"], CUSTOM) == ["nvfp4", CUSTOM]
-    assert clicked.fn(["nvfp4", CUSTOM], CUSTOM) == ["nvfp4", CUSTOM] and clicked.fn(None, "nf4") == ["nf4"]
+    assert clicked.fn(["nvfp4"], CUSTOM, "") == ["nvfp4", CUSTOM]
+    assert clicked.fn(["nvfp4", CUSTOM], CUSTOM, "") == ["nvfp4", CUSTOM]
+    assert clicked.fn(None, "nf4", "bf16") == ["nf4", "bf16"]
+
+
+def test_a_refused_text_does_not_stay_in_the_picker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the picker names a scheme that nothing on the page shows. B may be none, A may not."""
+    said: list[str] = []
+    monkeypatch.setattr("app.bar.notify", said.append)
+    assert chosen_preset("int99", "nvfp4").preset["value"] == "nvfp4" and "int99" in said[0]
+    assert chosen_second("int99", "").preset == "" and len(said) == 2
+    assert chosen_second("", "nvfp4").text == "" and len(said) == 2
 
 
 def test_ranges_and_refit_survive() -> None:

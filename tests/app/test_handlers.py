@@ -21,16 +21,20 @@ import torch
 from safetensors.torch import save_file
 
 from app import html, limits
+from app.bar import PairView, opened_file
 from app.cache import BoundedCache
+from app.learn import playground
 from app.link import LinkView, read_link
+from app.sections import overview, take_away
+from app.sections.element import moved, picked, typed
 from app.selection import Selection, matrix_of
-from app.sidebar import opened_file
-from app.tabs import compare, formats, tensor
+from app.tabs import compare, sizes
 from app.views import View
-from explorer import FORMATS, SCHEMES, SourceError, quantize
+from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
 from explorer.analysis.element import inspect_element
 from explorer.analysis.memory import estimate
 from explorer.bench.quantize import recorded_kernel
+from explorer.export.quantized import load_quantized
 from explorer.formats.code import code_facts
 from explorer.paths import KERNELS
 
@@ -48,9 +52,15 @@ def selection(**changes: Any) -> tuple[Any, ...]:
     return dataclasses.astuple(Selection(**changes))
 
 
-def plots_of(view: View) -> list[Any]:
+def shown(*values: Any) -> overview.TensorView:
+    """The last view of the Tensor place's handler."""
+    *_, last = overview.show(*values)
+    return last
+
+
+def plots_of(view: View) -> list[str]:
     """The figures among a view's outputs, as they go over the wire."""
-    return [output for output in view.in_order() if hasattr(output, "plot")]
+    return [output for output in view.in_order() if isinstance(output, str) and output.startswith('{"data"')]
 
 
 def unchanged(output: Any) -> bool:
@@ -59,32 +69,61 @@ def unchanged(output: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_the_tensor_tab_shows_every_scheme(name: str) -> None:
-    """All outputs for every scheme; plots are binned and reduced: at most 250 kB in all."""
-    out = tensor.show(*selection(scheme=name), None, None, True)
-    assert type(out) is tensor.TensorView
-    assert len(plots_of(out)) == 5 and sum(len(o.plot) for o in plots_of(out)) < 250_000
-    for plot in (json.loads(o.plot) for o in plots_of(out)):
-        assert plot["config"]["toImageButtonOptions"]["filename"].startswith("MLP-up-projection"), (
-            "a saved figure says what it shows"
-        )
-        assert "title" not in plot["layout"]
-    assert SCHEMES[name].label.split()[0] in out.summary
+def test_the_tensor_place_shows_every_scheme(name: str) -> None:
+    """All outputs for every scheme, alone and beside another; plots are binned and reduced: else every click
+    sends megabytes."""
+    for second, figures, most in (("", 5, 250_000), ("nvfp4", 8, 450_000)):
+        out = shown(*selection(scheme=name, second=second), None, None, True)
+        assert type(out) is overview.TensorView
+        assert len(plots_of(out)) == figures and sum(map(len, plots_of(out))) < most
+        for plot in map(json.loads, plots_of(out)):
+            assert plot["layout"]["meta"]["filename"].startswith("MLP-up-projection"), (
+                "a saved figure says what it shows"
+            )
+            assert "title" not in plot["layout"]
+        assert SCHEMES[name].label in unescape(out.chips) and SCHEMES[name].label in unescape(out.verdict)
 
 
 def test_a_large_tensor_stays_small_on_the_wire() -> None:
     """16 million elements are binned and reduced on the server: if not, every click sends megabytes."""
-    out = tensor.show(*selection(sample="normal_4096", scheme="nvfp4"), None, None, True)
-    words = [o for o in out.in_order() if isinstance(o, str)]
-    assert sum(len(o.plot) for o in plots_of(out)) + sum(map(len, words)) < 250_000
+    out = shown(*selection(sample="normal_4096", scheme="nvfp4"), None, None, True)
+    assert sum(len(o) for o in out.in_order() if isinstance(o, str)) < 250_000
+
+
+def test_numbers_come_before_figures() -> None:
+    """Else the verdict waits for drawings."""
+    first, last = overview.show(*selection(), None, None, True)
+    assert (first.kpis, first.verdict, first.chips) == (last.kpis, last.verdict, last.chips)
+    assert not plots_of(first) and unchanged(first.errors) and plots_of(last)
+
+
+def test_two_schemes_are_compared_in_their_numbers() -> None:
+    """B's numbers stand beside A's with their differences: the question that two schemes are chosen for."""
+    first, second = (
+        shown(*selection(scheme=name), None, None, True).kpis for name in ("int4_group128", "nvfp4")
+    )
+    both = shown(*selection(scheme="int4_group128", second="nvfp4"), None, None, True).kpis
+    for one in (first, second):
+        assert (number := re.search(r'class="v"[^>]*>([^<]+)', one)) and number[1] in both
+    assert both.count('class="difference"') == 6 and 'class="difference"' not in first
 
 
 def test_the_inspector_follows_or_stays() -> None:
     """An element chosen by hand stays chosen; otherwise the one with the largest error is inspected."""
-    followed = tensor.show(*selection(), 3, 4, True)
-    stayed = tensor.show(*selection(), 3, 4, False)
+    followed = shown(*selection(), 3, 4, True)
+    stayed = shown(*selection(), 3, 4, False)
     assert (followed.row, followed.column) != (3, 4) and (stayed.row, stayed.column) == (3, 4)
     assert "Element (3, 4)" in stayed.inspector
+
+
+def test_an_element_is_picked_and_walked_from() -> None:
+    """A click gives the cell's largest error, an arrow key the next element; neither leaves the matrix."""
+    chosen = selection(scheme="nvfp4")
+    there = picked(SimpleNamespace(element=[5, 7]), *chosen)
+    assert (there.row, there.column, there.follow) == (5, 7, False)
+    step = SimpleNamespace(rows=-1, columns=0)
+    assert (lambda v: (v.row, v.column))(moved(step, *chosen, 5, 7, False)) == (4, 7)
+    assert (lambda v: (v.row, v.column))(moved(step, *chosen, 0, 7, False)) == (0, 7)
 
 
 BAD = [
@@ -99,9 +138,10 @@ def test_bad_input_is_a_message_and_nothing_is_lost(
     changes: dict[str, Any], words: str, said: list[str]
 ) -> None:
     """If this fails, a typing error empties the tab."""
-    out = tensor.show(*selection(**changes), None, None, True)
+    out = shown(*selection(**changes), None, None, True)
     assert words in said[0] and words in unescape(out.notice) and "Still shown" in out.notice
-    assert all(unchanged(o) for o in out.in_order()[:-1]), "outputs must stay as they are"
+    kept = [value for name, value in vars(out).items() if name != "notice"]
+    assert all(unchanged(value) for value in kept), "outputs must stay as they are"
 
 
 LINKS = [
@@ -110,8 +150,10 @@ LINKS = [
     ({"tab": "what"}, ["tab 'what' is unknown; showing tensor"]),
     ({"sample": "zzz"}, ["sample 'zzz' is unknown; showing mlp_up"]),
     ({"source": "moon"}, ["source 'moon' is unknown; showing builtin"]),
-    ({"source": "file"}, ["choose “A file of mine”"]),
+    ({"source": "file"}, ["drop it in again"]),
     ({"scheme": "zzz"}, ["scheme is not usable"]),
+    ({"second": "zzz"}, ["scheme is not usable"]),
+    ({"second": "nvfp4", "row": "3", "column": "4", "tab": "learn"}, []),
 ]
 
 
@@ -129,9 +171,9 @@ def test_what_a_link_cannot_show_is_said(query: dict[str, str], words: list[str]
 )
 def test_nothing_chosen_yet_is_no_warning(changes: dict[str, Any], words: str, said: list[str]) -> None:
     """Whoever has just opened the form is not told off; that the results are another tensor's is said."""
-    out = tensor.show(*selection(**changes), None, None, True)
+    out = shown(*selection(**changes), None, None, True)
     assert not said and words in out.notice and "Still shown" in out.notice
-    assert tensor.show(*selection(), None, None, True).notice == ""
+    assert shown(*selection(), None, None, True).notice == ""
 
 
 def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
@@ -141,25 +183,27 @@ def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
     opened = opened_file(path)
     assert opened.source == "file" and opened.file_tensor == gr.update(choices=[], value=None)
     chosen = selection(source="file", file=path)
-    out = tensor.show(*chosen, None, None, True)
-    tensor.kernel(*chosen)
+    out = shown(*chosen, None, None, True)
+    overview.kernel(*chosen)
     assert len(said) == 1 and "no valid .npy header" in said[0] and said[0] in unescape(out.notice)
 
 
 def test_an_element_outside_is_a_message(said: list[str]) -> None:
-    """A row beyond the tensor is refused with the rows that there are."""
-    tensor.show(*selection(), 10**6, 0, False)
-    assert "row 0 to 1535" in said[0]
+    """The rows that there are are said, and the nearest is shown: else an element of another tensor in the
+    boxes keeps this one from being shown."""
+    out = shown(*selection(), 10**6, 0, False)
+    assert "row 0 to 1535" in said[0] and (out.row, out.column) == (1535, 0)
+    assert typed(*selection(), 3, -5, True).column == 0 and len(said) == 2
 
 
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     """A tensor called like a script shows as text (gr.HTML would run it)."""
     evil = "<img src=x onerror=alert(1)>${alert(2)}"
     save_file({evil: torch.randn(4, 32)}, tmp_path / "x.safetensors")
-    out = tensor.show(
+    out = shown(
         *selection(source="file", file=str(tmp_path / "x.safetensors"), file_tensor=evil), None, None, True
     )
-    assert "&lt;img" in out.summary
+    assert "&lt;img" in out.chips and "&lt;img" in out.verdict
     assert not any("<img" in o for o in out.in_order() if isinstance(o, str))
 
 
@@ -174,10 +218,13 @@ def test_every_template_escapes_what_it_is_given() -> None:
     element = inspect_element(x, quantize(x, SCHEMES["nvfp4"]), 0, 0)
     element = dataclasses.replace(element, packed_hex=evil, arithmetic=((evil, evil),))
     for piece in (
-        html.header(evil, True, (evil,)),
-        html.summary_line(evil, scheme),
-        html.inspector(element),
-        html.packed(element, scheme),
+        html.header(evil, True, (evil,), [(evil, evil)], {evil: evil}),
+        html.chips(evil, [scheme, scheme]),
+        html.verdict(evil, [scheme], evil),
+        html.inspector([element], [scheme]),
+        html.packed([element], [scheme]),
+        html.commands([evil]),
+        html.heading(evil, evil),
         html.kernel(timing, evil),
         html.memory([estimate(scheme, None, 1000)], evil),
         html.figure_title(evil, evil),
@@ -189,39 +236,7 @@ def test_every_template_escapes_what_it_is_given() -> None:
 
 def test_templates_leave_no_blanks_between_tags() -> None:
     """Their indentation is for reading; on the page blanks between inline elements would show."""
-    assert not re.search(r">\s+<", html.format_table() + formats.explain("int8", "1").bits)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("entry", ["0", "-1.5", "3.14159", "1e30", "inf", "0x1", "0b0"])
-def test_the_toy_explains_every_format(name: str, entry: str, said: list[str]) -> None:
-    """Every format takes every way to write a number, and the table beside it has a row for each format."""
-    out = formats.explain(name, entry)
-    assert out.bits.count("<button") == FORMATS[name].bits and "toy-value" in out.meaning
-    assert out.everywhere.count("<tr>") == len(FORMATS) + 1
-    assert json.loads(out.line.plot)["data"] and not said
-
-
-@pytest.mark.parametrize("entry", ["", "pear", "0b2", "0xZZ", "0x1FF", "nan"])
-def test_the_toy_refuses_in_words(entry: str, said: list[str]) -> None:
-    """What is no number and no code of the format is a message that says what is accepted."""
-    formats.explain("float6_e2m3fn", entry)
-    assert said and len(said[0]) > 15
-
-
-def test_flipping_every_bit_flips_the_code() -> None:
-    """Two flips of one bit give the code back; if not, the switches show another number than they say."""
-
-    class Event:
-        bit = 0
-
-    for name in ("float8_e4m3fn", "int8", "float16", "float32"):
-        for bit in range(FORMATS[name].bits):
-            Event.bit = bit
-            once = formats.flip(name, "1.0", Event)  # type: ignore[arg-type]
-            assert int(formats.flip(name, once, Event), 16) == int(formats.flip(name, "1.0", Event), 16) ^ (
-                1 << bit
-            )  # type: ignore[arg-type]
+    assert not re.search(r">\s+<", html.format_table() + playground.playground())
 
 
 def test_neighbours_are_the_next_values() -> None:
@@ -236,21 +251,21 @@ def test_neighbours_are_the_next_values() -> None:
 
 def test_sizes_of_models(said: list[str]) -> None:
     """Bits per weight and sizes are those of the scheme, and a count of nothing is refused."""
-    assert "3.47" in formats.sizes("Llama-2-7B", 0, "int4_group128")
-    assert "13.48" in formats.sizes("Llama-2-7B", 0, "fp16")
-    assert formats.sizes(formats.BY_COUNT, 70, "nvfp4") and not said
-    formats.sizes(formats.BY_COUNT, 0, "nvfp4")
+    assert "3.47" in sizes.sizes("Llama-2-7B", 0, "int4_group128")
+    assert "13.48" in sizes.sizes("Llama-2-7B", 0, "fp16")
+    assert sizes.sizes(sizes.BY_COUNT, 70, "nvfp4") and not said
+    sizes.sizes(sizes.BY_COUNT, 0, "nvfp4")
     assert "parameter count" in said[0]
 
 
 def test_the_kernel_drawer_names_its_machine() -> None:
     """Without a GPU the figures are recorded ones, and say so."""
-    shown = tensor.kernel(*selection(scheme="int8_row"))
+    shown = overview.kernel(*selection(scheme="int8_row"))
     assert "recorded on NVIDIA H200" in shown and "of a device-to-device copy" in shown
-    assert "scales_of_ranges" in tensor.kernel(*selection(scheme="fp8_e4m3_tensor"))
+    assert "scales_of_ranges" in overview.kernel(*selection(scheme="fp8_e4m3_tensor"))
     named = re.findall(r"kernels/\w+\.cu", shown)
     assert named and all((KERNELS.parent / name).exists() for name in named)
-    assert "Nothing was recorded" in tensor.kernel(*selection(scheme="int4~1x48~SYMMETRIC~float16~minmax"))
+    assert "Nothing was recorded" in overview.kernel(*selection(scheme="int4~1x48~SYMMETRIC~float16~minmax"))
 
 
 def test_comparison_comes_row_by_row() -> None:
@@ -266,11 +281,45 @@ def test_comparison_comes_row_by_row() -> None:
     assert len(Path(end.csv_file["value"]).read_text().splitlines()) == 4
 
 
+def test_the_frontier_is_kept_for_its_tensor() -> None:
+    """It grows while it computes; a second visit has it at once. A scheme without a name is ringed too."""
+    own = "int4~1x48~SYMMETRIC~float16~minmax"
+    steps = list(compare.frontier(*selection(sample="attention_query", second=own)))
+    assert len(steps) > 2 and f"{len(SCHEMES)} named schemes" in steps[-1].status
+    (again,) = compare.frontier(*selection(sample="attention_query", second="nvfp4"))
+    for figure in (steps[-1].figure, again.figure):
+        assert {"A", "B"} <= {trace.get("name") for trace in json.loads(figure)["data"]}
+
+
+def test_a_point_becomes_a_or_b() -> None:
+    """A click on the frontier: if it fails, the figure only looks as if it could be asked."""
+    event = SimpleNamespace(data=["NVFP4", "nvfp4"])
+    assert compare.taken("a", "bf16", "", event) == PairView("nvfp4", "")
+    assert compare.taken("b", "bf16", "", event) == PairView("bf16", "nvfp4")
+
+
+def test_a_table_of_another_tensor_is_cleared() -> None:
+    """Its numbers must not stand beside the new tensor's name."""
+    (step,) = compare.run(*selection(), ["bf16"])
+    assert unchanged(compare.cleared(*selection(), step.tensor).table)
+    assert compare.cleared(*selection(sample="mlp_down"), step.tensor).table == []
+
+
+def test_the_quantized_tensor_is_taken_away() -> None:
+    """The file that was made holds the codes that the page showed."""
+    out = take_away.make(*selection(scheme="nvfp4", second="int8_row"), ["tensor", "report"])
+    paths = [Path(p) for p in out.files["value"]]
+    assert [p.suffix for p in paths] == [".safetensors", ".json"] * 2
+    x = load_matrix("sample:mlp_up").values
+    assert torch.equal(load_quantized(paths[0]).packed, quantize(x, SCHEMES["nvfp4"]).packed)
+    assert "explorer quantize sample:mlp_up --scheme nvfp4" in take_away.command(*selection(scheme="nvfp4"))
+
+
 def test_comparing_nothing_is_a_message(said: list[str]) -> None:
     """The reason stands in the status line as well; table and figure stay."""
     (only,) = list(compare.run(*selection(), []))
     assert "at least one scheme" in said[0] and "at least one scheme" in only.status
-    assert unchanged(only.table) and unchanged(only.figure)
+    assert unchanged(only.table)
 
 
 def test_a_hosted_page_opens_no_folders_and_reads_less(monkeypatch: pytest.MonkeyPatch, minilm: Path) -> None:

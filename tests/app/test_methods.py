@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from app import choices, limits, models
-from app.tabs import layer_inputs, methods, training, whole_model
+from app.learn import training
+from app.tabs import layer_inputs, methods, whole_model
 from explorer import load_matrix
 from explorer.methods import COMBINATIONS, METHODS
 from tests.app.test_handlers import plots_of, unchanged
@@ -33,7 +34,7 @@ def last(steps: Any) -> Any:
 
 
 def plots(state: Any) -> list[dict[str, Any]]:
-    return [json.loads(o.plot) for o in plots_of(state)]
+    return [json.loads(o) for o in plots_of(state)]
 
 
 def test_every_method_and_every_combination_is_offered() -> None:
@@ -50,11 +51,33 @@ def test_every_method_on_a_built_in_layer(sample: str) -> None:
     names = [*METHODS, *COMBINATIONS]
     out = last(methods.run("builtin", sample, None, None, None, names, ["int8_row_asym"], "INT8, one scale"))
     assert "leaves the least error" in out.sentence and "input columns" in out.sentence
-    assert len(plots(out)) == 6 and all(p["data"] for p in plots(out))
-    assert sum(len(o.plot) for o in plots_of(out)) < 700_000
+    assert len(plots(out)) == 7 and all(p["data"] for p in plots(out))
+    assert sum(map(len, plots_of(out))) < 700_000
     assert len(out.table) == len(names)
     assert all(len(row) == len(methods.COLUMNS) and None not in row for row in out.table)
-    assert json.loads(out.film.plot)["layout"]["sliders"][0]["steps"][-1]["label"] == "100 %"
+    assert json.loads(out.film)["layout"]["sliders"][0]["steps"][-1]["label"] == "100 %"
+
+
+def test_what_a_stopped_run_has_finished_is_shown() -> None:
+    """Stop cancels the run where it is: what the first method gave must be there by then, files too."""
+    steps = methods.run(
+        "builtin", "attention_query", None, None, None, ["rtn", "awq"], ["int4_group128"], "as they are"
+    )
+    assert next(steps).status
+    out = next(steps)
+    steps.close()
+    assert "1 of 2" in out.status and METHODS["rtn"].label in out.sentence and len(out.table) == 1
+    assert not any(unchanged(value) for value in vars(out).values())
+    assert json.loads(out.bars)["data"] and Path(out.csv_file["value"]).is_file()
+
+
+def test_large_figures_are_sent_when_they_change() -> None:
+    """Every method's step sends the bars; the film of GPTQ comes once, and all again at the end."""
+    names = ["rtn", "gptq", "hqq", "rtn"]
+    steps = list(
+        methods.run("builtin", "attention_query", None, None, None, names, ["int4_group128"], "as they are")
+    )
+    assert [not unchanged(step.film) for step in steps[1:]] == [True, True, False, True]
 
 
 def test_my_file_and_a_model_on_my_text(
@@ -155,7 +178,7 @@ def test_training_says_what_rounding_costs() -> None:
     assert len(plots(out)) == 3
     assert [row[:2] for row in out.table][:2] == [["32", "float32"], ["32", "float32, trained on"]]
     lost = training.loss_scaling()
-    assert json.loads(lost.figure.plot)["data"] and "FP16 flushes" in lost.conclusion
+    assert json.loads(lost.figure)["data"] and "FP16 flushes" in lost.conclusion
 
 
 def test_training_refuses_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,24 +8,26 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from app import limits
-from app.selection import Selection
+from app.selection import Selection, matrix_of
 from app.tabs import speed
 from app.tabs.speed_table import COLUMNS
 from explorer import gpu
 from explorer.bench import docs, recordings
 from explorer.bench.gemm.advice import at_shape, choice, fastest, points, summary
 from explorer.bench.gemm.table import GEMMS
-from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
+from explorer.bench.gemm.timing import GemmTiming, Shape, recorded_gemms
 from explorer.bench.recordings import NOT_RECORDED, Recording
 from explorer.bench.timing import Spread
 from tests.app.test_handlers import plots_of, selection, unchanged
 
+COLUMN_OF_SHAPE = list(COLUMNS).index("M×N×K")
 NO_GPU = pytest.mark.skipif(gpu.available().ok, reason="on a machine with a GPU its kernels are timed")
 
 
@@ -42,9 +44,9 @@ def shown(
 def test_recorded_numbers_fill_the_tab_and_name_their_gpu() -> None:
     out = shown()
     assert "Recorded on one NVIDIA H200" in out.source and "commit" in out.source
-    plots = [json.loads(o.plot) for o in plots_of(out)]
+    plots = [json.loads(o) for o in plots_of(out)]
     assert len(plots) == 5 and all(p["data"] for p in plots), "a figure without data"
-    assert sum(len(o.plot) for o in plots_of(out)) < 300_000
+    assert sum(map(len, plots_of(out))) < 300_000
     rows = out.table
     assert {r[0] for r in rows} == {g.label for g in GEMMS.values()}, "every product is in the table"
     assert all(len(r) == len(COLUMNS) for r in rows)
@@ -54,17 +56,17 @@ def test_recorded_numbers_fill_the_tab_and_name_their_gpu() -> None:
 def test_every_recorded_shape_and_ladder_can_be_shown() -> None:
     shapes = shown().shape["choices"]
     assert len(shapes) > 10
-    for shape in (c[0] if isinstance(c, (list, tuple)) else c for c in shapes):
+    for _, shape in shapes:
         out = shown(shape=shape)
         assert out.shape["value"] == shape and out.table
-    ladder = json.loads(shown(product="int8").ladder.plot)
+    ladder = json.loads(shown(product="int8").ladder)
     assert ladder["data"][0]["y"] == [v.name for v in GEMMS["int8"].variants]
 
 
 def test_the_error_can_be_that_of_the_chosen_layer() -> None:
     random, layer = shown(), shown(errors=speed.LAYER)
-    assert random.tradeoff.plot != layer.tradeoff.plot
-    assert "the layer in the sidebar" in layer.sentence
+    assert random.tradeoff != layer.tradeoff
+    assert "the chosen layer" in layer.sentence
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -81,9 +83,51 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert errors[0]["int8"] != errors[1]["int8"] and errors[0]["nvfp4"] != errors[1]["nvfp4"]
 
 
-def test_the_sidebar_does_not_redraw_what_it_does_not_change() -> None:
+def test_a_scheme_redraws_its_marks_alone() -> None:
+    """Table, files and the chosen kernels are of the shape: another scheme does not send them again."""
     values = [*selection(), speed.RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None]
-    assert all(unchanged(v) for v in speed.follow(*values).in_order())
+    out = speed.follow(*values)
+    kept = {name for name, value in vars(out).items() if unchanged(value)}
+    assert kept == {"product", "ladder", "sentence", "table", "csv_file", "json_file"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "marked"),
+    [
+        ("nvfp4", "int4_group128", {"nvfp4": "A", "w_nvfp4": "A", "w4a16_group128": "B", "w4a8_int": "B"}),
+        ("int4~1x128~SYMMETRIC~float16~mse", "", {"w4a16_group128": "A"}),
+        ("int4_group48", "", {}),
+        ("int8_row", "int8_row", {"int8": "A", "w8a16": "A"}),
+    ],
+)
+def test_products_of_a_scheme_are_marked(first: str, second: str, marked: dict[str, str]) -> None:
+    """By what a kernel reads: another range is the same product, another group is none."""
+    chosen: Any = SimpleNamespace(scheme=first, second=second)
+    found = speed._marked(chosen)
+    assert {name: found.get(name) for name in marked} == marked
+    assert bool(found) is bool(marked) and ("B" in found.values()) is ("B" in marked.values())
+    words = speed._schemes_words(chosen, list(GEMMS))
+    assert ("no product of this scheme is timed" in words) is not bool(marked)
+
+
+@pytest.mark.parametrize(
+    ("value", "near"), [("layer-decode", (1, 4096, 4096)), ("layer-prefill", (4096,) * 3)]
+)
+def test_the_layers_own_shape_is_offered_and_what_is_shown_is_named(value: str, near: Shape) -> None:
+    """Numbers are recorded at few shapes: the page says which of them stands for the layer's."""
+    out = shown(shape=value)
+    n, k = matrix_of(Selection()).values.shape
+    labels = {choice: label for label, choice in out.shape["choices"]}
+    assert f"{n:,} × {k:,}" in labels[value] and out.shape["value"] == value
+    assert f"the nearest shape, {' × '.join(f'{side:,}' for side in near)}, is shown" in out.source
+    assert {row[COLUMN_OF_SHAPE] for row in out.table if row[COLUMN_OF_SHAPE]} == {"×".join(map(str, near))}
+
+
+def test_the_layers_own_shape_is_shown_once_it_was_measured() -> None:
+    n, k = matrix_of(Selection()).values.shape
+    own = Recording(recorded_gemms().machine, (timing(shape=(1, n, k)), timing(shape=(8, n, k))))
+    out = shown(view=speed.LIVE, shape="layer-decode", own=own)
+    assert "nearest" not in out.source and {row[COLUMN_OF_SHAPE] for row in out.table} == {f"1×{n}×{k}"}
 
 
 def test_before_a_run_nothing_is_shown_as_measured() -> None:
@@ -188,5 +232,5 @@ def test_a_damaged_recording_is_a_message(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_links_with_an_older_name_still_work() -> None:
     """The product that was called fp8_fine is shown under its new name."""
     out = shown(product="fp8_fine")
-    assert out.product["value"] == "fp8_blockwise" and json.loads(out.ladder.plot)["data"]
+    assert out.product["value"] == "fp8_blockwise" and json.loads(out.ladder)["data"]
     assert "gemm_wgmma.cu" in speed.source_of("fp8_fine") and "1×128" in speed.facts_of("fp8_fine")

@@ -13,10 +13,9 @@ import gradio as gr
 import pytest
 
 from app import limits
+from app.bar import SchemeView, show_scheme
 from app.controls import Parts
 from app.selection import Selection
-from app.sidebar import SchemeView, show_scheme
-from app.tabs import TABS
 from app.ui import build
 from app.views import Shown, StatusView, View, listen, shows
 from explorer import SCHEMES, gpu
@@ -133,7 +132,7 @@ def test_a_defect_of_ours_is_not_called_bad_input() -> None:
         beyond_the_end()
 
 
-def test_a_handler_receives_the_sidebar_as_a_selection() -> None:
+def test_a_handler_receives_the_bar_as_a_selection() -> None:
     """The first values become a ``Selection``, empty controls its defaults; the others follow."""
 
     @shows()
@@ -141,7 +140,7 @@ def test_a_handler_receives_the_sidebar_as_a_selection() -> None:
         return chosen, row
 
     assert handler(*selection(scheme="nvfp4"), 7) == (Selection(scheme="nvfp4"), 7)
-    chosen, _ = handler("file", "mlp_up", "", "", None, None, "", "bf16", 0)
+    chosen, _ = handler("file", "mlp_up", "", "", None, None, "", "bf16", None, 0)
     assert chosen == Selection(source="file", scheme="bf16")
     assert [p.kind for p in inspect.signature(handler).parameters.values()] == [
         inspect.Parameter.VAR_POSITIONAL
@@ -157,32 +156,18 @@ def test_the_scheme_controls_show_every_scheme(name: str) -> None:
 
 
 def test_every_listener_of_the_page_has_as_many_inputs_as_its_handler_takes() -> None:
-    """Every endpoint that takes the sidebar begins with all of it, in the order of ``Selection``."""
+    """Every endpoint that takes the bar begins with all of it, in the order of ``Selection``."""
     page = build()
     labels = None
     for function in page.fns.values():
         handler: Any = function.fn
-        if getattr(handler, "view", None) is None or not str(inspect.signature(handler)).startswith(
-            "(*values)"
-        ):
+        if getattr(handler, "view", None) is None or "*values" not in str(inspect.signature(handler)):
             continue
         first = [block.label for block in function.inputs[: len(dataclasses.fields(Selection))]]
         labels = labels or first
         assert first == labels
         own = inspect.signature(handler.__wrapped__.__wrapped__ if handler.view else handler.__wrapped__)
-        assert len(function.inputs) == len(first) + len(own.parameters) - 1, function.api_name
-    assert labels is not None and labels[-1] == "scheme"
+        events = sum("EventData" in str(p.annotation) for p in own.parameters.values())
+        assert len(function.inputs) == len(first) + len(own.parameters) - 1 - events, function.api_name
+    assert labels is not None and labels[-2:] == ["scheme", "second-scheme"]
     assert issubclass(SchemeView, View)
-
-
-def test_an_opened_tab_enters_the_address_before_it_computes() -> None:
-    """Gradio runs the listeners of one event in turn, each to its end: after a long run, a reload in between
-    would open another tab."""
-    page = build()
-    first: dict[int, Any] = {}
-    for function in page.fns.values():
-        for target, event in function.targets:
-            if event == "select" and target is not None:
-                first.setdefault(target, function)
-    tabs = [block for block in page.blocks.values() if isinstance(block, gr.Tab)]
-    assert len(tabs) == len(TABS) and all("writeTab" in str(first[tab._id].js) for tab in tabs)

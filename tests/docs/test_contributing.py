@@ -32,7 +32,7 @@ def run_python(code: str) -> None:
 
 def test_every_kind_of_addition_is_walked_through() -> None:
     """A section that lost its example would be tested by nothing."""
-    wanted = {"A format", "A scheme", "A calibrator", "A method", "A GEMM", "A tab"}
+    wanted = {"A format", "A scheme", "A calibrator", "A method", "A GEMM", "A section of the page"}
     assert {title for title, text in SECTIONS.items() if blocks(text)} == wanted
 
 

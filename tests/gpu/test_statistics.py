@@ -40,8 +40,11 @@ def assert_same(got: Analysis, want: Analysis, what: str) -> None:
         assert same, f"{what}: {field.name} is {a!r}, on the CPU {b!r}"
     assert (got.measured.before.counts == want.measured.before.counts).all(), f"{what}: histogram before"
     assert (got.measured.after.counts == want.measured.after.counts).all(), f"{what}: histogram after"
-    assert (got.errors.counts == want.errors.counts).all(), f"{what}: histogram of errors"
+    assert (got.errors.middle.counts == want.errors.middle.counts).all(), f"{what}: histogram of errors"
     assert torch.equal(got.error_map, want.error_map), f"{what}: error map"
+    assert torch.equal(got.largest_at, want.largest_at), f"{what}: where a cell's error is largest"
+    for a, b in ((got.before, want.before), (got.after, want.after), (got.errors, want.errors)):
+        assert all((getattr(a, part).counts == getattr(b, part).counts).all() for part in vars(a)), what
     if want.measured.code_counts is not None:
         assert torch.equal(got.measured.code_counts, want.measured.code_counts), f"{what}: code counts"
 

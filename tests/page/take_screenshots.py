@@ -8,52 +8,68 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from playwright.sync_api import Page, sync_playwright
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from app.tabs import TABS, compare, training
-from explorer.training.digits import count
-
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "screenshots"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
+BOTH = "scheme=int4_group32&second=nvfp4"
 
 
-def prepare(page: Page, tab: str) -> None:
-    """Bring the tab into the state worth showing."""
-    if tab == "compare":
-        page.get_by_role("button", name="Compare these").click()
-        page.locator("#compare-status").get_by_text(
-            f"{len(compare.USUAL)} of {len(compare.USUAL)}"
-        ).wait_for()
-    if tab == "calibration":
-        page.get_by_role("button", name="Calibrate").click()
-        page.get_by_text("one scale for all").wait_for()
-    if tab == "methods":
-        page.locator("#methods-sentence").get_by_text("leaves the least error").wait_for()
-    if tab == "training":
-        page.get_by_role("button", name="Train", exact=True).click()
-        networks = count(training.USUAL, training.USUAL_SEEDS)
-        page.locator("#training-status").get_by_text(f"{networks} of {networks}").wait_for()
-    page.wait_for_timeout(1500)
+class Picture(NamedTuple):
+    """What is shown: the address's query, the element that begins it, and one that says it is done."""
+
+    query: str
+    top: str
+    done: str
+
+
+PICTURES = {
+    "tensor": Picture(BOTH, "#head", "#frontier-status :text('named schemes')"),
+    "error": Picture(BOTH, "#section-element", "#error-map-b .main-svg"),
+    "values": Picture(BOTH, "#section-values", "#values-plot .main-svg"),
+    "calibration": Picture(f"tab=calibration&{BOTH}", "#section-calibration", "#amount .main-svg"),
+    "methods": Picture(f"tab=methods&{BOTH}", "#section-methods", "#methods-sentence p"),
+    "learn": Picture("tab=learn", "#head", "#playground, .playground"),
+    "story": Picture("tab=learn&section=story", "#section-story", "#section-story svg"),
+    "speed": Picture(f"tab=speed&{BOTH}", "#head", "#speed-bars .main-svg"),
+}
+THEMES = {"light": (1440, 1180), "dark": (1440, 1180), "phone": (390, 844)}
+
+
+def take(page: Page, name: str, path: Path) -> None:
+    """One picture of an open page."""
+    picture = PICTURES[name]
+    page.locator(picture.top).scroll_into_view_if_needed()
+    if name == "methods":
+        page.locator("#section-methods").get_by_role("button", name="Run", exact=True).click()
+    page.locator(picture.done).first.wait_for(state="attached")
+    page.locator(picture.top).evaluate("e => scrollTo(0, e.getBoundingClientRect().top + scrollY - 64)")
+    page.wait_for_timeout(2000)
+    page.screenshot(path=path)
 
 
 def main(url: str = "http://127.0.0.1:7860", folder: str | Path = FOLDER) -> None:
-    """Each tab, light and dark at 1440 px, and light at 390 px."""
+    """Each picture, light and dark at 1440 px, and light at 390 px."""
     Path(folder).mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        for theme, width, height in (("light", 1440, 1180), ("dark", 1440, 1180), ("light", 390, 844)):
-            for tab in (tab.NAME for tab in TABS):
-                page = browser.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
+        for theme, (width, height) in THEMES.items():
+            for name, picture in PICTURES.items():
+                phone = theme == "phone"
+                context = browser.new_context(
+                    viewport={"width": width, "height": height},
+                    reduced_motion="reduce",
+                    has_touch=phone,
+                    is_mobile=phone,
+                )
+                page = context.new_page()
                 page.set_default_timeout(120_000)
-                page.goto(f"{url}/?tab={tab}&__theme={theme}")
+                page.goto(f"{url}/?{picture.query}&__theme={'dark' if theme == 'dark' else 'light'}")
                 page.wait_for_function("window.explorer?.ready")
-                if width > 1000 or tab != "compare":
-                    prepare(page, tab)
-                suffix = theme if width > 1000 else "phone"
-                page.screenshot(path=Path(folder) / f"{tab}-{suffix}.png")
-                page.close()
+                take(page, name, Path(folder) / f"{name}-{theme}.png")
+                context.close()
         browser.close()
 
 

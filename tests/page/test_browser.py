@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app.tabs import TABS, compare, training
+from app.learn import training
+from app.places import PLACES
+from app.tabs import compare
 from explorer import SCHEMES
 from explorer.methods import METHODS
 from explorer.training.digits import count
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.browser
 def open_page(page: Page, url: str, query: str = "") -> None:
     """Open and wait until the link has been read and shown."""
     page.goto(f"{url}/?{query}")
-    page.wait_for_function("window.explorer?.ready", timeout=30_000)
+    page.wait_for_function("window.explorer?.ready", timeout=60_000)
 
 
 def choose(page: Page, name: str, text: str) -> None:
@@ -33,25 +35,85 @@ def choose(page: Page, name: str, text: str) -> None:
     box.press("Enter")
 
 
-def sqnr(page: Page) -> str:
-    return page.locator("#kpis .v").first.inner_text()
+def open_panel(page: Page, name: str) -> None:
+    """Open one of the bar's panels: "tensor", "a" or "b"."""
+    page.locator(f"#chips [data-panel={name}]").click()
+    expect(page.locator(f"#panel-{name}")).to_be_visible()
+
+
+def sqnr(page: Page, side: int = 0) -> str:
+    return page.locator("#kpis .v").nth(side).inner_text()
+
+
+def drawn(page: Page, name: str) -> None:
+    """Wait until a figure is painted."""
+    page.locator(f"#{name}").scroll_into_view_if_needed()
+    expect(page.locator(f"#{name} .main-svg").first).to_be_visible()
 
 
 def test_alive_on_load(page: Page, url: str) -> None:
-    """The first page shows a real layer: sentence, numbers, five drawn figures, an inspected element."""
+    """The first page shows a real layer: verdict, numbers, figures, an inspected element, the frontier."""
     open_page(page, url)
     expect(page.locator("#which .tensor")).to_contain_text("all-MiniLM-L6-v2")
+    expect(page.locator("#which .words")).to_contain_text("4-bit weights")
     expect(page.locator("#which .scheme")).to_contain_text("zero point")
     assert "19.47" in sqnr(page)
     for name in ("values-plot", "error-plot", "error-map", "scales-plot", "usage-plot"):
-        expect(page.locator(f"#{name} .main-svg").first).to_be_visible()
+        drawn(page, name)
     expect(page.locator("#inspector")).to_contain_text("zero point")
+    page.locator("details.packed summary").click()
     expect(page.locator("#bytes")).to_contain_text(re.compile(r"^[0-9A-F]{2} "))
+    page.locator("#frontier").scroll_into_view_if_needed()
+    expect(page.locator("#frontier-status")).to_contain_text("named schemes", timeout=60_000)
+
+
+def test_two_schemes_by_the_mouse(page: Page, url: str, browser: Browser) -> None:
+    """B in two clicks; numbers stand side by side; the address says both; Back takes B away."""
+    open_page(page, url, "scheme=int4_group32")
+    page.locator("#chips [data-panel=b]").click()
+    page.locator("#panel-b").get_by_role(
+        "option", name="NVFP4 (E4M3 block 16, FP32 tensor)", exact=True
+    ).click()
+    expect(page.locator("#kpis .side-b")).to_have_count(6)
+    expect(page.locator("#which .words")).to_contain_text("At the same size B has")
+    expect(page.locator("#inspector .side-b")).to_have_count(1)
+    drawn(page, "error-map-b")
+    page.wait_for_function("location.search.includes('second=nvfp4')")
+    other = browser.new_page()
+    open_page(other, url, page.url.split("?")[1])
+    assert sqnr(other, 1) == sqnr(page, 1)
+    other.close()
+    page.go_back()
+    expect(page.locator("#kpis .side-b")).to_have_count(0)
+    expect(page.locator("#chip-b")).to_have_text("compare with …")
+    page.go_forward()
+    expect(page.locator("#kpis .side-b")).to_have_count(6)
+
+
+def test_keys_swap_and_step(page: Page, url: str) -> None:
+    """x swaps A and B, ] and [ step through the schemes, ? shows the keys; typing in a box does neither."""
+    open_page(page, url, "scheme=int4_row&second=nvfp4")
+    a, b = (sqnr(page, side)[1:] for side in (0, 1))
+    page.keyboard.press("x")
+    expect(page.locator("#chip-a")).to_contain_text("NVFP4")
+    assert [sqnr(page, side)[1:] for side in (0, 1)] == [b, a]
+    page.keyboard.press("]")
+    expect(page.locator("#chip-a")).not_to_contain_text("NVFP4 (E4M3 block 16")
+    page.keyboard.press("[")
+    expect(page.locator("#chip-a")).to_contain_text("NVFP4 (E4M3 block 16")
+    page.keyboard.press("?")
+    expect(page.locator("dialog#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog#keys")).not_to_be_visible()
+    open_panel(page, "a")
+    page.locator("#preset input").press("x")
+    expect(page.locator("#chip-a")).to_contain_text("NVFP4")
 
 
 def test_a_scheme_by_keyboard_and_its_link(page: Page, url: str, browser: Browser) -> None:
     """Choose a scheme by typing; the address follows; the same address in another window shows the same."""
     open_page(page, url)
+    open_panel(page, "a")
     choose(page, "preset", "NVFP4")
     expect(page.locator("#which .scheme")).to_contain_text("FP8 E4M3 scale")
     expect(page.locator("#format input")).to_have_value("FP4 E2M1")
@@ -64,9 +126,24 @@ def test_a_scheme_by_keyboard_and_its_link(page: Page, url: str, browser: Browse
     other.close()
 
 
+def test_tab_leaves_no_list_open(page: Page, url: str) -> None:
+    """A keyboard user walks through the controls: no more than the list that has the focus is open."""
+    open_page(page, url)
+    open_panel(page, "a")
+    page.locator("#preset input").focus()
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        page.wait_for_timeout(150)
+        assert page.locator("#panel-a ul.options, #panel-a [role=listbox] ~ ul").count() <= 1
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    expect(page.locator("#panel-a")).not_to_be_visible()
+
+
 def test_parts_make_a_custom_scheme(page: Page, url: str) -> None:
     """Group size 48 has no name: it becomes a custom scheme that a link can carry."""
     open_page(page, url)
+    open_panel(page, "a")
     size = page.locator("#size input")
     size.fill("48")
     size.press("Enter")
@@ -76,32 +153,125 @@ def test_parts_make_a_custom_scheme(page: Page, url: str) -> None:
     expect(page.locator("#which .scheme")).to_contain_text("FP8 E5M2")
 
 
-def test_clicking_the_map_inspects_that_element(page: Page, url: str) -> None:
-    """The element under the mouse, not its mirror image and not the largest error."""
-    open_page(page, url)
+def hover_value(page: Page, at: tuple[float, float]) -> tuple[float, int, int]:
+    """What the map says under the mouse: |error|, row and column."""
     area = page.locator("#error-map .nsewdrag").first
     area.scroll_into_view_if_needed()
-    before = page.locator("#inspector h2").inner_text()
     box = area.bounding_box()
     assert box
-    place = {"x": box["width"] * 0.25, "y": box["height"] * 0.8}
-    area.hover(position=place)  # plotly clicks what it hovers
-    page.locator("#error-map .hovertext").first.wait_for()
-    area.click(position=place)
-    expect(page.locator("#inspector h2")).not_to_have_text(before)
-    row = int(re.search(r"\((\d+),", page.locator("#inspector h2").inner_text()).group(1))  # type: ignore[union-attr]
-    assert 1150 < row < 1310, "80 % down a matrix of 1536 rows"
+    page.mouse.move(box["x"] + box["width"] * at[0], box["y"] + box["height"] * at[1])
+    text = page.locator("#error-map .hovertext").first
+    text.wait_for()
+    match = re.search(r"\|error\| ([\d.e-]+)\s*row (\d+), column (\d+)", text.text_content() or "")
+    assert match, text.text_content()
+    return float(match[1]), int(match[2]), int(match[3])
+
+
+@pytest.mark.parametrize("at", [(0.25, 0.8), (0.6, 0.1)])
+def test_a_click_on_the_map_opens_the_error_that_it_shows(
+    page: Page, url: str, at: tuple[float, float]
+) -> None:
+    """Each cell stands for many elements: the one with the cell's colour is opened, and the zoom stays."""
+    open_page(page, url, "scheme=mxfp4")
+    drawn(page, "error-map")
+    value, row, column = hover_value(page, at)
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.locator("#inspector h3")).to_contain_text(f"Element ({row}, {column})")
+    error = page.locator("#inspector tr", has_text="error").last.inner_text()
+    shown = re.search(r"= ([−\d.e-]+)", error)
+    assert shown and abs(float(shown[1].replace("−", "-"))) == pytest.approx(value, rel=2e-2)
+    page.wait_for_function(f"location.search.includes('row={row}')")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#inspector h3")).to_contain_text(f"Element ({row + 1}, {column})")
+
+
+def test_arrow_keys_walk_over_elements(page: Page, url: str) -> None:
+    """From the inspected element to its neighbour: its row or column grows by one."""
+    open_page(page, url, "row=10&column=20")
+    expect(page.locator("#inspector h3")).to_contain_text("Element (10, 20)")
+    drawn(page, "error-map")
+    page.locator("#error-map .figure").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#inspector h3")).to_contain_text("Element (10, 21)")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#inspector h3")).to_contain_text("Element (11, 21)")
+    page.wait_for_function("location.search.includes('row=11')")
+
+
+def ranges(page: Page, name: str) -> list[float]:
+    axis = "document.querySelector('#%s .figure')._fullLayout.xaxis.range"
+    return [float(end) for end in page.evaluate(axis % name)]
+
+
+def test_zoom_stays_and_is_taken_back(page: Page, url: str) -> None:
+    """A drag zooms; another scheme leaves the zoom; a button takes it back; bars end at the plot's edge
+    although the address has changed since they were drawn."""
+    open_page(page, url)
+    drawn(page, "error-plot")
+    whole = ranges(page, "error-plot")
+    box = page.locator("#error-plot .nsewdrag").first.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 45, steps=5)
+    page.mouse.up()
+    zoomed = ranges(page, "error-plot")
+    assert zoomed[1] - zoomed[0] < 0.4 * (whole[1] - whole[0])
+    page.mouse.move(5, 5)
+    page.keyboard.press("]")
+    page.wait_for_function("location.search.includes('scheme=') && !location.search.includes('_asym')")
+    page.wait_for_timeout(500)
+    assert ranges(page, "error-plot") == pytest.approx(zoomed)
+    for path in page.locator("#error-plot [clip-path]").all():
+        name = re.search(r"#([^'\")]+)", path.get_attribute("clip-path") or "")
+        assert name and "http" not in (path.get_attribute("clip-path") or ""), "the address is not part of it"
+        assert page.locator(f"[id='{name[1]}']").count() == 1
+    page.locator("#error-plot [data-kind=reset]").click()
+    expect(page.locator("#error-plot [data-kind=reset]")).to_be_hidden()
+    now = ranges(page, "error-plot")
+    assert now[1] - now[0] > 2 * (zoomed[1] - zoomed[0])
+
+
+def test_switches_are_not_covered(page: Page, url: str) -> None:
+    """linear and log obey a click in the middle of their letters, and nothing is downloaded."""
+    open_page(page, url)
+    drawn(page, "error-plot")
+    page.on("download", lambda _: pytest.fail("a switch saved a file"))
+    for kind in ("log", "linear"):
+        box = page.locator("#error-plot .updatemenu-button", has_text=kind).bounding_box()
+        assert box
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.wait_for_function(
+            f"document.querySelector('#error-plot .figure')._fullLayout.yaxis.type === '{kind}'"
+        )
+
+
+def test_figures_take_the_width_there_is(page: Page, url: str) -> None:
+    """A narrower window, a turned phone: the figure keeps inside its card, and its colour bar stays."""
+    open_page(page, url)
+    drawn(page, "error-map")
+    for width in (1000, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(400)
+        card = page.locator("#error-map").bounding_box()
+        figure = page.locator("#error-map .main-svg").first.bounding_box()
+        assert card and figure and abs(figure["width"] - card["width"]) < 3
+        expect(page.locator("#error-map .cbfill")).to_be_visible()
 
 
 def test_upload_choose_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> None:
-    """Two tensors in a file: the first matrix is shown; a broken file is a message and the view stays."""
+    """Two tensors in a file: the first matrix is shown; a broken file is one message, and bar, numbers and
+    figures go on naming the same tensor."""
     np.savez(
         tmp_path / "mine.npz",
         first=np.random.default_rng(0).standard_normal((32, 64)),
         second=np.ones((8, 8)),
     )
     open_page(page, url)
+    open_panel(page, "tensor")
     choose(page, "source", "A file of mine")
+    expect(page.locator(".toast-body")).to_have_count(0)
     page.locator("#file input[type=file]").set_input_files(str(tmp_path / "mine.npz"))
     expect(page.locator("#which .tensor")).to_contain_text("mine.npz · first · 32×64")
     choose(page, "file-tensor", "second")
@@ -109,19 +279,37 @@ def test_upload_choose_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> N
     (tmp_path / "bad.npy").write_bytes(b"nonsense")
     page.locator("#file button[aria-label*='lear'], #file button[aria-label*='emove']").first.click()
     page.locator("#file input[type=file]").set_input_files(str(tmp_path / "bad.npy"))
-    expect(page.locator(".toast-wrap, [class*=toast]").first).to_contain_text("no valid .npy header")
+    expect(page.locator("#notice")).to_contain_text("no valid .npy header")
+    expect(page.locator(".toast-body")).to_have_count(1)
     expect(page.locator("#which .tensor")).to_contain_text("second · 8×8")
-    assert (
-        page.locator("text=Error").filter(has_text=re.compile("^Error$")).locator("visible=true").count() <= 1
-    ), "no error pills"
+    expect(page.locator("#chip-tensor")).to_contain_text("second")
+    assert page.locator(".wrap .error").locator("visible=true").count() == 0, "no error pills"
+
+
+def test_a_file_dropped_anywhere(page: Page, url: str, tmp_path: Path) -> None:
+    """The whole page is the target: the first thing that a visitor tries."""
+    np.save(tmp_path / "mine.npy", np.random.default_rng(0).standard_normal((16, 48)).astype(np.float32))
+    open_page(page, url, "tab=learn")
+    data = (tmp_path / "mine.npy").read_bytes()
+    transfer = page.evaluate_handle(
+        """bytes => { const t = new DataTransfer();
+        t.items.add(new File([new Uint8Array(bytes)], 'mine.npy')); return t; }""",
+        list(data),
+    )
+    page.dispatch_event("h1", "dragover", {"dataTransfer": transfer})
+    expect(page.locator("html[data-drop]")).to_have_count(1)
+    page.dispatch_event("h1", "drop", {"dataTransfer": transfer})
+    expect(page.locator("#which .tensor")).to_contain_text("mine.npy · mine · 16×48")
+    expect(page.locator("#chip-tensor")).to_be_visible()
 
 
 def test_a_layer_of_a_model(page: Page, url: str, minilm: Path) -> None:
     """A folder's layers are listed, the first matrix is shown, and another can be chosen by typing."""
     open_page(page, url)
+    open_panel(page, "tensor")
     choose(page, "source", "Layer of a model")
     page.locator("#model textarea, #model input").first.fill(str(minilm))
-    page.get_by_role("button", name="List layers").click()
+    page.get_by_role("button", name="List layers").first.click()
     expect(page.locator("#which .tensor")).to_contain_text("encoder.layer.0")
     choose(page, "layer", "layer.5.intermediate.dense.weight")
     expect(page.locator("#which .tensor")).to_contain_text(
@@ -129,20 +317,25 @@ def test_a_layer_of_a_model(page: Page, url: str, minilm: Path) -> None:
     )
 
 
-def test_the_bit_toy(page: Page, url: str) -> None:
-    """Click a bit, flip one with the keyboard, type a number."""
-    open_page(page, url, "tab=formats")
-    expect(page.locator("#toy-value")).to_have_text("8")
-    page.locator("#toy button[data-bit='0']").click()
-    expect(page.locator("#toy-value")).to_have_text("9")
-    page.locator("#toy button[data-bit='0']").focus()
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("Space")
-    expect(page.locator("#toy-value")).to_have_text("11")
-    entry = page.get_by_label("Number, 0b bits or 0x hex")
-    entry.fill("0.1")
-    entry.press("Enter")
-    expect(page.locator("#toy-value")).to_have_text("0.1015625")
+def test_the_frontier_answers_a_click(page: Page, url: str) -> None:
+    """A point becomes B where B is asked for; A and B are ringed; a custom scheme is among them."""
+    open_page(page, url, "scheme=int4~1x48~SYMMETRIC~float16~minmax")
+    expect(page.locator("#frontier-status")).to_contain_text("named schemes", timeout=60_000)
+    drawn(page, "frontier")
+    points = page.evaluate(
+        """() => { const p = document.querySelector('#frontier .figure'), box = p.getBoundingClientRect();
+        const l = p._fullLayout, out = [];
+        for (const t of p._fullData) if (t.customdata) t.customdata.forEach((who, i) => out.push([who[1],
+          box.left + l._size.l + l.xaxis.d2p(t.x[i]), box.top + l._size.t + l.yaxis.d2p(t.y[i])]));
+        return out; }"""
+    )
+    assert any("1x48" in text for text, _, _ in points)
+    _, x, y = next(p for p in points if p[0] == "fp8_e4m3_row")
+    page.mouse.move(x, y)
+    page.locator("#frontier .hovertext").first.wait_for()
+    page.mouse.click(x, y)
+    expect(page.locator("#chip-b")).to_contain_text("FP8 E4M3")
+    page.wait_for_function("location.search.includes('second=fp8')")
 
 
 def column(page: Page, table: str, heading: str) -> list[str]:
@@ -154,6 +347,7 @@ def column(page: Page, table: str, heading: str) -> list[str]:
 def test_a_click_on_a_heading_sorts(page: Page, url: str) -> None:
     """By the numbers, not by their letters: first up, then down. Rows stay whole."""
     open_page(page, url, "tab=compare")
+    page.get_by_text("All numbers as a table").click()
     page.get_by_role("button", name="Compare these").click()
     usual = len(compare.USUAL)
     expect(page.locator("#compare-status")).to_contain_text(f"{usual} of {usual}", timeout=30_000)
@@ -170,27 +364,32 @@ def test_a_click_on_a_heading_sorts(page: Page, url: str) -> None:
 
 
 def test_compare_download_and_take_over(page: Page, url: str) -> None:
-    """Results appear, the files download, and a click on a row opens its scheme in the Tensor tab."""
+    """Results appear, files download, a click on a row makes its scheme B, another tensor clears them."""
     open_page(page, url, "tab=compare")
+    page.get_by_text("All numbers as a table").click()
     page.get_by_role("button", name="Compare these").click()
     usual = len(compare.USUAL)
     expect(page.locator("#compare-status")).to_contain_text(f"{usual} of {usual}", timeout=30_000)
     with page.expect_download() as download:
-        page.get_by_role("button", name="Download CSV").click()
+        page.locator("#compare").get_by_role("button", name="Download CSV").click()
     assert download.value.suggested_filename.endswith(".csv")
     assert Path(download.value.path()).read_text().splitlines()[0].startswith("scheme,")
     page.locator("#compare-table").get_by_text("mxfp4", exact=True).first.click()
-    expect(page.get_by_role("tab", name="Tensor")).to_have_attribute("aria-selected", "true")
-    expect(page.locator("#which .scheme")).to_contain_text("MXFP4")
-    page.wait_for_function("location.search.includes('scheme=mxfp4')")
+    expect(page.locator("#chip-b")).to_contain_text("MXFP4")
+    page.wait_for_function("location.search.includes('second=mxfp4')")
+    open_panel(page, "tensor")
+    choose(page, "sample", "attention query")
+    expect(page.locator("#compare-status")).to_contain_text("Nothing compared yet")
+    expect(page.locator("#compare-table [role=gridcell]", has_text="mxfp4")).to_have_count(0)
 
 
 def test_a_comparison_can_be_stopped(page: Page, url: str) -> None:
     """Stop leaves what is finished; if this fails, a visitor who has gone keeps the machine busy."""
     open_page(page, url, "tab=compare&sample=normal_4096")
+    page.get_by_text("All numbers as a table").click()
     page.get_by_role("button", name=re.compile("Compare all")).click()
     expect(page.locator("#compare-status")).to_contain_text(re.compile(r"[1-9]\d* of \d+"), timeout=30_000)
-    page.get_by_role("button", name="Stop").click()
+    page.locator("#compare").get_by_role("button", name="Stop").click()
     expect(page.locator("#compare-stopped")).to_contain_text("Stopped")
     time.sleep(1.5)
     finished = page.locator("#compare-status .status").inner_text()
@@ -202,26 +401,47 @@ def test_a_comparison_can_be_stopped(page: Page, url: str) -> None:
     assert f" of {len(SCHEMES)} schemes" in finished
 
 
-def test_calibration_opens_and_follows_the_visitors_range(page: Page, url: str) -> None:
-    """Opening the tab studies the tensor; the sidebar's change says that it has to be done again."""
-    open_page(page, url, "scheme=int8_tensor")
-    page.get_by_role("tab", name="Calibration").click()
-    expect(page.locator("#calibration-sentence")).to_contain_text("one scale for all", timeout=30_000)
+def test_calibration_is_there_when_it_is_seen(page: Page, url: str) -> None:
+    """Scrolled to, it calibrates; another scheme is calibrated at once; the range that a hand drags is the
+    slider's; a method is written back into B."""
+    open_page(page, url, "scheme=int8_tensor&tab=calibration")
+    expect(page.locator("#calibration-sentence")).to_contain_text("one scale for all", timeout=60_000)
     expect(page.locator("#calibration-table")).to_contain_text("entropy (KL)")
-    page.goto(f"{url}/?tab=calibration&scheme=int4_row")
-    page.get_by_role("button", name="Calibrate").click()
-    expect(page.locator("#calibration-sentence")).to_contain_text("INT4", timeout=30_000)
+    page.keyboard.press("]")
+    expect(page.locator("#calibration-sentence")).not_to_contain_text("INT8 one scale", timeout=30_000)
+    drawn(page, "ranges")
+    before = page.locator("#own-range input").first.input_value()
+    line = page.evaluate(
+        """() => { const p = document.querySelector('#ranges .figure'), box = p.getBoundingClientRect();
+        const s = p._fullLayout.shapes.find(s => s.name === 'high'), l = p._fullLayout;
+        return [box.left + l._size.l + l.xaxis.d2p(s.x0), box.top + l._size.t + l._size.h / 2,
+          l._size.w]; }"""
+    )
+    page.mouse.move(line[0], line[1])
+    page.mouse.down()
+    page.mouse.move(line[0] + line[2] * 0.1, line[1], steps=8)
+    page.mouse.up()
+    expect(page.locator("#own-range input").first).not_to_have_value(before)
+    page.get_by_role("button", name="Compare it as B").click()
+    page.wait_for_function("/second=[^&]*mse/.test(location.search)")
 
 
-def test_methods_open_run_and_refuse(page: Page, url: str) -> None:
-    """Opening the tab runs on the built-in layer; the film's slider moves; a missing file loses nothing."""
-    open_page(page, url, "tab=methods")
-    expect(page.locator("#methods-sentence")).to_contain_text("leaves the least error", timeout=60_000)
+def test_methods_run_on_this_tensor_stop_and_refuse(page: Page, url: str) -> None:
+    """They run on the page's own layer by A and B; Stop leaves what was finished; a missing file loses
+    nothing."""
+    open_page(page, url, "tab=methods&sample=attention_query&scheme=int3_group128")
+    section = page.locator("#section-methods")
+    section.get_by_role("button", name="Run", exact=True).click()
+    expect(page.locator("#methods-table")).to_contain_text("int3_group128", timeout=60_000)
+    section.get_by_role("button", name="Stop").click()
+    expect(page.locator("#methods-stopped")).to_contain_text("Stopped")
+    expect(page.locator("#methods-table")).to_contain_text("int3_group128")
+    expect(section.get_by_role("button", name="Stop")).to_be_hidden()
+    section.get_by_role("button", name="Run", exact=True).click()
+    expect(page.locator("#methods-sentence")).to_contain_text("leaves the least error", timeout=90_000)
     expect(page.locator("#methods-table")).to_contain_text(METHODS["gptq_order"].label)
-    page.locator("#methods-film .js-plotly-plot .slider-rail-touch-rect").click(position={"x": 20, "y": 5})
-    expect(page.locator("#methods-film .slider-group")).to_contain_text("columns rounded: 8 %")
     page.get_by_label("my file").check()
-    page.get_by_role("button", name="Run", exact=True).click()
+    section.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#methods-status")).to_contain_text("drop a file first")
     expect(page.locator("#methods-table")).to_contain_text(METHODS["gptq_order"].label)
 
@@ -229,13 +449,14 @@ def test_methods_open_run_and_refuse(page: Page, url: str) -> None:
 def test_training_runs_and_stops(page: Page, url: str) -> None:
     """Each network is shown as it is trained, and a stop keeps those that are done."""
     open_page(page, url, "tab=training")
+    page.locator("#loss-scaling-words").scroll_into_view_if_needed()
     expect(page.locator("#loss-scaling-words")).to_contain_text("BF16 has float32's range", timeout=30_000)
     page.get_by_role("button", name="Train", exact=True).click()
     networks = count(training.USUAL, training.USUAL_SEEDS)
     expect(page.locator("#training-status")).to_contain_text(
         re.compile(rf"[1-9]\d* of {networks} networks · seed"), timeout=30_000
     )
-    page.get_by_role("button", name="Stop").click()
+    page.locator("#section-training").get_by_role("button", name="Stop").click()
     expect(page.locator("#training-stopped")).to_contain_text("Stopped")
     expect(page.locator("#training-table")).to_contain_text("float32, trained on", timeout=15_000)
 
@@ -245,11 +466,12 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     open_page(page, url, "tab=speed")
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200", timeout=15_000)
     expect(page.locator("#speed-advice")).to_contain_text("For decode")
-    expect(page.locator("#speed-bars .js-plotly-plot .barlayer .point").first).to_be_visible()
+    expect(page.locator("#speed-bars .js-plotly-plot .main-svg").first).to_be_visible()
+    expect(page.locator("#speed-bars .js-plotly-plot .scatterlayer .point")).not_to_have_count(0)
     page.get_by_text("Measure on this machine").click()
     page.get_by_role("button", name="N and K of the layer").click()
     expect(page.get_by_label("N", exact=True)).to_have_value("1536")
-    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator("#section-speed").get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#speed-status")).to_contain_text("products at 512×1536×384", timeout=60_000)
     expect(page.locator("#speed-source")).to_contain_text("Measured now", timeout=15_000)
     page.get_by_label("Recorded on an NVIDIA H200").check()
@@ -259,24 +481,67 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
 def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str) -> None:
     """As SVG and as PNG, called after tensor, scheme and figure."""
     open_page(page, url)
-    page.locator("#error-plot .js-plotly-plot").hover()
+    drawn(page, "error-plot")
     for kind in ("SVG", "PNG"):
         with page.expect_download() as download:
-            page.locator(f"#error-plot .modebar-btn[data-title='Download as {kind}']").click()
+            page.locator("#error-plot").get_by_role("button", name=kind).click()
         assert (
             download.value.suggested_filename
             == f"MLP-up-projection-layer-3-int4-group128-asym-error.{kind.lower()}"
         )
 
 
-@pytest.mark.parametrize("width", [390, 1024, 1440])
-@pytest.mark.parametrize("tab", [tab.NAME for tab in TABS])
-def test_no_sideways_scrolling(page: Page, url: str, width: int, tab: str) -> None:
-    """On a phone, a small laptop and a desk: if a tab is wider than the screen, its right side is lost."""
-    page.set_viewport_size({"width": width, "height": 900})
-    open_page(page, url, f"tab={tab}")
-    page.wait_for_timeout(400)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def scroll_through(page: Page) -> None:
+    """From top to bottom, as a reader does, so that every section is shown."""
+    height = page.evaluate("document.documentElement.scrollHeight")
+    for top in range(0, height, 700):
+        page.evaluate(f"scrollTo(0, {top})")
+        page.wait_for_timeout(60)
+
+
+@pytest.mark.parametrize("place", [place.NAME for place in PLACES])
+def test_no_sideways_scrolling(page: Page, url: str, place: str) -> None:
+    """On a phone, a small laptop and a desk: if a place is wider than the screen, its right side is lost."""
+    open_page(page, url, f"tab={place}&second=nvfp4")
+    for width in (1440, 1024, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(400)
+        scroll_through(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+OLD_LINKS = [
+    ("tab=tensor&scheme=nvfp4", "tensor", "verdict"),
+    ("tab=formats", "learn", "place-learn"),
+    ("tab=compare&sample=mlp_down", "tensor", "section-frontier"),
+    ("tab=calibration", "tensor", "section-calibration"),
+    ("tab=methods", "tensor", "section-methods"),
+    ("tab=training", "learn", "section-training"),
+    ("tab=speed", "model", "section-speed"),
+]
+
+
+@pytest.mark.parametrize(("query", "place", "element"), OLD_LINKS)
+def test_links_of_the_earlier_page(page: Page, url: str, query: str, place: str, element: str) -> None:
+    """What a link called a tab is scrolled to now, in the place that holds it."""
+    open_page(page, url, query)
+    assert page.evaluate("document.documentElement.dataset.place") == place
+    expect(page.locator(f"#{element}")).to_be_in_viewport(timeout=15_000)
+
+
+def test_places_and_back(page: Page, url: str) -> None:
+    """Places change without a request, stand in the address, and Back leads to the last one."""
+    open_page(page, url)
+    page.get_by_role("button", name="Learn", exact=True).click()
+    expect(page.locator("#place-learn")).to_be_visible()
+    expect(page.locator("#bar")).to_be_hidden()
+    page.get_by_role("button", name="Model and hardware").click()
+    expect(page.locator("#place-model")).to_be_visible()
+    page.go_back()
+    expect(page.locator("#place-learn")).to_be_visible()
+    page.go_back()
+    expect(page.locator("#place-tensor")).to_be_visible()
+    assert "19.47" in sqnr(page)
 
 
 def test_dark_mode_reaches_the_plots(page: Page, url: str) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explorer import words
 from explorer.analysis.frontier import on_frontier
 from explorer.analysis.report import sqnr_of
 from explorer.bench.gemm.table import GEMMS, Gemm
-from explorer.bench.gemm.timing import GemmTiming
+from explorer.bench.gemm.timing import GemmTiming, Shape
+from explorer.schemes import Scheme
 
 ENOUGH_DB = 20.0
 """Output error of a tenth of the signal: what one layer can usually afford; the advice takes the fastest
@@ -79,7 +81,7 @@ def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) ->
     if chosen is None:
         return f"Nothing was measured for {what}."
     how = "native" if chosen.native else "emulated"
-    measured = f"{chosen.seconds * 1e6:.3g} µs at {chosen.sqnr_db:.1f} dB"
+    measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
     enough = chosen.sqnr_db >= ENOUGH_DB
     why = f"nothing faster keeps {ENOUGH_DB:.0f} dB" if enough else f"nothing keeps {ENOUGH_DB:.0f} dB here"
     against = _against_bf16(chosen, timings)
@@ -90,9 +92,30 @@ def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:
     base = next((t for t in timings if t.gemm == "bf16" and t.baseline_graph), None)
     if base is None or base.baseline_graph is None or chosen.gemm == "bf16":
         return ""
-    times = base.baseline_graph.median_s / chosen.seconds
-    size = base.weight_bytes / chosen.weight_bytes
-    return f", {times:.2g} times as fast as torch's BF16 with {size:.2g} times less weight to read"
+    times = words.number(base.baseline_graph.median_s / chosen.seconds, 2)
+    size = words.number(base.weight_bytes / chosen.weight_bytes, 2)
+    return f", {times} times as fast as torch's BF16 with {size} times less weight to read"
+
+
+def products_of(scheme: Scheme) -> list[str]:
+    """The products that take weights stored as ``scheme`` stores them, by name; empty where none does. How
+    ranges are found and codes rounded is no matter: neither changes what a kernel reads."""
+    return [gemm.name for gemm in GEMMS.values() if _stored(gemm.w) == _stored(scheme)]
+
+
+def _stored(scheme: Scheme) -> tuple[object, ...]:
+    return scheme.format, scheme.block, scheme.scale, scheme.mapping, scheme.flat
+
+
+def nearest(shapes: Iterable[Shape], wanted: Shape) -> Shape | None:
+    """The shape of ``shapes`` with the sides that differ least from ``wanted`` in proportion, of those with
+    the nearest M; None of none."""
+
+    def distance(shape: Shape) -> tuple[float, float]:
+        m, n, k = (abs(math.log(side / other)) for side, other in zip(shape, wanted, strict=True))
+        return m, n + k
+
+    return min(shapes, key=distance, default=None)
 
 
 def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Gemm]) -> dict[str, float]:

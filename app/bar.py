@@ -1,0 +1,359 @@
+"""The bar: which tensor, and which one or two schemes, by name or by their parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app.controls import (
+    CODES,
+    CONVENTIONS,
+    DEFAULT_SAMPLE,
+    DEFAULT_SCHEME,
+    GRANULARITIES,
+    MAPPINGS,
+    SCALES,
+    SOURCES,
+    Parts,
+    format_choices,
+    parts_of,
+    scheme_choices,
+    scheme_of,
+    taken_back,
+)
+from app.limits import notify
+from app.selection import Selection, file_source, model_source
+from app.views import Control, Shown, View, shows
+from app.widgets import PRIVATE, block
+from explorer import CALIBRATORS, SCHEMES, Scheme, SourceError
+from explorer.sources.models import layers
+from explorer.sources.samples import SAMPLES
+from explorer.sources.tensors import SUFFIXES, TensorInfo
+
+
+@dataclass(frozen=True)
+class SchemeView(View):
+    """The scheme controls: the scheme's text (hidden), the picker of names, the controls of ``Parts``."""
+
+    text: Shown
+    preset: Shown
+    format: Shown
+    granularity: Shown
+    rows: Shown
+    columns: Shown
+    mapping: Shown
+    scale: Shown
+    convention: Shown
+    range: Shown
+    codes: Shown
+    refit: Shown
+    stochastic: Shown
+    seed: Shown
+
+    def parts(self) -> list[Shown]:
+        """What belongs to ``Parts``, in the order of its fields."""
+        return [getattr(self, f.name) for f in dataclasses.fields(Parts)]
+
+
+@dataclass(frozen=True)
+class FileView(View):
+    """The tensors of an uploaded file, and the source that an upload switches to."""
+
+    file_tensor: Shown
+    source: Shown
+
+
+@dataclass(frozen=True)
+class PairView(View):
+    """Both schemes as texts; the second is empty where there is none."""
+
+    scheme: Shown
+    second: Shown
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The bar's components: the tensor, scheme A (``scheme``) and scheme B (``second``)."""
+
+    chips: Control
+    source: Control
+    sample: Control
+    file: Control
+    file_tensor: Control
+    model: Control
+    revision: Control
+    list_layers: Control
+    layer: Control
+    scheme: SchemeView
+    second: SchemeView
+
+    def selection(self) -> list[Control]:
+        """The components that hold a ``Selection``, in the order of its fields."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        own |= {"scheme": self.scheme.text, "second": self.second.text}
+        return [own[f.name] for f in dataclasses.fields(Selection)]
+
+    def pair(self) -> PairView:
+        """The two texts, for a handler that changes them."""
+        return PairView(scheme=self.scheme.text, second=self.second.text)
+
+
+def build_bar() -> Bar:
+    """Lay out the bar: three buttons, each with a panel of controls that the page's script opens."""
+    with gr.Column(elem_id="bar"):
+        chips = block(elem_id="chips", js_on_load="explorer.chips(element)")
+        with gr.Column(elem_id="panel-tensor", elem_classes="drawer"):
+            tensor = _build_tensor_controls()
+        with gr.Column(elem_id="panel-a", elem_classes="drawer"):
+            first = _build_scheme_controls("", parts_of(Scheme.parse(DEFAULT_SCHEME)), scheme_choices())
+        with gr.Column(elem_id="panel-b", elem_classes="drawer"):
+            none = [("no second scheme", ""), *scheme_choices()]
+            second = _build_scheme_controls("second-", parts_of(Scheme.parse(DEFAULT_SCHEME)), none)
+    return Bar(chips=chips, **tensor, scheme=first, second=second)
+
+
+def _build_tensor_controls() -> dict[str, Control]:
+    source = gr.Dropdown(
+        [(label, key) for key, label in SOURCES.items()],
+        value="builtin",
+        label="Tensor from",
+        elem_id="source",
+    )
+    with gr.Column(elem_classes="of-source of-builtin"):
+        samples = [(f"{s.label}{' (synthetic)' if s.synthetic else ''}", s.name) for s in SAMPLES.values()]
+        sample = gr.Dropdown(samples, value=DEFAULT_SAMPLE, label="Built-in tensor", elem_id="sample")
+    with gr.Column(elem_classes="of-source of-file"):
+        file = gr.File(
+            label=f"Tensor file ({', '.join(SUFFIXES)})",
+            file_types=list(SUFFIXES),
+            height=150,
+            elem_id="file",
+        )
+        file_tensor = gr.Dropdown(
+            [], value=None, label="Tensor", allow_custom_value=True, elem_id="file-tensor"
+        )
+    with gr.Column(elem_classes="of-source of-model"):
+        model = gr.Textbox(label="Folder or Hub id", placeholder="owner/name", max_lines=1, elem_id="model")
+        revision = gr.Textbox(label="Revision (optional)", placeholder="main", max_lines=1)
+        list_layers = gr.Button("List layers", size="sm")
+        layer = gr.Dropdown(
+            [], value=None, label="Layer (type to filter)", allow_custom_value=True, elem_id="layer"
+        )
+    source.change(None, source, None, js="source => explorer.showSource(source)", **PRIVATE)
+    return {
+        "source": source,
+        "sample": sample,
+        "file": file,
+        "file_tensor": file_tensor,
+        "model": model,
+        "revision": revision,
+        "list_layers": list_layers,
+        "layer": layer,
+    }
+
+
+def _build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, str]]) -> SchemeView:
+    """The controls of one scheme; ``prefix`` begins their ids on the page."""
+    chosen = choices[0][1] if prefix else DEFAULT_SCHEME
+    preset = gr.Dropdown(
+        choices, value=chosen, label="Scheme", allow_custom_value=True, elem_id=f"{prefix}preset"
+    )
+    text = gr.Textbox(chosen, visible=False, label=f"{prefix}scheme")
+    with gr.Row():
+        fmt = gr.Dropdown(
+            format_choices(),
+            value=first.format,
+            label="Number format",
+            min_width=150,
+            elem_id=f"{prefix}format",
+        )
+        granularity = gr.Dropdown(
+            [(label, key) for key, label in GRANULARITIES.items()],
+            value=first.granularity,
+            label="One scale for",
+            min_width=150,
+            elem_id=f"{prefix}granularity",
+        )
+    with gr.Row():
+        columns = gr.Number(
+            first.columns,
+            label="Group size, tile columns",
+            minimum=0,
+            min_width=110,
+            elem_id=f"{prefix}size",
+        )
+        rows = gr.Number(first.rows, label="Tile rows (0: all)", minimum=0, min_width=110)
+        mapping = gr.Dropdown(
+            [(label, key) for key, label in MAPPINGS.items()],
+            value=first.mapping,
+            label="Symmetry",
+            min_width=150,
+            elem_id=f"{prefix}mapping",
+        )
+    with gr.Accordion("Scales and rounding", open=False):
+        with gr.Row():
+            scale = gr.Dropdown(
+                [(label, key) for key, label in SCALES.items()],
+                value=first.scale,
+                label="Scale stored as",
+                min_width=150,
+            )
+            convention = gr.Dropdown(
+                [(label, key) for key, label in CONVENTIONS.items()],
+                value=first.convention,
+                label="Scales by the rules of",
+                min_width=150,
+                elem_id=f"{prefix}convention",
+            )
+        codes = gr.Dropdown(
+            [(label, key) for key, label in CODES.items()],
+            value=list(first.codes),
+            multiselect=True,
+            label="Codes as other libraries round them",
+            elem_id=f"{prefix}codes",
+        )
+        with gr.Row():
+            calibrator = gr.Dropdown(
+                [(c.label, c.name) for c in CALIBRATORS.values()],
+                value=first.range,
+                label="Range",
+                min_width=150,
+            )
+            # A browser's numbers are exact up to 2^53 only, a seed goes up to 2^64 - 1.
+            seed = gr.Textbox(str(first.seed), label="Seed", max_lines=1, min_width=110)
+        with gr.Row():
+            refit = gr.Checkbox(first.refit, label="Refit scales by least squares", min_width=150)
+            stochastic = gr.Checkbox(first.stochastic, label="Stochastic rounding", min_width=150)
+    return SchemeView(
+        text=text,
+        preset=preset,
+        format=fmt,
+        granularity=granularity,
+        rows=rows,
+        columns=columns,
+        mapping=mapping,
+        scale=scale,
+        convention=convention,
+        range=calibrator,
+        codes=codes,
+        refit=refit,
+        stochastic=stochastic,
+        seed=seed,
+    )
+
+
+def show_scheme(text: str) -> SchemeView:
+    """What the scheme controls show for a scheme's name or text form."""
+    scheme = Scheme.parse(text)
+    text, parts = str(scheme), parts_of(scheme)
+    preset = gr.update(value=text, label="Scheme" if text in SCHEMES else "Scheme (custom)")
+    return SchemeView(text=text, preset=preset, **{**vars(parts), "codes": list(parts.codes)})
+
+
+def show_second(text: str) -> SchemeView:
+    """What the second scheme's controls show for its text; for none, its parts stay as they are."""
+    return show_scheme(text) if text else SchemeView.unchanged(text="", preset="")
+
+
+@shows(SchemeView)
+def spelled(text: str) -> SchemeView:
+    """The controls of a scheme that was chosen elsewhere on the page."""
+    return show_second(text)
+
+
+@shows(SchemeView)
+def chosen_preset(name: str, kept: str) -> SchemeView:
+    """Take a scheme by its name or text form; returns what every scheme control shows. A text that is no
+    scheme is refused in words, and ``kept`` shown again."""
+    try:
+        if not name and kept:
+            raise ValueError("choose a scheme")
+        return show_scheme(name)
+    except ValueError as error:
+        notify(str(error))
+        return show_second(kept)
+
+
+@shows(SchemeView)
+def chosen_second(name: str | None, kept: str) -> SchemeView:
+    """``chosen_preset`` for the second scheme, which may also be none: an empty name."""
+    return chosen_preset(name, kept) if name else show_second("")
+
+
+@shows(SchemeView)
+def chosen_parts(
+    fmt: str,
+    granularity: str,
+    rows: float | None,
+    columns: float | None,
+    mapping: str,
+    scale: str,
+    convention: str,
+    wanted: str,
+    codes: list[str],
+    refit: bool,
+    stochastic: bool,
+    seed: str,
+) -> SchemeView:
+    """Take a scheme by its parts: format, granularity, rows of a tile, columns of a tile or group (0: the
+    whole axis), symmetry, scale format, convention of scales, range, rules for codes, refit, stochastic
+    rounding and seed. Impossible combinations fall back to the nearest possible one."""
+    if not re.fullmatch(r"\s*[0-9]{0,20}\s*", seed or ""):
+        raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
+    number, sides = int((seed or "").strip() or 0), (_side(rows), _side(columns))
+    words = tuple(codes or ())
+    parts = Parts(
+        fmt, granularity, *sides, mapping, scale, convention, wanted, words, refit, stochastic, number
+    )
+    scheme = scheme_of(parts)
+    if notice := taken_back(parts, scheme):
+        notify(notice)
+    return show_scheme(str(scheme))
+
+
+@shows(SchemeView)
+def left_parts(kept: str, *parts: Any) -> SchemeView:
+    """``chosen_parts`` when a box is left: nothing, if it holds what belongs to the scheme ``kept``, or if
+    there is no scheme yet."""
+    if not kept or parts == tuple(show_scheme(kept).parts()):
+        return SchemeView.unchanged()
+    return chosen_parts(*parts)
+
+
+def _side(value: float | None) -> int:
+    if value is None or value != int(value):
+        shown = "nothing" if value is None else f"{value:g}"
+        raise ValueError(f"a side of a block is a whole number from 0 (the whole axis), not {shown}")
+    return int(value)
+
+
+@shows(FileView)
+def opened_file(path: str | None) -> FileView:
+    """List the tensors of an uploaded file and choose the first matrix.
+
+    Of a file that cannot be read there are none; why is said by the tab that is to show it.
+    """
+    try:
+        choices = _tensor_choices(file_source(path).infos)
+    except SourceError:
+        choices = gr.update(choices=[], value=None)
+    return FileView(file_tensor=choices, source="file")
+
+
+@shows()
+def opened_model(model: str, revision: str) -> Any:
+    """List the layers of a model (folder or Hub id) from its headers and choose the first matrix."""
+    return _tensor_choices(layers(model_source(model, revision)))
+
+
+def _tensor_choices(infos: tuple[TensorInfo, ...]) -> Any:
+    """A dropdown of tensors with shapes; the first weight matrix that is no embedding is chosen."""
+    labels = [(f"{i.name}  {'×'.join(map(str, i.shape))} {i.dtype}", i.name) for i in infos]
+    matrices = [i for i in infos if len(i.shape) >= 2 and min(i.shape) > 1]
+    inner = [i for i in matrices if "embed" not in i.name.lower()]
+    best = (inner or matrices or list(infos))[:1]
+    return gr.update(choices=labels, value=best[0].name if best else None)

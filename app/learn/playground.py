@@ -1,0 +1,77 @@
+"""What the format playground of ``assets/playground.js`` knows of each number format, generated from
+``FORMATS``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from app import html
+from explorer.figures.style import FAMILY_COLORS, family
+from explorer.formats import E8M0, FLOAT32, FORMATS, CodebookFormat, FloatFormat, Format, IntegerFormat
+from explorer.formats.code import parse_code
+from explorer.formats.floats import TruncatedFloat32
+from explorer.formats.integers import FixedPointFormat
+
+ON_LOAD = "explorer.playground.start(element)"
+
+
+def playground() -> str:
+    """The playground's markup; ``explorer.playground.start`` brings it to life."""
+    return html.render("learn/playground", facts=format_facts())
+
+
+def format_facts() -> list[dict[str, Any]]:
+    """One JSON object a format, for ``assets/numbers.js``; numbers that JSON lacks are strings."""
+    return [_facts(fmt) for fmt in FORMATS.values()]
+
+
+def _facts(fmt: Format) -> dict[str, Any]:
+    facts = {
+        "name": fmt.name,
+        "label": fmt.label,
+        "bits": fmt.bits,
+        "count": fmt.code_count,
+        "max": fmt.max,
+        "color": FAMILY_COLORS[family(fmt)],
+        "family": family(fmt),
+        "fields": [{"name": f.name, "high": f.high, "low": f.low} for f in fmt.fields],
+        "note": fmt.note,
+        "nan": _nan_code(fmt),
+        **_encoding(fmt),
+    }
+    if fmt.bits <= 8:
+        facts["values"] = [_jsonable(fmt.value(code)) for code in range(fmt.code_count)]
+        facts["levels"] = list(fmt.levels)
+    return facts
+
+
+def _encoding(fmt: Format) -> dict[str, Any]:
+    """What rounding needs to know: the kind of format, and the facts of that kind."""
+    if isinstance(fmt, CodebookFormat):
+        return {"kind": "codebook", "boundaries": fmt.boundaries}
+    if isinstance(fmt, FloatFormat):
+        return {
+            "kind": "scale" if fmt is E8M0 else "float",
+            "exponent": fmt.exponent,
+            "mantissa": fmt.mantissa,
+            "bias": fmt.bias,
+            "unused": next((f.high + 1 for f in fmt.fields if f.name == "unused"), 0),
+            "saturates": fmt is not FLOAT32,
+            "away": isinstance(fmt, TruncatedFloat32) and fmt.away,
+            "negativeZero": fmt.has_negative_zero,
+        }
+    if not isinstance(fmt, IntegerFormat | FixedPointFormat):
+        raise TypeError(f"the playground cannot encode {fmt.label}")
+    return {"kind": "integer", "fraction": getattr(fmt, "fraction", 0)}
+
+
+def _nan_code(fmt: Format) -> int | None:
+    return parse_code("nan", fmt) if fmt.has_nan else None
+
+
+def _jsonable(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

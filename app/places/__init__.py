@@ -1,0 +1,19 @@
+"""The places of the page: TITLE, NAME (also in links) and ``build(page)``. ``PLACES`` is their order."""
+
+from app.places import learn, model, tensor
+
+PLACES = (learn, tensor, model)
+
+NAMES = {
+    "tensor": ("tensor", ""),
+    "learn": ("learn", ""),
+    "model": ("model", ""),
+    # What links called the page's parts when each was a tab of its own.
+    "formats": ("learn", ""),
+    "training": ("learn", "training"),
+    "compare": ("tensor", "frontier"),
+    "calibration": ("tensor", "calibration"),
+    "methods": ("tensor", "methods"),
+    "speed": ("model", "speed"),
+}
+"""By what a link may give as ``tab``: the place and the section, empty for its beginning."""

@@ -1,0 +1,20 @@
+"""The place for models and hardware: speed, a whole model, and its size."""
+
+from __future__ import annotations
+
+from app.page import Page
+from app.tabs import sizes, speed, whole_model
+from app.widgets import heading
+
+TITLE, NAME = "Model and hardware", "model"
+
+
+def build(page: Page) -> None:
+    """Lay the sections out."""
+    with page.section("speed"):
+        heading("Speed", "what formats buy on a GPU")
+        speed.build(page)
+    with page.section("whole-model"):
+        whole_model.build_whole_model(page)
+    with page.section("sizes"):
+        sizes.build(page)

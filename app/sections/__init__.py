@@ -1,0 +1,1 @@
+"""The sections of the places, one module each: handlers and ``build(page)``."""

@@ -1,0 +1,151 @@
+"""The top of the Tensor place: the verdict, key numbers, and what became of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import gradio as gr
+
+from app import html
+from app.gpu_lock import gpu_lock
+from app.page import Page
+from app.sections.element import ElementView, build_element, inside, shown_element
+from app.selection import Selection, analyses_of, matrix_of, sides_of
+from app.theme import plot_data
+from app.views import Shown, shows
+from app.widgets import block, figure_pair, plot_card, plot_pair
+from explorer import Scheme
+from explorer.analysis.verdict import verdict
+from explorer.bench.quantize import recorded_kernel, time_one
+from explorer.core.backend import gpu_device, gpu_status
+from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
+
+TIMED_ROWS = 4096
+"""Rows of a tensor too large for the GPU that the kernel is timed on."""
+
+
+@dataclass(frozen=True)
+class TensorView(ElementView):
+    """What follows every change of the tensor or a scheme: the bar, the verdict, key numbers, figures, and a
+    line for what was refused, above the name of what is still shown."""
+
+    chips: Shown
+    verdict: Shown
+    kpis: Shown
+    errors: Shown
+    error_map: Shown
+    second_map: Shown
+    scales: Shown
+    second_scales: Shown
+    usage: Shown
+    second_usage: Shown
+    notice: Shown
+
+    @classmethod
+    def refused(cls, message: str) -> Self:
+        return cls.unchanged(notice=html.status(f"{message}. Still shown: what was there before."))
+
+
+@shows(TensorView)
+def show(chosen: Selection, row: float | None, column: float | None, follow: bool) -> Iterator[TensorView]:
+    """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
+    all of it.
+
+    After the selection come the element to inspect (row, column) and whether to follow the largest error of
+    scheme A instead.
+    """
+    matrix, pairs = analyses_of(chosen)
+    schemes = [scheme for scheme, _ in pairs]
+    reports = [analysis.report for _, analysis in pairs]
+    numbers = {
+        "chips": html.chips(matrix.name, schemes),
+        "verdict": html.verdict(matrix.description, schemes, verdict(*reports)),
+        "kpis": html.kpis(reports),
+        "notice": "",
+    }
+    yield TensorView.unchanged(**numbers)
+    sides = sides_of(pairs)
+    first = pairs[0][1]
+    position = first.report.max_error_at
+    if not follow and row is not None and column is not None:
+        position = inside((row, column), first.q.shape)
+    name = f"{matrix.name} {' '.join(chosen.schemes)}"
+    element = shown_element(matrix, sides, position, name)
+    maps = figure_pair(error_map_figures(sides, first.q.shape, position, name))
+    scales, usage = figure_pair(scales_figures(sides, name)), figure_pair(usage_figures(sides, name))
+    yield TensorView(
+        **vars(element),
+        **numbers,
+        errors=plot_data(error_figure(sides, name)),
+        error_map=maps[0],
+        second_map=maps[1],
+        scales=scales[0],
+        second_scales=scales[1],
+        usage=usage[0],
+        second_usage=usage[1],
+    )
+
+
+@shows()
+def kernel(chosen: Selection) -> str:
+    """The kernel behind scheme A: measured on this machine's GPU, or recorded on a named one."""
+    scheme = Scheme.parse(chosen.scheme)
+    device = gpu_device()
+    if device is not None:
+        x = matrix_of(chosen).values
+        whole = x.device == device
+        with gpu_lock():
+            measured = time_one(x if whole else x[:TIMED_ROWS].to(device), scheme)
+        part = "the tensor as it is" if whole else f"its first {TIMED_ROWS} rows"
+        return html.kernel(measured, f"measured now on {gpu_status().reason}, {part}")
+    recorded, source = recorded_kernel(chosen.scheme)
+    if recorded is None:
+        return html.status(
+            "Nothing was recorded for this scheme; on a machine with a GPU its kernel is timed here."
+        )
+    return html.kernel(recorded, source)
+
+
+def build_verdict(page: Page) -> tuple[gr.HTML, gr.HTML]:
+    """The verdict and the key numbers."""
+    return block(elem_id="verdict"), block(elem_id="numbers")
+
+
+def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
+    """What became of the values, where the error is, one element, scales and codes."""
+    with page.section("values"), gr.Row():
+        with gr.Column(min_width=380):
+            values = plot_card(
+                "Values before and after",
+                "grey: the tensor; coloured: what it became; ticks: what the inspected block can represent",
+                "values-plot",
+                height=320,
+            )
+            scales = plot_pair("Scales", "one scale per block", "scales-plot")
+        with gr.Column(min_width=380):
+            errors = plot_card("Error", "how far each element moved", "error-plot", height=320)
+            usage = plot_pair("Codes used", "how often each code occurs, by its value", "usage-plot")
+    with page.section("element"):
+        element = build_element(page, values)
+    with (
+        page.section("kernel"),
+        gr.Accordion("Kernel: what quantizing by A costs on a GPU", open=False, elem_id="kernel"),
+    ):
+        page.follow(kernel, [], block(), api_name="kernel")
+    outputs = TensorView(
+        **vars(element.view),
+        chips=page.bar.chips,
+        verdict=verdict,
+        kpis=kpis,
+        errors=errors,
+        error_map=element.maps[0],
+        second_map=element.maps[1],
+        scales=scales[0],
+        second_scales=scales[1],
+        usage=usage[0],
+        second_usage=usage[1],
+        notice=page.notice,
+    )
+    page.follow(show, page.position, outputs, api_name="tensor")

@@ -1,0 +1,85 @@
+"""What a visitor takes along: the quantized tensor, the numbers, and the command that computes them again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import gradio as gr
+
+from app import html
+from app.files import fresh_folder
+from app.page import Page
+from app.selection import Selection, analyses_of
+from app.views import Shown, StatusView, listen, shows
+from app.widgets import QUIET, block
+from explorer.core.serialize import to_json
+from explorer.export.quantized import save_quantized
+from explorer.figures.style import file_name
+
+
+@dataclass(frozen=True)
+class FilesView(StatusView):
+    """The finished files, and a line about them."""
+
+    files: Shown
+
+
+@shows(told=True)
+def command(chosen: Selection) -> str:
+    """The commands that compute the page's numbers again."""
+    where = {"builtin": f"sample:{chosen.sample}", "model": chosen.model}.get(chosen.source, "YOUR_FILE")
+    parts = [where]
+    tensor = {"model": chosen.layer, "file": chosen.file_tensor}.get(chosen.source)
+    if tensor:
+        parts += ["--tensor", tensor]
+    if chosen.source == "model" and chosen.revision:
+        parts += ["--revision", chosen.revision]
+    place = " ".join(shlex.quote(part) for part in parts)
+    return html.commands([f"explorer quantize {place} --scheme {shlex.quote(s)}" for s in chosen.schemes])
+
+
+@shows(FilesView)
+def make(chosen: Selection, kinds: Sequence[str]) -> FilesView:
+    """The quantized tensor by each scheme (.safetensors) and the report (.json), as files to download."""
+    if not kinds:
+        raise ValueError("choose at least one kind of file")
+    matrix, pairs = analyses_of(chosen)
+    folder, files = fresh_folder(), list[str]()
+    for scheme, analysis in pairs:
+        name = file_name(f"{matrix.name} {scheme.name}")
+        if "tensor" in kinds:
+            path = folder / f"{name}.safetensors"
+            save_quantized(analysis.q, path, file_name(matrix.name))
+            files.append(str(path))
+        if "report" in kinds:
+            path = folder / f"{name}.json"
+            record = {"tensor": matrix.description, "scheme": str(scheme), **to_json(analysis.report)}
+            path.write_text(json.dumps(record, indent=2), encoding="utf-8")
+            files.append(str(path))
+    return FilesView(status=html.status(f"{len(files)} files."), files=gr.update(value=files, visible=True))
+
+
+def build(page: Page) -> None:
+    """Lay the section out: the command follows the selection, files are made when asked for."""
+    page.follow(command, [], block(elem_id="commands"), api_name="command")
+    with gr.Row(elem_classes="tight"):
+        kinds = gr.CheckboxGroup(
+            [("quantized tensor (.safetensors)", "tensor"), ("all numbers (.json)", "report")],
+            value=["tensor"],
+            label="Files of A and B",
+            elem_id="take-kinds",
+        )
+        start = gr.Button("Make the files", variant="primary", min_width=140, elem_id="take")
+    status = block(elem_id="take-status")
+    files = gr.Files(visible=False, interactive=False, label="Your files", elem_id="take-files")
+    listen(
+        start.click,
+        make,
+        [*page.selection, kinds],
+        FilesView(status=status, files=files),
+        api_name="take",
+        **QUIET,
+    )

@@ -1,0 +1,72 @@
+"""Histograms of signed errors whose bins fit into each other, so that two schemes share them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from explorer.analysis.histograms import Histogram, histogram
+from explorer.analysis.report import Report
+from explorer.analysis.spread import STRETCH, Spread
+
+BINS = 255
+REACH = 12.0
+"""The bins reach so many times the mean |error|, where the largest is more than ``STRETCH`` times farther."""
+LEAST_POWER = -100
+"""The width of the only bin where nothing has an error: narrower than any bin of float32 errors."""
+
+
+def error_spread(restored: Tensor, x: Tensor, report: Report) -> Spread:
+    """Signed errors restored - x in at most ``BINS`` bins, whose width is a power of 3, with one centred on
+    zero; what lies beyond them is one bin a tail.
+
+    Bins of one width lie in those of any greater one: ``on_same_bins`` loses nothing.
+    """
+    reach = REACH * report.mae if report.max_error > STRETCH * REACH * report.mae else report.max_error
+    power = _power(reach)
+    width = 3.0**power
+    half = math.ceil(reach / width - 0.5) if power > LEAST_POWER else 0
+    end = (half + 0.5) * width
+    counts = histogram(restored, -end, end, 2 * half + 1, minus=x).counts.copy()
+    tails = _tail_counts(restored, x, end) if report.max_error > end else (0, 0)
+    counts[[0, -1]] -= tails
+    below, above = ([-report.max_error, -end], [end, report.max_error])
+    return Spread(
+        Histogram(np.arange(-half, half + 2) * width - width / 2, counts),
+        Histogram(np.array(below), np.array(tails[:1])),
+        Histogram(np.array(above), np.array(tails[1:])),
+    )
+
+
+def _tail_counts(restored: Tensor, x: Tensor, end: float) -> tuple[int, int]:
+    """How many errors lie below -end, and how many above end."""
+    errors = restored - x
+    return int((errors < -end).sum()), int((errors > end).sum())
+
+
+def _power(reach: float) -> int:
+    """The least power of 3 as a width with which ``BINS`` bins span ±``reach``."""
+    if not 0 < reach < math.inf:
+        return LEAST_POWER
+    return max(math.ceil(math.log(2 * reach / BINS, 3)), LEAST_POWER)
+
+
+def on_same_bins(errors: Sequence[Spread]) -> list[Histogram]:
+    """What lies between the tails, counted in the bins of the widest, out to the farthest end."""
+    powers = [round(math.log(e.middle.edges[1] - e.middle.edges[0], 3)) for e in errors]
+    widest = max(powers)
+    merged = [_merged(e.middle.counts, widest - power) for e, power in zip(errors, powers, strict=True)]
+    longest = max(map(len, merged))
+    edges = (np.arange(longest + 1) - longest / 2) * 3.0**widest
+    return [Histogram(edges, np.pad(counts, (longest - len(counts)) // 2)) for counts in merged]
+
+
+def _merged(counts: np.ndarray, times: int) -> np.ndarray:
+    """An odd number of counts, three bins in one so many times, with the middle bin staying the middle."""
+    for _ in range(times):
+        half = len(counts) // 2
+        counts = np.pad(counts, (1 - half) % 3).reshape(-1, 3).sum(1) if half else counts
+    return counts

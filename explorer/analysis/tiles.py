@@ -1,0 +1,58 @@
+"""A matrix reduced to a map of cells: the maximum of each tile, or the largest difference and its place."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from explorer.core.backend import backend_for
+
+ROWS_AT_ONCE = 1 << 21
+"""Elements whose differences are held at a time: they fit a CPU's cache, and add little to a GPU's memory."""
+
+
+def tile_size(shape: tuple[int, int], limit: int = 256) -> tuple[int, int]:
+    """Rows and columns of one tile of a map of at most [limit, limit] cells."""
+    return math.ceil(shape[0] / limit), math.ceil(shape[1] / limit)
+
+
+def tile_maximum(x: Tensor, limit: int = 256) -> Tensor:
+    """``x`` [rows, cols] reduced to at most [limit, limit] by the maximum of each tile.
+
+    A maximum rather than a mean, so that every outlier stays visible. Tiles are ceil(rows / limit) ×
+    ceil(cols / limit); the last ones may be smaller.
+    """
+    tall, wide = tile_size((x.shape[0], x.shape[1]), limit)
+    return backend_for(x).tile_maximum(x, tall, wide)
+
+
+def largest_differences(x: Tensor, y: Tensor, limit: int = 256) -> tuple[Tensor, Tensor]:
+    """The largest |x - y| of each tile of ``tile_maximum``, float32, and where it lies in its tile.
+
+    Where: int32, row · (columns of a tile) + column, counted from the tile's first element; of equal
+    differences the first one's, and a NaN's before any number's.
+    """
+    tall, wide = tile_size((x.shape[0], x.shape[1]), limit)
+    rows = max(1, ROWS_AT_ONCE // max(x.shape[1], 1))
+    parts = [largest_of_runs(a, b, wide) for a, b in zip(x.split(rows), y.split(rows), strict=True)]
+    values, columns = (torch.cat(part) for part in zip(*parts, strict=True))
+    return merge_rows(values, columns, tall, wide)
+
+
+def largest_of_runs(x: Tensor, y: Tensor, wide: int) -> tuple[Tensor, Tensor]:
+    """The largest |x - y| in each run of ``wide`` columns of each row [rows, runs], and its column there."""
+    padded = torch.nn.functional.pad((x - y).abs_(), (0, -x.shape[1] % wide), value=-math.inf)
+    values, columns = padded.view(x.shape[0], -1, wide).max(2)
+    return values, columns.to(torch.int32)
+
+
+def merge_rows(values: Tensor, columns: Tensor, tall: int, wide: int) -> tuple[Tensor, Tensor]:
+    """``largest_of_runs`` of all rows [rows, runs] reduced over ``tall`` rows each: values and offsets."""
+    padding = (0, 0, 0, -values.shape[0] % tall)
+    values = torch.nn.functional.pad(values, padding, value=-math.inf).view(-1, tall, values.shape[1])
+    columns = torch.nn.functional.pad(columns, padding).view(-1, tall, columns.shape[1])
+    largest, rows = values.max(1)
+    offsets = rows * wide + columns.gather(1, rows.unsqueeze(1)).squeeze(1)
+    return largest, offsets.to(torch.int32)

@@ -1,0 +1,173 @@
+"""Whether an error is good, and for what, in one or two sentences.
+
+What an SQNR means for a model was measured on one small encoder, all-MiniLM-L6-v2, with the weights of all
+36 linear layers quantized: cosines of its sentence embeddings with the original's (`docs/which-format.md`),
+beside the SQNR of those weights, signal and noise summed over the layers (`compare`):
+
+    BF16                     55.6 dB  1.0000
+    INT8 per row             40.1 dB  0.9996
+    FP8 E4M3 per row         31.7 dB  0.9987      MXFP8 E4M3    31.5 dB  0.9985
+    MXFP6 E2M3               30.9 dB  0.9979
+    NF4 block 64             20.6 dB  0.974       NVFP4         20.5 dB  0.978
+    INT4 group 128, asym.    19.4 dB  0.962       MXFP4         18.6 dB  0.966
+    INT4 group 128           17.9 dB  0.942
+    INT3 group 128, asym.    12.8 dB  0.855
+    INT2 group 64, asym.      6.5 dB  0.47        binary         4.2 dB  0.27
+
+Other models have the same order, not the same amounts. An SQNR orders the schemes of one layer; it does not
+say which layer of a model matters. For activations there is no such table: the sentences speak of weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from explorer import words
+from explorer.analysis.report import Report
+
+DB_PER_BIT = 20 * math.log10(2)
+"""What one bit more is worth on a uniform grid: half the step, a quarter of the squared error."""
+SAME_BITS, SAME_DB = 0.005, 0.05
+"""Differences that are not told: they vanish in the digits shown."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """SQNRs from ``least`` dB on: what they are called, and what they meant where it was measured."""
+
+    least: float
+    words: str
+    meaning: str
+
+
+BANDS = (
+    Band(
+        50.0,
+        "the error of a 16-bit float",
+        "Such weights left the measured model's embeddings as they were (cosine 1.0000).",
+    ),
+    Band(
+        36.0,
+        "usual for INT8",
+        "Such weights kept the measured model's embeddings at a cosine of 0.9996.",
+    ),
+    Band(
+        28.0,
+        "usual for FP8 and 6-bit floats",
+        "Such weights kept the measured model's embeddings at a cosine of 0.998 to 0.999.",
+    ),
+    Band(
+        22.5,
+        "between 4-bit weights and FP8",
+        "The measured model's embeddings kept a cosine of 0.94 to 0.98 with 4-bit weights, 0.999 with FP8.",
+    ),
+    Band(
+        16.0,
+        "usual for 4-bit weights",
+        "They kept the measured model's embeddings at a cosine of 0.94 to 0.98, by GPTQ at 0.98.",
+    ),
+    Band(
+        9.0,
+        "usual for 3-bit weights",
+        "They kept the measured model's embeddings at a cosine of 0.86, by GPTQ at 0.93.",
+    ),
+    Band(
+        -math.inf,
+        "what 2 bits and fewer leave",
+        "Such weights left the measured model's embeddings a cosine of 0.27 to 0.47; only training helps.",
+    ),
+)
+"""From `docs/which-format.md`: the first table, and the methods of its third section under the same formats;
+"only training" is its fifth section. The limits lie between the rows of the table above."""
+
+
+def verdict(a: Report, b: Report | None = None) -> str:
+    """What the error of scheme A means; with ``b``, what B saves or costs against A, and what both mean."""
+    if b is None:
+        return _alone(a) + _lost(a)
+    if not (math.isfinite(a.sqnr_db) and math.isfinite(b.sqnr_db)):
+        return _unusual(a, b)
+    bands = band_of(a), band_of(b)
+    if bands[0] is bands[1]:
+        return f"{_difference(a, b)} Both are {bands[0].words}. {bands[0].meaning}"
+    return f"{_difference(a, b)} A is {bands[0].words}, B {bands[1].words}."
+
+
+MOSTLY_ZERO = 0.75
+"""Above this share of zeros the largest elements alone decide the SQNR."""
+
+
+def _lost(report: Report) -> str:
+    """A warning where few large elements hide what became of the others; empty elsewhere."""
+    if report.zeroed < MOSTLY_ZERO:
+        return ""
+    return (
+        f" But {100 * report.zeroed:.3g} % of the elements became 0: the decibels are those of the few "
+        "largest ones."
+    )
+
+
+def band_of(report: Report) -> Band:
+    """The band of a finite SQNR."""
+    return next(band for band in BANDS if report.sqnr_db >= band.least)
+
+
+def _alone(a: Report) -> str:
+    if a.sqnr_db == math.inf:
+        return f"Nothing is lost: every element is restored exactly, in {_bits(a)} bits."
+    if math.isnan(a.sqnr_db):
+        return f"Every element was 0, and the scheme changes that by up to {a.max_error:.3g}."
+    band = band_of(a)
+    return f"{a.sqnr_db:.1f} dB at {_bits(a)} bits is {band.words}. {band.meaning}"
+
+
+def _unusual(a: Report, b: Report) -> str:
+    """Of exact schemes, and of an all-zero tensor that is changed."""
+    if a.sqnr_db == b.sqnr_db == math.inf:
+        return f"Both restore every element exactly; {_size(a, b)}."
+    words = [f"{letter}: {_alone(report)}" for letter, report in (("A", a), ("B", b))]
+    return " ".join(words)
+
+
+def _difference(a: Report, b: Report) -> str:
+    """A sentence on decibels and bits; B's side of it."""
+    gain, saved = b.sqnr_db - a.sqnr_db, a.bits.total - b.bits.total
+    if abs(saved) < SAME_BITS:
+        if abs(gain) < SAME_DB:
+            return "A and B have the same error at the same size."
+        better, worse = ("B", "A") if gain > 0 else ("A", "B")
+        times = 10 ** (abs(gain) / 10)
+        return (
+            f"At the same size {better} has {abs(gain):.1f} dB more: {worse}'s squared error is "
+            f"{words.number(times, 2)} times as large."
+        )
+    if abs(gain) < SAME_DB:
+        cheaper, other = ("B", "A") if saved > 0 else ("A", "B")
+        return f"{cheaper} has the same error as {other} with {abs(saved):.2f} bits less."
+    if (gain > 0) == (saved > 0):
+        better, other = ("B", "A") if gain > 0 else ("A", "B")
+        return f"{better} beats {other} in both: {abs(gain):.1f} dB more with {abs(saved):.2f} bits less."
+    worth = DB_PER_BIT * abs(saved)
+    if saved > 0:
+        bargain = "less" if -gain < worth else "more"
+        return (
+            f"B needs {saved:.2f} bits less and loses {-gain:.1f} dB, {bargain} than the {worth:.1f} dB that "
+            "so many bits are usually worth."
+        )
+    bargain = "more" if gain > worth else "less"
+    return (
+        f"B needs {-saved:.2f} bits more and gains {gain:.1f} dB, {bargain} than the {worth:.1f} dB that so "
+        "many bits are usually worth."
+    )
+
+
+def _size(a: Report, b: Report) -> str:
+    saved = a.bits.total - b.bits.total
+    if abs(saved) < SAME_BITS:
+        return "they have the same size"
+    return f"B needs {abs(saved):.2f} bits {'less' if saved > 0 else 'more'}"
+
+
+def _bits(report: Report) -> str:
+    return f"{report.bits.total:.2f}"

@@ -1,0 +1,64 @@
+"""Numbers in words for people: durations, counts, sizes. Files and ``--json`` hold the numbers themselves.
+
+No exponents where a unit or a thousands separator says the same: "2.11 ms", never "2.11e+03 µs"; "1,024",
+never "1.024k".
+"""
+
+from __future__ import annotations
+
+import math
+
+_SMALLEST, _LARGEST = 1e-4, 1e15
+"""Outside of these magnitudes a number is written as a power of ten."""
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DURATIONS = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
+_SIZES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+
+
+def number(value: float, digits: int = 3) -> str:
+    """``value`` to so many significant digits, without zeros at the end: "2,110", "0.0352", "1.2 × 10⁻⁷"."""
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    exponent = math.floor(math.log10(abs(rounded)) + 1e-12)
+    if _SMALLEST <= abs(rounded) < _LARGEST:
+        text = f"{rounded:,.{max(digits - 1 - exponent, 0)}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    else:
+        power = str(exponent).translate(_SUPERSCRIPT)
+        text = f"{rounded / 10.0**exponent:.{digits}g} × 10{power}"
+    return text.replace("-", "−")
+
+
+def count(n: int) -> str:
+    """A whole number: "1,024"."""
+    return f"{n:,}".replace("-", "−")
+
+
+def duration(seconds: float, digits: int = 3) -> str:
+    """Seconds in the unit that they are read in: "35.5 µs", "2.11 ms", "1.2 s", "3 min 20 s"."""
+    if 59.5 <= seconds < math.inf:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{count(minutes)} min {rest} s" if rest else f"{count(minutes)} min"
+    return _with_unit(seconds, _DURATIONS, "s", digits)
+
+
+def bytes_(n: float, digits: int = 3) -> str:
+    """Bytes in powers of 1000: "512 B", "8.39 MB", "141 GB"."""
+    return _with_unit(n, _SIZES, "B", digits)
+
+
+def times(factor: float, digits: int = 3) -> str:
+    """A factor: "1.07×", "1,520×"."""
+    return f"{number(factor, digits)}×"
+
+
+def _with_unit(value: float, units: tuple[tuple[str, float], ...], plain: str, digits: int) -> str:
+    """``value`` in the largest of ``units`` that it reaches once it is rounded, or in the smallest."""
+    if value == 0 or not math.isfinite(value):
+        return f"{number(value)} {plain}"
+    rounded = float(f"{value:.{digits - 1}e}")
+    unit, size = next((u for u in reversed(units) if abs(rounded) >= u[1] * (1 - 1e-12)), units[0])
+    return f"{number(rounded / size, digits)} {unit}"

@@ -1,0 +1,138 @@
+"""The verdict's sentences. If these fail, the page says something else of a scheme than was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+
+from explorer import SCHEMES, compare, load_matrix, quantize
+from explorer.analysis.report import Report
+from explorer.analysis.verdict import BANDS, band_of, verdict
+from explorer.schemes import BitBudget
+
+BASE = compare(torch.ones(2, 64), quantize(torch.ones(2, 64), SCHEMES["int4_group32"]))
+
+
+def report(sqnr_db: float, bits: float, **changes: float) -> Report:
+    return dataclasses.replace(BASE, sqnr_db=sqnr_db, bits=BitBudget(bits, 0, 0, 0, 0), **changes)
+
+
+KEPT = "They kept the measured model's embeddings at a cosine of 0.94 to 0.98, by GPTQ at 0.98."
+ALONE = [
+    (report(19.47, 4.156), f"19.5 dB at 4.16 bits is usual for 4-bit weights. {KEPT}"),
+    (
+        report(42.06, 8.083),
+        "42.1 dB at 8.08 bits is usual for INT8. "
+        "Such weights kept the measured model's embeddings at a cosine of 0.9996.",
+    ),
+    (
+        report(4.18, 1.083),
+        "4.2 dB at 1.08 bits is what 2 bits and fewer leave. "
+        "Such weights left the measured model's embeddings a cosine of 0.27 to 0.47; only training helps.",
+    ),
+    (report(math.inf, 32), "Nothing is lost: every element is restored exactly, in 32.00 bits."),
+    (
+        report(math.nan, 4, max_error=0.25),
+        "Every element was 0, and the scheme changes that by up to 0.25.",
+    ),
+]
+
+
+@pytest.mark.parametrize("a, words", ALONE)
+def test_one_scheme(a: Report, words: str) -> None:
+    assert verdict(a) == words
+
+
+PAIRS = [
+    (
+        report(19.47, 4.5),
+        report(18.57, 4.16),
+        "B needs 0.34 bits less and loses 0.9 dB, less than the 2.0 dB that so many bits are usually worth. "
+        f"Both are usual for 4-bit weights. {KEPT}",
+    ),
+    (
+        report(19.47, 4.16),
+        report(42.06, 8.08),
+        "B needs 3.92 bits more and gains 22.6 dB, less than the 23.6 dB that so many bits are usually "
+        "worth. A is usual for 4-bit weights, B usual for INT8.",
+    ),
+    (
+        report(18.0, 4.0),
+        report(18.02, 4.001),
+        f"A and B have the same error at the same size. Both are usual for 4-bit weights. {KEPT}",
+    ),
+    (
+        report(18.0, 4.0),
+        report(21.0, 4.0),
+        "At the same size B has 3.0 dB more: A's squared error is 2 times as large. "
+        f"Both are usual for 4-bit weights. {KEPT}",
+    ),
+    (
+        report(20.02, 4.5),
+        report(20.0, 4.13),
+        f"B has the same error as A with 0.37 bits less. Both are usual for 4-bit weights. {KEPT}",
+    ),
+    (
+        report(20.0, 4.13),
+        report(18.0, 4.5),
+        f"A beats B in both: 2.0 dB more with 0.37 bits less. Both are usual for 4-bit weights. {KEPT}",
+    ),
+    (
+        report(math.inf, 32),
+        report(math.inf, 16),
+        "Both restore every element exactly; B needs 16.00 bits less.",
+    ),
+    (
+        report(math.inf, 16),
+        report(19.47, 4.16),
+        "A: Nothing is lost: every element is restored exactly, in 16.00 bits. "
+        f"B: 19.5 dB at 4.16 bits is usual for 4-bit weights. {KEPT}",
+    ),
+]
+
+
+@pytest.mark.parametrize("a, b, words", PAIRS)
+def test_two_schemes(a: Report, b: Report, words: str) -> None:
+    assert verdict(a, b) == words
+
+
+def test_swapping_swaps_the_letters() -> None:
+    """What is said of A and B is the same whichever comes first."""
+    a, b = report(20.0, 4.13), report(18.0, 4.5)
+    swapped = re.sub(r"\b[AB]\b", lambda letter: "AB"["BA".index(letter[0])], verdict(a, b))
+    assert swapped == verdict(b, a) != verdict(a, b)
+
+
+NAMED = {
+    "bf16": "the error of a 16-bit float",
+    "int8_row": "usual for INT8",
+    "fp8_e4m3_row": "usual for FP8 and 6-bit floats",
+    "mxfp6_e2m3": "usual for FP8 and 6-bit floats",
+    "nvfp4": "usual for 4-bit weights",
+    "mxfp4": "usual for 4-bit weights",
+    "int4_group128": "usual for 4-bit weights",
+    "int3_group128_asym": "usual for 3-bit weights",
+    "int2_group64_asym": "what 2 bits and fewer leave",
+    "binary_row": "what 2 bits and fewer leave",
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_schemes_that_were_measured_lie_in_their_own_band(name: str) -> None:
+    """A band is named after the schemes whose SQNR on a real layer lies in it."""
+    x = load_matrix("sample:mlp_up").values
+    assert band_of(compare(x, quantize(x, SCHEMES[name]))).words == NAMED[name]
+    assert [band.least for band in BANDS] == sorted((band.least for band in BANDS), reverse=True)
+
+
+def test_a_few_large_elements_do_not_hide_the_loss_of_all_others() -> None:
+    """One outlier under one scale: 30 dB, and everything else is gone."""
+    x = torch.randn(256, 384, generator=torch.Generator().manual_seed(0))
+    x[0, 0] = 1e4
+    report = compare(x, quantize(x, SCHEMES["int8_tensor"]))
+    assert report.sqnr_db > 20 and "of the elements became 0" in verdict(report)
+    assert "became 0" not in verdict(compare(x[1:], quantize(x[1:], SCHEMES["int8_tensor"])))

@@ -1,0 +1,68 @@
+"""Labels beside points, and the labels of logarithmic axes.
+
+If these fail, words lie over each other, or an axis reads "5 2 0.1 5 2".
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from explorer.figures import style
+from explorer.figures.labels import WIDTHS, Offset, Spot, place
+
+HEIGHT, SIZE = 320, 10
+
+
+def boxes(spots: list[Spot], offsets: list[Offset | None], width: float) -> list[tuple[float, ...]]:
+    """Left, top, right, bottom of every marker and label, in pixels."""
+    found = []
+    for spot, offset in zip(spots, offsets, strict=True):
+        x, y, r = spot.x * width, (1 - spot.y) * HEIGHT, spot.radius
+        found.append((x - r, y - r, x + r, y + r))
+        if offset:
+            wide, tall = 0.55 * SIZE * len(spot.text), 1.2 * SIZE
+            x, y = x + offset.right, y + offset.down
+            found.append((x - wide / 2, y - tall / 2, x + wide / 2, y + tall / 2))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_label_lies_over_another_or_a_point(seed: int, width: float) -> None:
+    chance = random.Random(seed)
+    spots = [Spot(chance.random(), chance.random(), 5, "INT8 W8A8" if i < 8 else "") for i in range(24)]
+    offsets = place(spots, HEIGHT, SIZE)
+    assert offsets == place(spots, HEIGHT, SIZE), "the same points, the same labels"
+    assert offsets[0] is not None and offsets[8:] == [None] * 16
+    every = boxes(spots, offsets, width)
+    markers = {b for b, spot in zip(boxes(spots, [None] * 24, width), spots, strict=True)}
+    for a, b in itertools.combinations(every, 2):
+        if not {a, b} <= markers:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+
+
+def test_a_label_without_room_is_left_out() -> None:
+    """Rather than drawn over another: the point tells its name on hover."""
+    spots = [Spot(0.5, 0.5, 5, "word" * 10) for _ in range(200)]
+    offsets = place(spots, HEIGHT, SIZE)
+    assert offsets[0] is not None and offsets[-1] is None
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+@pytest.mark.parametrize(("low", "high"), [(40, 420), (9, 11), (3, 200), (1e-3, 2), (1e-8, 1e3), (4, 17_000)])
+def test_log_axes_have_labels_that_are_numbers(axis: str, low: float, high: float) -> None:
+    """plotly's own are bare digits between decades."""
+    figure = style.log_axis(style.figure("x", "y", "n"), axis, low, high)
+    layout = figure.layout[f"{axis}axis"]
+    assert layout.type == "log" and 10 ** layout.range[0] == pytest.approx(low)
+    formats = [layout.tickformat, *(stop.value for stop in layout.tickformatstops or ())]
+    assert ",~r" in formats
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (2, 1), (-1, 1), (1, 1)])
+def test_log_axes_need_room_above_zero(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        style.log_axis(style.figure("x", "y", "n"), "x", low, high)

@@ -1,0 +1,23 @@
+"""The measurement of the page, on the page that the other tests open."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Browser
+
+from explorer.bench.page import ACTIONS, Meter
+
+pytestmark = pytest.mark.browser
+
+
+def test_actions_are_timed(browser: Browser, url: str) -> None:
+    """If it fails, `explorer bench page` no longer finds what it clicks, or what answers."""
+    meter = Meter(browser, url)
+    opened = meter.open("mlp_up")
+    assert 0 < opened.first <= opened.whole and opened.received > 1e6 and opened.shift <= 0.05
+    for name in ("scheme A by key", "element by a click on the map", "place changed", "bit flipped in Learn"):
+        answer = meter.measure(ACTIONS[name], 0)
+        assert 0 < answer.first <= answer.whole, name
+        assert (answer.received > 0) == (name != "bit flipped in Learn"), name
+    assert meter.heap() > 1e6
+    meter.page.close()

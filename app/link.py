@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
 import gradio as gr
 
@@ -24,8 +24,13 @@ from app.views import Shown, shows
 from explorer.sources.samples import SAMPLES
 
 _FIELDS = json.dumps([field.name for field in dataclasses.fields(Selection)])
-WRITE_SELECTION = f"(...values) => explorer.writeSelection({_FIELDS}, values)"
-"""JavaScript for a listener whose inputs are the selection and the position of the inspected element."""
+CHANGED = f"(...values) => explorer.changed({_FIELDS}, values, true)"
+"""JavaScript for a listener after a change; its inputs are the selection and the position of the inspected
+element. Back leads to what was there before."""
+VISITED = f"(...values) => explorer.changed({_FIELDS}, values, false)"
+"""``CHANGED`` for a selection that came from the address."""
+ANSWERED = "(...position) => explorer.answered(...position)"
+"""JavaScript for a listener that ends an answer; its inputs are the position of the inspected element."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class LinkView(SchemeView):
 @shows(LinkView)
 def read_link(request: gr.Request) -> LinkView:
     """What the page shows for a link's query; unknown or missing parts keep their defaults."""
-    return _linked({key: unquote(value) for key, value in dict(request.query_params).items()}, first=True)
+    return _linked(dict(request.query_params), first=True)
 
 
 @shows(LinkView)

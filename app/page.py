@@ -19,8 +19,7 @@ from app.widgets import LATEST, hidden
 class Follower:
     """A handler that runs again whenever the selection has changed.
 
-    ``inputs`` come after the selection's; ``api_name`` is its endpoint when the page is opened, and the stem
-    of those behind the bar's controls.
+    ``inputs`` come after the selection's; ``api_name`` is its endpoint.
     """
 
     handler: Any
@@ -38,16 +37,17 @@ class Page:
     seen: by section, the component whose ``seen`` event says that the section is on the screen and does not
         show the selection yet.
     followers: what runs at once after each change of the selection.
-    events: what changes it, with the end of the followers' API names.
+    events: what changes it.
     position: row, column, and whether the largest error is followed instead.
-    pairs: events after which both schemes' controls have to be spelled anew.
+    pairs: events after which both schemes' controls have to be spelled anew, and how their endpoints' names
+        end.
     """
 
     bar: Bar
     notice: Control
     seen: dict[str, Control] = field(default_factory=dict)
     followers: list[Follower] = field(default_factory=list)
-    events: list[tuple[Any, str]] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
     pairs: list[tuple[Any, str]] = field(default_factory=list)
     position: list[Control] = field(default_factory=list)
     _section: str | None = None
@@ -76,9 +76,9 @@ class Page:
         event = self.seen[self._section].seen
         listen(event, handler, [*self.selection, *inputs], outputs, api_name=api_name, **LATEST)
 
-    def changed_by(self, event: Any, name: str) -> None:
-        """Run all followers after ``event``, which changes the selection; ``name`` ends their API names."""
-        self.events.append((event, name))
+    def changed_by(self, event: Any) -> None:
+        """Run all followers after ``event``, which changes the selection."""
+        self.events.append(event)
 
     def pair_changed_by(self, event: Any, name: str) -> None:
         """``changed_by``, for an event that has written the schemes' texts (``bar.pair()``) alone."""

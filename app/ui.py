@@ -19,7 +19,7 @@ from app.bar import (
     opened_model,
     spelled,
 )
-from app.link import WRITE_SELECTION, LinkView, read_link, visited
+from app.link import ANSWERED, CHANGED, VISITED, LinkView, read_link, visited
 from app.page import Page
 from app.places import NAMES, PLACES
 from app.theme import ASSETS, PLOTLY
@@ -47,8 +47,9 @@ def build() -> gr.Blocks:
         _wire_schemes(page)
         _wire_tensor(page)
         _wire_pairs(page)
-        for event, name in page.events:
-            _follow(page, event, name)
+        for event in page.events:
+            _changed(page, event)
+        _follow(page)
         _wire_link(blocks, page)
         api.register()
     return blocks
@@ -60,29 +61,31 @@ def _header() -> str:
     return html.header(badge, state.ok, native_formats(), [(p.NAME, p.TITLE) for p in PLACES], NAMES)
 
 
-def _follow(page: Page, event: Any, name: str) -> None:
-    """After ``event``: show the selection where it has to be at once, then in the address, upon which the
-    sections on the screen follow."""
-    _written(page, _shown(page, event, name))
+def _follow(page: Page) -> None:
+    """After every change of the selection: put it into the address, show it where it has to be at once, then
+    let the sections on the screen follow.
 
-
-def _shown(page: Page, event: Any, name: str) -> Any:
+    All changes meet in one event, so that of several in a row the last one is shown last, whichever control
+    it came from.
+    """
+    changes: Any = hidden("explorer.onChange(() => trigger('changed'))")
+    event, name = changes.changed, "event"
     for follower in page.followers:
-        opened = name == "load"
         event = listen(
-            event.then,
+            event if name == "event" else event.then,
             follower.handler,
             [*page.selection, *follower.inputs],
             follower.outputs,
-            api_name=follower.api_name if opened else f"{follower.api_name}_{name}",
-            api_visibility="public" if opened else "undocumented",
+            api_name=follower.api_name,
             **LATEST,
         )
-    return event
+        name = follower.api_name
+    event.then(None, page.position, None, js=ANSWERED, api_visibility="private")
 
 
-def _written(page: Page, event: Any) -> None:
-    event.then(None, [*page.selection, *page.position], None, js=WRITE_SELECTION, api_visibility="private")
+def _changed(page: Page, event: Any, js: str = CHANGED) -> Any:
+    """``event`` has changed the selection."""
+    return event.then(None, [*page.selection, *page.position], None, js=js, api_visibility="private")
 
 
 def _wire_schemes(page: Page) -> None:
@@ -93,7 +96,7 @@ def _wire_schemes(page: Page) -> None:
         by_name = listen(
             view.preset.input, preset, [view.preset, view.text], view, api_name=f"{stem}_scheme", **LATEST
         )
-        page.changed_by(by_name, f"{stem}_preset")
+        page.changed_by(by_name)
         for index, control in enumerate(view.parts()):
             shown = "public" if index == 0 else "undocumented"
             typed = isinstance(control, gr.Number | gr.Textbox)
@@ -109,25 +112,25 @@ def _wire_schemes(page: Page) -> None:
                     api_visibility="undocumented",
                     **LATEST,
                 )
-                page.changed_by(left, f"{name}_blur")
+                page.changed_by(left)
 
 
 def _wire_part(page: Page, view: SchemeView, event: Any, api_name: str, visibility: str) -> None:
     chosen = listen(
         event, chosen_parts, view.parts(), view, api_name=api_name, api_visibility=visibility, **LATEST
     )
-    page.changed_by(chosen, api_name)
+    page.changed_by(chosen)
 
 
 def _wire_tensor(page: Page) -> None:
-    """Everything that changes the tensor ends in ``_follow``; so does the choice of where it comes from."""
+    """The pickers of the tensor; a file or a model that is opened fills the picker of its tensors."""
     bar = page.bar
     for name in ("source", "sample", "file_tensor", "layer"):
         picker = getattr(bar, name)
-        page.changed_by(picker.input(lambda: None, None, None, **LATEST | PRIVATE), name)
+        page.changed_by(picker.input(None, None, None, js="() => {}", **PRIVATE))
     outputs = FileView(file_tensor=bar.file_tensor, source=bar.source)
     opened = listen(bar.file.upload, opened_file, bar.file, outputs, api_name="open_file", **LATEST)
-    page.changed_by(opened, "upload")
+    page.changed_by(opened)
     for event, name, visibility in (
         (bar.list_layers.click, "list_layers", "public"),
         (bar.model.submit, "submit_model", "undocumented"),
@@ -142,13 +145,13 @@ def _wire_tensor(page: Page) -> None:
             api_visibility=visibility,
             show_progress="minimal",
         )
-        page.changed_by(listed, name)
+        page.changed_by(listed)
 
 
 def _wire_pairs(page: Page) -> None:
-    """Schemes that were chosen elsewhere than in their own controls: the page follows, then the controls."""
+    """Schemes that were chosen elsewhere than in their own controls: the page follows, and the controls."""
     for event, name in page.pairs:
-        event = _shown(page, event, name)
+        event = _changed(page, event)
         for view, which in ((page.bar.scheme, "a"), (page.bar.second, "b")):
             event = listen(
                 event.then,
@@ -159,7 +162,6 @@ def _wire_pairs(page: Page) -> None:
                 api_visibility="undocumented",
                 **QUIET,
             )
-        _written(page, event)
 
 
 def _wire_link(blocks: gr.Blocks, page: Page) -> None:
@@ -179,7 +181,8 @@ def _wire_link(blocks: gr.Blocks, page: Page) -> None:
         follow=follow,
     )
     linked = listen(blocks.load, read_link, None, outputs, **PRIVATE)
-    _follow(page, linked.then(None, None, None, js="() => explorer.start()", **PRIVATE), "load")
+    started = linked.then(None, None, None, js="() => explorer.start()", **PRIVATE)
+    _changed(page, started, VISITED)
     history = hidden("explorer.onVisit(query => trigger('visit', {query}))")
     again = listen(history.visit, visited, None, outputs, **LATEST | PRIVATE)
-    _follow(page, again, "visit")
+    _changed(page, again, VISITED)

@@ -89,9 +89,10 @@ window.explorer = {
     look();
   },
 
-  /* Write the selection to the address: `names` are the fields of Selection; after what they hold, `values`
-     has row, column, and whether the largest error is followed instead. */
-  writeSelection(names, values) {
+  /* The selection has changed: write it to the address, then call what `onChange` was given. `names` are the
+     fields of Selection; after what they hold, `values` has row, column, and whether the largest error is
+     followed instead. With `visit`, Back leads to the selection before. */
+  changed(names, values, visit) {
     const chosen = Object.fromEntries(names.map((name, i) => [name, values[i]]));
     const [row, column, follow] = values.slice(names.length);
     const ofSource = {builtin: ['sample'], model: ['model', 'revision', 'layer']}[chosen.source] || [];
@@ -104,16 +105,33 @@ window.explorer = {
     changes.column = follow ? null : column;
     explorer.showSource(chosen.source);
     explorer.markPanels();
-    explorer.writeQuery(changes, explorer.ready && !explorer.visiting);
-    explorer.visiting = false;
+    explorer.writeQuery(changes, visit);
+    const now = JSON.stringify(values.slice(0, names.length));
+    if (visit && now === explorer.chosen) return;
+    explorer.chosen = now;
+    explorer.follow?.();
+  },
+
+  /* Call `follow()` after each change of the selection. */
+  onChange(follow) {
+    explorer.follow = follow;
+  },
+
+  /* The selection is shown, with this element: the sections on the screen are next. */
+  answered(row, column, follow) {
+    explorer.writeElement(row, column, follow, false);
     explorer.ready = true;
     explorer.version += 1;
     explorer.sections.forEach(explorer.refresh);
   },
 
+  writeElement(row, column, follow, visit) {
+    explorer.writeQuery({row: follow ? null : row, column: follow ? null : column}, visit);
+  },
+
   /* Another element is inspected: mark it on the maps and put it into the address. */
-  showElement(row, column, follow) {
-    explorer.writeQuery({row: follow ? null : row, column: follow ? null : column}, false);
+  showElement(row, column, follow, visit) {
+    explorer.writeElement(row, column, follow, visit);
     for (const plot of document.querySelectorAll('#error-map .figure, #error-map-b .figure')) {
       const marks = (plot.data || []).flatMap((trace, at) => trace.type === 'scatter' ? [at] : []);
       const each = value => marks.map(() => [value]);
@@ -139,7 +157,6 @@ window.explorer = {
     addEventListener('popstate', () => {
       const {place, section} = explorer.placeOf(new URLSearchParams(location.search));
       explorer.openPlace(place, section, false);
-      explorer.visiting = true;
       visit(location.search);
     });
   },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.page import Page
-from app.tabs import sizes, speed, whole_model
+from app.sections import sizes, speed, whole_model
 from app.widgets import heading
 
 TITLE, NAME = "Model and hardware", "model"

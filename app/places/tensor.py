@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from app.page import Page
-from app.sections import overview, take_away
-from app.tabs import calibration, compare, methods
+from app.sections import calibration, compare, methods, overview, take_away
 from app.widgets import heading
 
 TITLE, NAME = "Tensor", "tensor"

@@ -147,11 +147,11 @@ def _wire(page: Page, view: ElementView, maps: tuple[Control, Control]) -> None:
         listen(map_.point, picked, page.selection, view, api_name=name, **LATEST)
         for map_, name in zip(maps, ("pick", "pick_second"), strict=True)
     ]
-    chosen.append(listen(steps.move, moved, inputs, view, api_name="move", **LATEST))
+    walked = listen(steps.move, moved, inputs, view, api_name="move", **LATEST)
     for number, axis in ((view.row, "row"), (view.column, "column")):
         chosen.append(listen(number.submit, typed, inputs, view, api_name=f"tensor_{axis}", **LATEST))
     chosen.append(listen(view.follow.input, followed, inputs, view, api_name="tensor_follow", **LATEST))
-    for event in chosen:
-        event.then(
-            None, page.position, None, js="(...at) => explorer.showElement(...at)", api_visibility="private"
-        )
+    for event in (walked, *chosen):  # Back does not lead through each step of a walk
+        visit = "false" if event is walked else "true"
+        script = f"(...position) => explorer.showElement(...position, {visit})"
+        event.then(None, page.position, None, js=script, api_visibility="private")

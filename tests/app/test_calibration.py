@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from app import limits
+from app.sections import calibration
 from app.selection import Selection
-from app.tabs import calibration
 from explorer import CALIBRATORS
 from explorer.analysis.calibration import SHOWN
 from tests.app.test_handlers import plots_of, selection

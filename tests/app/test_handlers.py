@@ -25,10 +25,9 @@ from app.bar import PairView, opened_file
 from app.cache import BoundedCache
 from app.learn import playground
 from app.link import LinkView, read_link
-from app.sections import overview, take_away
+from app.sections import compare, overview, sizes, take_away
 from app.sections.element import moved, picked, typed
 from app.selection import Selection, matrix_of
-from app.tabs import compare, sizes
 from app.views import View
 from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
 from explorer.analysis.element import inspect_element

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from app import choices, limits, models
 from app.learn import training
-from app.tabs import layer_inputs, methods, whole_model
+from app.sections import layer_inputs, methods, whole_model
 from explorer import load_matrix
 from explorer.methods import COMBINATIONS, METHODS
 from tests.app.test_handlers import plots_of, unchanged

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from app import limits
+from app.sections import speed
+from app.sections.speed_table import COLUMNS
 from app.selection import Selection, matrix_of
-from app.tabs import speed
-from app.tabs.speed_table import COLUMNS
 from explorer import gpu
 from explorer.bench import docs, recordings
 from explorer.bench.gemm.advice import at_shape, choice, fastest, points, summary

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from app.tabs import methods as tab
+from app.sections import methods as tab
 from explorer import SCHEMES
 from explorer.__main__ import main
 from explorer.export.quantized import load_quantized, save_quantized

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.learn import training
 from app.places import PLACES
-from app.tabs import compare
+from app.sections import compare
 from explorer import SCHEMES
 from explorer.methods import METHODS
 from explorer.training.digits import count

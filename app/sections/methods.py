@@ -16,8 +16,8 @@ from app.files import Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
 from app.scheme_picker import build_scheme_picker
+from app.sections.layer_inputs import build_layer_inputs, chosen_layer
 from app.selection import Selection
-from app.tabs.layer_inputs import build_layer_inputs, chosen_layer
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
 from app.widgets import QUIET, RunButtons, block, download_buttons, plot_card, stop_button, table

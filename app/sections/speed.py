@@ -14,9 +14,9 @@ from app.cache import BoundedCache
 from app.files import NOTHING_YET, Downloads, downloads
 from app.gpu_lock import gpu_lock
 from app.page import Page
+from app.sections.speed_live import Own, RunView, run
+from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.selection import Selection, matrix_of, tensor_key
-from app.tabs.speed_live import Own, RunView, run
-from app.tabs.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.theme import plot_data
 from app.views import Shown, View, listen, shows
 from app.widgets import (

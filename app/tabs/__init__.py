@@ -1,1 +1,0 @@
-"""Sections of the places, one module each: handlers, and ``build(page)``."""

@@ -1,11 +1,13 @@
 """Start the page: ``python app.py``, then http://localhost:7860. Also the entry point of a hosted Space.
 
-``GRADIO_SERVER_PORT`` is another port.
+``GRADIO_SERVER_PORT`` is another port. ``EXPLORER_HOSTED`` (1 or 0) says whether strangers can reach it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import sys
 import threading
 
@@ -22,7 +24,16 @@ from explorer.core.backend import gpu_device
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
 from app import limits
+from app.serving import uploads
+from app.serving.guard import Guard
+from app.serving.headers import SecurityHeaders
+from app.serving.measure import ROUTES
+from app.serving.visitors import HostedWatch
 from app.theme import HEAD, make_theme
 from app.ui import build
 from explorer import gpu
@@ -32,7 +43,16 @@ from explorer.gpu.runtime import arch_of, compile_all
 
 def main() -> None:
     """Build the page and serve it until interrupted."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    for chatty in ("httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     allowed = limits.current()
+    logging.getLogger("explorer").info(
+        "limits: %s (%s)", "hosted" if allowed.hosted else "local", limits.why()
+    )
+    uploads.make_store()
+    uploads.sweep_forever()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the store is removed
     threading.Thread(target=warm_kernels, daemon=True).start()
     page = build().queue(max_size=allowed.queue)
     print(f"Quantization Explorer: http://localhost:{PORT}", flush=True)
@@ -65,9 +85,25 @@ def launch_options() -> dict[str, object]:
         "max_file_size": limits.current().upload_bytes,
         "footer_links": ["api"],
         "strict_cors": True,
-        "show_error": True,
+        "show_error": False,
         "quiet": True,
+        "state_session_capacity": limits.current().sessions,
+        "app_kwargs": {"middleware": middleware(), "routes": ROUTES},
     }
+
+
+def middleware() -> list[Middleware]:
+    """What every request passes, outermost first."""
+    name = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    own = ["localhost", "127.0.0.1", "::1", "[::1]", name]
+    return [
+        Middleware(HostedWatch),
+        # A page that answers under any name can be read by a site that lets its own name point here.
+        *([] if limits.current().hosted else [Middleware(TrustedHostMiddleware, allowed_hosts=own)]),
+        Middleware(SecurityHeaders),
+        Middleware(Guard),
+        Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
+    ]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import logging
 import os
 from dataclasses import dataclass
 
@@ -12,19 +14,29 @@ import gradio as gr
 class Limits:
     """Bounds on what one visitor may ask for.
 
+    hosted: whether strangers can reach the page.
     elements: of one tensor; of a larger one the first rows are read.
     upload_bytes: of one uploaded file.
+    store_bytes: of all uploads and results that are kept.
+    request_bytes: of one request that is no upload.
     queue: requests that may wait.
+    share: requests of one visitor (address) that may wait or run.
+    sessions: open pages that are remembered.
     keep_seconds: how long uploads and results are kept.
     local_folders: whether folders of this machine may be named.
     product_elements: of each matrix of a timed GEMM.
-    run_seconds: of one run of a tab.
+    run_seconds: of one run of a section.
     model_weights: of a model that may be run on text.
     """
 
+    hosted: bool
     elements: int
     upload_bytes: int
+    store_bytes: int
+    request_bytes: int
     queue: int
+    share: int
+    sessions: int
     keep_seconds: int
     local_folders: bool
     product_elements: int
@@ -33,9 +45,14 @@ class Limits:
 
 
 LOCAL = Limits(
+    hosted=False,
     elements=1 << 28,
     upload_bytes=16 << 30,
+    store_bytes=256 << 30,
+    request_bytes=16 << 20,
     queue=64,
+    share=64,
+    sessions=1000,
     keep_seconds=86400,
     local_folders=True,
     product_elements=1 << 28,
@@ -43,9 +60,14 @@ LOCAL = Limits(
     model_weights=16 << 30,
 )
 HOSTED = Limits(
+    hosted=True,
     elements=1 << 24,
     upload_bytes=256 << 20,
+    store_bytes=8 << 30,
+    request_bytes=1 << 20,
     queue=32,
+    share=8,
+    sessions=256,
     keep_seconds=3600,
     local_folders=False,
     product_elements=1 << 26,
@@ -54,13 +76,47 @@ HOSTED = Limits(
 )
 
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LOG = logging.getLogger("explorer")
+_found: list[str] = []
+"""Why the page turned out to be hosted while it ran: at most one entry."""
+
+
 def current() -> Limits:
-    """``LOCAL`` for a page that only this machine can reach; ``HOSTED`` on a Space or a public address."""
+    """``LOCAL`` for a page that only this machine can reach, ``HOSTED`` for any other."""
+    return HOSTED if _decided()[0] else LOCAL
+
+
+def why() -> str:
+    """What has decided between ``LOCAL`` and ``HOSTED``, in words."""
+    return _decided()[1]
+
+
+def found_hosted(reason: str) -> None:
+    """From now on the page counts as hosted, unless ``EXPLORER_HOSTED`` says otherwise."""
+    if not _found and not current().hosted:
+        _found.append(reason)
+        _LOG.warning("limits: %s (%s)", "hosted" if current().hosted else "local", why())
+
+
+def _decided() -> tuple[bool, str]:
+    """Whether the page is hosted, and why."""
+    said = os.environ.get("EXPLORER_HOSTED", "")
+    if said in ("0", "1"):
+        return said == "1", f"EXPLORER_HOSTED={said}"
+    if os.environ.get("SPACE_ID"):
+        return True, "SPACE_ID is set: a Space"
+    if os.environ.get("GRADIO_SHARE", "").lower() == "true":
+        return True, "GRADIO_SHARE is set: a share link"
     address = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-    hosted = bool(os.environ.get("SPACE_ID")) or address not in ("127.0.0.1", "localhost", "::1")
-    return HOSTED if hosted else LOCAL
+    if address not in _LOOPBACK:
+        return True, f"GRADIO_SERVER_NAME={address} can be reached from other machines"
+    if _found:
+        return True, _found[0]
+    return False, f"{address} can be reached from this machine only"
 
 
 def notify(message: str) -> None:
-    """Show ``message`` to the visitor for eight seconds; what is on the screen stays."""
-    gr.Warning(message, duration=8)
+    """Show ``message`` to the visitor for eight seconds; what is on the screen stays. It is text: what a file
+    or a link has put into it is not read as HTML."""
+    gr.Warning(html.escape(message, quote=False), duration=8)

@@ -14,6 +14,7 @@ import torch
 
 from app import html, limits
 from app.selection import NothingChosenError, Selection
+from app.serving.measure import measured
 from explorer import gpu
 
 Control = Any
@@ -81,19 +82,25 @@ def shows(
         if _takes_selection(function):
             prepare = _with_selection_and_event if _takes_event(function) else _with_selection
 
+        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+
         @functools.wraps(function)
         def steps(*values: Any) -> Any:
-            try:
-                yield from function(*prepare(values))  # type: ignore[misc]
-            except _REFUSED as error:
-                yield refusal(error)
+            with measured(name) as outcome:
+                try:
+                    yield from function(*prepare(values))  # type: ignore[misc]
+                except _REFUSED as error:
+                    outcome.how = "refused"
+                    yield refusal(error)
 
         @functools.wraps(function)
         def once(*values: Any) -> Any:
-            try:
-                return function(*prepare(values))
-            except _REFUSED as error:
-                return refusal(error)
+            with measured(name) as outcome:
+                try:
+                    return function(*prepare(values))
+                except _REFUSED as error:
+                    outcome.how = "refused"
+                    return refusal(error)
 
         handler: Any = steps if inspect.isgeneratorfunction(function) else once
         handler.view = view

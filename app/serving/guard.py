@@ -1,0 +1,200 @@
+"""What is refused before Gradio reads it: bodies that are too large, files named by an address, and more
+waiting requests than one visitor's share of the queue. Refusals are answers with a sentence in ``detail``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app import limits
+from app.serving import uploads
+from app.serving.measure import REFUSED
+from app.serving.visitors import address_of
+
+FIELD_BYTES = 1 << 16
+"""Of a form's fields that are no files, together."""
+FORM_BYTES = 1 << 20
+"""Added to the largest upload: headers of a form's parts and their boundaries."""
+DEPTH = 60
+"""Levels of lists and objects in a request; the page's own have five."""
+
+
+class TooMuchError(Exception):
+    """A request that is refused: status and the sentence for the visitor."""
+
+    def __init__(self, status: int, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.status, self.message, self.reason = status, message, reason
+
+
+class Guard:
+    """Refuses what no visitor of the page needs, before any of it is kept."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def sent(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            if scope["path"].rstrip("/").endswith("/upload"):
+                await self.app(scope, _checked_form(scope, receive), sent)
+            else:
+                await self.app(scope, await _checked_json(scope, receive), sent)
+        except TooMuchError as refused:
+            REFUSED.labels(refused.reason).inc()
+            if started:
+                raise
+            answer = JSONResponse({"detail": refused.message}, refused.status, {"connection": "close"})
+            await answer(scope, receive, send)
+
+
+def _bounded(scope: Scope, receive: Receive, most: int, what: str) -> Receive:
+    """``receive`` that stops at ``most`` bytes; at once, if the request says that it is longer."""
+    message = f"{what} may have at most {most:,} bytes here"
+    claimed = Headers(scope=scope).get("content-length", "0")
+    if not claimed.isdecimal() or int(claimed) > most:
+        raise TooMuchError(413, message, "body")
+    left = most
+
+    async def bounded() -> Message:
+        nonlocal left
+        part = await receive()
+        left -= len(part.get("body", b""))
+        if left < 0:
+            raise TooMuchError(413, message, "body")
+        return part
+
+    return bounded
+
+
+def _checked_form(scope: Scope, receive: Receive) -> Receive:
+    """An upload as it comes in, its form's fields counted: Gradio keeps those in memory."""
+    allowed = limits.current()
+    if uploads.stored_bytes() > allowed.store_bytes:
+        raise TooMuchError(503, "The store for uploads is full; try again in some minutes", "store")
+    bounded = _bounded(scope, receive, allowed.upload_bytes + FORM_BYTES, "an upload")
+    kind, options = parse_options_header(Headers(scope=scope).get("content-type", ""))
+    if kind != b"multipart/form-data" or b"boundary" not in options:
+        raise TooMuchError(400, "an upload is a form with a file", "body")
+    fields = _Fields(options[b"boundary"])
+
+    async def checked() -> Message:
+        part = await bounded()
+        fields.add(part.get("body", b""))
+        return part
+
+    return checked
+
+
+class _Fields:
+    """Counts the bytes of a form's parts that are no files."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._bytes, self._is_file, self._header = 0, False, b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_value": self._value,
+                "on_part_data": self._data,
+            },
+        )
+
+    def add(self, body: bytes) -> None:
+        try:
+            self._parser.write(body)
+        except ValueError as error:
+            raise TooMuchError(400, f"the form cannot be read: {error}", "body") from error
+
+    def _begin(self) -> None:
+        self._is_file = False
+
+    def _value(self, data: bytes, start: int, end: int) -> None:
+        self._is_file |= b"filename" in data[start:end]
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._bytes += 0 if self._is_file else end - start
+        if self._bytes > FIELD_BYTES:
+            raise TooMuchError(413, f"a form's fields have at most {FIELD_BYTES:,} bytes", "body")
+
+
+async def _checked_json(scope: Scope, receive: Receive) -> Receive:
+    """The whole body, which is small, read and looked at; then handed on."""
+    bounded = _bounded(scope, receive, limits.current().request_bytes, "a request")
+    body, more = b"", True
+    while more:
+        message = await bounded()
+        if message["type"] == "http.disconnect":
+            return receive
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    _check_values(body)
+    if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
+        _check_share(scope)
+    handed = False
+
+    async def again() -> Message:
+        nonlocal handed
+        if handed:
+            return await receive()
+        handed = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def _check_values(body: bytes) -> None:
+    """No file of a request may be an address: Gradio would fetch it, however large it is."""
+    try:
+        values = json.loads(body or b"null")
+    except (ValueError, RecursionError) as error:
+        raise TooMuchError(
+            400, f"a request's body is JSON, its values nested at most {DEPTH} deep", "body"
+        ) from error
+    for path in _paths(values, DEPTH):
+        if path.lower().startswith(("http:", "https:", "ftp:", "data:")):
+            raise TooMuchError(
+                422, "a file is uploaded, not named by its address: post it to /upload first", "address"
+            )
+
+
+def _paths(value: Any, depth: int) -> Iterator[str]:
+    """Every text that stands under "path" in ``value``."""
+    if depth == 0:
+        raise TooMuchError(400, f"a request's values are nested at most {DEPTH} deep", "body")
+    if isinstance(value, dict):
+        if isinstance(value.get("path"), str):
+            yield value["path"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _paths(item, depth - 1)
+
+
+def _check_share(scope: Scope) -> None:
+    """One visitor's waiting and running requests, by their address, within ``Limits.share``."""
+    queue, who, most = scope["app"].get_blocks()._queue, address_of(scope), limits.current().share
+    waiting = [event for line in queue.event_queue_per_concurrency_id.values() for event in line.queue]
+    running = [event for jobs in queue.active_jobs if jobs for event in jobs]
+    theirs = sum(address_of(event.request.scope) == who for event in (*waiting, *running) if event.alive)
+    if theirs >= most:
+        raise TooMuchError(
+            503,
+            f"{theirs} requests from your address are waiting or running, which is the most for one visitor; "
+            "the next is taken when one of them has ended",
+            "share",
+        )

@@ -1,0 +1,90 @@
+"""Where uploads and results are kept: a folder of this process, swept while it runs, removed at its end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from app import limits
+
+PREFIX = "quantization-explorer-"
+ABANDONED_SECONDS = 600
+"""An upload that has got no byte for so long was broken off."""
+
+
+def make_store() -> Path:
+    """The folder for uploads (``GRADIO_TEMP_DIR``, or a fresh one of this process), set for Gradio, which
+    reads the variable when it needs it. Folders of processes that are gone are removed, this one at the end.
+    """
+    chosen = os.environ.get("GRADIO_TEMP_DIR")
+    if chosen:
+        return Path(chosen)
+    parent = Path(tempfile.gettempdir())
+    for folder in parent.glob(f"{PREFIX}*"):
+        match = re.match(rf"{PREFIX}(\d+)-", folder.name)
+        if match and not _alive(int(match.group(1))):
+            shutil.rmtree(folder, ignore_errors=True)
+    store = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+    os.environ["GRADIO_TEMP_DIR"] = str(store)
+    atexit.register(shutil.rmtree, store, ignore_errors=True)
+    return store
+
+
+def _alive(process: int) -> bool:
+    """Whether a process of this number runs, of whomever."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def store() -> Path:
+    """The folder in use."""
+    return Path(os.environ.get("GRADIO_TEMP_DIR") or Path(tempfile.gettempdir()) / "gradio")
+
+
+def stored_bytes() -> int:
+    """What all uploads and results take on the disk."""
+    return sum(_size(path) for path in store().rglob("*"))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:  # gone in between
+        return 0
+
+
+def sweep(now: float) -> int:
+    """Delete uploads that were broken off (files beside the folders of finished ones) and finished files
+    older than ``Limits.keep_seconds``; returns how many files. ``now``: seconds since the epoch."""
+    gone, folder = 0, store()
+    for path in folder.rglob("*"):
+        longest = ABANDONED_SECONDS if path.parent == folder else limits.current().keep_seconds
+        try:
+            if path.is_file() and path.stat().st_mtime < now - longest:
+                path.unlink()
+                gone += 1
+        except OSError:  # another sweep, or its owner, was first
+            continue
+    return gone
+
+
+def sweep_forever(every: float = 60) -> None:
+    """``sweep`` in the background until the process ends."""
+
+    def run() -> None:
+        while True:
+            sweep(time.time())
+            time.sleep(every)
+
+    threading.Thread(target=run, daemon=True, name="sweep").start()

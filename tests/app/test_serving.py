@@ -1,0 +1,232 @@
+"""What a stranger's requests are answered with before any handler runs.
+
+If these fail, one visitor can fill the memory, the disk or the queue for all, have the server fetch an
+address, or read the page of somebody's own machine from another site.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+from gradio.routes import App
+from starlette.testclient import TestClient
+
+import app as app_package
+from app import limits
+from app.serving import guard, uploads, visitors
+from app.serving.headers import HEADERS
+
+ROOT = Path(__file__).resolve().parents[2]
+assert app_package.__file__ == str(ROOT / "app" / "__init__.py")
+
+
+def served() -> dict[str, Any]:
+    """``app.middleware`` and routes as app.py gives them to Gradio; the file is named like the package."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("entry", ROOT / "app.py")
+    assert spec and spec.loader
+    entry = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(entry)
+    return dict(entry.launch_options()["app_kwargs"])
+
+
+release = threading.Event()
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestClient]:
+    """A small page behind everything that the real one is behind, with one endpoint that waits."""
+    monkeypatch.setenv("GRADIO_SERVER_PORT", "7860")
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    monkeypatch.delenv("EXPLORER_HOSTED", raising=False)
+    monkeypatch.setattr(limits, "_found", [])
+    monkeypatch.setattr("app.port.server_port", lambda: 7860)
+    release.clear()
+    with gr.Blocks() as blocks:
+        name = gr.Textbox()
+        file = gr.File()
+        name.submit(lambda text: release.wait(20) and text, name, name, api_name="wait")
+        file.upload(lambda path: str(path), file, name, api_name="take")
+    blocks.queue(max_size=limits.current().queue)
+    blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets it
+    made = App.create_app(blocks, app_kwargs=served())
+    with TestClient(made, base_url="http://localhost") as client:
+        yield client
+        release.set()
+
+
+def join(client: TestClient, session: str, data: Any, number: int = 0, **headers: str) -> Any:
+    body = {"data": [data], "fn_index": number, "session_hash": session}
+    return client.post("/gradio_api/queue/join", json=body, headers=headers)
+
+
+def test_only_this_machines_names_are_answered(client: TestClient) -> None:
+    """A site whose name points to 127.0.0.1 would otherwise read the page through its visitor's browser."""
+    assert client.get("/config").status_code == 200
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example"):
+        assert client.get("/config", headers={"host": host}).status_code == 400
+    assert client.get("/config", headers={"host": "127.0.0.1:7860"}).status_code == 200
+
+
+def test_answers_carry_a_policy_and_are_compressed(client: TestClient) -> None:
+    answer = client.get("/config", headers={"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip" and answer.json()["components"]
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    assert "http:" not in HEADERS["content-security-policy"]
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_body_has_a_bound(client: TestClient, monkeypatch: pytest.MonkeyPatch, claimed: bool) -> None:
+    """Said by its length, or found while it comes in without one."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    body = json.dumps({"data": ["x" * limits.HOSTED.request_bytes], "fn_index": 0, "session_hash": "a"})
+    content = body.encode() if claimed else iter([body.encode()])
+    answer = client.post("/gradio_api/queue/join", content=content)
+    assert answer.status_code == 413 and "1,048,576 bytes" in answer.json()["detail"]
+
+
+def test_values_nested_without_end(client: TestClient) -> None:
+    deep = "[" * 5000 + "]" * 5000
+    answer = client.post("/gradio_api/queue/join", content=f'{{"data": {deep}}}')
+    assert answer.status_code == 400 and "nest" in answer.json()["detail"]
+
+
+def test_a_form_is_a_file_and_little_else(client: TestClient) -> None:
+    """Gradio keeps a form's fields in memory, whatever their size."""
+    big = {"field": "x" * (guard.FIELD_BYTES + 1)}
+    assert client.post("/gradio_api/upload", data=big, files={"files": b"1,2"}).status_code == 413
+    assert client.post("/gradio_api/upload", content=b"x").status_code == 400
+    answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2\n" * 100_000)})
+    assert answer.status_code == 200
+    assert Path(answer.json()[0]).read_bytes() == b"1,2\n" * 100_000
+
+
+def test_a_full_store_takes_no_more(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "stored_bytes", lambda: limits.current().store_bytes + 1)
+    answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2")})
+    assert answer.status_code == 503 and "store for uploads is full" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "path", ["http://127.0.0.1:9/x.npy", "HTTPS://example.com/x.npy", "ftp://example.com/x"]
+)
+def test_no_file_is_fetched_from_an_address(client: TestClient, path: str) -> None:
+    """Gradio would download it, of any length, from wherever the server can reach."""
+    answer = join(client, "a", {"path": path, "meta": {"_type": "gradio.FileData"}}, 1)
+    assert answer.status_code == 422 and "uploaded" in answer.json()["detail"]
+
+
+def test_a_visitor_has_a_share_of_the_queue(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many sessions one address opens, the next visitor still gets in."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    mine = {"x-forwarded-for": "spoofed, 192.0.2.1"}
+    answers = [join(client, f"s{i}", "x", **mine) for i in range(limits.HOSTED.share + 3)]
+    taken = [answer.status_code for answer in answers]
+    assert taken == [200] * limits.HOSTED.share + [503] * 3
+    assert "from your address" in answers[-1].json()["detail"]
+    assert join(client, "other", "x", **{"x-forwarded-for": "192.0.2.2"}).status_code == 200
+
+
+def test_health_and_metrics(client: TestClient) -> None:
+    """What a load balancer and a monitor ask; refusals are counted by reason."""
+    before = client.get("/metrics").text
+    assert client.get("/health").json() | {"status": "ok", "hosted": False} == client.get("/health").json()
+    join(client, "a", {"path": "http://example.com/"}, 1)
+    after = client.get("/metrics").text
+
+    def refused(text: str) -> float:
+        lines = [
+            line for line in text.splitlines() if line.startswith('explorer_refused_total{reason="address"}')
+        ]
+        return float(lines[0].split()[-1]) if lines else 0.0
+
+    assert refused(after) == refused(before) + 1
+    assert "explorer_queue 0.0" in after
+
+
+HOSTED_BY = [
+    ({}, {}, False),
+    ({"SPACE_ID": "a/b"}, {}, True),
+    ({"GRADIO_SHARE": "True"}, {}, True),
+    ({"GRADIO_SERVER_NAME": "0.0.0.0"}, {}, True),
+    ({}, {"x-forwarded-for": "192.0.2.1"}, True),
+    ({}, {"forwarded": "for=192.0.2.1"}, True),
+    ({"EXPLORER_HOSTED": "0"}, {"x-forwarded-for": "192.0.2.1"}, False),
+    ({"EXPLORER_HOSTED": "0", "SPACE_ID": "a/b"}, {}, False),
+    ({"EXPLORER_HOSTED": "1"}, {}, True),
+]
+
+
+@pytest.mark.parametrize(("environment", "headers", "hosted"), HOSTED_BY)
+def test_what_makes_a_page_hosted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    environment: dict[str, str], headers: dict[str, str], hosted: bool,
+) -> None:  # fmt: skip
+    """Behind a proxy every address looks local: its headers tell. The log says which and why."""
+    for name in ("SPACE_ID", "GRADIO_SHARE", "GRADIO_SERVER_NAME", "EXPLORER_HOSTED"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(limits, "_found", [])
+
+    async def nothing(scope: Any, receive: Any, send: Any) -> None:
+        return None
+
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope: Any = {"type": "http", "client": ("127.0.0.1", 1), "headers": raw}
+    with caplog.at_level(logging.WARNING, "explorer"):
+        asyncio.run(visitors.HostedWatch(nothing)(scope, None, None))  # type: ignore[arg-type]
+    assert limits.current().hosted is hosted
+    if headers and hosted:
+        assert "limits: hosted" in caplog.text and next(iter(headers)) in caplog.text
+    assert next(iter(environment), "") in limits.why() or not environment
+
+
+def test_what_was_broken_off_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Gradio leaves the file of an upload that was broken off beside the folders of finished ones."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    now = time.time()
+    finished = tmp_path / "hash" / "a.npy"
+    finished.parent.mkdir()
+    for path, age in ((tmp_path / "tmpold", 3600), (tmp_path / "tmpnew", 1), (finished, 3600)):
+        path.write_bytes(b"x")
+        os.utime(path, (now - age, now - age))
+    assert uploads.sweep(now) == 1
+    assert {path.name for path in tmp_path.rglob("*")} == {"tmpnew", "hash", "a.npy"}
+    assert uploads.stored_bytes() == 2
+
+
+def test_folders_of_processes_that_are_gone_are_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that was killed cannot remove its own."""
+    monkeypatch.setattr(uploads.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    gone, running, other = (tmp_path / name for name in (
+        f"{uploads.PREFIX}4194305-a", f"{uploads.PREFIX}{os.getppid()}-b", "gradio"))  # fmt: skip
+    for folder in (gone, running, other):
+        folder.mkdir()
+    made = uploads.make_store()
+    assert made.is_dir() and uploads.store() == made
+    assert not gone.exists() and running.exists() and other.exists()
+
+
+def test_what_a_file_says_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio reads a toast as HTML: a cell of a csv could show a link, or fetch a picture from elsewhere."""
+    said: list[str] = []
+    monkeypatch.setattr(gr, "Warning", lambda message, duration: said.append(message))
+    limits.notify('<img src="http://example.com/x"> & more')
+    assert said == ['&lt;img src="http://example.com/x"&gt; &amp; more']

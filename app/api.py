@@ -6,13 +6,16 @@ from typing import Any
 
 import gradio as gr
 
+from app.choices import schemes_of
 from app.gpu_lock import locked_steps
 from app.selection import Selection, matrix_of, model_source
-from explorer import FORMATS, SCHEMES, Scheme, SourceError, compare_schemes, mark_frontier
+from app.serving.work import check_of_this_run
+from explorer import FORMATS, SCHEMES, SourceError, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record
 from explorer.core.serialize import to_json
 from explorer.formats import FloatFormat, Format
 from explorer.formats.code import code_facts, in_every_format, parse_code, plain_number
+from explorer.progress import StoppedError, stoppable
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 
@@ -48,14 +51,14 @@ def _explained(format_name: str, entry: str) -> dict[str, Any]:
 
 def flip(format_name: str, entry: str, bit: float) -> str:
     """The code of an entry with one bit flipped, in hexadecimal; bit 0 is the lowest."""
-    return _answer(lambda: _flipped(format_name, entry, int(bit)))
+    return _answer(lambda: _flipped(format_name, entry, bit))
 
 
-def _flipped(format_name: str, entry: str, bit: int) -> str:
+def _flipped(format_name: str, entry: str, bit: float) -> str:
     fmt = _format(format_name)
-    if not 0 <= bit < fmt.bits:
-        raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}")
-    code = parse_code(entry, fmt) ^ (1 << bit)
+    if bit not in range(fmt.bits):
+        raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}, not {bit:g}")
+    code = parse_code(entry, fmt) ^ (1 << int(bit))
     if code >= fmt.code_count:
         raise ValueError(f"{fmt.label} uses only codes 0 to {fmt.code_count - 1}")
     return f"0x{code:0{-(-fmt.bits // 4)}X}"
@@ -94,7 +97,7 @@ def report_layer(model: str, layer: str, schemes: str, revision: str = "") -> li
 
 
 def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
-    wanted = [Scheme.parse(name) for name in schemes.split(",")]
+    wanted = schemes_of(schemes.split(","))
     rows = mark_frontier(locked_steps(compare_schemes(matrix_of(chosen).values, wanted)))
     return [comparison_record(row) for row in rows]
 
@@ -102,8 +105,9 @@ def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
 def _answer(make: Any) -> Any:
     """The answer, or the refusal as an API error with its words (programs have no screen to keep)."""
     try:
-        return make()
-    except (ValueError, SourceError) as error:
+        with stoppable(check_of_this_run()):
+            return make()
+    except (ValueError, SourceError, StoppedError) as error:
         raise gr.Error(str(error), print_exception=False) from error
 
 

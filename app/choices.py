@@ -1,6 +1,8 @@
-"""What pickers of several tabs offer, and what their entries mean."""
+"""What pickers of several sections offer, and what their entries mean."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from explorer import Scheme
 from explorer.methods import choices
@@ -15,6 +17,21 @@ INPUT_SCHEMES = {
     "INT4 per token": "int4_row",
 }
 """How the inputs of a layer may be quantized: the picker's label, and the scheme's name ("" for none)."""
+
+
+MOST_SCHEMES = 200
+"""In one request: twice what has a name."""
+
+
+def schemes_of(texts: Sequence[str]) -> list[Scheme]:
+    """The schemes of names and texts, each once. ``ValueError`` for none, for one that is no scheme, and for
+    more than ``MOST_SCHEMES``."""
+    if not texts:
+        raise ValueError("choose at least one scheme")
+    once = list(dict.fromkeys(texts))
+    if len(once) > MOST_SCHEMES:
+        raise ValueError(f"{len(once)} schemes in one request; at most {MOST_SCHEMES} are taken")
+    return list({str(scheme): scheme for scheme in map(Scheme.parse, once)}.values())
 
 
 def input_scheme(label: str | None) -> Scheme | None:

@@ -15,7 +15,9 @@ import torch
 from app import html, limits
 from app.selection import NothingChosenError, Selection
 from app.serving.measure import measured
+from app.serving.work import LeftError, check_of_this_run, checked_steps
 from explorer import gpu
+from explorer.progress import StoppedError, stoppable
 
 Control = Any
 """A Gradio component. Gradio adds its event methods at run time, where a type checker cannot see them."""
@@ -72,11 +74,13 @@ def shows(
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        def refused(error: Exception) -> Any:
+            return view.refused(_message(error)) if view else gr.skip()
+
         def refusal(error: Exception) -> Any:
-            message = _message(error)
             if not told and not isinstance(error, NothingChosenError):
-                limits.notify(message)
-            return view.refused(message) if view else gr.skip()
+                limits.notify(_message(error))
+            return refused(error)
 
         prepare: Callable[..., Any] = _as_they_are
         if _takes_selection(function):
@@ -88,7 +92,9 @@ def shows(
         def steps(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    yield from function(*prepare(values))  # type: ignore[misc]
+                    yield from checked_steps(function(*prepare(values)), check_of_this_run())  # type: ignore[arg-type]
+                except LeftError:
+                    outcome.how = "left"
                 except _REFUSED as error:
                     outcome.how = "refused"
                     yield refusal(error)
@@ -97,7 +103,11 @@ def shows(
         def once(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    return function(*prepare(values))
+                    with stoppable(check_of_this_run()):
+                        return function(*prepare(values))
+                except LeftError as error:
+                    outcome.how = "left"
+                    return refused(error)
                 except _REFUSED as error:
                     outcome.how = "refused"
                     return refusal(error)
@@ -129,7 +139,7 @@ def listen(event: Any, handler: Any, inputs: Any, outputs: View | Control, **opt
     return event(_in_order(handler), inputs, outputs.in_order(), **options)
 
 
-_REFUSED = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
+_REFUSED = (ValueError, StoppedError, OSError, ImportError, MemoryError, RuntimeError)
 
 
 def _message(error: Exception) -> str:

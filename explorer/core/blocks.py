@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explorer.progress import checkpoint
+
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Elements processed at a time. CPU: 1 MB of float32, which stays in a core's cache. GPU: enough to occupy
 it, few enough for float64 temporaries to fit.
@@ -60,6 +62,7 @@ def chunks(
     Blocks taller than a chunk are split; ``height`` is then the height of the piece.
     """
     for part in rectangles(shape, block):
+        checkpoint()
         columns = max(part.columns.stop - part.columns.start, 1)
         fitting = max(CHUNK_ELEMENTS[device.type] // columns, 1)
         if part.height >= fitting:
@@ -82,6 +85,7 @@ def ordered_sum(values: Tensor) -> float:
 def _cut_flat(part: Rectangle, count: int) -> Iterator[Rectangle]:
     """Runs of ``count`` whole grid rows."""
     for first in range(part.grid_rows.start, part.grid_rows.stop, count):
+        checkpoint()
         last = min(first + count, part.grid_rows.stop)
         start = part.rows.start + (first - part.grid_rows.start) * part.height
         stop = part.rows.start + (last - part.grid_rows.start) * part.height
@@ -95,6 +99,7 @@ def _cut_tall(part: Rectangle, rows: int) -> Iterator[Rectangle]:
     for index in range(part.grid_rows.start, part.grid_rows.stop):
         top = part.rows.start + (index - part.grid_rows.start) * part.height
         for start in range(top, top + part.height, rows):
+            checkpoint()
             stop = min(start + rows, top + part.height)
             cell = slice(index, index + 1)
             yield Rectangle(

@@ -22,7 +22,7 @@ from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack
 from explorer.methods.layer import QuantizedLayer, check_layer, check_objective, safe_divisor, same_gram
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.schemes import MappingType, Scales, Scheme, scale_for
 from explorer.schemes.calibrators import Range
 
@@ -51,6 +51,7 @@ def autoround(
     objective: list[float] = []
     best = (offset, shares)
     for step in range(ITERATIONS + 1):
+        checkpoint()
         loss, gradients = problem.loss_and_gradients(offset, shares)
         if not objective or loss < min(objective):
             best = (offset, shares)

@@ -14,7 +14,7 @@ from torch import Tensor
 from explorer.core.quantize import quantize, quantize_with_scales
 from explorer.core.ranges import find_ranges
 from explorer.methods.layer import Diagonal, QuantizedLayer, check_layer
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme, scale_for
 from explorer.schemes.calibrators import Range
 
@@ -58,6 +58,7 @@ def awq(
     importance, target = x.abs().mean(0), x @ w.t()
     objective, least, chosen = [], float("inf"), torch.ones_like(importance)
     for index, alpha in enumerate(ALPHAS):
+        checkpoint()
         if duo:
             s = duo_scale(importance, w, scheme.block[1] or w.shape[1], alpha)
         else:
@@ -94,6 +95,7 @@ def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
     gram = torch.einsum("tgi,tgj->gij", x, x) / len(x)
     least, factor = torch.full_like(full.high, float("inf")), torch.ones_like(full.high)
     for shrink in SHRINKS:
+        checkpoint()
         clipped = Range(full.low * shrink, full.high * shrink)
         rounded = quantize_with_scales(weight, scheme, scale_for(clipped, scheme, largest)).dequantize()
         error = _row_groups(weight - rounded, width)

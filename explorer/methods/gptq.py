@@ -36,7 +36,7 @@ from torch import Tensor
 from explorer.core.quantize import quantize_with_scales
 from explorer.methods.column_scales import ColumnScales
 from explorer.methods.layer import QuantizedLayer, check_layer
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 
 DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -282,6 +282,7 @@ def round_columns(columns: Columns, block: int, after: AfterBlock) -> None:
     """Algorithm 1: ``columns.q`` and the scales, ``block`` columns at a time."""
     k = columns.w.shape[1]
     for start in range(0, k, block):
+        checkpoint()
         stop = min(start + block, k)
         for j in range(start, stop):
             if width := columns.scales.due(j):

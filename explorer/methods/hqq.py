@@ -22,7 +22,7 @@ from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack
 from explorer.methods.layer import QuantizedLayer, as_float16, check_layer, check_objective, safe_divisor
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme, scale_for
 
 NORM, BETA, GROWTH, ITERATIONS = 0.7, 10.0, 1.01, 20
@@ -85,6 +85,7 @@ def hqq(
     codes, beta = problem.codes(zero), BETA
     objective, best = [problem.loss(codes, zero)], (codes, zero)
     for iteration in range(ITERATIONS):
+        checkpoint()
         zero = problem.better_zero(codes, zero, beta)
         codes, beta = problem.codes(zero), beta * GROWTH
         loss = problem.loss(codes, zero)

@@ -19,6 +19,7 @@ from torch import Tensor
 from explorer.core.quantize import quantize
 from explorer.methods.awq import ALPHAS
 from explorer.methods.layer import Diagonal, Objective, check_layer
+from explorer.progress import checkpoint
 from explorer.schemes import Scheme
 
 SMALLEST = 1e-5
@@ -61,6 +62,7 @@ def smoothquant_search(
     """
     target, found, objective = activations @ weight.t(), [], []
     for alpha in ALPHAS:
+        checkpoint()
         found.append(Diagonal.rounded(smoothing(activations, [weight], alpha)))
         w, x = quantize(found[-1].weight(weight), scheme).dequantize(), found[-1].inputs(activations)
         x = x if of_inputs is None else quantize(x, of_inputs).dequantize()

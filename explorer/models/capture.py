@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.sources.base import first_line
 from explorer.sources.models import open_model
 from explorer.sources.tensors import SourceError
@@ -94,6 +94,7 @@ def capture(
     hooks = [modules[name].register_forward_pre_hook(inputs[name]) for name in names]
     try:
         for index, text in enumerate(texts):
+            checkpoint()
             batch = model.tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt")
             with torch.no_grad():
                 model.network(**{k: v.to(model.device) for k, v in batch.items()})
@@ -133,6 +134,7 @@ class _Inputs:
 def _linear_modules(model: Model, names: Sequence[str]) -> dict[str, nn.Linear]:
     linear = {name: m for name, m in model.network.named_modules() if isinstance(m, nn.Linear)}
     for name in names:
+        checkpoint()
         if name not in linear:
             raise SourceError(
                 f"{model.name} has no linear layer {name!r}; it has {len(linear)}, "

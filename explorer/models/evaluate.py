@@ -23,7 +23,7 @@ from explorer.methods import RTN, names_in
 from explorer.models.capture import Captured, Model, capture, linear_layers
 from explorer.models.quantize import quantize_model
 from explorer.paths import ASSETS
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.training.layers import StoredLinear, convert, prepare
 
@@ -116,6 +116,7 @@ def embed(model: Model, texts: Sequence[str], progress: Progress | None = None) 
     """float32 [sentences, width], each of length one: the mean of a sentence's token vectors."""
     embeddings = []
     for start in range(0, len(texts), BATCH):
+        checkpoint()
         batch = list(texts[start : start + BATCH])
         tokens = model.tokenizer(
             batch, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"

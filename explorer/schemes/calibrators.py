@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from explorer.formats import E4M3
+from explorer.progress import checkpoint
 from explorer.schemes.rules import ScaleRule
 
 BLOCK_DIMS = (1, 3)
@@ -164,6 +165,7 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
     least = torch.full_like(whole.high, math.inf, dtype=torch.float64)
     for moves_low, moves_high in (BOTH_ENDS, LOW_END, HIGH_END) if context.asymmetric else (BOTH_ENDS,):
         for factor in _factors(context.scale):
+            checkpoint()
             moved = torch.full_like(whole.high, factor)
             new_low, new_high = moved if moves_low else low, moved if moves_high else high
             restored = context.restore(_moved(whole, new_low, new_high, context))
@@ -222,6 +224,7 @@ def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
     counts, nonempty, h_log_h = _prefix_sums(h), _prefix_sums((h > 0).double()), _prefix_sums(h.xlogy(h))
     objectives = []
     for i in range(levels, bins + 1):
+        checkpoint()
         edges = (torch.arange(levels + 1, device=h.device) * i) // levels
         group, inside, last = counts[:, edges].diff(dim=1), counts[:, i], h[:, i - 1]
         q = group / nonempty[:, edges].diff(dim=1).clamp(min=1) / inside[:, None]  # Q_j of each group's bins

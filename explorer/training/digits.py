@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.formats import FORMATS, IntegerFormat
+from explorer.progress import checkpoint
 from explorer.schemes import SCHEMES, MappingType, Scheme
 from explorer.training.layers import QuantLinear, Rule, prepare
 
@@ -118,6 +119,7 @@ def fit(model: nn.Module, epochs: int, seed: int, rate: float = RATE) -> Iterato
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         for index in torch.randperm(len(x), generator=generator).split(BATCH):
+            checkpoint()
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[index]), y[index]).backward()
             optimizer.step()

@@ -7,6 +7,7 @@ address, or read the page of somebody's own machine from another site.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -17,14 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import httpx
 import pytest
 from gradio.routes import App
 from starlette.testclient import TestClient
 
 import app as app_package
-from app import limits
+from app import api, choices, limits
 from app.serving import guard, uploads, visitors
 from app.serving.headers import HEADERS
+from app.views import listen, shows
+from explorer.progress import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 assert app_package.__file__ == str(ROOT / "app" / "__init__.py")
@@ -138,6 +142,84 @@ def test_a_visitor_has_a_share_of_the_queue(client: TestClient, monkeypatch: pyt
     assert taken == [200] * limits.HOSTED.share + [503] * 3
     assert "from your address" in answers[-1].json()["detail"]
     assert join(client, "other", "x", **{"x-forwarded-for": "192.0.2.2"}).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[tuple[str, list[str]]]:
+    """A server on a port of its own with two endpoints that would never end, one a generator; and how their
+    runs ended."""
+    ended: list[str] = []
+
+    def work() -> Iterator[None]:
+        try:
+            while True:
+                checkpoint()
+                time.sleep(0.01)
+                yield
+        except BaseException as error:
+            ended.append(type(error).__name__)
+            raise
+
+    @shows()
+    def once(text: str) -> str:
+        for _ in work():
+            continue
+        return text
+
+    @shows()
+    def steps(text: str) -> Iterator[str]:
+        for number, _ in enumerate(work()):
+            if number % 1000 == 0:
+                yield text
+
+    with gr.Blocks() as blocks:
+        name = gr.Textbox()
+        for number, handler in enumerate((once, steps)):
+            listen(name.submit if number else name.change, handler, name, name, api_name=handler.__name__)
+    blocks.queue()
+    _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
+    yield url, ended
+    blocks.close()
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["function", "generator"])
+def test_leaving_stops_the_work(real: tuple[str, list[str]], number: int) -> None:
+    """Who closes the page holds no core: at the next checkpoint the work ends."""
+    url, ended = real
+    before = len(ended)
+    with httpx.Client(base_url=f"{url}gradio_api/") as client:
+        body = {"data": ["x"], "fn_index": number, "session_hash": f"leaving{number}"}
+        assert client.post("queue/join", json=body).status_code == 200
+        with client.stream("GET", "queue/data", params={"session_hash": f"leaving{number}"}) as messages:
+            next(line for line in messages.iter_lines() if "process_starts" in line)
+    for _ in range(400):
+        if len(ended) > before:
+            break
+        time.sleep(0.05)
+    assert ended[before:] and ended[before] in ("LeftError", "GeneratorExit")
+
+
+def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside one item of work too: a search that would take minutes ends with a sentence."""
+    monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.HOSTED, run_seconds=-1))
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+
+    @shows()
+    def long(text: str) -> str:
+        while True:
+            checkpoint()
+
+    assert long("x") == gr.skip()
+    assert "the longest that a run may take here" in said[0]
+
+
+def test_one_request_has_few_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 times the same is one; 2,000 different ones are refused before any work."""
+    assert [str(scheme) for scheme in choices.schemes_of(["nvfp4"] * 2000)] == ["nvfp4"]
+    many = ",".join(f"int4~1x{side}~SYMMETRIC~float32~minmax" for side in range(1, 300))
+    with pytest.raises(gr.Error, match="at most 200"):
+        api.report("mlp_up", many)
 
 
 def test_health_and_metrics(client: TestClient) -> None:

@@ -1,0 +1,60 @@
+"""When a handler's work ends: after the longest time that a run may take, or when its visitor has left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from gradio.context import LocalContext
+
+from app import limits
+from explorer.progress import StoppedError, stoppable
+
+Item = TypeVar("Item")
+
+
+class LeftError(StoppedError):
+    """Nobody waits for the answer any more."""
+
+
+def check_of_this_run() -> Callable[[], None]:
+    """What ``explorer.progress.checkpoint`` is to call while the handler that is running now works."""
+    longest = limits.current().run_seconds
+    end, left = time.monotonic() + longest, _left()
+
+    def check() -> None:
+        if time.monotonic() > end:
+            raise StoppedError(
+                f"stopped after {longest:.0f} s, the longest that a run may take here; choose a smaller "
+                "tensor, fewer schemes or min-max ranges"
+            )
+        if left():
+            raise LeftError("stopped: the visitor has left")
+
+    return check
+
+
+def _left() -> Callable[[], bool]:
+    """Whether the visitor whose request runs now has left or pressed Stop; never, outside a server."""
+    blocks, number = LocalContext.blocks.get(None), LocalContext.event_id.get(None)
+    if blocks is None or number is None:
+        return lambda: False
+    event = blocks._queue.event_ids_to_events.get(number)
+    known: Any = blocks._queue.event_ids_to_events
+    return lambda: event is not None and (not event.alive or number not in known)
+
+
+def checked_steps(steps: Iterator[Item], check: Callable[[], None]) -> Iterator[Item]:
+    """The items of ``steps``, each made under ``check``: a generator's steps may run in different threads."""
+    end = object()
+    try:
+        while True:
+            with stoppable(check):
+                item = next(steps, end)
+            if item is end:
+                return
+            yield item  # type: ignore[misc]
+    finally:
+        if hasattr(steps, "close"):
+            steps.close()

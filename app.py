@@ -38,6 +38,7 @@ from app.theme import HEAD, make_theme
 from app.ui import build
 from explorer import gpu
 from explorer.bench.quantize import all_builds
+from explorer.bench.recordings import leave_out_damaged
 from explorer.gpu.runtime import arch_of, compile_all
 
 
@@ -50,6 +51,7 @@ def main() -> None:
     logging.getLogger("explorer").info(
         "limits: %s (%s)", "hosted" if allowed.hosted else "local", limits.why()
     )
+    leave_out_damaged(lambda words: print(f"left out: {words}", file=sys.stderr, flush=True))
     uploads.make_store()
     uploads.sweep_forever()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the store is removed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import explorer
@@ -21,6 +23,7 @@ from explorer.cli.app import app
 from explorer.cli.output import Table, counted, render
 from explorer.core import backend
 from explorer.core.lowering import with_kernels
+from explorer.export.files import write_tensors
 from explorer.export.quantized import load_quantized, save_quantized
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -315,6 +318,34 @@ def test_a_file_that_cannot_be_written_is_one_line(
     out = str(tmp_path / "q.safetensors")
     code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--out", out)
     assert code == 2 and err.startswith("error: ") and len(err.strip().splitlines()) == 1
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A device or a pipe that is replaced by a file is gone for everybody on the machine."""
+    pipe = tmp_path / "q.safetensors"
+    os.mkfifo(pipe)
+    code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--out", str(pipe))
+    assert code == 2 and "no regular file" in err and len(err.strip().splitlines()) == 1
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    with pytest.raises(OSError, match="no regular file"):
+        write_tensors({"x": torch.zeros(1)}, pipe, {})
+
+
+def test_a_full_disk_leaves_what_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, the old file whole, and no half file beside it."""
+    out = tmp_path / "q.safetensors"
+    out.write_bytes(b"before")
+
+    def full(tensors: object, path: Path, about: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("explorer.export.files.save_file", full)
+    code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--out", str(out))
+    assert code == 2 and "No space left" in err and len(err.strip().splitlines()) == 1
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
 
 
 def test_docs_say_what_they_wrote_in_json(capsys: pytest.CaptureFixture[str]) -> None:

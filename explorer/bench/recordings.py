@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,12 +59,30 @@ class Recording(Generic[Row]):
 
 
 def recorded(name: str, row: type[Row]) -> Recording[Row]:
-    """``assets/measurements/<name>.json``, empty if it is not there; ``RecordingError`` if it is damaged."""
+    """``assets/measurements/<name>.json``, empty if it is not there.
+
+    ``RecordingError`` if it is damaged; after ``leave_out_damaged`` it is empty then, too.
+    """
     path = FOLDER / f"{name}.json"
     if not path.exists():
         return Recording(Machine(), ())
-    loaded: Recording[Row] = _load(path, cast(Any, row), path.stat().st_mtime_ns)
+    try:
+        loaded: Recording[Row] = _load(path, cast(Any, row), path.stat().st_mtime_ns)
+    except RecordingError as error:
+        if _report is None:
+            raise
+        _report(str(error))
+        return Recording(Machine(), ())
     return loaded
+
+
+_report: Callable[[str], None] | None = None
+
+
+def leave_out_damaged(report: Callable[[str], None]) -> None:
+    """From now on, a damaged recording is left out; what is wrong with it is told to ``report``."""
+    global _report
+    _report = report
 
 
 @cache
@@ -72,7 +90,9 @@ def _load(path: Path, row: Any, _modified: int) -> Recording[Any]:
     try:
         recording: Recording[Any] = _adapter(Recording[row]).validate_json(path.read_bytes())
         return dataclasses.replace(recording, rows=tuple(map(_with_current_names, recording.rows)))
-    except ValidationError as error:
+    except (ValidationError, OSError) as error:
+        if isinstance(error, OSError):
+            raise RecordingError(f"{path.name} cannot be read: {error.strerror}") from error
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise RecordingError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,6 +52,10 @@ def check_out(path: str | None) -> None:
         raise ValueError(f"--out {path}: there is no folder {Path(path).parent}")
     if Path(path).is_dir():
         raise ValueError(f"--out {path} is a folder; name a .safetensors file")
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"--out {path} is no regular file; it is not replaced")
+    if not os.access(Path(path).parent, os.W_OK):
+        raise ValueError(f"--out {path}: the folder {Path(path).parent} cannot be written")
     if Path(path).suffix.lower() != ".safetensors":
         raise ValueError(f"--out {path}: what is written ends in .safetensors")
 

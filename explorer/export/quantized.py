@@ -25,13 +25,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.core.serialize import to_json
 from explorer.export.about import KEY, About, read_about
+from explorer.export.files import write_tensors
 from explorer.export.levels import LEVEL_KEYS, Part, level_parts, packed_levels, unpacked_levels
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
@@ -56,10 +56,7 @@ def save_quantized(
     tensors = {f"{name}.{key}": value for key, value in {"packed": q.packed.contiguous(), **scales}.items()}
     tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
     about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
-    try:
-        save_file(tensors, path, {KEY: json.dumps(about)})
-    except SafetensorError as error:
-        raise OSError(f"{path} cannot be written: {error}") from error
+    write_tensors(tensors, path, {KEY: json.dumps(about)})
 
 
 def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:

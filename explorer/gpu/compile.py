@@ -78,19 +78,37 @@ def compile_cubin(build: Build, arch: str) -> Path:
     """
     folder = cache_folder()
     path = folder / f"{_key(build, arch)}.cubin"
-    if path.exists():
+    if _whole(path):
         return path
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         raise KernelError(f"{build.file} is not compiled for {arch}, and there is no nvcc on the PATH")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        cubin, log = Path(scratch) / "kernel.cubin", Path(scratch) / "log"
-        log.write_text(_run_nvcc(nvcc, build, arch, cubin))
-        log.replace(path.with_suffix(".log"))
-        cubin.replace(path)
-    (folder / "nvcc.txt").write_text(_nvcc_version())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            cubin, log = Path(scratch) / "kernel.cubin", Path(scratch) / "log"
+            log.write_text(_run_nvcc(nvcc, build, arch, cubin))
+            (Path(scratch) / "sum").write_text(_sum(cubin))
+            log.replace(path.with_suffix(".log"))
+            (Path(scratch) / "sum").replace(path.with_suffix(".sum"))
+            cubin.replace(path)
+        (folder / "nvcc.txt").write_text(_nvcc_version())
+    except OSError as error:
+        raise KernelError(
+            f"the kernel cache {folder} cannot be written ({error.strerror}); set EXPLORER_KERNEL_CACHE to a "
+            "folder that can"
+        ) from error
     return path
+
+
+def _whole(path: Path) -> bool:
+    """Whether the cubin is in the cache as it was written: one that was cut off would crash the launch."""
+    known = path.with_suffix(".sum")
+    return path.exists() and known.exists() and known.read_text() == _sum(path)
+
+
+def _sum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def compile_all(

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from explorer.export.files import write_tensors
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import first_line
 from explorer.sources.models import open_model
@@ -146,12 +146,10 @@ def _linear_modules(model: Model, names: Sequence[str]) -> dict[str, nn.Linear]:
 def save_captured(layers: Sequence[Captured], path: str | Path) -> None:
     """Write ``<layer>.weight`` and ``<layer>.activations`` of each to one .safetensors file.
 
-    The file is complete or not there: it is written under another name first.
+    The file is complete or not there; ``OSError`` if it cannot be written.
     """
     tensors = {}
     for layer in layers:
         tensors[f"{layer.name}.weight"] = layer.weight.contiguous()
         tensors[f"{layer.name}.activations"] = layer.activations.contiguous()
-    partial = Path(f"{path}.partial")
-    save_file(tensors, partial)
-    partial.replace(path)
+    write_tensors(tensors, path, {})

@@ -254,9 +254,12 @@ HOSTED_BY = [
 
 @pytest.mark.parametrize(("environment", "headers", "hosted"), HOSTED_BY)
 def test_what_makes_a_page_hosted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    environment: dict[str, str], headers: dict[str, str], hosted: bool,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    environment: dict[str, str],
+    headers: dict[str, str],
+    hosted: bool,
+) -> None:
     """Behind a proxy every address looks local: its headers tell. The log says which and why."""
     for name in ("SPACE_ID", "GRADIO_SHARE", "GRADIO_SERVER_NAME", "EXPLORER_HOSTED"):
         monkeypatch.delenv(name, raising=False)
@@ -297,8 +300,10 @@ def test_folders_of_processes_that_are_gone_are_removed(
     """A process that was killed cannot remove its own."""
     monkeypatch.setattr(uploads.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
-    gone, running, other = (tmp_path / name for name in (
-        f"{uploads.PREFIX}4194305-a", f"{uploads.PREFIX}{os.getppid()}-b", "gradio"))  # fmt: skip
+    gone, running, other = (
+        tmp_path / name
+        for name in (f"{uploads.PREFIX}4194305-a", f"{uploads.PREFIX}{os.getppid()}-b", "gradio")
+    )
     for folder in (gone, running, other):
         folder.mkdir()
     made = uploads.make_store()

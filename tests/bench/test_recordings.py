@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.ui import build
 from explorer import paths
 from explorer.bench import recordings
 from explorer.bench.analysis import recorded_analyses
@@ -163,3 +164,14 @@ def test_this_machine_says_what_it_is() -> None:
     assert machine.cpu and machine.threads and machine.chip == machine.cpu and not machine.gpu
     assert machine.packages["numpy"][0].isdigit() and machine.packages["no-such-package"] == "not installed"
     assert machine.torch in machine.describe() and machine.date in machine.describe()
+
+
+def test_a_page_starts_without_a_damaged_recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each file in turn is cut in half: the page is built, and one line says which file is left out."""
+    said: list[str] = []
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    monkeypatch.setattr(recordings, "_report", said.append)
+    for path in sorted((paths.ASSETS / "measurements").glob("*.json")):
+        (tmp_path / path.name).write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    build()
+    assert said and all(".json" in words and "restore the file" in words for words in said)

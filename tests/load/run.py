@@ -1,0 +1,189 @@
+"""``make load``: visitors of a page that this command starts itself on a port of this machine.
+
+    python -m tests.load.run --visitors 64 --minutes 60 [--record]
+
+Prints, and with ``--record`` writes to docs/load.md: answers by kind and by how they ended, the 50th and 95th
+percentile of seconds, and the server's memory, threads, descriptors and disk over time with their slopes.
+Exits with 1 if an answer was wrong or lost, or the server failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import torch
+
+from explorer.bench.machine import this_machine
+from tests.load.visitor import Answer, Server, Visitor
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTLED_SECONDS = 300
+"""Caches fill for so long; slopes are taken afterwards."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The server at one moment: seconds since the start, bytes of memory, threads, descriptors, bytes on
+    disk."""
+
+    at: float
+    memory: int
+    threads: int
+    descriptors: int
+    disk: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--visitors", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--most-mb", type=float, default=64, help="the largest upload")
+    parser.add_argument("--record", action="store_true")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        answers, samples = run(asked.visitors, asked.minutes * 60, int(asked.most_mb * 2**20), Path(folder))
+    text = report(asked.visitors, asked.minutes, answers, samples)
+    print(text)
+    if asked.record:
+        (ROOT / "docs" / "load.md").write_text(text, encoding="utf-8")
+    return int(any(bad(answer) for answer in answers))
+
+
+def bad(answer: Answer) -> bool:
+    """Neither right, nor refused with a reason, nor left by the visitor."""
+    return not answer.how.startswith(("right", "refused", "aborted"))
+
+
+def run(visitors: int, seconds: float, most: int, folder: Path) -> tuple[list[Answer], list[Sample]]:
+    """Start the page as a hosted one, let the visitors in, and end it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_TEMP_DIR": str(folder)}
+    environment |= {"EXPLORER_HOSTED": "1", "HF_HUB_OFFLINE": "1"}
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "app.py"], cwd=ROOT, env=environment, stdout=log, stderr=log
+        )
+    try:
+        return asyncio.run(_visits(f"http://127.0.0.1:{port}/", server, visitors, seconds, most, folder))
+    finally:
+        server.terminate()
+        server.wait(30)
+        failures = [line for line in (folder / "log").read_text().splitlines() if "Traceback" in line]
+        if failures:
+            print((folder / "log").read_text()[-4000:], file=sys.stderr)
+
+
+async def _visits(
+    url: str, server: subprocess.Popen[bytes], visitors: int, seconds: float, most: int, folder: Path
+) -> tuple[list[Answer], list[Sample]]:
+    limits, timeout = httpx.Limits(max_connections=None), httpx.Timeout(300)
+    answers: list[Answer] = []
+    samples: list[Sample] = []
+    async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:
+        await _up(client, server)
+        page = Server(client)
+        await page.learn()
+        start = time.monotonic()
+
+        async def one(seed: int) -> None:
+            # Small files are the rule, large ones the exception. Each visitor comes from an address of its
+            # own, as through a proxy.
+            size = most if seed % 16 == 15 else max(1 << 18, most // 32)
+            own = {"x-forwarded-for": f"10.0.{seed // 250}.{seed % 250 + 1}"}
+            async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, headers=own) as mine:
+                visitor = Visitor(Server(mine, page.numbers), seed, size)
+                async for answer in visitor.visit(start + seconds):
+                    answers.append(answer)
+
+        async def watch() -> None:
+            process = psutil.Process(server.pid)
+            while True:
+                disk = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+                samples.append(
+                    Sample(time.monotonic() - start, process.memory_info().rss, process.num_threads(),
+                           process.num_fds(), disk)
+                )  # fmt: skip
+                await asyncio.sleep(5)
+
+        watching = asyncio.create_task(watch())
+        await asyncio.gather(*(one(seed) for seed in range(visitors)))
+        watching.cancel()
+    return answers, samples
+
+
+async def _up(client: httpx.AsyncClient, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        try:
+            if (await client.get("health")).status_code == 200:
+                return
+        except httpx.HTTPError:
+            if server.poll() is not None:
+                raise RuntimeError("the page did not start") from None
+        await asyncio.sleep(0.1)
+    raise RuntimeError("the page did not answer within a minute")
+
+
+def report(visitors: int, minutes: float, answers: list[Answer], samples: list[Sample]) -> str:
+    """What was measured, as a page of docs/."""
+    by_kind: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_kind[answer.kind].append(answer)
+    machine = this_machine(torch.device("cpu"))
+    lines = [
+        "# Load",
+        "",
+        f"Measured {date.today()} by `make load`: {visitors} visitors for {minutes:g} minutes, on "
+        f"{machine.describe()}. Every visitor has a tensor of its own in a file called `w.safetensors`; "
+        "every answer is compared with the library's for that tensor.",
+        "",
+        "| request | answers | right | refused | wrong, lost or failed | p50 s | p95 s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, own in sorted(by_kind.items()):
+        took = np.percentile([a.seconds for a in own], [50, 95])
+        right = sum(a.how.startswith(("right", "aborted")) for a in own)
+        refused, wrong = sum(a.how.startswith("refused") for a in own), sum(map(bad, own))
+        lines.append(
+            f"| {kind} | {len(own)} | {right} | {refused} | {wrong} | {took[0]:.2f} | {took[1]:.2f} |"
+        )
+    lines += [
+        "",
+        "| of the server | at the start | at the end | slope after five minutes |",
+        "|---|---|---|---|",
+    ]
+    late = [s for s in samples if s.at > min(SETTLED_SECONDS, samples[-1].at / 2)]
+    for what, unit, scale in (
+        ("memory", "MB", 1e6), ("threads", "", 1), ("descriptors", "", 1), ("disk", "MB", 1e6),
+    ):  # fmt: skip
+        values = [getattr(s, what) / scale for s in samples]
+        slope = np.polyfit([s.at / 3600 for s in late], [getattr(s, what) / scale for s in late], 1)[0]
+        lines.append(
+            f"| {what} | {values[0]:.0f} {unit} | {values[-1]:.0f} {unit} | {slope:+.1f} {unit} an hour |"
+        )
+    ends = Counter(a.how if bad(a) else a.how.split(":")[0] for a in answers)
+    lines += [
+        "",
+        "How they ended: " + "; ".join(f"{how} {count}" for how, count in ends.most_common()) + ".",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

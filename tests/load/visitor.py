@@ -1,0 +1,230 @@
+"""One visitor as a browser is one: uploads a file, asks as the page's own controls do, and checks what comes
+back against what the library computes for this visitor's own tensor."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import json
+import math
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from explorer import SCHEMES, compare_schemes
+from explorer.sources import load_sample
+
+NAME = "w.safetensors"
+"""Every visitor's file has this name, and one tensor called ``w``."""
+SCHEMES_ASKED = ("nvfp4", "int4_group32", "int8_row", "fp8_e4m3_128x128", "mxfp4", "nf4_block64")
+TOLERANCE_DB = 0.006
+"""The page shows two decimals."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request: its kind, seconds until the last of the answer, and how it ended: "right", "wrong: …",
+    "refused: …" (said by the server, with a reason), "lost" (no answer), "error: …" or "aborted"."""
+
+    kind: str
+    seconds: float
+    how: str
+
+
+@dataclass
+class Server:
+    """The page's address and the numbers of its functions by API name."""
+
+    client: httpx.AsyncClient
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    async def learn(self) -> None:
+        config = (await self.client.get("config")).json()
+        self.numbers = {d["api_name"]: d["id"] for d in config["dependencies"] if d["api_name"]}
+
+
+class Visitor:
+    """A session with a tensor of its own: random, of this visitor's spread and shape."""
+
+    def __init__(self, server: Server, seed: int, most_bytes: int) -> None:
+        self.server, self.session = server, uuid.uuid4().hex
+        self.random = random.Random(seed)
+        height = max(16, min(most_bytes // (4 * 1024), 16384))
+        generator = torch.Generator().manual_seed(seed)
+        self.tensor: Tensor = torch.randn(height, 1024, generator=generator)
+        self.tensor[:, seed % 1024] *= 3 + seed % 7
+        rows = compare_schemes(self.tensor, [SCHEMES[name] for name in SCHEMES_ASKED])
+        self.expected = {row.scheme.name: row.report.sqnr_db for row in rows}
+        self.path = ""
+
+    async def visit(self, until: float) -> AsyncIterator[Answer]:
+        """Requests one after another until the monotonic time ``until``."""
+        yield await self._timed("upload", self.upload)
+        kinds = {
+            "tensor": (40, self.look),
+            "frontier": (4, self.frontier),
+            "calibration": (6, self.calibrate),
+            "take": (6, self.take),
+            "report": (8, self.report),
+            "hostile": (6, self.hostile),
+            "abort": (6, self.abort),
+            "reload": (4, self.reload),
+            "page": (6, self.page),
+            "upload": (4, self.upload),
+        }
+        names, weights = list(kinds), [weight for weight, _ in kinds.values()]
+        while time.monotonic() < until:
+            kind = self.random.choices(names, weights)[0]
+            yield await self._timed(kind, kinds[kind][1])
+            await asyncio.sleep(self.random.expovariate(1))
+
+    async def _timed(self, kind: str, act: Callable[[], Coroutine[Any, Any, str]]) -> Answer:
+        start = time.monotonic()
+        try:
+            how = await act()
+        except httpx.HTTPError as error:
+            how = f"lost: {type(error).__name__}"
+        return Answer(kind, time.monotonic() - start, how)
+
+    # --- what a visitor does ----------------------------------------------------------------------------
+
+    async def upload(self) -> str:
+        body = save({"w": self.tensor})
+        answer = await self.server.client.post("gradio_api/upload", files={"files": (NAME, body)})
+        if answer.status_code in (413, 503):
+            return f"refused: {answer.json()['detail']}"
+        if answer.status_code != 200:
+            return f"error: {answer.status_code}"
+        self.path = answer.json()[0]
+        return "right"
+
+    async def look(self) -> str:
+        scheme = self.random.choice(SCHEMES_ASKED)
+        data = await self._call("tensor", [*self._selection(scheme), None, None, True])
+        return data if isinstance(data, str) else self._judge(json.dumps(data), scheme)
+
+    async def frontier(self) -> str:
+        data = await self._call("frontier", self._selection("nvfp4"))
+        return data if isinstance(data, str) else "right" if "w" in json.dumps(data) else "wrong: empty"
+
+    async def calibrate(self) -> str:
+        data = await self._call("calibration", [*self._selection("int8_tensor"), 0.5])
+        return data if isinstance(data, str) else "right"
+
+    async def take(self) -> str:
+        """The numbers as a file: the SQNR in it is this tensor's."""
+        scheme = self.random.choice(SCHEMES_ASKED)
+        data = await self._call("take", [*self._selection(scheme), ["report"]])
+        if isinstance(data, str):
+            return data
+        files = [f for f in _files(data) if f.endswith(".json")]
+        if not files:
+            return "wrong: no file"
+        report = (await self.server.client.get(f"gradio_api/file={files[0]}")).json()
+        return self._near(report["sqnr_db"], scheme)
+
+    async def report(self) -> str:
+        """A built-in tensor, the same for everybody."""
+        data = await self._call("report", ["mlp_up", "nvfp4,int8_row"])
+        if isinstance(data, str):
+            return data
+        found = {row["scheme"]: row["sqnr_db"] for row in data[0]}
+        return "right" if found == _built_in() else f"wrong: {found}"
+
+    async def hostile(self) -> str:
+        """A file that is none: it is refused in words, and nothing else changes."""
+        junk = io.BytesIO(bytes(self.random.randrange(256) for _ in range(2000))).getvalue()
+        answer = await self.server.client.post("gradio_api/upload", files={"files": ("j.npy", junk)})
+        if answer.status_code != 200:
+            return f"refused: {answer.status_code}"
+        data = await self._call("tensor", [*self._selection("nvfp4", answer.json()[0]), None, None, True])
+        if isinstance(data, str):
+            return data
+        return "right" if "Still shown" in json.dumps(data) else "wrong: a junk file was shown"
+
+    async def abort(self) -> str:
+        """Asks for something long and leaves."""
+        session, self.session = self.session, uuid.uuid4().hex
+        number = self.server.numbers["frontier"]
+        body = {"data": self._selection("nvfp4"), "fn_index": number, "session_hash": self.session}
+        answer = await self.server.client.post("gradio_api/queue/join", json=body)
+        if answer.status_code == 200:
+            parameters = {"session_hash": self.session}
+            async with self.server.client.stream("GET", "gradio_api/queue/data", params=parameters) as lines:
+                async for _ in lines.aiter_lines():
+                    break
+        self.session = session
+        return "aborted"
+
+    async def reload(self) -> str:
+        self.session = uuid.uuid4().hex
+        return await self.look()
+
+    async def page(self) -> str:
+        answer = await self.server.client.get("")
+        return "right" if answer.status_code == 200 and "<html" in answer.text else "error: no page"
+
+    # --- the protocol -----------------------------------------------------------------------------------
+
+    def _selection(self, scheme: str, path: str | None = None) -> list[Any]:
+        file = {"path": path or self.path, "orig_name": NAME, "meta": {"_type": "gradio.FileData"}}
+        return ["file", "mlp_up", file, None if path else "w", "", "", None, scheme, ""]
+
+    async def _call(self, name: str, data: list[Any]) -> list[Any] | str:
+        """The last data of an answer, or in words how it ended."""
+        body = {"data": data, "fn_index": self.server.numbers[name], "session_hash": self.session}
+        answer = await self.server.client.post("gradio_api/queue/join", json=body)
+        if answer.status_code in (413, 422, 503):
+            return f"refused: {answer.json()['detail']}"
+        if answer.status_code != 200:
+            return f"error: {answer.status_code} {answer.text[:200]}"
+        event, last = answer.json()["event_id"], None
+        parameters = {"session_hash": self.session}
+        async with self.server.client.stream("GET", "gradio_api/queue/data", params=parameters) as lines:
+            async for line in lines.aiter_lines():
+                message = json.loads(line[6:]) if line.startswith("data: ") else {}
+                if message.get("event_id") != event:
+                    continue
+                if message["msg"] == "process_generating" and last is None:
+                    last = message["output"].get("data")
+                if message["msg"] == "process_completed":
+                    if not message["success"]:
+                        return f"error: {message['output'].get('error')}"
+                    return message["output"].get("data") or last or []
+        return "lost: the stream ended"
+
+    def _judge(self, shown: str, scheme: str) -> str:
+        """Whether the page shows this tensor's SQNR in its key numbers."""
+        wanted = self.expected[scheme]
+        if "Still shown" in shown:
+            return "wrong: refused a good file"
+        near = {f"{wanted + step:.2f}" for step in (-0.005, 0, 0.005)} | {f"{wanted:.1f}"}
+        return "right" if any(text in shown for text in near) else f"wrong: no {wanted:.2f} dB of {scheme}"
+
+    def _near(self, found: float | None, scheme: str) -> str:
+        wanted = self.expected[scheme]
+        right = found is not None and math.isclose(found, wanted, abs_tol=TOLERANCE_DB)
+        return "right" if right else f"wrong: {found} for {wanted} dB"
+
+
+@functools.cache
+def _built_in() -> dict[str, float]:
+    rows = compare_schemes(load_sample("mlp_up").values, [SCHEMES[name] for name in ("nvfp4", "int8_row")])
+    return {row.scheme.name: row.report.sqnr_db for row in rows}
+
+
+def _files(value: Any) -> list[str]:
+    """Every path in an answer."""
+    if isinstance(value, dict):
+        own = [value["path"]] if isinstance(value.get("path"), str) else []
+        return own + [path for item in value.values() for path in _files(item)]
+    return [path for item in value for path in _files(item)] if isinstance(value, list) else []

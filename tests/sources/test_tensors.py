@@ -136,17 +136,17 @@ def _npy(shape: tuple[int, ...], data: bytes, descr: str = "<f4") -> bytes:
 
 
 BROKEN = {
-    "empty.safetensors": (b"", "not a readable"),
+    "empty.safetensors": (b"", "ended after 0 of 8 bytes"),
     "truncated.safetensors": (
         _header({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, b"1234"),
-        "not a readable",
+        "cut short: x ends at byte 16 of the data, 4 are there",
     ),
     "lying.safetensors": (
         _header({"x": {"dtype": "F32", "shape": [4000], "data_offsets": [0, 16]}}, b"1" * 16),
-        "not a readable",
+        "says x takes 16 bytes, its shape 16,000",
     ),
-    "huge-header.safetensors": (struct.pack("<Q", 1 << 60) + b"{}", "not a readable"),
-    "not-json.safetensors": (struct.pack("<Q", 4) + b"abcd", "not a readable"),
+    "huge-header.safetensors": (struct.pack("<Q", 1 << 60) + b"{}", "claims a header of 1,152,921,504,606,846,976"),
+    "not-json.safetensors": (struct.pack("<Q", 4) + b"abcd", "no valid safetensors header"),
     "short.npy": (_npy((1000, 1000), b"1234"), "only 4 are there"),
     "huge.npy": (_npy((1 << 40, 1 << 20), b"1234"), "only 4 are there"),
     "objects.npy": (_npy((1,), pickle.dumps([1]), "|O"), "Python objects"),

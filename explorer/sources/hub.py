@@ -22,9 +22,15 @@ from explorer.sources.limits import LOCAL, SourceLimits
 from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length
 
 _CONNECTIONS = 8
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_REVISION = 200
+
+
+def is_hub_id(where: str) -> bool:
+    """Whether ``where`` has the form of a repository's id: a name, or owner/name."""
+    return _HUB_ID.fullmatch(where) is not None and ".." not in where
 
 
 def check_revision(revision: str | None) -> None:
@@ -81,6 +87,9 @@ class HubModel(TensorSource):
         endpoint: str | None = None,
         limits: SourceLimits = LOCAL,
     ) -> None:
+        if not is_hub_id(repo_id):
+            raise SourceError(f"{ascii(repo_id[:200])} is no Hub id (owner/name)")
+        check_revision(revision)
         self.origin = f"{repo_id}@{revision}" if revision else repo_id
         self._id, self._endpoint, self._limits = repo_id, endpoint, limits
         visit = self._visit()

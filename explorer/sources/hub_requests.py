@@ -82,7 +82,7 @@ class Visit:
         except (HTTPError, OSError, ValueError, TypeError) as error:
             if isinstance(error, SourceError) or error is watched.stop:
                 raise
-            if watch.expired:
+            if watch.expired or "Timeout" in type(error).__name__:
                 raise SourceError(
                     f"{self._origin}: the Hub did not answer within {watch.seconds:.0f} s"
                 ) from error

@@ -16,15 +16,13 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
-from explorer.sources.hub import HubModel, check_revision
+from explorer.sources.hub import HubModel, check_revision, is_hub_id
 from explorer.sources.index import INDEX, local_shard_names
 from explorer.sources.limits import LOCAL, SUFFIXES, SourceLimits
 from explorer.sources.stamped import stamp_of
 from explorer.sources.tensors import open_tensors
 
 __all__ = ["HubModel", "LocalModel", "folder_stamp", "layers", "local_folder", "open_model"]
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 
 
 def open_model(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
@@ -41,7 +39,7 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
     folder = local_folder(where, limits)
     if folder is not None:
         return LocalModel(folder, limits=limits)
-    if not _HUB_ID.fullmatch(where) or ".." in where:
+    if not is_hub_id(where):
         raise SourceError(_no_model(where, limits))
     snapshot = _cached_snapshot(where, revision, limits) if limits.folders else None
     return LocalModel(snapshot, where, limits) if snapshot else HubModel(where, revision, limits=limits)

@@ -12,7 +12,7 @@ from explorer import FORMATS, SCHEMES, Scheme, SourceError, compare_schemes, mar
 from explorer.analysis.schemes import comparison_record
 from explorer.core.serialize import to_json
 from explorer.formats import FloatFormat, Format
-from explorer.formats.code import code_facts, in_every_format, parse_code, plain_number
+from explorer.formats.code import code_facts, flip_bit, in_every_format, parse_code, plain_number
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 
@@ -48,16 +48,12 @@ def _explained(format_name: str, entry: str) -> dict[str, Any]:
 
 def flip(format_name: str, entry: str, bit: float) -> str:
     """The code of an entry with one bit flipped, in hexadecimal; bit 0 is the lowest."""
-    return _answer(lambda: _flipped(format_name, entry, int(bit)))
+    return _answer(lambda: _flipped(format_name, entry, bit))
 
 
-def _flipped(format_name: str, entry: str, bit: int) -> str:
+def _flipped(format_name: str, entry: str, bit: float) -> str:
     fmt = _format(format_name)
-    if not 0 <= bit < fmt.bits:
-        raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}")
-    code = parse_code(entry, fmt) ^ (1 << bit)
-    if code >= fmt.code_count:
-        raise ValueError(f"{fmt.label} uses only codes 0 to {fmt.code_count - 1}")
+    code = flip_bit(fmt, parse_code(entry, fmt), bit)
     return f"0x{code:0{-(-fmt.bits // 4)}X}"
 
 

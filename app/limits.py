@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import gradio as gr
 
+from explorer.sources import limits as sources
+from explorer.sources.limits import SourceLimits
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -16,7 +19,7 @@ class Limits:
     upload_bytes: of one uploaded file.
     queue: requests that may wait.
     keep_seconds: how long uploads and results are kept.
-    local_folders: whether folders of this machine may be named.
+    sources: bounds on files, folders and the Hub.
     product_elements: of each matrix of a timed GEMM.
     run_seconds: of one run of a tab.
     model_weights: of a model that may be run on text.
@@ -26,7 +29,7 @@ class Limits:
     upload_bytes: int
     queue: int
     keep_seconds: int
-    local_folders: bool
+    sources: SourceLimits
     product_elements: int
     run_seconds: float
     model_weights: int
@@ -37,7 +40,7 @@ LOCAL = Limits(
     upload_bytes=16 << 30,
     queue=64,
     keep_seconds=86400,
-    local_folders=True,
+    sources=sources.LOCAL,
     product_elements=1 << 28,
     run_seconds=300,
     model_weights=16 << 30,
@@ -47,7 +50,7 @@ HOSTED = Limits(
     upload_bytes=256 << 20,
     queue=32,
     keep_seconds=3600,
-    local_folders=False,
+    sources=sources.HOSTED,
     product_elements=1 << 26,
     run_seconds=30,
     model_weights=400_000_000,

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub import constants
 from torch import Tensor
 
 from explorer.progress import Progress
@@ -92,11 +93,12 @@ class HubModel(TensorSource):
         check_revision(revision)
         self.origin = f"{repo_id}@{revision}" if revision else repo_id
         self._id, self._endpoint, self._limits = repo_id, endpoint, limits
-        visit = self._visit()
+        visit = self.visit()
         found = repository(visit, repo_id, revision, self.origin)
         self.commit, self.files = found.commit, found.files
         self.weights = self._shards(visit)
         self._entries: dict[str, tuple[str, Entry]] = {}
+        self._sizes: dict[str, int] = {}
         for name, listed in zip(self.weights, self._all_entries(visit), strict=True):
             self._add(name, listed)
 
@@ -104,12 +106,36 @@ class HubModel(TensorSource):
     def infos(self) -> tuple[TensorInfo, ...]:
         return tuple(entry.info for _, entry in self._entries.values())
 
-    def _visit(self) -> Visit:
+    @property
+    def identity(self) -> str:
+        """What tells this model's bytes from all others': endpoint, id and commit."""
+        return f"{self._endpoint or constants.ENDPOINT} {self._id} {self.commit}"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each weight file, as far as its header describes them."""
+        return dict(self._sizes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weight files."""
+        return sum(self._sizes.values())
+
+    def visit(self) -> Visit:
+        """A use of the Hub, whose time begins now."""
         return Visit(self.origin, self._endpoint, self._limits)
+
+    def file(self, visit: Visit, name: str, most: int) -> bytes:
+        """A whole file of the repository, of at most ``most`` bytes."""
+        return visit.file(self._id, name, self.commit, most)
+
+    def span(self, visit: Visit, name: str, start: int, stop: int) -> bytearray:
+        """The bytes [start, stop) of a file of the repository."""
+        return visit.span(self._id, name, self.commit, start, stop)
 
     def _shards(self, visit: Visit) -> list[str]:
         if INDEX in self.files:
-            index = visit.file(self._id, INDEX, self.commit, self._limits.header_bytes)
+            index = self.file(visit, INDEX, self._limits.header_bytes)
             return shard_names(bytes(index), self.origin, self._limits)
         here = [n for n in self.files if n.endswith(".safetensors") and is_plain_name(n)]
         if not here:
@@ -151,6 +177,7 @@ class HubModel(TensorSource):
         twice = [entry.info.name for entry in listed if entry.info.name in self._entries]
         if twice:
             self.broken += (f"{name}: an earlier file holds {twice[0]} too ({len(twice)} left out)",)
+        self._sizes[name] = max((entry.stop for entry in listed), default=0)
         for entry in listed:
             self._entries.setdefault(entry.info.name, (name, entry))
         if len(self._entries) > self._limits.tensors:
@@ -159,7 +186,5 @@ class HubModel(TensorSource):
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         name, entry = self._entries[info.name]
         size, shape = entry.first(rows)
-        data = self._visit().span(
-            self._id, name, self.commit, entry.start, entry.start + size, progress
-        )
+        data = self.visit().span(self._id, name, self.commit, entry.start, entry.start + size, progress)
         return decode(info, shape, data, self.origin)

@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import quote
 
-from huggingface_hub import constants, get_session, hf_hub_url
+from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers
 
@@ -66,7 +67,7 @@ class Visit:
         return received
 
     def _url(self, repo: str, name: str, commit: str) -> str:
-        return hf_hub_url(repo, name, revision=commit, endpoint=self._endpoint)
+        return f"{self._endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
     def _get(
         self, url: str, span: tuple[int, int] | None, most: int, progress: Progress | None

@@ -7,7 +7,7 @@ the file, or by one HTTP range request. No model code is ever run, and no file b
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -48,20 +48,23 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
 def _no_model(where: str, limits: SourceLimits) -> str:
     if not limits.folders:
         return "folders of this server cannot be opened here; give a Hub id such as owner/name"
-    if "\0" not in where and Path(where).is_file():
+    if _existing(where, Path.is_file):
         return f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders"
     return f"no folder {where[:200]!r} here, and it is no Hub id (owner/name)"
 
 
+def _existing(where: str, is_one: Callable[[Path], bool]) -> Path | None:
+    """The path that ``where`` names, if ``is_one`` holds for it."""
+    try:
+        path = Path(where.strip()).expanduser()
+        return path if is_one(path) else None
+    except (OSError, RuntimeError, ValueError):  # no such user, a NUL, a name too long: nothing is there
+        return None
+
+
 def local_folder(where: str, limits: SourceLimits = LOCAL) -> Path | None:
     """The folder of this machine that ``where`` names, if there is one and it may be opened."""
-    if not limits.folders:
-        return None
-    try:
-        folder = Path(where.strip()).expanduser()
-        return folder if folder.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # no such user, a NUL, a name too long: no folder
-        return None
+    return _existing(where, Path.is_dir) if limits.folders else None
 
 
 def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:

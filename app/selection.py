@@ -169,7 +169,7 @@ def tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
 
 
 def _stamp(path: str | None) -> Hashable:
-    """What changes when a file does, so that a new upload under an old name is read anew; None without one."""
+    """What changes when a file does, so that a new upload under an old name is read anew."""
     try:
         return stamp_of(Path(path)) if path else None
     except (OSError, ValueError):

@@ -106,7 +106,12 @@ def flip_bit(fmt: Format, code: int, bit: float) -> int:
     Raises ``ValueError`` for a bit that the format does not have or that is no whole number, and where the
     format does not use the code that results.
     """
-    if isinstance(bit, bool) or not isinstance(bit, int | float) or not 0 <= bit < fmt.bits or bit != int(bit):
+    if (
+        isinstance(bit, bool)
+        or not isinstance(bit, int | float)
+        or not 0 <= bit < fmt.bits
+        or bit != int(bit)
+    ):
         raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}, not {str(bit)[:40]}")
     flipped = _checked(fmt, code) ^ (1 << int(bit))
     if flipped >= fmt.code_count:

@@ -195,7 +195,7 @@ def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits)
     for info in infos:
         if len(info.name) > _LONGEST_NAME or not info.name.isprintable():
             raise SourceError(
-                f"{origin} holds a tensor called {ascii(info.name[:40])}; accepted are printable names of "
+                f"{origin} holds a tensor called {info.name[:40]!a}; accepted are printable names of "
                 f"up to {_LONGEST_NAME} characters"
             )
         whole = all(type(n) is int and n >= 0 for n in info.shape)

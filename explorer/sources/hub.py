@@ -41,7 +41,7 @@ def check_revision(revision: str | None) -> None:
     well_formed = len(revision) <= _LONGEST_REVISION and _REVISION.fullmatch(revision)
     if not well_formed or ".." in revision or any(part.startswith(".") for part in revision.split("/")):
         raise SourceError(
-            f"{ascii(revision[:80])} is no revision; accepted are a branch, a tag or a commit, such as main"
+            f"{revision[:80]!a} is no revision; accepted are a branch, a tag or a commit, such as main"
         )
 
 
@@ -55,7 +55,9 @@ class Repository:
 
 def repository(visit: Visit, repo_id: str, revision: str | None, origin: str) -> Repository:
     """Ask the Hub; ``SourceError`` for an answer that is none."""
-    answer = visit.api(f"models/{repo_id}" + (f"/revision/{revision.replace('/', '%2F')}" if revision else ""))
+    answer = visit.api(
+        f"models/{repo_id}" + (f"/revision/{revision.replace('/', '%2F')}" if revision else "")
+    )
     try:
         commit = answer["sha"]
         files = tuple(_file_name(sibling) for sibling in answer["siblings"] or [])
@@ -89,7 +91,7 @@ class HubModel(TensorSource):
         limits: SourceLimits = LOCAL,
     ) -> None:
         if not is_hub_id(repo_id):
-            raise SourceError(f"{ascii(repo_id[:200])} is no Hub id (owner/name)")
+            raise SourceError(f"{repo_id[:200]!a} is no Hub id (owner/name)")
         check_revision(revision)
         self.origin = f"{repo_id}@{revision}" if revision else repo_id
         self._id, self._endpoint, self._limits = repo_id, endpoint, limits
@@ -125,7 +127,7 @@ class HubModel(TensorSource):
         """A use of the Hub, whose time begins now."""
         return Visit(self.origin, self._endpoint, self._limits)
 
-    def file(self, visit: Visit, name: str, most: int) -> bytes:
+    def file(self, visit: Visit, name: str, most: int) -> bytearray:
         """A whole file of the repository, of at most ``most`` bytes."""
         return visit.file(self._id, name, self.commit, most)
 
@@ -136,7 +138,7 @@ class HubModel(TensorSource):
     def _shards(self, visit: Visit) -> list[str]:
         if INDEX in self.files:
             index = self.file(visit, INDEX, self._limits.header_bytes)
-            return shard_names(bytes(index), self.origin, self._limits)
+            return shard_names(index, self.origin, self._limits)
         here = [n for n in self.files if n.endswith(".safetensors") and is_plain_name(n)]
         if not here:
             raise SourceError(
@@ -166,11 +168,11 @@ class HubModel(TensorSource):
 
     def _header_length(self, visit: Visit, name: str) -> int:
         prefix = visit.span(self._id, name, self.commit, 0, PREFIX)
-        return header_length(bytes(prefix), f"{self.origin}: {name}", self._limits)
+        return header_length(prefix, f"{self.origin}: {name}", self._limits)
 
     def _entries_of(self, visit: Visit, name: str, length: int) -> tuple[Entry, ...]:
         header = visit.span(self._id, name, self.commit, PREFIX, PREFIX + length)
-        return entries(bytes(header), None, f"{self.origin}: {name}", self._limits)
+        return entries(header, None, f"{self.origin}: {name}", self._limits)
 
     def _add(self, name: str, listed: tuple[Entry, ...]) -> None:
         """A file's tensors; of a name that an earlier file has, that one stays, and it is said."""

@@ -49,7 +49,9 @@ class Visit:
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{self._origin}: the Hub's answer is not valid JSON") from error
 
-    def file(self, repo: str, name: str, commit: str, most: int, progress: Progress | None = None) -> bytes:
+    def file(
+        self, repo: str, name: str, commit: str, most: int, progress: Progress | None = None
+    ) -> bytearray:
         """A whole file of a repository, of at most ``most`` bytes."""
         return self._get(self._url(repo, name, commit), None, most, progress)
 
@@ -69,9 +71,7 @@ class Visit:
     def _url(self, repo: str, name: str, commit: str) -> str:
         return f"{self._endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
-    def _get(
-        self, url: str, span: tuple[int, int] | None, most: int, progress: Progress | None
-    ) -> bytearray:
+    def _get(self, url: str, span: tuple[int, int] | None, most: int, progress: Progress | None) -> bytearray:
         if constants.HF_HUB_OFFLINE:
             raise SourceError(f"{self._origin}{_OFFLINE}")
         watch, watched = _Watch(), Watched(progress)
@@ -88,8 +88,8 @@ class Visit:
                     f"{self._origin}: the Hub did not answer within {watch.seconds:.0f} s"
                 ) from error
             raise SourceError(
-                f"{self._origin} is neither a folder here nor in the local cache, and the Hub cannot be reached: "
-                f"{type(error).__name__}"
+                f"{self._origin} is neither a folder here nor in the local cache, and the Hub cannot be "
+                f"reached: {type(error).__name__}"
             ) from error
         finally:
             watch.end()
@@ -105,7 +105,12 @@ class Visit:
         watch.start(wait)
         received = bytearray()
         with get_session().stream(
-            "GET", url, headers=headers, follow_redirects=True, timeout=wait, extensions={"trace": watch.trace}
+            "GET",
+            url,
+            headers=headers,
+            follow_redirects=True,
+            timeout=wait,
+            extensions={"trace": watch.trace},
         ) as response:
             watch.start(self._left())
             _check_status(response, self._origin)

@@ -12,7 +12,7 @@ from explorer.sources.stamped import StampedFile
 INDEX = "model.safetensors.index.json"
 
 
-def shard_names(index: bytes, origin: str, limits: SourceLimits) -> list[str]:
+def shard_names(index: bytes | bytearray, origin: str, limits: SourceLimits) -> list[str]:
     """The files that an index names, each a plain file name: never a path out of the folder."""
     origin = f"{origin}: {INDEX}"
     parsed = parse_json(index, origin, "list of files", limits)
@@ -48,4 +48,4 @@ def local_shard_names(folder: Path, origin: str, limits: SourceLimits) -> list[s
     file = StampedFile(index, f"{origin}: {INDEX}")
     if file.size > limits.header_bytes:
         raise SourceError(f"{origin}: {INDEX} has {file.size:,} bytes, more than {limits.header_bytes:,}")
-    return shard_names(bytes(file.read(0, file.size)), origin, limits)
+    return shard_names(file.read(0, file.size), origin, limits)

@@ -104,7 +104,7 @@ class NpzFile(TensorSource):
 
     @contextmanager
     def _archive(self) -> Iterator[zipfile.ZipFile]:
-        with self._file.open() as file, zipfile.ZipFile(_Bounded(file, self._limits)) as archive:  # type: ignore[call-overload]
+        with self._file.open() as file, zipfile.ZipFile(_Bounded(file, self._limits)) as archive:
             yield archive
 
 
@@ -175,9 +175,7 @@ def _check_size(origin: str, header: _Header, available: int) -> None:
         )
 
 
-def _first_rows(
-    file: IO[bytes], header: _Header, rows: int | None, progress: Progress | None
-) -> np.ndarray:
+def _first_rows(file: IO[bytes], header: _Header, rows: int | None, progress: Progress | None) -> np.ndarray:
     """The first ``rows`` entries along the first axis, all if None, of the array that ``file`` stands at."""
     shape = header.shape if rows is None else (rows, *header.shape[1:])
     if not header.fortran:
@@ -189,9 +187,7 @@ def _first_rows(
     return _first_of_columns(file, header, rows, progress).reshape(shape, order="F")
 
 
-def _first_of_columns(
-    file: IO[bytes], header: _Header, rows: int, progress: Progress | None
-) -> np.ndarray:
+def _first_of_columns(file: IO[bytes], header: _Header, rows: int, progress: Progress | None) -> np.ndarray:
     """[columns * rows] in column-major order: the head of each column of a column-major array."""
     column, columns = header.shape[0] * header.dtype.itemsize, math.prod(header.shape[1:])
     head, together = rows * header.dtype.itemsize, max(1, _PIECE // column)

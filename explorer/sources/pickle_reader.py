@@ -1,9 +1,9 @@
 """What a file of torch.save holds, read by a process that can do no harm.
 
-This file is run by itself (``python -I -S pickle_reader.py SECONDS BYTES TENSORS PICKLE``, the file on standard
-input), with nothing but the standard library: it limits its own processor time and memory, unpickles with
-every global replaced by a stand-in, and prints names, shapes and places of the dense tensors as JSON. No
-object of the file is made, no tensor's bytes are read.
+This file is run by itself (``python -I -S pickle_reader.py SECONDS BYTES TENSORS PICKLE``, the file on
+standard input), with nothing but the standard library: it limits its own processor time and memory,
+unpickles with every global replaced by a stand-in, and prints names, shapes and places of the dense tensors
+as JSON. No object of the file is made, no tensor's bytes are read.
 
 Formats: the archive of torch 1.6 and later (data.pkl and a record for each storage, none compressed), and
 the older stream of pickles (https://docs.pytorch.org/docs/stable/notes/serialization.html and
@@ -27,7 +27,8 @@ DEEPEST = 64
 TYPES = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
          "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
          "ComplexFloat": "complex64", "ComplexDouble": "complex128"}  # fmt: skip
-SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+         "int64": 8, "int32": 4, "int16": 2, "int8": 1,
          "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8,
          "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
          "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1}  # fmt: skip
@@ -115,7 +116,9 @@ class Unpickler(pickle.Unpickler):
 def _tensor_v2(
     storage: Storage, offset: int, shape: Any, stride: Any, _grad: Any, _hooks: Any, metadata: Any = None
 ) -> Dense | None:
-    return _tensor_v3(storage, offset, shape, stride, None, None, Global("torch", storage.dtype or ""), metadata)
+    return _tensor_v3(
+        storage, offset, shape, stride, None, None, Global("torch", storage.dtype or ""), metadata
+    )
 
 
 def _tensor_v3(
@@ -128,7 +131,7 @@ def _tensor_v3(
     dtype: Global,
     metadata: Any = None,
 ) -> Dense | None:
-    if dtype.name not in SIZES or metadata and "neg" in metadata:
+    if dtype.name not in SIZES or (metadata and "neg" in metadata):
         return None
     return Dense(storage, dtype.name, offset, tuple(shape), tuple(stride))
 
@@ -174,7 +177,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _read_archive(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[dict[str, Any]]:
-    with zipfile.ZipFile(Bounded(file, pickle_bytes)) as archive:  # type: ignore[call-overload]
+    with zipfile.ZipFile(Bounded(file, pickle_bytes)) as archive:
         records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         if "data.pkl" not in records:
             raise Refusal("the archive has no data.pkl")

@@ -23,7 +23,7 @@ class SafetensorsFile(TensorSource):
         data_bytes = self._file.size - PREFIX - length
         if data_bytes < 0:
             raise SourceError(f"{origin} is cut short: its header of {length:,} bytes is not all there")
-        listed = entries(bytes(self._file.read(PREFIX, length)), data_bytes, origin, limits)
+        listed = entries(self._file.read(PREFIX, length), data_bytes, origin, limits)
         self._entries = {entry.info.name: entry for entry in listed}
 
     @property

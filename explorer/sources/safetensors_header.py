@@ -68,7 +68,7 @@ class Entry:
         return rows * row_bits // 8, (rows, *shape[1:])
 
 
-def header_length(prefix: bytes, origin: str, limits: SourceLimits) -> int:
+def header_length(prefix: bytes | bytearray, origin: str, limits: SourceLimits) -> int:
     """The header's length, which the file's first eight bytes claim."""
     if len(prefix) < PREFIX:
         raise SourceError(f"{origin} ended after {len(prefix)} of {PREFIX} bytes")
@@ -80,7 +80,7 @@ def header_length(prefix: bytes, origin: str, limits: SourceLimits) -> int:
     return int(length)
 
 
-def parse_json(raw: bytes, origin: str, what: str, limits: SourceLimits) -> Any:
+def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLimits) -> Any:
     """JSON from a stranger; ``SourceError`` for what is none, or has more parts than tensors explain."""
     parts, most = raw.count(b"{") + raw.count(b"["), 4 * limits.tensors + 1000
     if parts > most or raw.count(b",") > 4 * most:
@@ -91,7 +91,9 @@ def parse_json(raw: bytes, origin: str, what: str, limits: SourceLimits) -> Any:
         raise SourceError(f"{origin} has no valid {what}") from error
 
 
-def entries(header: bytes, data_bytes: int | None, origin: str, limits: SourceLimits) -> tuple[Entry, ...]:
+def entries(
+    header: bytes | bytearray, data_bytes: int | None, origin: str, limits: SourceLimits
+) -> tuple[Entry, ...]:
     """The tensors that a header lists; their bytes must lie within ``data_bytes``, if that is known."""
     listed = parse_json(header, origin, "safetensors header", limits)
     if not isinstance(listed, dict):
@@ -123,13 +125,13 @@ def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: s
         raise SourceError(f"{origin} says {shown} takes {stop - start:,} bytes, its shape {bits // 8:,}")
     if data_bytes is not None and stop > data_bytes:
         raise SourceError(
-            f"{origin} is cut short: {shown} ends at byte {stop:,} of the data, {max(data_bytes, 0):,} are there"
+            f"{origin} is cut short: {shown} ends at byte {stop:,} of the data, {data_bytes:,} are there"
         )
     return Entry(TensorInfo(name, shape, dtype), offset + start, offset + stop)
 
 
 def decode(info: TensorInfo, shape: tuple[int, ...], data: bytearray, origin: str) -> Tensor:
-    """The tensor of ``shape`` in the dtype of ``info`` that ``data`` holds; it shares the memory of ``data``."""
+    """The tensor of ``shape`` in the dtype of ``info`` that ``data`` holds, in the same memory."""
     dtype = _DTYPES[info.dtype][1]
     if dtype is None:
         raise SourceError(f"{origin}: {info.name} is {info.dtype}, which torch cannot hold")

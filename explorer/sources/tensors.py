@@ -58,5 +58,6 @@ def open_tensors(path: str | Path, name: str | None = None, limits: SourceLimits
 def _no_such_suffix(origin: str, suffix: str, limits: SourceLimits) -> str:
     accepted = f"accepted are {', '.join(limits.suffixes)}"
     if suffix in PICKLED:
-        return f"{origin}: {suffix} files are not read here, they hold pickles; save as .safetensors ({accepted})"
+        advice = "they hold pickles; save as .safetensors"
+        return f"{origin}: {suffix} files are not read here, {advice} ({accepted})"
     return f"{origin}: {suffix or 'no'} suffix; {accepted}"

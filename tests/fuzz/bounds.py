@@ -30,7 +30,7 @@ def _kilobytes(field: str) -> int:
 
 @contextmanager
 def bounded(seconds: float, megabytes: int) -> Iterator[None]:
-    """Raise ``HangError`` after ``seconds``; leave the process ``megabytes`` more of address space than now."""
+    """Raise ``HangError`` after ``seconds``; let the address space grow by ``megabytes``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     earlier = signal.signal(signal.SIGALRM, _hang)
     resource.setrlimit(resource.RLIMIT_AS, ((_kilobytes("VmSize") << 10) + (megabytes << 20), hard))

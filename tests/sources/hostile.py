@@ -62,7 +62,9 @@ def zipped(
     return out.getvalue()
 
 
-def torch_zip(pickled: bytes, kind: int = zipfile.ZIP_STORED, storages: Mapping[str, bytes] | None = None) -> bytes:
+def torch_zip(
+    pickled: bytes, kind: int = zipfile.ZIP_STORED, storages: Mapping[str, bytes] | None = None
+) -> bytes:
     """An archive as torch.save writes it, around a pickle of our own."""
     members = {"a/data.pkl": pickled, "a/byteorder": b"little", "a/version": b"3\n"}
     return zipped(members | {f"a/data/{k}": v for k, v in (storages or {}).items()}, kind)
@@ -132,7 +134,7 @@ def _encrypted() -> bytes:
 
 
 def _fortran_bomb(gigabytes: float) -> bytes:
-    """A few megabytes that inflate to ``gigabytes``, in column-major order: rows cannot be cut off its start."""
+    """A few megabytes that inflate to ``gigabytes``, by columns: rows cannot be cut off its start."""
     size = int(gigabytes * (1 << 30))
     header = npy(array_header((4096, size // 4 // 4096), fortran=True))
     return zipped({"x.npy": header}, repeat={"x.npy": size // len(ZEROS)})
@@ -161,7 +163,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "build.pt": lambda: torch_zip(b"\x80\x02ccollections\nOrderedDict\n)R}(X\x01\x00\x00\x00aK\x01ub."),
     "no-storage.pt": lambda: torch_zip(pickle.dumps({"a": 1}, 2)),
     # zip archives
-    "fortran-bomb.npz": lambda: _fortran_bomb(1.5),
+    "fortran-bomb.npz": lambda: _fortran_bomb(0.625),
     "header-bomb.npz": lambda: zipped(
         {"x.npy": npy("", version=2, length=(1 << 32) - 1)}, repeat={"x.npy": 48}
     ),
@@ -194,7 +196,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "version.npy": lambda: b"\x93NUMPY\x09\x00" + bytes(100),
     "longdouble.npy": lambda: npy(array_header((1,), descr="<f16"), bytes(16)),
     # safetensors headers
-    "infinite.safetensors": lambda: framed(b'{"w":{"dtype":"F32","shape":[1e999],"data_offsets":[0,16]}}', bytes(16)),
+    "infinite.safetensors": lambda: framed(
+        b'{"w":{"dtype":"F32","shape":[1e999],"data_offsets":[0,16]}}', bytes(16)
+    ),
     "float-shape.safetensors": lambda: safetensors({"w": entry([2.5], 0, 16)}, bytes(16)),
     "bool-shape.safetensors": lambda: safetensors({"w": entry([True, 4], 0, 16)}, bytes(16)),
     "negative.safetensors": lambda: safetensors({"w": entry([-2, -2], 0, 16)}, bytes(16)),
@@ -204,7 +208,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "nest.safetensors": lambda: framed(b"[" + b"{}," * (5 * MiB) + b"{}]"),
     "list.safetensors": lambda: framed(b"[1]"),
     "null.safetensors": lambda: framed(b'{"w":null}'),
-    "surrogate.safetensors": lambda: framed(b'{"\\ud800":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}', bytes(16)),
+    "surrogate.safetensors": lambda: framed(
+        b'{"\\ud800":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}', bytes(16)
+    ),
     "utf8.safetensors": lambda: framed(b'{"\xff\xfe":1}'),
     "fp6.safetensors": lambda: safetensors({"w": entry([4], 0, 3, "F6_E2M3")}, bytes(3)),
     "odd-fp4.safetensors": lambda: safetensors({"w": entry([2, 3], 0, 3, "F4")}, bytes(3)),

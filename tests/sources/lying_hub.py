@@ -135,7 +135,7 @@ def _of_weights(answer: Answer) -> dict[str, Answer]:
 
 
 def _indexed(index: Answer) -> dict[str, Answer]:
-    return repository(**{"model.safetensors.index__json".replace(".index__json", "__index__json").replace(".", "__"): index})
+    return {"api/models/a/b": info(named("model.safetensors.index.json")), "index.json": index}
 
 
 def _many_shards(count: int) -> dict[str, Answer]:
@@ -173,7 +173,9 @@ FLOODS = {
     "large header": lambda: _of_weights(ranged((1 << 40).to_bytes(8, "little") + bytes(100))),
     "5,000 shards": lambda: _many_shards(5000),
     "5,000 files": lambda: _many_files(5000),
-    "too many tensors": lambda: _of_weights(ranged(safetensors({str(i): entry([0], 0, 0) for i in range(25_000)}))),
+    "too many tensors": lambda: _of_weights(
+        ranged(safetensors({str(i): entry([0], 0, 0) for i in range(25_000)}))
+    ),
 }  # fmt: skip
 """Each would take memory or requests without bound."""
 
@@ -219,23 +221,27 @@ ODD = {
     "header is a list": lambda: _of_weights(ranged(framed(b"[]"))),
     "entry is null": lambda: _of_weights(ranged(framed(b'{"w":null}'))),
     "offsets of text": lambda: _of_weights(ranged(safetensors({"w": entry([4], "0", "16")}))),
-    "offsets infinite": lambda: _of_weights(ranged(framed(b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,1e999]}}'))),
-    "shape of NaN": lambda: _of_weights(ranged(framed(b'{"w":{"dtype":"F32","shape":[NaN],"data_offsets":[0,16]}}'))),
+    "offsets infinite": lambda: _of_weights(
+        ranged(framed(b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,1e999]}}'))
+    ),
+    "shape of NaN": lambda: _of_weights(
+        ranged(framed(b'{"w":{"dtype":"F32","shape":[NaN],"data_offsets":[0,16]}}'))
+    ),
     "dtype is a list": lambda: _of_weights(ranged(safetensors({"w": entry([4], 0, 16, [])}))),
     "ends before its data": lambda: _of_weights(ranged(safetensors({"w": entry([4], 0, 16)}))),
-    "no index": lambda: {**repository(), "api/models/a/b": info(named("model.safetensors.index.json")), "index.json": body(b"", 404)},
-    "index is a list": lambda: {"api/models/a/b": info(named("model.safetensors.index.json")), "index.json": as_json([])},
-    "index of numbers": lambda: {"api/models/a/b": info(named("model.safetensors.index.json")), "index.json": as_json({"weight_map": {"w": 5}})},
-    "index of lists": lambda: {"api/models/a/b": info(named("model.safetensors.index.json")), "index.json": as_json({"weight_map": {"w": []}})},
-    "index of paths": lambda: {"api/models/a/b": info(named("model.safetensors.index.json")), "index.json": as_json({"weight_map": {"w": "../w"}})},
-    "index is empty": lambda: {"api/models/a/b": info(named("model.safetensors.index.json")), "index.json": as_json({"weight_map": {}})},
+    "no index": lambda: _indexed(body(b"", 404)),
+    "index is a list": lambda: _indexed(as_json([])),
+    "index of numbers": lambda: _indexed(as_json({"weight_map": {"w": 5}})),
+    "index of lists": lambda: _indexed(as_json({"weight_map": {"w": []}})),
+    "index of paths": lambda: _indexed(as_json({"weight_map": {"w": "../w"}})),
+    "index is empty": lambda: _indexed(as_json({"weight_map": {}})),
 }  # fmt: skip
 """Each is no answer of a Hub."""
 
 
 @contextmanager
 def serve(answers: Mapping[str, Answer]) -> Iterator[LyingHub]:
-    """Answer each path by the first entry that it ends with, "" being the end of all, until the block ends."""
+    """Answer each path by the first entry that it ends with ("" ends all), until the block ends."""
     hub = LyingHub("")
     lock, running, over = threading.Lock(), [0], threading.Event()
 

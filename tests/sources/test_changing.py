@@ -100,7 +100,9 @@ def test_odd_names_are_sorted(tmp_path: Path) -> None:
     assert {info.name for info in layers(open_tensors(tmp_path / "x.safetensors"))} == set(names)
 
 
-@pytest.mark.parametrize("where", ["~nosuchuser", "~nosuchuser/x", "a\0b", "/" + "x" * 5000, "x" * 300, "\ud800"])
+@pytest.mark.parametrize(
+    "where", ["~nosuchuser", "~nosuchuser/x", "a\0b", "/" + "x" * 5000, "x" * 300, "\ud800"]
+)
 def test_places_that_cannot_be(where: str) -> None:
     """A home without a user, a NUL and a path too long are refusals like any other."""
     with pytest.raises(SourceError):
@@ -112,8 +114,8 @@ def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_limits, "current", lambda: page_limits.HOSTED)
 
 
-PATHS = ["/root/.bashrc", "/root/.ssh/id_rsa", "/", "~", "~root", "~nosuchuser", "./app", "../x", "a/b/c", ".",
-         "/nonexistent", "a\0b"]  # fmt: skip
+PATHS = ["/root/.bashrc", "/root/.ssh/id_rsa", "/", "~", "~root", "~nosuchuser", "./app", "../x", "a/b/c",
+         ".", "/nonexistent", "a\0b"]  # fmt: skip
 
 
 @pytest.mark.usefixtures("hosted")

@@ -19,7 +19,7 @@ from tests.fuzz.bounds import fault
 from tests.sources.hostile import HOSTILE
 
 MOST = 1 << 20
-LIMITS = dataclasses.replace(HOSTED, suffixes=SUFFIXES, tensors=20_000)
+LIMITS = dataclasses.replace(HOSTED, suffixes=SUFFIXES, tensors=20_000, inflated_bytes=1 << 29)
 """Those of a page, and .pt files, which it does not take."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -17,8 +18,8 @@ from lying_hub import (
     ODD,
     SLOW,
     WEIGHTS,
+    Asked,
     LyingHub,
-    Answer,
     body,
     head,
     info,
@@ -30,9 +31,10 @@ from lying_hub import (
 )
 
 from explorer import SourceError
-from explorer.sources.limits import HOSTED
+from explorer.sources.limits import HOSTED, SourceLimits
 from explorer.sources.models import HubModel, open_model
 from tests.fuzz.bounds import fault
+from tests.sources.hostile import entry, safetensors
 
 LIMITS = dataclasses.replace(HOSTED, request_seconds=0.4, visit_seconds=0.8, tensors=20_000)
 PATIENT = dataclasses.replace(HOSTED, request_seconds=5, visit_seconds=10, tensors=20_000)
@@ -44,7 +46,7 @@ def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
 
 
-def read_first(hub: LyingHub, limits: object) -> None:
+def read_first(hub: LyingHub, limits: SourceLimits) -> None:
     model = HubModel("a/b", endpoint=hub.url, limits=limits)
     model.matrix(model.infos[0].name, max_elements=1 << 20)
 
@@ -62,7 +64,7 @@ def test_a_slow_hub_is_given_up(name: str) -> None:
     with serve(SLOW[name]()) as hub:
         assert fault(lambda: read_first(hub, LIMITS), (SourceError,), seconds=4, megabytes=100) is None
         started = time.monotonic()
-        with pytest.raises(SourceError, match="did not answer within|took more than"):
+        with pytest.raises(SourceError, match=r"did not answer within|took more than"):
             read_first(hub, LIMITS)
         assert time.monotonic() - started < 2
 
@@ -88,11 +90,11 @@ def test_requests_at_once_are_bounded() -> None:
     """Many shards do not open as many connections."""
     files = [f"{i}.safetensors" for i in range(60)]
 
-    def late(asked: object) -> object:
+    def late(asked: Asked) -> Iterator[bytes]:
         time.sleep(0.02)
-        yield from ranged(WEIGHTS)(asked)  # type: ignore[arg-type]
+        yield from ranged(WEIGHTS)(asked)
 
-    answers: dict[str, Answer] = {"api/models/a/b": info(named(*files)), ".safetensors": late}  # type: ignore[dict-item]
+    answers = {"api/models/a/b": info(named(*files)), ".safetensors": late}
     few = dataclasses.replace(PATIENT, requests=3)
     with serve(answers) as hub:
         HubModel("a/b", endpoint=hub.url, limits=few)
@@ -122,10 +124,25 @@ def test_the_machines_token_is_not_lent_to_visitors(
 
 @pytest.mark.parametrize(
     "revision",
-    ["../blobs/w", "..", "a/../b", "/etc", "a//b", ".hidden", "a/.b", "a\\b", "a\0b", "a b", "", "x" * 300, "é", "-x"],
+    [
+        "../blobs/w",
+        "..",
+        "a/../b",
+        "/etc",
+        "a//b",
+        ".hidden",
+        "a/.b",
+        "a\\b",
+        "a\0b",
+        "a b",
+        "",
+        "x" * 300,
+        "é",
+        "-x",
+    ],
 )
 def test_a_revision_is_no_path(revision: str) -> None:
-    """A revision that leaves the cache's folder, or the API's path, is refused before anything is looked at."""
+    """A revision that leaves the cache's folder, or the API's path, is refused beforehand."""
     with serve(repository()) as hub:
         for opened in (lambda: open_model("a/b", revision), lambda: HubModel("a/b", revision, hub.url)):
             with pytest.raises(SourceError, match="is no revision"):
@@ -144,8 +161,6 @@ def test_revisions_that_are_some(revision: str) -> None:
 
 def test_two_files_with_one_name() -> None:
     """The first file's tensor keeps its own bytes and shape; the second is named as left out."""
-    from tests.sources.hostile import entry, safetensors
-
     second = safetensors({"w": entry([2], 0, 8)}, b"\1" * 8)
     answers = {
         "api/models/a/b": info(named("1.safetensors", "2.safetensors")),
@@ -164,9 +179,12 @@ def test_a_stop_ends_a_slow_download() -> None:
     def stop(done: int, total: int) -> None:
         raise OSError("stopped by the visitor")
 
-    answers = repository(lambda asked: ranged(WEIGHTS)(asked) if asked.span != (len(WEIGHTS) - 16, len(WEIGHTS))
-                         else stalled(head(206, Content_Length=16) + b"ab")(asked))  # fmt: skip
-    with serve(answers) as hub:
+    def weights(asked: Asked) -> Iterator[bytes]:
+        if asked.span == (len(WEIGHTS) - 16, len(WEIGHTS)):
+            return stalled(head(206, Content_Length=16) + b"ab")(asked)
+        return ranged(WEIGHTS)(asked)
+
+    with serve(repository(weights)) as hub:
         model = HubModel("a/b", endpoint=hub.url, limits=PATIENT)
         with pytest.raises(OSError, match="stopped by the visitor"):
             model.read("w", progress=stop)

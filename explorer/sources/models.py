@@ -39,6 +39,8 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
     folder = local_folder(where, limits)
     if folder is not None:
         return LocalModel(folder, limits=limits)
+    if limits.folders and _existing(where, Path.is_file):
+        raise SourceError(f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders")
     if not is_hub_id(where):
         raise SourceError(_no_model(where, limits))
     snapshot = _cached_snapshot(where, revision, limits) if limits.folders else None
@@ -48,8 +50,6 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
 def _no_model(where: str, limits: SourceLimits) -> str:
     if not limits.folders:
         return "folders of this server cannot be opened here; give a Hub id such as owner/name"
-    if _existing(where, Path.is_file):
-        return f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders"
     return f"no folder {where[:200]!r} here, and it is no Hub id (owner/name)"
 
 
@@ -77,9 +77,17 @@ def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:
         return tuple((path.name, stamp_of(path)) for path in sorted(files))
 
 
-def layers(source: TensorSource, containing: str = "") -> tuple[TensorInfo, ...]:
-    """The tensors whose name contains ``containing`` (any case); layer 2 comes before layer 10."""
+def layers(source: TensorSource, containing: str = "", most: int | None = None) -> tuple[TensorInfo, ...]:
+    """The tensors whose name contains ``containing`` (any case); layer 2 comes before layer 10.
+
+    ``SourceError`` if there are more than ``most``.
+    """
     matching = [info for info in source.infos if containing.lower() in info.name.lower()]
+    if most is not None and len(matching) > most:
+        raise SourceError(
+            f"{len(matching):,} tensors of {source.origin} have {containing[:80]!r} in their names; up to "
+            f"{most:,} are listed here: name a longer part"
+        )
     return tuple(sorted(matching, key=lambda info: _natural(info.name)))
 
 

@@ -30,7 +30,9 @@ from tests.sources import lying_hub
 from tests.sources.hostile import array_header, framed, npy, saved, torch_zip, zipped
 
 Case = Callable[[], object]
-LIMITS = replace(HOSTED, suffixes=SUFFIXES, tensors=20_000, request_seconds=0.5, visit_seconds=1)
+LIMITS = replace(
+    HOSTED, suffixes=SUFFIXES, tensors=20_000, pickle_seconds=1, request_seconds=0.5, visit_seconds=1
+)
 """Those of a page, except that .pt files are taken and the Hub has less time."""
 ELEMENTS = 1 << 20
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 import sys
 
-from tests.fuzz.bounds import SECONDS, fault
+from tests.fuzz.bounds import fault
 from tests.fuzz.families import FAMILIES
 
 
-def run_case(name: str, seconds: float = SECONDS) -> str | None:
+def run_case(name: str) -> str | None:
     """What is wrong with the case FAMILY:SEED:NUMBER, None if nothing is."""
     family = FAMILIES[name.split(":")[0]]
     case = family.make(random.Random(name))
-    return fault(case, family.own, seconds)
+    return fault(case, family.own)
 
 
 def run(
-    cases: int, seed: int, only: str | None = None, trace: bool = False, seconds: float = SECONDS
+    cases: int, seed: int, only: str | None = None, trace: bool = False
 ) -> tuple[dict[str, int], list[str]]:
     """How many cases of each family were run, and the failures, each printed as it happens."""
     shares = {name: f.share for name, f in FAMILIES.items() if only in (None, name)}
@@ -28,7 +28,7 @@ def run(
             name = f"{family}:{seed}:{number}"
             if trace:
                 print(name, flush=True)
-            wrong = run_case(name, seconds)
+            wrong = run_case(name)
             if wrong is not None:
                 failures.append(f"{name}: {wrong}")
                 print(failures[-1], file=sys.stderr, flush=True)

@@ -15,18 +15,15 @@ CASES = {"files": 150, "headers": 150, "schemes": 100, "entries": 100, "links": 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_few_cases_of_each_family(family: str) -> None:
-    """What one of them finds is printed with its seed: ``python -m tests.fuzz --case NAME`` repeats it.
-
-    The time is that of a busy machine; two seconds are for the full run.
-    """
-    counts, failures = run(CASES.get(family, 25), 1, family, seconds=20)
+    """What one of them finds is printed with its seed: ``python -m tests.fuzz --case NAME`` repeats it."""
+    counts, failures = run(CASES.get(family, 25), 1, family)
     assert counts[family] > 0 and not failures
 
 
 def _hangs() -> None:
     while True:
         try:
-            time.sleep(1)
+            time.sleep(0.01)
         except Exception:
             continue
 
@@ -43,7 +40,7 @@ def _hangs() -> None:
 )
 def test_the_bounds_see_what_they_are_for(case: object, words: str) -> None:
     """A fuzzer that sees nothing finds nothing."""
-    found = fault(case, (ValueError,), seconds=0.5 if case is _hangs else 20, megabytes=100)  # type: ignore[arg-type]
+    found = fault(case, (ValueError,), seconds=0.05 if case is _hangs else 20, megabytes=100)  # type: ignore[arg-type]
     assert found is not None and words in found
 
 

@@ -66,7 +66,7 @@ def test_a_slow_hub_is_given_up(name: str) -> None:
         started = time.monotonic()
         with pytest.raises(SourceError, match=r"did not answer within|took more than"):
             read_first(hub, LIMITS)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 8, "0.8 s, on a machine that may be busy"
 
 
 @pytest.mark.parametrize("name", FLOODS)

@@ -5,7 +5,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-gpu check docs conformance load clean
+.PHONY: run test test-gpu check docs conformance load fuzz clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python app.py
@@ -38,6 +38,11 @@ $(VENV)/.tested: $(VENV)/.installed tests/requirements.txt
 # The measured pages of docs/, from assets/measurements/.
 docs: $(VENV)/.installed
 	$(BIN)/python -m explorer docs
+
+# Seeded hostile files, texts, links and answers of the Hub; what fails is printed with its seed. docs/fuzz.md
+# has the last recorded run.
+fuzz: $(VENV)/.tested
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 # docs/conformance.md: codes and scales against other implementations, on a whole model.
 conformance: $(VENV)/.tested

@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from app import limits
 from app.choices import schemes_of
 from app.gpu_lock import locked_steps
 from app.selection import Selection, matrix_of, model_source
@@ -14,7 +15,7 @@ from explorer import FORMATS, SCHEMES, SourceError, compare_schemes, mark_fronti
 from explorer.analysis.schemes import comparison_record
 from explorer.core.serialize import to_json
 from explorer.formats import FloatFormat, Format
-from explorer.formats.code import code_facts, in_every_format, parse_code, plain_number
+from explorer.formats.code import code_facts, flip_bit, in_every_format, parse_code, plain_number
 from explorer.progress import StoppedError, stoppable
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
@@ -56,11 +57,7 @@ def flip(format_name: str, entry: str, bit: float) -> str:
 
 def _flipped(format_name: str, entry: str, bit: float) -> str:
     fmt = _format(format_name)
-    if bit not in range(fmt.bits):
-        raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}, not {bit:g}")
-    code = parse_code(entry, fmt) ^ (1 << int(bit))
-    if code >= fmt.code_count:
-        raise ValueError(f"{fmt.label} uses only codes 0 to {fmt.code_count - 1}")
+    code = flip_bit(fmt, parse_code(entry, fmt), bit)
     return f"0x{code:0{-(-fmt.bits // 4)}X}"
 
 
@@ -82,7 +79,9 @@ def list_samples() -> list[dict[str, Any]]:
 
 def model_layers(model: str, revision: str = "", containing: str = "") -> list[dict[str, Any]]:
     """The layers of a model folder or Hub id, from its headers, whose name contains a text."""
-    return _answer(lambda: to_json(list(layers(model_source(model, revision), containing))))
+    return _answer(
+        lambda: to_json(list(layers(model_source(model, revision), containing, limits.current().listed)))
+    )
 
 
 def report(sample: str, schemes: str) -> list[dict[str, Any]]:

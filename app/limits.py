@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import gradio as gr
 
+from explorer.sources import limits as sources
+from explorer.sources.limits import SourceLimits
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -23,7 +26,8 @@ class Limits:
     share: requests of one visitor (address) that may wait or run.
     sessions: open pages that are remembered.
     keep_seconds: how long uploads and results are kept.
-    local_folders: whether folders of this machine may be named.
+    sources: bounds on files, folders and the Hub.
+    listed: tensors in one answer to a program.
     product_elements: of each matrix of a timed GEMM.
     run_seconds: of one run of a section.
     model_weights: of a model that may be run on text.
@@ -38,7 +42,8 @@ class Limits:
     share: int
     sessions: int
     keep_seconds: int
-    local_folders: bool
+    sources: SourceLimits
+    listed: int
     product_elements: int
     run_seconds: float
     model_weights: int
@@ -54,7 +59,8 @@ LOCAL = Limits(
     share=64,
     sessions=1000,
     keep_seconds=86400,
-    local_folders=True,
+    sources=sources.LOCAL,
+    listed=500_000,
     product_elements=1 << 28,
     run_seconds=300,
     model_weights=16 << 30,
@@ -69,7 +75,8 @@ HOSTED = Limits(
     share=8,
     sessions=256,
     keep_seconds=3600,
-    local_folders=False,
+    sources=sources.HOSTED,
+    listed=5_000,
     product_elements=1 << 26,
     run_seconds=30,
     model_weights=400_000_000,

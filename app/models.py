@@ -8,8 +8,9 @@ from app.selection import model_source
 from explorer import SourceError
 from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
+from explorer.sources.models import folder_stamp
 
-_MODELS = BoundedCache[Model](2)
+_MODELS = BoundedCache[Model](4 << 30)
 
 
 def runnable_model(where: str) -> Model:
@@ -19,5 +20,10 @@ def runnable_model(where: str) -> Model:
     weights, most = sum(info.elements for info in source.infos), limits.current().model_weights
     if weights > most:
         raise SourceError(f"{where} has {weights:,} weights; here a model of up to {most:,} can be run")
-    device = work_device().type
-    return _MODELS.get((where.strip(), device), lambda: load_model(where, device=device), lambda _: 1)
+    bounds, device = limits.current().sources, work_device().type
+    key = (where.strip(), folder_stamp(where, bounds), device, bounds)
+    return _MODELS.get(key, lambda: load_model(where, device=device, limits=bounds), _bytes_of)
+
+
+def _bytes_of(model: Model) -> int:
+    return sum(p.nbytes for p in model.network.parameters())

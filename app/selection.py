@@ -21,7 +21,8 @@ from explorer.analysis.sliced import analyse_anywhere
 from explorer.analysis.tensor import Analysis, Side
 from explorer.core.backend import place
 from explorer.sources import load_sample, open_tensors
-from explorer.sources.models import open_model
+from explorer.sources.models import folder_stamp, open_model
+from explorer.sources.stamped import stamp_of
 from explorer.sources.tensors import Matrix, Progress, TensorSource
 
 NO_FILE = "drop a file first, or choose a built-in tensor"
@@ -83,7 +84,7 @@ class NothingChosenError(SourceError):
 
 _MATRICES = BoundedCache[Matrix](2 << 30)
 _ANALYSES = BoundedCache[Analysis](256 << 20)
-_SOURCES = BoundedCache[TensorSource](32)
+_SOURCES = BoundedCache[TensorSource](256 << 20)
 
 
 def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
@@ -140,30 +141,36 @@ def file_source(path: str | None) -> TensorSource:
     """The uploaded file, opened."""
     if not path:
         raise SourceError(NO_FILE)
-    return _SOURCES.get(("file", path, _stamp(path)), lambda: open_tensors(path), lambda _: 1)
+    bounds = limits.current().sources
+    key = ("file", path, _stamp(path), bounds)
+    return _SOURCES.get(key, lambda: open_tensors(path, limits=bounds), _kept_bytes)
 
 
 def model_source(model: str, revision: str) -> TensorSource:
     """The named model, its headers read once."""
-    if not limits.current().local_folders and Path(model.strip()).expanduser().exists():
-        raise SourceError("folders of this server cannot be opened here; give a Hub id such as owner/name")
-    key = ("model", model.strip(), revision.strip())
-    return _SOURCES.get(key, lambda: open_model(model, revision.strip() or None), lambda _: 1)
+    bounds, commit = limits.current().sources, revision.strip()
+    key = ("model", model.strip(), commit, folder_stamp(model, bounds), bounds)
+    return _SOURCES.get(key, lambda: open_model(model, commit or None, bounds), _kept_bytes)
+
+
+def _kept_bytes(source: TensorSource) -> int:
+    return source.kept_bytes
 
 
 def tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
     """What tells the selected tensor from every other, for caches that all visitors share: a file by its
-    path, size and time of change."""
+    path, size and time of change, a folder by those of its weights."""
     if chosen.source == "builtin":
         return ("builtin", chosen.sample)
     if chosen.source == "file":
         return ("file", chosen.file, _stamp(chosen.file), chosen.file_tensor)
-    return ("model", chosen.model.strip(), chosen.revision.strip(), chosen.layer)
+    stamp = folder_stamp(chosen.model, limits.current().sources)
+    return ("model", chosen.model.strip(), chosen.revision.strip(), stamp, chosen.layer)
 
 
-def _stamp(path: str | None) -> tuple[int, int]:
-    """Size and modification time of a file, so that a new upload under an old name is read anew."""
-    if not path or not Path(path).exists():
-        return 0, 0
-    status = Path(path).stat()
-    return status.st_size, status.st_mtime_ns
+def _stamp(path: str | None) -> Hashable:
+    """What changes when a file does, so that a new upload under an old name is read anew."""
+    try:
+        return stamp_of(Path(path)) if path else None
+    except (OSError, ValueError):
+        return None

@@ -132,6 +132,7 @@ def test_the_top_level_is_what_it_should_be() -> None:
         "README.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
         "pyproject.toml",
         "Makefile",
         "LICENSE",

@@ -67,9 +67,7 @@ def parse_code(text: str, fmt: Format) -> int:
         raise ValueError(
             f"{text.strip()[:40]!r} is neither a number, nor bits such as 0b0101, nor hex such as 0x5A"
         ) from error
-    if not 0 <= code < fmt.code_count:
-        raise ValueError(f"{fmt.label} has codes 0 to {fmt.code_count - 1:#x} ({fmt.bits} bits)")
-    return code
+    return _checked(fmt, code)
 
 
 def plain_number(text: str) -> bool:
@@ -102,9 +100,34 @@ def _round_to_odd(number: float, nearest: Tensor) -> Tensor:
     return (toward_zero.view(torch.int32) | 1).view(torch.float32)
 
 
+def flip_bit(fmt: Format, code: int, bit: float) -> int:
+    """``code`` with one bit flipped, 0 being the lowest.
+
+    Raises ``ValueError`` for a bit that the format does not have or that is no whole number, and where the
+    format does not use the code that results.
+    """
+    if (
+        isinstance(bit, bool)
+        or not isinstance(bit, int | float)
+        or not 0 <= bit < fmt.bits
+        or bit != int(bit)
+    ):
+        raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}, not {str(bit)[:40]}")
+    flipped = _checked(fmt, code) ^ (1 << int(bit))
+    if flipped >= fmt.code_count:
+        raise ValueError(f"{fmt.label} uses only codes 0 to {fmt.code_count - 1}")
+    return flipped
+
+
+def _checked(fmt: Format, code: int) -> int:
+    if type(code) is not int or not 0 <= code < fmt.code_count:
+        raise ValueError(f"{fmt.label} has codes 0 to {fmt.code_count - 1:#x} ({fmt.bits} bits)")
+    return code
+
+
 def code_facts(fmt: Format, code: int) -> CodeFacts:
-    """Everything about one code of ``fmt``, 0 <= ``code`` < 2**bits."""
-    value = fmt.value(code)
+    """Everything about one code of ``fmt``; ``ValueError`` unless 0 <= ``code`` < the number of its codes."""
+    value = fmt.value(_checked(fmt, code))
     below, above = _neighbours(fmt, value)
     return CodeFacts(fmt, code, format(code, f"0{fmt.bits}b"), value, code_formula(fmt, code), below, above)
 

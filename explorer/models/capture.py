@@ -6,23 +6,26 @@ first so many tokens are kept, and the run ends as soon as all have them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from torch import Tensor, nn
 
 from explorer.export.files import write_tensors
 from explorer.progress import Progress, checkpoint
-from explorer.sources.base import first_line
-from explorer.sources.models import open_model
-from explorer.sources.tensors import SourceError
+from explorer.sources.base import SourceError, TensorSource, first_line
+from explorer.sources.fetched import fetch_model
+from explorer.sources.limits import LOCAL, SourceLimits
+from explorer.sources.models import HubModel, local_folder, open_model
 
 LONGEST = 512
 """Tokens of one text that are run."""
+_MOST_MODULES = 20_000
+_MOST_BUFFERS = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,26 +47,103 @@ class Captured:
     activations: Tensor
 
 
-def load_model(where: str, revision: str | None = None, device: str | torch.device = "cpu") -> Model:
-    """Load a transformers model and its tokenizer from a folder or the Hub; ``SourceError`` if that fails."""
+def load_model(
+    where: str,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    limits: SourceLimits = LOCAL,
+) -> Model:
+    """Load a transformers model and its tokenizer from a folder or the Hub.
+
+    ``SourceError`` if that fails, and for a model whose files lack weights that its config asks for:
+    transformers would draw those at random.
+    """
     from transformers import AutoModel, AutoTokenizer
 
     where = where.strip()
-    open_model(where, revision)  # its refusals are in our words, and come without transformers' retries
-    folder = Path(where).expanduser()
-    name = str(folder) if folder.is_dir() else where
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    source = open_model(where, revision, limits)  # refuses in our words, without transformers' retries
+    folder = local_folder(where, limits)
+    if isinstance(source, HubModel) and not limits.folders:
+        folder = fetch_model(source, limits)
+    if folder is not None and not (folder / "config.json").is_file():
         raise SourceError(f"{where} holds no config.json: a model's folder has that, weights and a tokenizer")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-        network = AutoModel.from_pretrained(
-            name, revision=revision, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+    name = where if folder is None else str(folder)
+    options = {
+        "revision": None if folder else revision,
+        "trust_remote_code": False,
+        "local_files_only": folder is not None,
+    }
+    with _loading(where):
+        check_config(_config(name, options), source)
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        network, found = AutoModel.from_pretrained(
+            name, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
         )
-    except (OSError, ValueError, KeyError, OfflineModeIsEnabled, HfHubHTTPError) as error:
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise SourceError(
+            f"{where} lacks {len(missing):,} of the weights that its config asks for, such as {missing[0]}"
+        )
+    shown = folder.name if folder is not None and limits.folders else where
+    return Model(network.eval().to(device), tokenizer, torch.device(device), shown)
+
+
+@contextmanager
+def _loading(where: str) -> Iterator[None]:
+    """Refusals of transformers, which raises whatever a config or tokenizer makes it raise, in our words."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except Exception as error:
         raise SourceError(f"{where} could not be loaded by transformers: {first_line(error)}") from error
-    return Model(
-        network.eval().to(device), tokenizer, torch.device(device), folder.name if folder.is_dir() else where
-    )
+
+
+def _config(name: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(name, **options)
+
+
+def check_config(config: Any, source: TensorSource) -> None:
+    """``SourceError`` if ``config`` describes a network with more weights than ``source`` holds.
+
+    A network is built without memory for its weights; one of too many layers is refused before that.
+    """
+    from transformers import AutoModel
+
+    modules = _modules(config.to_dict())
+    if modules > _MOST_MODULES:
+        raise SourceError(
+            f"{source.origin}: its config asks for {modules:,} layers times experts; accepted are up to "
+            f"{_MOST_MODULES:,}"
+        )
+    with torch.device("meta"):
+        network = AutoModel.from_config(config, trust_remote_code=False)
+    needed = sum(p.numel() for p in network.parameters())
+    held = sum(info.elements for info in source.infos)
+    if needed > held:
+        raise SourceError(
+            f"{source.origin}: its config describes {needed:,} weights, its files hold {held:,}; the rest "
+            "would be random"
+        )
+    buffers = sum(b.numel() for b in network.buffers())
+    if buffers > held + _MOST_BUFFERS:
+        raise SourceError(f"{source.origin}: its config describes tables of {buffers:,} elements")
+
+
+def _modules(config: Mapping[str, Any]) -> int:
+    """About how many modules a config makes transformers build: the most layers times the most experts."""
+    most = {"layer": 1, "expert": 1}
+    waiting: list[Any] = [config]
+    while waiting:
+        for key, value in waiting.pop().items():
+            if isinstance(value, Mapping):
+                waiting.append(value)
+            for word in most:
+                if word in str(key) and type(value) is int:
+                    most[word] = max(most[word], value)
+    return most["layer"] * most["expert"]
 
 
 def linear_layers(model: Model, containing: str = "") -> tuple[str, ...]:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
+import struct
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from tokenize import TokenError
 
 from torch import Tensor
 
 from explorer.progress import Progress
+from explorer.sources.limits import SourceLimits
 from explorer.sources.matrix import Matrix, as_matrix, matrix_shape, to_float32
+
+_LONGEST_NAME = 1000
+_MOST_AXES = 64
+_MOST_ELEMENTS = 1 << 62
+_UNREADABLE = (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError,
+               RuntimeError, SyntaxError, TokenError, TypeError, ValueError, struct.error, zipfile.BadZipFile,
+               zlib.error)  # fmt: skip
+"""What NumPy, torch, zipfile and Python's parser raise for data that is not what it says."""
 
 
 class SourceError(ValueError):
@@ -48,6 +62,11 @@ class TensorSource(ABC):
     def infos(self) -> tuple[TensorInfo, ...]:
         """What the headers say; no tensor has been read."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """About how much memory the open source takes, for caches that are bounded by bytes."""
+        return sum(500 + len(info.name) for info in self.infos)
+
     @abstractmethod
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         """The tensor's first ``rows`` entries along its first axis (all if None), in the file's dtype."""
@@ -82,7 +101,9 @@ class TensorSource(ABC):
                     f"{info.name}: one row of {info.shape} has more than {max_elements:,} elements, "
                     "the limit here"
                 )
-        return self.read_rows(info, rows, progress)
+        watched = Watched(progress)
+        with refused(f"{self.origin}: {info.name} cannot be read", watched):
+            return self.read_rows(info, rows, None if progress is None else watched)
 
     def matrix(
         self, name: str | None = None, max_elements: int | None = None, progress: Progress | None = None
@@ -96,7 +117,8 @@ class TensorSource(ABC):
             raise SourceError(
                 f"{info.name} is complex; accepted are real floating-point numbers, integers and booleans"
             )
-        values = as_matrix(to_float32(tensor))
+        with refused(f"{self.origin}: {info.name} is no matrix"):
+            values = as_matrix(to_float32(tensor))
         return Matrix(
             values, info.name, self.origin, info.shape, info.dtype, cut=values.numel() < info.elements
         )
@@ -116,9 +138,78 @@ class InMemory(TensorSource):
             TensorInfo(n, tuple(t.shape), str(t.dtype).split(".")[-1]) for n, t in self._tensors.items()
         )
 
+    @property
+    def kept_bytes(self) -> int:
+        return super().kept_bytes + sum(tensor.nbytes for tensor in self._tensors.values())
+
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         tensor = self._tensors[info.name]
         return (tensor if rows is None else tensor[:rows]).clone()
+
+
+class Watched:
+    """A progress callback that remembers the exception with which it stopped the reading."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.stop: BaseException | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        try:
+            if self._progress is not None:
+                self._progress(done, total)
+        except BaseException as error:
+            self.stop = error
+            raise
+
+
+@contextmanager
+def refused(what: str, watched: Watched | None = None) -> Iterator[None]:
+    """Turn what libraries raise for malformed data into ``SourceError``: ``what``, and why.
+
+    An exception by which ``watched`` stopped the work stays what it is.
+    """
+    try:
+        yield
+    except SourceError:
+        raise
+    except _UNREADABLE as error:
+        if watched is not None and error is watched.stop:
+            raise
+        raise SourceError(f"{what}: {_why(error)}") from error
+
+
+def _why(error: BaseException) -> str:
+    """An error's reason without the paths that those of the system end in."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return first_line(error)
+
+
+def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits) -> None:
+    """``SourceError`` unless names and shapes of a stranger's header are ones to work with."""
+    if len(infos) > limits.tensors:
+        raise SourceError(f"{origin} lists {len(infos):,} tensors; accepted are up to {limits.tensors:,}")
+    for info in infos:
+        if len(info.name) > _LONGEST_NAME or not info.name.isprintable():
+            raise SourceError(
+                f"{origin} holds a tensor called {info.name[:40]!a}; accepted are printable names of "
+                f"up to {_LONGEST_NAME} characters"
+            )
+        whole = all(type(n) is int and n >= 0 for n in info.shape)
+        if not whole or len(info.shape) > _MOST_AXES or _elements_at_least(info.shape) > _MOST_ELEMENTS:
+            shown = ascii(list(info.shape[:8]))[:80]
+            raise SourceError(
+                f"{origin}: {info.name} claims the shape {shown}; accepted are up to {_MOST_AXES} axes of "
+                "whole numbers from 0"
+            )
+
+
+def _elements_at_least(shape: tuple[int, ...]) -> int:
+    """The elements of ``shape`` if its empty axes had one: libraries multiply the others all the same."""
+    return math.prod(n or 1 for n in shape)
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from pathlib import Path
 
@@ -10,11 +9,19 @@ import numpy as np
 import torch
 
 from explorer.sources.base import InMemory, SourceError, TensorSource, first_line
+from explorer.sources.limits import SourceLimits
+from explorer.sources.stamped import StampedFile
 
 
-def open_csv(path: Path, origin: str) -> TensorSource:
+def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
     """The table as one float64 matrix, called by the file's name."""
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    file = StampedFile(path, origin)
+    if file.size > limits.text_bytes:
+        raise SourceError(
+            f"{origin} has {file.size:,} bytes; tables of text are read up to {limits.text_bytes:,}: "
+            "save larger ones as .npy or .safetensors"
+        )
+    text = file.read(0, file.size).decode("utf-8-sig", errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise SourceError(f"{origin} is empty")
@@ -27,7 +34,7 @@ def _parse(rows: list[str], delimiter: str, origin: str) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a table without rows: refused later as empty
-            return np.loadtxt(io.StringIO("\n".join(rows)), np.float64, delimiter=delimiter, ndmin=2)
+            return np.loadtxt(rows, np.float64, delimiter=delimiter, ndmin=2)
     except ValueError as error:
         cells = [row.count(delimiter) + 1 for row in rows]
         for index, count in enumerate(cells):

@@ -7,204 +7,186 @@ without comparing them with shapes and dtypes.
 
 from __future__ import annotations
 
-import json
-import math
-import struct
-from collections.abc import Callable, Iterator
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import safetensors.torch
-from huggingface_hub import HfApi, constants, get_session, hf_hub_url
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
-from safetensors import SafetensorError
+from huggingface_hub import constants
 from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
-from explorer.sources.index import INDEX, shard_names
+from explorer.sources.hub_requests import Visit
+from explorer.sources.index import INDEX, is_plain_name, shard_names
+from explorer.sources.limits import LOCAL, SourceLimits
+from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length
 
-Answer = TypeVar("Answer")
-_MAX_HEADER = 100_000_000
-_MAX_INDEX = 50_000_000
-_CHUNK_BYTES = 1 << 20
 _CONNECTIONS = 8
-_SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-          "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "I8": 1, "U8": 1,
-          "BOOL": 1, "F4": 0.5}  # fmt: skip
-"""Bytes per element of each safetensors dtype."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LONGEST_REVISION = 200
+
+
+def is_hub_id(where: str) -> bool:
+    """Whether ``where`` has the form of a repository's id: a name, or owner/name."""
+    return _HUB_ID.fullmatch(where) is not None and ".." not in where
+
+
+def check_revision(revision: str | None) -> None:
+    """``SourceError`` unless ``revision`` is None or could be a branch, a tag or a commit."""
+    if revision is None:
+        return
+    well_formed = len(revision) <= _LONGEST_REVISION and _REVISION.fullmatch(revision)
+    if not well_formed or ".." in revision or any(part.startswith(".") for part in revision.split("/")):
+        raise SourceError(
+            f"{revision[:80]!a} is no revision; accepted are a branch, a tag or a commit, such as main"
+        )
 
 
 @dataclass(frozen=True)
-class _Span:
-    """Bytes [start, stop) of a file."""
+class Repository:
+    """What the Hub says of a repository: the commit that a revision stands for, and its files."""
 
-    file: str
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
+    commit: str
+    files: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor and where its bytes are."""
+def repository(visit: Visit, repo_id: str, revision: str | None, origin: str) -> Repository:
+    """Ask the Hub; ``SourceError`` for an answer that is none."""
+    answer = visit.api(
+        f"models/{repo_id}" + (f"/revision/{revision.replace('/', '%2F')}" if revision else "")
+    )
+    try:
+        commit = answer["sha"]
+        files = tuple(_file_name(sibling) for sibling in answer["siblings"] or [])
+        good = isinstance(commit, str) and _COMMIT.fullmatch(commit)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise SourceError(f"{origin}: the Hub's answer names no commit and files") from error
+    if not good:
+        raise SourceError(f"{origin}: the Hub's answer names no commit and files")
+    return Repository(commit, files)
 
-    info: TensorInfo
-    span: _Span
+
+def _file_name(sibling: dict[str, Any]) -> str:
+    name = sibling["rfilename"]
+    if not isinstance(name, str):
+        raise TypeError(name)
+    return name
 
 
 class HubModel(TensorSource):
     """The safetensors files at the top level of a Hub repository, at one commit.
 
-    ``endpoint`` replaces HF_ENDPOINT. Raises ``SourceError`` for a repository that is missing, gated or
-    unreachable, or has no safetensors files.
+    ``endpoint`` replaces HF_ENDPOINT. Raises ``SourceError`` for a repository that is missing, gated,
+    unreachable or too slow, or has no safetensors files.
     """
 
-    def __init__(self, repo_id: str, revision: str | None = None, endpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        repo_id: str,
+        revision: str | None = None,
+        endpoint: str | None = None,
+        limits: SourceLimits = LOCAL,
+    ) -> None:
+        if not is_hub_id(repo_id):
+            raise SourceError(f"{repo_id[:200]!a} is no Hub id (owner/name)")
+        check_revision(revision)
         self.origin = f"{repo_id}@{revision}" if revision else repo_id
-        self._id, self._endpoint = repo_id, endpoint or constants.ENDPOINT
-        self._headers = build_hf_headers()
-        self._sha, names = self._files(revision)
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            headers = list(pool.map(self._entries_of, self._shards(names)))
-        self._entries = {entry.info.name: entry for entries in headers for entry in entries}
+        self._id, self._endpoint, self._limits = repo_id, endpoint, limits
+        visit = self.visit()
+        found = repository(visit, repo_id, revision, self.origin)
+        self.commit, self.files = found.commit, found.files
+        self.weights = self._shards(visit)
+        self._entries: dict[str, tuple[str, Entry]] = {}
+        self._sizes: dict[str, int] = {}
+        for name, listed in zip(self.weights, self._all_entries(visit), strict=True):
+            self._add(name, listed)
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(entry.info for entry in self._entries.values())
+        return tuple(entry.info for _, entry in self._entries.values())
 
-    def _files(self, revision: str | None) -> tuple[str, list[str]]:
-        """The commit that ``revision`` stands for, and the repository's file names."""
-        api = HfApi(endpoint=self._endpoint)
-        info = self._ask(lambda: api.model_info(self._id, revision=revision))
-        return info.sha or revision or "main", [s.rfilename for s in info.siblings or []]
+    @property
+    def identity(self) -> str:
+        """What tells this model's bytes from all others': endpoint, id and commit."""
+        return f"{self._endpoint or constants.ENDPOINT} {self._id} {self.commit}"
 
-    def _shards(self, names: list[str]) -> list[str]:
-        if INDEX in names:
-            return shard_names(self._get(INDEX, _MAX_INDEX), self.origin)
-        here = [n for n in names if n.endswith(".safetensors") and "/" not in n]
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each weight file, as far as its header describes them."""
+        return dict(self._sizes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weight files."""
+        return sum(self._sizes.values())
+
+    def visit(self) -> Visit:
+        """A use of the Hub, whose time begins now."""
+        return Visit(self.origin, self._endpoint, self._limits)
+
+    def file(self, visit: Visit, name: str, most: int) -> bytearray:
+        """A whole file of the repository, of at most ``most`` bytes."""
+        return visit.file(self._id, name, self.commit, most)
+
+    def span(self, visit: Visit, name: str, start: int, stop: int) -> bytearray:
+        """The bytes [start, stop) of a file of the repository."""
+        return visit.span(self._id, name, self.commit, start, stop)
+
+    def _shards(self, visit: Visit) -> list[str]:
+        if INDEX in self.files:
+            index = self.file(visit, INDEX, self._limits.header_bytes)
+            return shard_names(index, self.origin, self._limits)
+        here = [n for n in self.files if n.endswith(".safetensors") and is_plain_name(n)]
         if not here:
             raise SourceError(
                 f"{self.origin} has no safetensors files at its top level; other formats are not read"
             )
+        if len(here) > self._limits.shards:
+            raise SourceError(
+                f"{self.origin} has {len(here):,} files; accepted are up to {self._limits.shards:,}"
+            )
         return here
 
-    def _entries_of(self, file: str) -> list[_Entry]:
-        """The header of a safetensors file: its length in 8 bytes, then JSON."""
-        (length,) = struct.unpack("<Q", self._get_span(_Span(file, 0, 8)))
-        if length > _MAX_HEADER:
-            raise SourceError(f"{self.origin}: {file} claims a header of {length:,} bytes")
-        header = self._get_span(_Span(file, 8, 8 + length))
-        return list(_entries(header, file, self.origin))
+    def _all_entries(self, visit: Visit) -> list[tuple[Entry, ...]]:
+        """The headers of all files, some at a time; the first refusal ends the rest."""
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            try:
+                lengths = list(pool.map(lambda name: self._header_length(visit, name), self.weights))
+                if sum(lengths) > self._limits.header_bytes:
+                    raise SourceError(
+                        f"{self.origin}: the headers have {sum(lengths):,} bytes, more than "
+                        f"{self._limits.header_bytes:,}"
+                    )
+                pairs = zip(self.weights, lengths, strict=True)
+                return list(pool.map(lambda pair: self._entries_of(visit, *pair), pairs))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _header_length(self, visit: Visit, name: str) -> int:
+        prefix = visit.span(self._id, name, self.commit, 0, PREFIX)
+        return header_length(prefix, f"{self.origin}: {name}", self._limits)
+
+    def _entries_of(self, visit: Visit, name: str, length: int) -> tuple[Entry, ...]:
+        header = visit.span(self._id, name, self.commit, PREFIX, PREFIX + length)
+        return entries(header, None, f"{self.origin}: {name}", self._limits)
+
+    def _add(self, name: str, listed: tuple[Entry, ...]) -> None:
+        """A file's tensors; of a name that an earlier file has, that one stays, and it is said."""
+        twice = [entry.info.name for entry in listed if entry.info.name in self._entries]
+        if twice:
+            self.broken += (f"{name}: an earlier file holds {twice[0]} too ({len(twice)} left out)",)
+        self._sizes[name] = max((entry.stop for entry in listed), default=0)
+        for entry in listed:
+            self._entries.setdefault(entry.info.name, (name, entry))
+        if len(self._entries) > self._limits.tensors:
+            raise SourceError(f"{self.origin} lists more than {self._limits.tensors:,} tensors")
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        span, shape = self._entries[info.name].span, info.shape
-        if rows is not None:
-            span = _Span(span.file, span.start, span.start + span.size // shape[0] * rows)
-            shape = (rows, *shape[1:])
-        data = self._get_span(span, progress)
-        header = {"tensor": {"dtype": info.dtype, "shape": shape, "data_offsets": [0, len(data)]}}
-        encoded = json.dumps(header).encode()
-        try:
-            return safetensors.torch.load(struct.pack("<Q", len(encoded)) + encoded + data)["tensor"]
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise SourceError(f"{self.origin}: {info.name} could not be decoded: {error}") from error
-
-    def _get(self, file: str, limit: int) -> bytes:
-        """A whole file of at most ``limit`` bytes."""
-        return self._ask(lambda: self._stream(file, {}, limit, None))
-
-    def _get_span(self, span: _Span, progress: Progress | None = None) -> bytes:
-        """Exactly the bytes of ``span``, or ``SourceError``."""
-        if span.size == 0:
-            return b""
-        asked = {"Range": f"bytes={span.start}-{span.stop - 1}"}
-        received = self._ask(lambda: self._stream(span.file, asked, span.size, progress))
-        if len(received) != span.size:
-            raise SourceError(
-                f"{self.origin}: {span.file} ended after {len(received):,} of {span.size:,} bytes"
-            )
-        return received
-
-    def _stream(self, file: str, asked: dict[str, str], limit: int, progress: Progress | None) -> bytes:
-        """The body of the answer to a GET with the headers ``asked``, given up beyond ``limit`` bytes."""
-        url = hf_hub_url(self._id, file, revision=self._sha, endpoint=self._endpoint)
-        headers = {**self._headers, "Accept-Encoding": "identity", **asked}
-        received = bytearray()
-        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
-            hf_raise_for_status(response)
-            if "Range" in asked and response.status_code != 206:
-                raise SourceError(f"{self.origin}: the server sends whole files only (no range requests)")
-            for chunk in response.iter_raw(_CHUNK_BYTES):
-                received += chunk
-                if len(received) > limit:
-                    raise SourceError(f"{self.origin}: {file} sent more than the {limit:,} bytes asked for")
-                if progress is not None:
-                    progress(len(received), limit)
-        return bytes(received)
-
-    def _ask(self, request: Callable[[], Answer]) -> Answer:
-        """The request's answer, or the Hub's refusal as a ``SourceError``."""
-        try:
-            return request()
-        except (HfHubHTTPError, HTTPError, OSError) as error:
-            raise SourceError(f"{self.origin}{_refusal(error)}") from error
-
-
-_REFUSALS: tuple[tuple[type[Exception], str], ...] = (
-    (GatedRepoError, " is gated: accept its terms on the Hub and log in (hf auth login, or set HF_TOKEN)"),
-    (RevisionNotFoundError, ": the repository has no such revision"),
-    (RepositoryNotFoundError, ": no such model on the Hub, or it is private and no token is set"),
-    (OfflineModeIsEnabled, " is not in the local cache, and the Hub is switched off here (HF_HUB_OFFLINE)"),
-)  # fmt: skip
-"""From the special to the general: huggingface_hub derives its errors from each other."""
-
-
-def _refusal(error: Exception) -> str:
-    for kind, text in _REFUSALS:
-        if isinstance(error, kind):
-            return text
-    if isinstance(error, HfHubHTTPError):
-        return f": the Hub answered {error.response.status_code}"
-    return (
-        " is neither a folder here nor in the local cache, and the Hub cannot be reached: "
-        f"{type(error).__name__}"
-    )
-
-
-def _entries(header: bytes, file: str, origin: str) -> Iterator[_Entry]:
-    """The tensors that a header lists."""
-    try:
-        entries = json.loads(header).items()
-    except (ValueError, AttributeError) as error:
-        raise SourceError(f"{origin}: {file} has no valid safetensors header") from error
-    for name, entry in entries:
-        if name != "__metadata__":
-            info, start, stop = _claims(name, entry, file, origin)
-            yield _Entry(info, _Span(file, 8 + len(header) + start, 8 + len(header) + stop))
-
-
-def _claims(name: str, entry: dict[str, Any], file: str, origin: str) -> tuple[TensorInfo, int, int]:
-    """What one entry says: its span, relative to the header's end, agrees with its shape and dtype."""
-    try:
-        start, stop = entry["data_offsets"]
-        info = TensorInfo(name, tuple(int(n) for n in entry["shape"]), str(entry["dtype"]))
-        size = _SIZES[info.dtype] * math.prod(info.shape)
-        agrees = 0 <= start <= stop and stop - start == size
-    except (KeyError, TypeError, ValueError) as error:
-        raise SourceError(f"{origin}: {file} describes {name} in a way this reader does not know") from error
-    if not agrees:
-        raise SourceError(f"{origin}: {file} says {name} takes {stop - start:,} bytes, its shape {size:,.0f}")
-    return info, start, stop
+        name, entry = self._entries[info.name]
+        size, shape = entry.first(rows)
+        data = self.visit().span(self._id, name, self.commit, entry.start, entry.start + size, progress)
+        return decode(info, shape, data, self.origin)

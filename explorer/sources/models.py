@@ -1,13 +1,13 @@
 """Layers of a model: a local folder, a snapshot in the Hugging Face cache, or a Hub id.
 
-The list of layers comes from the safetensors headers alone; reading a layer reads that layer's bytes: a
-slice of the mapped file, or one HTTP range request. No model code is ever run, and no file but
-safetensors is opened.
+The list of layers comes from the safetensors headers alone; reading a layer reads that layer's bytes: of
+the file, or by one HTTP range request. No model code is ever run, and no file but safetensors is opened.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -15,80 +15,143 @@ from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import SourceError, TensorInfo, TensorSource
-from explorer.sources.hub import HubModel
+from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
+from explorer.sources.hub import HubModel, check_revision, is_hub_id
 from explorer.sources.index import INDEX, local_shard_names
-from explorer.sources.tensors import SUFFIXES, open_tensors
+from explorer.sources.limits import LOCAL, SUFFIXES, SourceLimits
+from explorer.sources.stamped import stamp_of
+from explorer.sources.tensors import open_tensors
 
-__all__ = ["HubModel", "LocalModel", "layers", "open_model"]
-
-_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+__all__ = ["HubModel", "LocalModel", "folder_stamp", "layers", "local_folder", "open_model"]
 
 
-def open_model(where: str, revision: str | None = None) -> TensorSource:
+def open_model(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
     """Open a model by folder path or Hub id ("owner/name", with an optional revision).
 
-    A folder that exists wins over an id; an id in the Hugging Face cache is read from there. Raises
-    ``SourceError`` saying which of missing, gated, offline or "no safetensors" it was.
+    A folder that exists wins over an id; an id in the Hugging Face cache is read from there. With
+    ``limits.folders`` off neither is looked at, and the answer does not depend on what this machine holds.
+    Raises ``SourceError`` saying which of missing, gated, offline or "no safetensors" it was.
     """
     where = where.strip()
     if not where:
         raise SourceError("name a model: a folder on this machine, or a Hub id such as owner/name")
-    folder = Path(where).expanduser()
-    if folder.is_dir():
-        return LocalModel(folder)
-    if folder.is_file():
+    check_revision(revision)
+    folder = local_folder(where, limits)
+    if folder is not None:
+        return LocalModel(folder, limits=limits)
+    if limits.folders and _existing(where, Path.is_file):
         raise SourceError(f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders")
-    if not _HUB_ID.fullmatch(where):
-        raise SourceError(f"no folder {where!r} here, and it is no Hub id (owner/name)")
-    snapshot = _cached_snapshot(where, revision)
-    return LocalModel(snapshot, where) if snapshot else HubModel(where, revision)
+    if not is_hub_id(where):
+        raise SourceError(_no_model(where, limits))
+    snapshot = _cached_snapshot(where, revision, limits) if limits.folders else None
+    return LocalModel(snapshot, where, limits) if snapshot else HubModel(where, revision, limits=limits)
 
 
-def layers(source: TensorSource, containing: str = "") -> tuple[TensorInfo, ...]:
-    """The tensors whose name contains ``containing`` (any case); layer 2 comes before layer 10."""
+def _no_model(where: str, limits: SourceLimits) -> str:
+    if not limits.folders:
+        return "folders of this server cannot be opened here; give a Hub id such as owner/name"
+    return f"no folder {where[:200]!r} here, and it is no Hub id (owner/name)"
+
+
+def _existing(where: str, is_one: Callable[[Path], bool]) -> Path | None:
+    """The path that ``where`` names, if ``is_one`` holds for it."""
+    try:
+        path = Path(where.strip()).expanduser()
+        return path if is_one(path) else None
+    except (OSError, RuntimeError, ValueError):  # no such user, a NUL, a name too long: nothing is there
+        return None
+
+
+def local_folder(where: str, limits: SourceLimits = LOCAL) -> Path | None:
+    """The folder of this machine that ``where`` names, if there is one and it may be opened."""
+    return _existing(where, Path.is_dir) if limits.folders else None
+
+
+def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:
+    """What changes when the weights of the folder ``where`` do; None if it is no folder."""
+    folder = local_folder(where, limits)
+    if folder is None:
+        return None
+    with refused(f"{where} cannot be read"):
+        files = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
+        return tuple((path.name, stamp_of(path)) for path in sorted(files))
+
+
+def layers(source: TensorSource, containing: str = "", most: int | None = None) -> tuple[TensorInfo, ...]:
+    """The tensors whose name contains ``containing`` (any case); layer 2 comes before layer 10.
+
+    ``SourceError`` if there are more than ``most``.
+    """
     matching = [info for info in source.infos if containing.lower() in info.name.lower()]
+    if most is not None and len(matching) > most:
+        raise SourceError(
+            f"{len(matching):,} tensors of {source.origin} have {containing[:80]!r} in their names; up to "
+            f"{most:,} are listed here: name a longer part"
+        )
     return tuple(sorted(matching, key=lambda info: _natural(info.name)))
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
     """Sort key that compares digits as numbers."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+    parts = re.split(r"(\d+)", name, flags=re.ASCII)
+    return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts if part]
 
 
 class LocalModel(TensorSource):
     """All safetensors files of a folder, sharded or single, as one source.
 
-    Files that cannot be read are left out, and named in ``broken``; ``SourceError`` if none is left.
+    Files that cannot be read are left out, and named in ``broken``, and so are tensors whose name an earlier
+    file has already; ``SourceError`` if no file is left.
     """
 
-    def __init__(self, folder: Path, origin: str | None = None) -> None:
+    def __init__(self, folder: Path, origin: str | None = None, limits: SourceLimits = LOCAL) -> None:
         self.origin = origin or folder.name
-        names = local_shard_names(folder, self.origin) or sorted(p.name for p in folder.glob("*.safetensors"))
-        if not names:
-            raise SourceError(f"{self.origin} holds no .safetensors files; other weight formats are not read")
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise SourceError(f"{self.origin}: its index names {missing[0]}, which is not in the folder")
-        self._files: list[TensorSource] = []
+        with refused(f"{self.origin} cannot be read"):
+            names = _files_of(folder, self.origin, limits)
+        self._file_of: dict[str, tuple[TensorInfo, TensorSource]] = {}
+        opened = 0
         for name in names:
             try:
-                self._files.append(open_tensors(folder / name))
+                file = open_tensors(folder / name, limits=limits)
             except SourceError as error:
                 self.broken += (str(error),)
-        if not self._files:
+                continue
+            opened += 1
+            self._add(name, file, limits)
+        if not opened:
             raise SourceError(self.broken[0])
-        self._file_of = {info.name: file for file in self._files for info in file.infos}
+
+    def _add(self, name: str, file: TensorSource, limits: SourceLimits) -> None:
+        twice = [info.name for info in file.infos if info.name in self._file_of]
+        if twice:
+            self.broken += (f"{name}: an earlier file holds {twice[0]} too ({len(twice)} left out)",)
+        for info in file.infos:
+            self._file_of.setdefault(info.name, (info, file))
+        if len(self._file_of) > limits.tensors:
+            raise SourceError(f"{self.origin} lists more than {limits.tensors:,} tensors, the limit here")
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(info for file in self._files for info in file.infos)
+        return tuple(info for info, _ in self._file_of.values())
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        return self._file_of[info.name].read_rows(info, rows, progress)
+        return self._file_of[info.name][1].read_rows(info, rows, progress)
 
 
-def _cached_snapshot(repo_id: str, revision: str | None) -> Path | None:
+def _files_of(folder: Path, origin: str, limits: SourceLimits) -> list[str]:
+    names = local_shard_names(folder, origin, limits)
+    names = names or sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        raise SourceError(f"{origin} holds no .safetensors files; other weight formats are not read")
+    if len(names) > limits.shards:
+        raise SourceError(f"{origin} holds {len(names):,} files; accepted are up to {limits.shards:,}")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise SourceError(f"{origin}: its index names {missing[0]}, which is not in the folder")
+    return names
+
+
+def _cached_snapshot(repo_id: str, revision: str | None, limits: SourceLimits) -> Path | None:
     """The folder of a cached snapshot that has all its safetensors files, or None."""
     for name in (INDEX, "model.safetensors"):
         try:
@@ -97,6 +160,6 @@ def _cached_snapshot(repo_id: str, revision: str | None) -> Path | None:
             raise SourceError(f"{repo_id!r} is no Hub id: {error}") from error
         if isinstance(cached, str):
             folder = Path(cached).parent
-            complete = all((folder / n).is_file() for n in local_shard_names(folder, repo_id))
+            complete = all((folder / n).is_file() for n in local_shard_names(folder, repo_id, limits))
             return folder if complete else None
     return None

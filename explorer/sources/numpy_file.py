@@ -1,13 +1,18 @@
-"""NumPy files: .npy is mapped, of an .npz archive one member at a time is decompressed.
+"""NumPy files: of an .npy file the rows that are asked for, of an .npz archive one member, inflated as far
+as it has to be.
 
-A header's claimed shape is compared with the bytes that are there before anything of that size is
-allocated, and arrays of Python objects, which NumPy would unpickle, are refused.
+A header's claimed length and shape are compared with the bytes that are there before anything of that size
+is allocated, and arrays of Python objects, which NumPy would unpickle, are refused.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import struct
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +22,16 @@ import torch
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import SourceError, TensorInfo, TensorSource, first_line
+from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims, refused
+from explorer.sources.limits import SourceLimits
+from explorer.sources.stamped import StampedFile
+
+_LONGEST_HEADER = 10_000
+"""Bytes: what NumPy itself takes from files that are not trusted."""
+_PIECE = 4 << 20
+_ACCEPTED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_MEMBER_BYTES = 46
+"""Of the shortest entry in an archive's list of members."""
 
 
 @dataclass(frozen=True)
@@ -28,38 +42,50 @@ class _Header:
     fortran: bool
     dtype: np.dtype[Any]
 
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class NpyFile(TensorSource):
     """One array, called by the file's name."""
 
-    def __init__(self, path: Path, origin: str) -> None:
-        self.origin, self._path = origin, path
-        with path.open("rb") as file:
-            header = _read_header(file, origin)
-            _check_size(origin, header, path.stat().st_size - file.tell())
-        self._info = TensorInfo(path.stem, header.shape, header.dtype.name)
+    def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
+        self.origin, self._file = origin, StampedFile(path, origin)
+        with self._file.open() as file:
+            self._header = _read_header(file, origin)
+            _check_size(origin, self._header, self._file.size - file.tell())
+        self._info = TensorInfo(path.stem, self._header.shape, self._header.dtype.name)
+        check_claims([self._info], origin, limits)
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
         return (self._info,)
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        array = np.load(self._path, mmap_mode="r", allow_pickle=False)
-        return _from_numpy(array if rows is None else array[:rows])
+        with self._file.open() as file:
+            _read_header(file, self.origin)
+            return _from_numpy(_first_rows(file, self._header, rows, progress))
 
 
 class NpzFile(TensorSource):
     """A zip archive of .npy members; other members are ignored."""
 
-    def __init__(self, path: Path, origin: str) -> None:
-        self.origin, self._path = origin, path
-        with zipfile.ZipFile(path) as archive:
+    def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
+        self.origin, self._file, self._limits = origin, StampedFile(path, origin), limits
+        self._headers: dict[str, _Header] = {}
+        with self._archive() as archive:
             entries = [e for e in archive.infolist() if e.filename.endswith(".npy")]
-            self._headers = {
-                e.filename.removesuffix(".npy"): _member_header(archive, e, origin) for e in entries
-            }
+            if len(entries) > limits.tensors:
+                raise SourceError(f"{origin} has {len(entries):,} members, more than {limits.tensors:,}")
+            for entry in entries:
+                name = entry.filename.removesuffix(".npy")
+                if name in self._headers:
+                    raise SourceError(f"{origin} holds {ascii(name)[:100]} twice")
+                self._headers[name] = _member_header(archive, entry, origin)
         if not self._headers:
             raise SourceError(f"{origin} holds no arrays")
+        check_claims(self.infos, origin, limits)
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
@@ -67,21 +93,41 @@ class NpzFile(TensorSource):
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         header = self._headers[info.name]
-        shape = header.shape
-        if rows is not None and not header.fortran:
-            shape = (rows, *shape[1:])
-        with zipfile.ZipFile(self._path) as archive, archive.open(f"{info.name}.npy") as file:
+        if header.fortran and rows is not None and header.bytes > self._limits.inflated_bytes:
+            raise SourceError(
+                f"{info.name} is stored by columns: its first rows are in all of its {header.bytes:,} bytes, "
+                f"of which up to {self._limits.inflated_bytes:,} are inflated here"
+            )
+        with self._archive() as archive, archive.open(f"{info.name}.npy") as file:
             _read_header(file, info.name)
-            size = math.prod(shape) * header.dtype.itemsize
-            data = file.read(size)
-        if len(data) < size:
-            raise SourceError(f"{info.name} is cut short: {len(data)} of {size} bytes")
-        array = np.frombuffer(data, header.dtype).reshape(shape, order="F" if header.fortran else "C")
-        return _from_numpy(array if rows is None else array[:rows])
+            return _from_numpy(_first_rows(file, header, rows, progress))
+
+    @contextmanager
+    def _archive(self) -> Iterator[zipfile.ZipFile]:
+        with self._file.open() as file, zipfile.ZipFile(_Bounded(file, self._limits)) as archive:
+            yield archive
+
+
+class _Bounded:
+    """A file for ``zipfile``, which reads the list of members at once, however long an archive says it is."""
+
+    def __init__(self, file: IO[bytes], limits: SourceLimits) -> None:
+        self._file, self._most = file, min(limits.header_bytes, 4 * _MEMBER_BYTES * limits.tensors)
+        self.seek, self.tell, self.close = file.seek, file.tell, lambda: None
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if size > max(self._most, _PIECE):
+            raise SourceError(f"the archive claims a list of members of {size:,} bytes")
+        return self._file.read(size)
 
 
 def _member_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, origin: str) -> _Header:
-    where = f"{origin}: {entry.filename}"
+    where = f"{origin}: {ascii(entry.filename)[1:-1][:100]}"
+    if entry.compress_type not in _ACCEPTED_METHODS or entry.flag_bits & 1:
+        raise SourceError(f"{where} is encrypted or packed otherwise than NumPy does (stored, or deflate)")
     with archive.open(entry) as file:
         header = _read_header(file, where)
         _check_size(where, header, entry.file_size - file.tell())
@@ -90,14 +136,18 @@ def _member_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, origin: str
 
 def _read_header(file: IO[bytes], origin: str) -> _Header:
     """The header of an .npy stream, which is left at the data."""
-    try:
+    with refused(f"{origin} has no valid .npy header"):
         version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        header = _Header(*read(file))
-    except (ValueError, EOFError) as error:
-        raise SourceError(f"{origin} has no valid .npy header: {first_line(error)}") from error
+        width = "<H" if version == (1, 0) else "<I"
+        claimed = file.read(struct.calcsize(width))
+        (length,) = struct.unpack(width, claimed)
+        if length > _LONGEST_HEADER:
+            raise SourceError(
+                f"{origin} claims a header of {length:,} bytes; accepted are up to {_LONGEST_HEADER:,}"
+            )
+        header = _parsed(io.BytesIO(claimed + file.read(length)), version, origin)
+    if not all(type(n) is int and n >= 0 for n in header.shape):
+        raise SourceError(f"{origin} claims the shape {header.shape}; axes are whole numbers from 0")
     if header.dtype.hasobject:
         raise SourceError(
             f"{origin} holds Python objects, which would have to be unpickled; save plain numbers"
@@ -109,15 +159,73 @@ def _read_header(file: IO[bytes], origin: str) -> _Header:
     return header
 
 
+def _parsed(text: io.BytesIO, version: tuple[int, int], origin: str) -> _Header:
+    try:
+        if version == (1, 0):
+            return _Header(*np.lib.format.read_array_header_1_0(text))
+        return _Header(*np.lib.format.read_array_header_2_0(text))
+    except (MemoryError, RecursionError):  # what Python's parser raises for brackets within brackets
+        raise SourceError(f"{origin} has no valid .npy header: it is nested too deeply") from None
+
+
 def _check_size(origin: str, header: _Header, available: int) -> None:
-    claimed = math.prod(header.shape) * header.dtype.itemsize
-    if claimed > available:
+    if header.bytes > available:
         raise SourceError(
-            f"{origin} claims shape {header.shape}, {claimed:,} bytes, but only {available:,} are there"
+            f"{origin} claims shape {header.shape}, {header.bytes:,} bytes, but only {available:,} are there"
         )
+
+
+def _first_rows(file: IO[bytes], header: _Header, rows: int | None, progress: Progress | None) -> np.ndarray:
+    """The first ``rows`` entries along the first axis, all if None, of the array that ``file`` stands at."""
+    shape = header.shape if rows is None else (rows, *header.shape[1:])
+    if not header.fortran:
+        data = _take(file, math.prod(shape) * header.dtype.itemsize, progress)
+        return np.frombuffer(data, header.dtype).reshape(shape)
+    if rows is None or rows == header.shape[0]:
+        data = _take(file, header.bytes, progress)
+        return np.frombuffer(data, header.dtype).reshape(shape, order="F")
+    return _first_of_columns(file, header, rows, progress).reshape(shape, order="F")
+
+
+def _first_of_columns(file: IO[bytes], header: _Header, rows: int, progress: Progress | None) -> np.ndarray:
+    """[columns * rows] in column-major order: the head of each column of a column-major array."""
+    column, columns = header.shape[0] * header.dtype.itemsize, math.prod(header.shape[1:])
+    head, together = rows * header.dtype.itemsize, max(1, _PIECE // column)
+    kept = bytearray()
+    for first in range(0, columns, together):
+        count = min(together, columns - first)
+        if column <= _PIECE:
+            piece = np.frombuffer(_take(file, count * column, None), np.uint8).reshape(count, column)
+            kept += piece[:, :head].tobytes()
+        else:
+            kept += _take(file, head, None)
+            _skip(file, column - head)
+        if progress is not None:
+            progress(first + count, columns)
+    return np.frombuffer(kept, header.dtype)
+
+
+def _take(file: IO[bytes], size: int, progress: Progress | None) -> bytearray:
+    """The next ``size`` bytes."""
+    data = bytearray()
+    while len(data) < size:
+        piece = file.read(min(_PIECE, size - len(data)))
+        if not piece:
+            raise SourceError(f"cut short: {len(data):,} of {size:,} bytes")
+        data += piece
+        if progress is not None:
+            progress(len(data), size)
+    return data
+
+
+def _skip(file: IO[bytes], size: int) -> None:
+    while size > 0 and (piece := file.read(min(_PIECE, size))):
+        size -= len(piece)
 
 
 def _from_numpy(array: np.ndarray) -> Tensor:
     """A copy in native byte order; long doubles become float64."""
     native = array.dtype.newbyteorder("=") if array.dtype.itemsize <= 8 else np.dtype(np.float64)
+    if array.dtype.kind == "b":
+        array = array.view(np.uint8) != 0
     return torch.from_numpy(np.array(array, dtype=native, order="C"))

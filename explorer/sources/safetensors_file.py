@@ -1,30 +1,36 @@
-"""Safetensors files: mapped, so that a tensor, or its first rows, is all that is read."""
+"""Safetensors files: of each, the header is read, then of a tensor, or its first rows, those bytes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors import safe_open
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import TensorInfo, TensorSource
+from explorer.sources.base import SourceError, TensorInfo, TensorSource
+from explorer.sources.limits import SourceLimits
+from explorer.sources.safetensors_header import PREFIX, decode, entries, header_length
+from explorer.sources.stamped import StampedFile
 
 
 class SafetensorsFile(TensorSource):
-    """One .safetensors file; the library checks its header against the file's size."""
+    """One .safetensors file."""
 
-    def __init__(self, path: Path, origin: str) -> None:
+    def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
         self.origin = origin
-        self._file = safe_open(path, framework="pt")
-        slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
-        self._infos = tuple(TensorInfo(n, tuple(s.get_shape()), s.get_dtype()) for n, s in slices.items())
+        self._file = StampedFile(path, origin)
+        length = header_length(self._file.read(0, min(PREFIX, self._file.size)), origin, limits)
+        data_bytes = self._file.size - PREFIX - length
+        if data_bytes < 0:
+            raise SourceError(f"{origin} is cut short: its header of {length:,} bytes is not all there")
+        listed = entries(self._file.read(PREFIX, length), data_bytes, origin, limits)
+        self._entries = {entry.info.name: entry for entry in listed}
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        return self._infos
+        return tuple(entry.info for entry in self._entries.values())
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        if rows is None:
-            return self._file.get_tensor(info.name)
-        return self._file.get_slice(info.name)[:rows]
+        entry = self._entries[info.name]
+        size, shape = entry.first(rows)
+        return decode(info, shape, self._file.read(entry.start, size), self.origin)

@@ -1,45 +1,125 @@
-"""Files of torch.save: read with ``weights_only``, so that nothing in them is executed."""
+"""Files of torch.save: a process of its own reads the pickle, this one the bytes of a tensor."""
 
 from __future__ import annotations
 
-import pickle
-import zipfile
-from collections.abc import Iterator, Mapping
+import json
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from explorer.sources.base import InMemory, SourceError, TensorSource, first_line
+from explorer.progress import Progress
+from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims, refused
+from explorer.sources.limits import SourceLimits
+from explorer.sources.stamped import StampedFile
 
-_ONLY_TENSORS = "only tensors and dicts or lists of them are read; pickled objects are refused"
+_READER = Path(__file__).with_name("pickle_reader.py")
+_ONLY_TENSORS = "Only tensors and dicts or lists of them are read; pickled objects are refused"
+_START_SECONDS = 30
+"""What starting the reader may take on a busy machine, beside the processor time that it is given."""
 
 
-def open_torch(path: Path, origin: str) -> TensorSource:
-    """The dense tensors of a .pt file, mapped where it is a zip archive (torch 1.6 and later)."""
-    mapped = zipfile.is_zipfile(path)
+@dataclass(frozen=True)
+class _Strided:
+    """A tensor in a storage: the bytes [start, stop) of the file from its first element on."""
+
+    info: TensorInfo
+    start: int
+    stop: int
+    stride: tuple[int, ...]
+
+    def span(self, shape: Sequence[int]) -> int:
+        """Bytes from the first to the last element of a tensor of ``shape``."""
+        if 0 in shape:
+            return 0
+        steps = ((n - 1) * step for n, step in zip(shape, self.stride, strict=True))
+        return (sum(steps) + 1) * _torch_dtype(self.info.dtype).itemsize
+
+
+class TorchFile(TensorSource):
+    """The dense tensors of a .pt file, by their dotted names in its dicts and lists."""
+
+    def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
+        self.origin, self._file = origin, StampedFile(path, origin)
+        what = f"{origin} could not be loaded as plain tensors"
+        answer = _answer_of_reader(self._file, what, limits)
+        with refused(what):
+            listed = [self._checked(entry) for entry in answer]
+        if not listed:
+            raise SourceError(f"{origin} holds no tensors")
+        check_claims([tensor.info for tensor in listed], origin, limits)
+        self._tensors = {tensor.info.name: tensor for tensor in listed}
+
+    def _checked(self, entry: dict[str, Any]) -> _Strided:
+        """One line of the reader's answer, which is believed no more than the file."""
+        info = TensorInfo(entry["name"], tuple(entry["shape"]), entry["dtype"])
+        tensor = _Strided(info, entry["start"], entry["stop"], tuple(entry["stride"]))
+        needed = tensor.span(info.shape)
+        if len(tensor.stride) != len(info.shape) or not 0 <= tensor.start <= self._file.size:
+            raise SourceError(f"{self.origin}: {info.name} lies outside of the file")
+        if tensor.start + needed > min(tensor.stop, self._file.size):
+            raise SourceError(f"{self.origin}: {info.name} is cut short or larger than its storage")
+        if math.prod(info.shape) * _torch_dtype(info.dtype).itemsize > self._file.size:
+            raise SourceError(f"{self.origin}: {info.name} repeats its elements beyond the size of the file")
+        return tensor
+
+    @property
+    def infos(self) -> tuple[TensorInfo, ...]:
+        return tuple(tensor.info for tensor in self._tensors.values())
+
+    def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+        tensor = self._tensors[info.name]
+        shape = info.shape if rows is None else (rows, *info.shape[1:])
+        size, dtype = tensor.span(shape), _torch_dtype(info.dtype)
+        if size == 0:
+            return torch.empty(shape, dtype=dtype)
+        codes = torch.frombuffer(self._file.read(tensor.start, size), dtype=torch.uint8)
+        flat = codes != 0 if dtype is torch.bool else codes.view(dtype)
+        return flat.as_strided(shape, tensor.stride).contiguous()
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SourceError(f"{name} is no dtype of torch {torch.__version__}")
+    return dtype
+
+
+def _answer_of_reader(file: StampedFile, what: str, limits: SourceLimits) -> list[dict[str, Any]]:
+    """The tensors that pickle_reader.py finds in ``file``, within the time and memory of ``limits``."""
+    bounds = (limits.pickle_seconds, limits.pickle_bytes, limits.tensors, limits.header_bytes)
+    command = [sys.executable, "-I", "-S", str(_READER), *map(str, bounds)]
+    with (
+        file.open() as stream,
+        subprocess.Popen(
+            command, stdin=stream, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/"
+        ) as reader,
+    ):
+        watch = threading.Timer(limits.pickle_seconds + _START_SECONDS, reader.kill)
+        watch.start()
+        try:
+            assert reader.stdout is not None
+            printed = reader.stdout.read(limits.header_bytes + 1)
+        finally:
+            watch.cancel()
+            reader.kill()
+    if len(printed) > limits.header_bytes:
+        raise SourceError(f"{what}: its names and shapes take more than {limits.header_bytes:,} bytes")
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:  # its text advises to switch the protection off
-        raise SourceError(f"{origin} could not be loaded as plain tensors: {_ONLY_TENSORS}") from error
-    except Exception as error:  # the unpickler raises whatever a malformed file makes it raise
+        answer = json.loads(printed)
+    except ValueError as error:
         raise SourceError(
-            f"{origin} could not be loaded as plain tensors: {first_line(error)}. O{_ONLY_TENSORS[1:]}"
+            f"{what}: reading it took more than {limits.pickle_seconds} s or {limits.pickle_bytes:,} bytes. "
+            f"{_ONLY_TENSORS}"
         ) from error
-    return InMemory(origin, dict(_flatten(loaded, "")))
-
-
-def _flatten(value: object, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Dotted names of the dense tensors in nested dicts and lists."""
-    if isinstance(value, Tensor):
-        if value.layout is torch.strided and not value.is_quantized and value.device.type == "cpu":
-            yield prefix or "tensor", value.detach()
-        return
-    if isinstance(value, Mapping):
-        entries = value.items()
-    elif isinstance(value, list | tuple):
-        entries = dict(enumerate(value)).items()
-    else:
-        return
-    for key, item in entries:
-        yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    if "refused" in answer:
+        raise SourceError(f"{what}: {answer['refused']}. {_ONLY_TENSORS}")
+    tensors: list[dict[str, Any]] = answer["tensors"]
+    return tensors

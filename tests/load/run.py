@@ -116,9 +116,14 @@ async def _visits(
             while True:
                 disk = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
                 samples.append(
-                    Sample(time.monotonic() - start, process.memory_info().rss, process.num_threads(),
-                           process.num_fds(), disk)
-                )  # fmt: skip
+                    Sample(
+                        time.monotonic() - start,
+                        process.memory_info().rss,
+                        process.num_threads(),
+                        process.num_fds(),
+                        disk,
+                    )
+                )
                 await asyncio.sleep(5)
 
         watching = asyncio.create_task(watch())
@@ -169,8 +174,11 @@ def report(visitors: int, minutes: float, answers: list[Answer], samples: list[S
     ]
     late = [s for s in samples if s.at > min(SETTLED_SECONDS, samples[-1].at / 2)]
     for what, unit, scale in (
-        ("memory", "MB", 1e6), ("threads", "", 1), ("descriptors", "", 1), ("disk", "MB", 1e6),
-    ):  # fmt: skip
+        ("memory", "MB", 1e6),
+        ("threads", "", 1),
+        ("descriptors", "", 1),
+        ("disk", "MB", 1e6),
+    ):
         values = [getattr(s, what) / scale for s in samples]
         slope = np.polyfit([s.at / 3600 for s in late], [getattr(s, what) / scale for s in late], 1)[0]
         lines.append(

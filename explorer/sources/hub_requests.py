@@ -1,0 +1,201 @@
+"""Requests to the Hub that end: each has a deadline for its answer to begin and one for its last byte.
+
+The client is that of huggingface_hub, with the proxies and certificates that its user has set. A timeout of
+that client starts anew with every byte that arrives; here a watch closes the request's sockets when its
+time is up, however slowly the server talks.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import quote
+
+from huggingface_hub import constants, get_session
+from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import build_hf_headers
+
+from explorer.progress import Progress
+from explorer.sources.base import SourceError, Watched
+from explorer.sources.limits import SourceLimits
+
+_PIECE = 1 << 20
+_SLOTS: dict[int, threading.BoundedSemaphore] = {}
+
+
+class Visit:
+    """One use of the Hub: the requests of opening one model, or of reading one tensor.
+
+    ``origin`` is what messages call the model. Raises ``SourceError`` for every refusal of the Hub, and once
+    the visit's time is up.
+    """
+
+    def __init__(self, origin: str, endpoint: str | None, limits: SourceLimits) -> None:
+        self._origin, self._limits = origin, limits
+        self._endpoint = endpoint or constants.ENDPOINT
+        self._ends = time.monotonic() + limits.visit_seconds
+        self._headers = build_hf_headers(token=None if limits.token else False)
+
+    def api(self, path: str) -> Any:
+        """The JSON that the Hub's API answers with under ``path``."""
+        body = self._get(f"{self._endpoint}/api/{path}", None, self._limits.header_bytes, None)
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{self._origin}: the Hub's answer is not valid JSON") from error
+
+    def file(
+        self, repo: str, name: str, commit: str, most: int, progress: Progress | None = None
+    ) -> bytearray:
+        """A whole file of a repository, of at most ``most`` bytes."""
+        return self._get(self._url(repo, name, commit), None, most, progress)
+
+    def span(
+        self, repo: str, name: str, commit: str, start: int, stop: int, progress: Progress | None = None
+    ) -> bytearray:
+        """The bytes [start, stop) of a file."""
+        if start == stop:
+            return bytearray()
+        received = self._get(self._url(repo, name, commit), (start, stop), stop - start, progress)
+        if len(received) != stop - start:
+            raise SourceError(
+                f"{self._origin}: {name} ended after {len(received):,} of {stop - start:,} bytes"
+            )
+        return received
+
+    def _url(self, repo: str, name: str, commit: str) -> str:
+        return f"{self._endpoint}/{repo}/resolve/{commit}/{quote(name)}"
+
+    def _get(self, url: str, span: tuple[int, int] | None, most: int, progress: Progress | None) -> bytearray:
+        if constants.HF_HUB_OFFLINE:
+            raise SourceError(f"{self._origin}{_OFFLINE}")
+        watch, watched = _Watch(), Watched(progress)
+        try:
+            with _slot(self._limits, self._left()):
+                return self._body(url, span, most, watched, watch)
+        except OfflineModeIsEnabled as error:
+            raise SourceError(f"{self._origin}{_OFFLINE}") from error
+        except (HTTPError, OSError, ValueError, TypeError) as error:
+            if isinstance(error, SourceError) or error is watched.stop:
+                raise
+            if watch.expired or "Timeout" in type(error).__name__:
+                raise SourceError(
+                    f"{self._origin}: the Hub did not answer within {watch.seconds:.0f} s"
+                ) from error
+            raise SourceError(
+                f"{self._origin} is neither a folder here nor in the local cache, and the Hub cannot be "
+                f"reached: {type(error).__name__}"
+            ) from error
+        finally:
+            watch.end()
+
+    def _body(
+        self, url: str, span: tuple[int, int] | None, most: int, progress: Progress, watch: _Watch
+    ) -> bytearray:
+        """The body of the answer to a GET, given up beyond ``most`` bytes."""
+        headers = {**self._headers, "Accept-Encoding": "identity", "Connection": "close"}
+        if span is not None:
+            headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
+        wait = min(self._limits.request_seconds, self._left())
+        watch.start(wait)
+        received = bytearray()
+        with get_session().stream(
+            "GET",
+            url,
+            headers=headers,
+            follow_redirects=True,
+            timeout=wait,
+            extensions={"trace": watch.trace},
+        ) as response:
+            watch.start(self._left())
+            _check_status(response, self._origin)
+            if span is not None and response.status_code != 206:
+                raise SourceError(f"{self._origin}: the server sends whole files only (no range requests)")
+            for piece in response.iter_raw():
+                received += piece
+                if len(received) > most:
+                    raise SourceError(f"{self._origin}: more than the {most:,} bytes asked for were sent")
+                progress(len(received), most)
+        return received
+
+    def _left(self) -> float:
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise SourceError(
+                f"{self._origin}: reading from the Hub took more than {self._limits.visit_seconds:g} s"
+            )
+        return left
+
+
+class _Watch:
+    """Shuts a request's sockets down when its time is up; whoever waits for them then gets an error."""
+
+    def __init__(self) -> None:
+        self.seconds, self.expired = 0.0, False
+        self._sockets: list[socket.socket] = []
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def start(self, seconds: float) -> None:
+        """Count ``seconds`` from now."""
+        self.end()
+        self.seconds = seconds
+        self._timer = threading.Timer(seconds, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def trace(self, event: str, info: dict[str, Any]) -> None:
+        """Called by the client for each step of a request: new connections are remembered."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            opened = info["return_value"].get_extra_info("socket")
+            with self._lock:
+                self._sockets.append(opened)
+            if self.expired:
+                self._expire()
+
+    def _expire(self) -> None:
+        self.expired = True
+        with self._lock:
+            for opened in self._sockets:
+                with suppress(OSError):  # closed already
+                    opened.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _slot(limits: SourceLimits, wait: float) -> Iterator[None]:
+    """One of the requests that may run at the same time."""
+    slots = _SLOTS.setdefault(limits.requests, threading.BoundedSemaphore(limits.requests))
+    if not slots.acquire(timeout=wait):
+        raise SourceError("too many requests to the Hub are under way; try again in a minute")
+    try:
+        yield
+    finally:
+        slots.release()
+
+
+_OFFLINE = " is not in the local cache, and the Hub is switched off here (HF_HUB_OFFLINE)"
+_CODES = {
+    "GatedRepo": " is gated: accept its terms on the Hub and log in (hf auth login, or set HF_TOKEN)",
+    "RevisionNotFound": ": the repository has no such revision",
+    "RepoNotFound": ": no such model on the Hub, or it is private and no token is set",
+}
+"""The Hub's X-Error-Code, in our words."""
+
+
+def _check_status(response: Any, origin: str) -> None:
+    """``SourceError`` unless the answer is a success; its body is not read."""
+    if response.status_code in (200, 206):
+        return
+    said = _CODES.get(response.headers.get("X-Error-Code", ""))
+    if said is None and response.status_code == 401:  # the Hub's answer for what does not exist
+        said = _CODES["RepoNotFound"]
+    raise SourceError(f"{origin}{said or f': the Hub answered {response.status_code}'}")

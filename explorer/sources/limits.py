@@ -1,0 +1,89 @@
+"""What opening and reading may cost: one object that every loader is given.
+
+``LOCAL`` is for files and models that somebody opens on the own machine, ``HOSTED`` for a public page's
+visitors. Bounds on a header hold before the header is parsed, those on a tensor before its bytes are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".csv")
+"""Of the tensor files that can be read."""
+
+PICKLED = (".pt", ".pth")
+"""Suffixes of files that an unpickler has to read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceLimits:
+    """Bounds on files, folders and the Hub.
+
+    suffixes: of the files that are opened.
+    folders: whether folders of this machine, and its Hugging Face cache, are opened as models.
+    token: whether the machine's Hugging Face token is sent to the Hub.
+    header_bytes: of one safetensors header, index, member list of a zip archive, pickle, or answer of the
+        Hub, and of all the headers of one model of the Hub together.
+    tensors: listed in one file or model.
+    text_bytes: of a table of text, which is parsed whole.
+    inflated_bytes: of one compressed array that has to be inflated to its end.
+    pickle_seconds, pickle_bytes: processor time and memory of the process that reads a pickle.
+    shards: files of one model.
+    request_seconds: until the Hub's answer to one request begins, and between two pieces of it.
+    visit_seconds: of opening one model of the Hub, or reading one tensor, or fetching one model to run it.
+    requests: to the Hub at the same time, for everyone together.
+    fetch_bytes: of one model that is fetched to be run.
+    cache_bytes: of all fetched models together; the least recently used are deleted.
+    """
+
+    suffixes: tuple[str, ...]
+    folders: bool
+    token: bool
+    header_bytes: int
+    tensors: int
+    text_bytes: int
+    inflated_bytes: int
+    pickle_seconds: int
+    pickle_bytes: int
+    shards: int
+    request_seconds: float
+    visit_seconds: float
+    requests: int
+    fetch_bytes: int
+    cache_bytes: int
+
+
+LOCAL = SourceLimits(
+    suffixes=SUFFIXES,
+    folders=True,
+    token=True,
+    header_bytes=100_000_000,
+    tensors=500_000,
+    text_bytes=1 << 30,
+    inflated_bytes=64 << 30,
+    pickle_seconds=20,
+    pickle_bytes=1 << 30,
+    shards=2000,
+    request_seconds=30,
+    visit_seconds=3600,
+    requests=16,
+    fetch_bytes=64 << 30,
+    cache_bytes=64 << 30,
+)
+HOSTED = SourceLimits(
+    suffixes=tuple(suffix for suffix in SUFFIXES if suffix not in PICKLED),
+    folders=False,
+    token=False,
+    header_bytes=16_000_000,
+    tensors=100_000,
+    text_bytes=32 << 20,
+    inflated_bytes=1 << 30,
+    pickle_seconds=2,
+    pickle_bytes=256 << 20,
+    shards=200,
+    request_seconds=10,
+    visit_seconds=60,
+    requests=16,
+    fetch_bytes=2 << 30,
+    cache_bytes=8 << 30,
+)

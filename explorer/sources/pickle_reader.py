@@ -1,0 +1,293 @@
+"""What a file of torch.save holds, read by a process that can do no harm.
+
+This file is run by itself (``python -I -S pickle_reader.py SECONDS BYTES TENSORS PICKLE``, the file on
+standard input), with nothing but the standard library: it limits its own processor time and memory,
+unpickles with every global replaced by a stand-in, and prints names, shapes and places of the dense tensors
+as JSON. No object of the file is made, no tensor's bytes are read.
+
+Formats: the archive of torch 1.6 and later (data.pkl and a record for each storage, none compressed), and
+the older stream of pickles (https://docs.pytorch.org/docs/stable/notes/serialization.html and
+``torch.serialization._legacy_load``).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NamedTuple
+
+MAGIC = 0x1950A86A20F9469CFC6C
+DEEPEST = 64
+TYPES = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+         "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+         "ComplexFloat": "complex64", "ComplexDouble": "complex128"}  # fmt: skip
+SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+         "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+         "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8,
+         "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+         "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1}  # fmt: skip
+
+
+class Refusal(Exception):  # noqa: N818
+    """The file holds what is not read; the text says what."""
+
+
+class Global(NamedTuple):
+    """A stand-in for something that a pickle imports: a storage's class, or a dtype."""
+
+    module: str
+    name: str
+
+
+class Storage(NamedTuple):
+    """A storage that a tensor lies in: its key, and the dtype of its elements (None for bytes)."""
+
+    key: str
+    dtype: str | None
+
+
+class Dense(NamedTuple):
+    """A strided tensor; ``offset`` and ``stride`` count elements."""
+
+    storage: Storage
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def main(seconds: int, memory: int, tensors: int, pickle_bytes: int) -> dict[str, Any]:
+    """What is printed: ``{"tensors": […]}``, or ``{"refused": why}``."""
+    try:
+        _limit(seconds, memory)
+        file = sys.stdin.buffer
+        read = _read_archive if zipfile.is_zipfile(file) else _read_stream
+        file.seek(0)
+        return {"tensors": list(read(file, tensors, pickle_bytes))}
+    except Refusal as refusal:
+        return {"refused": str(refusal)}
+    except MemoryError:
+        return {"refused": f"it needs more than {memory:,} bytes to be unpickled"}
+    except Exception as error:  # an unpickler raises whatever a malformed file makes it raise
+        return {"refused": f"malformed ({type(error).__name__})"}
+
+
+def _limit(seconds: int, memory: int) -> None:
+    import resource
+
+    for what, most in (
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 16),
+    ):
+        resource.setrlimit(what, (most, most))
+
+
+class Unpickler(pickle.Unpickler):
+    """An unpickler that imports nothing: globals are stand-ins, others than torch's own are refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if module in ("torch", "torch.storage", "torch.cuda") or module.startswith("torch.nn.parameter"):
+            return Global(module, name) if name != "Size" else tuple
+        made = FUNCTIONS.get(f"{module}.{name}")
+        if made is None:
+            raise Refusal(f"it holds the pickled object {ascii(module + '.' + name)[1:-1][:80]}")
+        return made
+
+    def persistent_load(self, identity: Any) -> Storage:
+        kind, storage, key, *_ = identity
+        if kind != "storage" or not isinstance(storage, Global) or not isinstance(key, str):
+            raise Refusal("it refers to something that is no storage")
+        if storage.name == "UntypedStorage":
+            return Storage(key, None)
+        return Storage(key, TYPES.get(storage.name.removesuffix("Storage"), ""))
+
+
+def _tensor_v2(
+    storage: Storage, offset: int, shape: Any, stride: Any, _grad: Any, _hooks: Any, metadata: Any = None
+) -> Dense | None:
+    return _tensor_v3(
+        storage, offset, shape, stride, None, None, Global("torch", storage.dtype or ""), metadata
+    )
+
+
+def _tensor_v3(
+    storage: Storage,
+    offset: int,
+    shape: Any,
+    stride: Any,
+    _grad: Any,
+    _hooks: Any,
+    dtype: Global,
+    metadata: Any = None,
+) -> Dense | None:
+    if dtype.name not in SIZES or (metadata and "neg" in metadata):
+        return None
+    return Dense(storage, dtype.name, offset, tuple(shape), tuple(stride))
+
+
+def _first(value: Any, *_: Any) -> Any:
+    return value
+
+
+def _applied(function: Callable[..., Any], _kind: Any, arguments: Any, _state: Any) -> Any:
+    if function not in (_tensor_v2, _tensor_v3, _first):
+        raise Refusal("it rebuilds a tensor in an unknown way")
+    return function(*arguments)
+
+
+def _nothing(*_: Any) -> None:
+    """For what is no dense tensor on the CPU, and is left out."""
+
+
+def _text_as_bytes(text: Any = "", encoding: Any = "latin1") -> bytes:
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise Refusal("it makes bytes out of something that is no text")
+    return text.encode("latin1")
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor_v2": _tensor_v2,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._tensor._rebuild_from_type_v2": _applied,
+    "torch._utils._rebuild_sparse_tensor": _nothing,
+    "torch._utils._rebuild_qtensor": _nothing,
+    "torch._utils._rebuild_nested_tensor": _nothing,
+    "torch._utils._rebuild_meta_tensor_no_storage": _nothing,
+    "torch.serialization._get_layout": _nothing,
+    "collections.Counter": _nothing,
+    "builtins.set": _nothing,
+    "builtins.complex": _nothing,
+    "builtins.bytearray": _text_as_bytes,
+    "_codecs.encode": _text_as_bytes,
+}
+"""What torch.save writes calls of, each with what is done instead."""
+
+
+def _read_archive(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[dict[str, Any]]:
+    with zipfile.ZipFile(Bounded(file, pickle_bytes)) as archive:
+        records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        if "data.pkl" not in records:
+            raise Refusal("the archive has no data.pkl")
+        for info in records.values():
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+                raise Refusal("the archive is compressed, which torch.save does not do")
+        if records["data.pkl"].file_size > pickle_bytes:
+            raise Refusal(f"its data.pkl has more than {pickle_bytes:,} bytes")
+        if "byteorder" in records and archive.read(records["byteorder"]) != b"little":
+            raise Refusal("it is not little-endian")
+        loaded = Unpickler(io.BytesIO(archive.read(records["data.pkl"]))).load()
+
+    def place(storage: Storage) -> tuple[int, int]:
+        info = records[f"data/{storage.key}"]
+        file.seek(info.header_offset + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+        return info.header_offset + 30 + name + extra, info.file_size
+
+    return _described(loaded, place, tensors)
+
+
+class Bounded:
+    """A file for ``zipfile``, of which no more than ``most`` bytes are read at once."""
+
+    def __init__(self, file: IO[bytes], most: int) -> None:
+        self._file, self._most = file, most
+        self.seek, self.tell, self.close = file.seek, file.tell, lambda: None
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if size > self._most:
+            raise Refusal(f"it claims a record of {size:,} bytes")
+        return self._file.read(size)
+
+
+def _read_stream(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[dict[str, Any]]:
+    if _load(file) != MAGIC or _load(file) != 1001:
+        raise Refusal("it is neither an archive nor a stream of torch.save")
+    if not _load(file).get("little_endian"):
+        raise Refusal("it is not little-endian")
+    reader = Unpickler(file)
+    loaded = reader.load()
+    places: dict[str, tuple[int, int]] = {}
+    widths = _widths(loaded, tensors)
+    for key in _load(file):
+        (count,) = struct.unpack("<q", file.read(8))
+        size = count * widths.get(key, 1)
+        if count < 0 or key not in widths:
+            raise Refusal("it holds storages that no tensor of it lies in")
+        places[key] = file.tell(), size
+        file.seek(size, 1)
+    return _described(loaded, lambda storage: places[storage.key], tensors)
+
+
+def _load(file: IO[bytes]) -> Any:
+    return Unpickler(file).load()
+
+
+def _widths(loaded: Any, tensors: int) -> dict[str, int]:
+    """Bytes per element of each storage of a stream, which counts them in elements."""
+    storages = (dense.storage for _, dense in _dense(loaded, tensors))
+    return {storage.key: SIZES[storage.dtype] if storage.dtype else 1 for storage in storages}
+
+
+def _described(
+    loaded: Any, place: Callable[[Storage], tuple[int, int]], tensors: int
+) -> Iterator[dict[str, Any]]:
+    for name, dense in _dense(loaded, tensors):
+        start, size = place(dense.storage)
+        whole = all(type(n) is int for n in (dense.offset, *dense.shape, *dense.stride))
+        if not whole or min((0, dense.offset, *dense.shape, *dense.stride)) < 0:
+            raise Refusal("a tensor's shape is none")
+        yield {
+            "name": name,
+            "dtype": dense.dtype,
+            "start": start + dense.offset * SIZES[dense.dtype],
+            "stop": start + size,
+            "shape": dense.shape,
+            "stride": dense.stride,
+        }
+
+
+def _dense(loaded: Any, tensors: int) -> Iterator[tuple[str, Dense]]:
+    """Dotted names of the dense tensors in nested dicts and lists, each place visited once for each name."""
+    visits = 0
+    waiting: list[tuple[str, Any, int]] = [("", loaded, 0)]
+    found = 0
+    while waiting:
+        name, value, depth = waiting.pop()
+        visits += 1
+        if visits > 20 * tensors or depth > DEEPEST:
+            raise Refusal(f"it is nested deeper than {DEEPEST} or has too many entries")
+        if isinstance(value, Dense):
+            found += 1
+            if found > tensors:
+                raise Refusal(f"it holds more than {tensors:,} tensors")
+            yield name or "tensor", value
+            continue
+        if isinstance(value, dict):
+            entries = list(value.items())
+        elif isinstance(value, list) or type(value) is tuple:
+            entries = list(enumerate(value))
+        else:
+            continue
+        for key, item in reversed(entries):
+            word = ascii(key)[:40] if not isinstance(key, str | int) else str(key)
+            waiting.append((f"{name}.{word}" if name else word, item, depth + 1))
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*map(int, sys.argv[1:5]))))

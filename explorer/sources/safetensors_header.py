@@ -1,0 +1,146 @@
+"""Headers of safetensors files, from a disk or from the Hub: what they claim, checked before it is used.
+
+A file is the header's length in 8 bytes (little endian), the header as JSON, and the tensors' bytes
+(https://huggingface.co/docs/safetensors: "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.sources.base import SourceError, TensorInfo, check_claims
+from explorer.sources.limits import SourceLimits
+
+PREFIX = 8
+"""Bytes before the header: its length."""
+
+_DTYPES: dict[str, tuple[int, torch.dtype | None]] = {
+    "F64": (64, torch.float64),
+    "F32": (32, torch.float32),
+    "F16": (16, torch.float16),
+    "BF16": (16, torch.bfloat16),
+    "F8_E4M3": (8, torch.float8_e4m3fn),
+    "F8_E4M3FNUZ": (8, torch.float8_e4m3fnuz),
+    "F8_E5M2": (8, torch.float8_e5m2),
+    "F8_E5M2FNUZ": (8, torch.float8_e5m2fnuz),
+    "F8_E8M0": (8, getattr(torch, "float8_e8m0fnu", None)),
+    "F6_E2M3": (6, None),
+    "F6_E3M2": (6, None),
+    "F4": (4, getattr(torch, "float4_e2m1fn_x2", None)),
+    "C64": (64, torch.complex64),
+    "I64": (64, torch.int64),
+    "I32": (32, torch.int32),
+    "I16": (16, torch.int16),
+    "I8": (8, torch.int8),
+    "U64": (64, torch.uint64),
+    "U32": (32, torch.uint32),
+    "U16": (16, torch.uint16),
+    "U8": (8, torch.uint8),
+    "BOOL": (8, torch.bool),
+}
+"""Of each safetensors dtype: bits per element, and torch's dtype, None where it has none."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor and where its bytes are: [start, stop) of the file."""
+
+    info: TensorInfo
+    start: int
+    stop: int
+
+    def first(self, rows: int | None) -> tuple[int, tuple[int, ...]]:
+        """Bytes and shape of the first ``rows`` rows, of all if None; of FP4 no half byte is taken."""
+        shape = self.info.shape
+        if rows is None:
+            return self.stop - self.start, shape
+        bits = _DTYPES[self.info.dtype][0]
+        row_bits = math.prod(shape[1:]) * bits
+        while rows * row_bits % 8:
+            rows -= 1
+        return rows * row_bits // 8, (rows, *shape[1:])
+
+
+def header_length(prefix: bytes | bytearray, origin: str, limits: SourceLimits) -> int:
+    """The header's length, which the file's first eight bytes claim."""
+    if len(prefix) < PREFIX:
+        raise SourceError(f"{origin} ended after {len(prefix)} of {PREFIX} bytes")
+    (length,) = struct.unpack("<Q", prefix)
+    if length > limits.header_bytes:
+        raise SourceError(
+            f"{origin} claims a header of {length:,} bytes; accepted are up to {limits.header_bytes:,}"
+        )
+    return int(length)
+
+
+def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLimits) -> Any:
+    """JSON from a stranger; ``SourceError`` for what is none, or has more parts than tensors explain."""
+    parts, most = raw.count(b"{") + raw.count(b"["), 4 * limits.tensors + 1000
+    if parts > most or raw.count(b",") > 4 * most:
+        raise SourceError(f"{origin} has no valid {what}: more parts than {limits.tensors:,} tensors have")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{origin} has no valid {what}") from error
+
+
+def entries(
+    header: bytes | bytearray, data_bytes: int | None, origin: str, limits: SourceLimits
+) -> tuple[Entry, ...]:
+    """The tensors that a header lists; their bytes must lie within ``data_bytes``, if that is known."""
+    listed = parse_json(header, origin, "safetensors header", limits)
+    if not isinstance(listed, dict):
+        raise SourceError(f"{origin} has no valid safetensors header")
+    offset = PREFIX + len(header)
+    found = tuple(
+        _entry(name, claim, offset, data_bytes, origin)
+        for name, claim in listed.items()
+        if name != "__metadata__"
+    )
+    check_claims([entry.info for entry in found], origin, limits)
+    return found
+
+
+def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: str) -> Entry:
+    """What one entry says: its span, relative to the header's end, agrees with its shape and dtype."""
+    shown = ascii(name)[1:-1][:200]
+    try:
+        start, stop = claim["data_offsets"]
+        dtype = claim["dtype"]
+        shape = tuple(claim["shape"])
+        bits = _DTYPES[dtype][0] * math.prod(shape)
+        known = all(type(n) is int for n in (start, stop, *shape))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SourceError(f"{origin} describes {shown} in a way this reader does not know") from error
+    if not known or min((0, *shape)) < 0:
+        raise SourceError(f"{origin} describes {shown} in a way this reader does not know")
+    if not 0 <= start <= stop or 8 * (stop - start) != bits:
+        raise SourceError(f"{origin} says {shown} takes {stop - start:,} bytes, its shape {bits // 8:,}")
+    if data_bytes is not None and stop > data_bytes:
+        raise SourceError(
+            f"{origin} is cut short: {shown} ends at byte {stop:,} of the data, {data_bytes:,} are there"
+        )
+    return Entry(TensorInfo(name, shape, dtype), offset + start, offset + stop)
+
+
+def decode(info: TensorInfo, shape: tuple[int, ...], data: bytearray, origin: str) -> Tensor:
+    """The tensor of ``shape`` in the dtype of ``info`` that ``data`` holds, in the same memory."""
+    dtype = _DTYPES[info.dtype][1]
+    if dtype is None:
+        raise SourceError(f"{origin}: {info.name} is {info.dtype}, which torch cannot hold")
+    if info.dtype == "F4":
+        if not shape or shape[-1] % 2:
+            raise SourceError(f"{origin}: {info.name} is packed FP4 with an odd last axis")
+        shape = (*shape[:-1], shape[-1] // 2)
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    codes = torch.frombuffer(data, dtype=torch.uint8)
+    flat = codes != 0 if dtype is torch.bool else codes.view(dtype)
+    return flat.reshape(shape)

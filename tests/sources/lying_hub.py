@@ -1,0 +1,284 @@
+"""A Hub that lies, stalls and floods: a server on localhost whose answers are chosen byte by byte."""
+
+from __future__ import annotations
+
+import json
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.sources.hostile import entry, framed, safetensors
+
+COMMIT = "0" * 40
+Answer = Callable[["Asked"], Iterator[bytes]]
+"""The pieces of an answer, head and body; the connection is closed at its end."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: its path without the query, its headers in lower case."""
+
+    path: str
+    headers: Mapping[str, str]
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The bytes [start, stop) that are asked for."""
+        asked = self.headers.get("range")
+        if asked is None:
+            return None
+        start, stop = asked.removeprefix("bytes=").split("-")
+        return int(start), int(stop) + 1
+
+
+@dataclass
+class LyingHub:
+    """``url`` is its endpoint; ``asked`` holds the requests, ``most_at_once`` how many ran together."""
+
+    url: str
+    asked: list[Asked] = field(default_factory=list)
+    most_at_once: int = 0
+
+
+def head(status: int = 200, **headers: object) -> bytes:
+    """A status line and headers."""
+    lines = [f"HTTP/1.1 {status} X", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin1")
+
+
+def body(data: bytes, status: int = 200, **headers: object) -> Answer:
+    """A whole answer."""
+    return lambda asked: iter([head(status, Content_Length=len(data), **headers), data])
+
+
+def as_json(value: object, **headers: object) -> Answer:
+    return body(json.dumps(value).encode(), **headers)
+
+
+def ranged(data: bytes) -> Answer:
+    """A file, by the ranges that are asked for."""
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.span is None:
+            yield from body(data)(asked)
+        else:
+            yield from body(data[slice(*asked.span)], 206)(asked)
+
+    return answer
+
+
+def slowly(data: bytes, seconds: float = 0.05) -> Answer:
+    """A byte at a time, for ever: after its end it begins again."""
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        while True:
+            for value in data:
+                yield bytes([value])
+                time.sleep(seconds)
+
+    return answer
+
+
+def stalled(data: bytes = b"") -> Answer:
+    """``data``, then silence."""
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield data
+        time.sleep(30)
+
+    return answer
+
+
+def endless(first: bytes) -> Answer:
+    """``first``, then zeros without end."""
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield first
+        while True:
+            yield bytes(1 << 20)
+
+    return answer
+
+
+def info(files: object, commit: object = COMMIT) -> Answer:
+    """The API's answer about a repository."""
+    return as_json({"id": "a/b", "sha": commit, "siblings": files})
+
+
+def named(*files: str) -> list[dict[str, str]]:
+    return [{"rfilename": name} for name in files]
+
+
+WEIGHTS = safetensors({"w": entry([4], 0, 16)}, bytes(16))
+
+
+def repository(weights: Answer | None = None, **files: Answer) -> dict[str, Answer]:
+    """Answers by the end of a path: a good repository, one part of which may be replaced."""
+    names = ["model.safetensors", *(name.replace("__", ".") for name in files)]
+    return {
+        "api/models/a/b": info(named(*names)),
+        "model.safetensors": weights or ranged(WEIGHTS),
+        **{name.replace("__", "."): answer for name, answer in files.items()},
+    }
+
+
+def _only(answer: Answer) -> dict[str, Answer]:
+    return {"": answer}
+
+
+def _of_weights(answer: Answer) -> dict[str, Answer]:
+    return repository(answer)
+
+
+def _indexed(index: Answer) -> dict[str, Answer]:
+    return {"api/models/a/b": info(named("model.safetensors.index.json")), "index.json": index}
+
+
+def _many_shards(count: int) -> dict[str, Answer]:
+    weight_map = {f"w{i}": f"model-{i:05}.safetensors" for i in range(count)}
+    return {
+        "api/models/a/b": info(named("model.safetensors.index.json")),
+        "index.json": as_json({"weight_map": weight_map}),
+        ".safetensors": ranged(WEIGHTS),
+    }
+
+
+def _many_files(count: int) -> dict[str, Answer]:
+    files = named(*(f"{i}.safetensors" for i in range(count)))
+    return {"api/models/a/b": info(files), ".safetensors": ranged(WEIGHTS)}
+
+
+SLOW = {
+    "silent": lambda: _only(stalled()),
+    "half a head": lambda: _only(stalled(b"HTTP/1.1 200 OK\r\nContent-")),
+    "dripping head": lambda: _only(slowly(b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 1000)),
+    "dripping info": lambda: _only(slowly(head(Content_Length=10**9) + b" " * 1000)),
+    "stalled info": lambda: _only(stalled(head(Content_Length=100) + b"{")),
+    "stalled weights": lambda: _of_weights(stalled(head(206, Content_Length=8) + b"abc")),
+    "dripping weights": lambda: _of_weights(slowly(head(206, Content_Length=8) + b"\xff" * 4000, 0.02)),
+    "endless continues": lambda: _only(slowly(b"HTTP/1.1 100 Continue\r\n\r\n", 0.01)),
+}
+"""Each would hold a visitor for ever."""
+
+FLOODS = {
+    "endless info": lambda: _only(endless(head())),
+    "endless weights": lambda: _of_weights(endless(head(206))),
+    "endless head": lambda: _only(endless(b"HTTP/1.1 200 OK\r\nX: ")),
+    "endless whole file": lambda: _of_weights(endless(head())),
+    "claimed header": lambda: _of_weights(ranged(b"\xff" * 7 + b"\x7f" + bytes(100))),
+    "large header": lambda: _of_weights(ranged((1 << 40).to_bytes(8, "little") + bytes(100))),
+    "5,000 shards": lambda: _many_shards(5000),
+    "5,000 files": lambda: _many_files(5000),
+    "too many tensors": lambda: _of_weights(
+        ranged(safetensors({str(i): entry([0], 0, 0) for i in range(25_000)}))
+    ),
+}  # fmt: skip
+"""Each would take memory or requests without bound."""
+
+ODD = {
+    "no JSON": lambda: _only(body(b"<html>")),
+    "deep JSON": lambda: _only(body(b"[" * 100_000)),
+    "not UTF-8": lambda: _only(body(b"\xff\xfe{}")),
+    "a list": lambda: _only(as_json([])),
+    "null": lambda: _only(as_json(None)),
+    "a number": lambda: _only(as_json(5)),
+    "no sha": lambda: _only(as_json({"siblings": []})),
+    "a path as sha": lambda: _only(info(named("model.safetensors"), "../../../etc")),
+    "a number as sha": lambda: _only(info([], 5)),
+    "files are text": lambda: _only(info("model.safetensors")),
+    "files are numbers": lambda: _only(info([1, 2])),
+    "a file without name": lambda: _only(info([{}])),
+    "a file's name is null": lambda: _only(info([{"rfilename": None}])),
+    "no files": lambda: _only(info([])),
+    "files null": lambda: _only(info(None)),
+    "newline in a name": lambda: _only(info(named("a\r\nb.safetensors"))),
+    "a path as name": lambda: _only(info(named("../x.safetensors"))),
+    "500": lambda: _only(body(b"", 500)),
+    "418": lambda: _only(body(b"teapot", 418)),
+    "204": lambda: _only(body(b"", 204)),
+    "999": lambda: _only(body(b"", 999)),
+    "401 without code": lambda: _only(body(b"{}", 401)),
+    "429": lambda: _only(body(b"{}", 429, Retry_After="9" * 50, RateLimit='"x";r=-1;t=zz')),
+    "redirect loop": lambda: _only(body(b"", 302, Location="/again")),
+    "redirect nowhere": lambda: _only(body(b"", 302, Location="http://[::bad")),
+    "redirect to a file": lambda: _only(body(b"", 302, Location="file:///etc/passwd")),
+    "redirect without place": lambda: _only(body(b"", 302)),
+    "no HTTP": lambda: _only(lambda asked: iter([b"SSH-2.0-x\r\n" * 10])),
+    "nothing": lambda: _only(lambda asked: iter([])),
+    "bad chunks": lambda: _only(lambda asked: iter([head(Transfer_Encoding="chunked"), b"zz\r\n"])),
+    "bad length": lambda: _only(lambda asked: iter([b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"])),
+    "cut body": lambda: _only(lambda asked: iter([head(Content_Length=100), b"{"])),
+    "gzip that is none": lambda: _only(body(b"{}", Content_Encoding="gzip")),
+    "short weights": lambda: _of_weights(body(b"abc", 206)),
+    "long weights": lambda: _of_weights(body(bytes(9), 206)),
+    "whole weights": lambda: _of_weights(body(WEIGHTS)),
+    "weights are gone": lambda: _of_weights(body(b"", 404)),
+    "unsatisfiable": lambda: _of_weights(body(b"", 416)),
+    "header is a list": lambda: _of_weights(ranged(framed(b"[]"))),
+    "entry is null": lambda: _of_weights(ranged(framed(b'{"w":null}'))),
+    "offsets of text": lambda: _of_weights(ranged(safetensors({"w": entry([4], "0", "16")}))),
+    "offsets infinite": lambda: _of_weights(
+        ranged(framed(b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,1e999]}}'))
+    ),
+    "shape of NaN": lambda: _of_weights(
+        ranged(framed(b'{"w":{"dtype":"F32","shape":[NaN],"data_offsets":[0,16]}}'))
+    ),
+    "dtype is a list": lambda: _of_weights(ranged(safetensors({"w": entry([4], 0, 16, [])}))),
+    "ends before its data": lambda: _of_weights(ranged(safetensors({"w": entry([4], 0, 16)}))),
+    "no index": lambda: _indexed(body(b"", 404)),
+    "index is a list": lambda: _indexed(as_json([])),
+    "index of numbers": lambda: _indexed(as_json({"weight_map": {"w": 5}})),
+    "index of lists": lambda: _indexed(as_json({"weight_map": {"w": []}})),
+    "index of paths": lambda: _indexed(as_json({"weight_map": {"w": "../w"}})),
+    "index is empty": lambda: _indexed(as_json({"weight_map": {}})),
+}  # fmt: skip
+"""Each is no answer of a Hub."""
+
+
+@contextmanager
+def serve(answers: Mapping[str, Answer]) -> Iterator[LyingHub]:
+    """Answer each path by the first entry that it ends with ("" ends all), until the block ends."""
+    hub = LyingHub("")
+    lock, running, over = threading.Lock(), [0], threading.Event()
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            lines = iter(lambda: self.rfile.readline().decode("latin1").strip(), "")
+            first = next(lines, "")
+            if not first:
+                return
+            headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+            asked = Asked(first.split()[1].split("?")[0], headers)
+            with lock:
+                hub.asked.append(asked)
+                running[0] += 1
+                hub.most_at_once = max(hub.most_at_once, running[0])
+            try:
+                answer = next((a for end, a in answers.items() if asked.path.endswith(end)), body(b"", 404))
+                for piece in answer(asked):
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+                    if over.is_set():
+                        return
+            except OSError:
+                return  # the client left
+            finally:
+                with lock:
+                    running[0] -= 1
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address, daemon_threads, block_on_close, request_queue_size = True, True, False, 128
+
+    with Server(("127.0.0.1", 0), Handler, bind_and_activate=True) as server:
+        server.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield hub
+        finally:
+            over.set()
+            server.shutdown()

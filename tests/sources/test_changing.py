@@ -1,0 +1,183 @@
+"""Files and folders that change, share names, or should not be seen: no old bytes, no wrong shapes, no leaks.
+
+If these fail, a file cut short ends the server, a visitor sees another file's numbers, or the page tells
+what lies on its disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from app import limits as page_limits
+from app import selection
+from app.selection import Selection, file_source, matrix_of, model_source
+from explorer import SourceError
+from explorer.sources import models
+from explorer.sources.limits import HOSTED, LOCAL, PICKLED
+from explorer.sources.models import LocalModel, layers, open_model
+from explorer.sources.tensors import open_tensors
+
+ROWS = 4096
+
+
+def _write(path: Path, value: float) -> None:
+    values = torch.full((ROWS, 64), value)
+    if path.suffix == ".safetensors":
+        save_file({"w": values}, path)
+    elif path.suffix == ".npy":
+        np.save(path, values.numpy())
+    elif path.suffix == ".npz":
+        np.savez(path, w=values.numpy())
+    else:
+        torch.save({"w": values}, path)
+
+
+KINDS = [".safetensors", ".npy", ".npz", ".pt"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_cut_short_is_a_refusal(kind: str, tmp_path: Path) -> None:
+    """A mapped file would end the process with SIGBUS: it is run in a child."""
+    path = tmp_path / f"x{kind}"
+    _write(path, 1)
+    source = open_tensors(path)
+    os.truncate(path, 600)
+    child = os.fork()
+    if child == 0:
+        try:
+            source.matrix(source.infos[0].name)
+        except SourceError as error:
+            os._exit(0 if "changed" in str(error) else 3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_written_anew_is_not_mixed(kind: str, tmp_path: Path) -> None:
+    """Same path, same size, other numbers: the open source refuses, one opened anew has the new ones."""
+    path = tmp_path / f"x{kind}"
+    _write(path, 1)
+    source = open_tensors(path)
+    assert source.matrix(source.infos[0].name).values.unique().tolist() == [1]
+    _write(path, 2)
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 10**7))
+    with pytest.raises(SourceError, match="changed since it was opened"):
+        source.matrix(source.infos[0].name)
+    anew = open_tensors(path)
+    assert anew.matrix(anew.infos[0].name).values.unique().tolist() == [2]
+
+
+def test_the_page_reads_a_folder_anew_once_it_changed(tmp_path: Path) -> None:
+    """The folder's stamp is in the caches' keys: else the numbers of the earlier file are shown."""
+    chosen = Selection(source="model", model=str(tmp_path), layer="w")
+    for value in (1.0, 2.0):
+        _write(tmp_path / "model.safetensors", value)
+        os.utime(tmp_path / "model.safetensors", ns=(1, int(value) * 10**9))
+        assert matrix_of(chosen).values.unique().tolist() == [value]
+
+
+def test_two_files_of_a_folder_with_one_tensor_name(tmp_path: Path) -> None:
+    """Each tensor has its own file's shape and bytes; the second of a name is named as left out."""
+    save_file({"w": torch.ones(2, 3)}, tmp_path / "a.safetensors")
+    save_file({"w": torch.zeros(5, 7), "v": torch.zeros(1, 2)}, tmp_path / "b.safetensors")
+    model = LocalModel(tmp_path)
+    assert [(info.name, info.shape) for info in model.infos] == [("w", (2, 3)), ("v", (1, 2))]
+    assert torch.equal(model.read("w"), torch.ones(2, 3))
+    assert model.broken == ("b.safetensors: an earlier file holds w too (1 left out)",)
+
+
+def test_odd_names_are_sorted(tmp_path: Path) -> None:
+    """² is a digit to Python, and no number."""
+    names = ["²", "w²", "w2", "٣", "w10", "w" + "9" * 900]
+    save_file({name: torch.ones(1, 2) for name in names}, tmp_path / "x.safetensors")
+    assert {info.name for info in layers(open_tensors(tmp_path / "x.safetensors"))} == set(names)
+
+
+@pytest.mark.parametrize(
+    "where", ["~nosuchuser", "~nosuchuser/x", "a\0b", "/" + "x" * 5000, "x" * 300, "\ud800"]
+)
+def test_places_that_cannot_be(where: str) -> None:
+    """A home without a user, a NUL and a path too long are refusals like any other."""
+    with pytest.raises(SourceError):
+        open_model(where)
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_limits, "current", lambda: page_limits.HOSTED)
+
+
+PATHS = ["/root/.bashrc", "/root/.ssh/id_rsa", "/", "~", "~root", "~nosuchuser", "./app", "../x", "a/b/c",
+         ".", "/nonexistent", "a\0b"]  # fmt: skip
+
+
+@pytest.mark.usefixtures("hosted")
+def test_a_hosted_page_says_the_same_of_every_path(tmp_path: Path) -> None:
+    """What exists on the server and what does not are one answer."""
+    (tmp_path / "there").mkdir()
+    said = set()
+    for where in (*PATHS, str(tmp_path / "there"), str(tmp_path / "missing")):
+        with pytest.raises(SourceError) as refusal:
+            model_source(where, "")
+        said.add(str(refusal.value))
+    assert len(said) == 1 and "folders of this server" in said.pop()
+
+
+@pytest.mark.usefixtures("hosted")
+def test_a_folder_with_the_name_of_a_model_is_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``app`` is a folder beside the page and could be an id: a visitor gets the id."""
+    asked: list[str] = []
+
+    def hub(where: str, *_: object, **__: object) -> None:
+        asked.append(where)
+        raise SourceError("the Hub was asked")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    _write(tmp_path / "owner" / "name" / "model.safetensors", 1)
+    monkeypatch.setattr(models, "HubModel", hub)
+    for where in ("owner/name", "owner"):
+        with pytest.raises(SourceError, match="the Hub was asked"):
+            model_source(where, "")
+    assert asked == ["owner/name", "owner"]
+
+
+@pytest.mark.usefixtures("hosted")
+@pytest.mark.parametrize("kind", PICKLED)
+def test_a_hosted_page_takes_no_pickles(kind: str, tmp_path: Path) -> None:
+    """Refused by its suffix, before anything is read; elsewhere it is taken."""
+    _write(tmp_path / f"x{kind}", 1)
+    with pytest.raises(SourceError, match=r"they hold pickles; save as \.safetensors"):
+        file_source(str(tmp_path / f"x{kind}"))
+    assert open_tensors(tmp_path / f"x{kind}", limits=LOCAL).infos
+
+
+def test_a_table_larger_than_its_limit(tmp_path: Path) -> None:
+    """Text is parsed whole and takes several times its size: refused before it is read."""
+    with (tmp_path / "x.csv").open("wb") as file:
+        file.truncate(HOSTED.text_bytes + 1)
+    with pytest.raises(SourceError, match="tables of text are read up to"):
+        open_tensors(tmp_path / "x.csv", limits=HOSTED)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda path: np.savetxt(path, np.ones((2000, 100)), "%.1f", ",")], ids=["csv"]
+)
+def test_open_files_are_kept_by_their_bytes(write: Callable[[Path], None], tmp_path: Path) -> None:
+    """Parsed tables stay in memory: as many as fit, not as many as there are places."""
+    capacity = selection._SOURCES._capacity
+    for index in range(4):
+        write(tmp_path / f"{index}.csv")
+        source = file_source(str(tmp_path / f"{index}.csv"))
+        assert 1_600_000 <= source.kept_bytes < 1_700_000
+    assert 1 << 20 < capacity <= 1 << 30, "bytes"
+    assert selection._SOURCES._used >= 4 * 1_600_000

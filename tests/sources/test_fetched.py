@@ -1,0 +1,142 @@
+"""Models that are fetched to be run: within limits, into a cache with a quota, and never filled up by chance.
+
+If these fail, a hosted page's disk fills for good, or a model's numbers are those of random weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from lying_hub import Answer, LyingHub, body, info, named, ranged, serve
+from safetensors.torch import save
+
+from explorer import SourceError
+from explorer.models.capture import load_model
+from explorer.sources import fetched
+from explorer.sources.fetched import fetch_model
+from explorer.sources.limits import HOSTED
+from explorer.sources.models import HubModel
+
+CONFIG: dict[str, object] = {
+    "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 6, "max_position_embeddings": 16,
+    "type_vocab_size": 2,
+}  # fmt: skip
+VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\none\n"
+LIMITS = dataclasses.replace(HOSTED, fetch_bytes=70 << 20, cache_bytes=70 << 20)
+
+
+def weights(config: dict[str, object] = CONFIG) -> dict[str, torch.Tensor]:
+    """Random weights of the network that ``config`` describes."""
+    from transformers import BertConfig, BertModel
+
+    return {k: v.clone() for k, v in BertModel(BertConfig(**config)).state_dict().items()}
+
+
+def answers(tensors: dict[str, torch.Tensor], config: object = CONFIG, **more: Answer) -> dict[str, Answer]:
+    """A repository that transformers can load."""
+    return {
+        "models/a/b": info(named("config.json", "vocab.txt", "tokenizer_config.json", "model.safetensors")),
+        "tokenizer_config.json": body(b'{"tokenizer_class": "BertTokenizer"}'),
+        "config.json": body(json.dumps(config).encode()),
+        "vocab.txt": body(VOCABULARY.encode()),
+        "model.safetensors": ranged(save(tensors)),
+        **more,
+    }
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("EXPLORER_MODEL_CACHE", str(tmp_path / "models"))
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Callable[[LyingHub], None]:
+    """Make a stand-in the Hub of this process."""
+    return lambda hub: monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+
+
+def test_a_model_is_fetched_once_and_run(endpoint: Callable[[LyingHub], None]) -> None:
+    """The whole way of a hosted page: headers, files, network; the second time nothing but headers."""
+    with serve(answers(weights())) as hub:
+        endpoint(hub)
+        model = load_model("a/b", limits=LIMITS)
+        assert model.name == "a/b" and sum(p.numel() for p in model.network.parameters()) > 100
+        before = len(hub.asked)
+        load_model("a/b", limits=LIMITS)
+        assert not [a for a in hub.asked[before:] if a.path.endswith(("config.json", "vocab.txt"))]
+
+
+def _without(word: str) -> dict[str, torch.Tensor]:
+    """Weights that lack some, and hold others in their place: their number alone tells nothing."""
+    kept = {k: v for k, v in weights().items() if word not in k}
+    return kept | {"other": torch.zeros(10_000)}
+
+
+@pytest.mark.parametrize(
+    "tensors, config, words",
+    [
+        (lambda: weights(), CONFIG | {"num_hidden_layers": 60}, "the rest would be random"),
+        (lambda: weights(), CONFIG | {"num_hidden_layers": 10**9}, "layers times experts"),
+        (lambda: weights(), CONFIG | {"text_config": {"n_layer": 10**9}}, "layers times experts"),
+        (lambda: weights(), CONFIG | {"vocab_size": 10**9}, "the rest would be random"),
+        (lambda: _without("query"), CONFIG, "lacks 2 of the weights"),
+        (lambda: weights(), CONFIG | {"model_type": "nonsense"}, "could not be loaded"),
+        (lambda: weights(), CONFIG | {"hidden_size": "wide"}, "could not be loaded"),
+        (lambda: weights(), [], "could not be loaded"),
+    ],
+    ids=["60 layers", "1e9 layers", "nested layers", "vocabulary", "missing", "type", "text", "list"],
+)
+def test_a_config_that_asks_for_more_than_there_is(
+    tensors: Callable[[], dict[str, torch.Tensor]],
+    config: object,
+    words: str,
+    endpoint: Callable[[LyingHub], None],
+) -> None:
+    """transformers would draw what is missing at random, and the page would show that as the model's."""
+    with serve(answers(tensors(), config)) as hub:
+        endpoint(hub)
+        with pytest.raises(SourceError, match=words):
+            load_model("a/b", limits=LIMITS)
+
+
+def test_a_model_beyond_the_limit_is_not_begun() -> None:
+    """Its size is known from the headers."""
+    few = dataclasses.replace(LIMITS, fetch_bytes=(64 << 20) + 100)
+    with serve(answers({"w": torch.zeros(1000)})) as hub:
+        model = HubModel("a/b", endpoint=hub.url, limits=few)
+        before = len(hub.asked)
+        with pytest.raises(SourceError, match="bytes of weights; up to 100 are fetched"):
+            fetch_model(model, few)
+        assert len(hub.asked) == before
+
+
+def test_a_broken_fetch_leaves_nothing() -> None:
+    """Half a model is not taken for a whole one."""
+    with serve(answers(weights(), **{"vocab.txt": body(b"", 500)})) as hub:
+        model = HubModel("a/b", endpoint=hub.url, limits=LIMITS)
+        with pytest.raises(SourceError, match="answered 500"):
+            fetch_model(model, LIMITS)
+    assert not list(fetched.cache_folder().iterdir())
+
+
+def test_the_cache_has_a_quota() -> None:
+    """The least recently used model makes room for the next."""
+    data = {"w": torch.zeros(1 << 20)}  # 4 MiB
+    room = dataclasses.replace(LIMITS, cache_bytes=(64 << 20) + (9 << 20), fetch_bytes=1 << 30)
+    folders = []
+    for index in range(3):
+        commit = str(index) * 40
+        files = named("config.json", "model.safetensors")
+        with serve(answers(data) | {"models/a/b": info(files, commit)}) as hub:
+            folders.append(fetch_model(HubModel("a/b", endpoint=hub.url, limits=room), room))
+        os.utime(folders[-1], (index, index))
+    assert [folder.is_dir() for folder in folders] == [False, True, True]

@@ -309,7 +309,7 @@ def build(page: Page) -> None:
 def _build_use(page: Page, owner: Control) -> Control:
     """Write a result back into the schemes: into A, or as a scheme B beside A."""
     with gr.Row(elem_classes="tight", elem_id="use-method"):
-        result = gr.Dropdown([], label="Result", min_width=320, elem_id="methods-result")
+        result = gr.Dropdown([], label="Result", min_width=440, elem_id="methods-result")
         for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):
             button = gr.Button(label, min_width=120)
             event = listen(
@@ -368,7 +368,7 @@ def _build_results(page: Page, status: Control) -> MethodsView:
             "largest magnitude of each tile of output and input channels, one scale for both",
             "methods-weights-map",
         )
-    rows = table(COLUMNS, "methods-table", pinned_columns=1, max_height=480, buttons=["copy"])
+    rows = table(COLUMNS, "methods-table", pinned_columns=1, max_height=480, buttons=["copy"], wrap=True)
     csv_file, json_file = download_buttons()
     return MethodsView(
         status=status,

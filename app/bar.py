@@ -30,6 +30,7 @@ from app.selection import Selection, file_source, model_source
 from app.views import Control, Shown, View, shows
 from app.widgets import PRIVATE, block
 from explorer import CALIBRATORS, SCHEMES, Scheme, SourceError
+from explorer.methods.recipe import Recipe
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import SUFFIXES, TensorInfo
@@ -247,9 +248,10 @@ def _build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, s
 
 
 def show_scheme(text: str) -> SchemeView:
-    """What the scheme controls show for a scheme's name or text form."""
-    scheme = Scheme.parse(text)
-    text, parts = str(scheme), parts_of(scheme)
+    """What the scheme controls show for a scheme's name or text form, with or without a method: the parts are
+    the scheme's."""
+    recipe = Recipe.parse(text)
+    text, parts = str(recipe), parts_of(recipe.scheme)
     preset = gr.update(value=text, label="Scheme" if text in SCHEMES else "Scheme (custom)")
     return SchemeView(text=text, preset=preset, **{**vars(parts), "codes": list(parts.codes)})
 

@@ -11,6 +11,7 @@ from app.page import Page
 from app.views import listen, shows
 from app.widgets import LATEST, hidden
 from explorer import SCHEMES
+from explorer.methods.recipe import Recipe
 
 
 @shows(PairView)
@@ -29,9 +30,10 @@ def acted(first: str, second: str, event: gr.EventData) -> PairView:
 
 
 def _neighbour(text: str, step: int) -> str:
-    """The named scheme ``step`` places further, in a circle; from a scheme without a name, the first."""
-    names = list(SCHEMES)
-    return names[(names.index(text) + step) % len(names)] if text in names else names[0]
+    """The named scheme ``step`` places further, in a circle; from a scheme without a name, the first. From a
+    repaired one it is the plain one that follows."""
+    names, plain = list(SCHEMES), str(Recipe.parse(text).scheme) if text else ""
+    return names[(names.index(plain) + step) % len(names)] if plain in names else names[0]
 
 
 def build(page: Page) -> None:

@@ -25,6 +25,7 @@ from explorer.analysis.report import Report
 from explorer.bench.quantize import QuantizeTiming, kernel_file
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
+from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
 
 
@@ -64,13 +65,13 @@ def header(
     return render("header", badge=badge, gpu=gpu, places=places, names=names)
 
 
-def chips(tensor: str, schemes: Sequence[Scheme]) -> str:
+def chips(tensor: str, schemes: Sequence[Scheme | Recipe]) -> str:
     """The bar's buttons: the tensor, scheme A, and scheme B or the offer of one."""
     first, *others = (scheme.label for scheme in schemes)
     return render("chips", tensor=tensor, first=first, second=others[0] if others else "")
 
 
-def verdict(tensor: str, schemes: Sequence[Scheme], words: str) -> str:
+def verdict(tensor: str, schemes: Sequence[Scheme | Recipe], words: str) -> str:
     """Which tensor is shown, what the schemes are, and the sentences that judge them."""
     return render("verdict", tensor=tensor, schemes=list(zip(SIDES, schemes, strict=False)), words=words)
 
@@ -96,8 +97,9 @@ class Tile:
     difference: str
 
 
-def kpis(reports: Sequence[Report]) -> str:
-    """The row of key numbers of one report, or of two with their differences."""
+def kpis(reports: Sequence[Report], outputs: Sequence[float] = ()) -> str:
+    """The row of key numbers of one report, or of two with their differences. ``outputs``: where a method
+    works for it, the SQNR in dB of the layer's output by each."""
     rows = (
         ("SQNR", "SQNR", "dB", _sqnr, lambda r: r.sqnr_db, "+.2f"),
         ("Bits per element", "bits per element", "", _bits, lambda r: r.bits.total, "+.3g"),
@@ -106,13 +108,22 @@ def kpis(reports: Sequence[Report]) -> str:
         ("Rounded to zero", "", "%", _zeroed, lambda r: 100 * r.zeroed, "+.3g"),
         ("Cosine", "cosine", "", _cosine, lambda r: r.cosine, "+.2g"),
     )
-    tiles = []
-    for name, term, unit, text, value, how in rows:
-        numbers = [text(r) for r in reports]
-        same = len({number.text for number in numbers}) < len(numbers)
-        difference = "the same" if same else _difference([float(value(r)) for r in reports], how)
-        tiles.append(Tile(name, term, unit, tuple(zip(SIDES, numbers, strict=False)), difference))
+    tiles = [
+        _tile(name, term, unit, [text(r) for r in reports], [float(value(r)) for r in reports], how)
+        for name, term, unit, text, value, how in rows
+    ]
+    if outputs:
+        numbers = [Number(_decibels(db), "on inputs held out") for db in outputs]
+        tiles.insert(0, _tile("Output SQNR", "SQNR", "dB", numbers, outputs, "+.2f"))
     return render("kpis", tiles=tiles)
+
+
+def _tile(
+    name: str, term: str, unit: str, numbers: Sequence[Number], values: Sequence[float], how: str
+) -> Tile:
+    same = len({number.text for number in numbers}) < len(numbers)
+    difference = "the same" if same else _difference(values, how)
+    return Tile(name, term, unit, tuple(zip(SIDES, numbers, strict=False)), difference)
 
 
 def _difference(values: Sequence[float], how: str) -> str:
@@ -160,16 +171,17 @@ def _itemised(report: Report) -> str:
         ("scales", bits.scales),
         ("zero points", bits.zero_points),
         ("tensor scale", bits.tensor_scale),
+        ("of the method", bits.added),
         ("padding", bits.padding),
     )
     return " + ".join(f"{value:.3g} {label}" for label, value in parts if value >= 5e-4)
 
 
-def inspector(seen: Sequence[Inspection], schemes: Sequence[Scheme]) -> str:
+def inspector(seen: Sequence[Inspection], labels: Sequence[str]) -> str:
     """An element and, by each scheme, its block, its code's bits and the arithmetic between them."""
     sides = [
-        (mark, scheme.label, one, _bit_cells(one.bits, one.fields))
-        for mark, scheme, one in zip(SIDES, schemes, seen, strict=False)
+        (mark, label, one, _bit_cells(one.bits, one.fields))
+        for mark, label, one in zip(SIDES, labels, seen, strict=False)
     ]
     return render("inspector", first=seen[0], sides=sides)
 

@@ -34,6 +34,7 @@ class Page:
 
     bar: which tensor and which schemes.
     notice: the line below the bar, for what was refused.
+    tensor_left: the event that another tensor has been chosen: what still runs is of the one before.
     seen: by section, the component whose ``seen`` event says that the section is on the screen and does not
         show the selection yet.
     followers: what runs at once after each change of the selection.
@@ -45,6 +46,7 @@ class Page:
 
     bar: Bar
     notice: Control
+    tensor_left: Any
     seen: dict[str, Control] = field(default_factory=dict)
     followers: list[Follower] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)

@@ -10,6 +10,7 @@ from app.controls import scheme_choices
 from app.page import Page
 from app.views import Control
 from app.widgets import PRIVATE
+from explorer.methods.recipe import Recipe
 
 
 def build_scheme_picker(page: Page, names: Sequence[str], label: str, elem_id: str) -> Control:
@@ -32,4 +33,5 @@ def build_scheme_picker(page: Page, names: Sequence[str], label: str, elem_id: s
 
 
 def _added(names: list[str] | None, first: str, second: str) -> list[str]:
-    return list(dict.fromkeys([*(names or []), first, *([second] if second else [])]))
+    own = [str(Recipe.parse(text).scheme) for text in (first, second) if text]
+    return list(dict.fromkeys([*(names or []), *own]))

@@ -1,4 +1,4 @@
-"""Which tensor and schemes are chosen, and the tensors and analyses that this names.
+"""Which tensor and schemes are chosen, and the tensor that this names.
 
 Handlers keep no state: every one receives the whole selection from its visitor's own page, so nothing
 of one visitor can reach another. Uploaded files arrive as paths that Gradio has checked to be uploads.
@@ -7,7 +7,7 @@ of one visitor can reach another. Uploaded files arrive as paths that Gradio has
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,11 +15,9 @@ from typing import Self
 from app import limits
 from app.cache import BoundedCache
 from app.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
-from app.gpu_lock import gpu_lock
-from explorer import Scheme, SourceError
-from explorer.analysis.sliced import analyse_anywhere
-from explorer.analysis.tensor import Analysis, Side
+from explorer import SourceError
 from explorer.core.backend import place
+from explorer.methods.recipe import Recipe
 from explorer.sources import load_sample, open_tensors
 from explorer.sources.models import folder_stamp, open_model
 from explorer.sources.stamped import stamp_of
@@ -77,13 +75,17 @@ class Selection:
         """The texts of scheme A and, if there is one, scheme B."""
         return (self.scheme, self.second) if self.second else (self.scheme,)
 
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """What the texts of A and B spell: a scheme, and perhaps the method that repairs the layer."""
+        return tuple(map(Recipe.parse, self.schemes))
+
 
 class NothingChosenError(SourceError):
     """A form that has been opened and not yet filled in: said where results stand, and no warning."""
 
 
 _MATRICES = BoundedCache[Matrix](2 << 30)
-_ANALYSES = BoundedCache[Analysis](256 << 20)
 _SOURCES = BoundedCache[TensorSource](256 << 20)
 
 
@@ -108,33 +110,6 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
 
     key = (*tensor_key(chosen), most)
     return _MATRICES.get(key, read, lambda matrix: matrix.values.nbytes)
-
-
-def analyses_of(
-    chosen: Selection, progress: Progress | None = None
-) -> tuple[Matrix, list[tuple[Scheme, Analysis]]]:
-    """The selected tensor, and what each of the one or two selected schemes does to it."""
-    schemes = [Scheme.parse(text) for text in chosen.schemes]
-    matrix = matrix_of(chosen, progress)
-    return matrix, [(scheme, _analysis_of(chosen, matrix, scheme)) for scheme in schemes]
-
-
-def sides_of(pairs: Sequence[tuple[Scheme, Analysis]]) -> list[Side]:
-    """The analyses as figures take them, by their schemes' labels."""
-    return [Side(scheme.label, analysis) for scheme, analysis in pairs]
-
-
-def _analysis_of(chosen: Selection, matrix: Matrix, scheme: Scheme) -> Analysis:
-    return _ANALYSES.get(
-        (*tensor_key(chosen), limits.current().elements, str(scheme)),
-        lambda: _analyse(matrix, scheme),
-        lambda analysis: analysis.q.packed.nbytes + analysis.error_map.nbytes,
-    )
-
-
-def _analyse(matrix: Matrix, scheme: Scheme) -> Analysis:
-    with gpu_lock():
-        return analyse_anywhere(matrix.values, scheme)
 
 
 def file_source(path: str | None) -> TensorSource:

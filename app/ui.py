@@ -39,7 +39,8 @@ def build() -> gr.Blocks:
         delete_cache=(min(keep, 600), keep),
     ) as blocks:
         block(_header(), js_on_load="explorer.header(element)", elem_id="header")
-        page = Page(build_bar(), block(elem_id="notice"))
+        left = hidden("explorer.onTensor(() => trigger('left'))").left
+        page = Page(build_bar(), block(elem_id="notice"), left)
         for place in PLACES:
             with gr.Column(elem_id=f"place-{place.NAME}", elem_classes="place"):
                 place.build(page)

@@ -114,6 +114,11 @@ def table(columns: Mapping[str, str], elem_id: str, **options: Any) -> gr.Datafr
     )
 
 
+def results_column() -> gr.Column:
+    """A column that takes no room until the conclusion (``html.sentence``) of a run stands in it."""
+    return gr.Column(elem_classes="results")
+
+
 def download_buttons() -> tuple[gr.DownloadButton, gr.DownloadButton]:
     """The buttons for a result's CSV and JSON, side by side; they wait for ``files.downloads``."""
     with gr.Row():
@@ -156,6 +161,18 @@ class RunButtons:
             run.then(lambda: self._updates(False), None, self._outputs[1:], queue=False, **PRIVATE)
         return self.stop.click(
             lambda: [html.status(message), *self._updates(False)],
+            None,
+            self._outputs,
+            cancels=list(running),
+            queue=False,
+            **PRIVATE,
+        )
+
+    def stop_on(self, event: Any, *running: Any) -> None:
+        """Cancel what is running on ``event``, and show that nothing runs; what it had shown is for others to
+        clear."""
+        event(
+            lambda: ["", *self._updates(False)],
             None,
             self._outputs,
             cancels=list(running),

@@ -106,10 +106,18 @@ window.explorer = {
     explorer.showSource(chosen.source);
     explorer.markPanels();
     explorer.writeQuery(changes, visit);
+    const tensor = JSON.stringify({...chosen, scheme: null, second: null});
+    if (explorer.tensor && explorer.tensor !== tensor) explorer.left?.();
+    explorer.tensor = tensor;
     const now = JSON.stringify(values.slice(0, names.length));
     if (visit && now === explorer.chosen) return;
     explorer.chosen = now;
     explorer.follow?.();
+  },
+
+  /* Call `left()` when another tensor has been chosen. */
+  onTensor(left) {
+    explorer.left = left;
   },
 
   /* Call `follow()` after each change of the selection. */

@@ -17,8 +17,17 @@ from app.choices import input_scheme
 from app.files import NOTHING_YET, downloads
 from app.page import Page
 from app.theme import plot_data
-from app.views import Shown, StatusView, View, listen, shows
-from app.widgets import QUIET, RunButtons, block, download_buttons, plot_card, stop_button, table
+from app.views import Control, Shown, StatusView, View, listen, shows
+from app.widgets import (
+    QUIET,
+    RunButtons,
+    block,
+    download_buttons,
+    plot_card,
+    results_column,
+    stop_button,
+    table,
+)
 from explorer import Scheme
 from explorer.core.serialize import to_json
 from explorer.figures.training import accuracy_figure, curves_figure, steps_figure, underflow_figure
@@ -171,35 +180,8 @@ def build(page: Page) -> None:
         elem_id="training-status",
     )
     stopped = block(elem_id="training-stopped")
-    sentence = block(elem_id="training-sentence")
-    accuracy = plot_card(
-        "Accuracy against bits",
-        "mean over seeds, bars from the least to the most",
-        "accuracy",
-        accuracy_figure([]),
-    )
-    with gr.Row():
-        curves = plot_card(
-            "Training on", "accuracy after each epoch, first seed; dotted: LSQ", "curves", curves_figure([])
-        )
-        steps = plot_card(
-            "LSQ's step sizes",
-            "mean step size of each layer after training, relative to before",
-            "steps",
-            steps_figure([]),
-        )
-    rows = table(COLUMNS, "training-table", max_height=480, buttons=["copy"])
-    csv_file, json_file = download_buttons()
-    outputs = TrainingView(
-        status=status,
-        sentence=sentence,
-        accuracy=accuracy,
-        curves=curves,
-        steps=steps,
-        table=rows,
-        csv_file=csv_file,
-        json_file=json_file,
-    )
+    with results_column():
+        outputs = _build_results(status)
     _build_loss_scaling(page)
     block(html.note(ABOUT))
 
@@ -215,6 +197,30 @@ def build(page: Page) -> None:
         **QUIET,
     )
     buttons.end_with(running)
+
+
+def _build_results(status: Control) -> TrainingView:
+    sentence = block(elem_id="training-sentence")
+    accuracy = plot_card(
+        "Accuracy against bits", "mean over seeds, bars from the least to the most", "accuracy"
+    )
+    with gr.Row():
+        curves = plot_card("Training on", "accuracy after each epoch, first seed; dotted: LSQ", "curves")
+        steps = plot_card(
+            "LSQ's step sizes", "mean step size of each layer after training, relative to before", "steps"
+        )
+    rows = table(COLUMNS, "training-table", max_height=480, buttons=["copy"])
+    csv_file, json_file = download_buttons()
+    return TrainingView(
+        status=status,
+        sentence=sentence,
+        accuracy=accuracy,
+        curves=curves,
+        steps=steps,
+        table=rows,
+        csv_file=csv_file,
+        json_file=json_file,
+    )
 
 
 def _build_loss_scaling(page: Page) -> None:

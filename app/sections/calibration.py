@@ -19,7 +19,7 @@ from app.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from app.views import Shown, View, listen, shows
 from app.widgets import LATEST, QUIET, block, plot_card, table
-from explorer import CALIBRATORS, Scheme
+from explorer import CALIBRATORS
 from explorer.analysis.calibration import (
     ChosenRange,
     StaticVsDynamic,
@@ -30,6 +30,7 @@ from explorer.analysis.calibration import (
     threshold_by_rows,
 )
 from explorer.figures.calibration import amount_figure, objectives_figure, range_figure
+from explorer.methods.recipe import Recipe
 
 MOST_ELEMENTS = 1 << 21
 """Of a larger tensor only the first rows are used: each calibrator quantizes them some eighty times."""
@@ -73,7 +74,7 @@ def show(chosen: Selection, own: float | None) -> CalibrationView:
     """Calibrate the chosen tensor with one scale for all. After the selection comes the visitor's own range,
     as a share (0 … 1) of the largest value. Returns the sentence, three figures, the table, and what static
     and dynamic scales do on held-out rows."""
-    matrix, scheme, share = matrix_of(chosen), Scheme.parse(chosen.scheme), float(own or 1.0)
+    matrix, scheme, share = matrix_of(chosen), chosen.recipes[0].scheme, float(own or 1.0)
     if not 0 < share <= 1:
         raise ValueError("your range is a share of the largest value, above 0 and at most 1")
     rows = max(1, min(matrix.values.shape[0], MOST_ELEMENTS // max(matrix.values.shape[1], 1)))
@@ -105,9 +106,11 @@ def share_of(own: float, event: gr.EventData) -> float:
 
 @shows(PairView)
 def written(method: str, side: str, first: str, second: str) -> PairView:
-    """Scheme A (``side`` "a") with another calibrator; or as scheme B beside A as it is."""
-    changed = str(dataclasses.replace(Scheme.parse(first), name="", calibrator=CALIBRATORS[method]))
-    text = str(Scheme.parse(changed))
+    """Scheme A (``side`` "a") with another calibrator; or as scheme B beside A as it is. What repairs A
+    repairs it under the new range too."""
+    recipe = Recipe.parse(first)
+    scheme = dataclasses.replace(recipe.scheme, name="", calibrator=CALIBRATORS[method])
+    text = str(Recipe(scheme, recipe.method))
     return PairView(scheme=text, second=second) if side == "a" else PairView(scheme=first, second=text)
 
 
@@ -115,7 +118,7 @@ def _independent_of_own_range(chosen: Selection, x: Tensor) -> OwnIndependent:
     """The slow parts, which need not be computed again when the visitor moves the own range."""
 
     def compute() -> OwnIndependent:
-        scheme = Scheme.parse(chosen.scheme)
+        scheme = chosen.recipes[0].scheme
         held = static_and_dynamic(x, scheme) if x.shape[0] > 1 else None
         return list(threshold_by_rows(x, scheme)), held
 

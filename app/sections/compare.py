@@ -21,7 +21,6 @@ from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
 from app.widgets import (
     LATEST,
-    PRIVATE,
     QUIET,
     RunButtons,
     block,
@@ -34,6 +33,7 @@ from app.widgets import (
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record, sample_rows, survey
 from explorer.figures.compare import exact_words, frontier_figure
+from explorer.methods.recipe import Recipe
 
 USUAL = ("bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_e4m3_128x128", "fp8_e5m2_row", "int8_tensor",
          "int8_row", "mxfp8_e4m3", "mxfp6_e2m3", "nvfp4", "mxfp4", "nf4_block64", "int4_row",
@@ -82,7 +82,7 @@ def frontier(chosen: Selection) -> Iterator[FrontierView]:
     """All named schemes, scheme A and scheme B on evenly spaced rows of the chosen tensor, kept for its next
     visit; yields a line and the figure, while it computes and at the end."""
     matrix = matrix_of(chosen)
-    own = [Scheme.parse(text) for text in chosen.schemes]
+    own = [recipe.scheme for recipe in chosen.recipes]
     part = _part(sample_rows(matrix.values).share)
     key = (*tensor_key(chosen), limits.current().elements)
     rows = _ROWS.peek(key)
@@ -99,8 +99,14 @@ def frontier(chosen: Selection) -> Iterator[FrontierView]:
     known = {row.scheme.name for row in rows}
     more = locked_steps(survey(matrix.values, [s for s in own if s.name not in known]))
     every = [*rows, *more]
-    words = f"{len(rows)} named schemes{part}. {exact_words(every)}"
+    words = f"{len(rows)} named schemes{part}. {exact_words(every)}{_rings_words(chosen)}"
     yield FrontierView(status=html.status(words), figure=_drawn(every, own, matrix.name))
+
+
+def _rings_words(chosen: Selection) -> str:
+    """Where a scheme is repaired: what its ring stands for."""
+    letters = [letter for letter, r in zip("AB", chosen.recipes, strict=False) if r.method]
+    return f" {' and '.join(letters)}: ringed as rounded to nearest, without the method." if letters else ""
 
 
 def _part(share: float) -> str:
@@ -125,7 +131,7 @@ def taken(which: str, first: str, second: str, event: gr.EventData) -> PairView:
 
 def with_side(which: str, text: str, first: str, second: str) -> PairView:
     """Both schemes, with ``text`` as the one that ``which`` names ("a" or "b")."""
-    text = str(Scheme.parse(text))
+    text = str(Recipe.parse(text))
     return PairView(scheme=first, second=text) if which == "b" else PairView(scheme=text, second=second)
 
 
@@ -242,13 +248,18 @@ def _build_table(page: Page, which: Control) -> None:
     tensor = gr.State(None)
     outputs = CompareView(status=status, table=rows, tensor=tensor, csv_file=csv_file, json_file=json_file)
     page.follow(cleared, [tensor], outputs, api_name="compare_cleared")
-    inputs, slow = [*page.selection, schemes], {**QUIET, "concurrency_id": "compute"}
+    slow: dict[str, Any] = {**QUIET, "concurrency_id": "compute"}
     buttons = RunButtons((start, everything), stop, stopped)
     buttons.begin_on(start.click, everything.click)
-    running = listen(start.click, run, inputs, outputs, api_name="compare", **slow)
-    all_named = everything.click(lambda: list(SCHEMES), None, schemes, **PRIVATE)
-    running_all = listen(all_named.then, run, inputs, outputs, api_name="compare_all", **slow)
-    buttons.end_with(running, running_all, message="Stopped; the table holds what was finished.")
+    running = [
+        listen(button.click, run, [*page.selection, names], outputs, api_name=name, **slow)
+        for button, names, name in (
+            (start, schemes, "compare"),
+            (everything, gr.State(list(SCHEMES)), "compare_all"),
+        )
+    ]
+    buttons.end_with(*running, message="Stopped; the table holds what was finished.")
+    buttons.stop_on(page.tensor_left, *running)
     pair = page.bar.pair()
     page.pair_changed_by(
         listen(rows.select, clicked, [which, *pair.in_order()], pair, api_name="take_scheme", **LATEST), "row"

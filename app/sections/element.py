@@ -9,14 +9,15 @@ from typing import Any
 import gradio as gr
 
 from app import html, limits
+from app.analyses import analyses_of, sides_of
 from app.page import Page
-from app.selection import Selection, analyses_of, sides_of
+from app.selection import Selection
 from app.theme import plot_data
 from app.views import Control, Shown, View, listen, shows
 from app.widgets import LATEST, block, hidden, plot_pair
-from explorer.analysis.element import inspect_element
-from explorer.analysis.tensor import Side, block_levels
+from explorer.analysis.tensor import Side
 from explorer.figures.values import values_figure
+from explorer.methods.repaired import inspect, levels_of
 from explorer.sources.tensors import Matrix
 
 
@@ -45,11 +46,11 @@ def shown_element(
     matrix: Matrix, sides: Sequence[Side], position: tuple[int, int], name: str, follow: Shown = None
 ) -> ElementView:
     """What the section shows for the element at ``position`` (row, column)."""
-    seen = [inspect_element(matrix.values, side.analysis.q, *position) for side in sides]
-    levels = [block_levels(side.analysis.q, *position) for side in sides]
+    seen = [inspect(matrix.values, side.analysis, *position) for side in sides]
+    levels = [levels_of(side.analysis, *position) for side in sides]
     schemes = [side.analysis.q.scheme for side in sides]
     return ElementView(
-        inspector=html.inspector(seen, schemes),
+        inspector=html.inspector(seen, [side.label for side in sides]),
         packed=html.packed(seen, schemes),
         row=position[0],
         column=position[1],

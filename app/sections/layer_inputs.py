@@ -81,13 +81,20 @@ def chosen_layer(
     ``SourceError`` if nothing was captured or uploaded, and if the two do not fit each other.
     """
     if kind == THIS:
-        label, w, x = selected_layer(here or Selection())
-    elif kind == TEXT and not captured:
+        return own_layer(here or Selection())
+    if kind == TEXT and not captured:
         raise SourceError("capture a layer's inputs first")
-    else:
-        label, w, x = layer_of(
-            BUILTIN if kind == BUILTIN else FILE, sample, captured if kind == TEXT else file, name
-        )
+    return _fitting(
+        *layer_of(BUILTIN if kind == BUILTIN else FILE, sample, captured if kind == TEXT else file, name)
+    )
+
+
+def own_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
+    """``selected_layer`` as methods take it: on the GPU if there is one, at most ``MOST_TOKENS`` tokens."""
+    return _fitting(*selected_layer(here))
+
+
+def _fitting(label: str, w: Tensor, x: Tensor) -> tuple[str, Tensor, Tensor]:
     if w.shape[1] != x.shape[1]:
         raise SourceError(f"the weight has {w.shape[1]} input channels, the activations {x.shape[1]}")
     device = work_device()

@@ -1,9 +1,10 @@
-"""The Methods tab: the output of one layer under GPTQ, AWQ and others, and a whole model quantized."""
+"""The methods on one layer: its output under GPTQ, AWQ and others, and a result as scheme A or B."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,16 +12,28 @@ import gradio as gr
 from torch import Tensor
 
 from app import html, limits
+from app.analyses import keep_layer
+from app.bar import PairView
 from app.choices import INPUT_SCHEMES, input_scheme, method_choices
 from app.files import Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
 from app.scheme_picker import build_scheme_picker
-from app.sections.layer_inputs import build_layer_inputs, chosen_layer
-from app.selection import Selection
+from app.sections.compare import with_side
+from app.sections.layer_inputs import THIS, build_layer_inputs, chosen_layer
+from app.selection import Selection, tensor_key
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
-from app.widgets import QUIET, RunButtons, block, download_buttons, plot_card, stop_button, table
+from app.widgets import (
+    QUIET,
+    RunButtons,
+    block,
+    download_buttons,
+    plot_card,
+    results_column,
+    stop_button,
+    table,
+)
 from explorer import Scheme
 from explorer.figures.methods import (
     before_after_figure,
@@ -30,9 +43,10 @@ from explorer.figures.methods import (
     output_figure,
     snapshots_figure,
 )
-from explorer.methods import USUAL, label_of, transforms_label
+from explorer.methods import USUAL, label_of, names_in, transforms_label
 from explorer.methods.evaluate import Outcome, evaluate_all, halves, most_telling_transform, summary
 from explorer.methods.llm_int8 import outlier_columns
+from explorer.methods.recipe import Recipe
 
 MOST_COLUMNS_NAMED = 8
 COLUMNS = {
@@ -43,14 +57,25 @@ COLUMNS = {
     "weight SQNR dB": "number",
     "bits": "number",
     "seconds": "number",
+    "what it does": "str",
 }
+NOT_YET = "Not run yet: half of the inputs calibrate, the other half is held out to measure on."
+
+
+USE = (
+    "As A or B, the layer has the weight that the method left: its codes, and in the original coordinates "
+    "what transforms and corrections make of them. It is computed for inputs as they are. A method may move "
+    "a weight further from the original than rounding does, where the output gains by it."
+)
 
 
 @dataclass(frozen=True)
 class MethodsView(StatusView):
-    """A run: status, conclusion, seven figures, table, and its files."""
+    """A run: status, conclusion, the results to take over, seven figures, table, its files, and whose results
+    they are (``Owner``)."""
 
     sentence: Shown
+    results: Shown
     bars: Shown
     objectives: Shown
     film: Shown
@@ -61,15 +86,29 @@ class MethodsView(StatusView):
     table: Shown
     csv_file: Shown
     json_file: Shown
+    owner: Shown
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose results are shown: the layer's name, and the selected tensor that it is (None: it is another)."""
+
+    label: str
+    tensor: tuple[Hashable, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer by name: weight [N, K] and inputs [tokens, K]."""
+    """A layer by name: weight [N, K] and inputs [tokens, K]; ``here`` where it is the selection's own."""
 
     label: str
     weight: Tensor
     inputs: Tensor
+    here: Selection | None
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.label, tensor_key(self.here) if self.here else None)
 
 
 @shows(MethodsView)
@@ -93,9 +132,9 @@ def run(
     here = Selection.of(*selection) if selection else Selection()
     if not methods:
         raise ValueError("choose at least one method")
-    chosen = [Scheme.parse(s) for s in schemes or here.schemes]
+    chosen = list(dict.fromkeys(Recipe.parse(s).scheme for s in schemes or here.schemes))
     of_inputs = input_scheme(inputs)
-    layer = Layer(*chosen_layer(kind, sample, file, captured, name, here))
+    layer = Layer(*chosen_layer(kind, sample, file, captured, name, here), here if kind == THIS else None)
     yield from _outcomes(layer, methods, chosen, of_inputs)
 
 
@@ -108,6 +147,8 @@ def _outcomes(
     yield MethodsView.unchanged(status=html.status(now))
     for outcome in locked_steps(evaluate_all(methods, schemes, layer.weight, layer.inputs, of_inputs)):
         outcomes.append(outcome)
+        if layer.here and outcome.layer and of_inputs is None:
+            keep_layer(layer.here, Recipe.parse(recipe_text(outcome)), outcome.layer)
         last, late = len(outcomes) == total, time.monotonic() > end
         words = f"{len(outcomes)} of {total} · {layer.label}: {outcome.label}, {outcome.scheme}"
         words += f": {outcome.refused}" if outcome.refused else ""
@@ -134,6 +175,8 @@ def _shown(status: str, layer: Layer, outcomes: list[Outcome], finished: bool) -
         table=[_line(o) for o in outcomes],
         csv_file=files.csv,
         json_file=files.json,
+        results=_results(outcomes),
+        owner=layer.owner,
     )
     if fresh or film is not _with_snapshots(before):
         view = replace(view, film=plot_data(snapshots_figure(film, layer.weight, label)))
@@ -157,6 +200,52 @@ def _before_and_after(layer: Layer, transformed: Outcome | None) -> dict[str, An
         "inputs_map": plot_data(before_after_figure(held, held_after, "token", how, label)),
         "weights_map": plot_data(before_after_figure(w, w_after, "output channel", how, label)),
     }
+
+
+def recipe_text(outcome: Outcome) -> str:
+    """What an outcome is as scheme A or B."""
+    return str(Recipe.parse(f"{outcome.scheme}+{outcome.method}"))
+
+
+def _results(outcomes: Sequence[Outcome]) -> Any:
+    """The results that can be taken over, the one with the least error of the output chosen."""
+    served = sorted((o for o in outcomes if not o.refused), key=lambda o: o.output_error)
+    choices = [(f"{o.label}, {o.scheme}: {o.output_sqnr_db:.2f} dB", recipe_text(o)) for o in served]
+    return gr.update(choices=choices, value=choices[0][1] if choices else None)
+
+
+@shows(PairView)
+def written(chosen: Selection, result: str | None, side: str, owner: Owner | None) -> PairView:
+    """A result as scheme A or B (``side`` "a" or "b"): its scheme, repaired by its method on the selected
+    layer."""
+    if not result or owner is None:
+        raise ValueError("run the methods first")
+    if owner.tensor != tensor_key(chosen):
+        raise ValueError(
+            f'these results are of {owner.label}: choose "this tensor" and run the methods on it'
+        )
+    return with_side(side, result, chosen.scheme, chosen.second)
+
+
+@shows(MethodsView)
+def cleared(chosen: Selection, owner: Owner | None) -> MethodsView:
+    """Nothing, once another tensor is chosen than the one that the results are of; what is of a built-in
+    layer, a file or a captured one stays, under its name."""
+    if owner is None or owner.tensor is None or owner.tensor == tensor_key(chosen):
+        return MethodsView.unchanged()
+    waiting = gr.update(interactive=False)
+    empty = dict.fromkeys((f.name for f in dataclasses.fields(MethodsView)), "")
+    return MethodsView(
+        **empty
+        | {
+            "status": html.status(NOT_YET),
+            "results": gr.update(choices=[], value=None),
+            "table": [],
+            "csv_file": waiting,
+            "json_file": waiting,
+            "owner": None,
+        }
+    )
 
 
 def _with_snapshots(outcomes: Sequence[Outcome]) -> Outcome | None:
@@ -183,9 +272,10 @@ def _files(outcomes: Sequence[Outcome], label: str) -> Downloads:
 
 
 def _line(o: Outcome) -> list[Any]:
-    """One line of the table, in the order of ``COLUMNS``; a refusal has no numbers."""
+    """One line of the table, in the order of ``COLUMNS``; a refusal has no numbers, and says why."""
     numbers = (o.output_sqnr_db, 100 * o.output_error, o.weight_sqnr_db, o.bits, o.seconds)
-    return [o.label, o.scheme, *(None if o.refused else float(f"{v:.5g}") for v in numbers)]
+    words = f"refused: {o.refused}" if o.refused else " and ".join(row.why for row in names_in(o.method))
+    return [o.label, o.scheme, *(None if o.refused else float(f"{v:.5g}") for v in numbers), words]
 
 
 def build(page: Page) -> None:
@@ -207,24 +297,43 @@ def build(page: Page) -> None:
     with gr.Row():
         start = gr.Button("Run", variant="primary", min_width=120)
         stop = stop_button()
-    status = block(
-        html.status("Not run yet: half of the inputs calibrate, the other half is held out to measure on."),
-        elem_id="methods-status",
-    )
+    status = block(html.status(NOT_YET), elem_id="methods-status")
     stopped = block(elem_id="methods-stopped")
-    outputs = _build_results(status)
+    with results_column():
+        outputs = _build_results(page, status)
     # The selection comes last, so that a program may leave it out.
     inputs_of_run = [*layer.values(), methods, schemes, inputs, *page.selection]
-    _wire(start, stop, stopped, inputs_of_run, outputs)
+    _wire(page, RunButtons((start,), stop, stopped), inputs_of_run, outputs)
 
 
-def _build_results(status: Control) -> MethodsView:
+def _build_use(page: Page, owner: Control) -> Control:
+    """Write a result back into the schemes: into A, or as a scheme B beside A."""
+    with gr.Row(elem_classes="tight", elem_id="use-method"):
+        result = gr.Dropdown([], label="Result", min_width=440, elem_id="methods-result")
+        for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):
+            button = gr.Button(label, min_width=120)
+            event = listen(
+                button.click,
+                written,
+                [*page.selection, result, gr.State(side), owner],
+                page.bar.pair(),
+                api_name=f"use_method_{side}",
+                api_visibility="undocumented",
+                **QUIET,
+            )
+            page.pair_changed_by(event, f"method_{side}")
+    block(html.note(USE))
+    return result
+
+
+def _build_results(page: Page, status: Control) -> MethodsView:
+    owner = gr.State(None)
     sentence = block(elem_id="methods-sentence")
+    result = _build_use(page, owner)
     bars = plot_card(
         "Output SQNR",
         "on held-out inputs, which the methods did not see; longer is better",
         "methods-bars",
-        output_figure([], "methods"),
     )
     with gr.Row():
         objectives = plot_card(
@@ -259,7 +368,7 @@ def _build_results(status: Control) -> MethodsView:
             "largest magnitude of each tile of output and input channels, one scale for both",
             "methods-weights-map",
         )
-    rows = table(COLUMNS, "methods-table", pinned_columns=1, max_height=480, buttons=["copy"])
+    rows = table(COLUMNS, "methods-table", pinned_columns=1, max_height=480, buttons=["copy"], wrap=True)
     csv_file, json_file = download_buttons()
     return MethodsView(
         status=status,
@@ -274,14 +383,16 @@ def _build_results(status: Control) -> MethodsView:
         table=rows,
         csv_file=csv_file,
         json_file=json_file,
+        results=result,
+        owner=owner,
     )
 
 
-def _wire(
-    start: Control, stop: Control, stopped: gr.HTML, inputs: list[Control], outputs: MethodsView
-) -> None:
+def _wire(page: Page, buttons: RunButtons, inputs: list[Control], outputs: MethodsView) -> None:
     slow = {**QUIET, "concurrency_id": "compute"}
-    buttons = RunButtons((start,), stop, stopped)
+    (start,) = buttons.starts
     buttons.begin_on(start.click)
     running = listen(start.click, run, inputs, outputs, api_name="methods", **slow)
     buttons.end_with(running)
+    buttons.stop_on(page.tensor_left, running)
+    page.follow(cleared, [outputs.owner], outputs, api_name="methods_cleared")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import gradio as gr
 
 from app import html
+from app.analyses import Pairs, analysing, output_sqnr, sides_of
 from app.gpu_lock import gpu_lock
 from app.page import Page
 from app.sections.element import ElementView, build_element, inside, shown_element
-from app.selection import Selection, analyses_of, matrix_of, sides_of
+from app.selection import Selection, matrix_of
 from app.theme import plot_data
 from app.views import Shown, shows
 from app.widgets import block, figure_pair, plot_card, plot_pair
-from explorer import Scheme
 from explorer.analysis.verdict import verdict
 from explorer.bench.quantize import recorded_kernel, time_one
 from explorer.core.backend import gpu_device, gpu_status
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
+from explorer.methods import label_of
+from explorer.methods.recipe import Recipe
+from explorer.sources.tensors import Matrix
 
 TIMED_ROWS = 4096
 """Rows of a tensor too large for the GPU that the kernel is timed on."""
@@ -56,13 +59,15 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
     After the selection come the element to inspect (row, column) and whether to follow the largest error of
     scheme A instead.
     """
-    matrix, pairs = analyses_of(chosen)
-    schemes = [scheme for scheme, _ in pairs]
+    matrix, pairs = yield from _analysing(chosen)
+    recipes = [recipe for recipe, _ in pairs]
     reports = [analysis.report for _, analysis in pairs]
+    outputs = output_sqnr(chosen, pairs)
+    words = " ".join((output_words(recipes, outputs), verdict(*reports))).strip()
     numbers = {
-        "chips": html.chips(matrix.name, schemes),
-        "verdict": html.verdict(matrix.description, schemes, verdict(*reports)),
-        "kpis": html.kpis(reports),
+        "chips": html.chips(matrix.name, recipes),
+        "verdict": html.verdict(matrix.description, recipes, words),
+        "kpis": html.kpis(reports, outputs),
         "notice": "",
     }
     yield TensorView.unchanged(**numbers)
@@ -88,10 +93,37 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
     )
 
 
+def _analysing(chosen: Selection) -> Generator[TensorView, None, tuple[Matrix, Pairs]]:
+    """``analysing``, its words in the line above the numbers."""
+    steps = analysing(chosen)
+    while True:
+        try:
+            words = next(steps)
+        except StopIteration as end:
+            return end.value
+        yield TensorView.unchanged(notice=html.status(f"{words}. Still shown: what was there before."))
+
+
+def output_words(recipes: Sequence[Recipe], outputs: Sequence[float]) -> str:
+    """What a method is for: the layer's output. Without it the verdict, which is of the weight, would speak
+    against every method that gives up some of the weight for the output."""
+    if not outputs:
+        return ""
+    first, *second = (f"{db:.1f} dB" for db in outputs)
+    if not second:
+        return f"By {label_of(recipes[0].method)} the layer's output has {first} on inputs held out."
+    gain = outputs[1] - outputs[0]
+    better = "B" if gain > 0 else "A"
+    return (
+        f"The layer's output, for which a method works, has {first} by A and {second[0]} by B on inputs held "
+        f"out: {better} is {abs(gain):.1f} dB better. The weight by itself:"
+    )
+
+
 @shows()
 def kernel(chosen: Selection) -> str:
     """The kernel behind scheme A: measured on this machine's GPU, or recorded on a named one."""
-    scheme = Scheme.parse(chosen.scheme)
+    scheme = chosen.recipes[0].scheme
     device = gpu_device()
     if device is not None:
         x = matrix_of(chosen).values
@@ -100,7 +132,7 @@ def kernel(chosen: Selection) -> str:
             measured = time_one(x if whole else x[:TIMED_ROWS].to(device), scheme)
         part = "the tensor as it is" if whole else f"its first {TIMED_ROWS} rows"
         return html.kernel(measured, f"measured now on {gpu_status().reason}, {part}")
-    recorded, source = recorded_kernel(chosen.scheme)
+    recorded, source = recorded_kernel(str(scheme))
     if recorded is None:
         return html.status(
             "Nothing was recorded for this scheme; on a machine with a GPU its kernel is timed here."

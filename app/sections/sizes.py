@@ -9,8 +9,9 @@ from app.page import Page
 from app.selection import Selection
 from app.views import listen, shows
 from app.widgets import QUIET, block, card
-from explorer import SCHEMES, Scheme
+from explorer import SCHEMES
 from explorer.analysis.memory import MODELS, estimate
+from explorer.methods.recipe import Recipe
 
 TITLE, NAME = "Size", "sizes"
 SIZES = ("fp32", "bf16", "fp8_e4m3_row", "int8_row", "mxfp6_e2m3", "nvfp4", "mxfp4", "int4_group128",
@@ -20,8 +21,9 @@ BY_COUNT = "by parameter count"
 
 @shows()
 def sizes(model: str, billions: float, scheme: str) -> str:
-    """The memory a model's weights take: the chosen scheme and the usual ones, as a table."""
-    chosen = Scheme.parse(scheme)
+    """The memory a model's weights take: the chosen scheme and the usual ones, as a table. What a method adds
+    to a layer is not in it."""
+    chosen = Recipe.parse(scheme).scheme
     shape = MODELS.get(model)
     if shape is None and not (billions and 0 < billions <= 1e6):
         raise ValueError("give a parameter count between 0 and a million billions")

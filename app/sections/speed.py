@@ -210,8 +210,7 @@ def _times(shape: Shape | None) -> str:
 
 def _schemes(chosen: Selection) -> dict[str, Scheme]:
     """A and, where there is one, B."""
-    texts = {"A": chosen.scheme, "B": getattr(chosen, "second", "")}
-    return {letter: Scheme.parse(text) for letter, text in texts.items() if text}
+    return {letter: recipe.scheme for letter, recipe in zip("AB", chosen.recipes, strict=False)}
 
 
 def _marked(chosen: Selection) -> dict[str, str]:

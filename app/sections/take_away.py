@@ -10,14 +10,19 @@ from dataclasses import dataclass
 import gradio as gr
 
 from app import html
+from app.analyses import analyses_of
 from app.files import fresh_folder
 from app.page import Page
-from app.selection import Selection, analyses_of
+from app.sections.layer_inputs import LAYERS
+from app.selection import Selection
 from app.views import Shown, StatusView, listen, shows
 from app.widgets import QUIET, block
 from explorer.core.serialize import to_json
-from explorer.export.quantized import save_quantized
 from explorer.figures.style import file_name
+from explorer.methods.files import save_layer
+from explorer.methods.layer import QuantizedLayer
+from explorer.methods.recipe import Recipe
+from explorer.methods.repaired import RepairedAnalysis
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,25 @@ def command(chosen: Selection) -> str:
     if chosen.source == "model" and chosen.revision:
         parts += ["--revision", chosen.revision]
     place = " ".join(shlex.quote(part) for part in parts)
-    return html.commands([f"explorer quantize {place} --scheme {shlex.quote(s)}" for s in chosen.schemes])
+    return html.commands([_command(chosen, place, recipe) for recipe in chosen.recipes])
+
+
+def _command(chosen: Selection, place: str, recipe: Recipe) -> str:
+    scheme = shlex.quote(str(recipe.scheme))
+    if not recipe.method:
+        return f"explorer quantize {place} --scheme {scheme}"
+    wanted = f"--inputs {_inputs(chosen)} --schemes {scheme} --methods {recipe.method}"
+    return f"explorer methods {place} {wanted} --out Q.safetensors"
+
+
+def _inputs(chosen: Selection) -> str:
+    """Where the command finds the layer's inputs; those of a model have to be captured first."""
+    if chosen.source == "builtin":
+        return f"sample:{LAYERS[chosen.sample][1]}" if chosen.sample in LAYERS else "YOUR_INPUTS"
+    if chosen.source == "file":
+        name = (chosen.file_tensor or "weight").removesuffix("weight") + "activations"
+        return f"YOUR_FILE --inputs-tensor {shlex.quote(name)}"
+    return "YOUR_INPUTS"
 
 
 @shows(FilesView)
@@ -48,15 +71,16 @@ def make(chosen: Selection, kinds: Sequence[str]) -> FilesView:
         raise ValueError("choose at least one kind of file")
     matrix, pairs = analyses_of(chosen)
     folder, files = fresh_folder(), list[str]()
-    for scheme, analysis in pairs:
-        name = file_name(f"{matrix.name} {scheme.name}")
+    for recipe, analysis in pairs:
+        name = file_name(f"{matrix.name} {recipe}")
         if "tensor" in kinds:
             path = folder / f"{name}.safetensors"
-            save_quantized(analysis.q, path, file_name(matrix.name))
+            layer = analysis.layer if isinstance(analysis, RepairedAnalysis) else QuantizedLayer(analysis.q)
+            save_layer(layer, path, file_name(matrix.name))
             files.append(str(path))
         if "report" in kinds:
             path = folder / f"{name}.json"
-            record = {"tensor": matrix.description, "scheme": str(scheme), **to_json(analysis.report)}
+            record = {"tensor": matrix.description, "scheme": str(recipe), **to_json(analysis.report)}
             path.write_text(json.dumps(record, indent=2), encoding="utf-8")
             files.append(str(path))
     return FilesView(status=html.status(f"{len(files)} files."), files=gr.update(value=files, visible=True))

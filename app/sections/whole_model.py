@@ -1,4 +1,4 @@
-"""The Methods tab, second part: a model's sentence embeddings before and after quantization."""
+"""A whole model: its sentence embeddings before and after quantization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.page import Page
 from app.scheme_picker import build_scheme_picker
 from app.theme import plot_data
 from app.views import Shown, StatusView, listen, shows
-from app.widgets import QUIET, RunButtons, block, plot_card, stop_button, table
+from app.widgets import QUIET, RunButtons, block, plot_card, results_column, stop_button, table
 from explorer import Scheme
 from explorer.figures.methods import drift_figure
 from explorer.methods import label_of, names_in
@@ -47,15 +47,17 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class DriftView(StatusView):
-    """How far the embeddings have moved: status, figure and table."""
+    """How far the embeddings have moved: status, conclusion, figure and table."""
 
+    sentence: Shown
     figure: Shown
     table: Shown
 
 
 @shows(DriftView)
 def run_drift(where: str, schemes: list[str], ways: list[str], inputs: str, keep: str) -> Iterator[DriftView]:
-    """A model's sentence embeddings by scheme and method; yields status, figure, table after each."""
+    """A model's sentence embeddings by scheme and method; yields status, conclusion, figure, table after
+    each."""
     if not schemes or not ways:
         raise ValueError("choose at least one scheme and one method")
     jobs = [(Scheme.parse(s), m) for s in schemes for m in ways]
@@ -84,6 +86,7 @@ def _drifts(
         stopped = "Stopped: the longest a run may take here. " if late else ""
         yield DriftView(
             status=html.status(stopped + _progress(rows, jobs)),
+            sentence=html.sentence(_summary(rows, model.name)),
             figure=plot_data(drift_figure(rows, model.name)),
             table=[_line(r) for r in rows],
         )
@@ -100,6 +103,21 @@ def _progress(rows: list[EmbeddingDrift], jobs: list[tuple[Scheme, str]]) -> str
     )
 
 
+def _summary(rows: list[EmbeddingDrift], name: str) -> str:
+    """What keeps the embeddings best, and what worst."""
+
+    def words(row: EmbeddingDrift) -> str:
+        return f"{row.scheme}, {label_of(row.method)}: cosine {row.cosine:.4f} with the original"
+
+    best, worst = max(rows, key=lambda r: r.cosine), min(rows, key=lambda r: r.cosine)
+    if best is worst:
+        return f"{name} by {words(best)}, {best.megabytes:.0f} MB."
+    return (
+        f"{name} keeps its embeddings best by {words(best)}, {best.megabytes:.0f} MB; "
+        f"worst by {words(worst)}, {worst.megabytes:.0f} MB."
+    )
+
+
 def _line(r: EmbeddingDrift) -> list[Any]:
     """One line of the table, in the order of ``COLUMNS``."""
     numbers = (r.cosine, r.least_cosine, r.rank, 100 * r.neighbours, r.bits, r.megabytes)
@@ -107,7 +125,7 @@ def _line(r: EmbeddingDrift) -> list[Any]:
 
 
 def build_whole_model(page: Page) -> None:
-    """Lay out the second part of the tab."""
+    """Lay the section out."""
     block(
         html.figure_title(
             "A whole model",
@@ -140,13 +158,13 @@ def build_whole_model(page: Page) -> None:
         stop = stop_button()
     status = block(html.status("Not run yet."), elem_id="survive-status")
     stopped = block()
-    outputs = DriftView(
-        status=status,
-        figure=plot_card(
-            "Agreement with the original", "1 means unchanged", "survival", drift_figure([], "survival")
-        ),
-        table=table(COLUMNS, "survive-table", buttons=["copy"]),
-    )
+    with results_column():
+        outputs = DriftView(
+            status=status,
+            sentence=block(elem_id="survive-sentence"),
+            figure=plot_card("Agreement with the original", "1 means unchanged", "survival"),
+            table=table(COLUMNS, "survive-table", buttons=["copy"]),
+        )
     buttons = RunButtons((start,), stop, stopped)
     buttons.begin_on(start.click)
     running = listen(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor, quantize
-from explorer.schemes import Scheme
+from explorer.schemes import BitBudget, Scheme
 
 Objective = tuple[float, ...]
 """What a method minimised, as it went or over what it tried."""
@@ -150,11 +150,22 @@ class QuantizedLayer:
         return None
 
     @property
-    def bits_per_weight(self) -> float:
+    def bits(self) -> BitBudget:
         """Bits stored per weight: codes, scales, zero points, residues, and transforms, which cost nothing
         only where the operation before the layer takes them in."""
         extra = sum(t.bits for t in self.transforms) + sum(r.bits for r in self.residues)
-        return self.q.bits_per_element.total + extra / max(self.q.shape[0] * self.q.shape[1], 1)
+        added = extra / max(self.q.shape[0] * self.q.shape[1], 1)
+        return dataclasses.replace(self.q.bits_per_element, added=added)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """All of ``bits``."""
+        return self.bits.total
+
+    @property
+    def plain(self) -> bool:
+        """Whether the codes alone are the layer's weight, in the basis of its inputs."""
+        return not self.transforms and not self.residues
 
     def with_transforms(self, transforms: tuple[Transform, ...]) -> QuantizedLayer:
         """The same layer with ``transforms`` applied to its inputs before its own."""

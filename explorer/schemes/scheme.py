@@ -49,17 +49,19 @@ _MAPPING_WORDS = {
 
 @dataclass(frozen=True)
 class BitBudget:
-    """Bits of storage per element, itemised. ``padding`` fills each row's last byte."""
+    """Bits of storage per element, itemised. ``padding`` fills each row's last byte; ``added`` is what a
+    method stores beside the codes: transforms and residues."""
 
     codes: float
     scales: float
     zero_points: float
     tensor_scale: float
     padding: float
+    added: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.codes + self.scales + self.zero_points + self.tensor_scale + self.padding
+        return self.codes + self.scales + self.zero_points + self.tensor_scale + self.padding + self.added
 
 
 @dataclass(frozen=True)

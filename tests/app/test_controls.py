@@ -159,7 +159,8 @@ def test_a_tab_takes_a_scheme_of_the_visitors_own(elem_id: str, page: gr.Blocks)
     (clicked,) = (f for f in page.fns.values() if (button._id, "click") in f.targets)
     assert clicked.fn(["nvfp4"], CUSTOM, "") == ["nvfp4", CUSTOM]
     assert clicked.fn(["nvfp4", CUSTOM], CUSTOM, "") == ["nvfp4", CUSTOM]
-    assert clicked.fn(None, "nf4", "bf16") == ["nf4", "bf16"]
+    assert clicked.fn(None, "nf4_block64", "bf16") == ["nf4_block64", "bf16"]
+    assert clicked.fn(None, "nvfp4", "nvfp4+gptq") == ["nvfp4"], "a picker of schemes takes the scheme"
 
 
 def test_a_refused_text_does_not_stay_in_the_picker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ def test_every_template_escapes_what_it_is_given() -> None:
         html.header(evil, True, (evil,), [(evil, evil)], {evil: evil}),
         html.chips(evil, [scheme, scheme]),
         html.verdict(evil, [scheme], evil),
-        html.inspector([element], [scheme]),
+        html.inspector([element], [evil]),
         html.packed([element], [scheme]),
         html.commands([evil]),
         html.heading(evil, evil),

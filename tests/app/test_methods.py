@@ -1,4 +1,4 @@
-"""The Methods and Training tabs' handlers: what they show, and what they refuse.
+"""The handlers of Methods and Training: what they show, and what they refuse.
 
 If these fail, a tab shows another layer's repair than was chosen, or loses what a visitor has captured.
 """
@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from app import choices, limits, models
+from app import analyses, choices, hand, limits, models
+from app.bar import PairView
 from app.learn import training
-from app.sections import layer_inputs, methods, whole_model
+from app.sections import calibration, layer_inputs, methods, overview, take_away, whole_model
+from app.selection import Selection
 from explorer import load_matrix
 from explorer.methods import COMBINATIONS, METHODS
-from tests.app.test_handlers import plots_of, unchanged
+from explorer.methods.files import load_layer
+from explorer.methods.recipe import Recipe
+from tests.app.test_handlers import plots_of, selection, shown, unchanged
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,17 +52,158 @@ def test_every_method_and_every_combination_is_offered() -> None:
     assert set(methods.USUAL) <= offered
 
 
-@pytest.mark.parametrize("sample", list(layer_inputs.LAYERS))
-def test_every_method_on_a_built_in_layer(sample: str) -> None:
-    """Each method has its line and its numbers; figures are drawn and small enough to send."""
+@pytest.fixture(scope="module")
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A part of a layer small enough for every method, in a file."""
+    w, x = load_matrix("sample:attention_query").values, load_matrix("sample:query_in").values
+    path = tmp_path_factory.mktemp("layers") / "small.safetensors"
+    tensors = {"weight": w[:48, :128].contiguous(), "activations": x[:96, :128].contiguous()}
+    save_file(tensors, path)
+    return str(path)
+
+
+def of_file(path: str, names: list[str], *schemes: str) -> Any:
+    return methods.run("file", "", path, None, None, names, list(schemes), "INT8, one scale")
+
+
+def test_every_method_on_a_layer(small_file: str) -> None:
+    """Each method has its line, its numbers, and a text that says what it does."""
     names = [*METHODS, *COMBINATIONS]
+    out = last(of_file(small_file, names, "int8_row_asym"))
+    assert len(plots(out)) == 7 and all(p["data"] for p in plots(out))
+    assert len(out.table) == len(names) == len(out.results["choices"])
+    assert all(len(row) == len(methods.COLUMNS) and None not in row for row in out.table)
+    for row, name in zip(out.table, names, strict=True):
+        assert METHODS[name.split("+")[0]].why in row[-1]
+    assert json.loads(out.film)["layout"]["sliders"][0]["steps"][-1]["label"] == "100 %"
+
+
+def test_a_refused_line_says_why(small_file: str) -> None:
+    """Its reason stood in the status until the next line came, and was lost."""
+    out = last(of_file(small_file, ["hqq", "rtn"], "nvfp4"))
+    assert out.table[0][-1].startswith("refused: ") and out.table[0][2] is None
+    assert [text for _, text in out.results["choices"]] == ["nvfp4"]
+
+
+@pytest.mark.parametrize("sample", list(layer_inputs.LAYERS))
+def test_the_figures_of_a_built_in_layer_are_small(sample: str) -> None:
+    """Small enough to send, with a conclusion; what only some methods have to show is among them."""
+    names = ["rtn", "awq", "hqq", "rotation", "smoothquant"]
     out = last(methods.run("builtin", sample, None, None, None, names, ["int8_row_asym"], "INT8, one scale"))
     assert "leaves the least error" in out.sentence and "input columns" in out.sentence
-    assert len(plots(out)) == 7 and all(p["data"] for p in plots(out))
     assert sum(map(len, plots_of(out))) < 700_000
-    assert len(out.table) == len(names)
-    assert all(len(row) == len(methods.COLUMNS) and None not in row for row in out.table)
-    assert json.loads(out.film)["layout"]["sliders"][0]["steps"][-1]["label"] == "100 %"
+
+
+HERE = {"source": "builtin", "sample": "attention_query", "scheme": "int3_group128"}
+
+
+def of_this(chosen: Selection, names: list[str]) -> Any:
+    values = dataclasses.astuple(chosen)
+    return last(methods.run("this", "", None, None, None, names, [], "as they are", *values))
+
+
+def test_a_result_becomes_b_with_its_own_weight() -> None:
+    """B is the line's weight: its numbers are those of the line, its element the method's code; the output,
+    which the method works for, is compared too."""
+    chosen = Selection(**HERE)
+    run = of_this(chosen, ["rtn", "gptq", "rotation+gptq"])
+    best = run.results["value"]
+    assert best.startswith("int3_group128+")
+    pair = methods.written(*dataclasses.astuple(chosen), "int3_group128+gptq", "b", run.owner)
+    assert pair == PairView(scheme="int3_group128", second="int3_group128+gptq")
+    out = shown(*selection(**HERE | {"second": pair.second}), 3, 5, False)
+    lines = {row[0]: dict(zip(methods.COLUMNS, row, strict=True)) for row in run.table}
+    for name in ("rtn", "gptq"):
+        line = lines[METHODS[name].label]
+        for column in ("output SQNR dB", "weight SQNR dB"):
+            assert f"{line[column]:.2f}" in out.kpis, (name, column)
+    assert "by GPTQ" in unescape(out.chips) and "by GPTQ →" in unescape(out.inspector)
+    assert "The layer&#39;s output" in out.verdict and "The weight by itself" in out.verdict
+    assert len(plots_of(out)) == 8
+
+
+def test_a_repaired_scheme_is_computed_from_its_link() -> None:
+    """Without a run before it: while the method works, it is said how far it is; every part of the page takes
+    the text."""
+    values = selection(**HERE | {"scheme": "int4_group64+autoround", "second": "int4_group64+lqer"})
+    steps = list(overview.show(*values, None, None, True))
+    assert any("AutoRound" in str(s.notice) and "of" in str(s.notice) for s in steps[:-2])
+    assert "of the method" in steps[-1].kpis, "what LQER stores beside the codes is counted"
+    assert "one scale for all" in calibration.show(*values, 0.5).sentence
+    written = calibration.written("mse", "b", "int4_group64+awq", "")
+    assert (
+        written.second.endswith("~mse+awq") and Recipe.parse(written.second).scheme.calibrator.name == "mse"
+    )
+    command = unescape(take_away.command(*values))
+    assert "explorer methods sample:attention_query --inputs sample:query_in" in command
+    assert "--methods autoround" in command
+    made = take_away.make(*values, ["tensor", "report"])
+    layer = load_layer(made.files["value"][2])
+    assert layer.residues, "the correction is in the file"
+    assert "GB/s" in overview.kernel(*values), "the kernel is that of the scheme"
+    acted = hand.acted("int4_group128+gptq", "", SimpleNamespace(act="next", side="a"))
+    assert acted == hand.acted("int4_group128", "", SimpleNamespace(act="next", side="a"))
+
+
+def test_a_repaired_scheme_is_refused_where_the_layer_has_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In words, and A is not shown beside a B that is not there."""
+    monkeypatch.setattr(limits, "notify", lambda message: None)
+    out = shown(*selection(sample="outlier_channels", second="int4_group128+gptq"), None, None, True)
+    assert "GPTQ needs the layer" in out.notice and "is no layer" in out.notice
+    assert unchanged(out.kpis)
+
+
+def test_results_of_another_layer_are_not_taken_over(
+    small_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, B shows this tensor under a method that was judged on another."""
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+    chosen = Selection(**HERE)
+    run = of_this(chosen, ["awq"])
+    moved = dataclasses.replace(chosen, sample="mlp_up")
+    other = last(of_file(small_file, ["awq"], "nvfp4"))
+    for here, owner in ((moved, run.owner), (chosen, other.owner), (chosen, None)):
+        assert unchanged(methods.written(*dataclasses.astuple(here), "nvfp4+awq", "b", owner).second)
+    assert "attention query" in said[0] and 'choose "this tensor"' in said[1] and "first" in said[2]
+
+
+def test_results_go_with_their_tensor() -> None:
+    """If this fails, they stand there as if they were the next tensor's. What has a name of its own stays."""
+    chosen = Selection(**HERE)
+    run = of_this(chosen, ["awq"])
+    kept = methods.cleared(*dataclasses.astuple(dataclasses.replace(chosen, scheme="nvfp4")), run.owner)
+    assert unchanged(kept.table), "another scheme is none of another tensor"
+    moved = dataclasses.astuple(dataclasses.replace(chosen, sample="mlp_up"))
+    gone = methods.cleared(*moved, run.owner)
+    assert gone.table == [] and gone.sentence == "" and gone.owner is None and not gone.bars
+    other = dataclasses.replace(run.owner, tensor=None)
+    assert unchanged(methods.cleared(*moved, other).table)
+
+
+def test_a_long_computation_reports_and_is_stopped() -> None:
+    """A closed page must not keep the machine busy; an error reaches whoever waits."""
+    steps = analyses.reported(endless)
+    assert next(steps)[1] == 10**9
+    steps.close()
+    assert stopped.wait(10)
+
+    def wrong(progress: Any) -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        list(analyses.reported(wrong))
+
+
+stopped = threading.Event()
+
+
+def endless(progress: Any) -> None:
+    try:
+        for step in range(10**9):
+            progress(step, 10**9)
+    finally:
+        stopped.set()
 
 
 def test_what_a_stopped_run_has_finished_is_shown() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ def test_a_scheme_redraws_its_marks_alone() -> None:
 )
 def test_products_of_a_scheme_are_marked(first: str, second: str, marked: dict[str, str]) -> None:
     """By what a kernel reads: another range is the same product, another group is none."""
-    chosen: Any = SimpleNamespace(scheme=first, second=second)
+    chosen = Selection(scheme=first, second=second)
     found = speed._marked(chosen)
     assert {name: found.get(name) for name in marked} == marked
     assert bool(found) is bool(marked) and ("B" in found.values()) is ("B" in marked.values())

@@ -401,6 +401,26 @@ def test_a_comparison_can_be_stopped(page: Page, url: str) -> None:
     assert f" of {len(SCHEMES)} schemes" in finished
 
 
+def test_a_run_ends_with_its_tensor(page: Page, url: str) -> None:
+    """Rows of the tensor before must not come in under the name of the next one; a list of one's own is not
+    overwritten by a comparison of all."""
+    open_page(page, url, "tab=compare&sample=normal_4096")
+    page.get_by_text("All numbers as a table").click()
+    before = page.locator("#compare-schemes").inner_text()
+    page.get_by_role("button", name=re.compile("Compare all")).click()
+    expect(page.locator("#compare-status")).to_contain_text(re.compile(r"[1-9]\d* of \d+"), timeout=30_000)
+    assert page.locator("#compare-schemes").inner_text() == before
+    open_panel(page, "tensor")
+    choose(page, "sample", "attention query")
+    expect(page.locator("#which .tensor")).to_contain_text("attention query", timeout=60_000)
+    expect(page.locator("#compare-status")).to_contain_text("Nothing compared yet")
+    expect(page.locator("#compare").get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.get_by_role("button", name=re.compile("Compare all"))).to_be_enabled()
+    page.wait_for_timeout(1500)  # nothing is to come, and nothing says so
+    expect(page.locator("#compare-status")).to_contain_text("Nothing compared yet")
+    expect(page.locator("#compare-table [role=gridcell]", has_text="fp")).to_have_count(0)
+
+
 def test_calibration_is_there_when_it_is_seen(page: Page, url: str) -> None:
     """Scrolled to, it calibrates; another scheme is calibrated at once; the range that a hand drags is the
     slider's; a method is written back into B."""
@@ -426,24 +446,34 @@ def test_calibration_is_there_when_it_is_seen(page: Page, url: str) -> None:
     page.wait_for_function("/second=[^&]*mse/.test(location.search)")
 
 
-def test_methods_run_on_this_tensor_stop_and_refuse(page: Page, url: str) -> None:
-    """They run on the page's own layer by A and B; Stop leaves what was finished; a missing file loses
-    nothing."""
+def test_methods_run_refuse_and_repair_b(page: Page, url: str) -> None:
+    """Nothing but the choice stands there before a run; they run on the page's own layer by A; the best result
+    becomes B with its own weight; a missing file loses nothing; another tensor takes the results away."""
     open_page(page, url, "tab=methods&sample=attention_query&scheme=int3_group128")
     section = page.locator("#section-methods")
-    section.get_by_role("button", name="Run", exact=True).click()
-    expect(page.locator("#methods-table")).to_contain_text("int3_group128", timeout=60_000)
-    section.get_by_role("button", name="Stop").click()
-    expect(page.locator("#methods-stopped")).to_contain_text("Stopped")
-    expect(page.locator("#methods-table")).to_contain_text("int3_group128")
-    expect(section.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.locator("#methods-status")).to_be_visible()
+    expect(page.locator("#methods-bars")).to_be_hidden()
+    box = section.bounding_box()
+    assert box and box["height"] < 700, "no empty figures"
     section.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#methods-sentence")).to_contain_text("leaves the least error", timeout=90_000)
+    drawn(page, "methods-bars")
     expect(page.locator("#methods-table")).to_contain_text(METHODS["gptq_order"].label)
+    expect(section.get_by_role("button", name="Stop")).to_be_hidden()
+    page.locator("#use-method").get_by_role("button", name="Compare it as B").click()
+    expect(page.locator("#chip-b")).to_contain_text("by AWQ")
+    expect(page.locator("#which .words")).to_contain_text("The layer's output, for which a method works")
+    page.wait_for_function("location.search.includes('second=int3_group128%2Bawq_clip')")
+    expect(page.locator("#inspector .side").last).to_contain_text("by AWQ, duo scaling and clipping →")
     page.get_by_label("my file").check()
     section.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#methods-status")).to_contain_text("drop a file first")
     expect(page.locator("#methods-table")).to_contain_text(METHODS["gptq_order"].label)
+    page.locator("#chips [data-act=clear]").click()
+    open_panel(page, "tensor")
+    choose(page, "sample", "MLP up-projection")
+    expect(page.locator("#methods-status")).to_contain_text("Not run yet")
+    expect(page.locator("#methods-bars")).to_be_hidden()
 
 
 def test_training_runs_and_stops(page: Page, url: str) -> None:

@@ -1,0 +1,122 @@
+"""A layer as a method left it, looked at like any quantized tensor: in whole, and element by element.
+
+What is compared with the original weight is the matrix that the layer multiplies its original inputs with.
+For GPTQ that is what the codes say; where a method changes the basis of the inputs (SmoothQuant, AWQ, a
+rotation) it is taken back to the original coordinates first, and what a method adds to the product (LQER,
+HQQ, LLM.int8()) is part of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from explorer.analysis.element import Inspection, inspect_element
+from explorer.analysis.errors import error_spread
+from explorer.analysis.report import Measured, compare, measure
+from explorer.analysis.spread import frame_of
+from explorer.analysis.tensor import MAP_LIMIT, Analysis, block_levels, spreads
+from explorer.analysis.tiles import largest_differences
+from explorer.formats.code import short
+from explorer.methods import label_of
+from explorer.methods.layer import QuantizedLayer
+
+
+@dataclass(frozen=True, eq=False)
+class RepairedAnalysis(Analysis):
+    """An ``Analysis`` of the weight that ``layer`` multiplies its original inputs with.
+
+    ``q`` are its codes, in the basis that its transforms lead to; ``method`` is a name that
+    ``explorer.methods.apply`` takes.
+    """
+
+    layer: QuantizedLayer
+    method: str
+
+
+def analyse_layer(w: Tensor, layer: QuantizedLayer, method: str) -> RepairedAnalysis:
+    """How far ``layer`` is from the float32 weight ``w`` [N, K] that ``method`` made it from.
+
+    ``ValueError`` if the shapes differ.
+    """
+    restored = layer.weight()
+    measured = _measured(w, layer, restored)
+    errors = error_spread(restored, w, measured.report)
+    before, after = spreads(w, restored, frame_of(w), measured)
+    error_map, largest_at = largest_differences(restored, w, MAP_LIMIT)
+    return RepairedAnalysis(
+        layer.q, measured, errors, before, after, error_map.cpu(), largest_at.cpu(), layer, method
+    )
+
+
+def _measured(w: Tensor, layer: QuantizedLayer, restored: Tensor) -> Measured:
+    """The error of the whole layer, at its whole size. Clipping happens in the basis of the codes and is
+    counted there."""
+    measured = measure(w, layer.q, restored)
+    clipped = measured.report.clipped
+    if layer.transforms:
+        clipped = compare(layer.transform_weight(w), layer.q, layer.transformed_weight()).clipped
+    nbytes = math.ceil(layer.bits_per_weight * w.numel() / 8 - 1e-6)
+    report = dataclasses.replace(measured.report, clipped=clipped, bits=layer.bits, nbytes=nbytes)
+    return dataclasses.replace(measured, report=report)
+
+
+def inspect_repaired(w: Tensor, analysis: RepairedAnalysis, row: int, column: int) -> Inspection:
+    """Follow w[row, column] through the layer: its code as the method chose it, then what it becomes in the
+    layer's weight. ``ValueError`` with the accepted range if it lies outside."""
+    layer, by = analysis.layer, label_of(analysis.method)
+    w = w.float().to(layer.q.packed.device)
+    one = inspect_element(layer.transform_weight(w), layer.q, row, column)
+    arithmetic = [
+        (name, f"by {by} → {text.rpartition(' → ')[2]}" if name == "rounded" else text)
+        for name, text in one.arithmetic
+    ]
+    value, restored = float(w[row, column]), one.restored
+    if not layer.plain:
+        restored = float(layer.weight()[row, column])
+        arithmetic = _in_the_layer(layer, one, arithmetic, value, restored)
+    return dataclasses.replace(
+        one, value=value, restored=restored, error=restored - value, arithmetic=tuple(arithmetic)
+    )
+
+
+def _in_the_layer(
+    layer: QuantizedLayer, one: Inspection, arithmetic: list[tuple[str, str]], value: float, restored: float
+) -> list[tuple[str, str]]:
+    """The arithmetic of a code that is not yet the layer's weight, and the step to it."""
+    rows = arithmetic[:-1]  # the error, which is none of the weight's
+    if layer.transforms:
+        rows.insert(0, ("in the codes' basis", f"{short(value)} became {short(one.value)}"))
+    how = " and ".join(
+        words
+        for words, used in (
+            ("back in the original basis", layer.transforms),
+            ("with what the method adds", layer.residues),
+        )
+        if used
+    )
+    error = restored - value
+    return [
+        *rows,
+        ("in the layer", f"{how}: {short(restored)}"),
+        ("error", f"{short(restored)} − {short(value)} = {short(error)}"),
+    ]
+
+
+def levels_of(analysis: Analysis, row: int, column: int) -> np.ndarray:
+    """float64 [levels]: ``block_levels`` of element (row, column); none where the codes alone do not say what
+    the weight can be."""
+    if isinstance(analysis, RepairedAnalysis) and not analysis.layer.plain:
+        return np.empty(0)
+    return block_levels(analysis.q, row, column)
+
+
+def inspect(w: Tensor, analysis: Analysis, row: int, column: int) -> Inspection:
+    """``inspect_element`` of a tensor's or of a repaired layer's analysis."""
+    if isinstance(analysis, RepairedAnalysis):
+        return inspect_repaired(w, analysis, row, column)
+    return inspect_element(w, analysis.q, row, column)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import gradio as gr
 
@@ -17,10 +17,12 @@ from app.theme import plot_data
 from app.views import Shown, shows
 from app.widgets import block, figure_pair, plot_card, plot_pair
 from explorer import Scheme
+from explorer.analysis.tensor import Analysis
 from explorer.analysis.verdict import verdict
 from explorer.bench.quantize import recorded_kernel, time_one
 from explorer.core.backend import gpu_device, gpu_status
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
+from explorer.sources.tensors import Matrix
 
 TIMED_ROWS = 4096
 """Rows of a tensor too large for the GPU that the kernel is timed on."""
@@ -29,8 +31,12 @@ TIMED_ROWS = 4096
 @dataclass(frozen=True)
 class TensorView(ElementView):
     """What follows every change of the tensor or a scheme: the bar, the verdict, key numbers, figures, and a
-    line for what was refused, above the name of what is still shown."""
+    line for what was refused, above the name of what is still shown.
 
+    shown: source, file and tensor of the file, for a file that is refused. told: why one was, until it is
+    said."""
+
+    begins: ClassVar[str | None] = "(...values) => explorer.asked(values)"
     chips: Shown
     verdict: Shown
     kpis: Shown
@@ -42,28 +48,50 @@ class TensorView(ElementView):
     usage: Shown
     second_usage: Shown
     notice: Shown
+    shown: Shown
+    told: Shown
 
     @classmethod
     def refused(cls, message: str) -> Self:
-        return cls.unchanged(notice=html.status(f"{message}. Still shown: what was there before."))
+        return cls.unchanged(notice=_notice(message), told="")
 
 
-@shows(TensorView)
-def show(chosen: Selection, row: float | None, column: float | None, follow: bool) -> Iterator[TensorView]:
-    """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
-    all of it.
+def _notice(message: str) -> str:
+    return html.status(f"{message}. Still shown: what was there before.") if message else ""
 
-    After the selection come the element to inspect (row, column) and whether to follow the largest error of
-    scheme A instead.
-    """
-    matrix, pairs = analyses_of(chosen)
+
+def words_of(matrix: Matrix, pairs: Sequence[tuple[Scheme, Analysis]]) -> dict[str, str]:
+    """The bar, the verdict and the key numbers, by their names in ``TensorView``."""
     schemes = [scheme for scheme, _ in pairs]
     reports = [analysis.report for _, analysis in pairs]
-    numbers = {
+    return {
         "chips": html.chips(matrix.name, schemes),
         "verdict": html.verdict(matrix.description, schemes, verdict(*reports)),
         "kpis": html.kpis(reports),
-        "notice": "",
+    }
+
+
+def first_sight() -> dict[str, str]:
+    """``words_of`` what a page without a link shows: they come with the page itself."""
+    return words_of(*analyses_of(Selection()))
+
+
+@shows(TensorView)
+def show(
+    chosen: Selection, row: float | None, column: float | None, follow: bool, told: str = ""
+) -> Iterator[TensorView]:
+    """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
+    all of it.
+
+    After the selection come the element to inspect (row, column), whether to follow the largest error of
+    scheme A instead, and why a file was refused, if one was.
+    """
+    matrix, pairs = analyses_of(chosen)
+    numbers: dict[str, Shown] = {
+        **words_of(matrix, pairs),
+        "notice": _notice(told),
+        "told": "",
+        "shown": (chosen.source, chosen.file, chosen.file_tensor),
     }
     yield TensorView.unchanged(**numbers)
     sides = sides_of(pairs)
@@ -110,7 +138,8 @@ def kernel(chosen: Selection) -> str:
 
 def build_verdict(page: Page) -> tuple[gr.HTML, gr.HTML]:
     """The verdict and the key numbers."""
-    return block(elem_id="verdict"), block(elem_id="numbers")
+    words = first_sight()
+    return block(words["verdict"], elem_id="verdict"), block(words["kpis"], elem_id="numbers")
 
 
 def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
@@ -147,5 +176,7 @@ def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
         usage=usage[0],
         second_usage=usage[1],
         notice=page.notice,
+        shown=page.shown,
+        told=page.told,
     )
-    page.follow(show, page.position, outputs, api_name="tensor")
+    page.follow(show, [*page.position, page.told], outputs, api_name="tensor")

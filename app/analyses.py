@@ -3,6 +3,7 @@ layer's own inputs."""
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import queue
 import threading
@@ -88,7 +89,8 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
         finally:
             said.put(None)
 
-    threading.Thread(target=run, daemon=True).start()
+    # In the context of whoever asks: that has the check which stops the work when its visitor leaves.
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     try:
         shown = 0.0
         while (step := said.get()) is not None:

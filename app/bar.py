@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gradio as gr
 
@@ -15,6 +16,7 @@ from app.controls import (
     DEFAULT_SAMPLE,
     DEFAULT_SCHEME,
     GRANULARITIES,
+    LARGEST_SIDE,
     MAPPINGS,
     SCALES,
     SOURCES,
@@ -28,12 +30,15 @@ from app.controls import (
 from app.limits import notify
 from app.selection import Selection, file_source, model_source
 from app.views import Control, Shown, View, shows
-from app.widgets import PRIVATE, block
+from app.widgets import BEGAN, PRIVATE, block
 from explorer import CALIBRATORS, SCHEMES, Scheme, SourceError
 from explorer.methods.recipe import Recipe
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import SUFFIXES, TensorInfo
+
+COLUMNS, ROWS = "Group size, tile columns", "Tile rows"
+"""What the boxes of a block's sides are called, in their labels and in messages."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +67,19 @@ class SchemeView(View):
 
 @dataclass(frozen=True)
 class FileView(View):
-    """The tensors of an uploaded file, and the source that an upload switches to."""
+    """An uploaded file and its tensors, the source that an upload switches to, and why it was refused."""
 
+    file: Shown
     file_tensor: Shown
     source: Shown
+    told: Shown
 
 
 @dataclass(frozen=True)
 class PairView(View):
     """Both schemes as texts; the second is empty where there is none."""
 
+    begins: ClassVar[str | None] = BEGAN
     scheme: Shown
     second: Shown
 
@@ -103,10 +111,11 @@ class Bar:
         return PairView(scheme=self.scheme.text, second=self.second.text)
 
 
-def build_bar() -> Bar:
-    """Lay out the bar: three buttons, each with a panel of controls that the page's script opens."""
+def build_bar(words: str) -> Bar:
+    """Lay out the bar: buttons, which begin with ``words``, each with a panel of controls that the page's
+    script opens."""
     with gr.Column(elem_id="bar"):
-        chips = block(elem_id="chips", js_on_load="explorer.chips(element)")
+        chips = block(words, elem_id="chips", js_on_load="explorer.chips(element)")
         with gr.Column(elem_id="panel-tensor", elem_classes="drawer"):
             tensor = _build_tensor_controls()
         with gr.Column(elem_id="panel-a", elem_classes="drawer"):
@@ -182,12 +191,11 @@ def _build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, s
     with gr.Row():
         columns = gr.Number(
             first.columns,
-            label="Group size, tile columns",
-            minimum=0,
+            label=COLUMNS,
             min_width=110,
             elem_id=f"{prefix}size",
         )
-        rows = gr.Number(first.rows, label="Tile rows (0: all)", minimum=0, min_width=110)
+        rows = gr.Number(first.rows, label=f"{ROWS} (0: all)", min_width=110)
         mapping = gr.Dropdown(
             [(label, key) for key, label in MAPPINGS.items()],
             value=first.mapping,
@@ -300,18 +308,32 @@ def chosen_parts(
     refit: bool,
     stochastic: bool,
     seed: str,
+    kept: str,
 ) -> SchemeView:
     """Take a scheme by its parts: format, granularity, rows of a tile, columns of a tile or group (0: the
-    whole axis), symmetry, scale format, convention of scales, range, rules for codes, refit, stochastic
-    rounding and seed. Impossible combinations fall back to the nearest possible one."""
-    if not re.fullmatch(r"\s*[0-9]{0,20}\s*", seed or ""):
-        raise ValueError(f"a seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
-    number, sides = int((seed or "").strip() or 0), (_side(rows), _side(columns))
+    whole axis of a tile), symmetry, scale format, convention of scales, range, rules for codes, refit,
+    stochastic rounding and seed. Impossible combinations fall back to the nearest possible one; a number that
+    is refused goes back to that of the scheme ``kept``."""
     words = tuple(codes or ())
-    parts = Parts(
-        fmt, granularity, *sides, mapping, scale, convention, wanted, words, refit, stochastic, number
-    )
-    scheme = scheme_of(parts)
+    try:
+        sides = (_side(ROWS, rows, 0), _side(COLUMNS, columns, int(granularity in ("group", "flat"))))
+        parts = Parts(
+            fmt,
+            granularity,
+            *sides,
+            mapping,
+            scale,
+            convention,
+            wanted,
+            words,
+            refit,
+            stochastic,
+            _seed(seed),
+        )
+        scheme = scheme_of(parts)
+    except ValueError as error:
+        notify(str(error))
+        return show_second(kept)
     if notice := taken_back(parts, scheme):
         notify(notice)
     return show_scheme(str(scheme))
@@ -323,27 +345,39 @@ def left_parts(kept: str, *parts: Any) -> SchemeView:
     there is no scheme yet."""
     if not kept or parts == tuple(show_scheme(kept).parts()):
         return SchemeView.unchanged()
-    return chosen_parts(*parts)
+    return chosen_parts(*parts, kept)
 
 
-def _side(value: float | None) -> int:
-    if value is None or value != int(value):
+def _seed(text: str | None) -> int:
+    words = (text or "").strip()
+    if not re.fullmatch(r"[0-9]{0,20}", words):
+        raise ValueError(f"Seed: a whole number from 0 to 2^64 - 1, not {words!r}")
+    return int(words or 0)
+
+
+def _side(field: str, value: float | None, least: int) -> int:
+    """A side of a block as a whole number of at least ``least``; 0 is the whole axis."""
+    if value is None or not math.isfinite(value) or value != int(value) or not least <= value <= LARGEST_SIDE:
         shown = "nothing" if value is None else f"{value:g}"
-        raise ValueError(f"a side of a block is a whole number from 0 (the whole axis), not {shown}")
+        whole = "" if least else " (the whole axis)"
+        raise ValueError(f"{field}: a whole number from {least}{whole} to {LARGEST_SIDE}, not {shown}")
     return int(value)
 
 
 @shows(FileView)
-def opened_file(path: str | None) -> FileView:
+def opened_file(path: str | None, shown: tuple[str, str | None, str | None] | None) -> FileView:
     """List the tensors of an uploaded file and choose the first matrix.
 
-    Of a file that cannot be read there are none; why is said by the tab that is to show it.
+    A file that cannot be read is refused: the controls go back to what is ``shown`` (source, file, tensor).
     """
     try:
         choices = _tensor_choices(file_source(path).infos)
-    except SourceError:
-        choices = gr.update(choices=[], value=None)
-    return FileView(file_tensor=choices, source="file")
+    except SourceError as error:
+        notify(str(error))
+        source, file, tensor = shown or ("builtin", None, None)
+        kept = gr.update(value=tensor) if file else gr.update(choices=[], value=None)
+        return FileView(file=file, file_tensor=kept, source=source, told=str(error))
+    return FileView(file=gr.skip(), file_tensor=choices, source="file", told="")
 
 
 @shows()

@@ -18,6 +18,10 @@ from explorer.schemes.text import ELEMENT_FORMATS
 CUSTOM = "custom"
 DEFAULT_SCHEME = "int4_group128_asym"
 DEFAULT_SAMPLE = "mlp_up"
+DEFAULT_RANGE = 0.5
+"""The visitor's own range of the Calibration section, as a share of the largest value."""
+DEFAULT_PRODUCT = (512, 1536, 384)
+"""M, N and K of the product that the Speed section offers to time."""
 SOURCES = {"builtin": "Built-in tensor", "file": "A file of mine", "model": "Layer of a model"}
 
 GRANULARITIES: dict[str, str] = {
@@ -58,7 +62,7 @@ CODES: dict[str, str] = {
 _NO_BLOCK: Block = (None, None)
 _NAMED_BLOCKS: dict[Block, str] = {_NO_BLOCK: "tensor", (1, None): "row", (None, 1): "column"}
 _USUAL_SIDE = 128
-_LARGEST_SIDE = 10**9 - 1  # what a scheme's text can spell
+LARGEST_SIDE = 10**9 - 1  # what a scheme's text can spell
 
 
 def scale_label(word: str, rule: ScaleRule | None) -> str:
@@ -220,9 +224,9 @@ def _block_of(parts: Parts) -> Block:
         if name == parts.granularity:
             return block
     for side in (parts.rows, parts.columns):
-        if not 0 <= side <= _LARGEST_SIDE:
+        if not 0 <= side <= LARGEST_SIDE:
             raise ValueError(
-                f"a side of a block has 1 to {_LARGEST_SIDE} values, or 0 for the whole axis, not {side}"
+                f"a side of a block has 1 to {LARGEST_SIDE} values, or 0 for the whole axis, not {side}"
             )
     rows = {"group": 1, "flat": None}.get(parts.granularity, parts.rows or None)
     return rows, parts.columns or None

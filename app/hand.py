@@ -13,19 +13,24 @@ from app.widgets import LATEST, hidden
 from explorer import SCHEMES
 from explorer.methods.recipe import Recipe
 
+STEPS = {"next": 1, "previous": -1}
+MOST_ACTS = 1000
+
 
 @shows(PairView)
-def acted(first: str, second: str, event: gr.EventData) -> PairView:
-    """Both schemes after ``event.act``: "swap", "clear" (no second one), or "next" and "previous" among the
-    named schemes, of the side that ``event.side`` names ("a" or "b")."""
-    act, texts = str(event.act), {"a": first, "b": second}
-    if act == "swap" and second:
-        return PairView(scheme=second, second=first)
-    if act == "clear":
-        return PairView(scheme=first, second="")
-    if act in ("next", "previous"):
-        side = "b" if event.side == "b" else "a"
-        texts[side] = _neighbour(texts[side], 1 if act == "next" else -1)
+def acted(first: str, second: str, acts: str) -> PairView:
+    """Both schemes after ``acts``, one after another, such as "next a,swap a": "swap", "clear" (no second
+    one), or "next" and "previous" among the named schemes, each with the side that it is for ("a" or "b").
+    Others change nothing."""
+    texts = {"a": first, "b": second}
+    for words in acts.split(",")[:MOST_ACTS]:
+        act, _, side = words.partition(" ")
+        if act == "swap" and texts["b"]:
+            texts = {"a": texts["b"], "b": texts["a"]}
+        elif act == "clear":
+            texts["b"] = ""
+        elif act in STEPS and side in texts:
+            texts[side] = _neighbour(texts[side], STEPS[act])
     return PairView(scheme=texts["a"], second=texts["b"])
 
 
@@ -38,11 +43,16 @@ def _neighbour(text: str, step: int) -> str:
 
 def build(page: Page) -> None:
     """Wire what ``assets/explorer.js`` reports."""
-    keys: Any = hidden("explorer.onAct(act => trigger('act', act))")
-    pair = page.bar.pair()
-    page.pair_changed_by(
-        listen(
-            keys.act, acted, pair.in_order(), pair, api_name="act", api_visibility="undocumented", **LATEST
-        ),
-        "act",
+    keys: Any = hidden("explorer.onAct(() => trigger('act'))")
+    pair, acts = page.bar.pair(), gr.Textbox(visible=False, label="acts")
+    acting = listen(
+        keys.act,
+        acted,
+        [*pair.in_order(), acts],
+        pair,
+        js="(first, second) => explorer.began([first, second, explorer.takeActs()])",
+        api_name="act",
+        api_visibility="undocumented",
+        **LATEST,
     )
+    page.pair_changed_by(acting, "act")

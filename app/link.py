@@ -9,33 +9,40 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qsl
 
 import gradio as gr
 
 from app import limits
 from app.bar import SchemeView, show_scheme, show_second
-from app.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
+from app.controls import DEFAULT_PRODUCT, DEFAULT_RANGE, DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
 from app.places import NAMES
+from app.sections.speed import OF_LAYER
 from app.selection import Selection
 from app.views import Shown, shows
 from explorer.sources.samples import SAMPLES
 
 _FIELDS = json.dumps([field.name for field in dataclasses.fields(Selection)])
 CHANGED = f"(...values) => explorer.changed({_FIELDS}, values, true)"
-"""JavaScript for a listener after a change; its inputs are the selection and the position of the inspected
-element. Back leads to what was there before."""
+"""JavaScript for a listener after a change; its inputs are the selection. Back leads to what was there
+before."""
 VISITED = f"(...values) => explorer.changed({_FIELDS}, values, false)"
 """``CHANGED`` for a selection that came from the address."""
 ANSWERED = "(...position) => explorer.answered(...position)"
 """JavaScript for a listener that ends an answer; its inputs are the position of the inspected element."""
 
+SPELLED = "() => explorer.began([new URLSearchParams(location.search).get('%s') || ''])"
+"""JavaScript before a listener that spells a scheme: its input becomes what the address has under a key."""
+
 
 @dataclass(frozen=True)
 class LinkView(SchemeView):
-    """What a link sets: scheme A, scheme B, the tensor, and the inspected element."""
+    """What a link sets: scheme A, scheme B, the tensor, the inspected element, and what sections keep in the
+    address, under their keys."""
 
     second_text: Shown
     second_preset: Shown
@@ -53,12 +60,18 @@ class LinkView(SchemeView):
     second_seed: Shown
     source: Shown
     sample: Shown
+    file_tensor: Shown
     model: Shown
     revision: Shown
     layer: Shown
     row: Shown
     column: Shown
     follow: Shown
+    of_range: Shown
+    of_shape: Shown
+    of_m: Shown
+    of_n: Shown
+    of_k: Shown
 
 
 @shows(LinkView)
@@ -68,9 +81,9 @@ def read_link(request: gr.Request) -> LinkView:
 
 
 @shows(LinkView)
-def visited(event: gr.EventData) -> LinkView:
-    """``read_link`` for ``event.query``, the address that the visitor went back or forward to."""
-    return _linked(dict(parse_qsl(str(event.query).removeprefix("?"))), first=False)
+def visited(query: str) -> LinkView:
+    """``read_link`` for ``query``, of the address that the visitor went back or forward to."""
+    return _linked(dict(parse_qsl(query.removeprefix("?"))), first=False)
 
 
 def _linked(query: Mapping[str, str], first: bool) -> LinkView:
@@ -95,18 +108,39 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
         **{f"second_{name}": value for name, value in vars(second).items()},
         source=source if source in ("builtin", "model") or of_file else "builtin",
         sample=sample if sample in SAMPLES else DEFAULT_SAMPLE,
+        file_tensor=query.get("file_tensor") if of_file else gr.skip(),
         model=query.get("model", ""),
         revision=query.get("revision", ""),
         layer=query.get("layer"),
         row=row,
         column=column,
         follow=row is None or column is None,
+        of_range=_share(query.get("range")),
+        of_shape=_shape(query.get("shape")),
+        **{
+            f"of_{key}": _whole(query.get(key)) or usual
+            for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)
+        },
     )
 
 
 def _whole(text: str | None) -> int | None:
     """A row or column of a link, None if it is not a whole number from 0."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _share(text: str | None) -> float:
+    """A link's range of the visitor's own, the usual one if it is none."""
+    number = float(text) if text and re.fullmatch(r"[01]?\.\d{1,4}|1", text) else 0.0
+    return number if 0.02 <= number <= 1 else DEFAULT_RANGE
+
+
+def _shape(text: str | None) -> Any:
+    """The picker of the Speed section's shape, for a link's; it offers the others once it is seen."""
+    value = text if text in OF_LAYER else None
+    if text and re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){2}", text):
+        value = text.replace("x", "×")
+    return gr.update(choices=[value] if value else [], value=value)
 
 
 def _linked_scheme(text: str, otherwise: str = "") -> SchemeView:

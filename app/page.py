@@ -39,7 +39,10 @@ class Page:
         show the selection yet.
     followers: what runs at once after each change of the selection.
     events: what changes it.
+    shown: source, file and tensor of the file that are shown, None before the first answer.
+    told: why a file was refused, until that is shown.
     position: row, column, and whether the largest error is followed instead.
+    kept: by their keys in the address, the controls of sections that it keeps.
     pairs: events after which both schemes' controls have to be spelled anew, and how their endpoints' names
         end.
     """
@@ -47,11 +50,14 @@ class Page:
     bar: Bar
     notice: Control
     tensor_left: Any
+    shown: Control
+    told: Control
     seen: dict[str, Control] = field(default_factory=dict)
     followers: list[Follower] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
     pairs: list[tuple[Any, str]] = field(default_factory=list)
     position: list[Control] = field(default_factory=list)
+    kept: dict[str, Control] = field(default_factory=dict)
     _section: str | None = None
 
     @property
@@ -77,6 +83,15 @@ class Page:
             return
         event = self.seen[self._section].seen
         listen(event, handler, [*self.selection, *inputs], outputs, api_name=api_name, **LATEST)
+
+    def keep(self, key: str, control: Control, *events: Any, visit: bool = True) -> None:
+        """Keep what ``control`` holds in the address as ``key``, after each of ``events``; with ``visit``
+        Back leads to what it held before. ``link`` reads it."""
+        self.kept[key] = control
+        kept = [json.dumps(word) for word in (key, control.value, visit)]
+        script = f"value => explorer.keep({kept[0]}, value, {kept[1]}, {kept[2]})"
+        for event in events:
+            event(None, control, None, js=script, api_visibility="private")
 
     def changed_by(self, event: Any) -> None:
         """Run all followers after ``event``, which changes the selection."""

@@ -19,12 +19,13 @@ from app.bar import (
     opened_model,
     spelled,
 )
-from app.link import ANSWERED, CHANGED, VISITED, LinkView, read_link, visited
+from app.link import ANSWERED, CHANGED, SPELLED, VISITED, LinkView, read_link, visited
 from app.page import Page
 from app.places import NAMES, PLACES
+from app.sections.overview import first_sight
 from app.theme import ASSETS, PLOTLY
 from app.views import listen
-from app.widgets import LATEST, PRIVATE, QUIET, block, hidden
+from app.widgets import BEGAN, BROUGHT, LATEST, PRIVATE, QUIET, block, hidden
 from explorer.core.backend import gpu_status, native_formats
 
 
@@ -40,7 +41,8 @@ def build() -> gr.Blocks:
     ) as blocks:
         block(_header(), js_on_load="explorer.header(element)", elem_id="header")
         left = hidden("explorer.onTensor(() => trigger('left'))").left
-        page = Page(build_bar(), block(elem_id="notice"), left)
+        bar = build_bar(first_sight()["chips"])
+        page = Page(bar, block(elem_id="notice"), left, shown=gr.State(None), told=gr.State(""))
         for place in PLACES:
             with gr.Column(elem_id=f"place-{place.NAME}", elem_classes="place"):
                 place.build(page)
@@ -86,7 +88,7 @@ def _follow(page: Page) -> None:
 
 def _changed(page: Page, event: Any, js: str = CHANGED) -> Any:
     """``event`` has changed the selection."""
-    return event.then(None, [*page.selection, *page.position], None, js=js, api_visibility="private")
+    return event.then(None, page.selection, None, js=js, api_visibility="private")
 
 
 def _wire_schemes(page: Page) -> None:
@@ -95,7 +97,13 @@ def _wire_schemes(page: Page) -> None:
         (page.bar.second, chosen_second, "choose_second"),
     ):
         by_name = listen(
-            view.preset.input, preset, [view.preset, view.text], view, api_name=f"{stem}_scheme", **LATEST
+            view.preset.input,
+            preset,
+            [view.preset, view.text],
+            view,
+            js=BEGAN,
+            api_name=f"{stem}_scheme",
+            **LATEST,
         )
         page.changed_by(by_name)
         for index, control in enumerate(view.parts()):
@@ -109,6 +117,7 @@ def _wire_schemes(page: Page) -> None:
                     left_parts,
                     [view.text, *view.parts()],
                     view,
+                    js=BEGAN,
                     api_name=f"{name}_blur",
                     api_visibility="undocumented",
                     **LATEST,
@@ -118,7 +127,14 @@ def _wire_schemes(page: Page) -> None:
 
 def _wire_part(page: Page, view: SchemeView, event: Any, api_name: str, visibility: str) -> None:
     chosen = listen(
-        event, chosen_parts, view.parts(), view, api_name=api_name, api_visibility=visibility, **LATEST
+        event,
+        chosen_parts,
+        [*view.parts(), view.text],
+        view,
+        js=BEGAN,
+        api_name=api_name,
+        api_visibility=visibility,
+        **LATEST,
     )
     page.changed_by(chosen)
 
@@ -128,9 +144,17 @@ def _wire_tensor(page: Page) -> None:
     bar = page.bar
     for name in ("source", "sample", "file_tensor", "layer"):
         picker = getattr(bar, name)
-        page.changed_by(picker.input(None, None, None, js="() => {}", **PRIVATE))
-    outputs = FileView(file_tensor=bar.file_tensor, source=bar.source)
-    opened = listen(bar.file.upload, opened_file, bar.file, outputs, api_name="open_file", **LATEST)
+        page.changed_by(picker.input(None, None, None, js="() => { explorer.began(); }", **PRIVATE))
+    outputs = FileView(file=bar.file, file_tensor=bar.file_tensor, source=bar.source, told=page.told)
+    opened = listen(
+        bar.file.upload,
+        opened_file,
+        [bar.file, page.shown],
+        outputs,
+        js=BROUGHT,
+        api_name="open_file",
+        **LATEST,
+    )
     page.changed_by(opened)
     for event, name, visibility in (
         (bar.list_layers.click, "list_layers", "public"),
@@ -142,6 +166,7 @@ def _wire_tensor(page: Page) -> None:
             opened_model,
             [bar.model, bar.revision],
             bar.layer,
+            js=BEGAN,
             api_name=name,
             api_visibility=visibility,
             show_progress="minimal",
@@ -153,16 +178,18 @@ def _wire_pairs(page: Page) -> None:
     """Schemes that were chosen elsewhere than in their own controls: the page follows, and the controls."""
     for event, name in page.pairs:
         event = _changed(page, event)
-        for view, which in ((page.bar.scheme, "a"), (page.bar.second, "b")):
-            event = listen(
+        for view, which, key in ((page.bar.scheme, "a", "scheme"), (page.bar.second, "b", "second")):
+            spelling = listen(
                 event.then,
                 spelled,
                 view.text,
                 view,
+                js=SPELLED % key,
                 api_name=f"spell_{name}_{which}",
                 api_visibility="undocumented",
                 **QUIET,
             )
+            event = spelling.then(None, None, None, js="() => { explorer.outdated() }", **PRIVATE)
 
 
 def _wire_link(blocks: gr.Blocks, page: Page) -> None:
@@ -174,16 +201,19 @@ def _wire_link(blocks: gr.Blocks, page: Page) -> None:
         **second,
         source=bar.source,
         sample=bar.sample,
+        file_tensor=bar.file_tensor,
         model=bar.model,
         revision=bar.revision,
         layer=bar.layer,
         row=row,
         column=column,
         follow=follow,
+        **{f"of_{key}": control for key, control in page.kept.items()},
     )
     linked = listen(blocks.load, read_link, None, outputs, **PRIVATE)
     started = linked.then(None, None, None, js="() => explorer.start()", **PRIVATE)
     _changed(page, started, VISITED)
-    history = hidden("explorer.onVisit(query => trigger('visit', {query}))")
-    again = listen(history.visit, visited, None, outputs, **LATEST | PRIVATE)
+    history: Any = hidden("explorer.onVisit(() => trigger('visit'))")
+    query = gr.Textbox(visible=False, label="address")
+    again = listen(history.visit, visited, query, outputs, js="() => [location.search]", **LATEST | PRIVATE)
     _changed(page, again, VISITED)

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import gradio as gr
 import torch
@@ -33,7 +33,11 @@ class View:
 
     The same class is filled twice: once by ``build`` with the components, and by every run of the handler
     with what they show. A name that is missing or unknown raises ``TypeError`` in both places.
+
+    begins: JavaScript that runs before each handler of the view, with its inputs, and returns them.
     """
+
+    begins: ClassVar[str | None] = None
 
     @classmethod
     def unchanged(cls, **changed: Shown) -> Self:
@@ -136,6 +140,8 @@ def listen(event: Any, handler: Any, inputs: Any, outputs: View | Control, **opt
         raise TypeError(f"{handler.__name__} shows {handler.view}, but its outputs are {told or outputs}")
     if not isinstance(outputs, View):
         return event(handler, inputs, outputs, **options)
+    if outputs.begins:
+        options.setdefault("js", outputs.begins)
     return event(_in_order(handler), inputs, outputs.in_order(), **options)
 
 

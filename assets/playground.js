@@ -17,12 +17,36 @@ explorer.playground = {
       rows: [...element.querySelectorAll('tr[data-format]')],
     };
     this.listen();
-    this.parts.entry.value = explorer.numbers.text(this.state.number, 17);
+    this.fresh = {...this.state};
+    this.read(new URLSearchParams(location.search));
+    explorer.readers.push(query => this.read(query));
     explorer.svg.onWidth(this.parts.line, () => explorer.numberLine.draw(this));
     explorer.svg.onWidth(this.parts.chart, () => explorer.spacingChart.draw(this));
     const toy = find('#toy');
     explorer.svg.onWidth(toy, () => this.fit(toy));
-    this.draw();
+  },
+
+  /* Show what an address says: a format, and a number or a code of it. */
+  read(query) {
+    const {fresh} = this, {numbers} = explorer, code = query.get('code') || '';
+    this.state.name = Object.hasOwn(this.formats, query.get('format')) ? query.get('format') : fresh.name;
+    const typed = numbers.parse(/^0x/.test(code) ? code : query.get('number') ?? '', this.format);
+    this.state.number = fresh.number;
+    if (!typed.problem && typed.code === undefined) this.state.number = typed.number;
+    this.settle('');
+    if (!typed.problem && typed.code !== undefined) this.takeCode(typed.code);
+    this.parts.entry.value = numbers.text(this.state.number, 17);
+  },
+
+  /* Put the state into the address: the code only where the number has another. */
+  write() {
+    const {name, number, code} = this.state, {fresh} = this, {numbers} = explorer;
+    const own = numbers.encode(this.format, number) === code;
+    explorer.note({
+      format: name === fresh.name ? null : name,
+      number: !own || number === fresh.number ? null : Object.is(number, -0) ? '-0' : String(number),
+      code: own ? null : '0x' + code.toString(16).toUpperCase(),
+    });
   },
 
   /* Switches as wide as leaves a byte on one line. */
@@ -78,11 +102,16 @@ explorer.playground = {
       this.state.number = typed.number;
       this.settle('');
     } else {
-      this.state.code = typed.code;
-      this.state.number = explorer.numbers.decode(this.format, typed.code);
-      this.refuse('');
-      this.draw();
+      this.takeCode(typed.code);
     }
+  },
+
+  takeCode(code) {
+    this.state.code = code;
+    this.state.number = explorer.numbers.decode(this.format, code);
+    this.refuse('');
+    this.draw();
+    this.write();
   },
 
   /* The code of the number; a format without NaN shows its zero and says so. */
@@ -95,6 +124,7 @@ explorer.playground = {
     }
     this.refuse(problem);
     this.draw();
+    this.write();
   },
 
   /* Say what is wrong beside the entry, which keeps its text; nothing else changes. */
@@ -111,11 +141,8 @@ explorer.playground = {
     if (code >= this.format.count) {
       return this.refuse(`${this.format.label} uses only the codes 0 to ${this.format.count - 1}.`);
     }
-    this.state.code = code;
-    this.state.number = explorer.numbers.decode(this.format, code);
+    this.takeCode(code);
     this.parts.entry.value = explorer.numbers.text(this.state.number, 17);
-    this.refuse('');
-    this.draw();
   },
 
   moveInBits(event) {

@@ -16,14 +16,27 @@ explorer.story = {
     };
     this.listen();
     explorer.svg.onWidth(this.parts.picture, () => this.draw());
-    this.open(this.at);
+    this.read(new URLSearchParams(location.search));
+    explorer.readers.push(query => this.read(query));
+  },
+
+  /* Open the step that an address says, counted from 1. */
+  read(query) {
+    const at = Number(query.get('step') ?? 1) - 1;
+    this.open(at in this.data.steps ? at : 0);
+  },
+
+  /* Open a step by hand: the address follows. */
+  turn(at) {
+    this.open(at);
+    explorer.note({step: at ? at + 1 : null});
   },
 
   listen() {
     const {steps, sliders, options, back, next, picture, curve} = this.parts;
-    steps.forEach((step, i) => step.addEventListener('click', () => this.open(i)));
-    back.addEventListener('click', () => this.open(this.at - 1));
-    next.addEventListener('click', () => this.at + 1 < steps.length ? this.open(this.at + 1)
+    steps.forEach((step, i) => step.addEventListener('click', () => this.turn(i)));
+    back.addEventListener('click', () => this.turn(this.at - 1));
+    next.addEventListener('click', () => this.at + 1 < steps.length ? this.turn(this.at + 1)
       : document.getElementById('learn-training')?.scrollIntoView({block: 'start'}));
     for (const label of sliders) {
       label.querySelector('input').addEventListener('input', event => {

@@ -1,4 +1,4 @@
-"""The Calibration tab: each calibrator's range for the chosen tensor, its objective, the resulting error."""
+"""The Calibration section: each calibrator's range for the chosen tensor, its objective, the error."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from app import html
 from app.bar import PairView
 from app.cache import BoundedCache
+from app.controls import DEFAULT_RANGE
 from app.gpu_lock import gpu_lock
 from app.page import Page
 from app.selection import Selection, matrix_of, tensor_key
@@ -155,7 +156,7 @@ def build(page: Page) -> None:
     own = gr.Slider(
         0.02,
         1.0,
-        value=0.5,
+        value=DEFAULT_RANGE,
         step=0.01,
         label="Your range, as a share of the largest value",
         elem_id="own-range",
@@ -178,6 +179,7 @@ def build(page: Page) -> None:
     listen(own.release, show, inputs, outputs, api_name="calibration_range", **unlisted)
     dragged = listen(ranges.range, share_of, own, own, api_name="calibration_dragged", **unlisted)
     listen(dragged.then, show, inputs, outputs, api_name="calibration_drawn", **unlisted)
+    page.keep("range", own, own.release, dragged.then)
 
 
 def _build_use(page: Page) -> None:

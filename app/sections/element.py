@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gradio as gr
 
@@ -14,7 +15,7 @@ from app.page import Page
 from app.selection import Selection
 from app.theme import plot_data
 from app.views import Control, Shown, View, listen, shows
-from app.widgets import LATEST, block, hidden, plot_pair
+from app.widgets import BEGAN, LATEST, block, hidden, plot_pair
 from explorer.analysis.tensor import Side
 from explorer.figures.values import values_figure
 from explorer.methods.repaired import inspect, levels_of
@@ -26,6 +27,7 @@ class ElementView(View):
     """One element: the card with its arithmetic, its bytes, its position, whether the largest error is
     followed instead, and the values with what its block can represent."""
 
+    begins: ClassVar[str | None] = BEGAN
     inspector: Shown
     packed: Shown
     row: Shown
@@ -104,12 +106,15 @@ def picked(chosen: Selection, event: gr.EventData) -> ElementView:
 
 @shows(ElementView)
 def moved(
-    chosen: Selection, row: float | None, column: float | None, follow: bool, event: gr.EventData
+    chosen: Selection, row: float | None, column: float | None, follow: bool, steps: str
 ) -> ElementView:
-    """The element ``event.rows`` further down and ``event.columns`` further right, within the matrix."""
+    """The element that lies ``steps``, such as "3,-1", further down and to the right, within the matrix."""
+    if not re.fullmatch(r"-?\d{1,9},-?\d{1,9}", steps):
+        raise ValueError(f"steps are two whole numbers such as 3,-1, not {steps!r}")
     _, pairs = analyses_of(chosen)
     rows, columns = pairs[0][1].q.shape
-    wanted = (int(row or 0) + int(event.rows), int(column or 0) + int(event.columns))
+    down, right = map(int, steps.split(","))
+    wanted = (int(row or 0) + down, int(column or 0) + right)
     return _at(chosen, (min(max(wanted[0], 0), rows - 1), min(max(wanted[1], 0), columns - 1)), False)
 
 
@@ -125,8 +130,8 @@ def build_element(page: Page, values: Control) -> ElementParts:
             )
         with gr.Column(min_width=380):
             with gr.Row(elem_id="position"):
-                row = gr.Number(label="Row", precision=0, minimum=0, min_width=80)
-                column = gr.Number(label="Column", precision=0, minimum=0, min_width=80)
+                row = gr.Number(label="Row", precision=0, min_width=80)
+                column = gr.Number(label="Column", precision=0, min_width=80)
                 follow = gr.Checkbox(True, label="Follow A's largest error", min_width=180)
             view = ElementView(
                 inspector=block(),
@@ -143,12 +148,14 @@ def build_element(page: Page, values: Control) -> ElementParts:
 
 def _wire(page: Page, view: ElementView, maps: tuple[Control, Control]) -> None:
     inputs = [*page.selection, *page.position]
-    steps: Any = hidden("explorer.onMove(step => trigger('move', step))")
+    keys: Any = hidden("explorer.onMove(() => trigger('move'))")
+    steps = gr.Textbox(visible=False, label="steps")
+    stepped = "(...values) => explorer.began([...values.slice(0, -1), explorer.takeSteps()])"
     chosen = [
         listen(map_.point, picked, page.selection, view, api_name=name, **LATEST)
         for map_, name in zip(maps, ("pick", "pick_second"), strict=True)
     ]
-    walked = listen(steps.move, moved, inputs, view, api_name="move", **LATEST)
+    walked = listen(keys.move, moved, [*inputs, steps], view, js=stepped, api_name="move", **LATEST)
     for number, axis in ((view.row, "row"), (view.column, "column")):
         chosen.append(listen(number.submit, typed, inputs, view, api_name=f"tensor_{axis}", **LATEST))
     chosen.append(listen(view.follow.input, followed, inputs, view, api_name="tensor_follow", **LATEST))

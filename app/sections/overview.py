@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import gradio as gr
 
 from app import html
-from app.analyses import Pairs, analysing, output_sqnr, sides_of
+from app.analyses import Pairs, analyses_of, analysing, output_sqnr, sides_of
 from app.gpu_lock import gpu_lock
 from app.page import Page
 from app.sections.element import ElementView, build_element, inside, shown_element
@@ -32,8 +32,12 @@ TIMED_ROWS = 4096
 @dataclass(frozen=True)
 class TensorView(ElementView):
     """What follows every change of the tensor or a scheme: the bar, the verdict, key numbers, figures, and a
-    line for what was refused, above the name of what is still shown."""
+    line for what was refused, above the name of what is still shown.
 
+    shown: source, file and tensor of the file, for a file that is refused. told: why one was, until it is
+    said."""
+
+    begins: ClassVar[str | None] = "(...values) => explorer.asked(values)"
     chips: Shown
     verdict: Shown
     kpis: Shown
@@ -45,30 +49,51 @@ class TensorView(ElementView):
     usage: Shown
     second_usage: Shown
     notice: Shown
+    shown: Shown
+    told: Shown
 
     @classmethod
     def refused(cls, message: str) -> Self:
-        return cls.unchanged(notice=html.status(f"{message}. Still shown: what was there before."))
+        return cls.unchanged(notice=_notice(message), told="")
 
 
-@shows(TensorView)
-def show(chosen: Selection, row: float | None, column: float | None, follow: bool) -> Iterator[TensorView]:
-    """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
-    all of it.
+def _notice(message: str) -> str:
+    return html.status(f"{message}. Still shown: what was there before.") if message else ""
 
-    After the selection come the element to inspect (row, column) and whether to follow the largest error of
-    scheme A instead.
-    """
-    matrix, pairs = yield from _analysing(chosen)
+
+def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dict[str, str]:
+    """The bar, the verdict and the key numbers, by their names in ``TensorView``."""
     recipes = [recipe for recipe, _ in pairs]
     reports = [analysis.report for _, analysis in pairs]
-    outputs = output_sqnr(chosen, pairs)
     words = " ".join((output_words(recipes, outputs), verdict(*reports))).strip()
-    numbers = {
+    return {
         "chips": html.chips(matrix.name, recipes),
         "verdict": html.verdict(matrix.description, recipes, words),
         "kpis": html.kpis(reports, outputs),
-        "notice": "",
+    }
+
+
+def first_sight() -> dict[str, str]:
+    """``words_of`` what a page without a link shows: they come with the page itself."""
+    return words_of(*analyses_of(Selection()))
+
+
+@shows(TensorView)
+def show(
+    chosen: Selection, row: float | None, column: float | None, follow: bool, told: str = ""
+) -> Iterator[TensorView]:
+    """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
+    all of it.
+
+    After the selection come the element to inspect (row, column), whether to follow the largest error of
+    scheme A instead, and why a file was refused, if one was.
+    """
+    matrix, pairs = yield from _analysing(chosen)
+    numbers: dict[str, Shown] = {
+        **words_of(matrix, pairs, output_sqnr(chosen, pairs)),
+        "notice": _notice(told),
+        "told": "",
+        "shown": (chosen.source, chosen.file, chosen.file_tensor),
     }
     yield TensorView.unchanged(**numbers)
     sides = sides_of(pairs)
@@ -101,7 +126,7 @@ def _analysing(chosen: Selection) -> Generator[TensorView, None, tuple[Matrix, P
             words = next(steps)
         except StopIteration as end:
             return end.value
-        yield TensorView.unchanged(notice=html.status(f"{words}. Still shown: what was there before."))
+        yield TensorView.unchanged(notice=_notice(words))
 
 
 def output_words(recipes: Sequence[Recipe], outputs: Sequence[float]) -> str:
@@ -142,7 +167,8 @@ def kernel(chosen: Selection) -> str:
 
 def build_verdict(page: Page) -> tuple[gr.HTML, gr.HTML]:
     """The verdict and the key numbers."""
-    return block(elem_id="verdict"), block(elem_id="numbers")
+    words = first_sight()
+    return block(words["verdict"], elem_id="verdict"), block(words["kpis"], elem_id="numbers")
 
 
 def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
@@ -179,5 +205,7 @@ def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
         usage=usage[0],
         second_usage=usage[1],
         notice=page.notice,
+        shown=page.shown,
+        told=page.told,
     )
-    page.follow(show, page.position, outputs, api_name="tensor")
+    page.follow(show, [*page.position, page.told], outputs, api_name="tensor")

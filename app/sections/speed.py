@@ -1,4 +1,4 @@
-"""The Speed tab: what a format buys in a matrix product, recorded on a named GPU or measured here."""
+"""The Speed section: what a format buys in a matrix product, recorded on a named GPU or measured here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import gradio as gr
 
 from app import html, limits
 from app.cache import BoundedCache
+from app.controls import DEFAULT_PRODUCT
 from app.files import NOTHING_YET, Downloads, downloads
 from app.gpu_lock import gpu_lock
 from app.page import Page
@@ -52,7 +53,6 @@ from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
 
-TITLE, NAME = "Speed", "speed"
 RECORDED, LIVE = "recorded", "live"
 RANDOM, LAYER = "random", "layer"
 OF_LAYER = {"layer-decode": 1, "layer-prefill": 4096}
@@ -76,10 +76,12 @@ _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
 @dataclass(frozen=True)
 class SpeedView(View):
-    """The tab at one shape: where the numbers are from, pickers, five figures, advice, table and files."""
+    """The section at one shape: where the numbers are from, pickers, five figures, advice, table, files;
+    ``seen`` keeps that shape."""
 
     source: Shown
     shape: Shown
+    seen: Shown
     product: Shown
     tradeoff: Shown
     bars: Shown
@@ -130,6 +132,7 @@ def show(
     return SpeedView(
         source=html.status(source.strip()),
         shape=gr.update(choices=place.choices, value=place.value),
+        seen=place.text,
         product=gr.update(choices=[(GEMMS[n].label, n) for n in names if n in GEMMS], value=product),
         tradeoff=plot_data(tradeoff_figure(every, name, marked)),
         bars=plot_data(speed_figure(here, name, marked)),
@@ -145,14 +148,20 @@ def show(
 
 @shows(SpeedView)
 def follow(
-    chosen: Selection, view: str, shape: str | None, product: str | None, errors_of: str, own: Any
+    chosen: Selection,
+    view: str,
+    shape: str | None,
+    product: str | None,
+    errors_of: str,
+    own: Any,
+    seen: str | None,
 ) -> SpeedView:
-    """``show`` when the selection changes. What depends on neither scheme nor layer stays as it is, once it
-    has been shown."""
+    """``show`` when the selection changes. What depends on neither scheme nor layer stays as it is, if
+    ``seen``, the shape last shown, is the same."""
     view_now = show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
-    if not shape or shape in OF_LAYER or errors_of == LAYER:
+    if shape != seen or errors_of == LAYER:
         return view_now
-    changed = ("source", "shape", "tradeoff", "bars", "sweep", "roofline")
+    changed = ("source", "shape", "seen", "tradeoff", "bars", "sweep", "roofline")
     return SpeedView.unchanged(**{name: getattr(view_now, name) for name in changed})
 
 
@@ -349,9 +358,9 @@ def build(page: Page) -> None:
         with gr.Row():
             preset = gr.Dropdown(list(PRESETS), value=None, label="Shape of a known model", min_width=200)
             sizes = ShapeView(
-                m=gr.Number(512, label="M (tokens)", precision=0, minimum=1, min_width=90),
-                n=gr.Number(1536, label="N", precision=0, minimum=1, min_width=90),
-                k=gr.Number(384, label="K", precision=0, minimum=1, min_width=90),
+                m=gr.Number(DEFAULT_PRODUCT[0], label="M (tokens)", precision=0, minimum=1, min_width=90),
+                n=gr.Number(DEFAULT_PRODUCT[1], label="N", precision=0, minimum=1, min_width=90),
+                k=gr.Number(DEFAULT_PRODUCT[2], label="K", precision=0, minimum=1, min_width=90),
             )
             of_layer = gr.Button("N and K of the layer", min_width=140)
         names = gr.Dropdown(
@@ -402,6 +411,7 @@ def build(page: Page) -> None:
     outputs = SpeedView(
         source=source,
         shape=shape,
+        seen=gr.State(None),
         product=product,
         tradeoff=tradeoff,
         bars=bars,
@@ -414,7 +424,10 @@ def build(page: Page) -> None:
         json_file=json_file,
     )
     unlisted = {**QUIET, "api_visibility": "undocumented"}
-    page.follow(follow, extra, outputs, api_name="speed")
+    page.follow(follow, [*extra, outputs.seen], outputs, api_name="speed")
+    page.keep("shape", shape, shape.input)
+    for key, size in vars(sizes).items():
+        page.keep(key, size, size.change, visit=False)
     for control, what in ((view, "view"), (shape, "shape"), (product, "product"), (errors_of, "errors")):
         listen(control.input, show, inputs, outputs, api_name=f"speed_{what}", **unlisted)
     listen(product.change, source_of, product, code, api_name="kernel_source", **QUIET)

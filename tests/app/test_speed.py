@@ -85,7 +85,8 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_a_scheme_redraws_its_marks_alone() -> None:
     """Table, files and the chosen kernels are of the shape: another scheme does not send them again."""
     values = [*selection(), speed.RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None]
-    out = speed.follow(*values)
+    first, out = speed.follow(*values, None), speed.follow(*values, "4096×4096×4096")
+    assert not [name for name, value in vars(first).items() if unchanged(value)], "another shape sends all"
     kept = {name for name, value in vars(out).items() if unchanged(value)}
     assert kept == {"product", "ladder", "sentence", "table", "csv_file", "json_file"}
 

@@ -22,9 +22,9 @@ def chapter(browser: Browser) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     trouble: list[str] = []
     page.on("pageerror", lambda e: trouble.append(str(e)))
-    page.set_content(
-        f"<!doctype html><head>{HEAD}</head><body>{playground.playground()}{story.story()}</body>"
-    )
+    body = f"<!doctype html><head>{HEAD}</head><body>{playground.playground()}{story.story()}</body>"
+    page.route("http://chapters/**", lambda route: route.fulfill(body=body, content_type="text/html"))
+    page.goto("http://chapters/")
     for start in (playground.ON_LOAD, story.ON_LOAD):
         page.evaluate(f"() => {{ const element = document.body; {start}; }}")
     yield page

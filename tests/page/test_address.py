@@ -1,0 +1,265 @@
+"""What stands in the address: a link, Back and Forward lead to what was seen, also while an answer is on its
+way.
+
+If these fail, a link shows its receiver something else than its sender saw, or Back leads nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from explorer import SCHEMES
+from tests.page.test_browser import choose, open_page, open_panel
+
+pytestmark = pytest.mark.browser
+LARGE = "normal_4096"
+"""A built-in tensor of 4096 x 4096, whose answers take seconds."""
+
+
+def wait_for_query(page: Page, *parts: str) -> None:
+    """Wait until the address holds each of ``parts``, and none of those that begin with "!"."""
+    for part in parts:
+        wanted = f"location.search.includes('{part.removeprefix('!')}')"
+        page.wait_for_function(f"!{wanted}" if part.startswith("!") else wanted)
+
+
+def in_another_window(browser: Browser, page: Page, url: str) -> Page:
+    """The address that ``page`` has now, opened by somebody else."""
+    other = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+    open_page(other, url, page.url.partition("?")[2])
+    return other
+
+
+def settled(page: Page) -> None:
+    """Wait until what was on its way has come; for what comes later, ``expect`` waits."""
+    page.wait_for_function("window.explorer.ready && !window.explorer.begun.length")
+    page.wait_for_timeout(1000)
+
+
+def top_of(page: Page, section: str) -> float:
+    return float(page.evaluate(f"document.getElementById('section-{section}').getBoundingClientRect().top"))
+
+
+def test_the_range_of_ones_own(page: Page, url: str, browser: Browser) -> None:
+    """A range that was typed stands in the address; the link shows it; Back takes it back."""
+    open_page(page, url, "tab=calibration&scheme=int8_row")
+    number = page.locator("#own-range input[type=number]")
+    expect(page.locator("#calibration-table")).to_contain_text("your range", ignore_case=True, timeout=60_000)
+    number.fill("0.31")
+    number.press("Tab")
+    wait_for_query(page, "range=0.31")
+    other = in_another_window(browser, page, url)
+    expect(other.locator("#own-range input[type=number]")).to_have_value("0.31")
+    other.context.close()
+    page.go_back()
+    expect(number).to_have_value("0.5")
+    page.go_forward()
+    expect(number).to_have_value("0.31")
+
+
+def test_the_shape_of_the_speed_section(page: Page, url: str, browser: Browser) -> None:
+    """The shape whose numbers are shown, and the one to be measured here."""
+    open_page(page, url, "tab=speed")
+    expect(page.locator("#speed-source")).to_contain_text("Recorded", timeout=20_000)
+    first = page.locator("#speed-shape input").input_value()
+    page.locator("#speed-shape input").click()
+    page.get_by_role("option", name="1×8192×8192").click()
+    wait_for_query(page, "shape=")
+    page.get_by_text("Measure on this machine").click()
+    box = page.get_by_label("K", exact=True)
+    box.fill("640")
+    box.press("Tab")
+    wait_for_query(page, "k=640")
+    other = in_another_window(browser, page, url)
+    expect(other.locator("#speed-shape input")).to_have_value("1×8192×8192")
+    expect(other.locator("#speed-advice")).to_contain_text("1×8192×8192", timeout=20_000)
+    other.get_by_text("Measure on this machine").click()
+    expect(other.get_by_label("K", exact=True)).to_have_value("640")
+    other.context.close()
+    page.go_back()
+    expect(page.locator("#speed-shape input")).to_have_value(first)
+    page.go_forward()
+    expect(page.locator("#speed-shape input")).to_have_value("1×8192×8192")
+
+
+def test_a_tensor_of_ones_own_file(page: Page, url: str, tmp_path: Path) -> None:
+    """Back over the choice of another tensor of a file leads to the one before."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mine.npz"
+    np.savez(path, first=rng.standard_normal((32, 64)), second=rng.standard_normal((8, 16)))
+    open_page(page, url)
+    open_panel(page, "tensor")
+    choose(page, "source", "A file of mine")
+    page.locator("#file input[type=file]").set_input_files(str(path))
+    shown = page.locator("#which .tensor")
+    expect(shown).to_contain_text("first · 32×64")
+    choose(page, "file-tensor", "second")
+    expect(shown).to_contain_text("second · 8×16")
+    wait_for_query(page, "file_tensor=second")
+    page.go_back()
+    expect(shown).to_contain_text("first · 32×64")
+    expect(page.locator("#file-tensor input")).to_have_value(re.compile("^first"))
+    page.go_forward()
+    expect(shown).to_contain_text("second · 8×16")
+
+
+def test_the_open_section(page: Page, url: str, browser: Browser) -> None:
+    """Scrolling writes the section at the top into the address, without entries of its own; a link leads
+    there; Back leads to the place before, Forward to the section again."""
+    open_page(page, url)
+    settled(page)
+    entries = page.evaluate("history.length")
+    page.mouse.move(700, 600)
+    for _ in range(60):
+        page.mouse.wheel(0, 250)
+        page.wait_for_timeout(40)
+        if top_of(page, "element") < 60:
+            break
+    wait_for_query(page, "section=element")
+    assert page.evaluate("history.length") == entries
+    other = in_another_window(browser, page, url)
+    other.wait_for_function(
+        "Math.abs(document.getElementById('section-element').getBoundingClientRect().top - 70) < 40"
+    )
+    other.context.close()
+    page.get_by_role("button", name="Learn", exact=True).click()
+    expect(page.locator("#place-learn")).to_be_visible()
+    wait_for_query(page, "tab=learn", "!section")
+    page.go_back()
+    expect(page.locator("#section-element")).to_be_in_viewport()
+    page.wait_for_timeout(600)
+    wait_for_query(page, "section=element")
+    assert abs(top_of(page, "element") - 70) < 40
+    page.mouse.move(700, 600)
+    page.mouse.wheel(0, -30_000)
+    wait_for_query(page, "!section")
+
+
+def test_a_link_to_a_section_lets_the_hand_scroll_away(page: Page, url: str) -> None:
+    """While heights settle the page holds the section of the link; a hand on the wheel is stronger."""
+    open_page(page, url, "tab=calibration")
+    expect(page.locator("#section-calibration")).to_be_in_viewport()
+    page.mouse.move(700, 500)
+    page.mouse.wheel(0, -30_000)
+    page.wait_for_timeout(1500)
+    assert page.evaluate("scrollY") == 0
+    wait_for_query(page, "!section", "!calibration")
+
+
+def test_back_while_a_large_answer_is_on_its_way(page: Page, url: str) -> None:
+    """The large tensor's answer comes after Back: the page ends with the tensor, the scheme and the element
+    that the address names."""
+    open_page(page, url, "scheme=nvfp4&row=10&column=20")
+    open_panel(page, "tensor")
+    choose(page, "sample", "4096")
+    wait_for_query(page, f"sample={LARGE}")
+    page.go_back()
+    wait_for_query(page, f"!{LARGE}")
+    settled(page)
+    expect(page.locator("#which .tensor")).to_contain_text("MLP up-projection")
+    expect(page.locator("#chip-tensor")).to_contain_text("MLP up-projection")
+    expect(page.locator("#sample input")).to_have_value(re.compile("MLP up-projection"))
+    expect(page.locator("#inspector h3")).to_contain_text("Element (10, 20)")
+    wait_for_query(page, "row=10", "column=20", f"!{LARGE}")
+
+
+@pytest.mark.parametrize("wait", [0, 30, 80, 160, 400])
+def test_back_while_a_step_is_on_its_way(page: Page, url: str, wait: int) -> None:
+    """Whatever of a step's answers come after Back, the view that was gone back to is shown."""
+    open_page(page, url, "scheme=int4_row&row=3&column=4")
+    settled(page)
+    page.keyboard.press("]")
+    page.wait_for_function("!location.search.includes('scheme=int4_row&')")
+    page.keyboard.press("]")
+    page.wait_for_timeout(wait)
+    page.evaluate("history.go(-1)")
+    settled(page)
+    query = page.evaluate("Object.fromEntries(new URLSearchParams(location.search))")
+    scheme = SCHEMES[query["scheme"]]
+    expect(page.locator("#chip-a")).to_have_text(scheme.label)
+    expect(page.locator("#which .scheme").first).to_contain_text(scheme.label)
+    expect(page.locator("#preset input")).to_have_value(scheme.label)
+    expect(page.locator("#inspector h3")).to_contain_text("Element (3, 4)")
+    assert (query["row"], query["column"]) == ("3", "4")
+
+
+def test_five_quick_steps_are_five_steps(page: Page, url: str) -> None:
+    """Each press counts, however fast; so do a swap between them and the steps of the inspected element."""
+    open_page(page, url, "scheme=int4_row&second=nvfp4&row=10&column=20")
+    settled(page)
+    names = list(SCHEMES)
+    for _ in range(5):
+        page.keyboard.press("]")
+    wanted = names[names.index("int4_row") + 5]
+    expect(page.locator("#chip-a")).to_have_text(SCHEMES[wanted].label)
+    settled(page)
+    for key in ("x", "]", "]", "[", "]", "x"):
+        page.keyboard.press(key)
+    second = names[names.index("nvfp4") + 2]
+    expect(page.locator("#chip-b")).to_have_text(SCHEMES[second].label)
+    expect(page.locator("#chip-a")).to_have_text(SCHEMES[wanted].label)
+    settled(page)
+    page.locator("#error-map .figure").scroll_into_view_if_needed()
+    expect(page.locator("#error-map .main-svg").first).to_be_visible()
+    page.locator("#error-map .figure").focus()
+    for _ in range(7):
+        page.keyboard.press("ArrowDown")
+    expect(page.locator("#inspector h3")).to_contain_text("Element (17, 20)")
+    wait_for_query(page, "row=17")
+
+
+def test_the_playground_and_the_storys_step(page: Page, url: str, browser: Browser) -> None:
+    """Format, number and step stand in the address without entries of their own; a link shows them."""
+    open_page(page, url, "tab=learn")
+    entries = page.evaluate("history.length")
+    page.locator("#format-picker").select_option("float4_e2m1fn")
+    page.locator("#number-entry").fill("-2.7")
+    wait_for_query(page, "format=float4_e2m1fn", "number=-2.7")
+    page.locator(".steps-list button").nth(3).click()
+    wait_for_query(page, "step=4")
+    assert page.evaluate("history.length") == entries
+    other = in_another_window(browser, page, url)
+    expect(other.locator("#format-picker")).to_have_value("float4_e2m1fn")
+    expect(other.locator("#number-entry")).to_have_value("−2.7")
+    expect(other.locator("#toy-value")).to_have_text("−3")
+    expect(other.locator(".steps-list button").nth(3)).to_have_attribute("aria-current", "step")
+    other.context.close()
+    page.locator("#format-picker").select_option("float8_e5m2")
+    page.locator("#number-entry").fill("0xFF")
+    wait_for_query(page, "code=0xFF", "!number=")
+    other = in_another_window(browser, page, url)
+    expect(other.locator("#toy-value")).to_have_text("NaN")
+    expect(other.locator("#toy .codes")).to_contain_text("0xFF")
+    other.context.close()
+    page.get_by_role("button", name="Tensor", exact=True).click()
+    expect(page.locator("#place-tensor")).to_be_visible()
+    page.go_back()
+    expect(page.locator("#place-learn")).to_be_visible()
+    expect(page.locator("#format-picker")).to_have_value("float8_e5m2")
+
+
+@pytest.mark.parametrize(
+    "query", ["format=what&number=pear&step=99", "code=0xFFFFF&format=int4&step=x", "step=0"]
+)
+def test_nonsense_for_learn_opens_what_it_opens_without(page: Page, url: str, query: str) -> None:
+    """A cut or mistyped link shows the defaults of what it does not say."""
+    open_page(page, url, f"tab=learn&{query}")
+    expect(page.locator("#toy-value")).to_have_text("8")
+    expect(page.locator(".steps-list button").first).to_have_attribute("aria-current", "step")
+
+
+@pytest.mark.parametrize("query", ["range=7&shape=9x9&m=-3&n=1.5&k=x&file_tensor=zzz", "range=&shape=&m="])
+def test_nonsense_for_range_and_shape(page: Page, url: str, query: str) -> None:
+    """It shows the defaults, and no handler fails over it."""
+    open_page(page, url, f"tab=speed&{query}")
+    expect(page.locator("#speed-source")).to_contain_text("Recorded", timeout=20_000)
+    expect(page.locator("#speed-shape input")).to_have_value("4096×4096×4096")
+    page.get_by_text("Measure on this machine").click()
+    for name, value in (("M (tokens)", "512"), ("N", "1536"), ("K", "384")):
+        expect(page.get_by_label(name, exact=True)).to_have_value(value)
+    expect(page.locator("#own-range input[type=number]")).to_have_value("0.5")

@@ -1,0 +1,323 @@
+"""The bar and its panels under the hand: by mouse, keys and touch, on a desk and on a phone.
+
+If these fail, a visitor chooses without seeing what it does, or is left with a number that is not obeyed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from explorer import SCHEMES
+from tests.page.test_browser import choose, open_page, open_panel
+
+pytestmark = pytest.mark.browser
+BOTH = "scheme=int4_group32&second=nvfp4"
+LONGEST = sorted(SCHEMES, key=lambda name: len(SCHEMES[name].label))[-4:]
+
+
+@pytest.fixture
+def phone(browser: Browser) -> Iterator[Page]:
+    """A phone of 390 x 844 px with a touch screen."""
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, reduced_motion="reduce"
+    )
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    yield context.new_page()
+    context.close()
+
+
+def box(part: Locator) -> dict[str, float]:
+    """Where a part of the page is painted: left, top, right, bottom."""
+    at = part.bounding_box()
+    assert at, "it is painted"
+    return {"left": at["x"], "top": at["y"], "right": at["x"] + at["width"], "bottom": at["y"] + at["height"]}
+
+
+def covers(upper: Locator, lower: Locator) -> bool:
+    """Whether two parts of the page overlap on the screen."""
+    a, b = box(upper), box(lower)
+    aside = a["left"] >= b["right"] or b["left"] >= a["right"]
+    return not (aside or a["top"] >= b["bottom"] or b["top"] >= a["bottom"])
+
+
+SIZES = [
+    ("-5", "group", "Group size", "from 1"),
+    ("0", "group", "Group size", "from 1"),
+    ("", "group", "Group size", "from 1"),
+    ("2.5", "group", "Group size", "from 1"),
+    ("-5", "tile", "Tile columns", "from 0"),
+]
+
+
+@pytest.mark.parametrize(("typed", "granularity", "field", "accepted"), SIZES)
+def test_a_refused_size_is_named_and_goes_back(
+    page: Page, url: str, typed: str, granularity: str, field: str, accepted: str
+) -> None:
+    """The message names the field and what it takes; the box shows again what holds; the scheme stays."""
+    scheme = {"group": "int4_group32", "tile": "int8~32x32~SYMMETRIC~float32~minmax"}[granularity]
+    open_page(page, url, f"scheme={scheme}")
+    open_panel(page, "a")
+    size = page.locator("#size input")
+    size.fill(typed)
+    size.press("Enter")
+    toast = page.locator(".toast-body")
+    expect(toast).to_contain_text(field)
+    expect(toast).to_contain_text(accepted)
+    expect(size).to_have_value("32")
+    assert f"scheme={scheme}" in page.url
+    assert page.locator(".wrap .error").locator("visible=true").count() == 0, "no error pills"
+
+
+def test_a_row_that_is_no_row_goes_back(page: Page, url: str) -> None:
+    """An emptied box shows the inspected row again, -5 the first one; both are said."""
+    open_page(page, url, "row=10&column=20")
+    row = page.locator("#position").get_by_label("Row")
+    row.fill("")
+    row.press("Enter")
+    expect(page.locator(".toast-body").first).to_contain_text("Row")
+    expect(row).to_have_value("10")
+    row.fill("-5")
+    row.press("Enter")
+    expect(row).to_have_value("0")
+    expect(page.locator("#inspector h3")).to_contain_text("Element (0, 20)")
+    expect(page.locator(".toast-body").last).to_contain_text("row 0 to 1535")
+
+
+@pytest.mark.parametrize("name", ["tensor", "a", "b"])
+@pytest.mark.parametrize("width", [1440, 1024, 700])
+def test_a_panel_covers_neither_verdict_nor_notice(page: Page, url: str, name: str, width: int) -> None:
+    """What a choice does is read while choosing."""
+    page.set_viewport_size({"width": width, "height": 900})
+    open_page(page, url, f"{BOTH}&row=10&column=20")
+    page.evaluate("""() => { document.querySelector('#notice .html-container, #notice > *, #notice')
+      .innerHTML = '<div class="status" role="status">what was refused</div>'; }""")
+    open_panel(page, name)
+    panel = page.locator(f"#panel-{name}")
+    for part in ("#which .words", "#notice .status", "#chips"):
+        assert not covers(panel, page.locator(part)), part
+    expect(page.locator("#which .words")).to_be_in_viewport(ratio=1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("name", ["tensor", "a", "b"])
+def test_a_panel_opens_with_its_lists_closed(page: Page, url: str, name: str) -> None:
+    """The first control has the focus, and no list hides those below; a key or a click opens it."""
+    open_page(page, url, BOTH)
+    open_panel(page, name)
+    first = page.locator(f"#panel-{name} input:visible").first
+    expect(first).to_be_focused()
+    page.wait_for_timeout(500)
+    lists = page.locator(f"#panel-{name} ul.options")
+    expect(lists).to_have_count(0)
+    page.keyboard.press("ArrowDown")
+    expect(lists).to_have_count(1)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    open_panel(page, name)
+    first.click()
+    expect(lists).to_have_count(1)
+    first.press("Escape")
+
+
+@pytest.mark.parametrize("scheme", ["int4_group32", "q4_k", "mxfp4"])
+def test_an_opened_list_shows_what_is_chosen(page: Page, url: str, scheme: str) -> None:
+    """Among some ninety schemes the chosen one and its neighbours are in sight."""
+    open_page(page, url, f"scheme={scheme}")
+    open_panel(page, "a")
+    page.locator("#preset input").click()
+    chosen = page.locator("#panel-a ul.options [aria-selected=true]")
+    expect(chosen).to_contain_text(SCHEMES[scheme].label)
+    page.wait_for_timeout(600)
+    around, inner = box(page.locator("#panel-a ul.options")), box(chosen)
+    assert around["top"] <= inner["top"] and inner["bottom"] <= around["bottom"]
+
+
+def cut(page: Page, selector: str) -> list[str]:
+    """The texts of visible boxes and buttons that are wider or higher than what shows them."""
+    return page.evaluate(
+        """selector => [...document.querySelectorAll(selector)].filter(e => e.offsetWidth
+          && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1))
+          .map(e => e.value || e.textContent)""",
+        selector,
+    )
+
+
+def test_a_long_value_can_be_read(page: Page, url: str) -> None:
+    """What a picker cannot show whole, it says under the mouse."""
+    open_page(page, url, "scheme=q4_k")
+    open_panel(page, "a")
+    page.locator("#panel-a").get_by_role("button", name="Scales and rounding").click()
+    page.wait_for_timeout(300)
+    for text in cut(page, "#panel-a input[role=listbox]"):
+        picker = page.locator("#panel-a input[role=listbox]:visible")
+        match = next(one for one in picker.all() if one.input_value() == text)
+        match.hover()
+        expect(match).to_have_attribute("title", text)
+    assert "groups along the row" not in cut(page, "#panel-a input[role=listbox]")
+
+
+@pytest.mark.parametrize("scheme", LONGEST)
+def test_nothing_is_cut_on_a_phone(phone: Page, url: str, scheme: str) -> None:
+    """In the bar and in its sheets, for the schemes with the longest names."""
+    open_page(phone, url, f"scheme={scheme}&second={LONGEST[0]}")
+    assert not cut(phone, "#chips .chip")
+    for name in ("tensor", "a", "b"):
+        phone.locator(f"#chips [data-panel={name}]").tap()
+        expect(phone.locator(f"#panel-{name}")).to_be_visible()
+        assert not cut(phone, f"#panel-{name} input[role=listbox]")
+        assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+        phone.locator(f"#chips [data-panel={name}]").tap()
+
+
+@pytest.mark.parametrize(
+    ("panel", "picker", "option"),
+    [("a", "preset", "MXFP4"), ("tensor", "sample", "attention query, layer 0")],
+)
+def test_a_sheet_closes_after_a_choice_by_touch(
+    phone: Page, url: str, panel: str, picker: str, option: str
+) -> None:
+    """It covers what the choice does; on a desk it covers nothing and stays."""
+    open_page(phone, url)
+    phone.locator(f"#chips [data-panel={panel}]").tap()
+    phone.locator(f"#{picker} input").tap()
+    phone.locator(f"#panel-{panel}").get_by_role("option", name=option, exact=True).tap()
+    expect(phone.locator(f"#panel-{panel}")).to_be_hidden()
+    expect(phone.locator(f"#chip-{panel}")).to_have_text(option)
+    phone.set_viewport_size({"width": 1280, "height": 844})
+    phone.locator(f"#chips [data-panel={panel}]").click()
+    phone.locator(f"#{picker} input").click()
+    phone.locator(f"#panel-{panel} ul.options").get_by_role("option").nth(1).click()
+    phone.wait_for_timeout(600)
+    expect(phone.locator(f"#panel-{panel}")).to_be_visible()
+
+
+def test_a_phone_has_every_act(phone: Page, url: str) -> None:
+    """Swap, Remove B, Copy link and the keys are two touches away, and large enough for a finger."""
+    open_page(phone, url, BOTH)
+    more = phone.get_by_role("button", name="More")
+    for button in phone.locator("#chips button:visible").all():
+        assert (size := button.bounding_box()) and size["height"] >= 44 and size["width"] >= 44
+        assert size["x"] >= 0 and size["x"] + size["width"] <= 390
+    more.tap()
+    acts = phone.locator("#chips .acts button")
+    expect(acts).to_have_count(4)
+    for button in acts.all():
+        assert (size := button.bounding_box()) and size["height"] >= 44
+    phone.get_by_role("button", name="Copy link").tap()
+    expect(phone.locator("#chips [data-act=copy]")).to_have_text("Copied")
+    assert phone.evaluate("navigator.clipboard.readText()") == phone.url
+    phone.get_by_role("button", name="Keys").tap()
+    expect(phone.locator("dialog#keys")).to_be_visible()
+    phone.locator("dialog#keys button").tap()
+    more.tap()
+    phone.get_by_role("button", name="Remove B").tap()
+    expect(phone.locator("#kpis .side-b")).to_have_count(0)
+    expect(phone.locator("#chips .acts")).to_be_hidden()
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_learn_has_its_link_too(page: Page, url: str) -> None:
+    """The bar is not there, the number in the address is."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_page(page, url, "tab=learn&format=int4")
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert "format=int4" in page.evaluate("navigator.clipboard.readText()")
+
+
+FOREIGN = (
+    "magic string",
+    "weights_only",
+    "usecols",
+    "pickle",
+    "Traceback",
+    "numpy",
+    "torch.load",
+    "zip archive",
+)
+"""Words of other libraries that would tell a visitor nothing."""
+
+
+def load_file(page: Page, path: Path) -> None:
+    """Put a file into the file control, whatever it holds."""
+    clear = page.locator("#file button[aria-label*='lear'], #file button[aria-label*='emove']")
+    if clear.count():
+        clear.first.click()
+    page.locator("#file input[type=file]").set_input_files(str(path))
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".pt", ".csv", ".safetensors"])
+def test_after_a_bad_file_everything_names_what_is_shown(
+    page: Page, url: str, tmp_path: Path, suffix: str
+) -> None:
+    """Bar, pickers, file box, verdict, frontier and address; the notice says what was wrong, in words of this
+    page."""
+    bad = tmp_path / f"bad{suffix}"
+    bad.write_bytes(b"\x93\x00junk\xff\xfe that is no tensor at all" * 9)
+    good = tmp_path / "good.npy"
+    np.save(good, np.random.default_rng(0).standard_normal((24, 40)).astype(np.float32))
+    open_page(page, url)
+    open_panel(page, "tensor")
+    choose(page, "source", "A file of mine")
+    load_file(page, bad)
+    notice = page.locator("#notice .status")
+    expect(notice).to_contain_text(f"bad{suffix}")
+    expect(notice).to_contain_text("Still shown")
+    said = notice.inner_text() + " ".join(page.locator(".toast-body").all_inner_texts())
+    assert not [words for words in FOREIGN if words.lower() in said.lower()], said
+    expect(page.locator(".toast-body")).to_have_count(1)
+    expect(page.locator("#chip-tensor")).to_contain_text("MLP up-projection")
+    expect(page.locator("#source input")).to_have_value("Built-in tensor")
+    choose(page, "source", "A file of mine")
+    expect(page.locator("#file")).not_to_contain_text("bad")
+    load_file(page, good)
+    expect(page.locator("#which .tensor")).to_contain_text("24×40")
+    expect(notice).to_have_count(0)
+    load_file(page, bad)
+    expect(notice).to_contain_text(f"bad{suffix}")
+    expect(page.locator("#which .tensor")).to_contain_text("24×40")
+    expect(page.locator("#chip-tensor")).to_contain_text("good")
+    expect(page.locator("#file")).to_contain_text("good")
+    expect(page.locator("#file-tensor input")).to_have_value(re.compile("^good"))
+    page.wait_for_function("location.search.includes('source=file')")
+    page.locator("#frontier").scroll_into_view_if_needed()
+    expect(page.locator("#frontier-status")).to_contain_text("named schemes", timeout=60_000)
+    expect(notice).to_contain_text(f"bad{suffix}")
+    page.locator("#chips [data-act=swap], #chip-a").first.scroll_into_view_if_needed()
+    page.keyboard.press("Escape")
+    page.keyboard.press("]")
+    expect(notice).to_have_count(0)
+    expect(page.locator("#which .tensor")).to_contain_text("24×40")
+
+
+def test_the_first_sight_is_not_empty(page: Page, url: str) -> None:
+    """What comes with the page itself is the first answer's words; they do not move afterwards."""
+    page.add_init_script("""window.shift = 0;
+      new PerformanceObserver(list => { for (const e of list.getEntries()) if (!e.hadRecentInput)
+        window.shift += e.value; }).observe({type: 'layout-shift', buffered: true});""")
+    page.goto(url)
+    page.locator("#kpis .v").first.wait_for()
+    assert not page.evaluate("window.explorer.ready"), "no answer has come yet"
+    expect(page.locator("#which .words")).to_contain_text("4-bit weights")
+    expect(page.locator("#chip-tensor")).to_contain_text("MLP up-projection")
+    page.wait_for_function("window.explorer?.ready")
+    page.wait_for_timeout(1500)
+    assert page.evaluate("window.shift") <= 0.05
+
+
+def test_a_link_does_not_show_another_view_first(page: Page, url: str) -> None:
+    """Until its own answer comes, the places of the words are kept, and none of the fresh page's are read."""
+    page.goto(f"{url}/?scheme=nvfp4&sample=mlp_down")
+    page.locator("#kpis .v").first.wait_for(state="attached")
+    assert not page.evaluate("window.explorer.ready")
+    expect(page.locator("#which .words")).to_be_hidden()
+    expect(page.locator("#chip-a")).to_be_hidden()
+    page.wait_for_function("window.explorer?.ready")
+    expect(page.locator("#which .words")).to_be_visible()
+    expect(page.locator("#chip-a")).to_contain_text("NVFP4")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,12 +76,11 @@ _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
 @dataclass(frozen=True)
 class SpeedView(View):
-    """The section at one shape: where the numbers are from, pickers, five figures, advice, table, files;
-    ``seen`` keeps that shape."""
+    """The section at one shape: where the numbers are from, pickers, five figures, advice, table and files;
+    ``marks`` is what the figures of A and B depend on (``_marks``)."""
 
     source: Shown
     shape: Shown
-    seen: Shown
     product: Shown
     tradeoff: Shown
     bars: Shown
@@ -92,6 +91,7 @@ class SpeedView(View):
     table: Shown
     csv_file: Shown
     json_file: Shown
+    marks: Shown
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,14 @@ def show(
     errors = _layer_errors(chosen, tuple(names)) if errors_of == LAYER and names else None
     every, marked = points(here, errors), _marked(chosen)
     name = f"{recording.machine.gpu or 'here'} {place.text}"
-    swept = _swept(recording.rows, place.shape) if place.shape else []
     files = _files(f"gemm {name}", recording.machine, here)
     source = " ".join((_source(view, recording, bool(here)), place.words, _schemes_words(chosen, names)))
     return SpeedView(
         source=html.status(source.strip()),
         shape=gr.update(choices=place.choices, value=place.value),
-        seen=place.text,
         product=gr.update(choices=[(GEMMS[n].label, n) for n in names if n in GEMMS], value=product),
-        tradeoff=plot_data(tradeoff_figure(every, name, marked)),
-        bars=plot_data(speed_figure(here, name, marked)),
-        sweep=plot_data(sweep_figure(swept, name, marked)),
-        roofline=plot_data(roofline_figure(here, recording.limits, name, marked)),
+        **_marked_figures(recording, place, here, every, marked),
+        marks=_marks(view, place, marked),
         ladder=plot_data(ladder_figure([t for t in here if t.gemm == product], f"{name} {product}")),
         sentence=html.sentence(_advice(recording.rows, place.text, here, every, errors is not None)),
         table=lines(here, recording.rows, view == RECORDED),
@@ -153,16 +149,50 @@ def follow(
     shape: str | None,
     product: str | None,
     errors_of: str,
-    own: Any,
-    seen: str | None,
+    own: Own | None,
+    marks: tuple[Any, ...] | None,
 ) -> SpeedView:
-    """``show`` when the selection changes. What depends on neither scheme nor layer stays as it is, if
-    ``seen``, the shape last shown, is the same."""
-    view_now = show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
-    if shape != seen or errors_of == LAYER:
-        return view_now
-    changed = ("source", "shape", "seen", "tradeoff", "bars", "sweep", "roofline")
-    return SpeedView.unchanged(**{name: getattr(view_now, name) for name in changed})
+    """``show`` when the selection changes. What depends on neither scheme nor layer stays as it is, once it
+    has been shown: of a shape by its numbers only the marks of A and B change, and only where they differ
+    from ``marks``, those that are shown."""
+    if marks is None or shape != marks[1] or shape in OF_LAYER or errors_of == LAYER:
+        return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
+    recording: Own = recorded_gemms() if view == RECORDED else own or Recording(Machine(), ())
+    place, marked = _place(chosen, recording.rows, shape), _marked(chosen)
+    here = at_shape(recording.rows, place.shape) if place.shape else []
+    names = list(dict.fromkeys(timing.gemm for timing in here))
+    source = " ".join((_source(view, recording, bool(here)), place.words, _schemes_words(chosen, names)))
+    now = _marks(view, place, marked)
+    figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
+    return SpeedView.unchanged(
+        source=html.status(source.strip()),
+        shape=gr.update(choices=place.choices, value=place.value),
+        marks=now,
+        **figures,
+    )
+
+
+def _marks(view: str, place: Place, marked: Mapping[str, str]) -> tuple[Any, ...]:
+    """What the marked figures show: whose numbers, of which shape, with which products marked."""
+    return view, place.text, tuple(sorted(marked.items()))
+
+
+def _marked_figures(
+    recording: Own,
+    place: Place,
+    here: Sequence[GemmTiming],
+    every: Sequence[Point],
+    marked: Mapping[str, str],
+) -> dict[str, str]:
+    """The four figures in which the products of A and B are marked."""
+    name, marks = f"{recording.machine.gpu or 'here'} {place.text}", dict(marked)
+    swept = _swept(recording.rows, place.shape) if place.shape else []
+    return {
+        "tradeoff": plot_data(tradeoff_figure(every, name, marks)),
+        "bars": plot_data(speed_figure(here, name, marks)),
+        "sweep": plot_data(sweep_figure(swept, name, marks)),
+        "roofline": plot_data(roofline_figure(here, recording.limits, name, marks)),
+    }
 
 
 @dataclass(frozen=True)
@@ -411,7 +441,6 @@ def build(page: Page) -> None:
     outputs = SpeedView(
         source=source,
         shape=shape,
-        seen=gr.State(None),
         product=product,
         tradeoff=tradeoff,
         bars=bars,
@@ -422,9 +451,10 @@ def build(page: Page) -> None:
         table=rows,
         csv_file=csv_file,
         json_file=json_file,
+        marks=gr.State(None),
     )
     unlisted = {**QUIET, "api_visibility": "undocumented"}
-    page.follow(follow, [*extra, outputs.seen], outputs, api_name="speed")
+    page.follow(follow, [*extra, outputs.marks], outputs, api_name="speed")
     page.keep("shape", shape, shape.input)
     for key, size in vars(sizes).items():
         page.keep(key, size, size.change, visit=False)

@@ -83,12 +83,23 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_scheme_redraws_its_marks_alone() -> None:
-    """Table, files and the chosen kernels are of the shape: another scheme does not send them again."""
-    values = [*selection(), speed.RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None]
-    first, out = speed.follow(*values, None), speed.follow(*values, "4096×4096×4096")
-    assert not [name for name, value in vars(first).items() if unchanged(value)], "another shape sends all"
-    kept = {name for name, value in vars(out).items() if unchanged(value)}
-    assert kept == {"product", "ladder", "sentence", "table", "csv_file", "json_file"}
+    """Table, files and the chosen kernels are of the shape: another scheme does not send them again, and the
+    figures only where other products are marked."""
+    rest = [speed.RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None]
+
+    def kept(marks: Any, **chosen: str) -> tuple[set[str], Any]:
+        out = speed.follow(*selection(**chosen), *rest, marks)
+        return {name for name, value in vars(out).items() if unchanged(value)}, out.marks
+
+    first, marks = kept(None, scheme="int4_group128")
+    assert not first, "nothing was shown yet"
+    of_shape = {"product", "ladder", "sentence", "table", "csv_file", "json_file"}
+    other, other_marks = kept(marks, scheme="nvfp4")
+    assert other == of_shape and other_marks != marks
+    figures = {"tradeoff", "bars", "sweep", "roofline"}
+    for same in ("int4~1x128~SYMMETRIC~float16~mse", "int4_group128+gptq"):
+        assert kept(marks, scheme=same) == (of_shape | figures, marks), same
+    assert kept(marks, scheme="nvfp4", second="int4_group128")[0] == of_shape
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,13 @@ def test_every_method_can_be_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("int4_group128+zzz", "no method 'zzz'"), ("zzz+gptq", "zzz"), ("nvfp4+", "no method"),
-     ("nvfp4+gptq+awq", "cannot stand before")],
-)  # fmt: skip
+    [
+        ("int4_group128+zzz", "no method 'zzz'"),
+        ("zzz+gptq", "zzz"),
+        ("nvfp4+", "no method"),
+        ("nvfp4+gptq+awq", "cannot stand before"),
+    ],
+)
 def test_wrong_texts_are_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Recipe.parse(text)

@@ -448,8 +448,7 @@ def test_calibration_is_there_when_it_is_seen(page: Page, url: str) -> None:
 
 def test_methods_run_refuse_and_repair_b(page: Page, url: str) -> None:
     """Nothing but the choice stands there before a run; they run on the page's own layer by A; the best
-    result becomes B with its own weight; a missing file loses nothing; another tensor takes the results
-    away."""
+    result becomes B with its own weight; a missing file loses nothing; another tensor takes results away."""
     open_page(page, url, "tab=methods&sample=attention_query&scheme=int3_group128")
     section = page.locator("#section-methods")
     expect(page.locator("#methods-status")).to_be_visible()

@@ -1,4 +1,4 @@
-"""What pickers of several tabs offer, and what their entries mean."""
+"""What pickers of several sections offer, and what their entries mean."""
 
 from __future__ import annotations
 

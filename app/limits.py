@@ -18,7 +18,7 @@ class Limits:
     keep_seconds: how long uploads and results are kept.
     local_folders: whether folders of this machine may be named.
     product_elements: of each matrix of a timed GEMM.
-    run_seconds: of one run of a tab.
+    run_seconds: of one run.
     model_weights: of a model that may be run on text.
     """
 

@@ -1,6 +1,6 @@
-"""The Methods and Training tabs' handlers: what they show, and what they refuse.
+"""The Methods and Training sections' handlers: what they show, and what they refuse.
 
-If these fail, a tab shows another layer's repair than was chosen, or loses what a visitor has captured.
+If these fail, a section shows another layer's repair than was chosen, or loses what a visitor has captured.
 """
 
 from __future__ import annotations

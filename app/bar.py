@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import gradio as gr
 
+from app import limits
 from app.controls import (
     CODES,
     CONVENTIONS,
@@ -27,7 +28,6 @@ from app.controls import (
     scheme_of,
     taken_back,
 )
-from app.limits import notify
 from app.selection import Selection, file_source, model_source
 from app.views import Control, Shown, View, shows
 from app.widgets import BEGAN, PRIVATE, block
@@ -284,7 +284,7 @@ def chosen_preset(name: str, kept: str) -> SchemeView:
             raise ValueError("choose a scheme")
         return show_scheme(name)
     except ValueError as error:
-        notify(str(error))
+        limits.notify(str(error))
         return show_second(kept)
 
 
@@ -332,10 +332,10 @@ def chosen_parts(
         )
         scheme = scheme_of(parts)
     except ValueError as error:
-        notify(str(error))
+        limits.notify(str(error))
         return show_second(kept)
     if notice := taken_back(parts, scheme):
-        notify(notice)
+        limits.notify(notice)
     return show_scheme(str(scheme))
 
 
@@ -373,7 +373,7 @@ def opened_file(path: str | None, shown: tuple[str, str | None, str | None] | No
     try:
         choices = _tensor_choices(file_source(path).infos)
     except SourceError as error:
-        notify(str(error))
+        limits.notify(str(error))
         source, file, tensor = shown or ("builtin", None, None)
         kept = gr.update(value=tensor) if file else gr.update(choices=[], value=None)
         return FileView(file=file, file_tensor=kept, source=source, told=str(error))

@@ -29,7 +29,7 @@ class Limits:
     sources: bounds on files, folders and the Hub.
     listed: tensors in one answer to a program.
     product_elements: of each matrix of a timed GEMM.
-    run_seconds: of one run of a section.
+    run_seconds: of one run.
     model_weights: of a model that may be run on text.
     """
 

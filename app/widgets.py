@@ -1,4 +1,4 @@
-"""Components that several tabs are laid out with."""
+"""Components that several sections are laid out with."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ NAMES = {
     "tensor": ("tensor", ""),
     "learn": ("learn", ""),
     "model": ("model", ""),
-    # What links called the page's parts when each was a tab of its own.
+    # What links called sections when each was a tab of its own.
     "formats": ("learn", ""),
     "training": ("learn", "training"),
     "compare": ("tensor", "frontier"),

@@ -1,4 +1,4 @@
-"""Timing matrix products on this machine, for the Speed tab."""
+"""Timing matrix products on this machine, for the Speed section."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Speed tab's table and words: a timing as a line, a product's facts and sources."""
+"""The Speed section's table and words: a timing as a line, a product's facts and sources."""
 
 from __future__ import annotations
 

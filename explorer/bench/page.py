@@ -233,7 +233,7 @@ FLAGS = (
 
 
 class Meter:
-    """A tab of the browser with the page in it, and the bytes that it has received."""
+    """A window of the browser with the page in it, and the bytes that it has received."""
 
     def __init__(self, browser: Browser, url: str) -> None:
         self.url, self.received = url, 0.0

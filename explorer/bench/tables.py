@@ -99,7 +99,7 @@ def quantize_baselines_table(timings: Sequence[QuantizeTiming]) -> str:
 
 
 def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
-    """Milliseconds for everything that the Tensor tab shows, by scheme and shape."""
+    """Milliseconds for everything that the Tensor place shows, by scheme and shape."""
     shapes = sorted({t.shape for t in timings})
     by = {(t.scheme, t.shape): f"{1e3 * t.median_s:.1f} ms" for t in timings}
     schemes = dict.fromkeys(t.scheme for t in timings)

@@ -208,7 +208,7 @@ def test_the_frontier_is_what_no_other_beats(points: list[tuple[float, float]]) 
 
 
 def test_frontier_is_what_nothing_beats(gaussian: Tensor) -> None:
-    """The Compare tab's marks on real schemes."""
+    """The frontier's marks on real schemes."""
     rows = mark_frontier(compare_schemes(gaussian[:64], SCHEMES.values()))
     for row in rows:
         beaten = any(

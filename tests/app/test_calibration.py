@@ -1,4 +1,4 @@
-"""The Calibration tab's handlers. If these fail, the tab shows nothing, or another range than was chosen."""
+"""The Calibration section's handlers. If these fail, it shows nothing, or another range than was chosen."""
 
 from __future__ import annotations
 

@@ -127,23 +127,47 @@ def test_a_seed_beyond_a_browsers_numbers_survives_a_click(page: gr.Blocks) -> N
     shown = show_scheme(LARGE_SEED)
     seed, _ = (b for b in page.blocks.values() if getattr(b, "label", None) == "Seed")
     values = [*shown.parts()[:-1], seed.preprocess(json.loads(json.dumps(seed.postprocess(shown.seed))))]
-    assert isinstance(seed.postprocess(shown.seed), str) and chosen_parts(*values).text == LARGE_SEED
+    assert isinstance(seed.postprocess(shown.seed), str) and chosen_parts(*values, "").text == LARGE_SEED
 
 
-@pytest.mark.parametrize("side", [1.5, None])
-def test_a_side_that_is_no_whole_number_is_refused(
+@pytest.mark.parametrize("side", [1.5, None, 0, -5, 1e12, float("inf"), float("nan")])
+def test_a_size_that_is_none_is_refused_and_goes_back(
     side: float | None, page: gr.Blocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1.5 does not become 2 on the way, and an empty field is not the whole axis."""
+    """1.5 does not become 2 on the way, and an empty field is not the whole axis; what holds is shown."""
     said: list[str] = []
     monkeypatch.setattr(limits, "notify", said.append)
     (size,) = (b for b in page.blocks.values() if getattr(b, "elem_id", None) == "size")
     values = show_scheme("int4_group128").parts()
     values[3] = size.preprocess(side)
-    chosen_parts(*values)
-    assert len(said) == 1 and "a whole number from 0 (the whole axis)" in said[0]
-    chosen_parts(*show_scheme("int4_group128").parts())
+    assert chosen_parts(*values, "int4_group128") == show_scheme("int4_group128")
+    assert len(said) == 1 and "Group size, tile columns: a whole number from 1 to 999999999, not" in said[0]
+    chosen_parts(*show_scheme("int4_group128").parts(), "int4_group128")
     assert len(said) == 1
+
+
+TILES = "int8~32x32~SYMMETRIC~float32~minmax"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        (2, -1, "Tile rows: a whole number from 0 (the whole axis)"),
+        (3, -1, "Group size, tile columns: a whole number from 0 (the whole axis)"),
+        (-1, "pear", "Seed: a whole number from 0 to 2^64 - 1, not 'pear'"),
+        (-1, str(2**64), "2^64"),
+    ],
+)
+def test_a_refused_number_names_its_field(
+    field: int, value: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a visitor does not know which of the boxes is meant."""
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+    values = show_scheme(TILES).parts()
+    values[field] = value
+    values[-2] = True
+    assert chosen_parts(*values, TILES) == show_scheme(TILES) and words in said[0]
 
 
 PICKERS = ("compare-schemes", "methods-schemes", "survive-schemes")
@@ -151,7 +175,7 @@ CUSTOM = "int5~4x128~SYMMETRIC~float8_e5m2~mse"
 
 
 @pytest.mark.parametrize("elem_id", PICKERS)
-def test_a_tab_takes_a_scheme_of_the_visitors_own(elem_id: str, page: gr.Blocks) -> None:
+def test_a_section_takes_a_scheme_of_the_visitors_own(elem_id: str, page: gr.Blocks) -> None:
     """If this fails, Gradio refuses the text of a scheme without a name before the handler sees it."""
     (picker,) = (b for b in page.blocks.values() if b.elem_id == elem_id)
     assert picker.preprocess(["nvfp4", CUSTOM]) == ["nvfp4", CUSTOM]
@@ -166,7 +190,7 @@ def test_a_tab_takes_a_scheme_of_the_visitors_own(elem_id: str, page: gr.Blocks)
 def test_a_refused_text_does_not_stay_in_the_picker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the picker names a scheme that nothing on the page shows. B may be none, A may not."""
     said: list[str] = []
-    monkeypatch.setattr("app.bar.notify", said.append)
+    monkeypatch.setattr(limits, "notify", said.append)
     assert chosen_preset("int99", "nvfp4").preset["value"] == "nvfp4" and "int99" in said[0]
     assert chosen_second("int99", "").preset == "" and len(said) == 2
     assert chosen_second("", "nvfp4").text == "" and len(said) == 2

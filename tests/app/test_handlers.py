@@ -1,7 +1,7 @@
 """Handlers with their defaults and with bad input: figures small enough, errors as messages, nothing lost.
 
-If these fail, a tab shows the wrong tensor or nothing at all, or a visitor's mistake wipes what was on the
-screen.
+If these fail, a section shows the wrong tensor or nothing at all, or a visitor's mistake wipes what was on
+the screen.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
 import gradio as gr
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -23,8 +25,9 @@ from safetensors.torch import save_file
 from app import html, limits
 from app.bar import PairView, opened_file
 from app.cache import BoundedCache
+from app.hand import acted
 from app.learn import playground
-from app.link import LinkView, read_link
+from app.link import LinkView, read_link, visited
 from app.sections import compare, overview, sizes, take_away
 from app.sections.element import moved, picked, typed
 from app.selection import Selection, matrix_of
@@ -120,9 +123,35 @@ def test_an_element_is_picked_and_walked_from() -> None:
     chosen = selection(scheme="nvfp4")
     there = picked(SimpleNamespace(element=[5, 7]), *chosen)
     assert (there.row, there.column, there.follow) == (5, 7, False)
-    step = SimpleNamespace(rows=-1, columns=0)
-    assert (lambda v: (v.row, v.column))(moved(step, *chosen, 5, 7, False)) == (4, 7)
-    assert (lambda v: (v.row, v.column))(moved(step, *chosen, 0, 7, False)) == (0, 7)
+    for row, steps, wanted in ((5, "-1,0", (4, 7)), (0, "-1,0", (0, 7)), (5, "3,-2", (8, 5))):
+        there = moved(*chosen, row, 7, False, steps)
+        assert (there.row, there.column) == wanted
+
+
+@pytest.mark.parametrize("steps", ["", "1", "1,2,3", "a,b", "1e9,0"])
+def test_steps_are_two_whole_numbers(steps: str, said: list[str]) -> None:
+    """What no script of the page sends moves nothing."""
+    out = moved(*selection(), 5, 7, False, steps)
+    assert "two whole numbers" in said[0] and unchanged(out.row)
+
+
+ACTS = [
+    ("", ("int4_row", "nvfp4")),
+    ("swap a", ("nvfp4", "int4_row")),
+    ("clear a", ("int4_row", "")),
+    ("next a,next a,previous a,next b", (1, 1)),
+    ("swap a,next a,swap a", (0, 1)),
+    ("what a,next c,next,<b>", ("int4_row", "nvfp4")),
+]
+
+
+@pytest.mark.parametrize(("acts", "wanted"), ACTS)
+def test_acts_on_the_schemes_one_after_another(acts: str, wanted: tuple[Any, Any]) -> None:
+    """What is pressed while an answer is awaited is done when it has come; nonsense changes nothing."""
+    names = list(SCHEMES)
+    places = zip(("int4_row", "nvfp4"), wanted, strict=True)
+    pair = [names[names.index(first) + end] if isinstance(end, int) else end for first, end in places]
+    assert acted("int4_row", "nvfp4", acts) == PairView(*pair)
 
 
 BAD = [
@@ -136,10 +165,10 @@ BAD = [
 def test_bad_input_is_a_message_and_nothing_is_lost(
     changes: dict[str, Any], words: str, said: list[str]
 ) -> None:
-    """If this fails, a typing error empties the tab."""
+    """If this fails, a typing error empties the page."""
     out = shown(*selection(**changes), None, None, True)
     assert words in said[0] and words in unescape(out.notice) and "Still shown" in out.notice
-    kept = [value for name, value in vars(out).items() if name != "notice"]
+    kept = [value for name, value in vars(out).items() if name not in ("notice", "told")]
     assert all(unchanged(value) for value in kept), "outputs must stay as they are"
 
 
@@ -164,6 +193,30 @@ def test_what_a_link_cannot_show_is_said(query: dict[str, str], words: list[str]
     assert all(part in message for part, message in zip(words, said, strict=True))
 
 
+KEPT = [
+    ({}, (0.5, None, 512, 1536, 384)),
+    ({"range": "0.31", "shape": "1x8192x8192", "k": "640"}, (0.31, "1×8192×8192", 512, 1536, 640)),
+    ({"shape": "layer-decode", "m": "1", "range": "1"}, (1.0, "layer-decode", 1, 1536, 384)),
+    ({"range": "7", "shape": "<b>", "m": "-3", "n": "1.5", "k": "0"}, (0.5, None, 512, 1536, 384)),
+    ({"range": "nan", "shape": "0x1x1", "m": "", "n": "9" * 20}, (0.5, None, 512, 1536, 384)),
+]
+
+
+@pytest.mark.parametrize("query, kept", KEPT)
+def test_what_sections_keep_in_the_address(query: dict[str, str], kept: tuple[Any, ...]) -> None:
+    """The own range, the shape that is shown and the one to measure; the usual ones for nonsense."""
+    seen = visited(urlencode(query))
+    shape = seen.of_shape["value"]
+    assert (seen.of_range, shape, seen.of_m, seen.of_n, seen.of_k) == kept
+    assert shape is None or shape in seen.of_shape["choices"][0]
+
+
+def test_back_leads_to_a_tensor_of_the_file() -> None:
+    """A link from outside cannot carry the file, Back within the page can; other sources keep its tensor."""
+    assert visited("?source=file&file_tensor=b").file_tensor == "b"
+    assert unchanged(visited("?sample=mlp_down").file_tensor)
+
+
 @pytest.mark.parametrize(
     "changes, words",
     [({"source": "file"}, "drop a file first"), ({"source": "model"}, "choose a layer of the model")],
@@ -176,15 +229,29 @@ def test_nothing_chosen_yet_is_no_warning(changes: dict[str, Any], words: str, s
 
 
 def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
-    """By the tab that shows it; the sidebar names the new file and offers no tensor of the old one."""
+    """The controls go back to what is shown, and the notice above that says why."""
     path = str(tmp_path / "bad.npy")
     Path(path).write_bytes(b"nonsense")
-    opened = opened_file(path)
-    assert opened.source == "file" and opened.file_tensor == gr.update(choices=[], value=None)
-    chosen = selection(source="file", file=path)
-    out = shown(*chosen, None, None, True)
-    overview.kernel(*chosen)
+    before = shown(*selection(), None, None, True)
+    opened = opened_file(path, before.shown)
+    assert (opened.source, opened.file) == ("builtin", None)
+    assert opened.file_tensor == gr.update(choices=[], value=None)
+    out = shown(*selection(), None, None, True, opened.told)
+    overview.kernel(*selection())
     assert len(said) == 1 and "no valid .npy header" in said[0] and said[0] in unescape(out.notice)
+    assert out.told == "" and shown(*selection(), None, None, True, out.told).notice == ""
+
+
+def test_after_a_refused_file_the_one_before_is_held(tmp_path: Path, said: list[str]) -> None:
+    """Its box, its tensor and its source: else the bar names a file that nothing shows."""
+    np.save(tmp_path / "good.npy", np.ones((4, 8), np.float32))
+    (tmp_path / "bad.pt").write_bytes(b"nonsense")
+    good = str(tmp_path / "good.npy")
+    name = opened_file(good, None).file_tensor["value"]
+    before = shown(*selection(source="file", file=good, file_tensor=name), None, None, True)
+    opened = opened_file(str(tmp_path / "bad.pt"), before.shown)
+    assert (opened.source, opened.file, opened.file_tensor["value"]) == ("file", good, name)
+    assert said == [opened.told]
 
 
 def test_an_element_outside_is_a_message(said: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""The handlers of Methods and Training: what they show, and what they refuse.
+"""The Methods and Training sections' handlers: what they show, and what they refuse.
 
-If these fail, a tab shows another layer's repair than was chosen, or loses what a visitor has captured.
+If these fail, a section shows another layer's repair than was chosen, or loses what a visitor has captured.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import threading
 from html import unescape
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,8 +140,8 @@ def test_a_repaired_scheme_is_computed_from_its_link() -> None:
     layer = load_layer(made.files["value"][2])
     assert layer.residues, "the correction is in the file"
     assert "GB/s" in overview.kernel(*values), "the kernel is that of the scheme"
-    acted = hand.acted("int4_group128+gptq", "", SimpleNamespace(act="next", side="a"))
-    assert acted == hand.acted("int4_group128", "", SimpleNamespace(act="next", side="a"))
+    acted = hand.acted("int4_group128+gptq", "", "next a")
+    assert acted == hand.acted("int4_group128", "", "next a")
 
 
 def test_a_repaired_scheme_is_refused_where_the_layer_has_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
-"""The Speed tab's handlers: recorded numbers on any machine, timings on this one, bad shapes refused.
+"""The Speed section's handlers: recorded numbers on any machine, timings on this one, bad shapes refused.
 
-If these fail, the tab is empty on a laptop, or shows one measurement under another's name.
+If these fail, the section is empty on a laptop, or shows one measurement under another's name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def shown(
     return speed.show(*selection(), view, shape, product, errors, own)
 
 
-def test_recorded_numbers_fill_the_tab_and_name_their_gpu() -> None:
+def test_recorded_numbers_fill_the_section_and_name_their_gpu() -> None:
     out = shown()
     assert "Recorded on one NVIDIA H200" in out.source and "commit" in out.source
     plots = [json.loads(o) for o in plots_of(out)]

@@ -1,7 +1,7 @@
 """The table of products on any machine: rows that make sense, operands that mean what they say, kernels that
 compile.
 
-If these fail, the Speed tab compares unlike things, or a kernel cannot be built for a chip that it is offered
+If these fail, the Speed section compares unlike things, or a kernel cannot be built for a chip that it is offered
 on.
 """
 

@@ -1,6 +1,6 @@
 """On a GPU: every kernel of every product against the float64 product of its dequantized operands.
 
-If these fail, the Speed tab times a kernel that computes something else.
+If these fail, the Speed section times a kernel that computes something else.
 """
 
 from __future__ import annotations

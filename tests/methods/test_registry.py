@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from app.sections import methods as tab
+from app.sections import methods as section
 from explorer import SCHEMES
 from explorer.__main__ import main
 from explorer.export.quantized import load_quantized, save_quantized
@@ -148,8 +148,10 @@ def layer_file(small: tuple[Tensor, Tensor], tmp_path: Path) -> Path:
 
 
 def test_the_page_offers_and_runs_every_method(layer_file: Path) -> None:
-    """The Methods tab's table has a row with numbers for each, under the label it is offered by."""
-    run = tab.run("file", "", str(layer_file), None, None, list(EVERY), ["int4_group64_asym"], "as they are")
+    """The Methods section's table has a row with numbers for each, under the label it is offered by."""
+    run = section.run(
+        "file", "", str(layer_file), None, None, list(EVERY), ["int4_group64_asym"], "as they are"
+    )
     *_, last = run
     rows = last.table
     assert [row[0] for row in rows] == list(choices().values())

@@ -92,7 +92,7 @@ def test_captured_inputs_are_the_stored_samples(encoder: Model) -> None:
 
 
 def test_capture_keeps_what_is_asked_and_writes_it(encoder: Model, tmp_path: Path) -> None:
-    """So many rows across texts, empty lines skipped, and a file that the Methods tab reads."""
+    """So many rows across texts, empty lines skipped, and a file that the Methods section reads."""
     names = linear_layers(encoder, "layer.5.output")
     assert names == ("encoder.layer.5.output.dense",)
     (layer,) = capture(encoder, ["one two three", "", "four"], names, 3)

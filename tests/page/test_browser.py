@@ -492,7 +492,7 @@ def test_training_runs_and_stops(page: Page, url: str) -> None:
 
 
 def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
-    """The tab is full without a GPU; a run on this machine replaces the recorded numbers and says so."""
+    """The section is full without a GPU; a run on this machine replaces the recorded numbers and says so."""
     open_page(page, url, "tab=speed")
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200", timeout=15_000)
     expect(page.locator("#speed-advice")).to_contain_text("For decode")

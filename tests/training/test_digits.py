@@ -1,6 +1,6 @@
 """Accuracy against bits on real images, and which gradients float16 loses.
 
-If these fail, the Training tab shows something else than was trained.
+If these fail, the Training section shows something else than was trained.
 """
 
 from __future__ import annotations

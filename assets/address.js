@@ -232,7 +232,8 @@ Object.assign(explorer, {
     return {row: follow ? null : row, column: follow ? null : column};
   },
   positionOf(query) {
-    const [row, column] = ['row', 'column'].map(key => /^\d{1,9}$/.test(query.get(key)) ? query.get(key) : null);
+    const whole = key => /^\d{1,9}$/.test(query.get(key)) ? query.get(key) : null;
+    const row = whole('row'), column = whole('column');
     return row === null || column === null ? [null, null, true] : [Number(row), Number(column), false];
   },
 

@@ -1,7 +1,7 @@
 """Calibrators compared on one tensor, and observers over batches.
 
-If these fail, the Calibration section draws a threshold that the method did not choose, or a stream of batches
-calibrates to another range than the same data at once.
+If these fail, the Calibration section draws a threshold that the method did not choose, or a stream of
+batches calibrates to another range than the same data at once.
 """
 
 from __future__ import annotations

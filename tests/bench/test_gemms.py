@@ -1,8 +1,8 @@
 """The table of products on any machine: rows that make sense, operands that mean what they say, kernels that
 compile.
 
-If these fail, the Speed section compares unlike things, or a kernel cannot be built for a chip that it is offered
-on.
+If these fail, the Speed section compares unlike things, or a kernel cannot be built for a chip that it is
+offered on.
 """
 
 from __future__ import annotations

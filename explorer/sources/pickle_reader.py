@@ -26,12 +26,15 @@ MAGIC = 0x1950A86A20F9469CFC6C
 DEEPEST = 64
 TYPES = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
          "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
-         "ComplexFloat": "complex64", "ComplexDouble": "complex128"}  # fmt: skip
+         "ComplexFloat": "complex64", "ComplexDouble": "complex128",
+         "QInt32": "qint32", "QInt8": "qint8", "QUInt8": "quint8", "QUInt4x2": "quint4x2",
+         "QUInt2x4": "quint2x4"}  # fmt: skip
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
          "int64": 8, "int32": 4, "int16": 2, "int8": 1,
          "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8,
          "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
-         "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1}  # fmt: skip
+         "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1,
+         "qint32": 4, "qint8": 1, "quint8": 1, "quint4x2": 1, "quint2x4": 1}  # fmt: skip
 
 
 class Refusal(Exception):  # noqa: N818
@@ -92,14 +95,24 @@ def _limit(seconds: int, memory: int) -> None:
 
 
 class Unpickler(pickle.Unpickler):
-    """An unpickler that imports nothing: globals are stand-ins, others than torch's own are refused."""
+    """An unpickler that imports nothing: globals are stand-ins, others than torch's own are refused.
+
+    ``widths`` has the bytes per element of each storage that was referred to.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self.widths: dict[str, int] = {}
 
     def find_class(self, module: str, name: str) -> Any:
+        module = "builtins" if module == "__builtin__" else module  # its name in protocol 2
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
-        if module in ("torch", "torch.storage", "torch.cuda") or module.startswith("torch.nn.parameter"):
-            return Global(module, name) if name != "Size" else tuple
         made = FUNCTIONS.get(f"{module}.{name}")
+        if (made is None and module in ("torch", "torch.storage", "torch.cuda")) or module.startswith(
+            "torch.nn.parameter"
+        ):
+            return Global(module, name) if name != "Size" else tuple
         if made is None:
             raise Refusal(f"it holds the pickled object {ascii(module + '.' + name)[1:-1][:80]}")
         return made
@@ -108,9 +121,13 @@ class Unpickler(pickle.Unpickler):
         kind, storage, key, *_ = identity
         if kind != "storage" or not isinstance(storage, Global) or not isinstance(key, str):
             raise Refusal("it refers to something that is no storage")
-        if storage.name == "UntypedStorage":
-            return Storage(key, None)
-        return Storage(key, TYPES.get(storage.name.removesuffix("Storage"), ""))
+        dtype = None
+        if storage.name != "UntypedStorage":
+            dtype = TYPES.get(storage.name.removesuffix("Storage"))
+            if dtype is None:
+                raise Refusal(f"it holds a storage of an unknown kind, {ascii(storage.name)[1:-1][:40]}")
+        self.widths[key] = 1 if dtype is None else SIZES[dtype]
+        return Storage(key, dtype)
 
 
 def _tensor_v2(
@@ -151,6 +168,9 @@ def _nothing(*_: Any) -> None:
 
 
 def _text_as_bytes(text: Any = "", encoding: Any = "latin1") -> bytes:
+    """Bytes that are in the file; a number, of which Python would make as many zeros, is refused."""
+    if isinstance(text, bytes):
+        return text
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise Refusal("it makes bytes out of something that is no text")
     return text.encode("latin1")
@@ -167,6 +187,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_nested_tensor": _nothing,
     "torch._utils._rebuild_meta_tensor_no_storage": _nothing,
     "torch.serialization._get_layout": _nothing,
+    "torch.device": _nothing,
     "collections.Counter": _nothing,
     "builtins.set": _nothing,
     "builtins.complex": _nothing,
@@ -223,12 +244,11 @@ def _read_stream(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[d
     reader = Unpickler(file)
     loaded = reader.load()
     places: dict[str, tuple[int, int]] = {}
-    widths = _widths(loaded, tensors)
     for key in _load(file):
         (count,) = struct.unpack("<q", file.read(8))
-        size = count * widths.get(key, 1)
-        if count < 0 or key not in widths:
+        if count < 0 or key not in reader.widths:
             raise Refusal("it holds storages that no tensor of it lies in")
+        size = count * reader.widths[key]
         places[key] = file.tell(), size
         file.seek(size, 1)
     return _described(loaded, lambda storage: places[storage.key], tensors)
@@ -236,12 +256,6 @@ def _read_stream(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[d
 
 def _load(file: IO[bytes]) -> Any:
     return Unpickler(file).load()
-
-
-def _widths(loaded: Any, tensors: int) -> dict[str, int]:
-    """Bytes per element of each storage of a stream, which counts them in elements."""
-    storages = (dense.storage for _, dense in _dense(loaded, tensors))
-    return {storage.key: SIZES[storage.dtype] if storage.dtype else 1 for storage in storages}
 
 
 def _described(

@@ -182,7 +182,7 @@ def _bars(fig: go.Figure, row: int, side: Side, color: str, name: str) -> None:
         {
             "yaxis": _name("y", 2 * row + 1),
             "marker": {"color": color, "line": {"width": 0}},
-            "legendgroup": side.label,
+            "legendgroup": color,
         },
     )
     edges = after.middle.edges

@@ -98,6 +98,20 @@ def test_the_drawn_shares_are_the_tensor(name: str) -> None:
     assert len(outlines) == (6 if name == "heavy" else 2)
 
 
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_click_on_a_legend_entry_hides_one_side(name: str) -> None:
+    """Sides that are called the same are not one group: A's entry hides A's bars in the centre and in both
+    tails, and none of B's."""
+    sides = [Side("the same", side.analysis) for side in sides_of(TENSORS[name], ("int4_group128", "nvfp4"))]
+    fig = values_figure(sides[0].analysis.before, sides, [np.empty(0)] * 2, "n")
+    entries = {t.marker.color: t.legendgroup for t in fig.data if t.type == "bar" and t.showlegend is not False}
+    assert len(set(entries.values())) == 2
+    for color, group in entries.items():
+        hidden = [t for t in fig.data if t.legendgroup == group]
+        assert hidden == [t for t in fig.data if t.type == "bar" and t.marker.color == color]
+        assert len(hidden) == (3 if name == "heavy" else 1)
+
+
 def test_an_all_zero_tensor_has_its_axis_around_zero() -> None:
     """It ran from 0 to 256."""
     sides = sides_of(TENSORS["zero"], ("int4_group128",))

@@ -39,7 +39,7 @@ explorer.figure = (element, props, watch, send) => {
     const first = !plot._fullLayout;
     await Plotly.react(plot, spec.data, layout, config);
     plot.style.minHeight = '';
-    if (spec.data.some(trace => trace.meta?.codes)) explorer.errorMap.focusable(plot);
+    if (spec.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.focusable(plot);
     if (first) listen();
     showReset();
   };
@@ -47,7 +47,7 @@ explorer.figure = (element, props, watch, send) => {
   const listen = () => {
     plot.on('plotly_click', event => {
       const point = event.points[0], at = point.pointIndex ?? point.pointNumber ?? null;
-      const element = point.data.meta?.codes ? explorer.errorMap.clicked(point) : null;
+      const element = explorer.errorMap.isOfElements(point.data) ? explorer.errorMap.clicked(point) : null;
       send('point', {x: point.x ?? null, y: point.y ?? null, curve: point.curveNumber, at, element,
         data: element ? null : point.customdata ?? null});
     });

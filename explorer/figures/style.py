@@ -113,19 +113,6 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:120] or "figure"
 
 
-def number(value: float) -> str:
-    """Three digits for people to read: 0.0123, 618, 6.18×10⁵."""
-    text = f"{value:.3g}".replace("-", "−")
-    digits, _, power = text.partition("e")
-    if not power:
-        return text
-    exponent = power.replace("−", "-").replace("+", "")
-    return f"{digits}×10{str(int(exponent)).translate(_RAISED)}"
-
-
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
 def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
     """Add buttons that switch ``axis`` ("xaxis" or "yaxis") between linear and logarithmic."""
     return add_buttons(fig, [(kind, {f"{axis}.type": kind}) for kind in ("linear", "log")])

@@ -120,7 +120,9 @@ def test_labels_tell_schemes_apart(text: str) -> None:
     for one, other in itertools.combinations(VARIED, 2):
         for values in itertools.product(VARIED[one], VARIED[other]):
             with contextlib.suppress(ValueError):
-                changed = dataclasses.replace(Scheme.parse(text), **dict(zip((one, other), values, strict=True)))
+                changed = dataclasses.replace(
+                    Scheme.parse(text), **dict(zip((one, other), values, strict=True))
+                )
                 scheme = Scheme.parse(changed.text)
                 assert labels.setdefault(scheme.label, scheme.text) == scheme.text, scheme.label
 

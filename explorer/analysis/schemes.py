@@ -64,9 +64,9 @@ def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS, tall: int = 1) -> Sample
 
     Rows are whole, as blocks run along them, in at least ``RUNS`` runs from the first row to the last; of a
     single row that does not fit, its first columns. Blocks of ``tall`` > 1 rows (at most ``RUN``) are whole
-    too: where ``RUNS`` of them with whole rows do not fit, each run has other columns. A scheme with one range
-    for the whole tensor, or for a column, sees the range of the sample: if outliers lie outside of it, the
-    error of the whole tensor is larger than the sample's.
+    too: where ``RUNS`` of them with whole rows do not fit, each run has other columns. A scheme with one
+    range for the whole tensor, or for a column, sees the range of the sample: if outliers lie outside of it,
+    the error of the whole tensor is larger than the sample's.
     """
     rows, columns = x.shape
     if x.numel() <= most:

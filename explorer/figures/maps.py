@@ -1,4 +1,4 @@
-"""Heat maps of a matrix's cells in 16-bit codes, which keep the page light; the browser makes words of them."""
+"""Heat maps of a matrix's cells in 16-bit codes, which keep the page light; the browser words them."""
 
 from __future__ import annotations
 

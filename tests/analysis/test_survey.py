@@ -71,7 +71,7 @@ def test_a_survey_has_each_scheme_once_and_the_slow_ones_last() -> None:
 
 
 def test_tiles_have_the_error_that_they_have_in_the_whole_matrix() -> None:
-    """One row in 128 is large: each tile holds one; of tiles cut to eight rows, three in four would hold none."""
+    """One row in 128 is large: each tile holds one; of tiles cut to eight rows, most would hold none."""
     x = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0))
     x[::128] *= 1000
     scheme = Scheme.parse("int8~128x128~SYMMETRIC~float32~minmax")

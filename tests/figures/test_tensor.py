@@ -16,8 +16,8 @@ from torch import Tensor
 
 from explorer import SCHEMES, words
 from explorer.analysis.tensor import Side, analyse, block_levels, largest_in_cell
-from explorer.figures.style import ORIGINAL, A, B
 from explorer.figures.maps import CODES, ColourScale
+from explorer.figures.style import ORIGINAL, A, B
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
 from explorer.figures.values import values_figure
 

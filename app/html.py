@@ -70,9 +70,10 @@ def chips(tensor: str, schemes: Sequence[Scheme]) -> str:
     return render("chips", tensor=tensor, first=first, second=others[0] if others else "")
 
 
-def verdict(tensor: str, schemes: Sequence[Scheme], words: str) -> str:
-    """Which tensor is shown, what the schemes are, and the sentences that judge them."""
-    return render("verdict", tensor=tensor, schemes=list(zip(SIDES, schemes, strict=False)), words=words)
+def verdict(tensor: str, schemes: Sequence[Scheme], words: str, why: str) -> str:
+    """Which tensor is shown, what the schemes are, the sentences that judge them, and why."""
+    marked = list(zip(SIDES, schemes, strict=False))
+    return render("verdict", tensor=tensor, schemes=marked, words=words, why=why)
 
 
 SIDES = ("A", "B")
@@ -99,30 +100,32 @@ class Tile:
 def kpis(reports: Sequence[Report]) -> str:
     """The row of key numbers of one report, or of two with their differences."""
     rows = (
-        ("SQNR", "SQNR", "dB", _sqnr, lambda r: r.sqnr_db, "+.2f"),
-        ("Bits per element", "bits per element", "", _bits, lambda r: r.bits.total, "+.3g"),
-        ("Size", "bits per element", "", _size, lambda r: r.nbytes, "%"),
-        ("Largest error", "", "", _largest, lambda r: r.max_error, "%"),
-        ("Rounded to zero", "", "%", _zeroed, lambda r: 100 * r.zeroed, "+.3g"),
-        ("Cosine", "cosine", "", _cosine, lambda r: r.cosine, "+.2g"),
+        ("SQNR", "SQNR", "dB", _sqnr, lambda r: r.sqnr_db, "+.2f", " dB"),
+        ("Bits per element", "bits per element", "", _bits, lambda r: r.bits.total, "+.3g", " bits"),
+        ("Size", "bits per element", "", _size, lambda r: r.nbytes, "%", " %"),
+        ("Largest error", "", "", _largest, lambda r: r.max_error, "%", " %"),
+        ("Rounded to zero", "", "%", _zeroed, lambda r: 100 * r.zeroed, "+.3g", " points"),
+        ("Cosine", "cosine", "", _cosine, lambda r: r.cosine, "+.2g", ""),
     )
     tiles = []
-    for name, term, unit, text, value, how in rows:
+    for name, term, unit, text, value, how, of in rows:
         numbers = [text(r) for r in reports]
         same = len({number.text for number in numbers}) < len(numbers)
-        difference = "the same" if same else _difference([float(value(r)) for r in reports], how)
+        difference = "the same" if same else _difference([float(value(r)) for r in reports], how, of)
         tiles.append(Tile(name, term, unit, tuple(zip(SIDES, numbers, strict=False)), difference))
     return render("kpis", tiles=tiles)
 
 
-def _difference(values: Sequence[float], how: str) -> str:
-    """What the second value is above the first: a signed number, or a share of the first."""
+def _difference(values: Sequence[float], how: str, unit: str) -> str:
+    """What the second value is above the first: a signed number with its unit, or a share of the first."""
     if len(values) < 2 or not all(math.isfinite(v) for v in values):
         return ""
     first, second = values
     if how == "%":
-        return "" if first == 0 else f"{100 * (second - first) / first:+.3g} %".replace("-", "−")
-    return format(second - first, how).replace("-", "−")
+        if first == 0:
+            return ""
+        first, second, how = 100.0, 100 * second / first, "+.3g"
+    return f"{format(second - first, how)}{unit}".replace("-", "−")
 
 
 def _sqnr(report: Report) -> Number:

@@ -1,6 +1,6 @@
-/* Maps: a cell stands for several elements and shows the largest error among them, or for several blocks and
-   shows their largest scale. The server sends codes and places of two bytes; the words under the mouse are made
-   from them here. */
+/* Maps: a cell stands for several elements and shows the largest error among them, or for several blocks
+   and shows their largest scale. The server sends codes and places of two bytes; the words under the mouse
+   are made from them here. */
 explorer.errorMap = {
   TYPES: {u1: Uint8Array, u2: Uint16Array, u4: Uint32Array},
 
@@ -33,7 +33,7 @@ explorer.errorMap = {
     return (least ? 'at most ' : '') + explorer.words.number(explorer.errorMap.value(meta, code), digits);
   },
 
-  /* Where the cell [down, right] lies: the element that has its value, or the rows and columns of its blocks. */
+  /* Where a cell [down, right] lies: the element that has its value, or the rows and columns of blocks. */
   where(meta, places, down, right) {
     if (places || meta.tall * meta.wide === 1) {
       const [row, column] = explorer.errorMap.element(meta, places, down, right);

@@ -5,9 +5,9 @@ explorer.words = {
     if (!Number.isFinite(value)) return Number.isNaN(value) ? 'not a number' : value > 0 ? '∞' : '−∞';
     if (value === 0) return '0';
     const [mantissa, power] = value.toExponential(digits - 1).split('e'), exponent = Number(power);
-    const size = Math.abs(Number(`${mantissa}e${power}`));
-    const text = size >= 1e-4 && size < 1e15
-      ? Number(`${mantissa}e${power}`).toLocaleString('en-US', {maximumFractionDigits: Math.max(digits - 1 - exponent, 0)})
+    const rounded = Number(`${mantissa}e${power}`), size = Math.abs(rounded);
+    const fraction = {maximumFractionDigits: Math.max(digits - 1 - exponent, 0)};
+    const text = size >= 1e-4 && size < 1e15 ? rounded.toLocaleString('en-US', fraction)
       : `${Number(mantissa)} × 10${explorer.numbers.raised(exponent)}`;
     return text.replace('-', '−');
   },

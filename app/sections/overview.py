@@ -17,7 +17,7 @@ from app.theme import plot_data
 from app.views import Shown, shows
 from app.widgets import block, figure_pair, plot_card, plot_pair
 from explorer import Scheme
-from explorer.analysis.verdict import verdict
+from explorer.analysis.verdict import judged
 from explorer.bench.quantize import recorded_kernel, time_one
 from explorer.core.backend import gpu_device, gpu_status
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
@@ -61,7 +61,7 @@ def show(chosen: Selection, row: float | None, column: float | None, follow: boo
     reports = [analysis.report for _, analysis in pairs]
     numbers = {
         "chips": html.chips(matrix.name, schemes),
-        "verdict": html.verdict(matrix.description, schemes, verdict(*reports)),
+        "verdict": html.verdict(matrix.description, schemes, *judged(*(analysis for _, analysis in pairs))),
         "kpis": html.kpis(reports),
         "notice": "",
     }

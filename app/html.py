@@ -134,7 +134,7 @@ def _sqnr(report: Report) -> Number:
 
 def _largest(report: Report) -> Number:
     row, column = report.max_error_at
-    return Number(f"{report.max_error:.3g}", f"at row {row}, column {column}")
+    return Number(words.number(report.max_error), f"at row {row}, column {column}")
 
 
 def _bits(report: Report) -> Number:

@@ -29,7 +29,7 @@ from explorer import words
 from explorer.analysis.report import Report
 from explorer.analysis.spread import Spread
 from explorer.analysis.tensor import Analysis
-from explorer.analysis.why import why
+from explorer.analysis.why import percent, why
 
 DB_PER_BIT = 20 * math.log10(2)
 """What one bit more is worth on a uniform grid: half the step, a quarter of the squared error."""
@@ -81,7 +81,7 @@ def judged(a: Analysis, b: Analysis | None = None) -> tuple[str, str]:
     if energy <= MOST:
         return verdict(a.report, other), why(a, b)
     few = (
-        f"The {words.number(100 * share, 2)} % of the elements in the tails hold {_percent(energy)} of the "
+        f"The {percent(share)} of the elements in the tails hold {percent(energy)} of the "
         "squares: the decibels are theirs, and say little of the others."
     )
     return f"{_plainly(a.report, other)} {few}", why(a, b)
@@ -129,10 +129,6 @@ def _became(report: Report) -> str:
     if math.isfinite(report.relative_error):
         return f"restored to within {words.number(100 * report.relative_error)} %, {bits}"
     return f"changed by {words.number(report.max_error)}, {bits}"
-
-
-def _percent(share: float) -> str:
-    return f"{words.number(100 * share, 3)} %"
 
 
 def verdict(a: Report, b: Report | None = None) -> str:
@@ -192,7 +188,7 @@ def _difference(a: Report, b: Report) -> str:
         times = 10 ** (abs(gain) / 10)
         return (
             f"At the same size {better} has {abs(gain):.1f} dB more: {worse}'s squared error is "
-            f"{words.number(times, 2)} times as large."
+            f"{words.number(times, 3 if times < 1.1 else 2)} times as large."
         )
     if abs(gain) < SAME_DB:
         cheaper, other = ("B", "A") if saved > 0 else ("A", "B")

@@ -29,6 +29,9 @@ FEW = 0.001
 MANY = 0.2
 """A share of elements that became zero which explains the error beside the width of the steps."""
 
+MUCH = 0.1
+"""The share of all squared errors from which on one clipped element is told of."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -102,7 +105,7 @@ def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
     """Of two schemes with the same floats: how many elements are too small for their block's scale."""
     shares = [_subnormal_share(side) for side in sides]
     small = " and ".join(
-        f"{_percent(share)} under {letter} ({_sharing(side.q.scheme)})"
+        f"{percent(share)} under {letter} ({_sharing(side.q.scheme)})"
         for letter, share, side in zip("AB", shares, sides, strict=True)
     )
     start = f"Why: steps are at most 1/{2**fmt.mantissa} of a value, but for those too small for their scale"
@@ -129,24 +132,37 @@ def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
         f"{second} {of[coarse]}"
     )
     zeroed = sides[coarse].report.zeroed
-    lost = f"; {_percent(zeroed)} of the elements became 0 under {second}" if zeroed > MANY else ""
-    return f"{text}{lost}{_outliers(sides[0])}."
+    lost = f"; {percent(zeroed)} of the elements became 0 under {second}" if zeroed > MANY else ""
+    clipped = "".join(_clipped(side, f" under {name}") for name, side in zip("AB", sides, strict=True))
+    return f"{text}{lost}{clipped}{_outliers(sides[0])}."
 
 
 def _clause(grid: Grid, side: Analysis) -> str:
-    """What the steps of one scheme are."""
-    fmt, sharing = grid.scheme.format, _sharing(grid.scheme)
+    """What the steps of one scheme are, and what they leave out."""
+    fmt, sharing, zeroed = grid.scheme.format, _sharing(grid.scheme), side.report.zeroed
+    over = f"over {_digits(grid.width)} times the RMS ({sharing})"
     if isinstance(fmt, FloatFormat):
         small = _subnormal_share(side)
         text = f"has steps of at most 1/{2**fmt.mantissa} of a value ({sharing})"
-        return f"{text}, but for the {_percent(small)} too small for that" if small >= FEW else text
-    over = f"over {_digits(grid.width)} times the RMS ({sharing})"
-    if not grid.uniform:
-        return f"has {grid.steps + 1} {'uneven ' if grid.steps > 2 else ''}levels {over}"
-    lost = (
-        f", and {_percent(side.report.zeroed)} of the elements became 0" if side.report.zeroed > MANY else ""
+        text += f", but for the {percent(small)} too small for that" if small >= FEW else ""
+    elif not grid.uniform:
+        text = f"has {grid.steps + 1} {'uneven ' if grid.steps > 2 else ''}levels {over}"
+    else:
+        text = f"has {grid.steps} equal steps {over}, each {_digits(grid.step)} of it wide"
+        text += f", and {percent(zeroed)} of the elements became 0" if zeroed > MANY else ""
+    return text + _clipped(side)
+
+
+def _clipped(side: Analysis, under: str = "") -> str:
+    """What was cut off, where the largest error alone is a good part of all error."""
+    report = side.report
+    elements = side.q.shape[0] * side.q.shape[1]
+    if not report.clipped or report.max_error**2 < MUCH * report.mse * elements:
+        return ""
+    return (
+        f"; {percent(report.clipped)} of the elements lie beyond the codes{under} and are clipped, by up to "
+        f"{_digits(report.max_error / _rms(side))} times the RMS"
     )
-    return f"has {grid.steps} equal steps {over}, each {_digits(grid.step)} of it wide{lost}"
 
 
 def _subnormal_share(side: Analysis) -> float:
@@ -171,7 +187,7 @@ def _outliers(side: Analysis) -> str:
     if not beyond:
         return text
     middle = max(abs(float(edge)) for edge in before.middle.edges[[0, -1]])
-    return f"{text}, all but {_percent(beyond)} lie within {_digits(middle / _rms(side))} times it"
+    return f"{text}, all but {percent(beyond)} lie within {_digits(middle / _rms(side))} times it"
 
 
 def _sharing(scheme: Scheme) -> str:
@@ -184,7 +200,10 @@ def _sharing(scheme: Scheme) -> str:
     return kinds.get(scheme.granularity, scheme.granularity)
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share (0 … 1) in words; what is less than all is never "100 %"."""
+    if 0.9995 <= share < 1:
+        return "more than 99.9 %"
     return f"{words.number(100 * share, 3 if share > 0.9 else 2)} %"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from explorer.figures.style import (
     TEXT,
     A,
     B,
+    caption,
     empty,
     family,
     figure,
@@ -25,13 +25,17 @@ from explorer.figures.style import (
     translucent,
 )
 
-HEIGHT = 440
+HEIGHT = 448
 TICKS = (1, 1.5, 2, 3, 4, 6, 8, 16, 32)
 FONT_SIZE = 11
-MARKER, RING = 11, 19
+SMALL, MARKER, RING = 7, 11, 19
 """Pixels across."""
-LEFT, RIGHT, ABOVE, BELOW = 56, 16, 12, 104
-WIDTHS = tuple(width - LEFT - RIGHT for width in (340, 500, 680, 1000, 1400))
+AWAY = (0, 18)
+"""Pixels between a point and its label: many more lines than this would be a thicket."""
+LEGEND = 48
+"""Pixels from the plot down to the legend, which has two lines on a phone."""
+LEFT, RIGHT, ABOVE, BELOW = 56, 16, 12, 112
+WIDTHS = tuple(width - LEFT - RIGHT for width in (300, 400, 540, 720, 1000, 1400))
 """Of a plot in pixels, from the narrowest figure to the widest."""
 
 
@@ -69,8 +73,11 @@ def frontier_figure(
         return empty(why, f"{name} frontier")
     frame = _frame([*drawn, *(row for row, _, _ in chosen)])
     fig = legend_below(figure("bits per element, scales included", "SQNR (dB)", f"{name} frontier", HEIGHT))
+    plot = HEIGHT - ABOVE - BELOW
     fig.update_layout(
-        legend={"entrywidth": 84, "font": {"size": 11}},
+        legend={"xref": "paper", "yref": "paper", "x": 0, "y": -LEGEND / plot, "yanchor": "top"},
+        legend_entrywidth=70,
+        legend_font_size=10,
         margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW},
     )
     _line(fig, [r for r in drawn if r.on_frontier])
@@ -87,9 +94,8 @@ def frontier_figure(
         range=[frame.low, frame.high],
         tickvals=ticks,
         ticktext=[f"{t:g}" for t in ticks],
-        automargin=False,
     )
-    fig.update_yaxes(range=[frame.bottom, frame.top], automargin=False)
+    fig.update_yaxes(range=[frame.bottom, frame.top])
     return fig
 
 
@@ -141,7 +147,7 @@ def _points(fig: go.Figure, members: Sequence[ComparisonRow], group: str, color:
         customdata=[_who(r) for r in members],
         marker={
             "color": color,
-            "size": [MARKER if r.on_frontier else 7 for r in members],
+            "size": [MARKER if r.on_frontier else SMALL for r in members],
             "symbol": symbol,
             "opacity": [1.0 if r.on_frontier else 0.55 for r in members],
         },
@@ -177,7 +183,7 @@ def place_labels(
     rows: Sequence[ComparisonRow], chosen: Sequence[tuple[ComparisonRow, str]], frame: Frame
 ) -> list[tuple[ComparisonRow, Label]]:
     """Labels of ``chosen``, A and B by letter, then of the points on the frontier, each where it meets no
-    label, point of the frontier or edge at any of ``WIDTHS``.
+    label, point or edge at any of ``WIDTHS``.
 
     What has no room is left out; of A and B the letter stays, over points if it must be.
     """
@@ -188,9 +194,10 @@ def place_labels(
     for row in edge:
         name = str(row.scheme)
         spots.append(frame.spot(row, MARKER, "" if name in taken else names[name]))
-    labels = place(spots, HEIGHT - ABOVE - BELOW, FONT_SIZE, WIDTHS)
     owners = [*(row for row, _ in chosen), *edge]
-    return [(row, label) for row, label in zip(owners, labels, strict=True) if label is not None]
+    spots += [frame.spot(row, SMALL) for row in rows if not row.on_frontier]
+    labels = place(spots, HEIGHT - ABOVE - BELOW, FONT_SIZE, WIDTHS, AWAY)
+    return [(row, label) for row, label in zip(owners, labels, strict=False) if label is not None]
 
 
 def _spread_out(edge: Sequence[ComparisonRow]) -> Iterator[ComparisonRow]:
@@ -208,6 +215,6 @@ def _short_names(rows: Sequence[ComparisonRow]) -> dict[str, str]:
     """By each scheme's text its label without what stands in brackets, which the hover has, unless another
     of ``rows`` is called the same without it."""
     full = {str(row.scheme): row.scheme.label.replace(", asymmetric", ", asym.") for row in rows}
-    short = {text: re.sub(r" \(.*?\)", "", label) for text, label in full.items()}
+    short = {text: caption(label) for text, label in full.items()}
     common = Counter(short.values())
     return {text: label if common[short[text]] > 1 else short[text] for text, label in full.items()}

@@ -13,7 +13,7 @@ WIDTHS = (230, 1000)
 """Of a plot in pixels, on a phone and on a wide screen: a label has to be clear of the others on both."""
 _SIDES = ((0, -1), (0, 1), (1, 0), (-1, 0), (1, -1), (-1, -1), (1, 1), (-1, 1))
 """Right and down of the point, in the order in which they are tried."""
-_AWAY = (0, 18, 36, 60)
+AWAY = (0, 18, 36, 60)
 """Pixels between point and label; from the second on a line joins them."""
 _EM, _LINE, _GAP, _OVERHANG = 0.6, 1.25, 2, 8
 """Width of a letter and height of a line in font sizes; pixels around a label, and beyond the plot's edge."""
@@ -62,17 +62,23 @@ class _Box:
 
 
 def place(
-    spots: Sequence[Spot], height: float, size: float = 10, widths: Sequence[float] = WIDTHS
+    spots: Sequence[Spot],
+    height: float,
+    size: float = 10,
+    widths: Sequence[float] = WIDTHS,
+    away: Sequence[float] = AWAY,
 ) -> list[Label | None]:
     """Where each spot's label stands, None where it has no room; earlier spots choose first.
 
-    ``height`` of the plot and ``size`` of the font in pixels. No label covers a marker or another label, or
-    leaves the plot, at any of ``widths``, but for letters that have no room.
+    ``height`` of the plot, ``size`` of the font and the distances ``away`` in pixels. No label covers a
+    marker or another label, or leaves the plot, at any of ``widths``, but for letters that have no room.
     """
     taken = [[_marker(spot, width, height) for spot in spots] for width in widths]
     chosen: list[Label | None] = []
     for spot in spots:
-        label = _first_free(spot, height, size, widths, taken)
+        texts = filter(None, (spot.text, spot.letter))
+        options = [label for text in texts for label in _around(spot, text, size, away)]
+        label = _first_free(spot, options, height, size, widths, taken)
         if label is not None:
             for width, boxes in zip(widths, taken, strict=True):
                 boxes.append(_box(spot, label, width, height, size))
@@ -100,22 +106,26 @@ def add_label(figure: go.Figure, label: Label, x: float, y: float, color: str, s
 
 
 def _first_free(
-    spot: Spot, height: float, size: float, widths: Sequence[float], taken: Sequence[Sequence[_Box]]
+    spot: Spot,
+    options: Sequence[Label],
+    height: float,
+    size: float,
+    widths: Sequence[float],
+    taken: Sequence[Sequence[_Box]],
 ) -> Label | None:
-    options = [label for text in (spot.text, spot.letter) if text for label in _around(spot, text, size)]
     for label in options:
         if all(
             _is_free(_box(spot, label, width, height, size), width, height, boxes)
             for width, boxes in zip(widths, taken, strict=True)
         ):
             return label
-    return next(_around(spot, spot.letter, size)) if spot.letter else None
+    return next((label for label in options if label.text == spot.letter), None)
 
 
-def _around(spot: Spot, text: str, size: float) -> Iterator[Label]:
+def _around(spot: Spot, text: str, size: float, distances: Sequence[float]) -> Iterator[Label]:
     """Where ``text`` may stand, in the order in which that is tried."""
     wide, tall = _EM * size * len(text), _LINE * size
-    for away in _AWAY:
+    for away in distances:
         for right, down in _SIDES:
             reach = spot.radius + _GAP + away
             yield Label(text, right * (reach + wide / 2), down * (reach + tall / 2), away > 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.tensor import MAP_LIMIT
 from explorer.analysis.tiles import tile_size
-from explorer.figures.style import GRID, MAGNITUDE_SCALE, figure
+from explorer.figures.style import FEW_TICKS, GRID, MAGNITUDE_SCALE, figure
 
 HEIGHT = 380
 CODES = 65535
@@ -127,7 +127,8 @@ def map_figure(
     fig.update_layout(uirevision=f"map {rows} {columns}")
     whole = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
     fig.update_yaxes(range=[rows - 0.5, -0.5], dtick=1 if rows <= 8 else None, **whole)
-    fig.update_xaxes(range=[-0.5, columns - 0.5], dtick=1 if columns <= 8 else None, **whole)
+    few = {"dtick": 1} if columns <= 8 else FEW_TICKS
+    fig.update_xaxes(range=[-0.5, columns - 0.5], **few, **whole)
     return fig
 
 

@@ -17,9 +17,12 @@ from explorer.analysis.tiles import tile_maximum, tile_size
 from explorer.core.quantize import QuantizedTensor
 from explorer.figures.maps import ColourScale, highest, map_figure
 from explorer.figures.style import (
+    FEW_TICKS,
     POWERS,
+    SWITCH_HEIGHT,
     A,
     B,
+    caption,
     empty,
     figure,
     legend_below,
@@ -31,6 +34,8 @@ from explorer.formats import FloatFormat, float_format
 LINE_POINTS = 1024
 """The most points of a line of scales; each is the largest of its run."""
 COLORS = (A, B)
+NOTE_LINE, NOTE_GAP = 14, 8
+"""Pixels of a line above a figure's buttons, and between them."""
 HEAVY = 40.0
 """Colours are logarithmic where the largest error is more than so many times the median of cells with one."""
 SMALLEST = 1e-5
@@ -59,13 +64,14 @@ def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
             hovertemplate=f"{'AB'[index]}, %{{x:.4g}}: %{{y:.3~%}}<extra></extra>",
         )
     fig.update_yaxes(tickformat="~%")
-    fig.update_xaxes(**POWERS)
+    fig.update_xaxes(**POWERS, **FEW_TICKS)
+    switch_axis(fig, "yaxis")
     _say_beyond(fig, sides)
-    return switch_axis(fig, "yaxis")
+    return fig
 
 
 def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
-    """How many errors lie beyond the bins, and the largest of them."""
+    """How many errors lie beyond the bins, and the largest of them, above the buttons."""
     lines = []
     for letter, side in zip("AB", sides, strict=False):
         if side.analysis.report.max_error == 0:
@@ -76,10 +82,12 @@ def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
             which = f"{letter} " if len(sides) > 1 else ""
             lines.append(f"{which}{100 * beyond:.2g} % beyond, to {words.number(largest)}")
     if lines:
+        fig.update_layout(margin={"t": fig.layout.margin.t + NOTE_GAP + NOTE_LINE * len(lines)})
         fig.add_annotation(
             text="<br>".join(lines),
             x=1,
             y=1,
+            yshift=SWITCH_HEIGHT + NOTE_GAP,
             xref="paper",
             yref="paper",
             xanchor="right",
@@ -92,7 +100,8 @@ def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
 
 def _named(sides: Sequence[Side], index: int) -> str:
     """What a side is called in a legend: its letter too if there are two."""
-    return f"{'AB'[index]}  {sides[index].label}" if len(sides) > 1 else sides[index].label
+    name = caption(sides[index].label)
+    return f"{'AB'[index]}  {name}" if len(sides) > 1 else name
 
 
 def error_map_figures(
@@ -206,7 +215,7 @@ def _code_usage(q: QuantizedTensor, counts: Tensor, color: str, name: str) -> go
     shown = np.isfinite(values)
     share = (counts / max(int(counts.sum()), 1)).numpy()[shown]
     order = np.argsort(values[shown], kind="stable")
-    labels = [f"{v:.4g}" for v in values[shown][order]]
+    labels = ["−0" if v == 0 and np.signbit(v) else words.number(v, 4) for v in values[shown][order]]
     fig.add_bar(
         x0=0,
         dx=1,
@@ -216,7 +225,8 @@ def _code_usage(q: QuantizedTensor, counts: Tensor, color: str, name: str) -> go
         hovertemplate="%{customdata}: %{y:.3~%}<extra></extra>",
     )
     every = 1 << max(0, math.ceil(math.log2(len(labels) / 12)))
-    fig.update_xaxes(tickvals=list(range(0, len(labels), every)), ticktext=labels[::every])
+    fig.update_xaxes(tickvals=list(range(0, len(labels), every)), ticktext=labels[::every], tickangle=0)
+    fig.update_yaxes(tickformat="~%")
     fig.update_layout(bargap=0.15, uirevision=f"codes {q.scheme.format.name}")
     return switch_axis(fig, "yaxis")
 
@@ -239,5 +249,6 @@ def _exponent_usage(q: QuantizedTensor, fmt: FloatFormat, color: str, name: str)
         hovertemplate="2^%{x}: %{y:.3~%}<extra></extra>",
     )
     fig.update_xaxes(tickformat="d", dtick=1 if last - first < 12 else None)
+    fig.update_yaxes(tickformat="~%")
     fig.update_layout(bargap=0.15, uirevision=f"exponents {fmt.name}")
     return switch_axis(fig, "yaxis")

@@ -12,7 +12,7 @@ from explorer import words
 from explorer.analysis.histograms import Histogram
 from explorer.analysis.spread import Spread
 from explorer.analysis.tensor import Side
-from explorer.figures.style import GRID, ORIGINAL, POWERS, A, B, add_buttons, figure, legend_below
+from explorer.figures.style import GRID, ORIGINAL, POWERS, A, B, add_buttons, caption, figure, legend_below
 
 ROW, BETWEEN, TICKS = 210, 24, 26
 """Pixels: a row's bars, the room between two rows, and the representable values under a row's bars."""
@@ -46,7 +46,7 @@ def values_figure(
         _bars(fig, row, side, color, f"after, {'AB'[row]}" if rows > 1 else "after")
         _outline(fig, row, before)
         _ticks(fig, row, block, color, row == named)
-        _caption(fig, row, f"{'AB'[row]}  {side.label}" if rows > 1 else side.label, color)
+        _caption(fig, row, f"{'AB'[row]}  {caption(side.label)}" if rows > 1 else caption(side.label), color)
     return fig
 
 

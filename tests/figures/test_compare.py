@@ -46,7 +46,7 @@ def test_no_two_labels_meet(chosen: list[ComparisonRow]) -> None:
         for row, label in placed:
             spot, wide = frame.spot(row, 0), 0.55 * FONT_SIZE * len(label.text)
             x, y = spot.x * width + label.right, (1 - spot.y) * tall + label.down
-            boxes.append((x - wide / 2, y - 7, x + wide / 2, y + 7))
+            boxes.append((x - wide / 2, y - 6, x + wide / 2, y + 6))
             assert x - wide / 2 > -LEFT and x + wide / 2 < width + RIGHT and 0 <= y <= tall, label
         for (one, a), (other, b) in itertools.combinations(zip(placed, boxes, strict=True), 2):
             apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]

@@ -350,7 +350,7 @@ def left_parts(kept: str, *parts: Any) -> SchemeView:
 
 def _seed(text: str | None) -> int:
     words = (text or "").strip()
-    if not re.fullmatch(r"[0-9]{0,20}", words):
+    if not re.fullmatch(r"[0-9]{0,20}", words) or int(words or 0) >= 1 << 64:
         raise ValueError(f"Seed: a whole number from 0 to 2^64 - 1, not {words!r}")
     return int(words or 0)
 

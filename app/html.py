@@ -71,9 +71,10 @@ def chips(tensor: str, schemes: Sequence[Scheme | Recipe]) -> str:
     return render("chips", tensor=tensor, first=first, second=others[0] if others else "")
 
 
-def verdict(tensor: str, schemes: Sequence[Scheme | Recipe], words: str) -> str:
-    """Which tensor is shown, what the schemes are, and the sentences that judge them."""
-    return render("verdict", tensor=tensor, schemes=list(zip(SIDES, schemes, strict=False)), words=words)
+def verdict(tensor: str, schemes: Sequence[Scheme | Recipe], words: str, why: str = "") -> str:
+    """Which tensor is shown, what the schemes are, the sentences that judge them, and why."""
+    marked = list(zip(SIDES, schemes, strict=False))
+    return render("verdict", tensor=tensor, schemes=marked, words=words, why=why)
 
 
 SIDES = ("A", "B")
@@ -101,39 +102,47 @@ def kpis(reports: Sequence[Report], outputs: Sequence[float] = ()) -> str:
     """The row of key numbers of one report, or of two with their differences. ``outputs``: where a method
     works for it, the SQNR in dB of the layer's output by each."""
     rows = (
-        ("SQNR", "SQNR", "dB", _sqnr, lambda r: r.sqnr_db, "+.2f"),
-        ("Bits per element", "bits per element", "", _bits, lambda r: r.bits.total, "+.3g"),
-        ("Size", "bits per element", "", _size, lambda r: r.nbytes, "%"),
-        ("Largest error", "", "", _largest, lambda r: r.max_error, "%"),
-        ("Rounded to zero", "", "%", _zeroed, lambda r: 100 * r.zeroed, "+.3g"),
-        ("Cosine", "cosine", "", _cosine, lambda r: r.cosine, "+.2g"),
+        ("SQNR", "SQNR", "dB", _sqnr, lambda r: r.sqnr_db, "+.2f", " dB"),
+        ("Bits per element", "bits per element", "", _bits, lambda r: r.bits.total, "+.3g", " bits"),
+        ("Size", "bits per element", "", _size, lambda r: r.nbytes, "%", " %"),
+        ("Largest error", "", "", _largest, lambda r: r.max_error, "%", " %"),
+        ("Rounded to zero", "", "%", _zeroed, lambda r: 100 * r.zeroed, "+.3g", " points"),
+        ("Cosine", "cosine", "", _cosine, lambda r: r.cosine, "+.2g", ""),
     )
     tiles = [
-        _tile(name, term, unit, [text(r) for r in reports], [float(value(r)) for r in reports], how)
-        for name, term, unit, text, value, how in rows
+        _tile(name, term, unit, [text(r) for r in reports], [float(value(r)) for r in reports], how, of)
+        for name, term, unit, text, value, how, of in rows
     ]
     if outputs:
         numbers = [Number(_decibels(db), "on inputs held out") for db in outputs]
-        tiles.insert(0, _tile("Output SQNR", "SQNR", "dB", numbers, outputs, "+.2f"))
+        tiles.insert(0, _tile("Output SQNR", "SQNR", "dB", numbers, outputs, "+.2f", " dB"))
     return render("kpis", tiles=tiles)
 
 
 def _tile(
-    name: str, term: str, unit: str, numbers: Sequence[Number], values: Sequence[float], how: str
+    name: str,
+    term: str,
+    unit: str,
+    numbers: Sequence[Number],
+    values: Sequence[float],
+    how: str,
+    of: str,
 ) -> Tile:
     same = len({number.text for number in numbers}) < len(numbers)
-    difference = "the same" if same else _difference(values, how)
+    difference = "the same" if same else _difference(values, how, of)
     return Tile(name, term, unit, tuple(zip(SIDES, numbers, strict=False)), difference)
 
 
-def _difference(values: Sequence[float], how: str) -> str:
-    """What the second value is above the first: a signed number, or a share of the first."""
+def _difference(values: Sequence[float], how: str, unit: str) -> str:
+    """What the second value is above the first: a signed number with its unit, or a share of the first."""
     if len(values) < 2 or not all(math.isfinite(v) for v in values):
         return ""
     first, second = values
     if how == "%":
-        return "" if first == 0 else f"{100 * (second - first) / first:+.3g} %".replace("-", "−")
-    return format(second - first, how).replace("-", "−")
+        if first == 0:
+            return ""
+        first, second, how = 100.0, 100 * second / first, "+.3g"
+    return f"{format(second - first, how)}{unit}".replace("-", "−")
 
 
 def _sqnr(report: Report) -> Number:
@@ -142,7 +151,7 @@ def _sqnr(report: Report) -> Number:
 
 def _largest(report: Report) -> Number:
     row, column = report.max_error_at
-    return Number(f"{report.max_error:.3g}", f"at row {row}, column {column}")
+    return Number(words.number(report.max_error), f"at row {row}, column {column}")
 
 
 def _bits(report: Report) -> Number:

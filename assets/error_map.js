@@ -1,5 +1,6 @@
-/* Error maps: a cell stands for several elements and shows the largest error among them. The server sends
-   codes and places of two bytes; the words under the mouse are made from them here. */
+/* Maps: a cell stands for several elements and shows the largest error among them, or for several blocks
+   and shows their largest scale. The server sends codes and places of two bytes; the words under the mouse
+   are made from them here. */
 explorer.errorMap = {
   TYPES: {u1: Uint8Array, u2: Uint16Array, u4: Uint32Array},
 
@@ -18,10 +19,34 @@ explorer.errorMap = {
     return [down * meta.tall + Math.floor(place / meta.wide), right * meta.wide + place % meta.wide];
   },
 
-  /* The error that a code of `z` stands for. */
-  error(meta, code) {
-    const {low, high} = meta, share = code / meta.codes;
+  /* The value that a code of `z` stands for. */
+  value(meta, code) {
+    const {low, high, first} = meta, share = (code - first) / (meta.codes - first);
+    if (meta.zero && code === 0) return 0;
     return meta.logarithmic ? low * (high / low) ** share : low + (high - low) * share;
+  },
+
+  /* The same in words, to no more digits than the code has where codes are equal steps. */
+  words(meta, code) {
+    const digits = meta.logarithmic ? 3 : Math.min(String(code).length, 3);
+    const least = meta.cut && code === meta.first;
+    return (least ? 'at most ' : '') + explorer.words.number(explorer.errorMap.value(meta, code), digits);
+  },
+
+  /* Where a cell [down, right] lies: the element that has its value, or the rows and columns of blocks. */
+  where(meta, places, down, right) {
+    if (places || meta.tall * meta.wide === 1) {
+      const [row, column] = explorer.errorMap.element(meta, places, down, right);
+      return `${meta.unit}row ${row}, ${meta.unit}column ${column}`;
+    }
+    const span = (from, size) => size === 1 ? from : `${from} and the next ${size - 1}`;
+    return `the largest of ${meta.unit}row ${span(down * meta.tall, meta.tall)}`
+      + `, ${meta.unit}column ${span(right * meta.wide, meta.wide)}`;
+  },
+
+  /* Whether a trace is a map of elements, whose cells are chosen by a click. */
+  isOfElements(trace) {
+    return Boolean(trace.meta?.codes) && !trace.meta.unit;
   },
 
   /* The element under a click on the map: `point` is one of plotly_click's. */
@@ -39,16 +64,14 @@ explorer.errorMap = {
     plot.addEventListener('pointerdown', () => plot.focus({preventScroll: true}));
   },
 
-  /* Give the error maps of a figure, before plotly draws it, their words for the hover. */
+  /* Give the maps of a figure, before plotly draws it, their words for the hover. */
   describe(figure) {
     for (const trace of figure.data) {
       if (trace.type !== 'heatmap' || !trace.meta?.codes) continue;
       const codes = explorer.errorMap.rows(trace.z), places = explorer.errorMap.rows(trace.customdata);
-      trace.text = codes.map((cells, down) => Array.from(cells, (code, right) => {
-        const [row, column] = explorer.errorMap.element(trace.meta, places, down, right);
-        const error = Number(explorer.errorMap.error(trace.meta, code).toPrecision(3));
-        return `|error| ${error}<br>row ${row}, column ${column}`;
-      }));
+      const {errorMap} = explorer, {meta} = trace;
+      trace.text = codes.map((cells, down) => Array.from(cells, (code, right) =>
+        `${meta.label} ${errorMap.words(meta, code)}<br>${errorMap.where(meta, places, down, right)}`));
       trace.hovertemplate = '%{text}<extra></extra>';
     }
     return figure;

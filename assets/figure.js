@@ -12,7 +12,7 @@ explorer.touch = matchMedia('(hover: none)').matches;
    is called with "point" and what was clicked, and with "range" and where a line was dragged from and to. */
 explorer.figure = (element, props, watch, send) => {
   const plot = element.querySelector('.figure');
-  let drawn = null, kind = null, width = 0, starts = [], zoomed = false, near = false;
+  let drawn = null, kind = null, width = 0, starts = [], home = {}, zoomed = false, near = false;
 
   /* Only what is on the screen, or nearly, is drawn; one figure after another, so that the page takes clicks
      and keys in between. */
@@ -39,7 +39,8 @@ explorer.figure = (element, props, watch, send) => {
     const first = !plot._fullLayout;
     await Plotly.react(plot, spec.data, layout, config);
     plot.style.minHeight = '';
-    if (spec.data.some(trace => trace.meta?.codes)) explorer.errorMap.focusable(plot);
+    if (!zoomed) home = explorer.ranges(plot);
+    if (spec.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.focusable(plot);
     if (first) listen();
     showReset();
   };
@@ -47,16 +48,17 @@ explorer.figure = (element, props, watch, send) => {
   const listen = () => {
     plot.on('plotly_click', event => {
       const point = event.points[0], at = point.pointIndex ?? point.pointNumber ?? null;
-      const element = point.data.meta?.codes ? explorer.errorMap.clicked(point) : null;
+      const element = explorer.errorMap.isOfElements(point.data) ? explorer.errorMap.clicked(point) : null;
       send('point', {x: point.x ?? null, y: point.y ?? null, curve: point.curveNumber, at, element,
         data: element ? null : point.customdata ?? null});
     });
     plot.on('plotly_relayout', changes => {
       const keys = Object.keys(changes);
-      if (keys.some(key => key.endsWith('.type'))) return;
-      if (keys.some(key => /^[xy]axis\d*\.range/.test(key))) zoomed = true;
-      if (keys.some(key => /^[xy]axis\d*\.autorange/.test(key))) zoomed = false;
-      showReset();
+      if (keys.some(key => key.endsWith('.type'))) home = explorer.ranges(plot);
+      else if (keys.some(key => /^[xy]axis\d*\./.test(key))) {
+        zoomed = !explorer.sameRanges(explorer.ranges(plot), home);
+        showReset();
+      }
       const moved = keys.map(key => key.match(/^shapes\[(\d+)\]\.x0$/)).find(Boolean);
       if (moved) send('range', {from: starts[moved[1]], to: changes[moved[0]]});
     });
@@ -98,6 +100,17 @@ explorer.figure = (element, props, watch, send) => {
   new ResizeObserver(() => requestAnimationFrame(resized)).observe(plot);
   explorer.plotly.then(drawLater);
 };
+
+/* The ends of every axis, by its name. */
+explorer.ranges = plot => Object.fromEntries(Object.entries(plot._fullLayout)
+  .filter(([name, axis]) => /^[xy]axis\d*$/.test(name) && axis.range)
+  .map(([name, axis]) => [name, [...axis.range]]));
+
+/* Whether two such are the same to a thousandth of their length: a tap on a phone moves nothing. */
+explorer.sameRanges = (one, other) => Object.entries(one).every(([name, [low, high]]) => {
+  const [start, end] = other[name] || [low, high], slack = Math.abs(end - start) / 1000;
+  return Math.abs(low - start) <= slack && Math.abs(high - end) <= slack;
+});
 
 /* Axes that the visitor has switched to linear or logarithmic stay so in the next figure of its kind. */
 explorer.keepSwitches = (plot, layout) => {

@@ -17,7 +17,7 @@ from app.selection import Selection, matrix_of
 from app.theme import plot_data
 from app.views import Shown, shows
 from app.widgets import block, figure_pair, plot_card, plot_pair
-from explorer.analysis.verdict import verdict
+from explorer.analysis.verdict import judged, verdict
 from explorer.bench.quantize import recorded_kernel, time_one
 from explorer.core.backend import gpu_device, gpu_status
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
@@ -65,10 +65,13 @@ def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dic
     """The bar, the verdict and the key numbers, by their names in ``TensorView``."""
     recipes = [recipe for recipe, _ in pairs]
     reports = [analysis.report for _, analysis in pairs]
-    words = " ".join((output_words(recipes, outputs), verdict(*reports))).strip()
+    if outputs:  # the steps of a repaired weight are not those of its scheme alone
+        words, why = f"{output_words(recipes, outputs)} {verdict(*reports)}", ""
+    else:
+        words, why = judged(*(analysis for _, analysis in pairs))
     return {
         "chips": html.chips(matrix.name, recipes),
-        "verdict": html.verdict(matrix.description, recipes, words),
+        "verdict": html.verdict(matrix.description, recipes, words, why),
         "kpis": html.kpis(reports, outputs),
     }
 

@@ -161,6 +161,8 @@ def summary(report: CalibrationReport) -> str:
     methods = [c for c in report.choices if c.method != "own"]
     base, best = methods[0], max(methods, key=lambda c: c.report.sqnr_db)
     name, gain = report.scheme.format.label, best.report.sqnr_db - base.report.sqnr_db
+    if base.report.max_error == 0:
+        return f"With one scale for all values, min-max leaves {name} no error: there is nothing to gain."
     if best is base or gain < GAIN_DB:
         return (
             f"With one scale for all values, {name} gains nothing from clipping: "
@@ -218,7 +220,7 @@ def static_summary(comparison: StaticVsDynamic | None) -> str:
     """The SQNRs in one sentence; None stands for a tensor of one row."""
     if comparison is None:
         return "Static and dynamic scales are compared on held-out rows; this tensor has only one row."
-    fixed = ", ".join(f"{name} {value:.2f} dB" for name, value in comparison.static.items())
+    fixed = ", ".join(f"{CALIBRATORS[name].label} {v:.2f} dB" for name, v in comparison.static.items())
     return (
         f"On {comparison.rows} held-out rows, with a scale fixed on the other rows (static): {fixed}; "
         f"with a scale for each row (dynamic): {comparison.dynamic:.2f} dB."

@@ -42,8 +42,10 @@ def compare_schemes(x: Tensor, schemes: Iterable[Scheme]) -> Iterator[Comparison
 SAMPLE_ELEMENTS = 1 << 17
 """The most elements of a sample: all 87 named schemes took 1.4 s on two busy cores for a 1536 × 384 matrix,
 more than half of it for the five that search; with twice as many 3.7 s."""
+RUNS = 4
+"""The fewest runs of rows that a sample is of: outliers gather in some rows of a weight."""
 RUN = 128
-"""Consecutive rows of a sample: the height of the tallest tile of a named scheme."""
+"""The most consecutive rows of a run: the height of the tallest tile of a named scheme."""
 SEARCHING_CALIBRATORS = ("mse", "entropy")
 WHOLE_BLOCKS = 256
 """The part of a row that is taken is a multiple of this, which the named schemes' blocks divide."""
@@ -57,25 +59,33 @@ class Sample:
     share: float
 
 
-def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS) -> Sample:
+def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS, tall: int = 1) -> Sample:
     """At most ``most`` elements of the matrix ``x`` [rows, cols]: all of it where it has no more.
 
-    Rows are whole, as blocks run along them, in runs of ``RUN`` so that tiles are whole too; where few fit,
-    in four shorter runs; of a single row that does not fit, its first columns. A scheme with one range for
-    the whole tensor, or for a column, sees the range of the sample: if outliers lie outside of it, the error
-    of the whole tensor is larger than the sample's.
+    Rows are whole, as blocks run along them, in at least ``RUNS`` runs from the first row to the last; of a
+    single row that does not fit, its first columns. Blocks of ``tall`` > 1 rows (at most ``RUN``) are whole
+    too: where ``RUNS`` of them with whole rows do not fit, each run has other columns. A scheme with one
+    range for the whole tensor, or for a column, sees the range of the sample: if outliers lie outside of it,
+    the error of the whole tensor is larger than the sample's.
     """
     rows, columns = x.shape
     if x.numel() <= most:
         return Sample(x, 1.0)
-    fit = min(rows, most // columns)
-    if fit == 0:
-        row = x[:1, : max(1, most // WHOLE_BLOCKS) * WHOLE_BLOCKS]
-        return Sample(row, row.numel() / x.numel())
-    run = RUN if fit >= RUN else max(1, fit // 4)
+    tall = min(tall, rows)
+    height = 1 if tall == 1 else min(RUNS * tall, rows)
+    width = min(columns, max(1, most // height))
+    if WHOLE_BLOCKS < width < columns:
+        width -= width % WHOLE_BLOCKS
+    bands = rows // tall
+    fit = max(1, min(bands, most // (width * tall)))
+    run = max(1, min(RUN // tall, fit // RUNS))
     runs = fit // run
-    starts = [i * (rows - run) // max(runs - 1, 1) for i in range(runs)]
-    values = torch.cat([x[start : start + run] for start in starts])
+    parts = []
+    for i in range(runs):
+        start = i * (bands - run) // max(runs - 1, 1) * tall
+        left = i * (columns - width) // max(runs - 1, 1) // WHOLE_BLOCKS * WHOLE_BLOCKS
+        parts.append(x[start : start + run * tall, left : left + width])
+    values = torch.cat(parts)
     return Sample(values, values.numel() / x.numel())
 
 
@@ -84,11 +94,21 @@ def survey(x: Tensor, schemes: Iterable[Scheme], most: int = SAMPLE_ELEMENTS) ->
 
     Bits are those of the whole matrix. A generator, so that it can be stopped.
     """
-    sample = sample_rows(x, most)
     once = list({scheme.text: scheme for scheme in schemes}.values())
-    for row in compare_schemes(sample.values, sorted(once, key=searches)):
-        bits = row.scheme.bits_per_element((x.shape[0], x.shape[1]))
+    samples: dict[int, Tensor] = {}
+    for scheme in sorted(once, key=searches):
+        tall = _rows_of_a_block(scheme)
+        if tall not in samples:
+            samples[tall] = sample_rows(x, most, tall).values
+        (row,) = compare_schemes(samples[tall], [scheme])
+        bits = scheme.bits_per_element((x.shape[0], x.shape[1]))
         yield dataclasses.replace(row, report=dataclasses.replace(row.report, bits=bits))
+
+
+def _rows_of_a_block(scheme: Scheme) -> int:
+    """The height of the scheme's blocks that a sample keeps whole; 1 of blocks that span more than a run."""
+    height = scheme.block[0] or 1
+    return height if scheme.scale is not None and height <= RUN else 1
 
 
 def searches(scheme: Scheme) -> bool:

@@ -23,8 +23,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from explorer import words
 from explorer.analysis.report import Report
+from explorer.analysis.spread import Spread
+from explorer.analysis.tensor import Analysis
+from explorer.analysis.why import percent, why
 
 DB_PER_BIT = 20 * math.log10(2)
 """What one bit more is worth on a uniform grid: half the step, a quarter of the squared error."""
@@ -34,52 +39,96 @@ SAME_BITS, SAME_DB = 0.005, 0.05
 
 @dataclass(frozen=True)
 class Band:
-    """SQNRs from ``least`` dB on: what they are called, and what they meant where it was measured."""
+    """SQNRs from ``least`` dB on: what they are called, and the ``cosine`` of embeddings that was measured
+    with such weights (the mean of 240 sentences, `assets/measurements/embeddings.json`)."""
 
     least: float
     words: str
-    meaning: str
+    cosine: str
+    more: str = ""
+
+    @property
+    def meaning(self) -> str:
+        return (
+            "Measured on the sentence encoder all-MiniLM-L6-v2: all linear layers in such weights leave its "
+            f"embeddings a cosine of {self.cosine} with the original's{self.more}."
+        )
 
 
 BANDS = (
-    Band(
-        50.0,
-        "the error of a 16-bit float",
-        "Such weights left the measured model's embeddings as they were (cosine 1.0000).",
-    ),
-    Band(
-        36.0,
-        "usual for INT8",
-        "Such weights kept the measured model's embeddings at a cosine of 0.9996.",
-    ),
-    Band(
-        28.0,
-        "usual for FP8 and 6-bit floats",
-        "Such weights kept the measured model's embeddings at a cosine of 0.998 to 0.999.",
-    ),
-    Band(
-        22.5,
-        "between 4-bit weights and FP8",
-        "The measured model's embeddings kept a cosine of 0.94 to 0.98 with 4-bit weights, 0.999 with FP8.",
-    ),
-    Band(
-        16.0,
-        "usual for 4-bit weights",
-        "They kept the measured model's embeddings at a cosine of 0.94 to 0.98, by GPTQ at 0.98.",
-    ),
-    Band(
-        9.0,
-        "usual for 3-bit weights",
-        "They kept the measured model's embeddings at a cosine of 0.86, by GPTQ at 0.93.",
-    ),
-    Band(
-        -math.inf,
-        "what 2 bits and fewer leave",
-        "Such weights left the measured model's embeddings a cosine of 0.27 to 0.47; only training helps.",
-    ),
+    Band(50.0, "the error of a 16-bit float", "1.0000"),
+    Band(36.0, "usual for INT8", "0.9996"),
+    Band(28.0, "usual for FP8 and 6-bit floats", "0.998 to 0.999"),
+    Band(22.5, "between 4-bit weights and FP8", "0.94 to 0.98 (4 bits) or 0.998 to 0.999 (FP8)"),
+    Band(16.0, "usual for 4-bit weights", "0.94 to 0.98", "; by GPTQ 0.98"),
+    Band(9.0, "usual for 3-bit weights", "0.86", "; by GPTQ 0.93"),
+    Band(-math.inf, "what 2 bits and fewer leave", "0.27 to 0.47", "; only training helps"),
 )
 """From `docs/which-format.md`: the first table, and the methods of its third section under the same formats;
 "only training" is its fifth section. The limits lie between the rows of the table above."""
+
+
+MOST = 0.5
+"""Where the tails hold more than this share of a tensor's energy, its SQNR is theirs."""
+
+
+def judged(a: Analysis, b: Analysis | None = None) -> tuple[str, str]:
+    """The ``verdict`` on a tensor's quantization by A, or by A and B, and ``why``."""
+    if _of_one_value(a.before):
+        return _each_alike(a, b), ""
+    other = None if b is None else b.report
+    share, energy = _tails(a)
+    if energy <= MOST:
+        return verdict(a.report, other), why(a, b)
+    few = (
+        f"The {percent(share)} of the elements in the tails hold {percent(energy)} of the "
+        "squares: the decibels are theirs, and say little of the others."
+    )
+    return f"{_plainly(a.report, other)} {few}", why(a, b)
+
+
+def _tails(a: Analysis) -> tuple[float, float]:
+    """The share of elements beyond the central range, and their share of the tensor's sum of squares."""
+    before, report = a.before, a.report
+    beyond = sum(float(before.share(part).sum()) for part in (before.below, before.above))
+    if not (beyond and report.relative_error and math.isfinite(report.relative_error)):
+        return beyond, 0.0
+    edges = before.middle.edges
+    inside = float(before.share(before.middle) @ ((edges[1:] + edges[:-1]) / 2) ** 2)
+    return beyond, 1 - inside * (report.relative_error / report.rmse) ** 2
+
+
+def _plainly(a: Report, b: Report | None) -> str:
+    """Decibels and bits, without what they are usual for."""
+    if b is not None and math.isfinite(a.sqnr_db) and math.isfinite(b.sqnr_db):
+        return _difference(a, b)
+    if b is not None:
+        return _unusual(a, b)
+    return f"{a.sqnr_db:.1f} dB at {_bits(a)} bits."
+
+
+def _of_one_value(before: Spread) -> bool:
+    """Whether all elements are the same: every other tensor's extremes lie in bins of their own."""
+    return sum(np.count_nonzero(part.counts) for part in vars(before).values()) == 1
+
+
+def _each_alike(a: Analysis, b: Analysis | None) -> str:
+    """Of a tensor of one value there are no decibels to speak of: what the value became."""
+    elements, edges = a.before.total, a.before.middle.edges
+    value = "0" if edges[0] == -edges[-1] else "the same"
+    start = "There is one element" if elements == 1 else f"All {words.count(elements)} elements are {value}"
+    if b is None:
+        return f"{start}: {_became(a.report)}."
+    return f"{start}: by A {_became(a.report)}; by B {_became(b.report)}."
+
+
+def _became(report: Report) -> str:
+    bits = f"in {_bits(report)} bits"
+    if report.max_error == 0:
+        return f"restored exactly, {bits}"
+    if math.isfinite(report.relative_error):
+        return f"restored to within {words.number(100 * report.relative_error)} %, {bits}"
+    return f"changed by {words.number(report.max_error)}, {bits}"
 
 
 def verdict(a: Report, b: Report | None = None) -> str:
@@ -126,8 +175,7 @@ def _unusual(a: Report, b: Report) -> str:
     """Of exact schemes, and of an all-zero tensor that is changed."""
     if a.sqnr_db == b.sqnr_db == math.inf:
         return f"Both restore every element exactly; {_size(a, b)}."
-    words = [f"{letter}: {_alone(report)}" for letter, report in (("A", a), ("B", b))]
-    return " ".join(words)
+    return " ".join(f"{letter}: {_alone(report)}" for letter, report in (("A", a), ("B", b)))
 
 
 def _difference(a: Report, b: Report) -> str:
@@ -140,7 +188,7 @@ def _difference(a: Report, b: Report) -> str:
         times = 10 ** (abs(gain) / 10)
         return (
             f"At the same size {better} has {abs(gain):.1f} dB more: {worse}'s squared error is "
-            f"{words.number(times, 2)} times as large."
+            f"{words.number(times, 3 if times < 1.1 else 2)} times as large."
         )
     if abs(gain) < SAME_DB:
         cheaper, other = ("B", "A") if saved > 0 else ("A", "B")

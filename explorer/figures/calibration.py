@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from explorer import words
 from explorer.analysis.calibration import CalibrationReport, ChosenRange
-from explorer.figures.style import ORIGINAL, POWERS, A, empty, figure, legend_below, number, translucent
+from explorer.figures.style import ORIGINAL, POWERS, A, empty, figure, legend_below, translucent
 from explorer.schemes.calibrators import CALIBRATORS
 
 COLORS = {"minmax": "#56B4E9", "percentile": "#E69F00", "mse": "#009E73", "entropy": "#CC79A7", "own": A}
@@ -105,7 +106,7 @@ def _bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> None:
                 "line": {"width": 2, "color": COLORS[choice.method]},
             },
             customdata=[choice.method] * 2,
-            hovertemplate=f"{choice.label}: {number(choice.low)} to {number(choice.high)}, "
+            hovertemplate=f"{choice.label}: {words.number(choice.low)} to {words.number(choice.high)}, "
             f"{choice.report.sqnr_db:.2f} dB<extra></extra>",
         )
     fig.update_layout(

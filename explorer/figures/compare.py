@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from explorer.analysis.schemes import ComparisonRow
+from explorer.figures.labels import Label, Spot, add_label, place
 from explorer.figures.style import (
     FAMILY_COLORS,
     MUTED,
+    TEXT,
     A,
     B,
+    caption,
     empty,
     family,
     figure,
@@ -22,39 +25,18 @@ from explorer.figures.style import (
     translucent,
 )
 
-HEIGHT = 440
-WIDTHS = (340, 680)
-"""Pixels of the narrowest and of a usual figure: labels have room at both, and so at all widths between."""
+HEIGHT = 448
 TICKS = (1, 1.5, 2, 3, 4, 6, 8, 16, 32)
-FONT_SIZE, CHARACTER = 11, 6.6
-"""Pixels: the height of a label's letters, and the most that one is wide on average."""
-MARKER, RING = 11, 19
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle of a figure in pixels, from the left and from the top."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def meets(self, other: Box) -> bool:
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.top < other.bottom
-            and other.top < self.bottom
-        )
-
-    def lies_in(self, other: Box) -> bool:
-        return (
-            other.left <= self.left
-            and self.right <= other.right
-            and other.top <= self.top
-            and self.bottom <= other.bottom
-        )
+FONT_SIZE = 11
+SMALL, MARKER, RING = 7, 11, 19
+"""Pixels across."""
+AWAY = (0, 18)
+"""Pixels between a point and its label: many more lines than this would be a thicket."""
+LEGEND = 48
+"""Pixels from the plot down to the legend, which has two lines on a phone."""
+LEFT, RIGHT, ABOVE, BELOW = 56, 16, 12, 112
+WIDTHS = tuple(width - LEFT - RIGHT for width in (300, 400, 540, 720, 1000, 1400))
+"""Of a plot in pixels, from the narrowest figure to the widest."""
 
 
 @dataclass(frozen=True)
@@ -67,31 +49,11 @@ class Frame:
     bottom: float
     top: float
 
-    def plot(self, width: int) -> Box:
-        """The inside of the axes of a figure of ``width`` pixels."""
-        return Box(LEFT, ABOVE, width - RIGHT, HEIGHT - BELOW)
-
-    def place(self, row: ComparisonRow, width: int) -> tuple[float, float]:
-        """(x, y) of a scheme's point in pixels."""
-        box = self.plot(width)
+    def spot(self, row: ComparisonRow, size: float, text: str = "", letter: str = "") -> Spot:
+        """A scheme's point, ``size`` pixels across, with its words."""
         across = (math.log10(row.report.bits.total) - self.low) / (self.high - self.low)
         up = (row.report.sqnr_db - self.bottom) / (self.top - self.bottom)
-        return box.left + across * (box.right - box.left), box.bottom - up * (box.bottom - box.top)
-
-
-LEFT, RIGHT, ABOVE, BELOW = 56, 16, 12, 104
-
-_POSITIONS = {
-    "middle left": (-1, 0),
-    "top left": (-1, -1),
-    "top center": (0, -1),
-    "bottom right": (1, 1),
-    "middle right": (1, 0),
-    "bottom center": (0, 1),
-    "bottom left": (-1, 1),
-    "top right": (1, -1),
-}
-"""plotly's names for where a label stands by its point, in the order that they are tried."""
+        return Spot(across, up, size / 2, text, letter)
 
 
 def frontier_figure(
@@ -111,8 +73,11 @@ def frontier_figure(
         return empty(why, f"{name} frontier")
     frame = _frame([*drawn, *(row for row, _, _ in chosen)])
     fig = legend_below(figure("bits per element, scales included", "SQNR (dB)", f"{name} frontier", HEIGHT))
+    plot = HEIGHT - ABOVE - BELOW
     fig.update_layout(
-        legend={"entrywidth": 84, "font": {"size": 11}},
+        legend={"xref": "paper", "yref": "paper", "x": 0, "y": -LEGEND / plot, "yanchor": "top"},
+        legend_entrywidth=70,
+        legend_font_size=10,
         margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW},
     )
     _line(fig, [r for r in drawn if r.on_frontier])
@@ -120,16 +85,17 @@ def frontier_figure(
         _points(fig, [r for r in drawn if family(r.scheme.format) == group], group, color)
     for row, letter, color in chosen:
         _ring(fig, row, letter, color)
-    _labels(fig, place_labels(drawn, [(row, letter) for row, letter, _ in chosen], frame))
+    for row, label in place_labels(drawn, [(row, letter) for row, letter, _ in chosen], frame):
+        color = {"A": A, "B": B}.get(label.text.split()[0], TEXT)
+        add_label(fig, label, math.log10(row.report.bits.total), row.report.sqnr_db, color, FONT_SIZE)
     ticks = [t for t in TICKS if frame.low <= math.log10(t) <= frame.high]
     fig.update_xaxes(
         type="log",
         range=[frame.low, frame.high],
         tickvals=ticks,
         ticktext=[f"{t:g}" for t in ticks],
-        automargin=False,
     )
-    fig.update_yaxes(range=[frame.bottom, frame.top], automargin=False)
+    fig.update_yaxes(range=[frame.bottom, frame.top])
     return fig
 
 
@@ -181,7 +147,7 @@ def _points(fig: go.Figure, members: Sequence[ComparisonRow], group: str, color:
         customdata=[_who(r) for r in members],
         marker={
             "color": color,
-            "size": [MARKER if r.on_frontier else 7 for r in members],
+            "size": [MARKER if r.on_frontier else SMALL for r in members],
             "symbol": symbol,
             "opacity": [1.0 if r.on_frontier else 0.55 for r in members],
         },
@@ -213,59 +179,25 @@ def _ring(fig: go.Figure, row: ComparisonRow, letter: str, color: str) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Label:
-    """The words by a point, and where they stand by plotly's name for it."""
-
-    row: ComparisonRow
-    text: str
-    position: str
-    size: int
-
-    def box(self, frame: Frame, width: int) -> Box:
-        """The label's rectangle in a figure of ``width`` pixels, as plotly places text by a marker."""
-        x, y = frame.place(self.row, width)
-        across, down = _POSITIONS[self.position]
-        wide, tall, away = CHARACTER * len(self.text), FONT_SIZE + 4, self.size / 2 + 2
-        left = x - wide / 2 + across * (wide / 2 + away)
-        top = y - tall / 2 + down * (tall / 2 + away)
-        return Box(left, top, left + wide, top + tall)
-
-
 def place_labels(
     rows: Sequence[ComparisonRow], chosen: Sequence[tuple[ComparisonRow, str]], frame: Frame
-) -> list[Label]:
+) -> list[tuple[ComparisonRow, Label]]:
     """Labels of ``chosen``, A and B by letter, then of the points on the frontier, each where it meets no
-    label, point of the frontier or edge at any of ``WIDTHS``.
+    label, point or edge at any of ``WIDTHS``.
 
     What has no room is left out; of A and B the letter stays, over points if it must be.
     """
-    edge = [r for r in rows if r.on_frontier]
-    points = [(r, RING) for r, _ in chosen] + [(r, MARKER) for r in edge]
-    placed: list[Label] = []
-    for row, letter in chosen:
-        options = [(f"{letter}  {_short(row)}", points), (letter, points), (letter, [])]
-        found = (_place(row, text, RING, placed, around, frame) for text, around in options)
-        placed.append(next(filter(None, found), Label(row, letter, "middle left", RING)))
+    edge = list(_spread_out([r for r in rows if r.on_frontier]))
+    names = _short_names([*edge, *(row for row, _ in chosen)])
     taken = {str(r.scheme) for r, _ in chosen}
-    for row in _spread_out(edge):
-        label = _place(row, _short(row), MARKER, placed, points, frame)
-        if label is not None and str(row.scheme) not in taken:
-            placed.append(label)
-    return placed
-
-
-def _place(
-    row: ComparisonRow,
-    text: str,
-    size: int,
-    placed: Sequence[Label],
-    points: Sequence[tuple[ComparisonRow, int]],
-    frame: Frame,
-) -> Label | None:
-    """The first position that is free."""
-    options = (Label(row, text, position, size) for position in _POSITIONS)
-    return next((label for label in options if _fits(label, placed, points, frame)), None)
+    spots = [frame.spot(r, RING, f"{letter}  {names[str(r.scheme)]}", letter) for r, letter in chosen]
+    for row in edge:
+        name = str(row.scheme)
+        spots.append(frame.spot(row, MARKER, "" if name in taken else names[name]))
+    owners = [*(row for row, _ in chosen), *edge]
+    spots += [frame.spot(row, SMALL) for row in rows if not row.on_frontier]
+    labels = place(spots, HEIGHT - ABOVE - BELOW, FONT_SIZE, WIDTHS, AWAY)
+    return [(row, label) for row, label in zip(owners, labels, strict=False) if label is not None]
 
 
 def _spread_out(edge: Sequence[ComparisonRow]) -> Iterator[ComparisonRow]:
@@ -279,38 +211,10 @@ def _spread_out(edge: Sequence[ComparisonRow]) -> Iterator[ComparisonRow]:
                 yield ordered[index]
 
 
-def _short(row: ComparisonRow) -> str:
-    """A label without what stands in brackets: the hover has all of it."""
-    return re.sub(r" \(.*?\)", "", row.scheme.label).replace(", asymmetric", ", asym.")
-
-
-def _fits(
-    label: Label, placed: Sequence[Label], points: Sequence[tuple[ComparisonRow, int]], frame: Frame
-) -> bool:
-    """Whether a label stands free at every one of ``WIDTHS``."""
-    for width in WIDTHS:
-        box = label.box(frame, width)
-        if not box.lies_in(frame.plot(width)) or any(box.meets(p.box(frame, width)) for p in placed):
-            return False
-        for row, size in points:
-            x, y = frame.place(row, width)
-            if row is not label.row and box.meets(
-                Box(x - size / 2, y - size / 2, x + size / 2, y + size / 2)
-            ):
-                return False
-    return True
-
-
-def _labels(fig: go.Figure, labels: Sequence[Label]) -> None:
-    fig.add_scatter(
-        x=[label.row.report.bits.total for label in labels],
-        y=[label.row.report.sqnr_db for label in labels],
-        mode="markers+text",
-        text=[label.text for label in labels],
-        textposition=[label.position for label in labels],
-        textfont={"size": FONT_SIZE},
-        marker={"size": [label.size for label in labels], "color": "rgba(0,0,0,0)"},
-        hoverinfo="skip",
-        showlegend=False,
-        cliponaxis=False,
-    )
+def _short_names(rows: Sequence[ComparisonRow]) -> dict[str, str]:
+    """By each scheme's text its label without what stands in brackets, which the hover has, unless another
+    of ``rows`` is called the same without it."""
+    full = {str(row.scheme): row.scheme.label.replace(", asymmetric", ", asym.") for row in rows}
+    short = {text: caption(label) for text, label in full.items()}
+    common = Counter(short.values())
+    return {text: label if common[short[text]] > 1 else short[text] for text, label in full.items()}

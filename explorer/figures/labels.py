@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -13,7 +13,7 @@ WIDTHS = (230, 1000)
 """Of a plot in pixels, on a phone and on a wide screen: a label has to be clear of the others on both."""
 _SIDES = ((0, -1), (0, 1), (1, 0), (-1, 0), (1, -1), (-1, -1), (1, 1), (-1, 1))
 """Right and down of the point, in the order in which they are tried."""
-_AWAY = (0, 18, 36, 60)
+AWAY = (0, 18, 36, 60)
 """Pixels between point and label; from the second on a line joins them."""
 _EM, _LINE, _GAP, _OVERHANG = 0.6, 1.25, 2, 8
 """Width of a letter and height of a line in font sizes; pixels around a label, and beyond the plot's edge."""
@@ -22,18 +22,22 @@ _EM, _LINE, _GAP, _OVERHANG = 0.6, 1.25, 2, 8
 @dataclass(frozen=True)
 class Spot:
     """A point that may be labelled: its place as shares of the axes, 0 … 1 from the left and from below, the
-    radius of its marker in pixels, and its words; empty for one that only must not be covered."""
+    radius of its marker in pixels, and its words; empty for one that only must not be covered. ``letter``
+    stands there where the words have no room, over whatever lies there if it must."""
 
     x: float
     y: float
     radius: float
     text: str = ""
+    letter: str = ""
 
 
 @dataclass(frozen=True)
-class Offset:
-    """From a point to the middle of its label, in pixels; ``apart``: so far that a line has to join them."""
+class Label:
+    """What stands by a point, and where its middle is from there, in pixels; ``apart``: so far that a line
+    has to join them."""
 
+    text: str
     right: float
     down: float
     apart: bool
@@ -58,39 +62,43 @@ class _Box:
 
 
 def place(
-    spots: Sequence[Spot], height: float, size: float = 10, widths: Sequence[float] = WIDTHS
-) -> list[Offset | None]:
+    spots: Sequence[Spot],
+    height: float,
+    size: float = 10,
+    widths: Sequence[float] = WIDTHS,
+    away: Sequence[float] = AWAY,
+) -> list[Label | None]:
     """Where each spot's label stands, None where it has no room; earlier spots choose first.
 
-    ``height`` of the plot and ``size`` of the font in pixels. No label covers a marker or another label, or
-    leaves the plot, at any of ``widths``.
+    ``height`` of the plot, ``size`` of the font and the distances ``away`` in pixels. No label covers a
+    marker or another label, or leaves the plot, at any of ``widths``, but for letters that have no room.
     """
     taken = [[_marker(spot, width, height) for spot in spots] for width in widths]
-    chosen: list[Offset | None] = []
+    chosen: list[Label | None] = []
     for spot in spots:
-        offset = _first_free(spot, height, size, widths, taken) if spot.text else None
-        if offset is not None:
+        texts = filter(None, (spot.text, spot.letter))
+        options = [label for text in texts for label in _around(spot, text, size, away)]
+        label = _first_free(spot, options, height, size, widths, taken)
+        if label is not None:
             for width, boxes in zip(widths, taken, strict=True):
-                boxes.append(_label(spot, offset, width, height, size))
-        chosen.append(offset)
+                boxes.append(_box(spot, label, width, height, size))
+        chosen.append(label)
     return chosen
 
 
-def add_label(
-    figure: go.Figure, text: str, x: float, y: float, offset: Offset, color: str, size: float
-) -> None:
-    """Write ``text`` at ``offset`` from a point, with a line to it where they are apart; ``x`` and ``y`` in
-    the axes' own units, log10 on a logarithmic one."""
+def add_label(figure: go.Figure, label: Label, x: float, y: float, color: str, size: float) -> None:
+    """Write ``label`` beside a point, with a line to it where they are apart; ``x`` and ``y`` in the axes'
+    own units, log10 on a logarithmic one."""
     figure.add_annotation(
-        text=text,
+        text=label.text,
         x=x,
         y=y,
-        ax=offset.right,
-        ay=offset.down,
+        ax=label.right,
+        ay=label.down,
         showarrow=True,
         arrowhead=0,
         arrowwidth=1,
-        arrowcolor=style.MUTED if offset.apart else "rgba(0,0,0,0)",
+        arrowcolor=style.MUTED if label.apart else "rgba(0,0,0,0)",
         standoff=4,
         borderpad=0,
         font={"size": size, "color": color},
@@ -98,19 +106,29 @@ def add_label(
 
 
 def _first_free(
-    spot: Spot, height: float, size: float, widths: Sequence[float], taken: Sequence[Sequence[_Box]]
-) -> Offset | None:
-    for away in _AWAY:
+    spot: Spot,
+    options: Sequence[Label],
+    height: float,
+    size: float,
+    widths: Sequence[float],
+    taken: Sequence[Sequence[_Box]],
+) -> Label | None:
+    for label in options:
+        if all(
+            _is_free(_box(spot, label, width, height, size), width, height, boxes)
+            for width, boxes in zip(widths, taken, strict=True)
+        ):
+            return label
+    return next((label for label in options if label.text == spot.letter), None)
+
+
+def _around(spot: Spot, text: str, size: float, distances: Sequence[float]) -> Iterator[Label]:
+    """Where ``text`` may stand, in the order in which that is tried."""
+    wide, tall = _EM * size * len(text), _LINE * size
+    for away in distances:
         for right, down in _SIDES:
             reach = spot.radius + _GAP + away
-            wide, tall = _EM * size * len(spot.text), _LINE * size
-            offset = Offset(right * (reach + wide / 2), down * (reach + tall / 2), away > 0)
-            if all(
-                _is_free(_label(spot, offset, width, height, size), width, height, boxes)
-                for width, boxes in zip(widths, taken, strict=True)
-            ):
-                return offset
-    return None
+            yield Label(text, right * (reach + wide / 2), down * (reach + tall / 2), away > 0)
 
 
 def _is_free(box: _Box, width: float, height: float, taken: Sequence[_Box]) -> bool:
@@ -125,7 +143,7 @@ def _marker(spot: Spot, width: float, height: float) -> _Box:
     return _Box(x - spot.radius, x + spot.radius, y - spot.radius, y + spot.radius)
 
 
-def _label(spot: Spot, offset: Offset, width: float, height: float, size: float) -> _Box:
-    wide, tall = _EM * size * len(spot.text), _LINE * size
-    x, y = spot.x * width + offset.right, (1 - spot.y) * height + offset.down
+def _box(spot: Spot, label: Label, width: float, height: float, size: float) -> _Box:
+    wide, tall = _EM * size * len(label.text), _LINE * size
+    x, y = spot.x * width + label.right, (1 - spot.y) * height + label.down
     return _Box(x - wide / 2, x + wide / 2, y - tall / 2, y + tall / 2)

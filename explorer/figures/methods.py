@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,8 +13,18 @@ from torch import Tensor
 
 from explorer import words
 from explorer.bench.tables import scheme_label
-from explorer.figures.products import products_figure, row_axis, wrapped
-from explorer.figures.style import GRID, MAGNITUDE_SCALE, MUTED, SERIES, axis_look, empty, figure, log_axis
+from explorer.figures.products import products_figure, row_axis
+from explorer.figures.style import (
+    GRID,
+    MAGNITUDE_SCALE,
+    MUTED,
+    SERIES,
+    axis_look,
+    empty,
+    figure,
+    log_axis,
+    wrapped,
+)
 from explorer.methods import METHODS, objective_axis
 from explorer.methods.evaluate import Outcome
 from explorer.methods.llm_int8 import THRESHOLD
@@ -72,7 +81,7 @@ def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
     if not drawn:
         searching = ", ".join(row.label for row in METHODS.values() if row.objective is not None)
         return empty(
-            f"none of these searches; run one of<br>{'<br>'.join(textwrap.wrap(searching, 44))}",
+            f"none of these searches; run one of {searching}",
             f"{name} objectives",
         )
     axes = list(dict.fromkeys(objective_axis(o.method) for o in drawn))
@@ -280,7 +289,7 @@ def before_after_figure(
     """
     title = f"{name} {side}s before and after"
     if before is None or after is None:
-        return empty("run SmoothQuant, AWQ or a rotation<br>to see this before and after", title)
+        return empty("run SmoothQuant, AWQ or a rotation to see this before and after", title)
     top = float(max(values.abs().max() for values in (before, after))) or 1.0
     fig = figure("", "", title, height=420)
     fig.set_subplots(

@@ -3,8 +3,6 @@ ringed where they serve scheme A or B."""
 
 from __future__ import annotations
 
-import html
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -146,11 +144,6 @@ def tagged(gemm: str, label: str, marked: Marked) -> str:
     if scheme is None:
         return label
     return f'<span style="color:{SCHEME_COLORS[scheme]}"><b>{scheme}</b></span> {label}'
-
-
-def wrapped(label: str, width: int = 22) -> str:
-    """``label`` in lines of about ``width`` letters, so that a phone keeps room for the plot."""
-    return "<br>".join(textwrap.wrap(html.escape(label, quote=False), width))
 
 
 def row_axis(figure: go.Figure, labels: Mapping[str, str]) -> None:

@@ -20,9 +20,8 @@ from explorer.figures.products import (
     products_figure,
     row_axis,
     tagged,
-    wrapped,
 )
-from explorer.figures.style import MUTED
+from explorer.figures.style import MUTED, wrapped
 
 SMALL_M = 64
 """Up to so many tokens a product is bound by memory, and its rate is given in bytes a second."""

@@ -80,10 +80,10 @@ def _add_labels(
         share = (point.sqnr_db - y_ends[0]) / (y_ends[1] - y_ends[0])
         radius = dot.size / 2 + (5 if scheme else 0)
         spots.append(Spot((math.log(dot.x) - low) / span, share, radius, text))
-    for (point, dot), spot, offset in zip(rows, spots, place(spots, PLOT_HEIGHT, FONT_SIZE), strict=True):
-        if offset:
+    for (point, dot), label in zip(rows, place(spots, PLOT_HEIGHT, FONT_SIZE), strict=True):
+        if label:
             color = SCHEME_COLORS.get(marked.get(point.gemm, ""), TEXT)
-            add_label(figure, spot.text, math.log10(dot.x), point.sqnr_db, offset, color, FONT_SIZE)
+            add_label(figure, label, math.log10(dot.x), point.sqnr_db, color, FONT_SIZE)
 
 
 def _name_the_slow(figure: go.Figure, slow: Sequence[Point]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -69,6 +71,10 @@ POWERS = {"exponentformat": "power", "minexponent": 4}
 """For a linear axis of values of any size: 6×10⁵ rather than 600k. On a logarithmic one plotly garbles it."""
 
 
+FEW_TICKS = {"nticks": 4, "tickangle": 0}
+"""For a horizontal axis of long numbers: on a phone more of them would be turned."""
+
+
 def axis_look(title: str) -> dict[str, object]:
     """The options of an axis called ``title``, for axes that a figure gets beside its first two."""
     return {**_AXIS, "title": {"standoff": 8, "font": {"size": 12}, "text": title}}
@@ -108,22 +114,16 @@ def family(fmt: Format) -> str:
     return "16 bits and wider" if fmt.bits > 8 else "FP8 and smaller"
 
 
+def caption(label: str, most: int = 26) -> str:
+    """A scheme's label as words inside of a figure: without what stands in brackets, and cut where it would
+    leave a phone's figure."""
+    text = re.sub(r" \(.*?\)", "", label)
+    return text if len(text) <= most else f"{text[: most - 1].rstrip(' ,')}…"
+
+
 def file_name(text: str) -> str:
     """``text`` as a file name: letters, digits, dots and dashes."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:120] or "figure"
-
-
-def number(value: float) -> str:
-    """Three digits for people to read: 0.0123, 618, 6.18×10⁵."""
-    text = f"{value:.3g}".replace("-", "−")
-    digits, _, power = text.partition("e")
-    if not power:
-        return text
-    exponent = power.replace("−", "-").replace("+", "")
-    return f"{digits}×10{str(int(exponent)).translate(_RAISED)}"
-
-
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
@@ -215,12 +215,28 @@ def _label_count(axis: str, decades: float) -> int:
     return 4 if decades < most else max(3, math.ceil(decades))
 
 
+def wrapped(label: str, width: int = 22) -> str:
+    """``label`` in lines of about ``width`` letters, so that a phone keeps room for the plot."""
+    return "<br>".join(textwrap.wrap(html.escape(label, quote=False), width))
+
+
+LINE = 34
+"""Letters of a message's line that a phone's figure has room for."""
+
+
 def empty(message: str, name: str = "figure") -> go.Figure:
     """A figure without axes whose ``message`` says why there is nothing to draw."""
     fig = figure("", "", name)
     fig.update_xaxes(visible=False)
     fig.update_yaxes(visible=False)
+    fig.update_layout(margin={"l": MARGIN["r"]})
     fig.add_annotation(
-        text=message, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 13}
+        text=wrapped(message, LINE),
+        showarrow=False,
+        x=0.5,
+        y=0.5,
+        xref="paper",
+        yref="paper",
+        font={"size": 13},
     )
     return fig

@@ -10,19 +10,22 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
+from explorer import words
 from explorer.analysis.errors import on_same_bins
 from explorer.analysis.tensor import MAP_LIMIT, Side
 from explorer.analysis.tiles import tile_maximum, tile_size
 from explorer.core.quantize import QuantizedTensor
+from explorer.figures.maps import ColourScale, highest, map_figure
 from explorer.figures.style import (
-    MAGNITUDE_SCALE,
+    FEW_TICKS,
     POWERS,
+    SWITCH_HEIGHT,
     A,
     B,
+    caption,
     empty,
     figure,
     legend_below,
-    number,
     switch_axis,
     translucent,
 )
@@ -30,10 +33,9 @@ from explorer.formats import FloatFormat, float_format
 
 LINE_POINTS = 1024
 """The most points of a line of scales; each is the largest of its run."""
-MAP_HEIGHT = 380
-CODES = 65535
-"""Cells of a map are 16-bit codes, to keep the page light: 0 to this between two values."""
 COLORS = (A, B)
+NOTE_LINE, NOTE_GAP = 14, 8
+"""Pixels of a line above a figure's buttons, and between them."""
 HEAVY = 40.0
 """Colours are logarithmic where the largest error is more than so many times the median of cells with one."""
 SMALLEST = 1e-5
@@ -62,13 +64,14 @@ def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
             hovertemplate=f"{'AB'[index]}, %{{x:.4g}}: %{{y:.3~%}}<extra></extra>",
         )
     fig.update_yaxes(tickformat="~%")
-    fig.update_xaxes(**POWERS)
+    fig.update_xaxes(**POWERS, **FEW_TICKS)
+    switch_axis(fig, "yaxis")
     _say_beyond(fig, sides)
-    return switch_axis(fig, "yaxis")
+    return fig
 
 
 def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
-    """How many errors lie beyond the bins, and the largest of them."""
+    """How many errors lie beyond the bins, and the largest of them, above the buttons."""
     lines = []
     for letter, side in zip("AB", sides, strict=False):
         if side.analysis.report.max_error == 0:
@@ -77,12 +80,14 @@ def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
         beyond = float(errors.share(errors.below).sum() + errors.share(errors.above).sum())
         if beyond:
             which = f"{letter} " if len(sides) > 1 else ""
-            lines.append(f"{which}{100 * beyond:.2g} % beyond, to {number(largest)}")
+            lines.append(f"{which}{100 * beyond:.2g} % beyond, to {words.number(largest)}")
     if lines:
+        fig.update_layout(margin={"t": fig.layout.margin.t + NOTE_GAP + NOTE_LINE * len(lines)})
         fig.add_annotation(
             text="<br>".join(lines),
             x=1,
             y=1,
+            yshift=SWITCH_HEIGHT + NOTE_GAP,
             xref="paper",
             yref="paper",
             xanchor="right",
@@ -95,7 +100,8 @@ def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
 
 def _named(sides: Sequence[Side], index: int) -> str:
     """What a side is called in a legend: its letter too if there are two."""
-    return f"{'AB'[index]}  {sides[index].label}" if len(sides) > 1 else sides[index].label
+    name = caption(sides[index].label)
+    return f"{'AB'[index]}  {name}" if len(sides) > 1 else name
 
 
 def error_map_figures(
@@ -104,39 +110,26 @@ def error_map_figures(
     """|error| over a matrix of ``shape``, a map for each of one or two ``sides`` on one colour scale.
 
     A cell shows its largest error. Where a cell holds more than one element, the map's ``customdata`` says
-    which it is, as ``Analysis.largest_at`` does. The map's ``meta`` has ``tall`` and ``wide``, a cell's rows
-    and columns, and ``low``, ``high`` and ``logarithmic``: what the codes of ``z``, 0 to ``CODES``, stand
-    for. Colours are logarithmic where a few errors are much larger than all others. ``picked`` (row, column)
-    is marked.
+    which it is, as ``Analysis.largest_at`` does. Colours are logarithmic where a few errors are much larger
+    than all others. ``picked`` (row, column) is marked.
     """
     maps = [side.analysis.error_map for side in sides]
-    high = max(map(_highest, maps))
-    positive = torch.cat([reduced[reduced > 0] for reduced in maps])
-    logarithmic = len(positive) > 0 and float(positive.median()) < high / HEAVY
-    low = max(float(positive.min()), high * SMALLEST) if logarithmic else 0.0
+    scale = ColourScale.of(maps, heavy(maps), SMALLEST)
     figures = []
     for index, (side, reduced) in enumerate(zip(sides, maps, strict=True)):
         letter = f" {'AB'[index]}" if len(sides) > 1 else ""
-        fig = _map(reduced, shape, f"{name} error map{letter}", "|error|", (low, high), logarithmic)
-        tall, wide = tile_size(shape, MAP_LIMIT)
-        if tall * wide > 1:
+        fig = map_figure(reduced, shape, f"{name} error map{letter}", "|error|", scale)
+        if math.prod(tile_size(shape, MAP_LIMIT)) > 1:
             fig.data[0].customdata = _smallest_type(side.analysis.largest_at)
-        fig.data[0].meta = {
-            "tall": tall,
-            "wide": wide,
-            "low": low,
-            "high": high,
-            "logarithmic": logarithmic,
-            "codes": CODES,
-        }
         _mark(fig, *picked)
         figures.append(fig)
     return figures
 
 
-def _highest(values: Tensor) -> float:
-    """The largest finite value; 0 if there is none."""
-    return float(values.nan_to_num(0.0, 0.0, 0.0).max())
+def heavy(maps: Sequence[Tensor]) -> bool:
+    """Whether the largest error is much larger than the median of the cells with one."""
+    positive = torch.cat([reduced[reduced > 0] for reduced in maps])
+    return len(positive) > 0 and float(positive.median()) < max(map(highest, maps)) / HEAVY
 
 
 def _smallest_type(offsets: Tensor) -> np.ndarray:
@@ -149,10 +142,9 @@ def scales_figures(sides: Sequence[Side], name: str) -> list[go.Figure]:
     """The scales over the matrix for each of one or two ``sides``: a map, or a line where there is one a row
     or one a column; on one range of scales."""
     grids = [_scales_of(side.analysis.q) for side in sides]
-    shown = [grid for grid in grids if grid is not None and grid.numel() > 1]
-    limits = (min(map(_lowest, shown)), max(map(_highest, shown))) if shown else (0.0, 1.0)
+    scale = ColourScale.of([grid for grid in grids if grid is not None and grid.numel() > 1], True)
     return [
-        _scales_figure(grid, limits, color, f"{name} scales{f' {letter}' if len(sides) > 1 else ''}")
+        _scales_figure(grid, scale, color, f"{name} scales{f' {letter}' if len(sides) > 1 else ''}")
         for grid, color, letter in zip(grids, COLORS, "AB", strict=False)
     ]
 
@@ -162,26 +154,18 @@ def _scales_of(q: QuantizedTensor) -> Tensor | None:
     return None if q.scheme.scale is None else q.scales.scale.cpu().abs()
 
 
-def _lowest(values: Tensor) -> float:
-    """The least positive value; 0 if there is none."""
-    positive = values[values > 0]
-    return float(positive.min()) if len(positive) else 0.0
-
-
-def _scales_figure(scales: Tensor | None, limits: tuple[float, float], color: str, name: str) -> go.Figure:
+def _scales_figure(scales: Tensor | None, scale: ColourScale, color: str, name: str) -> go.Figure:
     if scales is None:
         return empty("this scheme casts without a scale", name)
     if scales.numel() == 1:
-        return empty(f"one scale for the whole tensor: {float(scales):.6g}", name)
+        return empty(f"one scale for the whole tensor: {words.number(float(scales), 6)}", name)
     if 1 in scales.shape:
-        return _scale_line(scales.reshape(-1), scales.shape[0] > 1, limits, color, name)
+        return _scale_line(scales.reshape(-1), scales.shape[0] > 1, color, name)
     grid = (scales.shape[0], scales.shape[1])
-    return _map(tile_maximum(scales, MAP_LIMIT), grid, name, "scale", limits, True, "block ")
+    return map_figure(tile_maximum(scales, MAP_LIMIT), grid, name, "scale", scale, "block ")
 
 
-def _scale_line(
-    scales: Tensor, along_rows: bool, limits: tuple[float, float], color: str, name: str
-) -> go.Figure:
+def _scale_line(scales: Tensor, along_rows: bool, color: str, name: str) -> go.Figure:
     fig = figure("row" if along_rows else "column", "scale", name)
     stride = math.ceil(len(scales) / LINE_POINTS)
     fig.add_scatter(
@@ -194,60 +178,6 @@ def _scale_line(
     )
     fig.update_layout(uirevision=f"scales {len(scales)}")
     return switch_axis(fig, "yaxis")
-
-
-def _map(
-    reduced: Tensor,
-    shape: tuple[int, int],
-    name: str,
-    label: str,
-    limits: tuple[float, float],
-    logarithmic: bool,
-    unit: str = "",
-) -> go.Figure:
-    """A heat map of a matrix of ``shape`` by its tiles' values ``reduced``, at most MAP_LIMIT² cells,
-    coloured between two ``limits``."""
-    fig = figure(f"{unit}column", f"{unit}row", name, height=MAP_HEIGHT)
-    tall, wide = tile_size(shape, MAP_LIMIT)
-    low, high = (math.log10(end or 1.0) for end in limits) if logarithmic else limits
-    shown = torch.log10(reduced.double()) if logarithmic else reduced.double()
-    codes = ((shown - low) / ((high - low) or 1.0) * CODES).round().nan_to_num(0.0, 0.0, 0.0).clamp(0, CODES)
-    values = _ticks(low, high)
-    fig.add_heatmap(
-        z=codes.numpy().astype(np.uint16),
-        x0=(wide - 1) / 2,
-        dx=wide,
-        y0=(tall - 1) / 2,
-        dy=tall,
-        zmin=0,
-        zmax=CODES,
-        colorscale=MAGNITUDE_SCALE,
-        colorbar={
-            "title": {"text": label, "side": "right", "font": {"size": 12}},
-            "thickness": 12,
-            "outlinewidth": 0,
-            "tickvals": [(v - low) / ((high - low) or 1.0) * CODES for v in values],
-            "ticktext": [number(10**v if logarithmic else v) for v in values],
-        },
-        hovertemplate=f"{unit}row %{{y:.0f}}, {unit}column %{{x:.0f}}<extra></extra>",
-    )
-    rows, columns = shape
-    fig.update_layout(uirevision=f"map {rows} {columns}")
-    whole = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
-    fig.update_yaxes(range=[rows - 0.5, -0.5], dtick=1 if rows <= 8 else None, **whole)
-    fig.update_xaxes(range=[-0.5, columns - 0.5], dtick=1 if columns <= 8 else None, **whole)
-    return fig
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Four to six round numbers between two values."""
-    if high <= low:
-        return [low]
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= 0.999 * rough)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [step * i for i in range(first, last + 1)]
 
 
 def _mark(fig: go.Figure, row: int, column: int) -> None:
@@ -285,7 +215,7 @@ def _code_usage(q: QuantizedTensor, counts: Tensor, color: str, name: str) -> go
     shown = np.isfinite(values)
     share = (counts / max(int(counts.sum()), 1)).numpy()[shown]
     order = np.argsort(values[shown], kind="stable")
-    labels = [f"{v:.4g}" for v in values[shown][order]]
+    labels = ["−0" if v == 0 and np.signbit(v) else words.number(v, 4) for v in values[shown][order]]
     fig.add_bar(
         x0=0,
         dx=1,
@@ -295,7 +225,8 @@ def _code_usage(q: QuantizedTensor, counts: Tensor, color: str, name: str) -> go
         hovertemplate="%{customdata}: %{y:.3~%}<extra></extra>",
     )
     every = 1 << max(0, math.ceil(math.log2(len(labels) / 12)))
-    fig.update_xaxes(tickvals=list(range(0, len(labels), every)), ticktext=labels[::every])
+    fig.update_xaxes(tickvals=list(range(0, len(labels), every)), ticktext=labels[::every], tickangle=0)
+    fig.update_yaxes(tickformat="~%")
     fig.update_layout(bargap=0.15, uirevision=f"codes {q.scheme.format.name}")
     return switch_axis(fig, "yaxis")
 
@@ -318,5 +249,6 @@ def _exponent_usage(q: QuantizedTensor, fmt: FloatFormat, color: str, name: str)
         hovertemplate="2^%{x}: %{y:.3~%}<extra></extra>",
     )
     fig.update_xaxes(tickformat="d", dtick=1 if last - first < 12 else None)
+    fig.update_yaxes(tickformat="~%")
     fig.update_layout(bargap=0.15, uirevision=f"exponents {fmt.name}")
     return switch_axis(fig, "yaxis")

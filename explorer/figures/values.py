@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from explorer import words
 from explorer.analysis.histograms import Histogram
 from explorer.analysis.spread import Spread
 from explorer.analysis.tensor import Side
-from explorer.figures.style import GRID, ORIGINAL, POWERS, A, B, add_buttons, figure, legend_below, number
+from explorer.figures.style import GRID, ORIGINAL, POWERS, A, B, add_buttons, caption, figure, legend_below
 
 ROW, BETWEEN, TICKS = 210, 24, 26
 """Pixels: a row's bars, the room between two rows, and the representable values under a row's bars."""
@@ -45,7 +46,7 @@ def values_figure(
         _bars(fig, row, side, color, f"after, {'AB'[row]}" if rows > 1 else "after")
         _outline(fig, row, before)
         _ticks(fig, row, block, color, row == named)
-        _caption(fig, row, f"{'AB'[row]}  {side.label}" if rows > 1 else side.label, color)
+        _caption(fig, row, f"{'AB'[row]}  {caption(side.label)}" if rows > 1 else caption(side.label), color)
     return fig
 
 
@@ -117,7 +118,7 @@ def _tail_panel(
 ) -> None:
     """The ground of a tail's panel, the share of elements that lie in it, and the extreme value under it."""
     place: dict[str, object] = {"xref": "paper", "yref": "paper"}
-    words: dict[str, object] = {**place, "showarrow": False, "font": {"size": 11}}
+    look: dict[str, object] = {**place, "showarrow": False, "font": {"size": 11}}
     fig.add_shape(
         type="rect",
         x0=left,
@@ -131,23 +132,23 @@ def _tail_panel(
         **place,
     )
     fig.add_annotation(
-        text=f"{number(100 * float(before.share(tail).sum()))} %",
+        text=f"{words.number(100 * float(before.share(tail).sum()))} %",
         hovertext="of all elements lie beyond the central range",
         x=(left + right) / 2,
         y=1 - (ROW + TICKS / 2) / inside,
         yanchor="middle",
-        **words,
+        **look,
     )
     lower = left == 0
     fig.add_annotation(
-        text=number(float(tail.edges[0 if lower else -1])),
+        text=words.number(float(tail.edges[0 if lower else -1])),
         hovertext="the least value" if lower else "the largest value",
         x=0 if lower else 1,
         xanchor="left" if lower else "right",
         y=0,
         yanchor="top",
         yshift=-21,
-        **words,
+        **look,
     )
 
 
@@ -182,7 +183,7 @@ def _bars(fig: go.Figure, row: int, side: Side, color: str, name: str) -> None:
         {
             "yaxis": _name("y", 2 * row + 1),
             "marker": {"color": color, "line": {"width": 0}},
-            "legendgroup": side.label,
+            "legendgroup": color,
         },
     )
     edges = after.middle.edges

@@ -43,7 +43,7 @@ from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat, float_format
-from explorer.schemes.calibrators import CALIBRATORS, Calibrator
+from explorer.schemes.calibrators import CALIBRATORS, MINMAX, Calibrator
 from explorer.schemes.rules import (
     CODE_WORDS,
     SUPER_BITS,
@@ -118,9 +118,53 @@ def _rows_of(scheme: Scheme) -> tuple[tuple[Format | Calibrator, Mapping[str, Fo
     return (scheme.format, ELEMENT_FORMATS), (scheme.calibrator, CALIBRATORS)
 
 
+_MAPPING_LABELS = {
+    MappingType.FULL: "full range",
+    MappingType.POWER: "range of 2^(b−1) steps",
+    MappingType.NO_CLIP: "full range unclipped",
+    MappingType.ASYMMETRIC: "asymmetric",
+    MappingType.SIGNED_MAX: "signed maximum",
+    MappingType.MINIMUM: "with minimums",
+    MappingType.MIDPOINT: "with offsets",
+}
+_CODE_LABELS = {
+    "reciprocal": "by reciprocals",
+    "zerofirst": "zero point first",
+    "unrounded": "unrounded scales for codes",
+    "bf16": "in BF16",
+    "away": "ties away",
+    "up": "ties up",
+}
+
+
 def custom_label(scheme: Scheme) -> str:
-    """A label for a scheme that has no row of its own: "INT4 groups of 128, asymmetric"."""
-    return f"{scheme.format.label} {scheme.granularity}{', asymmetric' if scheme.asymmetric else ''}"
+    """A label for a scheme that has no row of its own, which no other scheme has: "INT4 groups of 48,
+    asymmetric, least squared error, FP16 scales"."""
+    parts = [f"{scheme.format.label} {scheme.granularity}"]
+    if scheme.mapping is not MappingType.SYMMETRIC:
+        parts.append(_MAPPING_LABELS[scheme.mapping])
+    if scheme.calibrator is not MINMAX:
+        parts.append(scheme.calibrator.label)
+    if scheme.least_squares_scale:
+        parts.append("scales refitted")
+    if scheme.seed is not None:
+        parts.append(f"stochastic (seed {scheme.seed})")
+    parts += [_CODE_LABELS[word] for word in scheme.codes.words]
+    if scheme.scale is not None:
+        parts.append(_scale_label(scheme.scale))
+    return ", ".join(parts)
+
+
+def _scale_label(rule: ScaleRule) -> str:
+    """How scales are stored, in a few words: "FP16 scales", "E8M0 scales (RCEIL)"."""
+    if rule.super_bits is not None:
+        return f"{rule.super_bits}-bit scales in super-blocks"
+    if rule.nested:
+        return "doubly quantized scales"
+    name = rule.format.label.split(" (")[0]
+    text = f"{name} scales{' under FP32' if rule.per_tensor else ''}"
+    text += f" ({rule.exponent.name})" if rule.exponent else ""
+    return f"{text} {rule.convention.words}".strip()
 
 
 @lru_cache(4096)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorer import SCHEMES
+from explorer import CALIBRATORS, SCHEMES
 from explorer.analysis.calibration import (
     SHOWN,
     compare_calibrators,
@@ -84,7 +84,9 @@ def test_the_summary_of_static_and_dynamic_scales(heavy: torch.Tensor) -> None:
     comparison = static_and_dynamic(heavy, SCHEMES["int8_tensor"])
     text = static_summary(comparison)
     assert "32 held-out rows" in text and f"{comparison.dynamic:.2f} dB" in text
-    assert all(f"{method} {value:.2f} dB" in text for method, value in comparison.static.items())
+    assert all(
+        f"{CALIBRATORS[method].label} {value:.2f} dB" in text for method, value in comparison.static.items()
+    )
     assert "only one row" in static_summary(None)
 
 

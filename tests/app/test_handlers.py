@@ -108,6 +108,8 @@ def test_two_schemes_are_compared_in_their_numbers() -> None:
     for one in (first, second):
         assert (number := re.search(r'class="v"[^>]*>([^<]+)', one)) and number[1] in both
     assert both.count('class="difference"') == 6 and 'class="difference"' not in first
+    told = re.findall(r'class="difference">([^<]+)<', both)
+    assert [text.split(" ")[1:] for text in told] == [["dB"], ["bits"], ["%"], ["%"], ["points"], []], told
 
 
 def test_the_inspector_follows_or_stays() -> None:
@@ -286,7 +288,7 @@ def test_every_template_escapes_what_it_is_given() -> None:
     for piece in (
         html.header(evil, True, (evil,), [(evil, evil)], {evil: evil}),
         html.chips(evil, [scheme, scheme]),
-        html.verdict(evil, [scheme], evil),
+        html.verdict(evil, [scheme], evil, evil),
         html.inspector([element], [evil]),
         html.packed([element], [scheme]),
         html.commands([evil]),

@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
-from explorer.figures.compare import WIDTHS, _frame, exact_words, frontier_figure, place_labels
+from explorer.figures.compare import (
+    ABOVE,
+    BELOW,
+    FONT_SIZE,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    WIDTHS,
+    _frame,
+    exact_words,
+    frontier_figure,
+    place_labels,
+)
 from explorer.figures.style import A, B
 
 X = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
@@ -22,18 +34,34 @@ CHOSEN = [[], [DRAWN[0]], [CUSTOM, DRAWN[30]], [DRAWN[5], DRAWN[5]], [DRAWN[-1],
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=range(len(CHOSEN)))
 def test_no_two_labels_meet(chosen: list[ComparisonRow]) -> None:
-    """At the narrowest width, at a usual one, and at those between; all inside of the plot."""
-    frame = _frame([*DRAWN, *chosen])
-    labels = place_labels(DRAWN, list(zip(chosen, "AB", strict=False)), frame)
-    assert len(labels) >= 8 and [label.text[0] for label in labels[: len(chosen)]] == list(
+    """At the narrowest width, at the widest, and at those between; all inside of the plot."""
+    frame, letters = _frame([*DRAWN, *chosen]), list(zip(chosen, "AB", strict=False))
+    placed = place_labels(DRAWN, letters, frame)
+    assert len(placed) >= 8 and [label.text[0] for _, label in placed[: len(chosen)]] == list(
         "AB"[: len(chosen)]
     )
-    for width in range(WIDTHS[0], WIDTHS[1] + 1, 20):
-        boxes = [label.box(frame, width) for label in labels]
-        assert all(box.lies_in(frame.plot(width)) for box in boxes)
-        for (one, a), (other, b) in itertools.combinations(zip(labels, boxes, strict=True), 2):
-            assert not a.meets(b), f"{one.text} and {other.text} at {width} px"
-    assert labels == place_labels(DRAWN, list(zip(chosen, "AB", strict=False)), frame), "not repeatable"
+    tall = HEIGHT - ABOVE - BELOW
+    for width in range(WIDTHS[0], WIDTHS[-1] + 1, 20):
+        boxes = []
+        for row, label in placed:
+            spot, wide = frame.spot(row, 0), 0.55 * FONT_SIZE * len(label.text)
+            x, y = spot.x * width + label.right, (1 - spot.y) * tall + label.down
+            boxes.append((x - wide / 2, y - 6, x + wide / 2, y + 6))
+            assert x - wide / 2 > -LEFT and x + wide / 2 < width + RIGHT and 0 <= y <= tall, label
+        for (one, a), (other, b) in itertools.combinations(zip(placed, boxes, strict=True), 2):
+            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+            assert apart, f"{one[1].text} and {other[1].text} at {width} px"
+    assert placed == place_labels(DRAWN, letters, frame), "not repeatable"
+
+
+def test_a_and_b_have_different_names() -> None:
+    """What stands in brackets is left out only where the rest says which scheme it is."""
+    named = {r.scheme.name: r for r in DRAWN}
+    pair = [(named["mxfp4"], "A"), (named["mxfp4_even"], "B")]
+    placed = place_labels([], pair, _frame([row for row, _ in pair]))
+    assert [label.text for _, label in placed] == ["A  MXFP4 (OCP, FLOOR)", "B  MXFP4 (EVEN)"]
+    (alone,) = place_labels([], pair[:1], _frame([pair[0][0], named["bf16"]]))
+    assert alone[1].text == "A  MXFP4"
 
 
 def test_a_and_b_are_ringed_even_if_they_are_custom() -> None:

@@ -11,20 +11,20 @@ import random
 import pytest
 
 from explorer.figures import style
-from explorer.figures.labels import WIDTHS, Offset, Spot, place
+from explorer.figures.labels import WIDTHS, Label, Spot, place
 
 HEIGHT, SIZE = 320, 10
 
 
-def boxes(spots: list[Spot], offsets: list[Offset | None], width: float) -> list[tuple[float, ...]]:
+def boxes(spots: list[Spot], labels: list[Label | None], width: float) -> list[tuple[float, ...]]:
     """Left, top, right, bottom of every marker and label, in pixels."""
     found = []
-    for spot, offset in zip(spots, offsets, strict=True):
+    for spot, label in zip(spots, labels, strict=True):
         x, y, r = spot.x * width, (1 - spot.y) * HEIGHT, spot.radius
         found.append((x - r, y - r, x + r, y + r))
-        if offset:
-            wide, tall = 0.55 * SIZE * len(spot.text), 1.2 * SIZE
-            x, y = x + offset.right, y + offset.down
+        if label:
+            wide, tall = 0.55 * SIZE * len(label.text), 1.2 * SIZE
+            x, y = x + label.right, y + label.down
             found.append((x - wide / 2, y - tall / 2, x + wide / 2, y + tall / 2))
     return found
 
@@ -34,10 +34,10 @@ def boxes(spots: list[Spot], offsets: list[Offset | None], width: float) -> list
 def test_no_label_lies_over_another_or_a_point(seed: int, width: float) -> None:
     chance = random.Random(seed)
     spots = [Spot(chance.random(), chance.random(), 5, "INT8 W8A8" if i < 8 else "") for i in range(24)]
-    offsets = place(spots, HEIGHT, SIZE)
-    assert offsets == place(spots, HEIGHT, SIZE), "the same points, the same labels"
-    assert offsets[0] is not None and offsets[8:] == [None] * 16
-    every = boxes(spots, offsets, width)
+    labels = place(spots, HEIGHT, SIZE)
+    assert labels == place(spots, HEIGHT, SIZE), "the same points, the same labels"
+    assert labels[0] is not None and labels[8:] == [None] * 16
+    every = boxes(spots, labels, width)
     markers = {b for b, spot in zip(boxes(spots, [None] * 24, width), spots, strict=True)}
     for a, b in itertools.combinations(every, 2):
         if not {a, b} <= markers:
@@ -47,8 +47,17 @@ def test_no_label_lies_over_another_or_a_point(seed: int, width: float) -> None:
 def test_a_label_without_room_is_left_out() -> None:
     """Rather than drawn over another: the point tells its name on hover."""
     spots = [Spot(0.5, 0.5, 5, "word" * 10) for _ in range(200)]
-    offsets = place(spots, HEIGHT, SIZE)
-    assert offsets[0] is not None and offsets[-1] is None
+    labels = place(spots, HEIGHT, SIZE)
+    assert labels[0] is not None and labels[-1] is None
+
+
+def test_a_letter_stands_where_words_have_no_room() -> None:
+    """A and B are found on the frontier however crowded it is."""
+    crowd = [Spot(i / 20, j / 20, 9, "", "A" if i == j == 10 else "") for i in range(21) for j in range(21)]
+    labels = place(crowd, HEIGHT, SIZE)
+    assert [label.text for label in labels if label] == ["A"]
+    (long,) = place([Spot(0.5, 0.5, 5, "word" * 30, "A")], HEIGHT, SIZE)
+    assert long is not None and long.text == "A"
 
 
 @pytest.mark.parametrize("axis", ["x", "y"])

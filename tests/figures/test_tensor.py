@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import SCHEMES
+from explorer import SCHEMES, words
 from explorer.analysis.tensor import Side, analyse, block_levels, largest_in_cell
+from explorer.figures.maps import CODES, ColourScale
 from explorer.figures.style import ORIGINAL, A, B
-from explorer.figures.tensor import CODES, error_figure, error_map_figures, scales_figures, usage_figures
+from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
 from explorer.figures.values import values_figure
 
 HEAVY = torch.distributions.StudentT(1.0)
@@ -98,6 +99,22 @@ def test_the_drawn_shares_are_the_tensor(name: str) -> None:
     assert len(outlines) == (6 if name == "heavy" else 2)
 
 
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_click_on_a_legend_entry_hides_one_side(name: str) -> None:
+    """Sides that are called the same are not one group: A's entry hides A's bars in the centre and in both
+    tails, and none of B's."""
+    sides = [Side("the same", side.analysis) for side in sides_of(TENSORS[name], ("int4_group128", "nvfp4"))]
+    fig = values_figure(sides[0].analysis.before, sides, [np.empty(0)] * 2, "n")
+    entries = {
+        t.marker.color: t.legendgroup for t in fig.data if t.type == "bar" and t.showlegend is not False
+    }
+    assert len(set(entries.values())) == 2
+    for color, group in entries.items():
+        hidden = [t for t in fig.data if t.legendgroup == group]
+        assert hidden == [t for t in fig.data if t.type == "bar" and t.marker.color == color]
+        assert len(hidden) == (3 if name == "heavy" else 1)
+
+
 def test_an_all_zero_tensor_has_its_axis_around_zero() -> None:
     """It ran from 0 to 256."""
     sides = sides_of(TENSORS["zero"], ("int4_group128",))
@@ -112,8 +129,10 @@ def test_heavy_tails_stand_beside_a_readable_centre() -> None:
     fig = values_figure(before, sides, [np.empty(0)], "n")
     centre = before.share(before.middle)
     assert 0.998 < centre.sum() < 0.9995 and (centre > 1e-4).sum() > 20
-    words = " ".join(a.text for a in fig.layout.annotations)
-    assert words.count(" %") == 2 and "×10" in words
+    told = [a.text for a in fig.layout.annotations]
+    assert sum(text.endswith(" %") for text in told) == 2
+    ends = float(before.below.edges[0]), float(before.above.edges[-1])
+    assert {words.number(end) for end in ends} <= set(told)
 
 
 @pytest.mark.parametrize("name", ["normal", "heavy"])
@@ -128,10 +147,27 @@ def test_both_maps_have_one_colour_scale(name: str) -> None:
     )
     for side, drawn in zip(sides, maps, strict=True):
         low, high, error = drawn.meta["low"], drawn.meta["high"], side.analysis.error_map.numpy()
-        share = drawn.z / CODES
+        share = (drawn.z.astype(float) - drawn.meta["first"]) / (CODES - drawn.meta["first"])
         read = low * (high / low) ** share if drawn.meta["logarithmic"] else low + (high - low) * share
         assert np.allclose(read, np.maximum(error, low), rtol=2e-3, atol=high / CODES)
     assert maps[0].meta["logarithmic"] == (name == "heavy")
+
+
+@pytest.mark.parametrize("logarithmic", [False, True])
+@pytest.mark.parametrize("smallest", [0.0, 1e-5])
+def test_zero_is_told_from_the_least_that_is_not(logarithmic: bool, smallest: float) -> None:
+    """A cell without error had the code, the colour and the words of the least error there is."""
+    values = torch.tensor([[0.0, 1e-12, 1e-9, 1e-4, 1.0, 1e3]])
+    scale = ColourScale.of([values], logarithmic, smallest)
+    codes = scale.codes_of(values)[0]
+    assert codes[0] == 0 and (codes[1:] > 0).all() and codes[-1] == CODES
+    at, labels = scale.ticks
+    assert labels.count("0") == 1 and (at[labels.index("0")] < scale.first) == logarithmic
+    (_, zero), *others = scale.colours
+    same = [place for place, colour in others if colour == zero]
+    assert same == ([scale.first / CODES] if logarithmic else [])
+    whole = ColourScale.of([values[:, 1:]], True, 0.0)
+    assert whole.first == 0 and "0" not in whole.ticks[1], "no room is kept where nothing is zero"
 
 
 def test_a_map_says_where_each_cell_has_its_largest_error() -> None:

@@ -5,7 +5,9 @@ If these fail, a link opens another scheme than it was made for, or a saved tens
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import re
 import string
@@ -25,6 +27,7 @@ from explorer.formats import E4M3, E8M0, FloatFormat, IntegerFormat
 from explorer.paths import ASSETS
 from explorer.schemes import ALIASES, OWN_CODES, SCALE_RULES, CodeRule, Convention, Ties
 from explorer.schemes.calibrators import MINMAX
+from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.scheme import SEPARATOR
 from explorer.schemes.text import NAMES, checked_text, custom_label
 
@@ -91,6 +94,37 @@ def test_every_legal_scheme_survives_its_text(scheme: Scheme) -> None:
     assert str(parsed) == text == parsed.name
     if text not in SCHEMES:
         assert parsed.label == custom_label(scheme)
+
+
+BLOCKS = [(None, None), (1, None), (None, 1), (None, 8), (8, None), (1, 1), (1, 48), (48, 1), (4, 8), (8, 4)]
+VARIED = {
+    "format": ELEMENTS,
+    "block": BLOCKS,
+    "scale": RULES,
+    "mapping": list(MappingType),
+    "calibrator": list(CALIBRATORS.values()),
+    "least_squares_scale": [False, True],
+    "seed": [None, 0, 7],
+    "codes": [OWN_CODES, *(CodeRule(**{name: on}) for name, on in CODE_WORDS.values())],  # type: ignore[arg-type]
+    "flat": [False, True],
+}
+CHANGED = ["int4~1x48~ASYMMETRIC~float16~minmax", "int8~48x48~SYMMETRIC~float32~mse", "int4_group128",
+           "nvfp4", "mxfp4", "q4_k", "nf4~1x48~SYMMETRIC~float32~minmax", "fp8_e4m3_row", "bf16"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CHANGED)
+def test_labels_tell_schemes_apart(text: str) -> None:
+    """Two schemes that differ in any one or two parts stand side by side as A and B under different labels;
+    and none is called like a row of ``SCHEMES`` that it is not."""
+    labels: dict[str, str] = {row.label: row.text for row in SCHEMES.values()}
+    for one, other in itertools.combinations(VARIED, 2):
+        for values in itertools.product(VARIED[one], VARIED[other]):
+            with contextlib.suppress(ValueError):
+                changed = dataclasses.replace(
+                    Scheme.parse(text), **dict(zip((one, other), values, strict=True))
+                )
+                scheme = Scheme.parse(changed.text)
+                assert labels.setdefault(scheme.label, scheme.text) == scheme.text, scheme.label
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.word if rule else "none")

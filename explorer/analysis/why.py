@@ -1,0 +1,211 @@
+"""Why a scheme's error is what it is: how wide its steps are, and what decides that.
+
+On a uniform grid the squared error is about a twelfth of the squared step (Bennett 1948, "Spectra of
+quantized signals"), and a step is the range of a block's codes divided by the steps in it. So few levels, or
+one large value in a large block, make every other value's error large. The steps of a float grow with the
+value, and only the values that are subnormal in their block share one step. All numbers are of the tensor and
+its scales as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from explorer import words
+from explorer.analysis.tensor import Analysis
+from explorer.core.quantize import QuantizedTensor
+from explorer.formats import FloatFormat, IntegerFormat
+from explorer.formats.integers import FixedPointFormat
+from explorer.schemes import Scheme
+
+SAME = 0.03
+"""Steps whose widths differ by less than this share are called equal."""
+FEW = 0.001
+"""A smaller share of elements is not told of."""
+MANY = 0.2
+"""A share of elements that became zero which explains the error beside the width of the steps."""
+
+MUCH = 0.1
+"""The share of all squared errors from which on one clipped element is told of."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The codes of a scheme laid over a tensor, in root mean squares of the tensor's elements.
+
+    ``width``  from the least to the largest value that a block's codes stand for; over blocks the root mean
+               square, each block as often as it has elements; infinite for a cast
+    ``steps``  between those, and ``step`` = width / steps
+    """
+
+    scheme: Scheme
+    width: float
+    steps: int
+
+    @property
+    def step(self) -> float:
+        return self.width / self.steps
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all steps are as wide as each other."""
+        return isinstance(self.scheme.format, IntegerFormat | FixedPointFormat)
+
+
+def grid_of(q: QuantizedTensor, rms: float) -> Grid:
+    """The ``Grid`` of a quantized tensor whose elements have the root mean square ``rms`` > 0."""
+    low, high = q.scheme.code_limits
+    levels = [level for level in q.scheme.format.levels if low <= level <= high] if q.scheme.scale else []
+    steps = max(len(levels) - 1, 1)
+    if not levels:
+        return Grid(q.scheme, math.inf, steps)
+    return Grid(q.scheme, (max(levels) - min(levels)) * _mean_scale(q) / rms, steps)
+
+
+def _mean_scale(q: QuantizedTensor) -> float:
+    """The root mean square of the scales, each as often as its block has elements."""
+    rows, columns = q.shape
+    height, width = q.scheme.block
+    if q.scheme.flat:
+        rows, columns, height = 1, rows * columns, None
+    down, along = _sizes(rows, height), _sizes(columns, width)
+    squares = q.scales.scale.double().cpu().square()
+    return math.sqrt(float(down @ squares @ along) / (rows * columns))
+
+
+def _sizes(length: int, size: int | None) -> Tensor:
+    """float64: how many elements each block has along an axis."""
+    starts = torch.arange(0, length, size or length, dtype=torch.float64)
+    return (length - starts).clamp(max=size or length)
+
+
+def why(a: Analysis, b: Analysis | None = None) -> str:
+    """What makes the error of A, or the difference between A and B, in a sentence of measured numbers; empty
+    where nothing is lost, or nothing was there."""
+    sides = [side for side in (a, b) if side is not None]
+    if not all(math.isfinite(side.report.sqnr_db) for side in sides):
+        return ""
+    grids = [grid_of(side.q, _rms(side)) for side in sides]
+    if b is None:
+        return f"Why: {grids[0].scheme.format.label} {_clause(grids[0], a)}{_outliers(a)}."
+    if all(grid.uniform for grid in grids):
+        return _of_two_grids(grids, sides)
+    formats = {grid.scheme.format.name for grid in grids}
+    if len(formats) == 1 and isinstance(grids[0].scheme.format, FloatFormat):
+        return _of_one_float(grids[0].scheme.format, sides)
+    first, second = (_clause(grid, side) for grid, side in zip(grids, sides, strict=True))
+    return f"Why: A {first}; B {second}{_outliers(a)}."
+
+
+def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
+    """Of two schemes with the same floats: how many elements are too small for their block's scale."""
+    shares = [_subnormal_share(side) for side in sides]
+    small = " and ".join(
+        f"{percent(share)} under {letter} ({_sharing(side.q.scheme)})"
+        for letter, share, side in zip("AB", shares, sides, strict=True)
+    )
+    start = f"Why: steps are at most 1/{2**fmt.mantissa} of a value, but for those too small for their scale"
+    return f"{start}: {small}{_outliers(sides[0])}."
+
+
+def _rms(side: Analysis) -> float:
+    """The root mean square of the elements of a tensor that is not all zero."""
+    return side.report.rmse / side.report.relative_error
+
+
+def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
+    """Which of two uniform grids is finer, how much, and by what."""
+    fine, coarse = sorted((0, 1), key=lambda side: grids[side].step)
+    times = grids[coarse].step / grids[fine].step
+    if times < 1 + SAME:
+        return f"Why: steps are equally wide, {_digits(grids[0].step)} times the RMS{_outliers(sides[0])}."
+    first, second = "AB"[fine], "AB"[coarse]
+    of = [
+        f"{grid.steps} over {_digits(grid.width)} times the RMS ({_sharing(grid.scheme)})" for grid in grids
+    ]
+    text = (
+        f"Why: {first}'s steps are {_digits(times)} times as fine as {second}'s: {first} has {of[fine]}, "
+        f"{second} {of[coarse]}"
+    )
+    zeroed = sides[coarse].report.zeroed
+    lost = f"; {percent(zeroed)} of the elements became 0 under {second}" if zeroed > MANY else ""
+    clipped = "".join(_clipped(side, f" under {name}") for name, side in zip("AB", sides, strict=True))
+    return f"{text}{lost}{clipped}{_outliers(sides[0])}."
+
+
+def _clause(grid: Grid, side: Analysis) -> str:
+    """What the steps of one scheme are, and what they leave out."""
+    fmt, sharing, zeroed = grid.scheme.format, _sharing(grid.scheme), side.report.zeroed
+    over = f"over {_digits(grid.width)} times the RMS ({sharing})"
+    if isinstance(fmt, FloatFormat):
+        small = _subnormal_share(side)
+        text = f"has steps of at most 1/{2**fmt.mantissa} of a value ({sharing})"
+        text += f", but for the {percent(small)} too small for that" if small >= FEW else ""
+    elif not grid.uniform:
+        text = f"has {grid.steps + 1} {'uneven ' if grid.steps > 2 else ''}levels {over}"
+    else:
+        text = f"has {grid.steps} equal steps {over}, each {_digits(grid.step)} of it wide"
+        text += f", and {percent(zeroed)} of the elements became 0" if zeroed > MANY else ""
+    return text + _clipped(side)
+
+
+def _clipped(side: Analysis, under: str = "") -> str:
+    """What was cut off, where the largest error alone is a good part of all error."""
+    report = side.report
+    elements = side.q.shape[0] * side.q.shape[1]
+    if not report.clipped or report.max_error**2 < MUCH * report.mse * elements:
+        return ""
+    return (
+        f"; {percent(report.clipped)} of the elements lie beyond the codes{under} and are clipped, by up to "
+        f"{_digits(report.max_error / _rms(side))} times the RMS"
+    )
+
+
+def _subnormal_share(side: Analysis) -> float:
+    """The share of elements whose code is subnormal, or which became 0; 0 where codes were not counted."""
+    fmt, counts = side.q.scheme.format, side.measured.code_counts
+    if counts is None or not isinstance(fmt, FloatFormat):
+        return 0.0
+    field = next(f for f in fmt.fields if f.name == "exponent")
+    codes = torch.arange(len(counts))
+    subnormal = (codes >> field.low) & (2**fmt.exponent - 1) == 0
+    elements = max(int(counts.sum()), 1)
+    zero = subnormal & ((codes >> (field.low - fmt.mantissa)) & (2**fmt.mantissa - 1) == 0)
+    return (int(counts[subnormal & ~zero].sum()) / elements) + side.report.zeroed
+
+
+def _outliers(side: Analysis) -> str:
+    """How far the largest element lies from the others."""
+    before = side.before
+    ends = [abs(float(edge)) for edge in (before.below.edges[0], before.above.edges[-1])]
+    text = f". The largest |x| is {_digits(max(ends) / _rms(side))} times the RMS"
+    beyond = float(before.share(before.below).sum() + before.share(before.above).sum())
+    if not beyond:
+        return text
+    middle = max(abs(float(edge)) for edge in before.middle.edges[[0, -1]])
+    return f"{text}, all but {percent(beyond)} lie within {_digits(middle / _rms(side))} times it"
+
+
+def _sharing(scheme: Scheme) -> str:
+    """What a scale is for, in brackets."""
+    if scheme.scale is None:
+        return "no scale"
+    if scheme.block == (None, None):
+        return "one scale for all"
+    kinds = {"per row": "a scale a row", "per column": "a scale a column"}
+    return kinds.get(scheme.granularity, scheme.granularity)
+
+
+def percent(share: float) -> str:
+    """A share (0 … 1) in words; what is less than all is never "100 %"."""
+    if 0.9995 <= share < 1:
+        return "more than 99.9 %"
+    return f"{words.number(100 * share, 3 if share > 0.9 else 2)} %"
+
+
+def _digits(value: float) -> str:
+    return words.number(value, 2)

@@ -1,0 +1,143 @@
+"""Heat maps of a matrix's cells in 16-bit codes, which keep the page light; the browser words them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+from plotly.colors import get_colorscale
+from torch import Tensor
+
+from explorer import words
+from explorer.analysis.tensor import MAP_LIMIT
+from explorer.analysis.tiles import tile_size
+from explorer.figures.style import FEW_TICKS, GRID, MAGNITUDE_SCALE, figure
+
+HEIGHT = 380
+CODES = 65535
+"""The largest code of a cell."""
+ZERO_BAND = 3276
+"""On a logarithmic scale zeros have the code 0, and all else the codes from this on: 1/20 of the colours."""
+
+
+@dataclass(frozen=True)
+class ColourScale:
+    """What the codes of maps stand for: ``first`` for ``low``, ``CODES`` for ``high``, in equal steps or
+    ``logarithmic`` ones; the code 0 for zero where ``zero`` says so, and for nothing else.
+
+    ``cut``: some cells with less than ``low`` are shown as ``low``.
+    """
+
+    low: float
+    high: float
+    logarithmic: bool
+    first: int
+    zero: bool
+    cut: bool
+    codes: int = CODES
+
+    @classmethod
+    def of(cls, maps: Sequence[Tensor], logarithmic: bool, smallest: float = 0.0) -> Self:
+        """The scale of several maps of values ≥ 0; a logarithmic one begins at the least positive value, or
+        at the share ``smallest`` of the largest."""
+        positive = [reduced[(reduced > 0) & reduced.isfinite()] for reduced in maps]
+        least = min((float(values.min()) for values in positive if len(values)), default=0.0)
+        high = max(map(highest, maps), default=0.0)
+        if not logarithmic or not least:
+            return cls(0.0, high, False, 0, True, False)
+        low = max(least, high * smallest)
+        zero = any(bool((reduced == 0).any()) for reduced in maps)
+        return cls(low, high, True, ZERO_BAND if zero else 0, zero, low > least)
+
+    def codes_of(self, values: Tensor) -> np.ndarray:
+        """uint16: the nearest codes; of what is not zero never zero's."""
+        shares = self._shares(values.double())
+        codes = (self.first + shares * (CODES - self.first)).round().nan_to_num(CODES, CODES, 0.0)
+        codes = codes.clamp(max(self.first, int(self.zero)), CODES)
+        return np.asarray(torch.where(values == 0, 0.0, codes).numpy().astype(np.uint16))
+
+    def _shares(self, values: Tensor) -> Tensor:
+        """Where values lie between ``low`` (0) and ``high`` (1)."""
+        low, high = torch.tensor([self.low, self.high], dtype=torch.float64)
+        if self.logarithmic:
+            values, low, high = values.log10(), low.log10(), high.log10()
+        return (values - low) / (high - low if high > low else 1.0)
+
+    @property
+    def ticks(self) -> tuple[list[float], list[str]]:
+        """The codes at the labels of the colours, and the labels."""
+        ends = (math.log10(self.low), math.log10(self.high)) if self.logarithmic else (self.low, self.high)
+        steps = _round_steps(*ends)
+        values = torch.tensor(
+            [10.0**step if self.logarithmic else step for step in steps], dtype=torch.float64
+        )
+        codes = (self.first + self._shares(values) * (CODES - self.first)).tolist()
+        labels = [words.number(value) for value in values.tolist()]
+        return ([self.first / 2, *codes], ["0", *labels]) if self.first else (codes, labels)
+
+    @property
+    def colours(self) -> list[list[object]]:
+        """plotly's colour scale of the codes: the colour of zero is none of the others."""
+        start = self.first / CODES
+        rest = [[start + at * (1 - start), colour] for at, colour in get_colorscale(MAGNITUDE_SCALE)]
+        return [[0, GRID], [start, GRID], *rest] if self.first else rest
+
+
+def highest(values: Tensor) -> float:
+    """The largest finite value; 0 if there is none."""
+    return float(values.nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def map_figure(
+    reduced: Tensor, shape: tuple[int, int], name: str, label: str, scale: ColourScale, unit: str = ""
+) -> go.Figure:
+    """A heat map of a matrix of ``shape`` by its tiles' values ``reduced``, at most MAP_LIMIT² cells.
+
+    The map's ``meta`` has ``label`` and ``unit`` ("block " where the matrix is of blocks), ``tall`` and
+    ``wide``, a cell's rows and columns, and the fields of ``scale``: `assets/error_map.js` makes the words of
+    the hover of them.
+    """
+    fig = figure(f"{unit}column", f"{unit}row", name, height=HEIGHT)
+    tall, wide = tile_size(shape, MAP_LIMIT)
+    codes, labels = scale.ticks
+    fig.add_heatmap(
+        z=scale.codes_of(reduced),
+        x0=(wide - 1) / 2,
+        dx=wide,
+        y0=(tall - 1) / 2,
+        dy=tall,
+        zmin=0,
+        zmax=CODES,
+        colorscale=scale.colours,
+        colorbar={
+            "title": {"text": label, "side": "right", "font": {"size": 12}},
+            "thickness": 12,
+            "outlinewidth": 0,
+            "tickvals": codes,
+            "ticktext": labels,
+        },
+        meta={"label": label, "unit": unit, "tall": tall, "wide": wide, **asdict(scale)},
+    )
+    rows, columns = shape
+    fig.update_layout(uirevision=f"map {rows} {columns}")
+    whole = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
+    fig.update_yaxes(range=[rows - 0.5, -0.5], dtick=1 if rows <= 8 else None, **whole)
+    few = {"dtick": 1} if columns <= 8 else FEW_TICKS
+    fig.update_xaxes(range=[-0.5, columns - 0.5], **few, **whole)
+    return fig
+
+
+def _round_steps(low: float, high: float) -> list[float]:
+    """Four to six round numbers between two values."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= 0.999 * rough)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * i for i in range(first, last + 1)]

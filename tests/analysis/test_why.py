@@ -1,0 +1,97 @@
+"""Why an error is what it is. If these fail, the page explains a difference by what did not cause it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from explorer import SCHEMES, Scheme
+from explorer.analysis.tensor import Analysis, analyse
+from explorer.analysis.why import grid_of, why
+
+torch.manual_seed(0)
+X = torch.randn(256, 1000)
+UNIFORM = ["int4_group32", "int4_row", "int4_group128_asym", "int8_tensor", "int8_column", "int3_group64",
+           "int4~48x96~FULL~float16~minmax", "int4~flat48~SYMMETRIC~float32~minmax", "mxint8", "q5_1",
+           "q4_0"]  # fmt: skip
+"""Schemes with equal steps; 1000 columns are no multiple of most of their blocks."""
+
+
+def done(text: str, x: torch.Tensor = X) -> Analysis:
+    return analyse(x, Scheme.parse(text))
+
+
+@pytest.mark.parametrize("text", UNIFORM)
+def test_the_steps_foretell_the_error(text: str) -> None:
+    """A twelfth of the squared step is the squared error, on any grid of equal steps, whatever the blocks."""
+    a = done(text)
+    rms = float(X.double().square().mean().sqrt())
+    step = grid_of(a.q, rms).step
+    assert a.report.sqnr_db == pytest.approx(10 * math.log10(12 / step**2), abs=0.6)
+
+
+def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
+    """INT4 per tensor against groups of 32, with an outlier."""
+    x = X.clone()
+    x[3, 7] = 20.0
+    text = why(done("int4~tensor~SYMMETRIC~float32~minmax", x), done("int4_group32", x))
+    assert text.startswith("Why: B's steps are 8.3 times as fine as A's: B has 14 over 4.8 times the RMS")
+    assert "A 14 over 40 times the RMS (one scale for all)" in text
+    assert text.endswith(
+        "% of the elements became 0 under A. "
+        "The largest |x| is 20 times the RMS, all but 0.05 % lie within 4.3 times it."
+    )
+    assert why(done("int4_group32", x), done("int4_group32", x)).startswith(
+        "Why: steps are equally wide, 0.34"
+    )
+
+
+CLAUSES = [
+    (
+        "int4_group32",
+        None,
+        "INT4 has 14 equal steps over 4.8 times the RMS (groups of 32), each 0.34 of it wide",
+    ),
+    ("fp8_e4m3_row", None, "FP8 E4M3 has steps of at most 1/8 of a value (a scale a row)."),
+    ("nf4_block64", None, "NF4 has 16 uneven levels over 5.3 times the RMS (groups of 64)."),
+    ("bf16", None, "BF16 has steps of at most 1/128 of a value (no scale)."),
+    (
+        "nvfp4",
+        None,
+        "FP4 E2M1 has steps of at most 1/2 of a value (groups of 16), but for the 20 % too small for",
+    ),
+    (
+        "int4_row",
+        "nvfp4",
+        "A has 14 equal steps over 6.9 times the RMS (a scale a row), each 0.49 of it wide; B has ",
+    ),
+    ("mxfp4", "nvfp4", "steps are at most 1/2 of a value, but for those too small for their scale: "),
+]
+
+
+@pytest.mark.parametrize("a, b, text", CLAUSES)
+def test_the_sentence(a: str, b: str | None, text: str) -> None:
+    assert text in why(done(a), None if b is None else done(b))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_has_a_reason(name: str) -> None:
+    """Alone and beside another, with the shares that are zero, subnormal or beyond the centre."""
+    x = X[:64, :256].clone()
+    x[0, 0] = 1e3
+    a, b = done(name, x), done("int4_group32", x)
+    texts = [why(a), why(a, b), why(b, a)]
+    assert all(text == "" or (text.startswith("Why: ") and "nan" not in text) for text in texts)
+    assert (texts[0] == "") == (a.report.max_error == 0)
+
+
+def test_subnormals_are_counted() -> None:
+    """Of values spread over 0 … 6 in FP4 E2M1 one in eight lies below .75, which rounds to 0 or .5."""
+    x = torch.arange(1, 6145).view(6, 1024) / 1024
+    text = why(done("float4_e2m1fn~tensor~SYMMETRIC~none~minmax", x))
+    assert (
+        "FP4 E2M1 has steps of at most 1/2 of a value (no scale), but for the 12 % too small for that."
+        in text
+    )

@@ -1,0 +1,137 @@
+"""Figures as plotly draws them, at the widths of a phone, a tablet and a desk.
+
+If these fail, an axis' title lies over its labels, a legend leaves the figure, or a tap on a phone offers to
+reset a zoom that never was.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+import torch
+from playwright.sync_api import Browser, Page
+
+from app.theme import PLOTLY
+from explorer import SCHEMES, Scheme, compare_schemes, mark_frontier
+from explorer.analysis.tensor import Side, analyse, block_levels
+from explorer.figures.compare import frontier_figure
+from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
+from explorer.figures.values import values_figure
+from explorer.paths import ASSETS
+
+torch.manual_seed(0)
+TENSORS = {
+    "normal": torch.randn(384, 1536),
+    "heavy": torch.distributions.StudentT(1.0).sample((512, 1024)),
+    "constant": torch.full((256, 512), 3.25),
+    "zero": torch.zeros(256, 512),
+    "one": torch.full((1, 1), -0.7),
+}
+WIDTHS = (304, 620, 1360)
+"""Pixels of a figure on a phone of 390, in a half of the page, and over all of it."""
+PAIR = ("int4~1x32~ASYMMETRIC~float16~mse~fit", "nvfp4")
+
+
+@pytest.fixture(scope="module")
+def empty(browser: Browser) -> Iterator[Page]:
+    """A page with plotly and the script of figures, and nothing else."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.set_content('<script id="plotly"></script><div id="plot"></div>')
+    font = base64.b64encode((ASSETS / "fonts/inter-latin-wght-normal.woff2").read_bytes()).decode()
+    page.add_style_tag(
+        content=f"@font-face{{font-family:Inter;font-weight:100 900;src:url(data:font/woff2;base64,{font})}}"
+    )
+    page.evaluate("document.fonts.load('12px Inter')")
+    page.add_script_tag(path=PLOTLY / "plotly.min.js")
+    page.evaluate("() => { window.explorer = {}; }")
+    for name in ("numbers", "words", "error_map", "figure"):
+        page.add_script_tag(path=ASSETS / f"{name}.js")
+    yield page
+    page.close()
+
+
+@cache
+def figures_of(name: str) -> dict[str, go.Figure]:
+    x = TENSORS[name]
+    sides = [Side(scheme.label, analyse(x, scheme)) for scheme in map(Scheme.parse, PAIR)]
+    at = sides[0].analysis.report.max_error_at
+    levels = [block_levels(side.analysis.q, *at) for side in sides]
+    few = [s for n, s in SCHEMES.items() if not n.endswith("_k")]
+    rows = mark_frontier(compare_schemes(x[:64, :256], few if name == "normal" else few[:8]))
+    return {
+        "frontier": frontier_figure(rows, "n", rows[2], rows[-3]),
+        "values": values_figure(sides[0].analysis.before, sides, levels, "n"),
+        "error": error_figure(sides, "n"),
+        "map": error_map_figures(sides, (x.shape[0], x.shape[1]), at, "n")[0],
+        "scales": scales_figures(sides, "n")[0],
+        "usage": usage_figures(sides, "n")[1],
+    }
+
+
+BOXES = """async ([figure, width]) => {
+  const plot = document.getElementById('plot');
+  const layout = {...figure.layout, width, autosize: false};
+  await Plotly.newPlot(plot, figure.data, layout, {displayModeBar: false});
+  const from = plot.getBoundingClientRect();
+  const boxes = query => [...plot.querySelectorAll(query)].map(e => {
+    const box = e.getBoundingClientRect(), {left, top} = from;
+    return [e.textContent, box.left - left, box.top - top, box.right - left, box.bottom - top];
+  }).filter(([, left, top, right, bottom]) => right > left && bottom > top);
+  const size = plot._fullLayout._size;
+  return {size, height: plot._fullLayout.height, titles: boxes('.g-xtitle text, .g-ytitle text'),
+    labels: boxes('.xtick text, .ytick text'), legend: boxes('.legend'),
+    buttons: boxes('.updatemenu-container'), notes: boxes('.annotation-text')};
+}"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", TENSORS)
+def test_words_of_a_figure_lie_beside_each_other(empty: Page, name: str, width: int) -> None:
+    """Titles, tick labels, buttons and the legend are apart, and all of it lies in the figure."""
+    for kind, figure in figures_of(name).items():
+        found: dict[str, Any] = empty.evaluate(BOXES, [json.loads(figure.to_json()), width])
+        parts = [*found["titles"], *found["labels"], *found["legend"], *found["buttons"]]
+        parts += found["notes"] if kind != "frontier" else []
+        for text, left, top, right, bottom in parts:
+            inside = left > -2 and right < width + 2 and top > -2 and bottom < found["height"] + 2
+            assert inside, f"{kind} at {width}: {text} leaves the figure"
+        for one, other in itertools.combinations(parts, 2):
+            across = min(one[3], other[3]) - max(one[1], other[1])
+            down = min(one[4], other[4]) - max(one[2], other[2])
+            assert across < 2 or down < 2, f"{kind} at {width}: {one[0]} lies over {other[0]}"
+        size = found["size"]
+        for text, left, top, right, _ in found["titles"] if kind == "frontier" else []:
+            beside = right <= size["l"] or left >= width - size["r"] or top >= found["height"] - size["b"]
+            assert beside, f"{text} lies in the plot at {width}"
+
+
+RESET = """async () => {
+  document.body.insertAdjacentHTML('beforeend', `<div id="box"><div class="figure-tools">
+    <button data-kind="reset" hidden>Reset zoom</button></div>
+    <div class="figure" style="width:600px"></div></div>`);
+  const box = document.getElementById('box'), value = JSON.stringify({data: [{x: [1, 2], y: [3, 4]}],
+    layout: {uirevision: 'a', xaxis: {range: [0, 5]}, height: 200}});
+  explorer.figure(box, {value}, (name, seen) => seen(), () => {});
+  const plot = box.querySelector('.figure');
+  while (!plot._fullLayout?.xaxis?.range) await new Promise(resume => setTimeout(resume, 20));
+  const button = box.querySelector('button'), told = [];
+  const ends = (low, high) => ({'xaxis.range[0]': low, 'xaxis.range[1]': high});
+  for (const changes of [ends(0, 5), ends(1, 2), ends(0, 5), {'yaxis.range': [3.5, 4]},
+    {'yaxis.autorange': true}]) {
+    await Plotly.relayout(plot, changes);
+    told.push(!button.hidden);
+  }
+  return told;
+}"""
+
+
+def test_a_tap_offers_no_reset(empty: Page) -> None:
+    """plotly reports the same range after a tap or a double tap: only one that differs is a zoom."""
+    assert empty.evaluate(RESET) == [False, True, False, True, False]

@@ -9,6 +9,9 @@ explorer.stream = {
   /* The ids of requests that were taken and have not been answered. */
   open: new Set(),
 
+  /* The ids of requests whose answer came before the word that they were taken. */
+  early: new Set(),
+
   /* Settled once the client has read the last "close_stream". */
   closed: Promise.resolve(),
 
@@ -25,7 +28,7 @@ explorer.stream = {
 
   async join(response) {
     const answer = await response.clone().json().catch(() => null);
-    if (answer?.event_id) this.open.add(answer.event_id);
+    if (answer?.event_id && !this.early.delete(answer.event_id)) this.open.add(answer.event_id);
     await this.closed;
     return response;
   },
@@ -53,7 +56,8 @@ explorer.stream = {
       if (end < 2) continue;
       for (const message of text.slice(0, end).split('\n\n').filter(Boolean)) {
         const kind = /"msg":"(\w+)"/.exec(message)?.[1];
-        if (kind === 'process_completed') this.open.delete(/"event_id":"([^"]+)"/.exec(message)?.[1]);
+        const id = kind === 'process_completed' && /"event_id":"([^"]+)"/.exec(message)?.[1];
+        if (id && !this.open.delete(id)) this.early.add(id);
         if (kind === 'close_stream') {
           if (this.open.size) return true;
           this.closed = new Promise(resume => setTimeout(resume));

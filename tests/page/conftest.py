@@ -10,10 +10,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 expect.set_options(timeout=20_000)
@@ -71,12 +72,42 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+SIZE: ViewportSize = {"width": 1440, "height": 900}
+
+
 @pytest.fixture
-def page(browser: Browser, url: str) -> Iterator[Page]:
-    """A page at 1440 x 900. Fails afterwards on any console error, page error or outside request."""
-    context = browser.new_context(
-        viewport={"width": 1440, "height": 900}, reduced_motion="reduce", accept_downloads=True
-    )
+def page(request: pytest.FixtureRequest, browser: Browser, url: str) -> Iterator[Page]:
+    """A page at 1440 x 900. Fails afterwards on any console error, page error or outside request.
+
+    A page of its own, not yet opened; for a test marked ``shared_page`` the one that all of its module share:
+    such a test leaves nothing behind but what an address holds, and so it can begin with a visit, which takes
+    a fraction of the seconds that opening takes.
+    """
+    if request.node.get_closest_marker("shared_page"):
+        page, trouble = request.getfixturevalue("opened")
+        page.set_viewport_size(SIZE)
+        page.mouse.move(5, 5)
+        page.evaluate("() => { explorer.closePanels(); document.activeElement?.blur(); scrollTo(0, 0); }")
+        yield page
+    else:
+        with _watched(browser, url) as (page, trouble):
+            yield page
+    assert not trouble, trouble
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, url: str) -> Iterator[tuple[Page, list[str]]]:
+    """A page that was opened once, and what has gone wrong on it."""
+    with _watched(browser, url) as (page, trouble):
+        page.goto(url)
+        page.wait_for_function("window.explorer?.ready", timeout=60_000)
+        yield page, trouble
+
+
+@contextmanager
+def _watched(browser: Browser, url: str) -> Iterator[tuple[Page, list[str]]]:
+    """A new page, and the list that is filled with what goes wrong on it."""
+    context = browser.new_context(viewport=SIZE, reduced_motion="reduce", accept_downloads=True)
     page = context.new_page()
     trouble: list[str] = []
     page.on("console", lambda m: trouble.append(f"console: {m.text}") if m.type == "error" else None)
@@ -90,6 +121,5 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
             route.abort()
 
     page.route("**/*", check)
-    yield page
+    yield page, trouble
     context.close()
-    assert not trouble, trouble

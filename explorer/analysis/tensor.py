@@ -11,7 +11,7 @@ from explorer.analysis.element import block_index
 from explorer.analysis.errors import error_spread
 from explorer.analysis.report import Measured, Report, measure
 from explorer.analysis.spread import Frame, Spread, frame_of, spread
-from explorer.analysis.tiles import largest_differences, tile_size
+from explorer.analysis.tiles import largest_differences
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import Scheme
 
@@ -65,19 +65,6 @@ def spreads(x: Tensor, restored: Tensor, frame: Frame, measured: Measured) -> tu
     if frame.whole:
         return spread(x, frame, measured.before), spread(restored, frame, measured.after)
     return spread(x, frame), spread(restored, frame)
-
-
-def largest_in_cell(analysis: Analysis, row: int, column: int) -> tuple[int, int]:
-    """(row, column) of the largest error in the cell of the error map that holds this element.
-
-    ``ValueError`` with the accepted range if it lies outside of the matrix.
-    """
-    rows, columns = analysis.q.shape
-    if not (0 <= row < rows and 0 <= column < columns):
-        raise ValueError(f"row 0 to {rows - 1} and column 0 to {columns - 1}, not ({row}, {column})")
-    tall, wide = tile_size(analysis.q.shape, MAP_LIMIT)
-    down, right = divmod(int(analysis.largest_at[row // tall, column // wide]), wide)
-    return row // tall * tall + down, column // wide * wide + right
 
 
 def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:

@@ -16,8 +16,9 @@ from explorer import SCHEMES
 from explorer.analysis.errors import error_spread, on_same_bins
 from explorer.analysis.histograms import histogram
 from explorer.analysis.spread import Spread, frame_of, spread
-from explorer.analysis.tensor import Analysis, analyse, largest_in_cell
+from explorer.analysis.tensor import analyse
 from explorer.analysis.tiles import largest_differences, tile_size
+from tests.cells import largest_in_cell
 
 
 def cauchy(rows: int, columns: int) -> Tensor:
@@ -146,9 +147,3 @@ def test_ties_and_nan_in_a_cell() -> None:
     x[2, 1] = math.nan
     values, at = largest_differences(x, y, 1)
     assert values.isnan().all() and at.tolist() == [[2 * 6 + 1]]
-
-
-def test_an_element_outside_is_refused() -> None:
-    analysis: Analysis = analyse(torch.ones(3, 4), SCHEMES["int8_row"])
-    with pytest.raises(ValueError, match="row 0 to 2 and column 0 to 3"):
-        largest_in_cell(analysis, 3, 0)

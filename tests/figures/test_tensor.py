@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from explorer import SCHEMES, words
-from explorer.analysis.tensor import Side, analyse, block_levels, largest_in_cell
+from explorer.analysis.tensor import Side, analyse, block_levels
 from explorer.figures.maps import CODES, ColourScale
 from explorer.figures.style import ORIGINAL, A, B
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
 from explorer.figures.values import values_figure
+from tests.cells import largest_in_cell
 
 HEAVY = torch.distributions.StudentT(1.0)
 torch.manual_seed(5)

@@ -16,10 +16,11 @@ import torch
 from playwright.sync_api import Browser, Page
 
 from explorer import SCHEMES, words
-from explorer.analysis.tensor import Side, analyse, largest_in_cell
+from explorer.analysis.tensor import Side, analyse
 from explorer.analysis.tiles import tile_size
 from explorer.figures.tensor import error_map_figures, scales_figures
 from explorer.paths import ASSETS
+from tests.cells import largest_in_cell
 
 SCRIPT = "".join(
     (ASSETS / name).read_text(encoding="utf-8") for name in ("numbers.js", "words.js", "error_map.js")

@@ -28,14 +28,14 @@ from app.controls import (
     scheme_of,
     taken_back,
 )
-from app.selection import Selection, file_source, model_source
+from app.selection import Selection, file_source, matrix_of, model_source
 from app.views import Control, Shown, View, shows
 from app.widgets import BEGAN, PRIVATE, block
-from explorer import CALIBRATORS, SCHEMES, Scheme, SourceError
+from explorer import CALIBRATORS, SCHEMES, Scheme
 from explorer.methods.recipe import Recipe
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
-from explorer.sources.tensors import SUFFIXES, TensorInfo
+from explorer.sources.tensors import TensorInfo
 
 COLUMNS, ROWS = "Group size, tile columns", "Tile rows"
 """What the boxes of a block's sides are called, in their labels and in messages."""
@@ -137,9 +137,10 @@ def _build_tensor_controls() -> dict[str, Control]:
         samples = [(f"{s.label}{' (synthetic)' if s.synthetic else ''}", s.name) for s in SAMPLES.values()]
         sample = gr.Dropdown(samples, value=DEFAULT_SAMPLE, label="Built-in tensor", elem_id="sample")
     with gr.Column(elem_classes="of-source of-file"):
+        accepted = limits.current().sources.suffixes
         file = gr.File(
-            label=f"Tensor file ({', '.join(SUFFIXES)})",
-            file_types=list(SUFFIXES),
+            label=f"Tensor file ({', '.join(accepted)})",
+            file_types=list(accepted),
             height=150,
             elem_id="file",
         )
@@ -278,7 +279,11 @@ def spelled(text: str) -> SchemeView:
 @shows(SchemeView)
 def chosen_preset(name: str, kept: str) -> SchemeView:
     """Take a scheme by its name or text form; returns what every scheme control shows. A text that is no
-    scheme is refused in words, and ``kept`` shown again."""
+    scheme is refused in words, and ``kept`` shown again. A picker that is left with what it held is an
+    event, too: what is being typed elsewhere stays."""
+    if name and name == kept:
+        same = show_scheme(kept)
+        return SchemeView.unchanged(text=same.text, preset=same.preset)
     try:
         if not name and kept:
             raise ValueError("choose a scheme")
@@ -368,11 +373,15 @@ def _side(field: str, value: float | None, least: int) -> int:
 def opened_file(path: str | None, shown: tuple[str, str | None, str | None] | None) -> FileView:
     """List the tensors of an uploaded file and choose the first matrix.
 
-    A file that cannot be read is refused: the controls go back to what is ``shown`` (source, file, tensor).
+    A file that cannot be read, or whose only tensor cannot be shown, is refused: the controls go back to what
+    is ``shown`` (source, file, tensor).
     """
     try:
-        choices = _tensor_choices(file_source(path).infos)
-    except SourceError as error:
+        infos = file_source(path).infos
+        choices = _tensor_choices(infos)
+        if len(infos) == 1:
+            matrix_of(Selection(source="file", file=path, file_tensor=choices["value"]))
+    except (ValueError, OSError) as error:
         limits.notify(str(error))
         source, file, tensor = shown or ("builtin", None, None)
         kept = gr.update(value=tensor) if file else gr.update(choices=[], value=None)

@@ -31,10 +31,15 @@ window.explorer = {
     input.addEventListener('pointerdown', () => input.blur(), {once: true});
   },
 
-  /* Gradio opens a long list at its end: scroll it to what is chosen, once it has been placed. */
+  /* Gradio opens a long list at its end, or where it was left: scroll it to what is chosen while it is being
+     placed. */
   showChosen(list) {
-    const chosen = list.querySelector('[aria-selected="true"]');
-    if (chosen) list.scrollTop = chosen.offsetTop - list.clientHeight / 3;
+    const began = performance.now(), look = () => {
+      const chosen = list.querySelector('[aria-selected="true"]');
+      if (chosen) list.scrollTop = chosen.offsetTop - list.clientHeight / 3;
+      if (performance.now() - began < 400) requestAnimationFrame(look);
+    };
+    look();
   },
 
   /* On a phone a panel covers what a choice does: close it after the choice of a scheme or a tensor. */
@@ -45,15 +50,15 @@ window.explorer = {
       if (option?.closest(picked) && innerWidth <= 640) setTimeout(explorer.closePanels, 100);
     }, true);
     document.addEventListener('pointerover', event => {
-      const picker = event.target.closest?.('input[role=listbox]');
+      const picker = event.target.closest?.('input[role=combobox]');
       if (picker) picker.title = picker.value;
     });
     new MutationObserver(changes => {
       for (const {addedNodes} of changes) for (const node of addedNodes) {
-        const list = node.matches?.('ul.options') ? node : node.querySelector?.('ul.options');
-        if (list) for (const wait of [0, 60, 200]) setTimeout(() => explorer.showChosen(list), wait);
+        const list = node.classList?.contains('options') && node.querySelector('[role=listbox]');
+        if (list) explorer.showChosen(list);
       }
-    }).observe(document.body, {childList: true, subtree: true});
+    }).observe(document.documentElement, {childList: true, subtree: true});
   },
 
   closePanels() {
@@ -202,7 +207,7 @@ document.addEventListener('keydown', event => {
 
 /* A list of Gradio's stays open when Tab leaves it: close it as Escape does. */
 document.addEventListener('keydown', event => {
-  if (event.key !== 'Tab' || event.target.getAttribute?.('role') !== 'listbox') return;
+  if (event.key !== 'Tab' || event.target.getAttribute?.('role') !== 'combobox') return;
   event.target.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: false}));
 }, true);
 
@@ -212,4 +217,4 @@ document.addEventListener('pointerdown', event => {
 
 explorer.acceptDrops();
 explorer.sortByHeadings();
-addEventListener('DOMContentLoaded', explorer.watchPanels);
+explorer.watchPanels();

@@ -370,7 +370,8 @@ def _side(field: str, value: float | None, least: int) -> int:
 def opened_file(path: str | None, shown: tuple[str, str | None, str | None] | None) -> FileView:
     """List the tensors of an uploaded file and choose the first matrix.
 
-    A file that cannot be read, or whose only tensor cannot be shown, is refused: the controls go back to what is ``shown`` (source, file, tensor).
+    A file that cannot be read, or whose only tensor cannot be shown, is refused: the controls go back to what
+    is ``shown`` (source, file, tensor).
     """
     try:
         infos = file_source(path).infos

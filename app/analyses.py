@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from app import limits
 from app.cache import BoundedCache
+from app.choices import check_cost
 from app.gpu_lock import gpu_lock
 from app.sections.layer_inputs import own_layer
 from app.selection import Selection, matrix_of, tensor_key
@@ -155,6 +156,7 @@ def _repair(chosen: Selection, recipe: Recipe, progress: Progress | None) -> Qua
         _, w, x = own_layer(chosen)
     except SourceError as error:
         raise SourceError(f"{label} needs the layer's inputs, and {error}") from error
+    check_cost([recipe.method], w)
     with gpu_lock():
         layer = apply(recipe.method, w, recipe.scheme, halves(x)[0], progress)
     return dataclasses.replace(layer, snapshots=None)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from app import limits
 from explorer import Scheme
-from explorer.methods import choices
+from explorer.methods import choices, label_of, names_in
 
 INPUT_SCHEMES = {
     "as they are": "",
@@ -43,3 +46,21 @@ def input_scheme(label: str | None) -> Scheme | None:
 def method_choices() -> list[tuple[str, str]]:
     """Every method and every combination worth offering, as (label, name)."""
     return [(label, name) for name, label in choices().items()]
+
+
+def check_cost(methods: Sequence[str], weight: Tensor) -> None:
+    """``ValueError`` with the numbers where a method would factor a matrix larger than is taken here.
+
+    That takes K^3 operations in one step, which cannot be stopped in between, for the K columns of
+    ``weight``.
+    """
+    columns, most = weight.shape[1], limits.current().solved_columns
+    if columns <= most:
+        return
+    for name in methods:
+        if any(method.solves for method in names_in(name)):
+            raise ValueError(
+                f"{label_of(name)} factors a matrix of {columns:,} × {columns:,} inputs (K³ = "
+                f"{columns**3:.1e} operations at once); here layers of at most {most:,} input channels are "
+                "taken for it. Rounding to nearest, AWQ and HQQ take larger ones"
+            )

@@ -31,6 +31,7 @@ class Limits:
     product_elements: of each matrix of a timed GEMM.
     run_seconds: of one run.
     model_weights: of a model that may be run on text.
+    solved_columns: input channels of a layer for methods that factor a matrix of them.
     """
 
     hosted: bool
@@ -47,6 +48,7 @@ class Limits:
     product_elements: int
     run_seconds: float
     model_weights: int
+    solved_columns: int
 
 
 LOCAL = Limits(
@@ -64,6 +66,7 @@ LOCAL = Limits(
     product_elements=1 << 28,
     run_seconds=300,
     model_weights=16 << 30,
+    solved_columns=1 << 14,
 )
 HOSTED = Limits(
     hosted=True,
@@ -80,6 +83,7 @@ HOSTED = Limits(
     product_elements=1 << 26,
     run_seconds=30,
     model_weights=400_000_000,
+    solved_columns=1 << 12,
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from app import html, limits
 from app.analyses import keep_layer
 from app.bar import PairView
-from app.choices import INPUT_SCHEMES, input_scheme, method_choices
+from app.choices import INPUT_SCHEMES, check_cost, input_scheme, method_choices
 from app.files import Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
@@ -135,6 +135,7 @@ def run(
     chosen = list(dict.fromkeys(Recipe.parse(s).scheme for s in schemes or here.schemes))
     of_inputs = input_scheme(inputs)
     layer = Layer(*chosen_layer(kind, sample, file, captured, name, here), here if kind == THIS else None)
+    check_cost(methods, layer.weight)
     yield from _outcomes(layer, methods, chosen, of_inputs)
 
 

@@ -52,6 +52,7 @@ class Method:
     transform: type[Transform] | None = field(default=None, kw_only=True)
     residue: type[Residue] | None = field(default=None, kw_only=True)
     objective: ObjectiveAxis | None = field(default=None, kw_only=True)
+    solves: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -335,3 +335,18 @@ def test_training_refuses_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     list(training.run([], 1, 1, 1, ""))
     list(training.run(["8"], 99, 1, 1, ""))
     assert "at least one width" in said[0] and "seeds are 1" in said[1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_would_hold_the_server_is_refused_before_it_starts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of 96 kB with 8,192 columns asks for a factorization that nothing can stop."""
+    monkeypatch.setattr(limits, "current", lambda: limits.HOSTED)
+    wide = torch.zeros(1, limits.HOSTED.solved_columns + 1)
+    if METHODS[name].solves:
+        with pytest.raises(ValueError, match=r"4,097 × 4,097 inputs \(K³ = 6.9e\+10"):
+            choices.check_cost([name], wide)
+    else:
+        choices.check_cost([name], wide)
+    choices.check_cost([name], wide[:, 1:])

@@ -453,7 +453,7 @@ def test_calibration_is_there_when_it_is_seen(page: Page, url: str) -> None:
     expect(page.locator("#calibration-sentence")).to_contain_text("one scale for all", timeout=60_000)
     expect(page.locator("#calibration-table")).to_contain_text("entropy (KL)")
     page.keyboard.press("]")
-    expect(page.locator("#chip-a")).to_contain_text("zero point")
+    expect(page.locator("#chip-a")).to_contain_text("asymmetric")
     idle(page)
     drawn(page, "ranges")
     before = page.locator("#own-range input").first.input_value()
@@ -498,6 +498,8 @@ def test_methods_run_refuse_and_repair_b(page: Page, url: str) -> None:
     page.locator("#chips [data-act=clear]").click()
     open_panel(page, "tensor")
     choose(page, "sample", "MLP up-projection")
+    expect(page.locator("#which .tensor")).to_contain_text("MLP up-projection")
+    section.scroll_into_view_if_needed()
     expect(page.locator("#methods-status")).to_contain_text("Not run yet")
     expect(page.locator("#methods-bars")).to_be_hidden()
 

@@ -76,7 +76,7 @@ def frontier_figure(
     plot = HEIGHT - ABOVE - BELOW
     fig.update_layout(
         legend={"xref": "paper", "yref": "paper", "x": 0, "y": -LEGEND / plot, "yanchor": "top"},
-        legend_entrywidth=70,
+        legend_entrywidth=76,
         legend_font_size=10,
         margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW},
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,7 +53,7 @@ class Guard:
 
         try:
             if scope["path"].rstrip("/").endswith("/upload"):
-                await self.app(scope, _checked_form(scope, receive), sent)
+                await self.app(scope, await _checked_form(scope, receive), sent)
             else:
                 await self.app(scope, await _checked_json(scope, receive), sent)
         except TooMuchError as refused:
@@ -82,10 +83,10 @@ def _bounded(scope: Scope, receive: Receive, most: int, what: str) -> Receive:
     return bounded
 
 
-def _checked_form(scope: Scope, receive: Receive) -> Receive:
+async def _checked_form(scope: Scope, receive: Receive) -> Receive:
     """An upload as it comes in, its form's fields counted: Gradio keeps those in memory."""
     allowed = limits.current()
-    if uploads.stored_bytes() > allowed.store_bytes:
+    if await run_in_threadpool(uploads.stored_bytes) > allowed.store_bytes:
         raise TooMuchError(503, "The store for uploads is full; try again in some minutes", "store")
     bounded = _bounded(scope, receive, allowed.upload_bytes + FORM_BYTES, "an upload")
     kind, options = parse_options_header(Headers(scope=scope).get("content-type", ""))

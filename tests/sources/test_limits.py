@@ -14,6 +14,9 @@ from safetensors.torch import save_file
 
 from app import api
 from app import limits as page_limits
+from app.choices import MOST_SCHEMES
+from app.serving.guard import FIELD_BYTES
+from app.serving.uploads import ABANDONED_SECONDS
 from explorer import FORMATS, SourceError
 from explorer.formats.code import code_facts, flip_bit
 from explorer.sources.limits import HOSTED, LOCAL, PICKLED, SUFFIXES
@@ -22,6 +25,12 @@ from explorer.sources.tensors import _READERS, open_tensors
 
 SECURITY = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
 MEBI, GIBI = 1 << 20, 1 << 30
+
+
+def _bytes(count: int) -> str:
+    return f"{count // GIBI} GiB" if count >= GIBI else f"{count // MEBI} MiB"
+
+
 ROWS = {
     "one header, index": (f"{HOSTED.header_bytes // 10**6} MB", f"{LOCAL.header_bytes // 10**6} MB"),
     "tensors of a file": (f"{HOSTED.tensors:,}", f"{LOCAL.tensors:,}"),
@@ -42,7 +51,27 @@ ROWS = {
     "the machine's Hugging Face token": ("not sent", "sent"),
     "a model that is fetched": (f"{HOSTED.fetch_bytes // GIBI} GiB", "Hugging Face's cache"),
     "all fetched models": (f"{HOSTED.cache_bytes // GIBI} GiB", "Hugging Face's cache"),
+} | {
+    row: (of(page_limits.HOSTED), of(page_limits.LOCAL))
+    for row, of in {
+        "an uploaded file": lambda most: _bytes(most.upload_bytes),
+        "all uploads": lambda most: f"{_bytes(most.store_bytes)}, {most.keep_seconds // 3600} h",
+        "any other request": lambda most: _bytes(most.request_bytes),
+        "elements of a tensor": lambda most: f"2^{most.elements.bit_length() - 1}",
+        "requests that wait": lambda most: str(most.queue),
+        "of one address": lambda most: str(most.share),
+        "one run": lambda most: f"{most.run_seconds} s",
+        "input channels": lambda most: f"{most.solved_columns:,}",
+        "open pages": lambda most: f"{most.sessions:,}",
+        "schemes in one request": lambda most: str(MOST_SCHEMES),
+        "a form's fields": lambda most: f"{FIELD_BYTES // 1024} KiB",
+        "an upload that gets": lambda most: f"{ABANDONED_SECONDS // 60} min",
+    }.items()
 }
+
+
+def _bytes(count: int) -> str:
+    return f"{count // GIBI} GiB" if count >= GIBI else f"{count // MEBI} MiB"
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -9,7 +9,7 @@ import gradio as gr
 from app.bar import PairView
 from app.page import Page
 from app.views import listen, shows
-from app.widgets import LATEST, hidden
+from app.widgets import LATEST, PRIVATE, hidden
 from explorer import SCHEMES
 
 STEPS = {"next": 1, "previous": -1}
@@ -54,3 +54,4 @@ def build(page: Page) -> None:
         **LATEST,
     )
     page.pair_changed_by(acting, "act")
+    acting.then(None, None, None, js="() => explorer.sendActs.done()", **PRIVATE)

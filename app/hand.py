@@ -9,7 +9,7 @@ import gradio as gr
 from app.bar import PairView
 from app.page import Page
 from app.views import listen, shows
-from app.widgets import LATEST, hidden
+from app.widgets import LATEST, PRIVATE, hidden
 from explorer import SCHEMES
 from explorer.methods.recipe import Recipe
 
@@ -56,3 +56,4 @@ def build(page: Page) -> None:
         **LATEST,
     )
     page.pair_changed_by(acting, "act")
+    acting.then(None, None, None, js="() => explorer.sendActs.done()", **PRIVATE)

@@ -105,7 +105,7 @@ Object.assign(explorer, {
       calm = box.offsetTop === last ? calm + 1 : 0;
       last = box.offsetTop;
       box.scrollIntoView({block: 'start', behavior: 'instant'});
-      if (calm < 5 && performance.now() - began < 4000) setTimeout(hold, 100);
+      if (!explorer.ready || (calm < 10 && performance.now() - began < 8000)) setTimeout(hold, 100);
       else setTimeout(leave, 200);
     };
     explorer.leave = box && leave;

@@ -97,10 +97,23 @@ window.explorer = {
 
   /* Call `act()` when there are `acts`, `move()` when there are `steps`. */
   onAct(act) {
-    explorer.sendActs = act;
+    explorer.sendActs = explorer.oneAtATime(act, () => explorer.acts.length);
   },
   onMove(move) {
-    explorer.sendSteps = move;
+    explorer.sendSteps = explorer.oneAtATime(move, () => explorer.steps.some(Boolean));
+  },
+
+  /* A function that calls `send()` if something `waits()`, but not while an answer is awaited: its `done` has
+     to be called when one has come. Gradio would send all of them with the values from before the first. */
+  oneAtATime(send, waits) {
+    let busy = false;
+    const next = () => {
+      if (busy || !waits()) return;
+      busy = true;
+      send();
+    };
+    next.done = () => { busy = false; next(); };
+    return next;
   },
 
   /* The acts as "next a,swap a", the steps as "3,-1"; whoever takes them answers them. */
@@ -183,7 +196,7 @@ window.explorer = {
 
 document.addEventListener('keydown', event => {
   const typing = event.target.closest('input:not([type=checkbox]):not([type=radio]), textarea, select');
-  if (event.key === 'Escape') {
+  if (event.key === 'Escape' && event.isTrusted) {
     const open = document.documentElement.dataset.panel;
     if (open) {
       explorer.closePanels();
@@ -205,11 +218,16 @@ document.addEventListener('keydown', event => {
   if (act && document.documentElement.dataset.place !== 'learn') explorer.act(...act);
 });
 
-/* A list of Gradio's stays open when Tab leaves it: close it as Escape does. */
-document.addEventListener('keydown', event => {
-  if (event.key !== 'Tab' || event.target.getAttribute?.('role') !== 'combobox') return;
-  event.target.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: false}));
-}, true);
+/* A list of Gradio's stays open when Tab leaves its box: close it as Escape does. */
+document.addEventListener('focusout', event => {
+  const box = event.target;
+  if (box.getAttribute?.('role') !== 'combobox') return;
+  setTimeout(() => {
+    if (document.activeElement !== box && box.getAttribute('aria-expanded') === 'true') {
+      box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: true}));
+    }
+  });
+});
 
 document.addEventListener('pointerdown', event => {
   if (!event.target.closest('.drawer, #chips')) explorer.closePanels();

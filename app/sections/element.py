@@ -15,7 +15,7 @@ from app.page import Page
 from app.selection import Selection
 from app.theme import plot_data
 from app.views import Control, Shown, View, listen, shows
-from app.widgets import BEGAN, LATEST, block, hidden, plot_pair
+from app.widgets import BEGAN, LATEST, PRIVATE, block, hidden, plot_pair
 from explorer.analysis.tensor import Side
 from explorer.figures.values import values_figure
 from explorer.methods.repaired import inspect, levels_of
@@ -159,6 +159,7 @@ def _wire(page: Page, view: ElementView, maps: tuple[Control, Control]) -> None:
     for number, axis in ((view.row, "row"), (view.column, "column")):
         chosen.append(listen(number.submit, typed, inputs, view, api_name=f"tensor_{axis}", **LATEST))
     chosen.append(listen(view.follow.input, followed, inputs, view, api_name="tensor_follow", **LATEST))
+    walked.then(None, None, None, js="() => explorer.sendSteps.done()", **PRIVATE)
     for event in (walked, *chosen):  # Back does not lead through each step of a walk
         visit = "false" if event is walked else "true"
         script = f"(...position) => explorer.showElement(...position, {visit})"

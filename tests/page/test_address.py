@@ -249,7 +249,7 @@ def test_the_playground_and_the_storys_step(page: Page, url: str, browser: Brows
 
 
 @pytest.mark.parametrize(
-    "query", ["format=what&number=pear&step=99", "code=0xFFFFF&format=int4&step=x", "step=0"]
+    "query", ["format=what&number=pear&step=99", "code=0xFFFFF&format=int8&step=x", "step=0"]
 )
 def test_nonsense_for_learn_opens_what_it_opens_without(page: Page, url: str, query: str) -> None:
     """A cut or mistyped link shows the defaults of what it does not say."""

@@ -26,7 +26,8 @@ def chapter(browser: Browser) -> Iterator[Page]:
     trouble: list[str] = []
     page.on("pageerror", lambda e: trouble.append(str(e)))
     body = f"<!doctype html><head>{HEAD}</head><body>{playground.playground()}{story.story()}</body>"
-    page.route("http://chapters/**", lambda route: route.fulfill(body=body, content_type="text/html"))
+    page.route("http://chapters/**", lambda route: route.fulfill(body="", content_type="text/javascript"))
+    page.route("http://chapters/", lambda route: route.fulfill(body=body, content_type="text/html"))
     page.goto("http://chapters/")
     for start in (playground.ON_LOAD, story.ON_LOAD):
         page.evaluate(f"() => {{ const element = document.body; {start}; }}")

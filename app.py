@@ -56,7 +56,8 @@ def main() -> None:
     uploads.sweep_forever()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the store is removed
     threading.Thread(target=warm_kernels, daemon=True).start()
-    page = build().queue(max_size=allowed.queue)
+    # Not open: an answer that is not queued has neither a share nor an end.
+    page = build().queue(max_size=allowed.queue, api_open=False)
     print(f"Quantization Explorer: http://localhost:{PORT}", flush=True)
     page.launch(**launch_options())
 

@@ -145,17 +145,22 @@ def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progre
     if not recipe.method:
         with gpu_lock():
             return analyse_anywhere(matrix.values, recipe.scheme)
-    layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, recipe, progress), _nbytes)
+    layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, matrix, recipe, progress), _nbytes)
     with gpu_lock():
         return analyse_layer(matrix.values.float().to(layer.q.packed.device), layer, recipe.method)
 
 
-def _repair(chosen: Selection, recipe: Recipe, progress: Progress | None) -> QuantizedLayer:
+def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> QuantizedLayer:
     label = label_of(recipe.method)
     try:
         _, w, x = own_layer(chosen)
     except SourceError as error:
         raise SourceError(f"{label} needs the layer's inputs, and {error}") from error
+    if tuple(w.shape) != tuple(matrix.values.shape):
+        raise SourceError(
+            f"{label} works on whole layers, and of this one of {w.shape[0]:,} × {w.shape[1]:,} weights only "
+            f"the first {matrix.values.shape[0]:,} rows are shown here"
+        )
     check_cost([recipe.method], w)
     with gpu_lock():
         layer = apply(recipe.method, w, recipe.scheme, halves(x)[0], progress)
@@ -163,7 +168,8 @@ def _repair(chosen: Selection, recipe: Recipe, progress: Progress | None) -> Qua
 
 
 def _analysis_nbytes(analysis: Analysis) -> int:
-    return int(analysis.q.packed.nbytes + analysis.error_map.nbytes)
+    layer = _nbytes(analysis.layer) if isinstance(analysis, RepairedAnalysis) else analysis.q.packed.nbytes
+    return int(layer + analysis.error_map.nbytes)
 
 
 def _nbytes(layer: QuantizedLayer) -> int:

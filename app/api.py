@@ -10,6 +10,7 @@ from app import limits
 from app.choices import schemes_of
 from app.gpu_lock import locked_steps
 from app.selection import Selection, matrix_of, model_source
+from app.serving.measure import measured
 from app.serving.work import check_of_this_run
 from explorer import FORMATS, SCHEMES, SourceError, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record
@@ -40,7 +41,7 @@ def list_formats() -> list[dict[str, Any]]:
 def explain(format_name: str, entry: str) -> dict[str, Any]:
     """A number, bits (0b0101) or hexadecimal (0x50) in one format: code, bits, value, words, neighbours, and
     under ``everywhere`` the number rounded to every format. NaN and infinity are null."""
-    return _answer(lambda: _explained(format_name, entry))
+    return _answer("explain", lambda: _explained(format_name, entry))
 
 
 def _explained(format_name: str, entry: str) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def _explained(format_name: str, entry: str) -> dict[str, Any]:
 
 def flip(format_name: str, entry: str, bit: float) -> str:
     """The code of an entry with one bit flipped, in hexadecimal; bit 0 is the lowest."""
-    return _answer(lambda: _flipped(format_name, entry, bit))
+    return _answer("flip", lambda: _flipped(format_name, entry, bit))
 
 
 def _flipped(format_name: str, entry: str, bit: float) -> str:
@@ -80,19 +81,20 @@ def list_samples() -> list[dict[str, Any]]:
 def model_layers(model: str, revision: str = "", containing: str = "") -> list[dict[str, Any]]:
     """The layers of a model folder or Hub id, from its headers, whose name contains a text."""
     return _answer(
-        lambda: to_json(list(layers(model_source(model, revision), containing, limits.current().listed)))
+        "model_layers",
+        lambda: to_json(list(layers(model_source(model, revision), containing, limits.current().listed))),
     )
 
 
 def report(sample: str, schemes: str) -> list[dict[str, Any]]:
     """Reports of comma-separated schemes on a built-in tensor."""
-    return _answer(lambda: _reports(Selection(source="builtin", sample=sample), schemes))
+    return _answer("report", lambda: _reports(Selection(source="builtin", sample=sample), schemes))
 
 
 def report_layer(model: str, layer: str, schemes: str, revision: str = "") -> list[dict[str, Any]]:
     """Reports of comma-separated schemes on one layer of a model."""
     chosen = Selection(source="model", model=model, layer=layer, revision=revision)
-    return _answer(lambda: _reports(chosen, schemes))
+    return _answer("report_layer", lambda: _reports(chosen, schemes))
 
 
 def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
@@ -101,13 +103,15 @@ def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
     return [comparison_record(row) for row in rows]
 
 
-def _answer(make: Any) -> Any:
+def _answer(name: str, make: Any) -> Any:
     """The answer, or the refusal as an API error with its words (programs have no screen to keep)."""
-    try:
-        with stoppable(check_of_this_run()):
-            return make()
-    except (ValueError, SourceError, StoppedError) as error:
-        raise gr.Error(str(error), print_exception=False) from error
+    with measured(f"api.{name}") as outcome:
+        try:
+            with stoppable(check_of_this_run()):
+                return make()
+        except (ValueError, SourceError, StoppedError) as error:
+            outcome.how = "refused"
+            raise gr.Error(str(error), print_exception=False) from error
 
 
 ENDPOINTS = (

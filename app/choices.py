@@ -26,6 +26,10 @@ MOST_SCHEMES = 200
 """In one request: twice what has a name."""
 
 
+MOST_METHODS = 64
+"""In one request: more than are offered."""
+
+
 def schemes_of(texts: Sequence[str]) -> list[Scheme]:
     """The schemes of names and texts, each once. ``ValueError`` for none, for one that is no scheme, and for
     more than ``MOST_SCHEMES``."""

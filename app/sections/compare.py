@@ -12,6 +12,7 @@ import gradio as gr
 from app import html, limits
 from app.bar import PairView
 from app.cache import BoundedCache
+from app.choices import schemes_of
 from app.files import NOTHING_YET, Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
@@ -32,6 +33,7 @@ from app.widgets import (
 )
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record, sample_rows, survey
+from explorer.analysis.why import percent
 from explorer.figures.compare import exact_words, frontier_figure
 from explorer.methods.recipe import Recipe
 
@@ -111,7 +113,7 @@ def _rings_words(chosen: Selection) -> str:
 
 def _part(share: float) -> str:
     """What of the tensor is looked at, if not all of it."""
-    return "" if share == 1 else f", on {100 * share:.0f} % of the tensor"
+    return "" if share == 1 else f", on {percent(share)} of the tensor"
 
 
 def _drawn(rows: Sequence[ComparisonRow], own: Sequence[Scheme], name: str) -> str:
@@ -162,7 +164,7 @@ def run(chosen: Selection, names: list[str]) -> Iterator[CompareView]:
     """
     if not names:
         raise ValueError("choose at least one scheme to compare")
-    schemes = list({str(s): s for s in (Scheme.parse(name) for name in names)}.values())
+    schemes = schemes_of(names)
     matrix = matrix_of(chosen)
     rows: list[ComparisonRow] = []
     for row in locked_steps(compare_schemes(matrix.values, schemes)):

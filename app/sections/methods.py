@@ -14,7 +14,7 @@ from torch import Tensor
 from app import html, limits
 from app.analyses import keep_layer
 from app.bar import PairView
-from app.choices import INPUT_SCHEMES, check_cost, input_scheme, method_choices
+from app.choices import INPUT_SCHEMES, MOST_METHODS, MOST_SCHEMES, check_cost, input_scheme, method_choices
 from app.files import Downloads, downloads
 from app.gpu_lock import locked_steps
 from app.page import Page
@@ -132,6 +132,8 @@ def run(
     here = Selection.of(*selection) if selection else Selection()
     if not methods:
         raise ValueError("choose at least one method")
+    if len(methods) > MOST_METHODS or len(schemes) > MOST_SCHEMES:
+        raise ValueError(f"at most {MOST_METHODS} methods and {MOST_SCHEMES} schemes are taken in one run")
     chosen = list(dict.fromkeys(Recipe.parse(s).scheme for s in schemes or here.schemes))
     of_inputs = input_scheme(inputs)
     layer = Layer(*chosen_layer(kind, sample, file, captured, name, here), here if kind == THIS else None)

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from app import html, limits
-from app.choices import INPUT_SCHEMES, input_scheme, method_choices
+from app.choices import INPUT_SCHEMES, MOST_METHODS, input_scheme, method_choices, schemes_of
 from app.gpu_lock import locked_steps
 from app.models import runnable_model
 from app.page import Page
@@ -60,9 +60,12 @@ def run_drift(where: str, schemes: list[str], ways: list[str], inputs: str, keep
     each."""
     if not schemes or not ways:
         raise ValueError("choose at least one scheme and one method")
-    jobs = [(Scheme.parse(s), m) for s in schemes for m in ways]
-    for way in ways:
+    once = list(dict.fromkeys(ways))
+    if len(once) > MOST_METHODS:
+        raise ValueError(f"{len(once)} methods in one request; at most {MOST_METHODS} are taken")
+    for way in once:
         names_in(way)
+    jobs = [(s, m) for s in schemes_of(schemes) for m in once]
     of_inputs = input_scheme(inputs)
     patterns = [k.strip() for k in keep.split(",") if k.strip()]
     yield DriftView.unchanged(status=html.status(f"Loading {where} …"))

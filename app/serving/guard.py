@@ -4,7 +4,9 @@ waiting requests than one visitor's share of the queue. Refusals are answers wit
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -44,18 +46,23 @@ class Guard:
         if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
             await self.app(scope, receive, send)
             return
-        started = False
+        started, place = False, ExitStack()
 
         async def sent(message: Message) -> None:
             nonlocal started
             started = True
+            place.close()  # its place is one of the queue's now
             await send(message)
 
         try:
             if scope["path"].rstrip("/").endswith("/upload"):
                 await self.app(scope, await _checked_form(scope, receive), sent)
-            else:
-                await self.app(scope, await _checked_json(scope, receive), sent)
+                return
+            checked = await _checked_json(scope, receive)
+            with place:
+                if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
+                    place.enter_context(_place_in_share(scope))
+                await self.app(scope, checked, sent)
         except TooMuchError as refused:
             REFUSED.labels(refused.reason).inc()
             if started:
@@ -106,12 +113,16 @@ class _Fields:
     """Counts the bytes of a form's parts that are no files."""
 
     def __init__(self, boundary: bytes) -> None:
-        self._bytes, self._is_file, self._header = 0, False, b""
+        self._bytes, self._is_file = 0, False
+        self._name, self._value, self._disposition = b"", b"", b""
         self._parser = MultipartParser(
             boundary,
             {
                 "on_part_begin": self._begin,
-                "on_header_value": self._value,
+                "on_header_field": self._field_of_header,
+                "on_header_value": self._value_of_header,
+                "on_header_end": self._end_of_header,
+                "on_headers_finished": self._end_of_headers,
                 "on_part_data": self._data,
             },
         )
@@ -123,10 +134,24 @@ class _Fields:
             raise TooMuchError(400, f"the form cannot be read: {error}", "body") from error
 
     def _begin(self) -> None:
-        self._is_file = False
+        self._is_file, self._disposition = False, b""
 
-    def _value(self, data: bytes, start: int, end: int) -> None:
-        self._is_file |= b"filename" in data[start:end]
+    def _field_of_header(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _value_of_header(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+        if len(self._name) + len(self._value) > FIELD_BYTES:
+            raise TooMuchError(413, f"a form's headers have at most {FIELD_BYTES:,} bytes", "body")
+
+    def _end_of_header(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._name = self._value = b""
+
+    def _end_of_headers(self) -> None:
+        """A part is a file where Gradio takes it for one."""
+        self._is_file = b"filename" in parse_options_header(self._disposition)[1]
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         self._bytes += 0 if self._is_file else end - start
@@ -144,8 +169,6 @@ async def _checked_json(scope: Scope, receive: Receive) -> Receive:
             return receive
         body, more = body + message.get("body", b""), message.get("more_body", False)
     _check_values(body)
-    if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
-        _check_share(scope)
     handed = False
 
     async def again() -> Message:
@@ -186,12 +209,21 @@ def _paths(value: Any, depth: int) -> Iterator[str]:
             yield from _paths(item, depth - 1)
 
 
-def _check_share(scope: Scope) -> None:
-    """One visitor's waiting and running requests, by their address, within ``Limits.share``."""
+_joining: Counter[str] = Counter()
+"""By address: requests that are on their way into the queue."""
+
+
+@contextmanager
+def _place_in_share(scope: Scope) -> Iterator[None]:
+    """Hold one of a visitor's ``Limits.share`` places until Gradio has put the request into its queue.
+
+    Nothing is awaited between the count and the hold: of requests that come at once, each sees the others.
+    """
     queue, who, most = scope["app"].get_blocks()._queue, address_of(scope), limits.current().share
     waiting = [event for line in queue.event_queue_per_concurrency_id.values() for event in line.queue]
     running = [event for jobs in queue.active_jobs if jobs for event in jobs]
-    theirs = sum(address_of(event.request.scope) == who for event in (*waiting, *running) if event.alive)
+    queued = sum(address_of(event.request.scope) == who for event in (*waiting, *running) if event.alive)
+    theirs = queued + _joining[who]
     if theirs >= most:
         raise TooMuchError(
             503,
@@ -199,3 +231,10 @@ def _check_share(scope: Scope) -> None:
             "the next is taken when one of them has ended",
             "share",
         )
+    _joining[who] += 1
+    try:
+        yield
+    finally:
+        _joining[who] -= 1
+        if not _joining[who]:
+            del _joining[who]

@@ -51,7 +51,8 @@ def measured(handler: str) -> Iterator[Outcome]:
         outcome.how = "left"
         raise
     except BaseException:
-        outcome.how = "failed"
+        if outcome.how == "answered":
+            outcome.how = "failed"
         raise
     finally:
         took = time.monotonic() - start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shutil
@@ -19,13 +20,12 @@ ABANDONED_SECONDS = 600
 
 
 def make_store() -> Path:
-    """The folder for uploads (``GRADIO_TEMP_DIR``, or a fresh one of this process), set for Gradio, which
-    reads the variable when it needs it. Folders of processes that are gone are removed, this one at the end.
+    """A fresh folder of this process for uploads, in ``GRADIO_TEMP_DIR`` or the system's folder for temporary
+    files: what else lies there is not ours to delete. Set for Gradio, which reads the variable when it needs
+    it. Folders of processes that are gone are removed, this one at the end.
     """
-    chosen = os.environ.get("GRADIO_TEMP_DIR")
-    if chosen:
-        return Path(chosen)
-    parent = Path(tempfile.gettempdir())
+    parent = Path(os.environ.get("GRADIO_TEMP_DIR") or tempfile.gettempdir())
+    parent.mkdir(parents=True, exist_ok=True)
     for folder in parent.glob(f"{PREFIX}*"):
         match = re.match(rf"{PREFIX}(\d+)-", folder.name)
         if match and not _alive(int(match.group(1))):
@@ -68,13 +68,15 @@ def sweep(now: float) -> int:
     """Delete uploads that were broken off (files beside the folders of finished ones) and finished files
     older than ``Limits.keep_seconds``; returns how many files. ``now``: seconds since the epoch."""
     gone, folder = 0, store()
-    for path in folder.rglob("*"):
+    for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
         longest = ABANDONED_SECONDS if path.parent == folder else limits.current().keep_seconds
         try:
             if path.is_file() and path.stat().st_mtime < now - longest:
                 path.unlink()
                 gone += 1
-        except OSError:  # another sweep, or its owner, was first
+            elif path.is_dir() and path.stat().st_mtime < now - ABANDONED_SECONDS:
+                path.rmdir()  # refused where something is in it
+        except OSError:  # not empty, or another sweep, or its owner, was first
             continue
     return gone
 
@@ -84,7 +86,10 @@ def sweep_forever(every: float = 60) -> None:
 
     def run() -> None:
         while True:
-            sweep(time.time())
+            try:
+                sweep(time.time())
+            except OSError as error:
+                logging.getLogger("explorer").warning("the store for uploads was not swept: %s", error)
             time.sleep(every)
 
     threading.Thread(target=run, daemon=True, name="sweep").start()

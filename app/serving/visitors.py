@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address, ip_network
+
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -9,19 +11,35 @@ from app import limits
 
 FORWARDED = ("x-forwarded-for", "forwarded", "x-real-ip")
 """Headers that a proxy adds: behind one, an address of this machine is not the visitor's."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost", "testclient")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def address_of(scope: Scope) -> str:
-    """The visitor's address: where the connection comes from, or what the nearest proxy says it is.
+    """The visitor's address: where the connection comes from, or what the nearest proxy says it is; of IPv6
+    the network of 64 bits, which one visitor has as a whole.
 
-    Of ``X-Forwarded-For`` only the last entry counts, which the nearest proxy wrote: those before it are
-    whatever the visitor has sent.
+    Of ``X-Forwarded-For`` only the last entry counts, which the nearest proxy wrote, and only where the
+    connection comes from a private address, as a proxy's does: anything else is what the visitor has sent.
     """
-    last = Headers(scope=scope).getlist("x-forwarded-for")
-    if limits.current().hosted and last:
-        return last[-1].rpartition(",")[2].strip() or _peer(scope)
-    return _peer(scope)
+    peer, last = _peer(scope), Headers(scope=scope).getlist("x-forwarded-for")
+    if last and limits.current().hosted and _private(peer):
+        peer = last[-1].rpartition(",")[2].strip() or peer
+    return _network(peer)
+
+
+def _private(peer: str) -> bool:
+    try:
+        return ip_address(peer).is_private
+    except ValueError:  # a socket of this machine has no address
+        return True
+
+
+def _network(address: str) -> str:
+    try:
+        known = ip_address(address)
+    except ValueError:
+        return address
+    return str(ip_network(f"{known}/64", strict=False)) if known.version == 6 else str(known)
 
 
 def _peer(scope: Scope) -> str:

@@ -104,6 +104,8 @@ def why(a: Analysis, b: Analysis | None = None) -> str:
 def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
     """Of two schemes with the same floats: how many elements are too small for their block's scale."""
     shares = [_subnormal_share(side) for side in sides]
+    if max(shares) < FEW:
+        return ""
     small = " and ".join(
         f"{percent(share)} under {letter} ({_sharing(side.q.scheme)})"
         for letter, share, side in zip("AB", shares, sides, strict=True)
@@ -124,6 +126,10 @@ def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
     if times < 1 + SAME:
         return f"Why: steps are equally wide, {_digits(grids[0].step)} times the RMS{_outliers(sides[0])}."
     first, second = "AB"[fine], "AB"[coarse]
+    if sides[fine].report.sqnr_db <= sides[coarse].report.sqnr_db:
+        return _against_the_grids(
+            first, second, times, [_error_in_steps(grids[i], sides[i]) for i in (fine, coarse)]
+        )
     of = [
         f"{grid.steps} over {_digits(grid.width)} times the RMS ({_sharing(grid.scheme)})" for grid in grids
     ]
@@ -135,6 +141,20 @@ def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
     lost = f"; {percent(zeroed)} of the elements became 0 under {second}" if zeroed > MANY else ""
     clipped = "".join(_clipped(side, f" under {name}") for name, side in zip("AB", sides, strict=True))
     return f"{text}{lost}{clipped}{_outliers(sides[0])}."
+
+
+def _against_the_grids(fine: str, coarse: str, times: float, errors: list[float]) -> str:
+    """Why the finer of two grids loses no less: how large the errors are in steps of each."""
+    return (
+        f"Why: {fine}'s steps are {_digits(times)} times as fine as {coarse}'s, but its error is "
+        f"{_digits(errors[0])} of a step, {coarse}'s {_digits(errors[1])}: 0.29 is that of values which lie "
+        "evenly between the levels, values that lie on levels err less, clipped ones more."
+    )
+
+
+def _error_in_steps(grid: Grid, side: Analysis) -> float:
+    """The root mean squared error by the width of a step; 12^-1/2 for evenly spread values."""
+    return side.report.relative_error / grid.step
 
 
 def _clause(grid: Grid, side: Analysis) -> str:
@@ -187,7 +207,7 @@ def _outliers(side: Analysis) -> str:
     if not beyond:
         return text
     middle = max(abs(float(edge)) for edge in before.middle.edges[[0, -1]])
-    return f"{text}, all but {percent(beyond)} lie within {_digits(middle / _rms(side))} times it"
+    return f"{text}, all but at most {percent(beyond)} lie within {_at_least(middle / _rms(side))} times it"
 
 
 def _sharing(scheme: Scheme) -> str:
@@ -209,3 +229,9 @@ def percent(share: float) -> str:
 
 def _digits(value: float) -> str:
     return words.number(value, 2)
+
+
+def _at_least(value: float) -> str:
+    """``value`` > 0 in two digits, rounded up."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return _digits(math.ceil(value / unit * (1 - 1e-9)) * unit)

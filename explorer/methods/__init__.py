@@ -24,7 +24,7 @@ from explorer.methods.method import CorrectionMethod, Method, ObjectiveAxis, Rou
 from explorer.methods.rotation import Rotation, rotation
 from explorer.methods.rtn import rtn
 from explorer.methods.smoothquant import smoothquant, smoothquant_search
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 
 RTN = RoundingMethod("rtn", "round to nearest", "", "rounds every weight by itself", rtn)
@@ -106,12 +106,18 @@ USUAL = ("rtn", "gptq", "gptq_order", "awq", "awq_clip", "hqq", "rotation+gptq")
 """What a page compares before anything is chosen."""
 
 
+LONGEST = 200
+"""Characters of a combination: more than all methods that go together have."""
+
+
 def names_in(name: str) -> list[Method]:
     """The methods of a combination "a+b+c".
 
     ``ValueError`` for unknown names, and unless it is transforms, then at most one rounding method, then
     corrections, each of these once.
     """
+    if len(name) > LONGEST:
+        raise ValueError(f"a combination of methods has at most {LONGEST} characters, not {len(name):,}")
     parts = [part.strip() for part in name.split("+")]
     for part in parts:
         if part not in METHODS:
@@ -122,7 +128,7 @@ def names_in(name: str) -> list[Method]:
     rows = [METHODS[part] for part in parts]
     for index, (before, after) in enumerate(itertools.pairwise(rows)):
         in_order = before.stage < after.stage or before.stage == after.stage != RoundingMethod.stage
-        if not in_order or (isinstance(after, CorrectionMethod) and after in rows[: index + 1]):
+        if not in_order or after in rows[: index + 1]:
             raise ValueError(
                 f"{before.label} cannot stand before another method, {after.label}: a combination is "
                 f"transforms ({_names(TransformMethod)}), then one rounding method, then corrections "
@@ -186,6 +192,7 @@ def apply(
     transforms: list[Transform] = []
     searched: Objective = ()
     for row in rows:
+        checkpoint()
         if isinstance(row, TransformMethod):
             transform, objective = row.find(w, x, scheme, of_inputs)
             transforms.append(transform)

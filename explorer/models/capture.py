@@ -6,6 +6,7 @@ first so many tokens are kept, and the run ends as soon as all have them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -196,13 +197,16 @@ def capture(
 
 class _Inputs:
     """A forward pre-hook that keeps the first rows of one layer's inputs, on the CPU, and joins ``reached``
-    when it is first called."""
+    when it is first called. Of a network that several threads run, it sees the runs of its own thread."""
 
     def __init__(self, tokens: int, reached: list[_Inputs]) -> None:
         self.rows: list[Tensor] = []
         self.missing, self.reached = tokens, reached
+        self._thread = threading.get_ident()
 
     def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if not self.rows:
             self.reached.append(self)
         if self.missing:

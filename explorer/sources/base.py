@@ -19,7 +19,7 @@ from explorer.sources.limits import SourceLimits
 from explorer.sources.matrix import Matrix, as_matrix, matrix_shape, to_float32
 
 _LONGEST_NAME = 1000
-_MOST_AXES = 64
+MOST_AXES = 64
 _MOST_ELEMENTS = 1 << 62
 _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError,
                RuntimeError, SyntaxError, TokenError, TypeError, ValueError, struct.error, zipfile.BadZipFile,
@@ -199,10 +199,10 @@ def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits)
                 f"up to {_LONGEST_NAME} characters"
             )
         whole = all(type(n) is int and n >= 0 for n in info.shape)
-        if not whole or len(info.shape) > _MOST_AXES or _elements_at_least(info.shape) > _MOST_ELEMENTS:
+        if not whole or len(info.shape) > MOST_AXES or _elements_at_least(info.shape) > _MOST_ELEMENTS:
             shown = ascii(list(info.shape[:8]))[:80]
             raise SourceError(
-                f"{origin}: {info.name} claims the shape {shown}; accepted are up to {_MOST_AXES} axes of "
+                f"{origin}: {info.name} claims the shape {shown}; accepted are up to {MOST_AXES} axes of "
                 "whole numbers from 0"
             )
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from explorer.progress import Progress
@@ -27,6 +28,11 @@ _SMALL_FILES = (
 _SMALL_BYTES = 64 << 20
 _PIECE = 32 << 20
 _CACHE = threading.Lock()
+PART = "part-"
+ABANDONED_SECONDS = 2 * 3600
+"""A fetch takes an hour at most: what is left of an older one is nobody's."""
+_under_way: dict[Path, int] = {}
+"""Bytes that each fetch of this process has been given room for."""
 
 
 def cache_folder() -> Path:
@@ -55,14 +61,16 @@ def fetch_model(model: HubModel, limits: SourceLimits, progress: Progress | None
             if folder.is_dir():
                 os.utime(folder)
                 return folder
-            _make_room(cache, limits.cache_bytes - needed)
-        part = Path(tempfile.mkdtemp(prefix="part-", dir=cache))
+            _make_room(cache, limits.cache_bytes - needed - sum(_under_way.values()))
+            part = Path(tempfile.mkdtemp(prefix=PART, dir=cache))
+            _under_way[part] = needed
         try:
             _fetch_into(part, model, limits, progress)
             with _CACHE:
                 if not folder.is_dir():
                     part.rename(folder)
         finally:
+            _under_way.pop(part, None)
             shutil.rmtree(part, ignore_errors=True)
     return folder
 
@@ -83,8 +91,15 @@ def _fetch_into(folder: Path, model: HubModel, limits: SourceLimits, progress: P
 
 
 def _make_room(cache: Path, most: int) -> None:
-    """Delete the least recently used folders until the others have at most ``most`` bytes."""
-    folders = sorted((f for f in cache.iterdir() if f.is_dir()), key=lambda f: f.stat().st_mtime)
+    """Delete the least recently used folders, and what was left of fetches that ended with their process,
+    until the others have at most ``most`` bytes. Fetches under way stay."""
+    oldest = time.time() - ABANDONED_SECONDS
+    whole = [
+        folder
+        for folder in cache.iterdir()
+        if folder.is_dir() and (not folder.name.startswith(PART) or folder.stat().st_mtime < oldest)
+    ]
+    folders = sorted(whole, key=lambda folder: folder.stat().st_mtime)
     sizes = {folder: sum(f.stat().st_size for f in folder.iterdir()) for folder in folders}
     total = sum(sizes.values())
     for folder in folders:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.sources.base import SourceError, TensorInfo, check_claims
+from explorer.sources.base import MOST_AXES, SourceError, TensorInfo, check_claims
 from explorer.sources.limits import SourceLimits
 
 PREFIX = 8
@@ -115,6 +115,9 @@ def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: s
         start, stop = claim["data_offsets"]
         dtype = claim["dtype"]
         shape = tuple(claim["shape"])
+        # Before the product: of many or long numbers it would take minutes.
+        if len(shape) > MOST_AXES or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape):
+            raise ValueError("a shape is a few whole numbers")
         bits = _DTYPES[dtype][0] * math.prod(shape)
         known = all(type(n) is int for n in (start, stop, *shape))
     except (KeyError, TypeError, ValueError) as error:

@@ -55,7 +55,13 @@ class TorchFile(TensorSource):
         if not listed:
             raise SourceError(f"{origin} holds no tensors")
         check_claims([tensor.info for tensor in listed], origin, limits)
-        self._tensors = {tensor.info.name: tensor for tensor in listed}
+        self._tensors: dict[str, _Strided] = {}
+        twice = []
+        for tensor in listed:
+            if tensor.info.name in self._tensors:
+                twice.append(f"{origin}: a second tensor called {tensor.info.name}")
+            self._tensors.setdefault(tensor.info.name, tensor)
+        self.broken = tuple(twice)
 
     def _checked(self, entry: dict[str, Any]) -> _Strided:
         """One line of the reader's answer, which is believed no more than the file."""

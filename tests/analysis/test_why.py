@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -95,3 +96,38 @@ def test_subnormals_are_counted() -> None:
         "FP4 E2M1 has steps of at most 1/2 of a value (no scale), but for the 12 % too small for that."
         in text
     )
+
+
+LEVELS = torch.randint(-8, 8, (64, 512), generator=torch.Generator().manual_seed(0)).float()
+TENSORS = {
+    "values on INT4's levels": LEVELS,
+    "signs": torch.sign(LEVELS + 0.5),
+    "far from zero": 1000 + torch.randn(64, 512, generator=torch.Generator().manual_seed(1)),
+    "heavy tails": torch.distributions.StudentT(2.0).sample((64, 512)),
+}
+PAIRS = [("int4_group128", "int8_row"), ("int8_row", "int4_group32"), ("nvfp4", "mxfp4"),
+         ("int4_group128", "int4~tensor~SYMMETRIC~float32~mse")]
+
+
+@pytest.mark.parametrize("tensor", TENSORS)
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_a_finer_step_is_the_reason_only_of_a_smaller_error(tensor: str, pair: tuple[str, str]) -> None:
+    """If this fails, the page explains that A is better by the finer steps of B."""
+    a, b = (analyse(TENSORS[tensor], Scheme.parse(text)) for text in pair)
+    words = why(a, b)
+    if match := re.match(r"Why: ([AB])'s steps are [\d.,]+ times as fine as [AB]'s(.)", words):
+        better = "A" if a.report.sqnr_db > b.report.sqnr_db else "B"
+        assert match.group(2) == ("," if match.group(1) != better else ":"), words
+    assert "0 % under A" not in words or "0 % under B" not in words
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_lies_within_is_counted(seed: int) -> None:
+    """"All but at most p % lie within m times the RMS" of a tensor whose tails differ."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(200, 500, generator=generator) * 10
+    x[torch.rand(200, 500, generator=generator) < 0.001] *= -0.6
+    words = why(analyse(x, Scheme.parse("int4_group128")))
+    share, within = re.search(r"all but at most ([\d.]+) % lie within ([\d.]+) times", words).groups()
+    rms = float(x.square().mean().sqrt())
+    assert float((x.abs() > float(within) * rms).float().mean()) <= float(share) / 100 * 1.05, words

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gradio as gr
 import httpx
@@ -66,7 +66,7 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestClie
     blocks.queue(max_size=limits.current().queue)
     blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets it
     made = App.create_app(blocks, app_kwargs=served())
-    with TestClient(made, base_url="http://localhost") as client:
+    with TestClient(made, base_url="http://localhost", client=("127.0.0.1", 5)) as client:
         yield client
         release.set()
 
@@ -116,6 +116,23 @@ def test_a_form_is_a_file_and_little_else(client: TestClient) -> None:
     answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2\n" * 100_000)})
     assert answer.status_code == 200
     assert Path(answer.json()[0]).read_bytes() == b"1,2\n" * 100_000
+
+
+def test_a_field_is_no_file_by_its_name(client: TestClient) -> None:
+    """A field that is called "filename" is kept in memory like any other."""
+    big = {"filename": "x" * (guard.FIELD_BYTES + 1)}
+    assert client.post("/gradio_api/upload", data=big, files={"files": b"1,2"}).status_code == 413
+
+
+@pytest.mark.parametrize("cut", range(60, 130))
+def test_a_form_may_come_in_pieces(client: TestClient, cut: int) -> None:
+    """The network ends a piece anywhere, in the middle of a header too: the file is a file."""
+    file = "x" * (guard.FIELD_BYTES + 1)
+    head = '--b\r\nContent-Disposition: form-data; name="files"; filename="a.csv"\r\nContent-Type: text/csv'
+    body = f"{head}\r\n\r\n{file}\r\n--b--\r\n".encode()
+    pieces, kind = iter([body[:cut], body[cut:]]), "multipart/form-data; boundary=b"
+    answer = client.post("/gradio_api/upload", content=pieces, headers={"content-type": kind})
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_full_store_takes_no_more(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +239,72 @@ def test_one_request_has_few_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
         api.report("mlp_up", many)
 
 
+def test_requests_that_come_at_once_share_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is on its way into the queue while the next is counted."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    monkeypatch.setattr(limits, "_found", [])
+    entered: list[int] = []
+
+    class Queue:
+        event_queue_per_concurrency_id: ClassVar[dict[str, Any]] = {}
+        active_jobs: ClassVar[list[Any]] = []
+
+    class Page:
+        _queue = Queue()
+
+        def get_blocks(self) -> Page:
+            return self
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        entered.append(1)
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def post() -> int:
+        scope: Any = {"type": "http", "method": "POST", "path": "/gradio_api/queue/join", "headers": [],
+                      "client": ("192.0.2.9", 1), "app": Page()}
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await guard.Guard(slow)(scope, receive, send)
+        return int(sent[0]["status"])
+
+    async def all_at_once() -> list[int]:
+        return sorted(await asyncio.gather(*(post() for _ in range(limits.HOSTED.share + 4))))
+
+    assert asyncio.run(all_at_once()) == [200] * limits.HOSTED.share + [503] * 4
+    assert len(entered) == limits.HOSTED.share and not guard._joining
+
+
+@pytest.mark.parametrize(
+    ("peer", "header", "counted"),
+    [
+        ("203.0.113.9", "1.2.3.4", "203.0.113.9"),  # no proxy's address: what it says is the visitor's own
+        ("127.0.0.1", "8.8.8.8, 198.51.100.7", "198.51.100.7"),
+        ("10.1.2.3", "2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:bbbb::2", "", "2001:db8:1:2::/64"),
+    ],
+)
+def test_whose_share_it_is(
+    peer: str, header: str, counted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who could name any address would have any number of shares."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    headers = [(b"x-forwarded-for", header.encode())] if header else []
+    assert visitors.address_of({"type": "http", "client": (peer, 1), "headers": headers}) == counted
+
+
+def test_no_answer_goes_round_the_queue() -> None:
+    """Gradio's /run/… has neither a share nor an end."""
+    assert "api_open=False" in (ROOT / "app.py").read_text()
+
+
 def test_health_and_metrics(client: TestClient) -> None:
     """What a load balancer and a monitor ask; refusals are counted by reason."""
     before = client.get("/metrics").text
@@ -292,6 +375,12 @@ def test_what_was_broken_off_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert uploads.sweep(now) == 1
     assert {path.name for path in tmp_path.rglob("*")} == {"tmpnew", "hash", "a.npy"}
     assert uploads.stored_bytes() == 2
+    os.utime(tmp_path / "tmpnew", (now - 10**6, now - 10**6))
+    os.utime(finished, (now - 10**6, now - 10**6))
+    assert uploads.sweep(now) == 2
+    os.utime(finished.parent, (now - 10**6, now - 10**6))
+    uploads.sweep(now)
+    assert not list(tmp_path.iterdir()), "empty folders go too"
 
 
 def test_folders_of_processes_that_are_gone_are_removed(
@@ -308,6 +397,9 @@ def test_folders_of_processes_that_are_gone_are_removed(
         folder.mkdir()
     made = uploads.make_store()
     assert made.is_dir() and uploads.store() == made
+    mine = tmp_path / "mine"
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(mine))
+    assert uploads.make_store().parent == mine, "what else lies in a chosen folder is not swept"
     assert not gone.exists() and running.exists() and other.exists()
 
 

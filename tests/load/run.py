@@ -55,12 +55,14 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        answers, samples = run(asked.visitors, asked.minutes * 60, int(asked.most_mb * 2**20), Path(folder))
+        answers, samples, failures = run(
+            asked.visitors, asked.minutes * 60, int(asked.most_mb * 2**20), Path(folder)
+        )
     text = report(asked.visitors, asked.minutes, answers, samples)
     print(text)
     if asked.record:
         (ROOT / "docs" / "load.md").write_text(text, encoding="utf-8")
-    return int(any(bad(answer) for answer in answers))
+    return int(not answers or failures > 0 or any(bad(answer) for answer in answers))
 
 
 def bad(answer: Answer) -> bool:
@@ -68,8 +70,8 @@ def bad(answer: Answer) -> bool:
     return not answer.how.startswith(("right", "refused", "aborted"))
 
 
-def run(visitors: int, seconds: float, most: int, folder: Path) -> tuple[list[Answer], list[Sample]]:
-    """Start the page as a hosted one, let the visitors in, and end it."""
+def run(visitors: int, seconds: float, most: int, folder: Path) -> tuple[list[Answer], list[Sample], int]:
+    """Start the page as a hosted one, let visitors in, and end it; also how many tracebacks it printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -80,13 +82,16 @@ def run(visitors: int, seconds: float, most: int, folder: Path) -> tuple[list[An
             [sys.executable, "app.py"], cwd=ROOT, env=environment, stdout=log, stderr=log
         )
     try:
-        return asyncio.run(_visits(f"http://127.0.0.1:{port}/", server, visitors, seconds, most, folder))
+        visits = _visits(f"http://127.0.0.1:{port}/", server, visitors, seconds, most, folder)
+        answers, samples = asyncio.run(visits)
     finally:
         server.terminate()
         server.wait(30)
-        failures = [line for line in (folder / "log").read_text().splitlines() if "Traceback" in line]
-        if failures:
-            print((folder / "log").read_text()[-4000:], file=sys.stderr)
+    log_text = (folder / "log").read_text()
+    failures = log_text.count("Traceback")
+    if failures:
+        print(log_text[-4000:], file=sys.stderr)
+    return answers, samples, failures
 
 
 async def _visits(

@@ -199,6 +199,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "infinite.safetensors": lambda: framed(
         b'{"w":{"dtype":"F32","shape":[1e999],"data_offsets":[0,16]}}', bytes(16)
     ),
+    "axes.safetensors": lambda: safetensors({"w": entry([9_999_999] * 200_000, 0, 16)}, bytes(16)),
+    "long-axis.safetensors": lambda: safetensors({"w": entry([10**4000] * 60, 0, 16)}, bytes(16)),
     "float-shape.safetensors": lambda: safetensors({"w": entry([2.5], 0, 16)}, bytes(16)),
     "bool-shape.safetensors": lambda: safetensors({"w": entry([True, 4], 0, 16)}, bytes(16)),
     "negative.safetensors": lambda: safetensors({"w": entry([-2, -2], 0, 16)}, bytes(16)),

@@ -105,8 +105,12 @@ TENSORS = {
     "far from zero": 1000 + torch.randn(64, 512, generator=torch.Generator().manual_seed(1)),
     "heavy tails": torch.distributions.StudentT(2.0).sample((64, 512)),
 }
-PAIRS = [("int4_group128", "int8_row"), ("int8_row", "int4_group32"), ("nvfp4", "mxfp4"),
-         ("int4_group128", "int4~tensor~SYMMETRIC~float32~mse")]
+PAIRS = [
+    ("int4_group128", "int8_row"),
+    ("int8_row", "int4_group32"),
+    ("nvfp4", "mxfp4"),
+    ("int4_group128", "int4~tensor~SYMMETRIC~float32~mse"),
+]
 
 
 @pytest.mark.parametrize("tensor", TENSORS)
@@ -123,7 +127,7 @@ def test_a_finer_step_is_the_reason_only_of_a_smaller_error(tensor: str, pair: t
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_lies_within_is_counted(seed: int) -> None:
-    """"All but at most p % lie within m times the RMS" of a tensor whose tails differ."""
+    """ "All but at most p % lie within m times the RMS" of a tensor whose tails differ."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(200, 500, generator=generator) * 10
     x[torch.rand(200, 500, generator=generator) < 0.001] *= -0.6

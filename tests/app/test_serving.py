@@ -262,8 +262,14 @@ def test_requests_that_come_at_once_share_too(monkeypatch: pytest.MonkeyPatch) -
         await send({"type": "http.response.body", "body": b""})
 
     async def post() -> int:
-        scope: Any = {"type": "http", "method": "POST", "path": "/gradio_api/queue/join", "headers": [],
-                      "client": ("192.0.2.9", 1), "app": Page()}
+        scope: Any = {
+            "type": "http",
+            "method": "POST",
+            "path": "/gradio_api/queue/join",
+            "headers": [],
+            "client": ("192.0.2.9", 1),
+            "app": Page(),
+        }
         sent: list[Any] = []
 
         async def receive() -> Any:
@@ -291,9 +297,7 @@ def test_requests_that_come_at_once_share_too(monkeypatch: pytest.MonkeyPatch) -
         ("2001:db8:1:2:bbbb::2", "", "2001:db8:1:2::/64"),
     ],
 )
-def test_whose_share_it_is(
-    peer: str, header: str, counted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whose_share_it_is(peer: str, header: str, counted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who could name any address would have any number of shares."""
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
     headers = [(b"x-forwarded-for", header.encode())] if header else []

@@ -222,3 +222,12 @@ def test_only_rounding_to_nearest_needs_no_inputs(tiny_encoder: Path) -> None:
     captured = vars(original)["layers"]
     evaluate_embeddings(original, SCHEMES["int8_row"], "gptq")
     assert vars(original)["layers"] is captured
+
+
+@pytest.mark.parametrize(
+    "name", ["rotation+rotation", "smoothquant+rotation+smoothquant", "rotation+" * 5000]
+)
+def test_a_combination_has_each_method_once(name: str) -> None:
+    """A link with 20,000 rotations would hold a core for minutes."""
+    with pytest.raises(ValueError, match=r"each of these once|at most 200 characters"):
+        names_in(name.rstrip("+"))

@@ -25,7 +25,8 @@ def chapter(browser: Browser) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     trouble: list[str] = []
     page.on("pageerror", lambda e: trouble.append(str(e)))
-    body = f"<!doctype html><head><meta charset='utf-8'>{HEAD}</head><body>{playground.playground()}{story.story()}</body>"
+    head = f'<!doctype html><head><meta charset="utf-8">{HEAD}</head>'
+    body = f"{head}<body>{playground.playground()}{story.story()}</body>"
     page.route("http://chapters/**", lambda route: route.fulfill(body="", content_type="text/javascript"))
     page.route("http://chapters/", lambda route: route.fulfill(body=body, content_type="text/html"))
     page.goto("http://chapters/")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,3 +141,15 @@ def test_the_cache_has_a_quota() -> None:
             folders.append(fetch_model(HubModel("a/b", endpoint=hub.url, limits=room), room))
         os.utime(folders[-1], (index, index))
     assert [folder.is_dir() for folder in folders] == [False, True, True]
+
+
+def test_a_fetch_under_way_is_not_deleted_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A visitor's model would be gone while it is written; what a dead process has left goes."""
+    running, left, old = (tmp_path / name for name in ("part-a", "part-b", "model"))
+    for folder in (running, left, old):
+        folder.mkdir()
+        (folder / "w").write_bytes(bytes(100))
+    past = time.time() - 2 * fetched.ABANDONED_SECONDS
+    os.utime(left, (past, past))
+    fetched._make_room(tmp_path, 0)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["part-a"]

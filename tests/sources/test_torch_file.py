@@ -119,3 +119,11 @@ def test_a_class_of_ones_own_is_refused_by_its_name(tmp_path: Path) -> None:
     torch.save({"w": BASE, "p": Path("x")}, tmp_path / "x.pt")
     with pytest.raises(SourceError, match=r"it holds the pickled object pathlib\."):
         open_tensors(tmp_path / "x.pt")
+
+
+def test_of_two_tensors_with_one_name_the_first_is_kept(tmp_path: Path) -> None:
+    """As in folders and in files of the Hub: the second is named, not shown under the first's name."""
+    torch.save({"a": {"b": torch.ones(2, 3)}, "a.b": torch.full((2, 3), 7.0)}, tmp_path / "x.pt")
+    source = open_tensors(tmp_path / "x.pt")
+    assert source.matrix("a.b").values.tolist() == torch.ones(2, 3).tolist()
+    assert "a second tensor called a.b" in source.broken[0]

@@ -42,7 +42,7 @@ def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
     assert "A 14 over 40 times the RMS (one scale for all)" in text
     assert text.endswith(
         "% of the elements became 0 under A. "
-        "The largest |x| is 20 times the RMS, all but 0.05 % lie within 4.3 times it."
+        "The largest |x| is 20 times the RMS, all but at most 0.05 % lie within 4.4 times it."
     )
     assert why(done("int4_group32", x), done("int4_group32", x)).startswith(
         "Why: steps are equally wide, 0.34"
@@ -129,8 +129,9 @@ def test_a_finer_step_is_the_reason_only_of_a_smaller_error(tensor: str, pair: t
 def test_what_lies_within_is_counted(seed: int) -> None:
     """ "All but at most p % lie within m times the RMS" of a tensor whose tails differ."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(200, 500, generator=generator) * 10
-    x[torch.rand(200, 500, generator=generator) < 0.001] *= -0.6
+    x = torch.randn(200, 500, generator=generator)
+    x[torch.rand(200, 500, generator=generator) < 0.0004] *= -8
+    x[x > 6] /= 2
     words = why(analyse(x, Scheme.parse("int4_group128")))
     share, within = re.search(r"all but at most ([\d.]+) % lie within ([\d.]+) times", words).groups()
     rms = float(x.square().mean().sqrt())

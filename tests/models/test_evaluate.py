@@ -179,12 +179,12 @@ def test_rank_correlation_is_spearmans() -> None:
     assert _rank_correlation(torch.ones(4), torch.arange(4.0)) == 0
 
 
-def test_two_captures_of_one_network_do_not_mix(model: Model) -> None:
+def test_two_captures_of_one_network_do_not_mix(encoder: Model) -> None:
     """A page's visitors share a model: one's words must not be among what the other's layer was fed."""
-    name = linear_layers(model)[0]
+    name = linear_layers(encoder)[0]
     texts = (["red apples"] * 12, ["a very long sentence about matrices and numbers"] * 12)
-    alone = [capture(model, text, [name], 64)[0].activations for text in texts]
+    alone = [capture(encoder, text, [name], 64)[0].activations for text in texts]
     with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda text: capture(model, text, [name], 64)[0].activations, texts * 4))
+        together = list(pool.map(lambda text: capture(encoder, text, [name], 64)[0].activations, texts * 4))
     for index, found in enumerate(together):
         assert torch.equal(found, alone[index % 2])

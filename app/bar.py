@@ -272,8 +272,9 @@ def show_second(text: str) -> SchemeView:
 
 @shows(SchemeView)
 def spelled(text: str) -> SchemeView:
-    """The controls of a scheme that was chosen elsewhere on the page."""
-    return show_second(text)
+    """The controls of a scheme that was chosen elsewhere on the page. Its text stays: another may have been
+    chosen since."""
+    return dataclasses.replace(show_second(text), text=gr.skip())
 
 
 @shows(SchemeView)

@@ -25,6 +25,7 @@ from explorer.analysis.report import Report
 from explorer.bench.quantize import QuantizeTiming, kernel_file
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
+from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
 
@@ -67,8 +68,15 @@ def header(
 
 def chips(tensor: str, schemes: Sequence[Scheme | Recipe]) -> str:
     """The bar's buttons: the tensor, scheme A, and scheme B or the offer of one."""
-    first, *others = (scheme.label for scheme in schemes)
+    first, *others = map(_short, schemes)
     return render("chips", tensor=tensor, first=first, second=others[0] if others else "")
+
+
+def _short(scheme: Scheme | Recipe) -> str:
+    """The label, a method before its scheme: long ones are cut at their end."""
+    if isinstance(scheme, Recipe) and scheme.method:
+        return f"{label_of(scheme.method)}: {scheme.scheme.label}"
+    return scheme.label
 
 
 def verdict(tensor: str, schemes: Sequence[Scheme | Recipe], words: str, why: str = "") -> str:

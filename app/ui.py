@@ -25,7 +25,7 @@ from app.places import NAMES, PLACES
 from app.sections.overview import first_sight
 from app.theme import ASSETS, PLOTLY
 from app.views import listen
-from app.widgets import BEGAN, BROUGHT, LATEST, PRIVATE, QUIET, block, hidden
+from app.widgets import BEGAN, BROUGHT, LATEST, PRIVATE, block, hidden
 from explorer.core.backend import gpu_status, native_formats
 
 
@@ -187,7 +187,7 @@ def _wire_pairs(page: Page) -> None:
                 js=SPELLED % key,
                 api_name=f"spell_{name}_{which}",
                 api_visibility="undocumented",
-                **QUIET,
+                **LATEST,
             )
             event = spelling.then(None, None, None, js="() => { explorer.outdated() }", **PRIVATE)
 

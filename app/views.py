@@ -49,6 +49,11 @@ class View:
         """What is shown after bad input, beside the notification with ``message``: what was there before."""
         return cls.unchanged()
 
+    @classmethod
+    def waiting(cls, message: str) -> Self:
+        """What is shown while something is still to be chosen, which ``message`` says: as ``refused``."""
+        return cls.refused(message)
+
     def in_order(self) -> list[Shown]:
         """The fields' values, in the order in which Gradio is told the components."""
         return [getattr(self, f.name) for f in dataclasses.fields(self)]
@@ -79,7 +84,10 @@ def shows(
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         def refused(error: Exception) -> Any:
-            return view.refused(_message(error)) if view else gr.skip()
+            if view is None:
+                return gr.skip()
+            waits = isinstance(error, NothingChosenError)
+            return view.waiting(_message(error)) if waits else view.refused(_message(error))
 
         def refusal(error: Exception) -> Any:
             if not told and not isinstance(error, NothingChosenError):

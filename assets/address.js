@@ -203,6 +203,7 @@ Object.assign(explorer, {
      screen are next. If another element was chosen in between, that one has to be shown. */
   answered(...position) {
     const overtaken = explorer.shown !== explorer.position;
+    if (!overtaken) explorer.inspected = null;  // the maps that come with the answer have their ring
     if (!overtaken && !position[2]) explorer.position = position;
     explorer.writeQuery(explorer.elementOf(explorer.position), false);
     explorer.ready = true;
@@ -220,11 +221,17 @@ Object.assign(explorer, {
     explorer.position = [row, column, follow];
     if (visit) explorer.settle();
     explorer.writeQuery(explorer.elementOf(explorer.position), visit);
-    for (const plot of document.querySelectorAll('#error-map .figure, #error-map-b .figure')) {
-      const marks = (plot.data || []).flatMap((trace, at) => trace.type === 'scatter' ? [at] : []);
-      const each = value => marks.map(() => [value]);
-      if (marks.length) Plotly.restyle(plot, {x: each(column), y: each(row)}, marks);
-    }
+    explorer.inspected = {row, column};
+    document.querySelectorAll('#error-map .figure, #error-map-b .figure').forEach(explorer.markElement);
+  },
+
+  /* Put the ring of a map around the inspected element. */
+  inspected: null,
+  markElement(plot) {
+    const marks = (plot.data || []).flatMap((trace, at) => trace.type === 'scatter' ? [at] : []);
+    if (!marks.length || !explorer.inspected) return;
+    const each = value => marks.map(() => [value]);
+    Plotly.restyle(plot, {x: each(explorer.inspected.column), y: each(explorer.inspected.row)}, marks);
   },
 
   /* A position in the address, and back. */

@@ -65,12 +65,15 @@ explorer.figure = (element, props, watch, send) => {
   };
 
   const tools = element.querySelector('.figure-tools');
+  tools.hidden = !props.value;
   tools.addEventListener('click', event => {
     const tool = event.target.closest('button')?.dataset.kind;
     if (!tool || !plot._fullLayout) return;
     if (tool === 'reset') {
       zoomed = false;
-      return draw({uirevision: `${Date.now()}`});
+      return draw({uirevision: `${Date.now()}`}).then(() => {
+        if (plot.data.some(explorer.errorMap.isOfElements)) explorer.markElement(plot);
+      });
     }
     Plotly.downloadImage(plot, {format: tool, scale: 2, width: plot.clientWidth,
       height: plot._fullLayout.height, filename: plot.layout.meta?.filename || 'figure'});
@@ -89,6 +92,7 @@ explorer.figure = (element, props, watch, send) => {
   watch('value', () => {
     if (!props.value && plot._fullLayout) { Plotly.purge(plot); drawn = null; zoomed = false; }
     element.classList.toggle('empty', !props.value);
+    tools.hidden = !props.value;
     const height = !plot._fullLayout && /"height":(\d+)/.exec(props.value)?.[1];
     if (height) plot.style.minHeight = `${height}px`;
     drawLater();

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import gradio as gr
 
@@ -67,6 +67,11 @@ class FrontierView(StatusView):
     """Every named scheme's bits against its error, and a line on how far that is."""
 
     figure: Shown
+
+    @classmethod
+    def waiting(cls, message: str) -> Self:
+        """The figure before stays, as all of the place does."""
+        return cls.unchanged()
 
 
 @dataclass(frozen=True)

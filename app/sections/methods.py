@@ -20,7 +20,7 @@ from app.gpu_lock import locked_steps
 from app.page import Page
 from app.scheme_picker import build_scheme_picker
 from app.sections.compare import with_side
-from app.sections.layer_inputs import THIS, build_layer_inputs, chosen_layer
+from app.sections.layer_inputs import BUILTIN, THIS, build_layer_inputs, chosen_layer
 from app.selection import Selection, tensor_key
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, listen, shows
@@ -136,7 +136,8 @@ def run(
         raise ValueError(f"at most {MOST_METHODS} methods and {MOST_SCHEMES} schemes are taken in one run")
     chosen = list(dict.fromkeys(Recipe.parse(s).scheme for s in schemes or here.schemes))
     of_inputs = input_scheme(inputs)
-    layer = Layer(*chosen_layer(kind, sample, file, captured, name, here), here if kind == THIS else None)
+    own = kind == THIS or (kind == BUILTIN and (here.source, here.sample) == ("builtin", sample))
+    layer = Layer(*chosen_layer(kind, sample, file, captured, name, here), here if own else None)
     check_cost(methods, layer.weight)
     yield from _outcomes(layer, methods, chosen, of_inputs)
 

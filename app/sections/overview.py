@@ -56,6 +56,11 @@ class TensorView(ElementView):
     def refused(cls, message: str) -> Self:
         return cls.unchanged(notice=_notice(message), told="")
 
+    @classmethod
+    def waiting(cls, message: str) -> Self:
+        """Nothing is wrong yet: the tensor before stays."""
+        return cls.unchanged(notice="", told="")
+
 
 def _notice(message: str) -> str:
     return html.status(f"{message}. Still shown: what was there before.") if message else ""

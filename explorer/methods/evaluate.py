@@ -166,7 +166,8 @@ def _best_method(rows: Sequence[Outcome]) -> str:
     best = min(rows, key=lambda o: o.output_error)
     if base is None or best is base:
         error = f"{100 * best.output_error:.3g} %"
-        return f"{scheme}: {best.label} leaves {error} of the output wrong, the least of these."
+        least = ", the least of these" if len(rows) > 1 else ""
+        return f"{scheme}: {best.label} leaves {error} of the output wrong{least}."
     if best.output_sqnr_db - base.output_sqnr_db < LEAST_GAIN_DB:
         return (
             f"{scheme}: nothing beats rounding to nearest by more than {LEAST_GAIN_DB} dB "

@@ -137,7 +137,10 @@ def _member_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, origin: str
 def _read_header(file: IO[bytes], origin: str) -> _Header:
     """The header of an .npy stream, which is left at the data."""
     with refused(f"{origin} has no valid .npy header"):
-        version = np.lib.format.read_magic(file)
+        try:
+            version = np.lib.format.read_magic(file)
+        except ValueError as error:
+            raise SourceError(f"{origin} is no .npy file: it does not begin as one") from error
         width = "<H" if version == (1, 0) else "<I"
         claimed = file.read(struct.calcsize(width))
         (length,) = struct.unpack(width, claimed)

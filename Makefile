@@ -11,7 +11,7 @@ run: $(VENV)/.installed
 	@$(BIN)/python app.py
 
 test: check
-	$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup -r fER
 
 test-gpu: $(VENV)/.tested
 	$(BIN)/python -m pytest -q -m gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core a worker; before torch and numpy start their threads
@@ -21,19 +21,18 @@ GROUPS = ("tests/page", "tests/models", "tests/test_package.py")
 """What one worker runs as a whole: the page is served, the model loaded and the wheel built once."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Keep each of ``GROUPS`` on one worker (``--dist loadgroup``); before xdist reads the marks.
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keep each of ``GROUPS`` on one worker (``--dist loadgroup``). As a test is found: xdist reads the marks
+    before any other hook that sees all of them.
 
     What a browser does in time on two free cores may wait too long on busy ones: a test of the page that
     fails is run twice more before it counts, and each such run is in the summary.
     """
-    for item in items:
-        if item.path.is_relative_to(ROOT / "tests/page"):
-            item.add_marker(pytest.mark.flaky(reruns=2))
-        for group in GROUPS:
-            if item.path.is_relative_to(ROOT / group):
-                item.add_marker(pytest.mark.xdist_group(group))
+    if item.path.is_relative_to(ROOT / "tests/page"):
+        item.add_marker(pytest.mark.flaky(reruns=2))
+    for group in GROUPS:
+        if item.path.is_relative_to(ROOT / group):
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,7 @@ def chips(tensor: str, schemes: Sequence[Scheme | Recipe]) -> str:
 def _short(scheme: Scheme | Recipe) -> str:
     """The label, a method before its scheme: long ones are cut at their end."""
     if isinstance(scheme, Recipe) and scheme.method:
-        return f"{label_of(scheme.method)}: {scheme.scheme.label}"
+        return f"by {label_of(scheme.method)}: {scheme.scheme.label}"
     return scheme.label
 
 

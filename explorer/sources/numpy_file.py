@@ -140,7 +140,7 @@ def _read_header(file: IO[bytes], origin: str) -> _Header:
         try:
             version = np.lib.format.read_magic(file)
         except ValueError as error:
-            raise SourceError(f"{origin} is no .npy file: it does not begin as one") from error
+            raise SourceError(f"{origin} has no valid .npy header: it does not begin as one") from error
         width = "<H" if version == (1, 0) else "<I"
         claimed = file.read(struct.calcsize(width))
         (length,) = struct.unpack(width, claimed)

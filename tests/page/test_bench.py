@@ -18,10 +18,11 @@ def test_actions_are_timed(browser: Browser, url: str) -> None:
     for name in ("scheme A by key", "element by a click on the map", "place changed"):
         answer = meter.measure(ACTIONS[name], 0)
         assert 0 < answer.first <= answer.whole and answer.received > 0, name
-    flips = [meter.measure(ACTIONS["bit flipped in Learn"], repeat) for repeat in range(4)]
-    assert all(0 < flip.first <= flip.whole for flip in flips)
-    assert min(flip.received for flip in flips) == 0, (
-        "the end of an answer before may come in, but none of its own"
-    )
+    meter.page.wait_for_timeout(1000)  # what is left of the answers before comes in
+    asked: list[str] = []
+    meter.page.on("request", lambda request: asked.append(request.url))
+    flip = meter.measure(ACTIONS["bit flipped in Learn"], 0)
+    assert 0 < flip.first <= flip.whole
+    assert not [address for address in asked if "gradio_api" in address], "Learn asks the server nothing"
     assert meter.heap() > 1e6
     meter.page.close()

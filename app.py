@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 from app.port import server_port
 
@@ -56,8 +57,7 @@ def main() -> None:
     uploads.sweep_forever()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the store is removed
     threading.Thread(target=warm_kernels, daemon=True).start()
-    # Not open: an answer that is not queued has neither a share nor an end.
-    page = build().queue(max_size=allowed.queue, api_open=False)
+    page = build().queue(**queue_options())
     print(f"Quantization Explorer: http://localhost:{PORT}", flush=True)
     page.launch(**launch_options())
 
@@ -73,6 +73,12 @@ def warm_kernels() -> None:
             pass
     except gpu.KernelError as error:
         print(f"The GPU kernels could not be compiled ahead: {error}", flush=True)
+
+
+def queue_options() -> dict[str, Any]:
+    """How many requests may wait, and that all of them do: an answer that is not queued (/run/…) has neither
+    a share nor an end."""
+    return {"max_size": limits.current().queue, "api_open": False}
 
 
 def launch_options() -> dict[str, object]:

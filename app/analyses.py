@@ -85,7 +85,7 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
     def run() -> None:
         try:
             results.append(compute(progress))
-        except Exception as error:
+        except Exception as error:  # raised again below, in the thread that waits for it
             errors.append(error)
         finally:
             said.put(None)

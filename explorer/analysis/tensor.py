@@ -53,11 +53,18 @@ def analyse(x: Tensor, scheme: Scheme) -> Analysis:
     """Quantize the float32 matrix ``x`` [rows, cols] and measure the error."""
     q = quantize(x, scheme)
     restored = q.dequantize()
-    measured = measure(x, q, restored)
+    return Analysis(q, *differences(x, restored, measure(x, q, restored)))
+
+
+def differences(
+    x: Tensor, restored: Tensor, measured: Measured
+) -> tuple[Measured, Spread, Spread, Spread, Tensor, Tensor]:
+    """What an ``Analysis`` holds beside the codes, in the order of its fields, of ``x`` and of what was
+    restored, both float32 [rows, cols]."""
     errors = error_spread(restored, x, measured.report)
     before, after = spreads(x, restored, frame_of(x), measured)
     error_map, largest_at = largest_differences(restored, x, MAP_LIMIT)
-    return Analysis(q, measured, errors, before, after, error_map.cpu(), largest_at.cpu())
+    return measured, errors, before, after, error_map.cpu(), largest_at.cpu()
 
 
 def spreads(x: Tensor, restored: Tensor, frame: Frame, measured: Measured) -> tuple[Spread, Spread]:

@@ -16,11 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from explorer.analysis.element import Inspection, inspect_element
-from explorer.analysis.errors import error_spread
 from explorer.analysis.report import Measured, compare, measure
-from explorer.analysis.spread import frame_of
-from explorer.analysis.tensor import MAP_LIMIT, Analysis, block_levels, spreads
-from explorer.analysis.tiles import largest_differences
+from explorer.analysis.tensor import Analysis, block_levels, differences
 from explorer.formats.code import short
 from explorer.methods import label_of
 from explorer.methods.layer import QuantizedLayer
@@ -44,13 +41,8 @@ def analyse_layer(w: Tensor, layer: QuantizedLayer, method: str) -> RepairedAnal
     ``ValueError`` if the shapes differ.
     """
     restored = layer.weight()
-    measured = _measured(w, layer, restored)
-    errors = error_spread(restored, w, measured.report)
-    before, after = spreads(w, restored, frame_of(w), measured)
-    error_map, largest_at = largest_differences(restored, w, MAP_LIMIT)
-    return RepairedAnalysis(
-        layer.q, measured, errors, before, after, error_map.cpu(), largest_at.cpu(), layer, method
-    )
+    found = differences(w, restored, _measured(w, layer, restored))
+    return RepairedAnalysis(layer.q, *found, layer, method)
 
 
 def _measured(w: Tensor, layer: QuantizedLayer, restored: Tensor) -> Measured:

@@ -35,15 +35,15 @@ ROOT = Path(__file__).resolve().parents[2]
 assert app_package.__file__ == str(ROOT / "app" / "__init__.py")
 
 
-def served() -> dict[str, Any]:
-    """``app.middleware`` and routes as app.py gives them to Gradio; the file is named like the package."""
+def entry() -> Any:
+    """app.py as a module: the file is named like the package."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("entry", ROOT / "app.py")
     assert spec and spec.loader
-    entry = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(entry)
-    return dict(entry.launch_options()["app_kwargs"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 release = threading.Event()
@@ -64,9 +64,10 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestClie
         file = gr.File()
         name.submit(lambda text: release.wait(20) and text, name, name, api_name="wait")
         file.upload(lambda path: str(path), file, name, api_name="take")
-    blocks.queue(max_size=limits.current().queue)
+    started = entry()
+    blocks.queue(**started.queue_options())
     blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets it
-    made = App.create_app(blocks, app_kwargs=served())
+    made = App.create_app(blocks, app_kwargs=started.launch_options()["app_kwargs"])
     with TestClient(made, base_url="http://localhost", client=("127.0.0.1", 5)) as client:
         yield client
         release.set()
@@ -311,9 +312,12 @@ def test_whose_share_it_is(peer: str, header: str, counted: str, monkeypatch: py
     assert visitors.address_of({"type": "http", "client": (peer, 1), "headers": headers}) == counted
 
 
-def test_no_answer_goes_round_the_queue() -> None:
+def test_no_answer_goes_round_the_queue(client: TestClient) -> None:
     """Gradio's /run/… has neither a share nor an end."""
-    assert "api_open=False" in (ROOT / "app.py").read_text()
+    release.set()
+    for path in ("run", "api"):
+        answer = client.post(f"/gradio_api/{path}/wait", json={"data": ["x"]})
+        assert answer.status_code == 404, answer.text
 
 
 def test_health_and_metrics(client: TestClient) -> None:

@@ -79,8 +79,8 @@ def shows(
     A first parameter annotated ``Selection`` takes the bar's values, in the order of its fields; a
     last one after it may be the event. ``ValueError``, ``OSError``, a kernel that does not compile and lack
     of memory become a notification, and the outputs become ``view.refused(message)``; so does a run that
-    takes longer than ``Limits.run_seconds``. No notification where another handler of the same event has ``told``
-    it, nor for what is not chosen yet (``view.waiting``), nor when its visitor has left.
+    takes longer than ``Limits.run_seconds``. No notification where another handler of the same event
+    has ``told`` it, nor for what is not chosen yet (``view.waiting``), nor when its visitor has left.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -219,15 +219,14 @@ def test_back_leads_to_a_tensor_of_the_file() -> None:
     assert unchanged(visited("?sample=mlp_down").file_tensor)
 
 
-@pytest.mark.parametrize(
-    "changes, words",
-    [({"source": "file"}, "drop a file first"), ({"source": "model"}, "choose a layer of the model")],
-)
-def test_nothing_chosen_yet_is_no_warning(changes: dict[str, Any], words: str, said: list[str]) -> None:
-    """Whoever has just opened the form is not told off; that the results are another tensor's is said."""
-    out = shown(*selection(**changes), None, None, True)
-    assert not said and words in out.notice and "Still shown" in out.notice
-    assert shown(*selection(), None, None, True).notice == ""
+@pytest.mark.parametrize("source", ["file", "model"])
+def test_nothing_chosen_yet_is_no_warning(source: str, said: list[str]) -> None:
+    """Whoever has just opened the form is not told off: no message, no notice, and what was there stays
+    (the chips say which tensor it is)."""
+    out = shown(*selection(source=source), None, None, True)
+    assert not said and out.notice == "" and unchanged(out.chips) and unchanged(out.verdict)
+    refused = shown(*selection(scheme="int9"), None, None, True)
+    assert "Still shown" in refused.notice and unchanged(refused.chips)
 
 
 def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:

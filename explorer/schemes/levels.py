@@ -181,7 +181,7 @@ def _whole(x: Tensor, unit: Tensor, low: int, high: int) -> Tensor:
 
 def _largest(x: Tensor, each: int) -> Tensor:
     """float32 [grid rows, grid columns]: of every ``each`` columns the entry of largest magnitude, the first
-    of equals, in all their places."""
+    of equals, in all their places. A zero is +0.0: which of equals comes first is another one on a GPU."""
     runs = torch.nn.functional.pad(x, (0, -x.shape[1] % each)).unflatten(1, (-1, each))
     largest = runs.gather(2, runs.abs().argmax(2, keepdim=True))
-    return largest.expand(runs.shape).flatten(1)[:, : x.shape[1]]
+    return (largest + 0.0).expand(runs.shape).flatten(1)[:, : x.shape[1]]

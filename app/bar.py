@@ -33,6 +33,7 @@ from app.views import Control, Shown, View, shows
 from app.widgets import BEGAN, PRIVATE, block
 from explorer import CALIBRATORS, SCHEMES, Scheme
 from explorer.methods.recipe import Recipe
+from explorer.schemes.calibrators import calibrator_named
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import TensorInfo
@@ -231,6 +232,7 @@ def _build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, s
                 [(c.label, c.name) for c in CALIBRATORS.values()],
                 value=first.range,
                 label="Range",
+                allow_custom_value=True,  # share0.31, a range of one's own
                 min_width=150,
             )
             # A browser's numbers are exact up to 2^53 only, a seed goes up to 2^64 - 1.
@@ -322,6 +324,7 @@ def chosen_parts(
     is refused goes back to that of the scheme ``kept``."""
     words = tuple(codes or ())
     try:
+        calibrator_named(wanted)
         sides = (_side(ROWS, rows, 0), _side(COLUMNS, columns, int(granularity in ("group", "flat"))))
         parts = Parts(
             fmt,

@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from explorer import CALIBRATORS, SCHEMES, MappingType, ScaleRule, Scheme
+from explorer import SCHEMES, MappingType, ScaleRule, Scheme
 from explorer.schemes import SCALE_RULES, Block, CodeRule, Convention
+from explorer.schemes.calibrators import calibrator_named
 from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.scheme import NO_SCALE
 from explorer.schemes.text import ELEMENT_FORMATS
@@ -209,7 +210,7 @@ def _spelled(parts: Parts, block: Block) -> Scheme | None:
             block if rule is not None else _NO_BLOCK,
             rule,
             MappingType[parts.mapping],
-            CALIBRATORS[parts.range],
+            calibrator_named(parts.range),
             parts.refit and rule is not None,
             parts.seed if parts.stochastic else None,
             CodeRule(**dict(CODE_WORDS[word] for word in parts.codes)),  # type: ignore[arg-type]

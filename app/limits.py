@@ -131,3 +131,8 @@ def notify(message: str) -> None:
     """Show ``message`` to the visitor for eight seconds; what is on the screen stays. It is text: what a file
     or a link has put into it is not read as HTML."""
     gr.Warning(html.escape(message, quote=False), duration=8)
+
+
+def inform(message: str) -> None:
+    """Say ``message``, which is text, to the visitor for four seconds: something was done."""
+    gr.Info(html.escape(message, quote=False), duration=4)

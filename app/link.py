@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -100,6 +100,8 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
     ):
         if value not in known:
             limits.notify(f"The link's {what} {value!r} is unknown; showing {next(iter(known))} instead.")
+    for what, wrong, accepted in _nonsense(query):
+        limits.notify(f"The link's {what} {wrong[:40]!r} is none, and the usual one is shown: {accepted}.")
     second = _linked_scheme(query.get("second", ""))
     of_file = source == "file" and not first
     row, column = _whole(query.get("row")), _whole(query.get("column"))
@@ -115,7 +117,7 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
         row=row,
         column=column,
         follow=row is None or column is None,
-        of_range=_share(query.get("range")),
+        of_range=_share_of(query.get("range")) or DEFAULT_RANGE,
         of_shape=_shape(query.get("shape")),
         **{
             f"of_{key}": _whole(query.get(key)) or usual
@@ -124,22 +126,39 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
     )
 
 
+def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """What sections keep in the address and cannot read: its key, what it holds, and what is accepted."""
+    share, shape = query.get("range"), query.get("shape")
+    if share and _share_of(share) is None:
+        yield "range", share, "a share of the largest value, 0.02 to 1"
+    if shape and _shape_of(shape) is None:
+        yield "shape", shape, "M×N×K such as 1x8192x8192"
+    for key in ("row", "column", "m", "n", "k"):
+        if query.get(key) and _whole(query[key]) is None:
+            yield key, query[key], "a whole number"
+
+
 def _whole(text: str | None) -> int | None:
     """A row or column of a link, None if it is not a whole number from 0."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def _share(text: str | None) -> float:
-    """A link's range of the visitor's own, the usual one if it is none."""
+def _share_of(text: str | None) -> float | None:
+    """A link's range of the visitor's own, None if it is none."""
     number = float(text) if text and re.fullmatch(r"[01]?\.\d{1,4}|1", text) else 0.0
-    return number if 0.02 <= number <= 1 else DEFAULT_RANGE
+    return number if 0.02 <= number <= 1 else None
+
+
+def _shape_of(text: str | None) -> str | None:
+    """A link's shape as the Speed section's picker has it, None if it is none."""
+    if text and re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){2}", text):
+        return text.replace("x", "×")
+    return text if text in OF_LAYER else None
 
 
 def _shape(text: str | None) -> Any:
     """The picker of the Speed section's shape, for a link's; it offers the others once it is seen."""
-    value = text if text in OF_LAYER else None
-    if text and re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){2}", text):
-        value = text.replace("x", "×")
+    value = _shape_of(text)
     return gr.update(choices=[value] if value else [], value=value)
 
 

@@ -42,10 +42,12 @@ explorer.figure = (element, props, watch, send) => {
     if (!zoomed) home = explorer.ranges(plot);
     if (spec.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.focusable(plot);
     if (first) listen();
+    explorer.markSwitch(plot);
     showReset();
   };
 
   const listen = () => {
+    plot.on('plotly_afterplot', () => explorer.markSwitch(plot));
     plot.on('plotly_click', event => {
       const point = event.points[0], at = point.pointIndex ?? point.pointNumber ?? null;
       const element = explorer.errorMap.isOfElements(point.data) ? explorer.errorMap.clicked(point) : null;
@@ -128,6 +130,16 @@ explorer.keepSwitches = (plot, layout) => {
     const keys = path.split('.'), last = keys.pop();
     at(layout, keys.join('.'))[last] = value;
   }
+};
+
+/* The button of what is drawn now is marked among those that switch it. */
+explorer.markSwitch = plot => {
+  const options = plot.layout?.updatemenus?.[0]?.buttons || [], now = plot._fullLayout;
+  const at = path => path.split('.').reduce((part, key) => part?.[key], now);
+  plot.querySelectorAll('.updatemenu-button').forEach((button, i) => {
+    const [[path, value] = []] = Object.entries(options[i]?.args[0] || {});
+    button.toggleAttribute('data-chosen', Boolean(path) && at(path) === value);
+  });
 };
 
 /* Settled once the figures that wait have been drawn. */

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = ("tests/page", "tests/models", "tests/test_package.py")
-"""What one worker runs as a whole: the page is served, the model loaded and the wheel built once."""
+GROUPS = ("tests/models", "tests/test_package.py")
+"""What one worker runs as a whole: the model is loaded and the wheel built once. Of the page, each file:
+together they are longer than half of all tests."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -30,6 +31,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     if item.path.is_relative_to(ROOT / "tests/page"):
         item.add_marker(pytest.mark.flaky(reruns=2))
+        item.add_marker(pytest.mark.xdist_group(item.path.name))
     for group in GROUPS:
         if item.path.is_relative_to(ROOT / group):
             item.add_marker(pytest.mark.xdist_group(group))

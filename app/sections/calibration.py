@@ -10,7 +10,7 @@ from typing import Any, Self
 import gradio as gr
 from torch import Tensor
 
-from app import html
+from app import html, limits
 from app.bar import PairView
 from app.cache import BoundedCache
 from app.controls import DEFAULT_RANGE
@@ -32,6 +32,7 @@ from explorer.analysis.calibration import (
 )
 from explorer.figures.calibration import amount_figure, objectives_figure, range_figure
 from explorer.methods.recipe import Recipe
+from explorer.schemes.calibrators import calibrator_named, share_of_minmax
 
 MOST_ELEMENTS = 1 << 21
 """Of a larger tensor only the first rows are used: each calibrator quantizes them some eighty times."""
@@ -45,8 +46,11 @@ COLUMNS = {
     "relative error": "number",
     "codes used": "number",
 }
+OWN = "own"
+"""The visitor's range among the methods."""
 NOTE = (
-    "One range is drawn here for the whole tensor; in a scheme, the method chooses one for every block. "
+    "One range is drawn here for the whole tensor; in a scheme, the method chooses one for every block, and "
+    "yours is that share of every block's largest values. "
     "Choose the inputs of a layer as the tensor to calibrate activations."
 )
 OwnIndependent = tuple[list[tuple[int, str, float]], StaticVsDynamic | None]
@@ -106,12 +110,15 @@ def share_of(own: float, event: gr.EventData) -> float:
 
 
 @shows(PairView)
-def written(method: str, side: str, first: str, second: str) -> PairView:
-    """Scheme A (``side`` "a") with another calibrator; or as scheme B beside A as it is. What repairs A
-    repairs it under the new range too."""
+def written(method: str, own: float | None, side: str, first: str, second: str) -> PairView:
+    """Scheme A (``side`` "a") with another calibrator, or with ``own`` (0 … 1) of min-max where the method is
+    "own"; or that as scheme B beside A as it is. What repairs A repairs it under the new range too."""
     recipe = Recipe.parse(first)
-    scheme = dataclasses.replace(recipe.scheme, name="", calibrator=CALIBRATORS[method])
-    text = str(Recipe(scheme, recipe.method))
+    calibrator = share_of_minmax(float(own or 0)) if method == OWN else calibrator_named(method)
+    text = str(Recipe(dataclasses.replace(recipe.scheme, name="", calibrator=calibrator), recipe.method))
+    if text == first:
+        raise ValueError(f"A has this range already: {calibrator.label}")
+    limits.inform(f"Scheme {side.upper()}: ranges by {calibrator.label}")
     return PairView(scheme=text, second=second) if side == "a" else PairView(scheme=first, second=text)
 
 
@@ -171,7 +178,7 @@ def build(page: Page) -> None:
             "How much data calibration takes", "each method's threshold from the first rows alone", "amount"
         ),
     )
-    _build_use(page)
+    _build_use(page, own)
     block(html.note(NOTE))
     page.follow(show, [own], outputs, api_name="calibration")
     inputs = [*page.selection, own]
@@ -182,11 +189,15 @@ def build(page: Page) -> None:
     page.keep("range", own, own.release, dragged.then)
 
 
-def _build_use(page: Page) -> None:
-    """Write a method back into the schemes: as A's range, or as a scheme B beside A."""
+def _build_use(page: Page, own: gr.Slider) -> None:
+    """Write a method, or the visitor's ``own`` range, back into the schemes: as A's range, or as a scheme B
+    beside A."""
     with gr.Row(elem_classes="tight", elem_id="use-range"):
         method = gr.Dropdown(
-            [(c.label, c.name) for c in CALIBRATORS.values()], value="mse", label="Method", min_width=180
+            [*((c.label, c.name) for c in CALIBRATORS.values()), ("your range", OWN)],
+            value="mse",
+            label="Method",
+            min_width=180,
         )
         pair = page.bar.pair()
         for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):
@@ -195,7 +206,7 @@ def _build_use(page: Page) -> None:
             event = listen(
                 button.click,
                 written,
-                [method, chosen, *pair.in_order()],
+                [method, own, chosen, *pair.in_order()],
                 pair,
                 api_name=f"use_range_{side}",
                 api_visibility="undocumented",

@@ -154,7 +154,7 @@ def _outcomes(
         if layer.here and outcome.layer and of_inputs is None:
             keep_layer(layer.here, Recipe.parse(recipe_text(outcome)), outcome.layer)
         last, late = len(outcomes) == total, time.monotonic() > end
-        words = f"{len(outcomes)} of {total} · {layer.label}: {outcome.label}, {outcome.scheme}"
+        words = f"{len(outcomes)} of {total} · {layer.label}: {outcome.label}, {outcome.scheme_label}"
         words += f": {outcome.refused}" if outcome.refused else ""
         if late and not last:
             words = f"Stopped after {longest:.0f} s, the longest a run may take here. {words}"
@@ -214,7 +214,7 @@ def recipe_text(outcome: Outcome) -> str:
 def _results(outcomes: Sequence[Outcome]) -> Any:
     """The results that can be taken over, the one with the least error of the output chosen."""
     served = sorted((o for o in outcomes if not o.refused), key=lambda o: o.output_error)
-    choices = [(f"{o.label}, {o.scheme}: {o.output_sqnr_db:.2f} dB", recipe_text(o)) for o in served]
+    choices = [(f"{o.label}, {o.scheme_label}: {o.output_sqnr_db:.2f} dB", recipe_text(o)) for o in served]
     return gr.update(choices=choices, value=choices[0][1] if choices else None)
 
 
@@ -266,7 +266,7 @@ def _summary(outcomes: Sequence[Outcome], x: Tensor) -> str:
     if not columns:
         return words
     more = " …" if len(columns) > MOST_COLUMNS_NAMED else ""
-    return f"{words} They are {', '.join(map(str, columns[:MOST_COLUMNS_NAMED]))}{more}."
+    return f"{words} Their columns: {', '.join(map(str, columns[:MOST_COLUMNS_NAMED]))}{more}."
 
 
 def _files(outcomes: Sequence[Outcome], label: str) -> Downloads:

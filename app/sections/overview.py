@@ -70,7 +70,9 @@ def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dic
     """The bar, the verdict and the key numbers, by their names in ``TensorView``."""
     recipes = [recipe for recipe, _ in pairs]
     reports = [analysis.report for _, analysis in pairs]
-    if outputs:  # the steps of a repaired weight are not those of its scheme alone
+    if len(recipes) == 2 and recipes[0] == recipes[1]:
+        words, why = "A and B are the same scheme: choose another for one of them to compare.", ""
+    elif outputs:  # the steps of a repaired weight are not those of its scheme alone
         words, why = f"{output_words(recipes, outputs)} {verdict(*reports)}", ""
     else:
         words, why = judged(*(analysis for _, analysis in pairs))

@@ -24,6 +24,7 @@ from explorer.bench.training import TrainingResult
 from explorer.methods import METHODS, label_of
 from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.schemes import SCHEMES
+from explorer.schemes.text import label_of_text
 from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
 
 Cells = Sequence[str]
@@ -51,11 +52,6 @@ def markdown(headers: Cells, rows: Iterable[Cells]) -> str:
 def _is_numeric(column: Cells) -> bool:
     numbers = [cell for cell in column if cell and cell not in (NOT_RECORDED, "–")]
     return bool(numbers) and all(cell[0].isdigit() for cell in numbers)
-
-
-def scheme_label(name: str) -> str:
-    """A scheme as pages call it, or its name where there is none of that name any more."""
-    return SCHEMES[name].label if name in SCHEMES else name
 
 
 # --- quantize --------------------------------------------------------------------------------------
@@ -203,7 +199,7 @@ def method_table(timings: Sequence[MethodTiming]) -> str:
     rows = [
         [
             label_of(t.method),
-            scheme_label(t.scheme),
+            label_of_text(t.scheme),
             f"{'×'.join(map(str, t.shape))}, {t.tokens} tokens",
             words.duration(t.median_s),
             f"{words.duration(t.low_s)} to {words.duration(t.high_s)}",
@@ -221,7 +217,7 @@ def method_table(timings: Sequence[MethodTiming]) -> str:
 def weights_table(drifts: Sequence[EmbeddingDrift]) -> str:
     """Weights alone, rounded to nearest."""
     by_run = by_embedding_run(drifts)
-    rows = [_drift_row(scheme_label(run.scheme), by_run.get(run)) for run in WEIGHTS]
+    rows = [_drift_row(label_of_text(run.scheme), by_run.get(run)) for run in WEIGHTS]
     return markdown(["weights, inputs in float32", "bits", "cosine", "rank", "neighbour"], rows)
 
 
@@ -234,7 +230,7 @@ def inputs_table(drifts: Sequence[EmbeddingDrift]) -> str:
 
 def _both_label(run: EmbeddingRun) -> str:
     method = "" if run.method == "rtn" else f", with {label_of(run.method)}"
-    return f"{scheme_label(run.scheme)} × {scheme_label(run.activations)}{method}"
+    return f"{label_of_text(run.scheme)} × {label_of_text(run.activations)}{method}"
 
 
 def _drift_row(label: str, drift: EmbeddingDrift | None) -> list[str]:
@@ -258,7 +254,7 @@ def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence
     seconds = {t.method: t.median_s for t in timings}
     headers = ["method"]
     for scheme in METHODS_SCHEMES:
-        headers += [f"{scheme_label(scheme)}: bits", "cosine", "rank"]
+        headers += [f"{label_of_text(scheme)}: bits", "cosine", "rank"]
     rows = [
         [
             label_of(method),

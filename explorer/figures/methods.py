@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from explorer import words
-from explorer.bench.tables import scheme_label
 from explorer.figures.products import products_figure, row_axis
 from explorer.figures.style import (
     GRID,
@@ -29,6 +28,7 @@ from explorer.methods import METHODS, objective_axis
 from explorer.methods.evaluate import Outcome
 from explorer.methods.llm_int8 import THRESHOLD
 from explorer.models.evaluate import EmbeddingDrift
+from explorer.schemes.text import label_of_text
 
 NOTHING = "nothing run yet"
 COLORS = (*SERIES, "#8C564B", "#5B3A8E", "#17BECF", "#BCBD22")
@@ -55,7 +55,7 @@ def output_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
             x=[o.output_sqnr_db for o in of_scheme],
             y=[o.label for o in of_scheme],
             orientation="h",
-            name=scheme_label(scheme),
+            name=label_of_text(scheme),
             marker={"color": SERIES[index % len(SERIES)]},
             text=[f"{o.output_sqnr_db:.1f}" for o in of_scheme],
             textposition="outside",
@@ -120,7 +120,7 @@ def _add_objective(fig: go.Figure, outcome: Outcome, row: int, look: dict[str, s
     xs = axis.values or np.linspace(0, 1, len(objective))
     shares = [v / objective[0] for v in objective]
     best = int(np.argmin(objective))
-    what = f"{outcome.label}, {scheme_label(outcome.scheme)}"
+    what = f"{outcome.label}, {outcome.scheme_label}"
     fig.add_scatter(
         x=xs,
         y=shares,
@@ -152,7 +152,7 @@ def _add_dashes(fig: go.Figure, schemes: Sequence[str]) -> None:
     """Which dash is which scheme, in the legend alone."""
     for index, scheme in enumerate(schemes):
         line = {"color": MUTED, "dash": DASHES[index % len(DASHES)], "width": 2}
-        fig.add_scatter(x=[None], y=[None], mode="lines", name=scheme_label(scheme), line=line)
+        fig.add_scatter(x=[None], y=[None], mode="lines", name=label_of_text(scheme), line=line)
 
 
 def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) -> go.Figure:
@@ -214,7 +214,7 @@ def channel_error_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
     rows = [o for o in outcomes if not o.refused and o.scheme == outcomes[0].scheme]
     if not rows:
         return empty(NOTHING, f"{name} channels")
-    y_title = f"relative error, {scheme_label(rows[0].scheme)}"
+    y_title = f"relative error, {rows[0].scheme_label}"
     fig = products_figure("output channels, least error first (%)", y_title, f"{name} channel error", 460)
     colors = _colors(outcomes)
     for index, o in enumerate(rows[:12]):

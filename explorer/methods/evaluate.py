@@ -18,6 +18,7 @@ from explorer.methods.layer import QuantizedLayer
 from explorer.methods.llm_int8 import THRESHOLD, outlier_columns
 from explorer.methods.method import TransformMethod
 from explorer.schemes import Scheme
+from explorer.schemes.text import label_of_text
 
 LEAST_GAIN_DB = 0.1
 """What a method has to gain over rounding to nearest before a summary praises it."""
@@ -48,6 +49,11 @@ class Outcome:
     def objective(self) -> tuple[float, ...]:
         """The method's own objective as it went; empty where it has none."""
         return self.layer.objective if self.layer else ()
+
+    @property
+    def scheme_label(self) -> str:
+        """The scheme as people call it; ``scheme`` is its text."""
+        return label_of_text(self.scheme)
 
     def record(self) -> dict[str, Any]:
         """The numbers as JSON values."""
@@ -162,7 +168,7 @@ def summary(outcomes: Sequence[Outcome], activations: Tensor) -> str:
 
 
 def _best_method(rows: Sequence[Outcome]) -> str:
-    scheme, base = rows[0].scheme, _baseline(rows)
+    scheme, base = rows[0].scheme_label, _baseline(rows)
     best = min(rows, key=lambda o: o.output_error)
     if base is None or best is base:
         error = f"{100 * best.output_error:.3g} %"

@@ -12,8 +12,10 @@ GTC 2017, s7310).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -320,3 +322,42 @@ _ROWS = (
     TWN,
 )
 CALIBRATORS: dict[str, Calibrator] = {row.name: row for row in _ROWS}
+
+SHARE = re.compile(r"share(1(\.0{1,4})?|0?\.[0-9]{1,4})", re.ASCII | re.IGNORECASE)
+"""The name of a calibrator that is no row: ``share0.31`` spans 0.31 of min-max in every block."""
+
+
+def calibrator_named(name: str) -> Calibrator:
+    """The row of ``CALIBRATORS`` in any case, or the one that ``SHARE`` spells; ``ValueError`` for others."""
+    lower = name.lower()
+    if lower in CALIBRATORS:
+        return CALIBRATORS[lower]
+    found = SHARE.fullmatch(lower)
+    if found is None or float(found[1]) == 0:
+        raise ValueError(f"{name!r} is no range; accepted: {', '.join(CALIBRATORS)}, share0.0001 … share1")
+    return share_of_minmax(float(found[1]))
+
+
+@lru_cache(maxsize=256)
+def share_of_minmax(share: float) -> Calibrator:
+    """Both ends of min-max times ``share`` (above 0, at most 1); 1 is min-max itself.
+
+    ``ValueError`` for other shares.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"a share of min-max is above 0 and at most 1, not {share}")
+    if share == 1:
+        return MINMAX
+
+    def shrunk(blocks: Tensor, context: CalibrationContext) -> Range:
+        whole = minmax_range(blocks, context.zero_included)
+        ends = torch.full_like(whole.high, share)
+        return _moved(whole, ends, ends, context)
+
+    return Calibrator(
+        f"share{share:.4g}",
+        f"{share:.4g} of min-max",
+        shrunk,
+        f"{share:.4g} of the way from zero to the smallest and the largest value; the rest is clipped",
+        of_magnitudes=False,
+    )

@@ -22,7 +22,8 @@ In EBNF::
                | one of these three, "-", a value of Convention     (by another library's rules: nvfp4-ct)
                | "super4" | "super6" | "super8"                     (integers under float16 of super-blocks)
                | "nested" ;                                         (8 bits under float32, less their mean)
-    calibrator = a name of CALIBRATORS ;
+    calibrator = a name of CALIBRATORS
+               | "share" number ;                                   (of min-max, above 0 and at most 1)
     option     = "fit"                                              (least-squares scales)
                | "s" number                                         (stochastic rounding with this seed)
                | a word of CODE_WORDS ;                             (how codes are rounded)
@@ -43,7 +44,7 @@ from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat, float_format
-from explorer.schemes.calibrators import CALIBRATORS, MINMAX, Calibrator
+from explorer.schemes.calibrators import CALIBRATORS, MINMAX, Calibrator, calibrator_named
 from explorer.schemes.rules import (
     CODE_WORDS,
     SUPER_BITS,
@@ -98,9 +99,18 @@ Row = TypeVar("Row")
 def name_or_text(scheme: Scheme) -> str:
     """The name of the row of ``SCHEMES`` with the same parts, else the spelled text. To show: of a scheme
     with a format or calibrator without a row it cannot be read back (``checked_text``)."""
-    if any(table.get(row.name) != row for row, table in _rows_of(scheme)):
+    if _unlisted(scheme):
         return scheme.text
     return NAMES.get(scheme.text, scheme.text)
+
+
+def label_of_text(text: str) -> str:
+    """The label of the scheme that ``text`` names or spells, or ``text`` itself where it does neither (a
+    recording of a scheme that has no row any more)."""
+    try:
+        return Scheme.parse(text).label
+    except ValueError:
+        return text
 
 
 def checked_text(scheme: Scheme) -> str:
@@ -108,14 +118,19 @@ def checked_text(scheme: Scheme) -> str:
 
     ``ValueError`` for a format or calibrator that is no row of its table.
     """
-    for row, table in _rows_of(scheme):
-        if table.get(row.name) != row:
-            raise ValueError(f"{row.name!r} is no row of its table, so {scheme.name!r} cannot be read back")
+    if unlisted := _unlisted(scheme):
+        raise ValueError(f"{unlisted!r} is no row of its table, so {scheme.name!r} cannot be read back")
     return scheme.text
 
 
-def _rows_of(scheme: Scheme) -> tuple[tuple[Format | Calibrator, Mapping[str, Format | Calibrator]], ...]:
-    return (scheme.format, ELEMENT_FORMATS), (scheme.calibrator, CALIBRATORS)
+def _unlisted(scheme: Scheme) -> str:
+    """The name of ``scheme``'s format or calibrator if that name does not stand for it, else empty."""
+    if ELEMENT_FORMATS.get(scheme.format.name) != scheme.format:
+        return scheme.format.name
+    with contextlib.suppress(ValueError):
+        if calibrator_named(scheme.calibrator.name) == scheme.calibrator:
+            return ""
+    return scheme.calibrator.name
 
 
 _MAPPING_LABELS = {
@@ -246,7 +261,7 @@ def _read(parts: list[_Part], text: str) -> Scheme:
     sides, flat = _block(block)
     kind = mapping.choose("mapping", MappingType.__members__)
     rule = scale.choose("scale", SCALE_RULES)
-    row = calibrator.choose("calibrator", CALIBRATORS)
+    row = _calibrator(calibrator)
     least_squares_scale, seed, codes = _options(options)
     if rule is None:  # texts of earlier versions may give a cast a block
         sides, flat, least_squares_scale = (None, None), False, False
@@ -254,6 +269,13 @@ def _read(parts: list[_Part], text: str) -> Scheme:
         return Scheme(text, text, fmt, sides, rule, kind, row, least_squares_scale, seed, codes, flat)
     except ValueError as error:
         raise ValueError(f"the scheme {text!r} cannot be: {error}") from error
+
+
+def _calibrator(part: _Part) -> Calibrator:
+    try:
+        return calibrator_named(part.word)
+    except ValueError:
+        part.refuse("calibrator", [*CALIBRATORS, "share0.0001 … share1"])
 
 
 def _block(part: _Part) -> tuple[Block, bool]:

@@ -14,7 +14,7 @@ from app.sections import calibration
 from app.selection import Selection
 from explorer import CALIBRATORS
 from explorer.analysis.calibration import SHOWN
-from tests.app.test_handlers import plots_of, selection
+from tests.app.test_handlers import plots_of, selection, unchanged
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,16 @@ def test_a_new_upload_under_an_old_path_is_calibrated_anew(tmp_path: Path) -> No
         chosen = Selection(source="file", file=str(tmp_path / "w.npy"), scheme="int8_tensor")
         held.append(calibration.show(*dataclasses.astuple(chosen), 0.5).held)
     assert held[0] != held[1]
+
+
+def test_the_own_range_becomes_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dragged range can be written into A or B like any method's; what A has already is only said."""
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+    monkeypatch.setattr(limits, "inform", said.append)
+    out = calibration.written("own", 0.31, "b", "int8_tensor", "")
+    assert out.scheme == "int8_tensor" and "~share0.31" in out.second and "0.31 of min-max" in said.pop()
+    again = calibration.written("own", 0.31, "a", out.second, "")
+    assert unchanged(again.scheme) and "already" in said.pop()
+    calibration.written("minmax", 0.31, "a", "int8_tensor", "")
+    assert "already" in said.pop()

@@ -184,6 +184,10 @@ LINKS = [
     ({"scheme": "zzz"}, ["scheme is not usable"]),
     ({"second": "zzz"}, ["scheme is not usable"]),
     ({"second": "nvfp4", "row": "3", "column": "4", "tab": "learn"}, []),
+    ({"range": "0.31", "shape": "1x8192x8192", "k": "640"}, []),
+    ({"range": "abc"}, ["range 'abc' is none"]),
+    ({"range": "7", "shape": "<b>", "m": "-3"}, ["range '7'", "shape '<b>'", "m '-3'"]),
+    ({"row": "x", "column": "4"}, ["row 'x'"]),
 ]
 
 
@@ -227,6 +231,12 @@ def test_nothing_chosen_yet_is_no_warning(source: str, said: list[str]) -> None:
     assert not said and out.notice == "" and unchanged(out.chips) and unchanged(out.verdict)
     refused = shown(*selection(scheme="int9"), None, None, True)
     assert "Still shown" in refused.notice and unchanged(refused.chips)
+
+
+def test_the_same_scheme_twice_is_said() -> None:
+    """Else the page compares a scheme with itself as if that were something."""
+    same = shown(*selection(second=Selection().scheme), None, None, True)
+    assert "A and B are the same scheme" in same.verdict
 
 
 def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:

@@ -129,7 +129,7 @@ def test_a_repaired_scheme_is_computed_from_its_link() -> None:
     assert any("AutoRound" in str(s.notice) and "of" in str(s.notice) for s in steps[:-2])
     assert "of the method" in steps[-1].kpis, "what LQER stores beside the codes is counted"
     assert "one scale for all" in calibration.show(*values, 0.5).sentence
-    written = calibration.written("mse", "b", "int4_group64+awq", "")
+    written = calibration.written("mse", 0.5, "b", "int4_group64+awq", "")
     assert (
         written.second.endswith("~mse+awq") and Recipe.parse(written.second).scheme.calibrator.name == "mse"
     )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 expect.set_options(timeout=20_000)
@@ -28,6 +28,7 @@ FLAGS = [
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
     "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 
 
@@ -76,7 +77,7 @@ SIZE: ViewportSize = {"width": 1440, "height": 900}
 
 
 @pytest.fixture
-def page(request: pytest.FixtureRequest, browser: Browser, url: str) -> Iterator[Page]:
+def page(request: pytest.FixtureRequest, context: BrowserContext, url: str) -> Iterator[Page]:
     """A page at 1440 x 900. Fails afterwards on any console error, page error or outside request.
 
     A page of its own, not yet opened; for a test marked ``shared_page`` the one that all of its module share:
@@ -90,36 +91,44 @@ def page(request: pytest.FixtureRequest, browser: Browser, url: str) -> Iterator
         page.evaluate("() => { explorer.closePanels(); document.activeElement?.blur(); scrollTo(0, 0); }")
         yield page
     else:
-        with _watched(browser, url) as (page, trouble):
+        with _watched(context, url) as (page, trouble):
             yield page
     assert not trouble, trouble
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Browser, url: str) -> Iterator[tuple[Page, list[str]]]:
+def opened(context: BrowserContext, url: str) -> Iterator[tuple[Page, list[str]]]:
     """A page that was opened once, and what has gone wrong on it."""
-    with _watched(browser, url) as (page, trouble):
+    with _watched(context, url) as (page, trouble):
         page.goto(url)
         page.wait_for_function("window.explorer?.ready", timeout=60_000)
         yield page, trouble
 
 
-@contextmanager
-def _watched(browser: Browser, url: str) -> Iterator[tuple[Page, list[str]]]:
-    """A new page, and the list that is filled with what goes wrong on it."""
+@pytest.fixture(scope="session")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """What all pages share: the page's scripts, fetched and compiled once. The page itself stores nothing in
+    a browser (``test_nothing_is_stored``), so that no test meets what another left."""
     context = browser.new_context(viewport=SIZE, reduced_motion="reduce", accept_downloads=True)
+    yield context
+    context.close()
+
+
+@contextmanager
+def _watched(context: BrowserContext, url: str) -> Iterator[tuple[Page, list[str]]]:
+    """A new page, and the list that is filled with what goes wrong on it. Requests to elsewhere are named;
+    that no name but the page's is resolved is one of ``FLAGS`` (to stop them here would turn off the cache
+    of the browser)."""
     page = context.new_page()
+    page.set_viewport_size(SIZE)
     trouble: list[str] = []
     page.on("console", lambda m: trouble.append(f"console: {m.text}") if m.type == "error" else None)
     page.on("pageerror", lambda e: trouble.append(f"page error: {e}"))
 
-    def check(route):  # type: ignore[no-untyped-def]
-        if route.request.url.startswith((url, "data:", "blob:")):
-            route.continue_()
-        else:
-            trouble.append(f"outside request: {route.request.url}")
-            route.abort()
+    def check(request: Request) -> None:
+        if not request.url.startswith((url, "data:", "blob:")):
+            trouble.append(f"outside request: {request.url}")
 
-    page.route("**/*", check)
+    page.on("request", check)
     yield page, trouble
-    context.close()
+    page.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from explorer import SCHEMES
 from tests.page.test_browser import choose, open_page, open_panel
@@ -28,9 +28,9 @@ def wait_for_query(page: Page, *parts: str) -> None:
         page.wait_for_function(f"!{wanted}" if part.startswith("!") else wanted)
 
 
-def in_another_window(browser: Browser, page: Page, url: str) -> Page:
+def in_another_window(page: Page, url: str) -> Page:
     """The address that ``page`` has now, opened by somebody else."""
-    other = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+    other = page.context.new_page()
     open_page(other, url, page.url.partition("?")[2])
     return other
 
@@ -45,7 +45,7 @@ def top_of(page: Page, section: str) -> float:
     return float(page.evaluate(f"document.getElementById('section-{section}').getBoundingClientRect().top"))
 
 
-def test_the_range_of_ones_own(page: Page, url: str, browser: Browser) -> None:
+def test_the_range_of_ones_own(page: Page, url: str) -> None:
     """A range that was typed stands in the address; the link shows it; Back takes it back."""
     open_page(page, url, "tab=calibration&scheme=int8_row")
     number = page.locator("#own-range input[type=number]")
@@ -53,16 +53,16 @@ def test_the_range_of_ones_own(page: Page, url: str, browser: Browser) -> None:
     number.fill("0.31")
     number.press("Tab")
     wait_for_query(page, "range=0.31")
-    other = in_another_window(browser, page, url)
+    other = in_another_window(page, url)
     expect(other.locator("#own-range input[type=number]")).to_have_value("0.31")
-    other.context.close()
+    other.close()
     page.go_back()
     expect(number).to_have_value("0.5")
     page.go_forward()
     expect(number).to_have_value("0.31")
 
 
-def test_the_shape_of_the_speed_section(page: Page, url: str, browser: Browser) -> None:
+def test_the_shape_of_the_speed_section(page: Page, url: str) -> None:
     """The shape whose numbers are shown, and the one to be measured here."""
     open_page(page, url, "tab=speed")
     expect(page.locator("#speed-source")).to_contain_text("Recorded", timeout=20_000)
@@ -75,12 +75,12 @@ def test_the_shape_of_the_speed_section(page: Page, url: str, browser: Browser) 
     box.fill("640")
     box.press("Tab")
     wait_for_query(page, "k=640")
-    other = in_another_window(browser, page, url)
+    other = in_another_window(page, url)
     expect(other.locator("#speed-shape input")).to_have_value("1×8192×8192")
     expect(other.locator("#speed-advice")).to_contain_text("1×8192×8192", timeout=20_000)
     other.get_by_text("Measure on this machine").click()
     expect(other.get_by_label("K", exact=True)).to_have_value("640")
-    other.context.close()
+    other.close()
     page.go_back()
     expect(page.locator("#speed-shape input")).to_have_value(first)
     page.go_forward()
@@ -108,7 +108,7 @@ def test_a_tensor_of_ones_own_file(page: Page, url: str, tmp_path: Path) -> None
     expect(shown).to_contain_text("second · 8×16")
 
 
-def test_the_open_section(page: Page, url: str, browser: Browser) -> None:
+def test_the_open_section(page: Page, url: str) -> None:
     """Scrolling writes the section at the top into the address, without entries of its own; a link leads
     there, and so does Back."""
     open_page(page, url)
@@ -122,11 +122,11 @@ def test_the_open_section(page: Page, url: str, browser: Browser) -> None:
             break
     wait_for_query(page, "section=element")
     assert page.evaluate("history.length") == entries
-    other = in_another_window(browser, page, url)
+    other = in_another_window(page, url)
     other.wait_for_function(
         "Math.abs(document.getElementById('section-element').getBoundingClientRect().top - 70) < 40"
     )
-    other.context.close()
+    other.close()
     page.keyboard.press("]")
     page.wait_for_function(f"history.length === {entries + 1}")
     page.mouse.wheel(0, -30_000)
@@ -218,7 +218,7 @@ def test_five_quick_steps_are_five_steps(page: Page, url: str) -> None:
     wait_for_query(page, "row=17")
 
 
-def test_the_playground_and_the_storys_step(page: Page, url: str, browser: Browser) -> None:
+def test_the_playground_and_the_storys_step(page: Page, url: str) -> None:
     """Format, number and step stand in the address without entries of their own; a link shows them."""
     open_page(page, url, "tab=learn")
     entries = page.evaluate("history.length")
@@ -228,19 +228,19 @@ def test_the_playground_and_the_storys_step(page: Page, url: str, browser: Brows
     page.locator(".steps-list button").nth(3).click()
     wait_for_query(page, "step=4")
     assert page.evaluate("history.length") == entries
-    other = in_another_window(browser, page, url)
+    other = in_another_window(page, url)
     expect(other.locator("#format-picker")).to_have_value("float4_e2m1fn")
     expect(other.locator("#number-entry")).to_have_value("−2.7")
     expect(other.locator("#toy-value")).to_have_text("−3")
     expect(other.locator(".steps-list button").nth(3)).to_have_attribute("aria-current", "step")
-    other.context.close()
+    other.close()
     page.locator("#format-picker").select_option("float8_e5m2")
     page.locator("#number-entry").fill("0xFF")
     wait_for_query(page, "code=0xFF", "!number=")
-    other = in_another_window(browser, page, url)
+    other = in_another_window(page, url)
     expect(other.locator("#toy-value")).to_have_text("NaN")
     expect(other.locator("#toy .codes")).to_contain_text("0xFF")
-    other.context.close()
+    other.close()
     page.get_by_role("button", name="Tensor", exact=True).click()
     expect(page.locator("#place-tensor")).to_be_visible()
     page.go_back()

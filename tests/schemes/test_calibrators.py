@@ -20,6 +20,7 @@ from explorer.schemes.calibrators import (
     entropy_objective,
     magnitude_histogram,
     percentile_threshold,
+    share_of_minmax,
 )
 
 
@@ -250,3 +251,25 @@ def test_a_percentile_keeps_something() -> None:
     for wrong in (0, -1, 101):
         with pytest.raises(ValueError, match="above 0 and at most 100"):
             percentile_threshold(x, wrong)
+
+
+@pytest.mark.parametrize("name", ["int8_tensor", "int4_group32_asym", "nvfp4", "q4_k"])
+def test_a_share_of_min_max(name: str) -> None:
+    """``share0.31`` spans 0.31 of every block's min-max, is written and read as that, and 1 is min-max: else
+    a range that was dragged on the page, or its link, is another one."""
+    x = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    scheme = dataclasses.replace(SCHEMES[name], name="", calibrator=share_of_minmax(0.31))
+    assert Scheme.parse(str(scheme)).calibrator is scheme.calibrator and "~share0.31" in str(scheme)
+    whole, shared = find_ranges(x, SCHEMES[name]), find_ranges(x, scheme)
+    if not SCHEMES[name].mapping.has_offset:
+        torch.testing.assert_close(shared.high, 0.31 * whole.high, rtol=1e-6, atol=0)
+        torch.testing.assert_close(shared.low, 0.31 * whole.low, rtol=1e-6, atol=0)
+    assert compare(x, quantize(x, scheme)).clipped > 0 or SCHEMES[name].mapping.has_offset
+    assert share_of_minmax(1.0) is CALIBRATORS["minmax"]
+
+
+@pytest.mark.parametrize("word", ["share", "share0", "share1.5", "share-1", "share0.31x", "sharp"])
+def test_what_is_no_share_is_refused(word: str) -> None:
+    """In words, with what is accepted; 0 would clip everything."""
+    with pytest.raises(ValueError, match=r"share0\.0001"):
+        Scheme.parse(f"int8~1xall~symmetric~float32~{word}")

@@ -5,7 +5,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-gpu check docs conformance load fuzz clean
+.PHONY: run test test-gpu check docs conformance load fuzz lock clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python app.py
@@ -55,6 +55,12 @@ VISITORS ?= 64
 MINUTES ?= 60
 load: $(VENV)/.tested
 	$(BIN)/python -m tests.load.run --visitors $(VISITORS) --minutes $(MINUTES) --record
+
+# requirements.lock: every package that requirements.txt leads to, with the hashes of its files on PyPI.
+lock:
+	$(PYTHON) -m pip install -q uv
+	uv pip compile -q --generate-hashes --universal --python-version 3.11 --custom-compile-command "make lock" \
+	  --index-url https://pypi.org/simple requirements.txt -o requirements.lock
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -126,6 +126,7 @@ def test_the_top_level_is_what_it_should_be() -> None:
         ".ci",
         "requirements.txt",
         "requirements-gpu.txt",
+        "requirements.lock",
         "app.py",
         "docs",
         "examples",

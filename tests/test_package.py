@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -100,6 +101,21 @@ def test_the_tested_versions_lie_in_the_ranges() -> None:
         if requirement.name != PROJECT["name"]:
             (pin,) = pins[canonicalize_name(requirement.name)].specifier
             assert pin.operator == "==" and pin.version in requirement.specifier, requirement
+
+
+def test_the_lock_is_of_these_requirements() -> None:
+    """requirements.lock installs what requirements.txt pins, each file by its hash; after a change of a pin
+    ``make lock`` has to be run."""
+    locked = re.findall(
+        r"^(\S+)==(\S+).*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)",
+        (ROOT / "requirements.lock").read_text(),
+        re.MULTILINE,
+    )
+    versions = {canonicalize_name(name): version for name, version, _ in locked}
+    for name, requirement in requirements("requirements.txt").items():
+        (pin,) = requirement.specifier
+        assert versions.get(name) == pin.version, f"{name}: run `make lock`"
+    assert len(locked) == len(re.findall(r"^\S+==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
 
 
 def test_the_library_imports_only_what_it_declares() -> None:

@@ -374,8 +374,13 @@ def build(page: Page) -> None:
             label="Numbers",
             elem_id="speed-view",
         )
+        # Gradio refuses what is not among the choices of the page as built, from a program too.
         shape = gr.Dropdown(
-            [], label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)", min_width=260, elem_id="speed-shape"
+            [*_shapes(recorded_gemms().rows), *OF_LAYER],
+            value=None,
+            label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)",
+            min_width=260,
+            elem_id="speed-shape",
         )
         errors_of = gr.Radio(
             [("random data, as timed", RANDOM), ("the chosen layer", LAYER)],
@@ -423,7 +428,8 @@ def build(page: Page) -> None:
     )
     roofline = plot_card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")
     with gr.Row():
-        product = gr.Dropdown([], label="Kernels of", elem_id="speed-product")
+        products = [(row.label, row.name) for row in GEMMS.values()]
+            product = gr.Dropdown(products, value=None, label="Kernels of", elem_id="speed-product")
     facts = block()
     ladder = plot_card(
         "Kernel by kernel",

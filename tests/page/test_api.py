@@ -141,3 +141,17 @@ def test_a_path_that_was_not_uploaded_is_refused(url: str) -> None:
     event = json.loads(urllib.request.urlopen(request).read())["event_id"]
     answer = urllib.request.urlopen(f"{url}/gradio_api/call/tensor/{event}").read().decode()
     assert "event: error" in answer and "root:" not in answer
+
+
+def test_what_the_lists_offer_is_accepted(client: Client) -> None:
+    """A program may ask for every product and shape without having seen the page's lists, which are filled as
+    it is used."""
+    from explorer.bench.gemm.plan import DECODE
+    from explorer.bench.gemm.table import GEMMS
+
+    for name in list(GEMMS)[::9]:
+        assert "kernels/" in client.predict(name, api_name="/kernel_source")
+    values = ["builtin", "mlp_up", None, None, "", "", None, "nvfp4", ""]
+    shape = "×".join(map(str, DECODE))
+    shown = client.predict(*values, "recorded", shape, "bf16", "random", api_name="/speed")
+    assert shape in json.dumps(shown, ensure_ascii=False)

@@ -400,8 +400,12 @@ def opened_model(model: str, revision: str) -> Any:
 
 
 def _tensor_choices(infos: tuple[TensorInfo, ...]) -> Any:
-    """A dropdown of tensors with shapes; the first weight matrix that is no embedding is chosen."""
-    labels = [(f"{i.name}  {'×'.join(map(str, i.shape))} {i.dtype}", i.name) for i in infos]
+    """A dropdown of tensors with shapes; the first weight matrix that is no embedding is chosen. Of very many
+    the first are listed; others can be typed."""
+    most = limits.current().listed
+    if len(infos) > most:
+        limits.notify(f"The first {most:,} of {len(infos):,} tensors are listed: type the name of another.")
+    labels = [(f"{i.name}  {'×'.join(map(str, i.shape))} {i.dtype}", i.name) for i in infos[:most]]
     matrices = [i for i in infos if len(i.shape) >= 2 and min(i.shape) > 1]
     inner = [i for i in matrices if "embed" not in i.name.lower()]
     best = (inner or matrices or list(infos))[:1]

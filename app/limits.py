@@ -108,6 +108,10 @@ def found_hosted(reason: str) -> None:
     if not _found and not current().hosted:
         _found.append(reason)
         _LOG.warning("limits: %s (%s)", "hosted" if current().hosted else "local", why())
+        if current().hosted:
+            _LOG.warning(
+                "limits: queue and kinds of files are still a local page's: restart with EXPLORER_HOSTED=1"
+            )
 
 
 def _decided() -> tuple[bool, str]:

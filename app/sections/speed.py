@@ -429,7 +429,7 @@ def build(page: Page) -> None:
     roofline = plot_card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")
     with gr.Row():
         products = [(row.label, row.name) for row in GEMMS.values()]
-            product = gr.Dropdown(products, value=None, label="Kernels of", elem_id="speed-product")
+        product = gr.Dropdown(products, value=None, label="Kernels of", elem_id="speed-product")
     facts = block()
     ladder = plot_card(
         "Kernel by kernel",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,17 +152,21 @@ class HubModel(TensorSource):
         return here
 
     def _all_entries(self, visit: Visit) -> list[tuple[Entry, ...]]:
-        """The headers of all files, some at a time; the first refusal ends the rest."""
+        """The headers of all files, some at a time; the first refusal ends the rest. A thread sees the
+        checkpoints of who asked in a copy of its context."""
+        context = copy_context()
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             try:
-                lengths = list(pool.map(lambda name: self._header_length(visit, name), self.weights))
+                lengths = list(
+                    pool.map(lambda name: context.copy().run(self._header_length, visit, name), self.weights)
+                )
                 if sum(lengths) > self._limits.header_bytes:
                     raise SourceError(
                         f"{self.origin}: the headers have {sum(lengths):,} bytes, more than "
                         f"{self._limits.header_bytes:,}"
                     )
                 pairs = zip(self.weights, lengths, strict=True)
-                return list(pool.map(lambda pair: self._entries_of(visit, *pair), pairs))
+                return list(pool.map(lambda pair: context.copy().run(self._entries_of, visit, *pair), pairs))
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

@@ -20,7 +20,7 @@ from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers
 
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, Watched
 from explorer.sources.limits import SourceLimits
 
@@ -117,6 +117,7 @@ class Visit:
             if span is not None and response.status_code != 206:
                 raise SourceError(f"{self._origin}: the server sends whole files only (no range requests)")
             for piece in response.iter_raw():
+                checkpoint()
                 received += piece
                 if len(received) > most:
                     raise SourceError(f"{self._origin}: more than the {most:,} bytes asked for were sent")

@@ -7,6 +7,7 @@ memory, or shows a traceback.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from lying_hub import (
 )
 
 from explorer import SourceError
+from explorer.progress import StoppedError, stoppable
 from explorer.sources.limits import HOSTED, SourceLimits
 from explorer.sources.models import HubModel, open_model
 from tests.fuzz.bounds import fault
@@ -189,3 +191,16 @@ def test_a_stop_ends_a_slow_download() -> None:
         model = HubModel("a/b", endpoint=hub.url, limits=PATIENT)
         with pytest.raises(OSError, match="stopped by the visitor"):
             model.read("w", progress=stop)
+
+
+@pytest.mark.parametrize("only_in_threads", [False, True])
+def test_leaving_ends_what_is_asked_of_the_hub(only_in_threads: bool) -> None:
+    """Who has left the page is noticed between two pieces, also by the threads that read headers at once:
+    else a visitor who reloads keeps the Hub and a place in the queue busy until the deadline."""
+
+    def left() -> None:
+        if not only_in_threads or threading.current_thread() is not threading.main_thread():
+            raise StoppedError("left")
+
+    with serve(repository()) as hub, stoppable(left), pytest.raises(StoppedError, match="left"):
+        HubModel("a/b", endpoint=hub.url, limits=PATIENT)

@@ -54,7 +54,7 @@ conformance: $(VENV)/.tested
 VISITORS ?= 64
 MINUTES ?= 60
 load: $(VENV)/.tested
-	$(BIN)/python -m tests.load.run --visitors $(VISITORS) --minutes $(MINUTES) --record
+	$(BIN)/python -m tests.load.run --visitors $(VISITORS) --minutes $(MINUTES) --record docs/load.md
 
 # requirements.lock: every package that requirements.txt leads to, with the hashes of its files on PyPI.
 lock:

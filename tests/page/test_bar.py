@@ -55,6 +55,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.shared_page
 @pytest.mark.parametrize(("typed", "granularity", "field", "accepted"), SIZES)
 def test_a_refused_size_is_named_and_goes_back(
     page: Page, url: str, typed: str, granularity: str, field: str, accepted: str
@@ -74,6 +75,7 @@ def test_a_refused_size_is_named_and_goes_back(
     assert page.locator(".wrap .error").locator("visible=true").count() == 0, "no error pills"
 
 
+@pytest.mark.shared_page
 def test_a_row_that_is_no_row_goes_back(page: Page, url: str) -> None:
     """An emptied box shows the inspected row again, -5 the first one; both are said."""
     open_page(page, url, "row=10&column=20")
@@ -89,6 +91,7 @@ def test_a_row_that_is_no_row_goes_back(page: Page, url: str) -> None:
     expect(page.locator(".toast-body").last).to_contain_text("row 0 to 1535")
 
 
+@pytest.mark.shared_page
 @pytest.mark.parametrize("name", ["tensor", "a", "b"])
 @pytest.mark.parametrize("width", [1440, 1024, 700])
 def test_a_panel_covers_neither_verdict_nor_notice(page: Page, url: str, name: str, width: int) -> None:
@@ -105,6 +108,7 @@ def test_a_panel_covers_neither_verdict_nor_notice(page: Page, url: str, name: s
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.shared_page
 @pytest.mark.parametrize("name", ["tensor", "a", "b"])
 def test_a_panel_opens_with_its_lists_closed(page: Page, url: str, name: str) -> None:
     """The first control has the focus, and no list hides those below; a key or a click opens it."""
@@ -125,6 +129,7 @@ def test_a_panel_opens_with_its_lists_closed(page: Page, url: str, name: str) ->
     first.press("Escape")
 
 
+@pytest.mark.shared_page
 @pytest.mark.parametrize("scheme", ["int4_group32", "q4_k", "mxfp4"])
 def test_an_opened_list_shows_what_is_chosen(page: Page, url: str, scheme: str) -> None:
     """Among some ninety schemes the chosen one and its neighbours are in sight."""
@@ -148,6 +153,7 @@ def cut(page: Page, selector: str) -> list[str]:
     )
 
 
+@pytest.mark.shared_page
 def test_a_long_value_can_be_read(page: Page, url: str) -> None:
     """What a picker cannot show whole, it says under the mouse."""
     open_page(page, url, "scheme=q4_k")

@@ -18,6 +18,7 @@ LEVELS = [
     {"explorer.analysis", "explorer.export"},
     {"explorer.methods", "explorer.training", "explorer.conformance"},
     {"explorer.models"},
+    {"explorer.survey"},
     {"explorer.bench"},
     {"explorer.figures", "explorer.cli"},
     {"app", "explorer.__main__"},

@@ -117,6 +117,7 @@ class LocalModel(TensorSource):
                 self.broken += (str(error),)
                 continue
             opened += 1
+            self.paths += (folder / name,)
             self._add(name, file, limits)
         if not opened:
             raise SourceError(self.broken[0])

@@ -35,6 +35,7 @@ class Constraints:
     ``schemes``: only these (texts of the survey's; empty: all). ``refusal``: see ``Refusal``. ``keep``:
     layers whose names match one of these patterns (``fnmatch``, or a part of the name) stay as they are.
     ``fuse``: one scheme for query, key and value, and one for gate and up. ``head``: choose for the head too.
+    ``only``: if given, the layers to choose for, whatever ``keep`` and ``head`` say.
     """
 
     schemes: tuple[str, ...] = ()
@@ -42,9 +43,12 @@ class Constraints:
     keep: tuple[str, ...] = ()
     fuse: bool = False
     head: bool = False
+    only: tuple[str, ...] = ()
 
     def keeps(self, layer: Layer) -> bool:
         """Whether ``layer`` stays as it is."""
+        if self.only:
+            return layer.name not in self.only
         if layer.role is not Role.LINEAR and not (self.head and layer.role is Role.HEAD):
             return True
         return any(fnmatch.fnmatchcase(layer.name, p) or p in layer.name for p in self.keep)
@@ -174,10 +178,15 @@ def recipe_of(survey: Survey, choice: Choice, signal: str = "", method: str = ""
     signal = signal or survey.head.default
     head = survey.head
     return ModelRecipe(
-        head.model, head.revision, head.weights_sha256,
+        head.model,
+        head.revision,
+        head.weights_sha256,
         {name: Recipe.parse(f"{s}+{method}" if method else s) for name, s in choice.schemes.items()},
-        signal, choice.bits, choice.loss if SENSITIVITIES[signal].is_loss else None, head.versions,
-    )  # fmt: skip
+        signal,
+        choice.bits,
+        choice.loss if SENSITIVITIES[signal].is_loss else None,
+        head.versions,
+    )
 
 
 def _allowed(

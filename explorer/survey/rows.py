@@ -197,10 +197,14 @@ def _rounded(value: Any) -> Any:
 def head_differs(found: Head, wanted: Head) -> Iterator[str]:
     """What a file's head says otherwise than a survey that would go on in it, in words."""
     names = {
-        "model": "the model", "weights_sha256": "the weights", "schemes": "the schemes",
-        "signals": "the signals", "texts_sha256": "the texts", "layers": "the number of layers",
+        "model": "the model",
+        "weights_sha256": "the weights",
+        "schemes": "the schemes",
+        "signals": "the signals",
+        "texts_sha256": "the texts",
+        "layers": "the number of layers",
         "versions": "the versions",
-    }  # fmt: skip
+    }
     for name, words in names.items():
         mine, theirs = getattr(wanted, name), getattr(found, name)
         if mine != theirs:

@@ -8,8 +8,15 @@ import pytest
 
 from explorer.survey import Head, Layer, Role, Survey, depth_of, kind_of
 
-PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
-         "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+PARTS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
 SCHEMES = ("int2_group64_asym", "int3_group64_asym", "int4_group128_asym", "nvfp4", "mxfp6_e2m3", "int8_row")
 
 
@@ -33,6 +40,18 @@ def made_up() -> Survey:
             )
     costs = {"weight": dict.fromkeys(SCHEMES, 1.0), "fisher": dict.fromkeys(SCHEMES, 5.0)}
     layers.append(Layer("lm_head", (1000, 64), "BF16", Role.HEAD, "other", None, 10.0, sizes, costs, 1.0))
-    head = Head("made/up", None, "ab" * 32, SCHEMES, ("weight", "fisher"), "fisher", len(layers), 300_000,
-                128_000, "next token", texts=3, tokens=90)  # fmt: skip
+    head = Head(
+        "made/up",
+        None,
+        "ab" * 32,
+        SCHEMES,
+        ("weight", "fisher"),
+        "fisher",
+        len(layers),
+        300_000,
+        128_000,
+        "next token",
+        texts=3,
+        tokens=90,
+    )
     return Survey(head, tuple(layers))

@@ -4,14 +4,13 @@ codes."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from explorer.core.quantize import QuantizedTensor, quantize
-from explorer.methods import label_of
+from explorer.core.quantize import quantize
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Captured, Model, capture
@@ -105,20 +104,3 @@ def _modules(model: Model, layers: Iterable[str]) -> dict[str, str]:
         if name not in found:
             raise ValueError(f"{model.name} has no linear layer {name!r}, which the recipe names")
     return found
-
-
-def chosen_codes(assembled: Assembled) -> Callable[[str, Tensor, Recipe], QuantizedTensor]:
-    """What exporters ask for each layer's codes: those of ``assembled`` where a method chose them, else
-    rounded to nearest. ``ValueError`` for layers whose method stores more than codes."""
-    for name, layer in assembled.layers.items():
-        if not layer.plain:
-            raise ValueError(
-                f"{name}: the method leaves transforms or residues beside the codes, which no checkpoint "
-                f"here carries; methods that choose codes alone, such as {label_of('gptq')}, can be written"
-            )
-
-    def quantized(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
-        layer = assembled.layers.get(name)
-        return layer.q if layer is not None else quantize(weight.float(), recipe.scheme)
-
-    return quantized

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from explorer.bench import conformance_tables, embeddings, facts, tables
+from explorer.bench import conformance_tables, embeddings, facts, recipe_tables, recipes, tables
 from explorer.bench.analysis import recorded_analyses
 from explorer.bench.conformance import recorded_conformance, recorded_crossover
 from explorer.bench.gemm.timing import recorded_gemms
@@ -17,6 +17,7 @@ from explorer.bench.quantize import recorded_quantize
 from explorer.bench.training import record_training, recorded_gradients, recorded_training
 from explorer.conformance.table import uncompared
 from explorer.paths import checkout
+from explorer.survey import load_survey
 
 TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".md.j2"
@@ -63,7 +64,7 @@ def check_docs(folder: Path) -> list[Path]:
 def record_runs(model: str) -> list[Path]:
     """Run and record what docs/ needs beside the timings of ``bench --record``: whole models and training
     (minutes)."""
-    return [embeddings.record_embeddings(model), *record_training()]
+    return [embeddings.record_embeddings(model), *recipes.record_recipes(model), *record_training()]
 
 
 def _text(path: Path) -> str | None:
@@ -88,6 +89,9 @@ def _context() -> dict[str, Any]:
         "method_tokens": embeddings.TOKENS,
         "sample_count": embeddings.SAMPLES,
         "schemes_compared": embeddings.METHODS_SCHEMES,
+        "recipes": recipes.recorded_recipes(),
+        "recipe_tables": recipe_tables,
+        "survey": load_survey(recipes.SHIPPED),
         "tables": tables,
         "facts": facts,
     }

@@ -61,6 +61,14 @@ def survey(
     out: Annotated[
         str | None, typer.Option(help="The file, a JSON line a layer.", show_default="MODEL.survey.jsonl")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Layers as tasks of the Ray at this address; local starts one here, auto finds one.",
+            show_default="layer after layer, here",
+        ),
+    ] = None,
     revision: Revision = None,
     device: Device = None,
     as_json: Json = False,
@@ -70,7 +78,8 @@ def survey(
     A survey that was stopped goes on when the same command is given again.
     """
     hide_bars_of_transformers(as_json)
-    from explorer.survey.run import SCHEMES, Plan, survey_model
+    from explorer.survey.cluster import on_ray
+    from explorer.survey.run import SCHEMES, Plan, in_this_process, survey_model
 
     plan = Plan(
         model,
@@ -80,9 +89,9 @@ def survey(
         () if text is None else tuple(read_texts(text)),
     )
     use_device(device)
-    path = _survey_file(model, out)
+    path, rows = _survey_file(model, out), on_ray(ray) if ray else in_this_process
     with reporting("running the model", as_json) as ran, reporting("layers", as_json) as done:
-        found = survey_model(plan, path, progress=done, run_progress=ran)
+        found = survey_model(plan, path, progress=done, run_progress=ran, rows=rows)
     if as_json:
         print_json({"file": str(path), "head": found.head, "layers": found.layers})
         return

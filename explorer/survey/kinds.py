@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from explorer.sources.base import TensorInfo
+from explorer.sources.gguf_file import CODED
 
 SUFFIX = ".weight"
 FLOATS = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16"}
@@ -51,7 +52,8 @@ _ENDINGS = sorted(
 def role_of(info: TensorInfo) -> Role | None:
     """What the tensor ``info`` is to a survey; None for norms, biases, convolutions, and codes."""
     name = info.name.removesuffix(SUFFIX)
-    if name == info.name or len(info.shape) != 2 or min(info.shape) < 2 or info.dtype not in FLOATS:
+    holds_weights = info.dtype in FLOATS or info.dtype.startswith(CODED)
+    if name == info.name or len(info.shape) != 2 or min(info.shape) < 2 or not holds_weights:
         return None
     if _EMBEDDINGS.search(name):
         return Role.EMBEDDING

@@ -16,8 +16,11 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from explorer.paths import ASSETS
 from explorer.survey.kinds import Role
 
+SURVEYS = ASSETS / "surveys"
+"""Surveys that ship with the explorer."""
 VERSION = 1
 """Of the file. Another one is refused: what costs mean may have changed."""
 DIGITS = 7

@@ -31,6 +31,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
+from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.limits import LOCAL, SourceLimits
 from explorer.sources.models import layers as in_order
 from explorer.survey.evidence import gather, modules_of
@@ -257,6 +258,10 @@ def _run(
     if plan.signals is not None and all(SENSITIVITIES[s].needs is Needs.NOTHING for s in plan.signals):
         return _Ran(plan.signals, {}, why="only signals of the weights alone were asked for")
     try:
+        if Path(plan.model).suffix.lower() == GGUF:
+            raise SourceError(
+                "a GGUF file is not run here; its layers are surveyed as their codes restore them"
+            )
         signals = plan.signals or _that_fit(parameters)
         model = load_model(plan.model, plan.revision, work_device(), limits, head=True)
         reference = reference_for(model, plan.calibration)

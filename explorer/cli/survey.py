@@ -49,7 +49,7 @@ def survey(
         ),
     ] = None,
     schemes: Annotated[
-        str | None, typer.Option(help="Comma-separated schemes.", show_default="twelve from 2.3 to 8 bits")
+        str | None, typer.Option(help="Comma-separated schemes.", show_default="fourteen from 2.3 to 8 bits")
     ] = None,
     signal: Annotated[
         str | None,
@@ -181,6 +181,8 @@ def recipe(
     front = frontier(found, signal, constraints)
     choice = _choice(front, bits, size, loss)
     chosen = recipe_of(found, choice, signal, method)
+    if target:
+        _check_together(target, chosen)
     if out:
         chosen.save(out)
     if as_json:
@@ -197,6 +199,21 @@ def _refusal(target: str) -> Refusal:
     if target not in EXPORTS:
         raise ValueError(f"no checkpoint format {target!r}; there are {', '.join(EXPORTS)}")
     return EXPORTS[target].refusal
+
+
+def _check_together(target: str, chosen: ModelRecipe) -> None:
+    """``ValueError`` if ``target`` cannot carry these layers in one model; asked where its files are here."""
+    from explorer.checkpoints import EXPORTS, Plan
+    from explorer.checkpoints.model import ModelFolder
+    from explorer.survey.apply import folder_of
+
+    try:
+        folder = ModelFolder(folder_of(chosen.model, chosen.revision))
+    except ValueError as error:
+        print(f"not asked whether {target} carries these schemes together: {error}", file=sys.stderr)
+        return
+    if why := EXPORTS[target].together(Plan(folder, chosen.layers)):
+        raise ValueError(f"{target}: {why} (--schemes names those to choose from)")
 
 
 def _choice(front: Frontier, bits: float | None, size: str | None, loss: float | None) -> Choice:

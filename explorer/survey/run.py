@@ -42,10 +42,12 @@ from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Need
 from explorer.version import __version__
 
 SCHEMES = (
-    "int2_group64_asym", "int3_group128_asym", "int3_group64_asym", "int4_group128_asym", "mxfp4", "nvfp4",
-    "int4_group32_asym", "int5_group128_asym", "int6_group128_asym", "mxfp6_e2m3", "fp8_e4m3_row", "int8_row",
+    "int2_group64_asym", "int3_group128", "int3_group128_asym", "int3_group64_asym", "int4_group128",
+    "int4_group128_asym", "mxfp4", "nvfp4", "int4_group32_asym", "int5_group128_asym", "int6_group128_asym",
+    "mxfp6_e2m3", "fp8_e4m3_row", "int8_row",
 )  # fmt: skip
-"""What is surveyed if nothing is said: from 2.3 to 8 bits, integers and floating point."""
+"""What is surveyed if nothing is said: from 2.3 to 8 bits, integers with and without zero points, and
+floating point."""
 WEIGHTS_ALONE = "weight"
 _PIECE = 16 << 20
 

@@ -133,3 +133,37 @@ def test_bad_input_is_one_line_and_code_2(
 @pytest.mark.parametrize(("text", "size"), [("3.2GB", 3.2e9), ("800 MB", 8e8), ("12", 12), ("1k", 1e3)])
 def test_sizes_are_read_in_powers_of_1000(text: str, size: float) -> None:
     assert byte_size(text) == size
+
+
+def test_apply_writes_what_the_recipe_says(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint whose configuration names the schemes; methods' codes too; refusals before anything is
+    written."""
+    pytest.importorskip("explorer.checkpoints")
+    recipe, out = str(tmp_path / "r.json"), tmp_path / "made"
+    budget = ("--bits", "6", "--schemes", "int4_group64,int8_row", "--for", "compressed-tensors", "--fuse")
+    code, *_ = run(capsys, "recipe", files["survey"], *budget, "--method", "gptq", "--out", recipe)
+    assert code == 0
+    command = (
+        "apply",
+        recipe,
+        "--to",
+        "compressed-tensors",
+        "--calibration",
+        files["seen"],
+        "--out",
+        str(out),
+    )
+    code, text, err = run(capsys, *command)
+    assert code == 0 and "written: " in text, err
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert {g["weights"]["num_bits"] for g in config["config_groups"].values()} == {4, 8}
+    assert "Fisher" in (out / "README.md").read_text()
+    for wrong, words in (
+        (("apply", recipe, "--to", "nope", "--out", str(tmp_path / "x")), "no checkpoint format 'nope'"),
+        (("apply", recipe, "--to", "awq", "--out", str(tmp_path / "x")), "INT8"),
+        (("recipe", files["survey"], "--bits", "6", "--for", "nope"), "no checkpoint format 'nope'"),
+    ):
+        code, _, err = run(capsys, *wrong)
+        assert code == 2 and words in err and not (tmp_path / "x").exists()

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -177,11 +177,16 @@ def parsed_json(text: str, what: str) -> Any:
 def checked(kind: type[Parsed], value: Any, what: str) -> Parsed:
     """``value`` as the dataclass ``kind``; ``ValueError`` that names ``what`` and its first wrong place."""
     try:
-        return cast(Parsed, TypeAdapter(cast(Any, kind)).validate_python(value))
+        return cast(Parsed, _adapter(kind).validate_python(value))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(f"{what} is wrong: {place}: {first['msg']}") from error
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def line_of(row: Head | Layer) -> str:

@@ -69,11 +69,14 @@ def check_recipe(
 
     With the ``survey`` that it is from, predictions stand beside single schemes too, and the recipe that
     another signal gives for its layers. ``calibration``: what methods see. ``model`` has its head
-    (``load_model(..., head=True)``). ``ValueError`` if the survey is of other weights.
+    (``load_model(..., head=True)``). ``ValueError`` if the survey is of other weights, or
+    predicts another loss than this network has.
     """
     if survey is not None and survey.head.weights_sha256 != recipe.weights_sha256:
         raise ValueError(f"the survey is of other weights than the recipe for {recipe.model}")
     reference = reference_for(model, texts or sentences())
+    if survey is not None and survey.head.loss not in ("", reference.kind):
+        raise ValueError(f"the survey predicts a loss of {survey.head.loss}, the model has {reference.kind}")
     todo = [(RECIPE, recipe.signal or "one scheme", recipe.layers, recipe.predicted_loss)]
     todo += _by_other_signals(recipe, survey)
     todo += _single_schemes(recipe, model, survey)

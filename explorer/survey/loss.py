@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.models.capture import LONGEST, Model
+from explorer.models.evaluate import LONGEST as LONGEST_SENTENCE
 from explorer.models.evaluate import embed, embed_batch, embedding_scores
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError
@@ -93,7 +94,8 @@ class _Embeddings:
     def __init__(self, model: Model, texts: tuple[str, ...]) -> None:
         self.model, self.texts = model, texts
         self.before = embed(model, texts)
-        self.tokens = sum(len(ids) for ids in model.tokenizer(list(texts), truncation=True)["input_ids"])
+        ids = model.tokenizer(list(texts), truncation=True, max_length=LONGEST_SENTENCE)["input_ids"]
+        self.tokens = sum(map(len, ids))
 
     def measure(self, network: nn.Module, progress: Progress | None = None) -> Loss:
         after = embed(replace(self.model, network=network), self.texts, progress)

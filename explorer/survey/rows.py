@@ -177,7 +177,7 @@ def parsed_json(text: str, what: str) -> Any:
 def checked(kind: type[Parsed], value: Any, what: str) -> Parsed:
     """``value`` as the dataclass ``kind``; ``ValueError`` that names ``what`` and its first wrong place."""
     try:
-        return cast(Parsed, _adapter(kind).validate_python(value))
+        return cast(Parsed, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"

@@ -25,7 +25,7 @@ import torch
 from explorer import words
 from explorer.core.backend import free_bytes, place, work_device
 from explorer.core.quantize import quantize
-from explorer.models.capture import load_model
+from explorer.models.capture import Model, load_model
 from explorer.models.evaluate import SAMPLES, calibration_texts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
@@ -267,17 +267,28 @@ def _run(
         signals = plan.signals or _that_fit(parameters)
         model = load_model(plan.model, plan.revision, work_device(), limits, head=True)
         reference = reference_for(model, plan.calibration)
+        modules = _modules(model, layers)
     except SourceError as error:
         if plan.signals is not None:
             raise
         return _Ran((WEIGHTS_ALONE,), {}, why=str(error))
-    modules = modules_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
     evidence = gather(model, reference, modules, signals, progress)
     if not evidence:
         raise SourceError(
             f"{plan.model}: its loss on text depends on none of its {len(layers)} linear layers"
         )
     return _Ran(signals, evidence, reference.kind, "", len(reference.texts), reference.tokens)
+
+
+def _modules(model: Model, layers: Sequence[TensorInfo]) -> dict[str, str]:
+    """The network's module of each layer; ``SourceError`` if it has none of them."""
+    found = modules_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
+    if not found:
+        raise SourceError(
+            f"none of the {len(layers)} matrices of {model.name} is a linear layer of the network that "
+            "transformers builds of them"
+        )
+    return found
 
 
 def _that_fit(parameters: int) -> tuple[str, ...]:

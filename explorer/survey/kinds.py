@@ -28,7 +28,7 @@ class Role(StrEnum):
 
 
 _EMBEDDINGS = re.compile(r"embed|_embd\b|\bwte\b|\bwpe\b|relative_attention_bias|rotary")
-_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|score|classifier)$")
+_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier)$|^output$")
 _NOT_LINEAR = re.compile(r"norm|\bln_|conv", re.IGNORECASE)
 _KINDS: dict[str, tuple[str, ...]] = {
     "query": ("q_proj", "query", "q_lin", "attn_q", "q"),
@@ -55,10 +55,10 @@ def role_of(info: TensorInfo) -> Role | None:
     holds_weights = info.dtype in FLOATS or info.dtype.startswith(CODED)
     if name == info.name or len(info.shape) != 2 or min(info.shape) < 2 or not holds_weights:
         return None
-    if _EMBEDDINGS.search(name):
-        return Role.EMBEDDING
     if _HEADS.search(name):
         return Role.HEAD
+    if _EMBEDDINGS.search(name):
+        return Role.EMBEDDING
     return None if _NOT_LINEAR.search(name) else Role.LINEAR
 
 

@@ -112,6 +112,8 @@ NAMES = [
     ("model.embed_tokens", Role.EMBEDDING, "other", None),
     ("lm_head", Role.HEAD, "other", None),
     ("output", Role.HEAD, "other", None),
+    ("gpt_neox.embed_out", Role.HEAD, "other", None),
+    ("h.0.mlp.output", Role.LINEAR, "other", 0),
     ("pooler.dense", Role.LINEAR, "other", None),
     ("encoder.layer.3.attention.output.LayerNorm", None, "other", 3),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from explorer.bench.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
-from explorer.bench.recordings import NOT_RECORDED
+from explorer.bench.recordings import NOT_RECORDED, Recording
 from explorer.bench.tables import markdown, scheme_label
 from explorer.methods import label_of
 from explorer.survey import SENSITIVITIES, Survey
@@ -32,6 +32,19 @@ def recipes_table(runs: Sequence[RecipeRun]) -> str:
         best = f"{scheme_label(single.scheme)} ({single.bits:.2f}): {_loss(single)}" if single else DASH
         rows.append([f"{budget:g}", best, *map(_loss, cells), _loss(_one(runs, budget, SIGNAL, fused=True))])
     return markdown(titles, rows) if runs else f"({NOT_RECORDED})"
+
+
+def short_table(recording: Recording[RecipeRun]) -> str:
+    """What the README says: of each budget the best single scheme, the recipe, and how much less it loses."""
+    runs, rows = recording.rows, []
+    for budget in BUDGETS:
+        single, chosen = best_single(runs, budget), _one(runs, budget, SIGNAL)
+        if single and chosen:
+            less = f"{100 * (1 - chosen.loss / single.loss):.0f} %"
+            one = f"{scheme_label(single.scheme)} ({single.bits:.2f} bits): {_loss(single)}"
+            rows.append([f"{budget:g}", one, _loss(chosen), less])
+    titles = ["bits a weight", "loss of the best single scheme that fits", "of a recipe", "less by"]
+    return f"{recording.sentence}.\n\n{markdown(titles, rows)}" if rows else f"({NOT_RECORDED})"
 
 
 def predictions_table(runs: Sequence[RecipeRun]) -> str:

@@ -9,8 +9,9 @@ from scipy.stats import spearmanr
 
 from explorer.bench.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
 from explorer.bench.recordings import NOT_RECORDED, Recording
-from explorer.bench.tables import markdown, scheme_label
+from explorer.bench.tables import markdown
 from explorer.methods import label_of
+from explorer.schemes.text import label_of_text
 from explorer.survey import SENSITIVITIES, Survey
 
 DASH = "–"
@@ -29,7 +30,7 @@ def recipes_table(runs: Sequence[RecipeRun]) -> str:
     for budget in BUDGETS:
         single = best_single(runs, budget)
         cells = [_one(runs, budget, name) for name in signals]
-        best = f"{scheme_label(single.scheme)} ({single.bits:.2f}): {_loss(single)}" if single else DASH
+        best = f"{label_of_text(single.scheme)} ({single.bits:.2f}): {_loss(single)}" if single else DASH
         rows.append([f"{budget:g}", best, *map(_loss, cells), _loss(_one(runs, budget, SIGNAL, fused=True))])
     return markdown(titles, rows) if runs else f"({NOT_RECORDED})"
 
@@ -41,7 +42,7 @@ def short_table(recording: Recording[RecipeRun]) -> str:
         single, chosen = best_single(runs, budget), _one(runs, budget, SIGNAL)
         if single and chosen:
             less = f"{100 * (1 - chosen.loss / single.loss):.0f} %"
-            one = f"{scheme_label(single.scheme)} ({single.bits:.2f} bits): {_loss(single)}"
+            one = f"{label_of_text(single.scheme)} ({single.bits:.2f} bits): {_loss(single)}"
             rows.append([f"{budget:g}", one, _loss(chosen), less])
     titles = ["bits a weight", "loss of the best single scheme that fits", "of a recipe", "less by"]
     return f"{recording.sentence}.\n\n{markdown(titles, rows)}" if rows else f"({NOT_RECORDED})"
@@ -67,7 +68,7 @@ def methods_table(runs: Sequence[RecipeRun]) -> str:
         single = next((r for r in runs if r.scheme == scheme and r.method == method), None)
         chosen = _one(runs, budget, SIGNAL, method=method)
         rows.append([label_of(method) if method else "round to nearest", _loss(single), _loss(chosen)])
-    titles = ["method", f"{scheme_label(scheme)}", f"recipe of {budget:g} bits"]
+    titles = ["method", f"{label_of_text(scheme)}", f"recipe of {budget:g} bits"]
     return markdown(titles, rows) if runs else f"({NOT_RECORDED})"
 
 
@@ -115,7 +116,7 @@ def _one(
 
 def _name(run: RecipeRun) -> str:
     kind = "recipe, fused" if run.fused else "recipe"
-    return f"{kind}, {run.budget:g} bits" if not run.scheme else scheme_label(run.scheme)
+    return f"{kind}, {run.budget:g} bits" if not run.scheme else label_of_text(run.scheme)
 
 
 def _loss(run: RecipeRun | None) -> str:

@@ -18,6 +18,7 @@ LEVELS = [
     {"explorer.analysis", "explorer.export"},
     {"explorer.methods", "explorer.training", "explorer.conformance"},
     {"explorer.models"},
+    {"explorer.survey"},
     {"explorer.bench"},
     {"explorer.figures", "explorer.cli"},
     {"app", "explorer.__main__"},
@@ -127,6 +128,7 @@ def test_the_top_level_is_what_it_should_be() -> None:
         "requirements.txt",
         "requirements-gpu.txt",
         "requirements.lock",
+        "requirements-cluster.txt",
         "app.py",
         "docs",
         "examples",
@@ -157,6 +159,7 @@ def test_no_line_of_code_is_longer_than_a_screen() -> None:
         "Makefile",
         "requirements.txt",
         "requirements-gpu.txt",
+        "requirements-cluster.txt",
         "run",
     )
     long = [

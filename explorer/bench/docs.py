@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from explorer.bench import conformance_tables, embeddings, facts, tables
+from explorer.bench import conformance_tables, embeddings, facts, recipe_tables, recipes, tables
 from explorer.bench.analysis import recorded_analyses
 from explorer.bench.conformance import recorded_conformance, recorded_crossover
 from explorer.bench.gemm.timing import recorded_gemms
@@ -17,9 +17,11 @@ from explorer.bench.quantize import recorded_quantize
 from explorer.bench.training import record_training, recorded_gradients, recorded_training
 from explorer.conformance.table import uncompared
 from explorer.paths import checkout
+from explorer.survey import load_survey
 
 TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".md.j2"
+MEASURED_PART = ("<!-- written by `explorer docs` -->", "<!-- end -->")
 
 
 def pages() -> list[str]:
@@ -47,23 +49,43 @@ def docs_folder() -> Path:
 
 
 def write_docs(folder: Path) -> list[Path]:
-    """Write every page whose text changed; their paths."""
+    """Write every page whose text changed, and the measured part of the README beside ``folder``; their
+    paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    stale = check_docs(folder)
-    for path in stale:
-        path.write_text(render(path.name), encoding="utf-8")
-    return stale
+    stale = _stale(folder)
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
+    return [*stale]
 
 
 def check_docs(folder: Path) -> list[Path]:
-    """The pages that ``write_docs`` would change."""
-    return [folder / page for page in pages() if _text(folder / page) != render(page)]
+    """What ``write_docs`` would change."""
+    return [*_stale(folder)]
+
+
+def _stale(folder: Path) -> dict[Path, str]:
+    """The files that are behind the recordings, and what they should say."""
+    wanted = {folder / page: render(page) for page in pages()}
+    readme = folder.parent / "README.md"
+    if readme.is_file():
+        wanted[readme] = with_measured_part(readme.read_text(encoding="utf-8"))
+    return {path: text for path, text in wanted.items() if _text(path) != text}
+
+
+def with_measured_part(text: str) -> str:
+    """``text`` with what recipes are worth between the comments of ``MEASURED_PART``, if it has those."""
+    start, end = MEASURED_PART
+    before, found, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        return text
+    return f"{before}{start}\n{recipe_tables.short_table(recipes.recorded_recipes())}\n{end}{after}"
 
 
 def record_runs(model: str) -> list[Path]:
     """Run and record what docs/ needs beside the timings of ``bench --record``: whole models and training
     (minutes)."""
-    return [embeddings.record_embeddings(model), *record_training()]
+    return [embeddings.record_embeddings(model), *recipes.record_recipes(model), *record_training()]
 
 
 def _text(path: Path) -> str | None:
@@ -88,6 +110,9 @@ def _context() -> dict[str, Any]:
         "method_tokens": embeddings.TOKENS,
         "sample_count": embeddings.SAMPLES,
         "schemes_compared": embeddings.METHODS_SCHEMES,
+        "recipes": recipes.recorded_recipes(),
+        "recipe_tables": recipe_tables,
+        "survey": load_survey(recipes.SHIPPED),
         "tables": tables,
         "facts": facts,
     }

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,9 +21,10 @@ from explorer.cli.options import (
     examples,
     parse_scheme,
     parse_schemes,
+    read_texts,
     split,
 )
-from explorer.cli.output import Table, counted, emit, reporting
+from explorer.cli.output import Table, counted, emit, hide_bars_of_transformers, reporting
 
 if TYPE_CHECKING:
     from explorer.methods.evaluate import Outcome
@@ -77,15 +76,12 @@ def capture(
     as_json: Json = False,
 ) -> None:
     """Run a transformers model on text and keep what flows into its linear layers."""
-    _hide_bars_of_transformers(as_json)
+    hide_bars_of_transformers(as_json)
     from explorer.models.capture import capture as capture_inputs
     from explorer.models.capture import linear_layers, load_model, save_captured
 
     check_out(out)
-    try:
-        texts = Path(text).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{text} is not UTF-8 text") from error
+    texts = read_texts(text)
     loaded = load_model(model, revision, use_device(device))
     names = linear_layers(loaded, layers)
     if not names:
@@ -207,7 +203,7 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Sentence embeddings of a model before and after all its linear layers are quantized."""
-    _hide_bars_of_transformers(as_json)
+    hide_bars_of_transformers(as_json)
     from explorer.methods import names_in
     from explorer.models.capture import load_model
     from explorer.models.evaluate import MODEL, OriginalModel, evaluate_embeddings
@@ -222,9 +218,3 @@ def embed(
     drifts = counted("models", runs, len(chosen) * len(names), as_json)
     columns = tuple(field.name for field in dataclasses.fields(drifts[0]))
     emit(as_json, drifts, Table(columns, [dataclasses.astuple(drift) for drift in drifts]))
-
-
-def _hide_bars_of_transformers(as_json: bool) -> None:
-    """Its own progress bars, where ours are silent too; read when huggingface_hub is imported."""
-    if as_json or not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

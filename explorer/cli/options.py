@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,6 +73,25 @@ def parse_schemes(texts: str | None) -> list[Scheme]:
     from explorer.schemes import SCHEMES
 
     return list(SCHEMES.values()) if texts is None else [parse_scheme(text) for text in split(texts)]
+
+
+def read_texts(path: str) -> list[str]:
+    """The lines of a text file, a document each; ``ValueError`` if it is not UTF-8 or has no text."""
+    try:
+        texts = Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text") from error
+    if not any(text.strip() for text in texts):
+        raise ValueError(f"{path} has no line of text")
+    return texts
+
+
+def byte_size(text: str) -> float:
+    """Bytes of "3.2GB", "800 MB" or a plain number, in powers of 1000; ``ValueError`` for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)B?\s*", text)
+    if found is None:
+        raise ValueError(f"{text!r} is no size: write it like 3.2GB or 800MB")
+    return float(found[1]) * 1000.0 ** " kMGT".index(found[2] or " ")
 
 
 def sizes(text: str, count: int, form: str) -> tuple[int, ...]:

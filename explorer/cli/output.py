@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,3 +120,9 @@ def counted(label: str, items: Iterable[T], total: int, as_json: bool) -> list[T
             results.append(item)
             show(len(results), max(total, len(results)))
     return results
+
+
+def hide_bars_of_transformers(as_json: bool) -> None:
+    """Its own progress bars, where ours are silent too; read when huggingface_hub is imported."""
+    if as_json or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -31,12 +31,16 @@ _MOST_BUFFERS = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A transformers network without its head, in evaluation mode, and its tokenizer."""
+    """A transformers network in evaluation mode, and its tokenizer.
+
+    It has no head, unless ``causal``: then its outputs have ``logits`` for the next token.
+    """
 
     network: nn.Module
     tokenizer: Any
     device: torch.device
     name: str
+    causal: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +57,15 @@ def load_model(
     revision: str | None = None,
     device: str | torch.device = "cpu",
     limits: SourceLimits = LOCAL,
+    head: bool = False,
 ) -> Model:
     """Load a transformers model and its tokenizer from a folder or the Hub.
 
-    ``SourceError`` if that fails, and for a model whose files lack weights that its config asks for:
+    With ``head`` a causal language model, by its config's architecture, gets the head that it predicts tokens
+    by. ``SourceError`` if that fails, and for a model whose files lack weights that its config asks for:
     transformers would draw those at random.
     """
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     where = where.strip()
     source = open_model(where, revision, limits)  # refuses in our words, without transformers' retries
@@ -75,9 +81,11 @@ def load_model(
         "local_files_only": folder is not None,
     }
     with _loading(where):
-        check_config(_config(name, options), source)
+        config = _config(name, options)
+        check_config(config, source)
+        causal = head and is_causal(config)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        network, found = AutoModel.from_pretrained(
+        network, found = (AutoModelForCausalLM if causal else AutoModel).from_pretrained(
             name, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
         )
     missing = sorted(found["missing_keys"])
@@ -86,7 +94,13 @@ def load_model(
             f"{where} lacks {len(missing):,} of the weights that its config asks for, such as {missing[0]}"
         )
     shown = folder.name if folder is not None and limits.folders else where
-    return Model(network.eval().to(device), tokenizer, torch.device(device), shown)
+    return Model(network.eval().to(device), tokenizer, torch.device(device), shown, causal)
+
+
+def is_causal(config: Any) -> bool:
+    """Whether a config is of a network that predicts the next token, by the class that it was trained as."""
+    names = getattr(config, "architectures", None) or []
+    return any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 @contextmanager

@@ -118,18 +118,21 @@ def embed(model: Model, texts: Sequence[str], progress: Progress | None = None) 
     for start in range(0, len(texts), BATCH):
         checkpoint()
         batch = list(texts[start : start + BATCH])
-        tokens = model.tokenizer(
-            batch, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
-        )
-        tokens = {k: v.to(model.device) for k, v in tokens.items()}
         with torch.no_grad():
-            hidden = model.network(**tokens).last_hidden_state.float()
-        mask = tokens["attention_mask"][..., None].float()
-        mean = (hidden * mask).sum(1) / mask.sum(1)
-        embeddings.append(nn.functional.normalize(mean, dim=1).cpu())
+            embeddings.append(embed_batch(model, batch).cpu())
         if progress is not None:
             progress(start + len(batch), len(texts))
     return torch.cat(embeddings)
+
+
+def embed_batch(model: Model, texts: list[str]) -> Tensor:
+    """float32 [texts, width] on the model's device, each of length one; gradients flow through it."""
+    tokens = model.tokenizer(texts, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+    tokens = {k: v.to(model.device) for k, v in tokens.items()}
+    hidden = model.network(**tokens).last_hidden_state.float()
+    mask = tokens["attention_mask"][..., None].float()
+    mean = (hidden * mask).sum(1) / mask.sum(1)
+    return nn.functional.normalize(mean, dim=1)
 
 
 def evaluate_embeddings(
@@ -155,21 +158,30 @@ def evaluate_embeddings(
         bits, weights = _round_to_nearest(network, scheme, activations, original.keep)
     model = original.model
     after = embed(replace(model, network=network), original.texts or sentences())
-    cosine = (before * after).sum(1)
-    nearest = [_similarities(e).fill_diagonal_(-2.0).argmax(1) for e in (before, after)]
+    scores = embedding_scores(before, after)
     return EmbeddingDrift(
         scheme=scheme.name,
         method=method,
         activations=activations.name if activations else "",
-        cosine=float(cosine.mean()),
-        least_cosine=float(cosine.min()),
-        rank=_rank_correlation(_pairs(before), _pairs(after)),
-        neighbours=float((nearest[0] == nearest[1]).float().mean()),
+        **scores,
         bits=bits,
         megabytes=bits * weights / 8e6,
         seconds=time.perf_counter() - start,
         sample=original.sample,
     )
+
+
+def embedding_scores(before: Tensor, after: Tensor) -> dict[str, float]:
+    """``cosine``, ``least_cosine``, ``rank`` and ``neighbours`` of an ``EmbeddingDrift``, of embeddings
+    [sentences, width] of length one."""
+    cosine = (before * after).sum(1)
+    nearest = [_similarities(e).fill_diagonal_(-2.0).argmax(1) for e in (before, after)]
+    return {
+        "cosine": float(cosine.mean()),
+        "least_cosine": float(cosine.min()),
+        "rank": _rank_correlation(_pairs(before), _pairs(after)),
+        "neighbours": float((nearest[0] == nearest[1]).float().mean()),
+    }
 
 
 def _round_to_nearest(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorSource
+from explorer.sources.limits import LOCAL, SourceLimits
 from explorer.sources.matrix import Matrix
 from explorer.sources.models import open_model
 from explorer.sources.samples import SAMPLES
@@ -43,8 +44,9 @@ def load_sample(name: str) -> Matrix:
     return SAMPLES[name].load()
 
 
-def open_source(where: str, revision: str | None = None) -> TensorSource:
-    """A tensor file if ``where`` has one of its suffixes, else a model."""
-    if Path(where).suffix.lower() in SUFFIXES:
-        return open_tensors(where)
-    return open_model(where, revision)
+def open_source(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
+    """A tensor file if ``where`` has one of its suffixes, else a model; no file where ``limits`` allow no
+    folders."""
+    if limits.folders and Path(where).suffix.lower() in SUFFIXES:
+        return open_tensors(where, limits=limits)
+    return open_model(where, revision, limits)

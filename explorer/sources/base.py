@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from tokenize import TokenError
 
 from torch import Tensor
@@ -51,11 +52,13 @@ class TensorInfo:
 class TensorSource(ABC):
     """Named tensors that can be read one at a time.
 
-    ``origin`` is what messages call the source, ``broken`` says of each file left out why it cannot be read.
+    ``origin`` is what messages call the source, ``broken`` says of each file left out why it cannot be read;
+    ``paths`` are the files on this machine that it reads, where it does.
     """
 
     origin: str
     broken: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
 
     @property
     @abstractmethod

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
+from explorer.sources.gguf_file import SUFFIX as GGUF
+from explorer.sources.gguf_file import GgufFile
 from explorer.sources.hub import HubModel, check_revision, is_hub_id
 from explorer.sources.index import INDEX, local_shard_names
 from explorer.sources.limits import LOCAL, SUFFIXES, SourceLimits
@@ -26,7 +28,8 @@ __all__ = ["HubModel", "LocalModel", "folder_stamp", "layers", "local_folder", "
 
 
 def open_model(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
-    """Open a model by folder path or Hub id ("owner/name", with an optional revision).
+    """Open a model by the path of a folder or GGUF file, or by Hub id ("owner/name", with an optional
+    revision).
 
     A folder that exists wins over an id; an id in the Hugging Face cache is read from there. With
     ``limits.folders`` off neither is looked at, and the answer does not depend on what this machine holds.
@@ -39,8 +42,13 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
     folder = local_folder(where, limits)
     if folder is not None:
         return LocalModel(folder, limits=limits)
-    if limits.folders and _existing(where, Path.is_file):
-        raise SourceError(f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders")
+    file = _existing(where, Path.is_file) if limits.folders else None
+    if file is not None and file.suffix.lower() == GGUF:
+        return GgufFile(file, limits)
+    if file is not None:
+        raise SourceError(
+            f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders, or files in {GGUF}"
+        )
     if not is_hub_id(where):
         raise SourceError(_no_model(where, limits))
     snapshot = _cached_snapshot(where, revision, limits) if limits.folders else None
@@ -117,6 +125,7 @@ class LocalModel(TensorSource):
                 self.broken += (str(error),)
                 continue
             opened += 1
+            self.paths += (folder / name,)
             self._add(name, file, limits)
         if not opened:
             raise SourceError(self.broken[0])

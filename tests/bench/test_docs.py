@@ -41,6 +41,16 @@ def test_writing_twice_changes_nothing(tmp_path: Path) -> None:
     assert docs.check_docs(tmp_path) == [written[0]]
 
 
+def test_the_measured_part_of_the_readme_is_written(tmp_path: Path) -> None:
+    """Between its comments, and nothing else of it; a README without them stays as it is."""
+    start, end = docs.MEASURED_PART
+    (tmp_path / "README.md").write_text(f"before\n{start}\nstale\n{end}\nafter\n")
+    assert tmp_path / "README.md" in docs.write_docs(tmp_path / "docs")
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith(f"before\n{start}\n") and text.endswith(f"{end}\nafter\n") and "stale" not in text
+    assert not docs.check_docs(tmp_path / "docs") and docs.with_measured_part("plain\n") == "plain\n"
+
+
 @pytest.mark.parametrize("page", docs.pages())
 def test_pages_name_files_that_exist(page: str) -> None:
     text = docs.render(page)

@@ -30,6 +30,7 @@ from explorer.bench.quantize import (
     recorded_kernel,
     recorded_quantize,
 )
+from explorer.bench.recipes import recorded_recipes
 from explorer.bench.recordings import (
     Recording,
     RecordingError,
@@ -51,6 +52,7 @@ SHIPPED = {
     "gradients": recorded_gradients,
     "methods": recorded_methods,
     "quantize": recorded_quantize,
+    "recipes": recorded_recipes,
     "training": recorded_training,
 }
 

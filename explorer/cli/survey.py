@@ -1,0 +1,369 @@
+"""Commands from a model to a smaller one: survey its layers, choose a scheme for each, check, write."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from explorer.cli.device import Device, use_device
+from explorer.cli.options import MODELS, Json, Revision, byte_size, examples, read_texts, split
+from explorer.cli.output import Table, emit, hide_bars_of_transformers, print_json, print_table, reporting
+
+if TYPE_CHECKING:
+    from explorer.models.capture import Model
+    from explorer.survey import Choice, Frontier, ModelRecipe, Survey
+    from explorer.survey.budget import Refusal
+    from explorer.survey.check import Check
+
+app = typer.Typer()
+RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Folder or Hub id.", show_default="the recipe's own")
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        help="A text file, a document a line, that methods see layers' inputs of.",
+        show_default="built-in sentences",
+    ),
+]
+
+
+@app.command(
+    rich_help_panel=MODELS,
+    epilog=examples(
+        "survey path/to/model --text text.txt --out model.jsonl",
+        "survey path/to/model --schemes nvfp4,mxfp4,int8_row --signal weight",
+    ),
+)
+def survey(
+    model: Annotated[str, typer.Argument(help="A model folder, a Hub id (owner/name) or a .gguf file.")],
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="A text file, a document a line, to calibrate by.", show_default="built-in sentences"
+        ),
+    ] = None,
+    schemes: Annotated[
+        str | None, typer.Option(help="Comma-separated schemes.", show_default="fourteen from 2.3 to 8 bits")
+    ] = None,
+    signal: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated: weight, output, fisher, fisher_diagonal, measured.",
+            show_default="fisher_diagonal, or weight where the model cannot be run",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The file, a JSON line a layer.", show_default="MODEL.survey.jsonl")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Layers as tasks of the Ray at this address; local starts one here, auto finds one.",
+            show_default="layer after layer, here",
+        ),
+    ] = None,
+    revision: Revision = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Every linear layer of a model by every scheme: size, and what it costs the model.
+
+    A survey that was stopped goes on when the same command is given again.
+    """
+    hide_bars_of_transformers(as_json)
+    from explorer.survey.cluster import on_ray
+    from explorer.survey.run import SCHEMES, Plan, in_this_process, survey_model
+
+    plan = Plan(
+        model,
+        revision,
+        SCHEMES if schemes is None else tuple(split(schemes)),
+        None if signal is None else tuple(split(signal)),
+        () if text is None else tuple(read_texts(text)),
+    )
+    use_device(device)
+    path, rows = _survey_file(model, out), on_ray(ray) if ray else in_this_process
+    with reporting("running the model", as_json) as ran, reporting("layers", as_json) as done:
+        found = survey_model(plan, path, progress=done, run_progress=ran, rows=rows)
+    if as_json:
+        print_json({"file": str(path), "head": found.head, "layers": found.layers})
+        return
+    _print_survey(found)
+    print(f"written: {path}")
+
+
+def _survey_file(model: str, out: str | None) -> Path:
+    """Where a survey is written; ``ValueError`` before any work if it cannot be."""
+    path = Path(out) if out else Path(f"{Path(model).name or 'model'}.survey.jsonl")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"--out {path} is no regular file; it is not replaced")
+    return path
+
+
+def _print_survey(found: Survey) -> None:
+    """Single schemes for all layers, and where the damage is."""
+    from explorer.survey import SENSITIVITIES, frontier
+
+    row = SENSITIVITIES[found.head.default]
+    if found.head.why:
+        print(f"the model was not run: {found.head.why}", file=sys.stderr)
+    if not row.is_loss:
+        print(f"{row.label}: {row.trust}", file=sys.stderr)
+    front = frontier(found)
+    columns = ("one scheme for all layers", "bits", _loss_words(found, row.is_loss))
+    print_table(Table(columns, [(point.scheme, point.bits, point.loss) for point in front.uniform]))
+    print(
+        f"{len(found.linear)} layers of {found.head.model}; a recipe: `explorer recipe`, --bits from "
+        f"{front.least:.2f} to {front.most:.2f}"
+    )
+
+
+def _loss_words(found: Survey, is_loss: bool) -> str:
+    return f"predicted loss ({found.head.loss})" if is_loss else "error, not a loss"
+
+
+@app.command(
+    rich_help_panel=MODELS,
+    epilog=examples(
+        "recipe model.jsonl --bits 4.5 --out recipe.json",
+        "recipe model.jsonl --size 3.2GB --keep down_proj --for compressed-tensors --fuse",
+    ),
+)
+def recipe(
+    survey: Annotated[str, typer.Argument(metavar="SURVEY", help="A file that `explorer survey` wrote.")],
+    bits: Annotated[
+        float | None, typer.Option(help="The budget: mean bits a weight, scales counted.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Or the whole model's size, the rest of it in 16 bits, e.g. 3.2GB.")
+    ] = None,
+    loss: Annotated[float | None, typer.Option(help="Or the most predicted loss.")] = None,
+    signal: Annotated[
+        str, typer.Option(help="What to choose by.", show_default="the survey's best signal")
+    ] = "",
+    schemes: Annotated[
+        str | None, typer.Option(help="Only these, comma-separated.", show_default="the survey's")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Layers left as they are: parts of names or patterns, comma-separated.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--for", help="Only schemes that this checkpoint format carries.")
+    ] = None,
+    fuse: Annotated[
+        bool, typer.Option("--fuse", help="One scheme for query, key and value, and for gate and up.")
+    ] = False,
+    head: Annotated[bool, typer.Option("--head", help="Choose a scheme for the head too.")] = False,
+    method: Annotated[str, typer.Option(help="What chooses the codes, e.g. gptq.")] = "",
+    out: Annotated[str | None, typer.Option(help="Write the recipe to this JSON file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The best scheme for each layer within a budget, by a survey."""
+    from explorer.survey import Constraints, frontier, load_survey, recipe_of
+
+    found = load_survey(survey)
+    constraints = Constraints(
+        tuple(split(schemes)) if schemes else (),
+        _refusal(target) if target else None,
+        tuple(split(keep)) if keep else (),
+        fuse,
+        head,
+    )
+    front = frontier(found, signal, constraints)
+    choice = _choice(front, bits, size, loss)
+    chosen = recipe_of(found, choice, signal, method)
+    if target:
+        _check_together(target, chosen)
+    if out:
+        chosen.save(out)
+    if as_json:
+        print_json({"recipe": _record(chosen), "choice": choice, "refused": front.refused, "file": out})
+        return
+    _print_recipe(found, front, choice, chosen)
+    print(f"written: {out}" if out else "not written: name a file by --out")
+
+
+def _refusal(target: str) -> Refusal:
+    """What the checkpoint format ``target`` says to a scheme."""
+    from explorer.checkpoints import EXPORTS
+
+    if target not in EXPORTS:
+        raise ValueError(f"no checkpoint format {target!r}; there are {', '.join(EXPORTS)}")
+    return EXPORTS[target].refusal
+
+
+def _check_together(target: str, chosen: ModelRecipe) -> None:
+    """``ValueError`` if ``target`` cannot carry these layers in one model; asked where its files are here."""
+    from explorer.checkpoints import EXPORTS, Plan
+    from explorer.checkpoints.model import ModelFolder
+    from explorer.survey.apply import folder_of
+
+    try:
+        folder = ModelFolder(folder_of(chosen.model, chosen.revision))
+    except ValueError as error:
+        print(f"not asked whether {target} carries these schemes together: {error}", file=sys.stderr)
+        return
+    if why := EXPORTS[target].together(Plan(folder, chosen.layers)):
+        raise ValueError(f"{target}: {why} (--schemes names those to choose from)")
+
+
+def _choice(front: Frontier, bits: float | None, size: str | None, loss: float | None) -> Choice:
+    if sum(budget is not None for budget in (bits, size, loss)) != 1:
+        raise ValueError("name one budget: --bits, --size or --loss")
+    if bits is not None:
+        return front.at(bits)
+    return front.at_bytes(byte_size(size)) if size is not None else front.at_loss(loss or 0.0)
+
+
+def _record(chosen: ModelRecipe) -> dict[str, object]:
+    return {**vars(chosen), "layers": {name: str(one) for name, one in chosen.layers.items()}}
+
+
+def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelRecipe) -> None:
+    from explorer.survey import SENSITIVITIES
+    from explorer.words import bytes_
+
+    rows = []
+    for name, one in chosen.layers.items():
+        layer, scheme = found.layer(name), choice.schemes[name]
+        cost = layer.costs[front.signal][scheme]
+        rows.append(
+            (name, str(one), layer.bits[scheme], cost, f"{100 * cost / max(choice.loss, 1e-300):.1f} %")
+        )
+    row = SENSITIVITIES[front.signal]
+    print_table(Table(("layer", "recipe", "bits", "cost", "share"), rows))
+    for name, why in front.refused.items():
+        print(f"left out: {name}: {why}", file=sys.stderr)
+    total = bytes_(front.kept_bytes + choice.bytes)
+    size = f"{choice.bits:.4g} bits a weight, {bytes_(choice.bytes)} of codes and scales"
+    print(f"{size}; the model {total}, the rest of it in 16 bits")
+    print(
+        f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}; no choice of this size has "
+        f"less than {choice.loss - choice.gap:.4g}"
+    )
+    if not row.is_loss:
+        print(f"{row.label}: {row.trust}", file=sys.stderr)
+
+
+@app.command(
+    rich_help_panel=MODELS,
+    epilog=examples("check recipe.json --text held-out.txt --survey model.jsonl"),
+)
+def check(
+    recipe: RecipeFile,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="A text file, a document a line, not calibrated by.", show_default="built-in sentences"
+        ),
+    ] = None,
+    survey: Annotated[
+        str | None, typer.Option(help="The recipe's survey: predictions of what it stands beside.")
+    ] = None,
+    model: ModelOption = None,
+    calibration: Calibration = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Run the model that a recipe makes: its true loss beside the prediction and single schemes."""
+    hide_bars_of_transformers(as_json)
+    from explorer.survey import load_survey
+    from explorer.survey.check import check_recipe
+
+    chosen, texts, seen = _load(recipe), _texts(text), _texts(calibration)
+    of = load_survey(survey) if survey else None
+    loaded = _model(chosen, model, device)
+    with reporting("models", as_json) as progress:
+        checked = check_recipe(chosen, loaded, texts, of, seen, progress)
+    rows = [
+        (
+            row.what,
+            row.name,
+            row.bits,
+            row.predicted,
+            row.loss.value,
+            row.loss.low,
+            row.loss.high,
+            *row.loss.scores.values(),
+        )
+        for row in checked.rows
+    ]
+    scores = (name.replace("_", " ") for name in checked.rows[0].loss.scores)
+    columns = ("", "by", "bits", "predicted", "loss", "from", "to", *scores)
+    emit(as_json, checked, Table(columns, rows))
+    if not as_json:
+        print(_verdict(checked))
+
+
+def _verdict(checked: Check) -> str:
+    loss, better = checked.rows[0].loss, checked.better
+    unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
+    text = f"loss: {unit}, over {loss.texts} texts, {loss.tokens:,} tokens; 95 % interval over texts"
+    if better is None:
+        return text
+    less = "less" if better >= 0 else "more"
+    return f"{text}; {abs(better):.0%} {less} than the best single scheme of the size"
+
+
+def _load(path: str) -> ModelRecipe:
+    from explorer.survey import ModelRecipe
+
+    return ModelRecipe.load(path)
+
+
+def _texts(path: str | None) -> tuple[str, ...]:
+    return tuple(read_texts(path)) if path else ()
+
+
+def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
+    """The recipe's model with its head; ``ValueError`` if its weights are not those of the recipe."""
+    from explorer.models.capture import load_model
+    from explorer.sources import open_source
+    from explorer.survey.run import weights_sha256
+
+    place = where or chosen.model
+    sha256 = weights_sha256(open_source(place, chosen.revision))
+    if sha256 and chosen.weights_sha256 and sha256 != chosen.weights_sha256:
+        raise ValueError(f"the weights of {place} are not those that the recipe was made for")
+    return load_model(place, chosen.revision, use_device(device), head=True)
+
+
+@app.command(
+    rich_help_panel=MODELS, epilog=examples("apply recipe.json --to compressed-tensors --out path/to/folder")
+)
+def apply(
+    recipe: RecipeFile,
+    to: Annotated[str, typer.Option("--to", help="The checkpoint format.")],
+    out: Annotated[str, typer.Option(help="The folder to write; there must be none yet.")],
+    model: ModelOption = None,
+    calibration: Calibration = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Write the model that a recipe makes as a checkpoint that other programs load."""
+    hide_bars_of_transformers(as_json)
+    from explorer.checkpoints import write_checkpoint
+    from explorer.survey.apply import card_of, codes_of, folder_of
+
+    chosen, seen = _load(recipe), _texts(calibration)
+    _refusal(to)
+    folder = folder_of(model or chosen.model, chosen.revision)
+    with reporting("layers by methods", as_json) as progress:
+        codes = codes_of(chosen, lambda: _model(chosen, model, device), seen, progress)
+    with reporting("tensors", as_json) as progress:
+        written = write_checkpoint(
+            to, folder, chosen.layers, Path(out), quantized=codes, card=card_of(chosen), progress=progress
+        )
+    if as_json:
+        print_json(written)
+    else:
+        print(f"written: {out}")

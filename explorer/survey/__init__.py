@@ -1,0 +1,25 @@
+"""Which layers of a model suffer from which scheme, and what a budget of bits buys.
+
+    survey = load_survey(SURVEYS / "all-MiniLM-L6-v2.jsonl")  # rows.Survey: .head, .layers, .linear,
+    .complete front = frontier(survey)                        # by the survey's default signal;
+    budget.Frontier front.bits, front.loss, front.uniform           # the curve, and single schemes as points
+    on it choice = front.at(4.5)                          # about a millisecond: .schemes, .bits, .bytes,
+    .loss, .gap front = frontier(survey, "weight", Constraints(schemes=(...), refusal=EXPORTS["gguf"].refusal,
+    fuse=True)) recipe = recipe_of(survey, choice)              # ModelRecipe: .save(path), .load(path),
+    .to_json()
+
+A survey is made by ``survey_model`` (run.py), a JSON line a layer as they are done; a recipe is held against
+the truth by ``check_recipe`` (check.py), which runs the assembled model. ``SENSITIVITIES`` are the signals.
+"""
+
+from explorer.survey.budget import Choice, Constraints, Frontier, Uniform, frontier, recipe_of
+from explorer.survey.kinds import Role, depth_of, fused_groups, kind_of
+from explorer.survey.recipe import ModelRecipe
+from explorer.survey.rows import SURVEYS, Head, Layer, Survey, load_survey
+from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs, Sensitivity
+
+__all__ = [
+    "SENSITIVITIES", "SURVEYS", "Choice", "Constraints", "Evidence", "Frontier", "Head", "Layer",
+    "ModelRecipe", "Needs", "Role", "Sensitivity", "Survey", "Uniform", "depth_of", "frontier",
+    "fused_groups", "kind_of", "load_survey", "recipe_of",
+]  # fmt: skip

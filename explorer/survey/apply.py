@@ -1,0 +1,75 @@
+"""What an export asks of a recipe: the model's folder, the codes of each layer, and what the card says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from explorer.core.quantize import QuantizedTensor, quantize
+from explorer.methods import label_of
+from explorer.methods.layer import QuantizedLayer
+from explorer.methods.recipe import Recipe
+from explorer.models.capture import Model
+from explorer.models.evaluate import needs_inputs
+from explorer.progress import Progress
+from explorer.sources import open_source
+from explorer.survey.assemble import assemble
+from explorer.survey.recipe import ModelRecipe
+from explorer.survey.run import built_in_texts
+from explorer.survey.sensitivities import SENSITIVITIES
+
+Codes = Callable[[str, Tensor, Recipe], QuantizedTensor]
+"""(name of the layer, its weight [N, K], its recipe) -> codes."""
+
+
+def folder_of(model: str, revision: str | None = None) -> Path:
+    """The folder on this machine that a model's files are in; ``ValueError`` for one that is only on the
+    Hub."""
+    paths = open_source(model, revision).paths
+    if not paths:
+        raise ValueError(f"{model} is not on this machine: fetch it first (`hf download {model}`)")
+    return paths[0].parent
+
+
+def codes_of(
+    recipe: ModelRecipe,
+    load: Callable[[], Model],
+    texts: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Codes:
+    """Each layer's codes: chosen by its method, whose inputs are those of ``texts`` (built-in ones if empty),
+    or rounded to nearest. The model is loaded only for methods.
+
+    ``ValueError`` where a method cannot serve a layer, and where it stores more than codes, which no
+    checkpoint carries.
+    """
+    by_method = any(needs_inputs(one.method) for one in recipe.layers.values() if one.method)
+    layers: Mapping[str, QuantizedLayer] = {}
+    if by_method:
+        layers = assemble(load(), recipe.layers, texts or built_in_texts(), progress=progress).layers
+    for name, layer in layers.items():
+        if not layer.plain:
+            raise ValueError(
+                f"{name}: {label_of(recipe.layers[name].method)} stores more than codes, which no checkpoint "
+                f"here carries; one that chooses codes alone, such as {label_of('gptq')}, can be written"
+            )
+
+    def codes(name: str, weight: Tensor, one: Recipe) -> QuantizedTensor:
+        return layers[name].q if name in layers else quantize(weight.float(), one.scheme)
+
+    return codes
+
+
+def card_of(recipe: ModelRecipe) -> str:
+    """What a model card says of the recipe, in Markdown."""
+    schemes = ", ".join(f"{count} layers {text}" for text, count in recipe.counts.items())
+    lines = [f"Quantized by a recipe: {schemes}."]
+    if recipe.bits is not None:
+        lines.append(f"{recipe.bits:.4g} bits a weight over these layers, scales and zero points counted.")
+    if recipe.signal:
+        lines.append(f"Chosen by {SENSITIVITIES[recipe.signal].label}.")
+    if recipe.predicted_loss is not None:
+        lines.append(f"Predicted loss {recipe.predicted_loss:.3g}; run `explorer check` for the true one.")
+    return "\n".join(lines)

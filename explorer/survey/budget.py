@@ -1,0 +1,322 @@
+"""What a budget buys: a scheme for each layer, of all choices of a size the one with the least predicted
+loss.
+
+Losses of layers add up, so that this is a multiple-choice knapsack over (layer, scheme). A Lagrange
+multiplier solves it for every budget at once: of each layer the schemes on the lower convex hull of (bits,
+cost) remain; the steps along all hulls, the one that saves most per bit first, are the whole frontier.
+Between two of its points what is left of a budget goes where it saves most. The multiplier also bounds what
+any choice can reach (Everett 1963), so that every ``Choice`` says by how much it could be beaten at most.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from explorer.methods.recipe import Recipe
+from explorer.schemes import Scheme
+from explorer.survey.kinds import Role, fused_groups
+from explorer.survey.recipe import ModelRecipe
+from explorer.survey.rows import Layer, Survey
+
+Refusal = Callable[[Scheme, tuple[int, int]], str]
+"""Why a target cannot carry a scheme for a weight of that shape, "" if it can: ``Export.refusal``."""
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a recipe must keep to.
+
+    ``schemes``: only these (texts of the survey's; empty: all). ``refusal``: see ``Refusal``. ``keep``:
+    layers whose names match one of these patterns (``fnmatch``, or a part of the name) stay as they are.
+    ``fuse``: one scheme for query, key and value, and one for gate and up. ``head``: choose for the head too.
+    ``only``: if given, the layers to choose for, whatever ``keep`` and ``head`` say.
+    """
+
+    schemes: tuple[str, ...] = ()
+    refusal: Refusal | None = None
+    keep: tuple[str, ...] = ()
+    fuse: bool = False
+    head: bool = False
+    only: tuple[str, ...] = ()
+
+    def keeps(self, layer: Layer) -> bool:
+        """Whether ``layer`` stays as it is."""
+        if self.only:
+            return layer.name not in self.only
+        if layer.role is not Role.LINEAR and not (self.head and layer.role is Role.HEAD):
+            return True
+        return any(fnmatch.fnmatchcase(layer.name, p) or p in layer.name for p in self.keep)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A scheme for each layer. ``bits``: mean bits a weight over these layers; ``bytes`` that they take;
+    ``loss``: the sum of their costs. No choice within the same budget costs less than ``loss - gap``."""
+
+    schemes: Mapping[str, str]
+    bits: float
+    bytes: int
+    loss: float
+    gap: float
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """One scheme for all layers."""
+
+    scheme: str
+    bits: float
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """All budgets at once. ``bits`` and ``loss`` [points]: the frontier, from the smallest size on;
+    ``uniform``: single schemes that all layers can have; ``refused``: schemes that a layer cannot have ->
+    why. ``at`` answers in about a millisecond.
+    """
+
+    signal: str
+    bits: np.ndarray
+    loss: np.ndarray
+    uniform: tuple[Uniform, ...]
+    refused: Mapping[str, str]
+    kept_bytes: int
+    _table: _Table
+
+    @property
+    def least(self) -> float:
+        """The fewest bits a weight that a budget can have."""
+        return float(self.bits[0])
+
+    @property
+    def most(self) -> float:
+        """Bits a weight beyond which nothing more is gained."""
+        return float(self.bits[-1])
+
+    @property
+    def weights(self) -> int:
+        """How many weights the layers have that schemes are chosen for."""
+        return self._table.weights
+
+    def at(self, bits: float) -> Choice:
+        """The best choice of at most ``bits`` a weight; ``ValueError`` below ``least``."""
+        budget = bits * self._table.weights
+        if not budget >= self._table.size_at[0] - _SLACK * self._table.weights:
+            raise ValueError(f"{bits:g} bits a weight are fewer than these schemes take: {self.least:.4g}")
+        return self._table.choose(budget + _SLACK * self._table.weights)
+
+    def at_bytes(self, size: float) -> Choice:
+        """The best choice with which the whole model, what is kept as it is included, takes at most
+        ``size``."""
+        least = self.kept_bytes + self.least * self.weights / 8
+        if not size >= least:
+            raise ValueError(
+                f"{size:,.0f} bytes are fewer than these schemes make of the model: {least:,.0f}"
+            )
+        return self.at(max((size - self.kept_bytes) * 8 / self.weights, self.least))
+
+    def at_loss(self, loss: float) -> Choice:
+        """The first choice of the frontier whose predicted loss is at most ``loss``."""
+        fit = np.flatnonzero(self.loss <= loss)
+        if not len(fit):
+            raise ValueError(
+                f"no choice of these schemes has a predicted loss of {loss:g}; least: {self.loss[-1]:.3g}"
+            )
+        return self.at(float(self.bits[fit[0]]))
+
+    def of(self, schemes: Mapping[str, str]) -> Choice:
+        """A choice of one's own, for the same layers; its gap is to the best one of its size."""
+        return self._table.of(schemes)
+
+
+def frontier(survey: Survey, signal: str = "", constraints: Constraints | None = None) -> Frontier:
+    """The frontier of bits against the cost by ``signal`` (the survey's default if empty).
+
+    ``ValueError`` for a survey that is not complete, a signal or scheme that it has not, and where the
+    constraints leave a layer no scheme, or no layer.
+    """
+    constraints, signal = constraints or Constraints(), signal or survey.head.default
+    if not survey.complete:
+        raise ValueError(
+            f"the survey of {survey.head.model} was stopped after {len(survey.layers)} of "
+            f"{survey.head.layers} layers: let it go on first"
+        )
+    if signal not in survey.head.signals:
+        raise ValueError(f"the survey has no signal {signal!r}; it has {', '.join(survey.head.signals)}")
+    for name in constraints.schemes:
+        if name not in survey.head.schemes:
+            raise ValueError(f"the survey has no scheme {name!r}; it has {', '.join(survey.head.schemes)}")
+    layers = [layer for layer in survey.linear if not constraints.keeps(layer)]
+    if not layers:
+        raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
+    names = constraints.schemes or survey.head.schemes
+    allowed, refused = _allowed(layers, names, constraints.refusal)
+    kept = sum(2 * layer.weights for layer in survey.layers if layer.bits and layer not in layers)
+    groups = fused_groups([x.name for x in layers]) if constraints.fuse else [(x.name,) for x in layers]
+    table = _Table.of_layers(layers, groups, names, allowed, signal)
+    uniform = tuple(
+        Uniform(name, float(table.sizes[:, i].sum() / table.weights), float(table.costs[:, i].sum()))
+        for i, name in enumerate(names)
+        if np.isfinite(table.sizes[:, i]).all()
+    )
+    bits, loss = table.size_at / table.weights, table.cost_at
+    return Frontier(signal, bits, loss, uniform, refused, survey.head.kept_bytes + kept, table)
+
+
+def recipe_of(survey: Survey, choice: Choice, signal: str = "", method: str = "") -> ModelRecipe:
+    """``choice`` as a recipe, every layer by ``method``; a predicted loss only where the signal predicts
+    one."""
+    from explorer.survey.sensitivities import SENSITIVITIES
+
+    signal = signal or survey.head.default
+    head = survey.head
+    return ModelRecipe(
+        head.model,
+        head.revision,
+        head.weights_sha256,
+        {name: Recipe.parse(f"{s}+{method}" if method else s) for name, s in choice.schemes.items()},
+        signal,
+        choice.bits,
+        choice.loss if SENSITIVITIES[signal].is_loss else None,
+        head.versions,
+    )
+
+
+def _allowed(
+    layers: Sequence[Layer], names: Sequence[str], refusal: Refusal | None
+) -> tuple[dict[str, set[str]], dict[str, str]]:
+    """Of each layer the schemes that it can have, and why others not: the first layer's words."""
+    schemes = {name: Scheme.parse(name) for name in names}
+    allowed, refused = {layer.name: set(names) for layer in layers}, dict[str, str]()
+    for layer in layers if refusal else ():
+        for name in names:
+            why = refusal(schemes[name], layer.shape) if refusal else ""
+            if why:
+                allowed[layer.name].discard(name)
+                refused.setdefault(name, why)
+        if not allowed[layer.name]:
+            raise ValueError(
+                f"{layer.name} {list(layer.shape)} is left without a scheme: "
+                + "; ".join(f"{name}: {why}" for name, why in refused.items())
+            )
+    return allowed, refused
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Units (layers, or fused groups) × schemes: ``sizes`` in bits and ``costs``, infinite where a unit
+    cannot have a scheme; and the frontier: at point k ``path[:k]`` of the steps are taken, each (unit, new
+    scheme)."""
+
+    groups: Sequence[tuple[str, ...]]
+    names: Sequence[str]
+    weights: int
+    sizes: np.ndarray
+    costs: np.ndarray
+    start: np.ndarray
+    path: np.ndarray
+    size_at: np.ndarray
+    cost_at: np.ndarray
+
+    @classmethod
+    def of_layers(
+        cls,
+        layers: Sequence[Layer],
+        groups: Sequence[tuple[str, ...]],
+        names: Sequence[str],
+        allowed: Mapping[str, set[str]],
+        signal: str,
+    ) -> _Table:
+        """The table of ``groups`` of ``layers``; ``ValueError`` where a group has no scheme in common."""
+        by_name = {layer.name: layer for layer in layers}
+        sizes, costs = np.full((2, len(groups), len(names)), np.inf)
+        for u, group in enumerate(groups):
+            for s, name in enumerate(names):
+                if all(name in allowed[x] for x in group):
+                    sizes[u, s] = sum(by_name[x].bits[name] * by_name[x].weights for x in group)
+                    costs[u, s] = sum(by_name[x].costs[signal][name] for x in group)
+            if not np.isfinite(sizes[u]).any():
+                raise ValueError(f"{', '.join(group)} are fused, and no scheme serves all of them")
+        hulls = [_hull(sizes[u], costs[u]) for u in range(len(groups))]
+        steps = sorted(
+            (-(costs[u, b] - costs[u, a]) / (sizes[u, b] - sizes[u, a]), -u, -i, u, b)
+            for u, hull in enumerate(hulls)
+            for i, (a, b) in enumerate(itertools.pairwise(hull))
+        )[::-1]
+        start = np.array([hull[0] for hull in hulls])
+        every = np.arange(len(groups))
+        now, size, cost = start.copy(), [sizes[every, start].sum()], [costs[every, start].sum()]
+        for *_, u, b in steps:
+            size.append(size[-1] + sizes[u, b] - sizes[u, now[u]])
+            cost.append(cost[-1] + costs[u, b] - costs[u, now[u]])
+            now[u] = b
+        path = np.array([(u, b) for *_, u, b in steps], dtype=int).reshape(-1, 2)
+        weights = sum(layer.weights for layer in layers)
+        return cls(groups, names, weights, sizes, costs, start, path, np.array(size), np.array(cost))
+
+    def choose(self, budget: float) -> Choice:
+        """The last point of the frontier within ``budget`` bits, and then single changes that save most."""
+        chosen, k = self._point(budget)
+        every = np.arange(len(chosen))
+        left = budget - self.size_at[k]
+        while True:
+            more = self.sizes - self.sizes[every, chosen][:, None]
+            saved = np.where(more <= left, self.costs[every, chosen][:, None] - self.costs, -np.inf)
+            unit, scheme = np.unravel_index(int(saved.argmax()), saved.shape)
+            if not saved[unit, scheme] > 0:
+                return self._choice(chosen, budget)
+            left -= more[unit, scheme]
+            chosen[unit] = scheme
+
+    def of(self, schemes: Mapping[str, str]) -> Choice:
+        """See ``Frontier.of``."""
+        chosen = []
+        for group in self.groups:
+            own = {schemes.get(name, "") for name in group}
+            if len(own) > 1 or not own <= set(self.names):
+                raise ValueError(f"{', '.join(group)}: choose one of {', '.join(self.names)}, not {own}")
+            chosen.append(list(self.names).index(own.pop()))
+        indices = np.array(chosen)
+        return self._choice(indices, float(self.sizes[np.arange(len(chosen)), indices].sum()))
+
+    def _point(self, budget: float) -> tuple[np.ndarray, int]:
+        """The schemes at the last point within ``budget``, and which point that is."""
+        k = max(int(np.searchsorted(self.size_at, budget, side="right")) - 1, 0)
+        chosen = self.start.copy()
+        for u, b in self.path[:k]:
+            chosen[u] = b
+        return chosen, k
+
+    def _choice(self, chosen: np.ndarray, budget: float) -> Choice:
+        every = np.arange(len(chosen))
+        size, cost = float(self.sizes[every, chosen].sum()), float(self.costs[every, chosen].sum())
+        schemes = {x: self.names[i] for group, i in zip(self.groups, chosen, strict=True) for x in group}
+        bound = float(np.interp(budget, self.size_at, self.cost_at))
+        return Choice(schemes, size / self.weights, round(size / 8), cost, max(cost - bound, 0.0))
+
+
+def _hull(sizes: np.ndarray, costs: np.ndarray) -> list[int]:
+    """Indices on the lower convex hull of (size, cost), from the smallest on, each cheaper than the last."""
+    order = sorted(
+        (i for i in range(len(sizes)) if np.isfinite(sizes[i])), key=lambda i: (sizes[i], costs[i])
+    )
+    hull: list[int] = []
+    for i in order:
+        if hull and costs[i] >= costs[hull[-1]]:
+            continue
+        while len(hull) > 1:
+            a, b = hull[-2:]
+            if (costs[b] - costs[a]) * (sizes[i] - sizes[a]) < (costs[i] - costs[a]) * (sizes[b] - sizes[a]):
+                break
+            hull.pop()
+        if hull and sizes[i] == sizes[hull[-1]]:
+            hull.pop()
+        hull.append(i)
+    return hull

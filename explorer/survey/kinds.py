@@ -1,0 +1,87 @@
+"""What a tensor of a model is for, told by its name: role, kind and depth, and which layers are fused.
+
+Names are those of transformers' checkpoints and of GGUF files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from explorer.sources.base import TensorInfo
+from explorer.sources.gguf_file import CODED
+
+SUFFIX = ".weight"
+FLOATS = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16"}
+"""The file's names of dtypes that hold a weight as it was trained; codes of 8 bits have their scales
+elsewhere."""
+
+
+class Role(StrEnum):
+    """Linear layers are quantized; the head and embeddings are listed and stay as they are unless asked
+    for."""
+
+    LINEAR = "linear"
+    HEAD = "head"
+    EMBEDDING = "embedding"
+
+
+_EMBEDDINGS = re.compile(r"embed|_embd\b|\bwte\b|\bwpe\b|relative_attention_bias|rotary")
+_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier)$|^output$")
+_NOT_LINEAR = re.compile(r"norm|\bln_|conv", re.IGNORECASE)
+_KINDS: dict[str, tuple[str, ...]] = {
+    "query": ("q_proj", "query", "q_lin", "attn_q", "q"),
+    "key": ("k_proj", "key", "k_lin", "attn_k", "k"),
+    "value": ("v_proj", "value", "v_lin", "attn_v", "v"),
+    "query, key, value": ("qkv_proj", "query_key_value", "Wqkv", "attn_qkv", "in_proj", "c_attn"),
+    "attention output": ("o_proj", "attention.output.dense", "out_lin", "attn_output", "out_proj", "o"),
+    "gate": ("gate_proj", "w1", "ffn_gate", "wi_0"),
+    "up": ("up_proj", "w3", "intermediate.dense", "ffn_up", "fc1", "lin1", "wi", "wi_1", "c_fc"),
+    "gate, up": ("gate_up_proj",),
+    "down": ("down_proj", "w2", "output.dense", "ffn_down", "fc2", "lin2", "wo", "c_proj"),
+}
+"""Of each kind of layer the last parts of its names; the longest that matches counts."""
+FUSED = (("query", "key", "value"), ("gate", "up"))
+"""Kinds that serving engines multiply as one matrix: parts of one must share a scheme."""
+_ENDINGS = sorted(
+    ((ending, kind) for kind, endings in _KINDS.items() for ending in endings), key=lambda e: -len(e[0])
+)
+
+
+def role_of(info: TensorInfo) -> Role | None:
+    """What the tensor ``info`` is to a survey; None for norms, biases, convolutions, and codes."""
+    name = info.name.removesuffix(SUFFIX)
+    holds_weights = info.dtype in FLOATS or info.dtype.startswith(CODED)
+    if name == info.name or len(info.shape) != 2 or min(info.shape) < 2 or not holds_weights:
+        return None
+    if _HEADS.search(name):
+        return Role.HEAD
+    if _EMBEDDINGS.search(name):
+        return Role.EMBEDDING
+    return None if _NOT_LINEAR.search(name) else Role.LINEAR
+
+
+def kind_of(layer: str) -> str:
+    """The kind of a layer ("query", "up", ...), "other" where its name says none."""
+    for ending, kind in _ENDINGS:
+        if layer == ending or layer.endswith(f".{ending}"):
+            return kind
+    return "other"
+
+
+def depth_of(layer: str) -> int | None:
+    """Which of the model's blocks the layer is in, from 0; None outside of them."""
+    number = re.search(r"\.(\d+)\.", f".{layer}.")
+    return int(number[1]) if number else None
+
+
+def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
+    """``layers`` in groups that serving engines fuse, each other one by itself; the order is kept."""
+    groups: dict[tuple[str, Sequence[str]], list[str]] = {}
+    for layer in layers:
+        kind = kind_of(layer)
+        fused = next((kinds for kinds in FUSED if kind in kinds), None)
+        key = (layer.rpartition(".")[0], fused) if fused else (layer, ())
+        groups.setdefault(key, []).append(layer)
+    return [tuple(group) for group in groups.values()]

@@ -1,0 +1,129 @@
+"""A recipe for a model, as a JSON file: which scheme and method each linear layer gets, and why."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from explorer.methods.recipe import Recipe
+from explorer.survey.rows import checked, parsed_json
+
+VERSION = 1
+KEY = "explorer_recipe"
+"""The key that says that a JSON file is a recipe; its value is the version."""
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """A scheme and method for each linear layer of a model; layers not named stay as they are.
+
+    ``model``: folder or Hub id as given. ``weights_sha256`` of its safetensors files, "" where it was not
+    computed. ``layers``: the name of a weight's tensor without ".weight" -> its ``Recipe``. ``signal``: the
+    row of ``SENSITIVITIES`` that it was chosen by, "" for a uniform one. ``bits``: mean bits a weight over
+    ``layers``, scales and zero points counted. ``predicted_loss`` is of rounding to nearest, None where the
+    signal predicts none. ``versions`` of the packages that decided.
+    """
+
+    model: str
+    revision: str | None
+    weights_sha256: str
+    layers: Mapping[str, Recipe]
+    signal: str = ""
+    bits: float | None = None
+    predicted_loss: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a recipe names at least one layer")
+        for number in (self.bits, self.predicted_loss):
+            if number is not None and not (math.isfinite(number) and number >= 0):
+                raise ValueError(f"a recipe's bits and predicted loss are numbers from 0, not {number}")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many layers have each recipe, by its text."""
+        counts: dict[str, int] = {}
+        for recipe in self.layers.values():
+            counts[str(recipe)] = counts.get(str(recipe), 0) + 1
+        return counts
+
+    def to_json(self) -> str:
+        """The recipe as JSON text, a layer a line."""
+        about: dict[str, Any] = {
+            KEY: VERSION,
+            "model": self.model,
+            "revision": self.revision,
+            "weights_sha256": self.weights_sha256,
+            "signal": self.signal,
+            "bits": self.bits,
+            "predicted_loss": self.predicted_loss,
+            "versions": dict(self.versions),
+            "layers": {name: str(recipe) for name, recipe in self.layers.items()},
+        }
+        return json.dumps(about, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of ``to_json``; ``ValueError`` says what of ``text`` is no recipe."""
+        found = parsed_json(text, "the recipe")
+        if not isinstance(found, dict) or KEY not in found:
+            raise ValueError(
+                f"this is no recipe: that is a JSON object with {KEY!r}, as `explorer recipe` writes"
+            )
+        if found.pop(KEY) != VERSION:
+            raise ValueError(f"this recipe is of another version; version {VERSION} is read")
+        file = checked(_File, found, "the recipe")
+        return cls(**{**vars(file), "layers": {name: _recipe(name, t) for name, t in file.layers.items()}})
+
+    def save(self, path: str | Path) -> None:
+        """Write the recipe; the file is whole or not there. ``OSError`` if it cannot be written."""
+        write_text(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a recipe's file; ``ValueError`` for what is none, ``OSError`` for what cannot be read."""
+        path = Path(path)
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # not UTF-8 too
+            raise ValueError(f"{path.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a recipe's file holds beside its version."""
+
+    model: str
+    revision: str | None
+    weights_sha256: str
+    layers: dict[str, str]
+    signal: str = ""
+    bits: float | None = None
+    predicted_loss: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def _recipe(layer: str, text: str) -> Recipe:
+    try:
+        return Recipe.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{layer}: {error}") from error
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file under another name first, so that a reader finds all of it or none."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no regular file; it is not replaced")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

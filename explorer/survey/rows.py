@@ -1,0 +1,224 @@
+"""A survey's file: JSON lines, first what was surveyed, then a line a layer as they are done.
+
+A file that was stopped holds the layers so far. What is read is checked against the types here, so that
+nothing behind this module handles unchecked values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from explorer.paths import ASSETS
+from explorer.survey.kinds import Role
+
+SURVEYS = ASSETS / "surveys"
+"""Surveys that ship with the explorer."""
+VERSION = 1
+"""Of the file. Another one is refused: what costs mean may have changed."""
+DIGITS = 7
+"""Significant digits of what is measured."""
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first line: what was surveyed, and by what.
+
+    ``schemes``: texts that ``Scheme.parse`` reads. ``signals``: rows of ``SENSITIVITIES`` that every layer
+    has costs of; ``default`` is the one to choose by. ``loss``: what a cost of 1 is a loss of, "embedding"
+    (mean of 1 - cosine) or "next token" (mean KL in nats), empty where the model was not run, and ``why``
+    then says why not. ``texts_sha256`` is of the calibration texts that were run, ``tokens`` their number.
+    ``layers``: how many lines follow. ``parameters`` are all of the model's, ``kept_bytes`` those of its
+    tensors that are no linear layer, as they are stored.
+    """
+
+    model: str
+    revision: str | None
+    weights_sha256: str
+    schemes: tuple[str, ...]
+    signals: tuple[str, ...]
+    default: str
+    layers: int
+    parameters: int
+    kept_bytes: int
+    loss: str = ""
+    why: str = ""
+    texts: int = 0
+    tokens: int = 0
+    texts_sha256: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One line: a linear layer, or an embedding or head.
+
+    ``squares`` is ‖W‖², ``bits[scheme]`` the bits a weight, ``costs[signal][scheme]`` what rounding the
+    layer to nearest costs by that signal; "weight" is ‖W - Ŵ‖². ``fisher`` is the mean squared gradient of
+    its weights. ``reached`` is False for a layer that the loss does not depend on: it has no cost, and stays
+    as it is. Embeddings have neither bits nor costs. ``depth``: which block it is in.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    dtype: str
+    role: Role
+    kind: str
+    depth: int | None
+    squares: float = 0.0
+    bits: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    fisher: float | None = None
+    reached: bool = True
+    seconds: float = 0.0
+
+    @property
+    def weights(self) -> int:
+        """How many weights it has."""
+        return math.prod(self.shape)
+
+    def sqnr_db(self, scheme: str) -> float:
+        """10 log10(‖W‖² / ‖W - Ŵ‖²), infinite where nothing was lost."""
+        error = self.costs["weight"][scheme]
+        return 10 * math.log10(self.squares / error) if error and self.squares else math.inf
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A file's content; ``complete`` unless it was stopped."""
+
+    head: Head
+    layers: tuple[Layer, ...]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.layers) == self.head.layers
+
+    @cached_property
+    def linear(self) -> tuple[Layer, ...]:
+        """The layers that schemes can be chosen for: linear ones, and the head, that the loss depends on."""
+        return tuple(layer for layer in self.layers if layer.bits and layer.reached)
+
+    def layer(self, name: str) -> Layer:
+        """The layer called ``name``; ``ValueError`` if there is none."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise ValueError(f"the survey of {self.head.model} has no layer {name!r}")
+
+
+def load_survey(path: str | Path) -> Survey:
+    """The survey in a file, finished or stopped.
+
+    ``ValueError`` for what is no survey, one of another version, and a line that is broken; a last line that
+    was cut off is left out, as that layer is surveyed again.
+    """
+    path = Path(path)
+    lines = _lines(path)
+    if not lines:
+        raise ValueError(f"{path.name} is empty: no survey begins in it")
+    first = parsed_json(lines[0], f"{path.name}: line 1")
+    if not isinstance(first, dict) or "schemes" not in first:
+        raise ValueError(f"{path.name} is no survey: `explorer survey` writes those")
+    if first.get("version") != VERSION:
+        raise ValueError(
+            f"{path.name} is a survey of version {first.get('version')}; version {VERSION} is read: survey "
+            "the model again"
+        )
+    head = checked(Head, first, f"{path.name}: line 1")
+    layers = [
+        checked(Layer, parsed_json(line, f"{path.name}: line {number}"), f"{path.name}: line {number}")
+        for number, line in enumerate(lines[1:], 2)
+    ]
+    for layer in layers:
+        _check_cells(head, layer, path.name)
+    if len({layer.name for layer in layers}) < len(layers) or len(layers) > head.layers:
+        raise ValueError(f"{path.name} holds a layer twice, or more than the {head.layers} that it announces")
+    return Survey(head, tuple(layers))
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is no survey: it is not UTF-8 text") from error
+    return [line for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
+
+
+def _check_cells(head: Head, layer: Layer, name: str) -> None:
+    if not layer.bits:
+        return
+    cells = [layer.bits, *(layer.costs.get(signal, {}) for signal in head.signals if layer.reached)]
+    if any(set(cell) != set(head.schemes) for cell in cells):
+        raise ValueError(f"{name}: {layer.name} lacks a scheme or signal that the first line names")
+    numbers = [value for cell in (layer.bits, *layer.costs.values()) for value in cell.values()]
+    if not all(math.isfinite(value) and value >= 0 for value in numbers):
+        raise ValueError(f"{name}: {layer.name} has a size or cost that is no number from 0")
+
+
+def parsed_json(text: str, what: str) -> Any:
+    """``text`` as JSON; ``ValueError`` that names ``what`` it is."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is no JSON: {str(error)[:100]}") from error
+
+
+def checked(kind: type[Parsed], value: Any, what: str) -> Parsed:
+    """``value`` as the dataclass ``kind``; ``ValueError`` that names ``what`` and its first wrong place."""
+    try:
+        return cast(Parsed, _adapter(cast(Any, kind)).validate_python(value))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise ValueError(f"{what} is wrong: {place}: {first['msg']}") from error
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def line_of(row: Head | Layer) -> str:
+    """A head or layer as its line, numbers to ``DIGITS`` digits."""
+    return json.dumps(_rounded(asdict(row)), separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def head_differs(found: Head, wanted: Head) -> Iterator[str]:
+    """What a file's head says otherwise than a survey that would go on in it, in words."""
+    names = {
+        "model": "the model",
+        "weights_sha256": "the weights",
+        "schemes": "the schemes",
+        "signals": "the signals",
+        "texts_sha256": "the texts",
+        "layers": "the number of layers",
+        "versions": "the versions",
+    }
+    for name, words in names.items():
+        mine, theirs = getattr(wanted, name), getattr(found, name)
+        if mine != theirs:
+            yield f"{words} ({_short(theirs)} there, {_short(mine)} now)"
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(value) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

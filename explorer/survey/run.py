@@ -1,0 +1,347 @@
+"""A survey: every linear layer of a model × schemes, streamed.
+
+    headers -> layers          one backward pass over texts -> Evidence
+    layer's bytes -> GPU -> every scheme: quantize, restore, costs -> one JSON line
+
+One layer's bytes are in memory at a time. A survey that was stopped goes on after its last line; of a
+finished one nothing is computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from explorer import words
+from explorer.core.backend import free_bytes, place, work_device
+from explorer.core.quantize import quantize
+from explorer.models.capture import Model, load_model
+from explorer.models.evaluate import SAMPLES, calibration_texts
+from explorer.progress import Progress, checkpoint
+from explorer.schemes import Scheme
+from explorer.sources import open_source
+from explorer.sources.base import SourceError, TensorInfo, TensorSource
+from explorer.sources.gguf_file import SUFFIX as GGUF
+from explorer.sources.limits import LOCAL, SourceLimits
+from explorer.sources.models import layers as in_order
+from explorer.survey.evidence import gather, modules_of
+from explorer.survey.kinds import SUFFIX, Role, depth_of, kind_of, role_of
+from explorer.survey.loss import hash_of, reference_for
+from explorer.survey.rows import Head, Layer, Survey, head_differs, line_of, load_survey
+from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
+from explorer.version import __version__
+
+SCHEMES = (
+    "int2_group64_asym", "int3_group128", "int3_group128_asym", "int3_group64_asym", "int4_group128",
+    "int4_group128_asym", "mxfp4", "nvfp4", "int4_group32_asym", "int5_group128_asym", "int6_group128_asym",
+    "mxfp6_e2m3", "fp8_e4m3_row", "int8_row",
+)  # fmt: skip
+"""What is surveyed if nothing is said: from 2.3 to 8 bits, integers with and without zero points, and
+floating point."""
+WEIGHTS_ALONE = "weight"
+_PIECE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``survey_model`` is to do. ``schemes``: texts; ``signals``: None for the best that can be had;
+    ``texts``: to calibrate by, the built-in ones if empty."""
+
+    model: str
+    revision: str | None = None
+    schemes: tuple[str, ...] = SCHEMES
+    signals: tuple[str, ...] | None = None
+    texts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.schemes:
+            raise ValueError("name at least one scheme to survey")
+        for signal in self.signals or ():
+            if signal not in SENSITIVITIES:
+                raise ValueError(f"no signal {signal!r}; there are {', '.join(SENSITIVITIES)}")
+        names = tuple(dict.fromkeys(str(Scheme.parse(text)) for text in self.schemes))
+        object.__setattr__(self, "schemes", names)
+        if self.signals is not None:
+            # The weight error is always there: it costs nothing more.
+            signals = tuple(s for s in SENSITIVITIES if s in self.signals or s == WEIGHTS_ALONE)
+            object.__setattr__(self, "signals", signals)
+
+    @property
+    def calibration(self) -> tuple[str, ...]:
+        """The texts that are run."""
+        return self.texts or built_in_texts()
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One layer to survey: where its bytes are, and what is known of it."""
+
+    info: TensorInfo
+    role: Role
+    evidence: Evidence | None
+    reached: bool = True
+
+
+Rows = Callable[[Plan, TensorSource, Sequence[Job], Sequence[str]], Iterator[Layer]]
+"""Surveys jobs by signals, each result as soon as it is there, in any order."""
+
+
+def built_in_texts() -> tuple[str, ...]:
+    """Sentences to calibrate by where no texts are given; none is among those of ``explorer embed``."""
+    return tuple(text for sample in range(SAMPLES) for text in calibration_texts(sample))
+
+
+def survey_model(
+    plan: Plan,
+    out: str | Path,
+    limits: SourceLimits = LOCAL,
+    progress: Progress | None = None,
+    run_progress: Progress | None = None,
+    rows: Rows | None = None,
+) -> Survey:
+    """Survey a model into the file ``out``, go on where one was stopped, or open a finished one.
+
+    ``progress`` counts layers, ``run_progress`` the steps of running the model before them; both may stop it
+    by an exception, and so may ``checkpoint``: what is done is in the file then. ``rows`` computes layers
+    (``in_this_process``). ``ValueError`` for a model without linear layers, signals that cannot be had, and a
+    file that is of another survey.
+    """
+    out = Path(out)
+    found = load_survey(out) if out.exists() and out.stat().st_size else None
+    source = open_source(plan.model, plan.revision, limits)
+    infos = [(info, role_of(info)) for info in in_order(source)]
+    listed = [(info, role) for info, role in infos if role is not None]
+    if not any(role is Role.LINEAR for _, role in listed):
+        raise SourceError(f"{source.origin} has no linear layers in floating point")
+    sha256 = weights_sha256(source)
+    if found is not None:
+        _check_same(out, found.head, plan, sha256, len(listed))
+        if found.complete:
+            return found
+        plan = replace(plan, signals=found.head.signals)
+    parameters = sum(info.elements for info, _ in infos)
+    ran = _run(
+        plan, [info for info, role in listed if role is not Role.EMBEDDING], parameters, limits, run_progress
+    )
+    kept = sum(info.elements for info, role in infos if role not in (Role.LINEAR, Role.HEAD))
+    head = (
+        found.head
+        if found
+        else Head(
+            plan.model,
+            plan.revision,
+            sha256,
+            plan.schemes,
+            ran.signals,
+            ran.signals[-1],
+            len(listed),
+            parameters,
+            2 * kept,
+            ran.loss,
+            ran.why,
+            ran.texts,
+            ran.tokens,
+            hash_of(plan.calibration) if ran.loss else "",
+            versions(),
+        )
+    )
+    done = {layer.name for layer in found.layers} if found else set()
+    jobs = [
+        Job(info, role, ran.evidence.get(_layer(info)), not ran.loss or _layer(info) in ran.evidence)
+        for info, role in listed
+        if _layer(info) not in done
+    ]
+    with _opened(out, head, found is not None) as file:
+        for layer in (rows or in_this_process)(plan, source, jobs, head.signals):
+            file.write(line_of(layer).encode())
+            file.flush()
+            done.add(layer.name)
+            if progress is not None:
+                progress(len(done), len(listed))
+    return load_survey(out)
+
+
+def in_this_process(
+    plan: Plan, source: TensorSource, jobs: Sequence[Job], signals: Sequence[str]
+) -> Iterator[Layer]:
+    """The jobs one after another, here, on the GPU if there is one."""
+    schemes = {text: Scheme.parse(text) for text in plan.schemes}
+    for job in jobs:
+        checkpoint()
+        yield survey_layer(source, job, schemes, signals)
+
+
+def survey_layer(
+    source: TensorSource, job: Job, schemes: Mapping[str, Scheme], signals: Sequence[str]
+) -> Layer:
+    """One layer: its bytes are read once, and it is rounded to nearest by every scheme.
+
+    ``ValueError`` that names the layer if it cannot be read or holds NaN or Inf.
+    """
+    start, name, info = time.perf_counter(), _layer(job.info), job.info
+    shape = (info.shape[0], info.shape[1])
+    layer = Layer(name, shape, info.dtype, job.role, kind_of(name), depth_of(name), reached=job.reached)
+    if job.role is Role.EMBEDDING:
+        return layer
+    weight = source.matrix(info.name).values
+    weight = place(weight).move(weight)
+    evidence = job.evidence or Evidence()
+    chosen = [SENSITIVITIES[s] for s in signals if s == WEIGHTS_ALONE or job.reached]
+    costs: dict[str, dict[str, float]] = {row.name: {} for row in chosen}
+    for text, scheme in schemes.items():
+        checkpoint()
+        try:
+            error = quantize(weight, scheme).dequantize().neg_().add_(weight)
+        except ValueError as refused:
+            raise ValueError(f"{name}, by {text}: {refused}") from refused
+        for row in chosen:
+            costs[row.name][text] = row.cost(weight, error, evidence)
+    bits = {text: scheme.bits_per_element(shape).total for text, scheme in schemes.items()}
+    return replace(
+        layer,
+        squares=squares(weight),
+        bits=bits,
+        costs=costs,
+        fisher=evidence.fisher,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def weights_sha256(source: TensorSource) -> str:
+    """SHA-256 over the names and bytes of the files that ``source`` reads; "" where none are on this
+    machine."""
+    if not source.paths:
+        return ""
+    digest = hashlib.sha256()
+    for path in sorted(source.paths, key=lambda path: path.name):
+        digest.update(f"{path.name}\n{path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                checkpoint()
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """The versions that a survey's numbers depend on."""
+    return {
+        "explorer": __version__,
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Ran:
+    """What running the model gave: ``loss`` is empty, and ``why`` set, if it was not run."""
+
+    signals: tuple[str, ...]
+    evidence: Mapping[str, Evidence]
+    loss: str = ""
+    why: str = ""
+    texts: int = 0
+    tokens: int = 0
+
+
+def _run(
+    plan: Plan, layers: Sequence[TensorInfo], parameters: int, limits: SourceLimits, progress: Progress | None
+) -> _Ran:
+    """Run the model as far as the signals need it; without signals asked for, the best that can be had."""
+    if plan.signals is not None and all(SENSITIVITIES[s].needs is Needs.NOTHING for s in plan.signals):
+        return _Ran(plan.signals, {}, why="only signals of the weights alone were asked for")
+    try:
+        if Path(plan.model).suffix.lower() == GGUF:
+            raise SourceError(
+                "a GGUF file is not run here; its layers are surveyed as their codes restore them"
+            )
+        signals = plan.signals or _that_fit(parameters)
+        model = load_model(plan.model, plan.revision, work_device(), limits, head=True)
+        reference = reference_for(model, plan.calibration)
+        modules = _modules(model, layers)
+    except SourceError as error:
+        if plan.signals is not None:
+            raise
+        return _Ran((WEIGHTS_ALONE,), {}, why=str(error))
+    evidence = gather(model, reference, modules, signals, progress)
+    if not evidence:
+        raise SourceError(
+            f"{plan.model}: its loss on text depends on none of its {len(layers)} linear layers"
+        )
+    return _Ran(signals, evidence, reference.kind, "", len(reference.texts), reference.tokens)
+
+
+def _modules(model: Model, layers: Sequence[TensorInfo]) -> dict[str, str]:
+    """The network's module of each layer; ``SourceError`` if it has none of them."""
+    found = modules_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
+    if not found:
+        raise SourceError(
+            f"none of the {len(layers)} matrices of {model.name} is a linear layer of the network that "
+            "transformers builds of them"
+        )
+    return found
+
+
+def _that_fit(parameters: int) -> tuple[str, ...]:
+    """The signals of ``DEFAULT`` whose runs fit into the memory of the device that the model is run on."""
+    available, name = _memory()
+    for signals, copies in ((DEFAULT, 3), (tuple(s for s in DEFAULT if s != "fisher_diagonal"), 1.5)):
+        if 4 * parameters * copies <= available:
+            return signals
+    raise SourceError(
+        f"{words.count(parameters)} weights in float32 and what a backward pass adds do not fit into the "
+        f"{words.bytes_(available)} of {name}"
+    )
+
+
+def _memory() -> tuple[float, str]:
+    """Bytes that a model may take where it is run, and what they are of."""
+    device = work_device()
+    if device.type != "cpu":
+        return 0.9 * free_bytes(device), "free GPU memory"
+    if not hasattr(os, "sysconf"):
+        return math.inf, "memory"
+    return 0.7 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory for it"
+
+
+def _check_same(out: Path, found: Head, plan: Plan, sha256: str, layers: int) -> None:
+    """``ValueError`` unless the file ``out`` is of what is to be surveyed now."""
+    wanted = replace(
+        found,
+        model=plan.model,
+        weights_sha256=sha256,
+        schemes=plan.schemes,
+        layers=layers,
+        signals=plan.signals or found.signals,
+        texts_sha256=hash_of(plan.calibration) if found.loss else "",
+        versions={**found.versions, "explorer": __version__},
+    )
+    if other := list(head_differs(found, wanted)):
+        raise ValueError(f"{out.name} is another survey: {'; '.join(other)}. Name another file, or delete it")
+
+
+def _layer(info: TensorInfo) -> str:
+    return info.name.removesuffix(SUFFIX)
+
+
+@contextmanager
+def _opened(out: Path, head: Head, going_on: bool) -> Iterator[BinaryIO]:
+    """The file behind its last whole line; a new one begins with ``head``."""
+    with out.open("r+b" if going_on else "wb") as file:
+        if going_on:
+            whole = file.read().rfind(b"\n") + 1
+            file.seek(whole)
+            file.truncate()
+        else:
+            file.write(line_of(head).encode())
+            file.flush()
+        yield file

@@ -1,0 +1,123 @@
+"""What rounding a layer costs, by one signal or another: ``SENSITIVITIES``.
+
+One signature: a row looks at the layer's weight, at what was rounded off, and at the ``Evidence`` that
+running the model gave of the layer, and answers with a number that is summed over layers. Signals of the same
+layer order its schemes alike; which *layer* matters only those see that see the loss (docs/models.md).
+
+With a loss L that is smallest, and flat, at the original weights, and F = E[g gᵀ] its Fisher information,
+L(ΔW) ≈ ½ ΔWᵀ F ΔW; ``fisher_diagonal`` keeps F's diagonal, ``fisher`` the mean of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class Needs(StrEnum):
+    """What a signal has to know beside the weights, the cheapest first."""
+
+    NOTHING = "nothing but the weights"
+    INPUTS = "the layer's inputs: texts are run forward"
+    GRADIENTS = "gradients: texts are run forward and backward"
+    RUNS = "a run of the model for each layer and scheme"
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What running the model gave of one layer [N, K], where that was asked for.
+
+    ``fisher``: the mean squared gradient of its weights; ``fisher_diagonal`` float32 [N, K] of each weight;
+    ``inputs`` float32 [tokens, K]; ``loss_with``: the model's true loss with another weight in the layer.
+    """
+
+    fisher: float | None = None
+    fisher_diagonal: Tensor | None = None
+    inputs: Tensor | None = None
+    loss_with: Callable[[Tensor], float] | None = None
+
+
+Cost = Callable[[Tensor, Tensor, Evidence], float]
+"""(weight [N, K], weight - rounded weight [N, K], evidence) -> cost, from 0."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """A row. ``is_loss``: its sum over layers predicts the model's loss; ``trust`` says what it is worth."""
+
+    name: str
+    label: str
+    why: str
+    trust: str
+    needs: Needs
+    is_loss: bool
+    cost: Cost
+
+
+def _weight(weight: Tensor, error: Tensor, evidence: Evidence) -> float:
+    return squares(error)
+
+
+def _fisher(weight: Tensor, error: Tensor, evidence: Evidence) -> float:
+    assert evidence.fisher is not None
+    return 0.5 * evidence.fisher * squares(error)
+
+
+def _fisher_diagonal(weight: Tensor, error: Tensor, evidence: Evidence) -> float:
+    assert evidence.fisher_diagonal is not None
+    fisher = evidence.fisher_diagonal.to(error.device)
+    return 0.5 * sum(
+        float((f * e * e).sum(dtype=torch.float64))
+        for f, e in zip(_parts(fisher), _parts(error), strict=True)
+    )
+
+
+def _output(weight: Tensor, error: Tensor, evidence: Evidence) -> float:
+    assert evidence.inputs is not None
+    inputs = evidence.inputs.to(error.device)
+    return squares(inputs @ error.t()) / len(inputs)
+
+
+def _measured(weight: Tensor, error: Tensor, evidence: Evidence) -> float:
+    assert evidence.loss_with is not None
+    return max(evidence.loss_with(weight - error), 0.0)
+
+
+_ORDERS_ONLY = "Orders the schemes of one layer; says next to nothing of which layer matters."
+SENSITIVITIES: dict[str, Sensitivity] = {
+    row.name: row
+    for row in (
+        Sensitivity("weight", "weight error", "‖ΔW‖², from the weights alone", _ORDERS_ONLY,
+                    Needs.NOTHING, False, _weight),
+        Sensitivity("output", "output error", "E‖ΔW·x‖² over the layer's inputs",
+                    _ORDERS_ONLY + " What most tools call sensitivity.", Needs.INPUTS, False, _output),
+        Sensitivity("fisher", "Fisher, a number a layer",
+                    "‖ΔW‖² × mean squared gradient of the layer's weights",
+                    "Sees what the rest of the model does with an error.", Needs.GRADIENTS, True, _fisher),
+        Sensitivity("fisher_diagonal", "Fisher, a number a weight", "Σ gradient² · ΔW²",
+                    "Nearest to the measured losses; holds a number for every weight of the model.",
+                    Needs.GRADIENTS, True, _fisher_diagonal),
+        Sensitivity("measured", "measured", "the true loss with that layer alone quantized",
+                    "The reference: a run of the model for each layer and scheme.",
+                    Needs.RUNS, True, _measured),
+    )
+}  # fmt: skip
+"""Every signal by name."""
+DEFAULT = ("weight", "fisher", "fisher_diagonal")
+"""What a survey with texts computes; the last is what recipes are chosen by."""
+
+_PART = 1 << 24
+
+
+def squares(x: Tensor) -> float:
+    """Σ x² in float64, part by part."""
+    return sum(float(part.double().square().sum()) for part in _parts(x))
+
+
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    """Runs of rows of at most about ``_PART`` elements: temporaries stay small."""
+    return x.split(max(1, _PART // max(x.shape[-1], 1)))

@@ -1,0 +1,125 @@
+"""Surveys to choose from, made up or of tiny models."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from explorer.survey import Head, Layer, Role, Survey, depth_of, kind_of
+
+PARTS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+TEXTS = (
+    "the cat sleeps on the warm roof",
+    "she counts the ships and puts out the lamp",
+    "salt lowers the freezing point of water",
+    "the train was late again",
+)
+SCHEMES = ("int2_group64_asym", "int3_group64_asym", "int4_group128_asym", "nvfp4", "mxfp6_e2m3", "int8_row")
+
+
+@pytest.fixture
+def made_up() -> Survey:
+    """Three blocks of seven layers, each with costs that fall about fourfold a bit, and not quite
+    convexly."""
+    draw = random.Random(0)
+    sizes = dict(zip(SCHEMES, (2.28, 3.3, 4.16, 4.5, 6.25, 8.04), strict=True))
+    layers = [Layer("model.embed_tokens", (1000, 64), "BF16", Role.EMBEDDING, "other", None)]
+    for block in range(3):
+        for part in PARTS:
+            name, shape = f"model.layers.{block}.{part}", (draw.choice((64, 128)), 64)
+            worth = 10 ** draw.uniform(-4, -1)
+            fisher = {s: worth * 4**-b * draw.uniform(0.6, 1.6) for s, b in sizes.items()}
+            weight = {s: 4**-b * shape[0] for s, b in sizes.items()}
+            costs = {"weight": weight, "fisher": fisher}
+            kind = kind_of(name)
+            layers.append(
+                Layer(name, shape, "BF16", Role.LINEAR, kind, depth_of(name), 10.0, sizes, costs, worth)
+            )
+    costs = {"weight": dict.fromkeys(SCHEMES, 1.0), "fisher": dict.fromkeys(SCHEMES, 5.0)}
+    layers.append(Layer("lm_head", (1000, 64), "BF16", Role.HEAD, "other", None, 10.0, sizes, costs, 1.0))
+    head = Head(
+        "made/up",
+        None,
+        "ab" * 32,
+        SCHEMES,
+        ("weight", "fisher"),
+        "fisher",
+        len(layers),
+        300_000,
+        128_000,
+        "next token",
+        texts=3,
+        tokens=90,
+    )
+    return Survey(head, tuple(layers))
+
+
+def _tokenizer(folder: Path) -> None:
+    """A word a token, for the words of the built-in texts that are there."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = sorted({w for text in TEXTS for w in text.split()})
+    vocabulary = {word: i for i, word in enumerate(("[PAD]", "[UNK]", *words))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
+        folder
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random Llama of two blocks, a head of its own, and a tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    _tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random BERT of one block with a pooler, and a tokenizer."""
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
+    torch.manual_seed(2)
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    BertModel(config).save_pretrained(folder)
+    _tokenizer(folder)
+    return folder

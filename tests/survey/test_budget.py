@@ -1,0 +1,137 @@
+"""What a budget buys: the frontier and its choices against an integer program, and constraints.
+
+If these fail, the slider's recipe is not the best of its size, or breaks what a target needs.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from explorer.survey import Constraints, Survey, frontier, recipe_of
+
+BUDGETS = (2.28, 2.5, 3.0, 3.7, 4.16, 4.5, 5.0, 6.0, 8.04, 20.0)
+
+
+def solved_exactly(survey: Survey, signal: str, bits: float) -> float:
+    """The least cost within the budget, by HiGHS."""
+    layers = [layer for layer in survey.linear if layer.name != "lm_head"]
+    schemes = survey.head.schemes
+    cost = np.array([[layer.costs[signal][s] for s in schemes] for layer in layers])
+    size = np.array([[layer.bits[s] * layer.weights for s in schemes] for layer in layers])
+    one_each = np.kron(np.eye(len(layers)), np.ones(len(schemes)))
+    weights = sum(layer.weights for layer in layers)
+    limits = [
+        LinearConstraint(one_each, 1, 1),
+        LinearConstraint(size.reshape(1, -1), 0, bits * weights + 1e-6),
+    ]
+    every = np.ones(cost.size)
+    unit = cost.max()  # HiGHS stops at an absolute gap
+    options = {"mip_rel_gap": 0.0}
+    found = milp(
+        cost.ravel() / unit * 1e4, constraints=limits, integrality=every, bounds=Bounds(0, 1), options=options
+    )
+    return float(found.fun) * unit / 1e4
+
+
+@pytest.mark.parametrize("bits", BUDGETS)
+@pytest.mark.parametrize("signal", ["weight", "fisher"])
+def test_choices_are_the_best_up_to_their_gap(made_up: Survey, signal: str, bits: float) -> None:
+    """Within the budget; no cheaper choice than loss - gap exists, and the best one is near."""
+    choice = frontier(made_up, signal).at(bits)
+    best = solved_exactly(made_up, signal, bits)
+    assert choice.bits <= bits + 1e-6
+    assert choice.loss - choice.gap <= best * (1 + 1e-6) and best <= choice.loss * (1 + 1e-6)
+    assert choice.loss <= 1.05 * best
+    assert choice.loss == pytest.approx(
+        sum(made_up.layer(name).costs[signal][s] for name, s in choice.schemes.items())
+    )
+
+
+def test_the_frontier_is_convex_and_its_points_are_choices(made_up: Survey) -> None:
+    """The curve that is drawn is what the slider gives; single schemes lie on or above it."""
+    front = frontier(made_up)
+    slopes = np.diff(front.loss) / np.diff(front.bits)
+    assert (np.diff(front.bits) > 0).all() and (slopes < 0).all() and (np.diff(slopes) > -1e-12).all()
+    for bits, loss in zip(front.bits, front.loss, strict=True):
+        choice = front.at(float(bits))
+        assert choice.loss == pytest.approx(loss) and choice.gap <= 1e-4 * front.loss[0]
+    for point in front.uniform:
+        assert point.loss >= np.interp(point.bits, front.bits, front.loss) * (1 - 1e-9)
+    assert [point.scheme for point in front.uniform] == list(made_up.head.schemes)
+
+
+def test_constraints_hold(made_up: Survey) -> None:
+    """Fused layers share a scheme, kept ones are left out, refused schemes are not taken and say why."""
+    fused = frontier(made_up, constraints=Constraints(fuse=True, keep=("layers.0.", "*.2.mlp.*"))).at(4.3)
+    assert (
+        not any("layers.0." in n or ".2.mlp" in n for n in fused.schemes) and "lm_head" not in fused.schemes
+    )
+    for kinds in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        for block in "12":
+            same = {s for n, s in fused.schemes.items() if n.endswith(kinds) and f".{block}." in n}
+            assert len(same) <= 1
+    few = Constraints(
+        refusal=lambda scheme, shape: "no scales of E8M0" if "mxfp" in scheme.name else "",
+        schemes=("int3_group64_asym", "mxfp6_e2m3", "int8_row"),
+    )
+    front = frontier(made_up, constraints=few)
+    assert set(front.at(6.0).schemes.values()) == {"int3_group64_asym", "int8_row"}
+    assert front.refused == {"mxfp6_e2m3": "no scales of E8M0"} and len(front.uniform) == 2
+    assert "lm_head" in frontier(made_up, constraints=Constraints(head=True)).at(4).schemes
+
+
+def test_a_budget_may_be_bytes_or_a_loss(made_up: Survey) -> None:
+    """Bytes count what is kept as it is; a bound on the loss gives the smallest point that keeps to it."""
+    front = frontier(made_up)
+    size = front.kept_bytes + 4.5 * front.weights / 8
+    assert front.kept_bytes == 128_000 + 2 * 64_000
+    assert front.at_bytes(size).schemes == front.at(4.5).schemes
+    middle = float(front.loss[len(front.loss) // 2])
+    assert front.at_loss(middle).loss == pytest.approx(middle)
+    own = front.of(front.at(4.5).schemes)
+    assert own.loss == front.at(4.5).loss and own.gap >= 0
+
+
+@pytest.mark.parametrize(
+    ("signal", "constraints", "ask", "words"),
+    [
+        ("nope", Constraints(), 4.0, "has no signal 'nope'"),
+        ("", Constraints(schemes=("mxfp4",)), 4.0, "has no scheme 'mxfp4'"),
+        ("", Constraints(keep=("layers",)), 4.0, "no layer of made/up is left"),
+        ("", Constraints(refusal=lambda scheme, shape: "too small"), 4.0, "without a scheme: int2"),
+        ("", Constraints(), 1.0, "fewer than these schemes take: 2.28"),
+        ("", Constraints(), float("nan"), "fewer than"),
+    ],
+)
+def test_what_cannot_be_chosen_is_said(
+    made_up: Survey, signal: str, constraints: Constraints, ask: float, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        frontier(made_up, signal, constraints).at(ask)
+
+
+def test_the_slider_answers_at_once(made_up: Survey) -> None:
+    """A choice takes milliseconds, of 560 layers too."""
+    many = tuple(
+        type(x)(**{**vars(x), "name": f"{x.name}.{i}"}) for i in range(27) for x in made_up.layers[1:-1]
+    )
+    head = type(made_up.head)(**{**vars(made_up.head), "layers": len(many)})
+    front = frontier(Survey(head, many))
+    start = time.perf_counter()
+    for bits in (3.3, 4.2, 5.1):
+        front.at(bits)
+    assert (time.perf_counter() - start) / 3 < 0.1
+
+
+def test_a_recipe_says_what_it_was_chosen_by(made_up: Survey) -> None:
+    """A predicted loss only from signals that predict one; methods on every layer."""
+    choice = frontier(made_up).at(4.5)
+    recipe = recipe_of(made_up, choice, method="gptq")
+    assert recipe.predicted_loss == choice.loss and recipe.signal == "fisher" and recipe.bits == choice.bits
+    assert {str(r) for r in recipe.layers.values()} == {f"{s}+gptq" for s in choice.schemes.values()}
+    by_weight = recipe_of(made_up, frontier(made_up, "weight").at(4.5), "weight")
+    assert by_weight.predicted_loss is None and by_weight.signal == "weight"

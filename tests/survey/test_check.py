@@ -1,0 +1,167 @@
+"""Recipes carried out: the assembled model, its true loss, what stands beside it, and codes for exports.
+
+If these fail, the number that is called measured is not that of the model which the recipe makes.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from explorer import SCHEMES, SourceError, quantize
+from explorer.methods import apply as by_method
+from explorer.methods.recipe import Recipe
+from explorer.models.capture import Model, capture, load_model
+from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
+from explorer.survey.apply import card_of, codes_of, folder_of
+from explorer.survey.assemble import assemble
+from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, check_recipe
+from explorer.survey.loss import reference_for
+from explorer.survey.run import Plan, survey_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = ("int3_group64_asym", "int4_group64", "nvfp4", "int8_row")
+TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the roof")
+HELD_OUT = ("she counts the ships", "the lamp was late", "the cat counts water and salt")
+UP, QUERY = "model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama: Path) -> Model:
+    return load_model(str(tiny_llama), head=True)
+
+
+@pytest.fixture(scope="module")
+def survey(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Survey:
+    out = tmp_path_factory.mktemp("surveys") / "s.jsonl"
+    return survey_model(Plan(str(tiny_llama), None, NAMES, None, TEXTS), out)
+
+
+def recipe_for(layers: dict[str, str]) -> ModelRecipe:
+    return ModelRecipe("m", None, "", {name: Recipe.parse(text) for name, text in layers.items()})
+
+
+def test_the_loss_of_next_tokens_is_what_it_says(llama: Model) -> None:
+    """KL by torch's own function, perplexity from the cross entropy, and zero for the model itself."""
+    reference = reference_for(llama, [*HELD_OUT, "  "])
+    same = reference.measure(llama.network)
+    assert same.value == pytest.approx(0, abs=1e-6) and same.scores["same_top"] == 1
+    assert same.scores["perplexity"] == pytest.approx(same.scores["perplexity_original"])
+    other = copy.deepcopy(llama.network)
+    with torch.no_grad():
+        other.get_submodule(UP).weight.mul_(1.5)
+    found = reference.measure(other)
+    divergence, surprise, tokens, successors = 0.0, 0.0, 0, 0
+    for text in HELD_OUT:
+        ids = llama.tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            p, q = (net(input_ids=ids).logits[0].double().log_softmax(-1) for net in (llama.network, other))
+        divergence += float(torch.nn.functional.kl_div(q, p, reduction="sum", log_target=True))
+        surprise += float(torch.nn.functional.nll_loss(q[:-1], ids[0, 1:], reduction="sum"))
+        tokens, successors = tokens + ids.shape[1], successors + ids.shape[1] - 1
+    assert found.value == pytest.approx(divergence / tokens, rel=1e-4)
+    assert found.scores["perplexity"] == pytest.approx(torch.tensor(surprise / successors).exp(), rel=1e-5)
+    assert found.low is not None and found.high is not None and found.low < found.value < found.high
+    assert found.tokens == tokens and found.texts == 3
+
+
+def test_the_loss_of_embeddings_is_one_minus_cosine(tiny_bert: Path) -> None:
+    bert = load_model(str(tiny_bert), head=True)
+    reference = reference_for(bert, HELD_OUT)
+    other = copy.deepcopy(bert.network)
+    with torch.no_grad():
+        other.encoder.layer[0].output.dense.weight.mul_(1.2)
+    found = reference.measure(other)
+    assert found.kind == "embedding" and found.value == pytest.approx(1 - found.scores["cosine"], abs=1e-6)
+    assert reference.measure(bert.network).value == pytest.approx(0, abs=1e-9)
+
+
+def test_what_cannot_be_run_is_said(llama: Model) -> None:
+    for texts, words in (([" "], "at least one line"), (["cat"], "no text has two tokens")):
+        with pytest.raises(SourceError, match=words):
+            reference_for(llama, texts)
+
+
+def test_an_assembled_model_is_the_recipe(llama: Model) -> None:
+    """Rounded layers hold the restored weight, others stay; methods see the original's inputs; bits count."""
+    recipe = recipe_for({UP: "nvfp4", QUERY: "int4_group64+gptq"})
+    before = copy.deepcopy(llama.network.state_dict())
+    made = assemble(llama, recipe.layers, TEXTS, 64)
+    weight = llama.network.get_submodule(UP).weight
+    assert torch.equal(made.network.get_submodule(UP).weight, quantize(weight, SCHEMES["nvfp4"]).dequantize())
+    (seen,) = capture(llama, TEXTS, [QUERY], 64)
+    want = by_method("gptq", seen.weight, SCHEMES["int4_group64"], seen.activations)
+    assert torch.equal(made.layers[QUERY].q.packed, want.q.packed)
+    sizes = [weight.numel(), seen.weight.numel()]
+    parts = [quantize(weight, SCHEMES["nvfp4"]).bits_per_element.total, want.bits_per_weight]
+    assert made.bits == pytest.approx(sum(s * b for s, b in zip(sizes, parts, strict=True)) / sum(sizes))
+    after = llama.network.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before), "the model itself was changed"
+    other = "model.layers.1.mlp.up_proj"
+    assert torch.equal(made.network.get_submodule(other).weight, llama.network.get_submodule(other).weight)
+    with pytest.raises(ValueError, match="no linear layer 'nope'"):
+        assemble(llama, recipe_for({"nope": "nvfp4"}).layers, TEXTS)
+
+
+def test_sequential_methods_see_the_layers_before(llama: Model) -> None:
+    """A layer after one of two bits gets other inputs, and so other codes, than from the original."""
+    both = {UP: "int2_group64_asym", QUERY: "int3_group64_asym+gptq_sequential"}
+    after = assemble(llama, recipe_for(both).layers, TEXTS, 64).layers[QUERY]
+    alone = assemble(llama, recipe_for({QUERY: both[QUERY]}).layers, TEXTS, 64).layers[QUERY]
+    assert not torch.equal(after.q.packed, alone.q.packed)
+
+
+def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> None:
+    """The recipe first, with its prediction; the usual signal at the same bits; single schemes of no more
+    bits."""
+    recipe = recipe_of(survey, frontier(survey).at(4.6))
+    steps: list[tuple[int, int]] = []
+    check = check_recipe(recipe, llama, HELD_OUT, survey, progress=lambda *done: steps.append(done))
+    kinds = [row.what for row in check.rows]
+    assert kinds == [RECIPE, BY_SIGNAL, ONE_SCHEME, ONE_SCHEME] and steps[-1] == (4, 4)
+    first, by_weight, *single = check.rows
+    assert first.predicted == recipe.predicted_loss and first.bits == pytest.approx(recipe.bits, rel=1e-6)
+    assert by_weight.name == "weight" and by_weight.predicted is None and by_weight.bits <= 4.6
+    assert all(row.bits <= 4.62 and row.predicted for row in single)
+    assert single[0].name == "nvfp4" and 0.2 < first.loss.value / (first.predicted or 0) < 5
+    made = assemble(llama, recipe.layers, TEXTS).network
+    assert first.loss.value == reference_for(llama, HELD_OUT).measure(made).value
+    assert check.better == pytest.approx(1 - first.loss.value / min(row.loss.value for row in single))
+
+
+def test_a_check_needs_no_survey(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single schemes are then the largest that are no larger; without texts, built-in ones are run."""
+    monkeypatch.setattr("explorer.survey.check.sentences", lambda: HELD_OUT)
+    recipe = recipe_for({UP: "int8_row", QUERY: "nvfp4"})
+    check = check_recipe(recipe, llama, HELD_OUT)
+    assert [row.what for row in check.rows] == [RECIPE, ONE_SCHEME, ONE_SCHEME]
+    assert all(row.predicted is None for row in check.rows) and not check.built_in_texts
+    assert check_recipe(recipe_for({UP: "nvfp4"}), llama).built_in_texts
+
+
+def test_a_survey_of_other_weights_is_refused(llama: Model, survey: Survey) -> None:
+    with pytest.raises(ValueError, match="of other weights"):
+        check_recipe(recipe_for({UP: "nvfp4"}), llama, HELD_OUT, survey)
+
+
+def test_exports_get_the_codes_of_the_method(llama: Model) -> None:
+    """GPTQ's codes where the recipe says so, else rounded to nearest, without loading a model for those."""
+    weight = llama.network.get_submodule(UP).weight.detach()
+    plain = recipe_for({UP: "nvfp4"})
+    q = codes_of(plain, lambda: pytest.fail("the model was loaded"))(UP, weight, plain.layers[UP])
+    assert torch.equal(q.packed, quantize(weight, SCHEMES["nvfp4"]).packed)
+    recipe = recipe_for({UP: "int4_group64+gptq"})
+    q = codes_of(recipe, lambda: llama, TEXTS)(UP, weight, recipe.layers[UP])
+    assert torch.equal(q.packed, assemble(llama, recipe.layers, TEXTS).layers[UP].q.packed)
+    with pytest.raises(ValueError, match="stores more than codes"):
+        codes_of(recipe_for({UP: "int4_group64+rotation"}), lambda: llama, TEXTS)
+
+
+def test_what_an_export_says(survey: Survey, tiny_llama: Path) -> None:
+    recipe = recipe_of(survey, frontier(survey).at(4.6))
+    card = card_of(recipe)
+    assert "layers nvfp4" in card and f"{recipe.bits:.4g} bits" in card and "Predicted loss" in card
+    assert folder_of(str(tiny_llama)) == tiny_llama

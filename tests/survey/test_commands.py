@@ -1,0 +1,169 @@
+"""``explorer survey``, ``recipe``, ``check`` and ``apply`` as their user types them, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from explorer.cli import main
+from explorer.cli.options import byte_size
+from explorer.survey import ModelRecipe, load_survey
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCHEMES = "int3_group64_asym,int4_group64,nvfp4,int8_row"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture(scope="module")
+def files(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Texts, and the survey and the recipe of a tiny model."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "seen.txt").write_text("the cat sleeps on the warm roof\n\nthe train was late again\n")
+    (folder / "held-out.txt").write_text("she counts the ships\nthe lamp was late\n")
+    (folder / "blank.txt").write_text("\n \n")
+    (folder / "odd.json").write_text("{}")
+    names = {p.stem: str(p) for p in folder.iterdir()} | {"model": str(tiny_llama), "folder": str(folder)}
+    names |= {"survey": str(folder / "s.jsonl"), "recipe": str(folder / "r.json")}
+    survey = (
+        "survey",
+        names["model"],
+        "--text",
+        names["seen"],
+        "--schemes",
+        SCHEMES,
+        "--out",
+        names["survey"],
+    )
+    assert main([*survey, "--json"]) == 0
+    assert main(["recipe", names["survey"], "--bits", "4.6", "--out", names["recipe"], "--json"]) == 0
+    return names
+
+
+def test_a_survey_is_a_table_and_a_file(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command again opens the file; JSON has the keys of the file."""
+    command = (
+        "survey",
+        files["model"],
+        "--text",
+        files["seen"],
+        "--schemes",
+        SCHEMES,
+        "--out",
+        files["survey"],
+    )
+    code, out, err = run(capsys, *command)
+    assert code == 0 and "nvfp4" in out and "written: " in out and "━" not in err
+    code, out, _ = run(capsys, *command, "--json")
+    found = json.loads(out)
+    survey = load_survey(files["survey"])
+    assert found["head"]["default"] == survey.head.default == "fisher_diagonal"
+    assert [x["name"] for x in found["layers"]] == [x.name for x in survey.layers]
+
+
+def test_a_recipe_is_within_its_budget(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """By bits, size or loss; fused and kept layers as asked; and a file that opens."""
+    code, out, _ = run(capsys, "recipe", files["survey"], "--bits", "4.6", "--fuse", "--keep", "layers.0.")
+    assert code == 0 and "not written" in out and "layers.0." not in out
+    recipe = ModelRecipe.load(files["recipe"])
+    assert recipe.bits is not None and recipe.bits <= 4.6 and recipe.model == files["model"]
+    for budget in (("--size", "80kB"), ("--loss", "0.05")):
+        code, out, _ = run(capsys, "recipe", files["survey"], *budget, "--json")
+        found = json.loads(out)
+        assert code == 0 and found["choice"]["loss"] == found["recipe"]["predicted_loss"]
+        assert budget[0] == "--size" or found["choice"]["loss"] <= 0.05
+    code, out, err = run(capsys, "recipe", files["survey"], "--bits", "4.6", "--signal", "weight")
+    assert code == 0 and "error, not a loss" in out and "says next to nothing of which layer" in err
+
+
+def test_a_check_says_the_truth_and_a_verdict(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("check", files["recipe"], "--text", files["held-out"], "--survey", files["survey"])
+    code, out, _ = run(capsys, *command)
+    assert code == 0 and "one scheme for all layers" in out and "nats of KL a token, over 2 texts" in out
+    code, out, _ = run(capsys, *command, "--json")
+    rows = json.loads(out)["rows"]
+    assert code == 0 and rows[0]["what"] == "recipe" and rows[0]["loss"]["value"] > 0
+
+
+BAD = [
+    ("survey /nope", "no folder '/nope' here"),
+    ("survey MODEL --schemes ,", "expected a comma-separated list"),
+    ("survey MODEL --schemes int4_grup128", "did you mean int4_group128"),
+    ("survey MODEL --signal nope", "no signal 'nope'"),
+    ("survey MODEL --text BLANK", "has no line of text"),
+    ("survey MODEL --out /no/such/s.jsonl", "no folder /no/such"),
+    ("survey MODEL --out FOLDER", "is no regular file"),
+    ("survey MODEL --out SEEN", "is no JSON"),
+    ("survey MODEL --schemes nvfp4 --out SURVEY", "is another survey: the schemes"),
+    ("recipe SURVEY", "name one budget: --bits, --size or --loss"),
+    ("recipe SURVEY --bits 4 --size 1GB", "name one budget"),
+    ("recipe SURVEY --bits 1", "fewer than these schemes take"),
+    ("recipe SURVEY --size 3.2XB", "is no size"),
+    ("recipe SURVEY --loss 1e-12", "no choice of these schemes"),
+    ("recipe SURVEY --bits 4.6 --signal output", "has no signal 'output'"),
+    ("recipe SURVEY --bits 4.6 --method nope", "no method 'nope'"),
+    ("recipe SURVEY --bits 4.6 --out FOLDER", "is no regular file"),
+    ("recipe RECIPE --bits 4.6", "r.json"),
+    ("recipe /no/such.jsonl --bits 4.6", "no such file"),
+    ("check ODD", "odd.json: this is no recipe"),
+    ("check RECIPE --text /no/such.txt", "no such file"),
+    ("check RECIPE --model BERT", "are not those that the recipe was made for"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), BAD, ids=[command for command, _ in BAD])
+def test_bad_input_is_one_line_and_code_2(
+    files: dict[str, str], tiny_bert: Path, command: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {**files, "bert": str(tiny_bert)}
+    typed = [places.get(word.lower(), word) if word.isupper() else word for word in command.split()]
+    code, _, err = run(capsys, *typed)
+    last = err.strip().splitlines()[-1]
+    assert code == 2 and last.startswith("error: ") and words in last, err
+
+
+@pytest.mark.parametrize(("text", "size"), [("3.2GB", 3.2e9), ("800 MB", 8e8), ("12", 12), ("1k", 1e3)])
+def test_sizes_are_read_in_powers_of_1000(text: str, size: float) -> None:
+    assert byte_size(text) == size
+
+
+def test_apply_writes_what_the_recipe_says(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint whose configuration names the schemes; methods' codes too; refusals before anything is
+    written."""
+    pytest.importorskip("explorer.checkpoints")
+    recipe, out = str(tmp_path / "r.json"), tmp_path / "made"
+    budget = ("--bits", "6", "--schemes", "int4_group64,int8_row", "--for", "compressed-tensors", "--fuse")
+    code, *_ = run(capsys, "recipe", files["survey"], *budget, "--method", "gptq", "--out", recipe)
+    assert code == 0
+    command = (
+        "apply",
+        recipe,
+        "--to",
+        "compressed-tensors",
+        "--calibration",
+        files["seen"],
+        "--out",
+        str(out),
+    )
+    code, text, err = run(capsys, *command)
+    assert code == 0 and "written: " in text, err
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert {g["weights"]["num_bits"] for g in config["config_groups"].values()} == {4, 8}
+    assert "Fisher" in (out / "README.md").read_text()
+    for wrong, words in (
+        (("apply", recipe, "--to", "nope", "--out", str(tmp_path / "x")), "no checkpoint format 'nope'"),
+        (("apply", recipe, "--to", "awq", "--out", str(tmp_path / "x")), "INT8"),
+        (("recipe", files["survey"], "--bits", "6", "--for", "nope"), "no checkpoint format 'nope'"),
+    ):
+        code, _, err = run(capsys, *wrong)
+        assert code == 2 and words in err and not (tmp_path / "x").exists()

@@ -1,0 +1,141 @@
+"""Surveys and recipes in files: what is written is read, and what is no survey is refused in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from explorer.sources.base import TensorInfo
+from explorer.survey import ModelRecipe, Role, Survey, frontier, fused_groups, kind_of, load_survey, recipe_of
+from explorer.survey.kinds import depth_of, role_of
+from explorer.survey.rows import line_of
+
+
+def write(survey: Survey, path: Path) -> list[str]:
+    lines = [line_of(survey.head), *(line_of(layer) for layer in survey.layers)]
+    path.write_text("".join(lines), encoding="utf-8")
+    return lines
+
+
+def test_a_survey_survives_its_file(made_up: Survey, tmp_path: Path) -> None:
+    """To the digits that are kept; a file whose last line was cut off is one that was stopped."""
+    path = tmp_path / "s.jsonl"
+    lines = write(made_up, path)
+    found = load_survey(path)
+    assert found.head == made_up.head and found.complete and len(found.linear) == 22
+    assert [x.name for x in found.layers] == [x.name for x in made_up.layers]
+    assert frontier(found).at(4.5).schemes == frontier(made_up).at(4.5).schemes
+    path.write_text("".join(lines)[:-20], encoding="utf-8")
+    stopped = load_survey(path)
+    assert not stopped.complete and len(stopped.layers) == len(made_up.layers) - 1
+    with pytest.raises(ValueError, match="was stopped after 22 of 23 layers"):
+        frontier(stopped)
+
+
+BROKEN = [
+    ("", "is empty"),
+    ("hello\n", "line 1 is no JSON"),
+    ("[1]\n", "is no survey"),
+    ('{"schemes":[],"version":99}\n', "survey of version 99; version 1 is read"),
+    ('{"schemes":[],"version":1}\n', "line 1 is wrong: model"),
+    ("HEAD\n{}\n", "line 2 is wrong: name"),
+    ("HEAD\nLAYER\nLAYER\n", "holds a layer twice"),
+    ("HEAD\nNAN\n", "no number from 0"),
+    ("HEAD\nLACKS\n", "lacks a scheme or signal"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN)
+def test_what_is_no_survey_is_said(made_up: Survey, tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "s.jsonl"
+    head, _, layer, *_ = write(made_up, path)
+    odd = json.loads(layer)
+    lacks = {**odd, "costs": {"weight": odd["costs"]["weight"]}}
+    odd["costs"]["fisher"]["nvfp4"] = float("nan")
+    for word, line in (
+        ("HEAD", head),
+        ("LAYER", layer),
+        ("NAN", json.dumps(odd)),
+        ("LACKS", json.dumps(lacks)),
+    ):
+        text = text.replace(word, line.rstrip())
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=words):
+        load_survey(path)
+
+
+def test_a_recipe_survives_its_file(made_up: Survey, tmp_path: Path) -> None:
+    recipe = recipe_of(made_up, frontier(made_up).at(4.5))
+    recipe.save(tmp_path / "r.json")
+    assert ModelRecipe.load(tmp_path / "r.json") == recipe
+    assert sum(recipe.counts.values()) == 21 and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: "[]", "this is no recipe"),
+        (lambda r: "{", "the recipe is no JSON"),
+        (lambda r: json.dumps({**r, "explorer_recipe": 2}), "another version"),
+        (lambda r: json.dumps({**r, "layers": {"a": "int4_nope"}}), "a: .*int4_nope"),
+        (lambda r: json.dumps({**r, "layers": {"a": "nvfp4+nope"}}), "a: no method 'nope'"),
+        (lambda r: json.dumps({**r, "layers": {}}), "at least one layer"),
+        (lambda r: json.dumps({**r, "bits": -1}), "numbers from 0"),
+        (lambda r: json.dumps({**r, "layers": 3}), "the recipe is wrong: layers"),
+    ],
+)
+def test_what_is_no_recipe_is_said(
+    made_up: Survey, tmp_path: Path, change: Callable[[dict[str, Any]], str], words: str
+) -> None:
+    recipe = json.loads(recipe_of(made_up, frontier(made_up).at(4.5)).to_json())
+    (tmp_path / "r.json").write_text(change(recipe), encoding="utf-8")
+    with pytest.raises(ValueError, match=words):
+        ModelRecipe.load(tmp_path / "r.json")
+
+
+NAMES = [
+    ("encoder.layer.3.attention.self.query", Role.LINEAR, "query", 3),
+    ("encoder.layer.3.attention.output.dense", Role.LINEAR, "attention output", 3),
+    ("encoder.layer.3.intermediate.dense", Role.LINEAR, "up", 3),
+    ("encoder.layer.3.output.dense", Role.LINEAR, "down", 3),
+    ("model.layers.10.self_attn.o_proj", Role.LINEAR, "attention output", 10),
+    ("model.layers.10.mlp.gate_proj", Role.LINEAR, "gate", 10),
+    ("model.layers.1.block_sparse_moe.experts.7.w2", Role.LINEAR, "down", 1),
+    ("blk.0.attn_v", Role.LINEAR, "value", 0),
+    ("blk.0.ffn_down", Role.LINEAR, "down", 0),
+    ("embeddings.word_embeddings", Role.EMBEDDING, "other", None),
+    ("token_embd", Role.EMBEDDING, "other", None),
+    ("model.embed_tokens", Role.EMBEDDING, "other", None),
+    ("lm_head", Role.HEAD, "other", None),
+    ("output", Role.HEAD, "other", None),
+    ("gpt_neox.embed_out", Role.HEAD, "other", None),
+    ("h.0.mlp.output", Role.LINEAR, "other", 0),
+    ("pooler.dense", Role.LINEAR, "other", None),
+    ("encoder.layer.3.attention.output.LayerNorm", None, "other", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "role", "kind", "depth"), NAMES)
+def test_names_say_what_a_layer_is(name: str, role: Role | None, kind: str, depth: int | None) -> None:
+    """If this fails, an embedding is quantized as a layer, or fused layers get schemes of their own."""
+    assert role_of(TensorInfo(f"{name}.weight", (8, 8), "F32")) is role
+    assert kind_of(name) == kind and depth_of(name) == depth
+    assert role_of(TensorInfo(f"{name}.weight", (8,), "F32")) is None
+    assert role_of(TensorInfo(f"{name}.weight", (8, 8), "I32")) is None
+
+
+def test_fused_layers_of_one_block_are_a_group() -> None:
+    names = [
+        f"blk.{i}.{n}" for i in range(2) for n in ("attn_q", "attn_k", "attn_output", "ffn_up", "ffn_gate")
+    ]
+    groups = fused_groups(names)
+    assert groups[:3] == [
+        ("blk.0.attn_q", "blk.0.attn_k"),
+        ("blk.0.attn_output",),
+        ("blk.0.ffn_up", "blk.0.ffn_gate"),
+    ]
+    assert len(groups) == 6

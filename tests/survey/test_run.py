@@ -1,0 +1,292 @@
+"""Surveys of tiny models: signals against their definitions, files that go on, and what is refused.
+
+If these fail, a layer's cost is not what its signal says, or a survey that was stopped starts over or lies.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from explorer import SCHEMES, SourceError, quantize
+from explorer.models.capture import load_model
+from explorer.progress import StoppedError, stoppable
+from explorer.survey import SENSITIVITIES, Layer, Needs, Role, frontier, load_survey
+from explorer.survey import run as running
+from explorer.survey.evidence import gather, modules_of
+from explorer.survey.loss import reference_for
+from explorer.survey.run import Plan, survey_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = ("int3_group64_asym", "nvfp4", "int8_row")
+TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the roof")
+
+
+@pytest.fixture(scope="module", params=["tiny_llama", "tiny_bert"])
+def surveyed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model's folder, and the file of its survey by every signal."""
+    folder: Path = request.getfixturevalue(request.param)
+    out = tmp_path_factory.mktemp("surveys") / "s.jsonl"
+    survey_model(Plan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS), out)
+    return folder, out
+
+
+def test_every_layer_has_every_cell(surveyed: tuple[Path, Path]) -> None:
+    """Linear layers and the head with sizes and costs, embeddings listed, the pooler known to be idle."""
+    folder, out = surveyed
+    survey = load_survey(out)
+    tensors = load_file(folder / "model.safetensors")
+    assert survey.complete and survey.head.signals == tuple(SENSITIVITIES)
+    assert survey.head.parameters == sum(t.numel() for t in tensors.values())
+    matrices = {n.removesuffix(".weight") for n, t in tensors.items() if t.dim() == 2}
+    assert {layer.name for layer in survey.layers} == matrices
+    for layer in survey.layers:
+        weight = tensors[f"{layer.name}.weight"]
+        assert layer.shape == tuple(weight.shape)
+        if layer.role is Role.EMBEDDING:
+            assert not layer.bits and not layer.costs
+            continue
+        for name in NAMES:
+            q = quantize(weight, SCHEMES[name])
+            assert layer.bits[name] == pytest.approx(q.bits_per_element.total, rel=1e-6)
+            want = float((q.dequantize() - weight).double().square().sum())
+            assert layer.costs["weight"][name] == pytest.approx(want, rel=1e-6)
+        if not layer.reached:
+            assert layer.name == "pooler.dense" and set(layer.costs) == {"weight"}
+    assert {layer.role for layer in survey.layers} >= {Role.LINEAR, Role.EMBEDDING}
+    assert len(frontier(survey).at(8.5).schemes) == sum(x.role is Role.LINEAR for x in survey.linear)
+
+
+def test_signals_that_predict_a_loss_predict_it(surveyed: tuple[Path, Path]) -> None:
+    """Of small errors: Fisher's diagonal within a factor of two of the measured single losses in sum, and
+    nearly their order. Outputs and weights have other units, and are not compared."""
+    survey = load_survey(surveyed[1])
+    cells = [(x, n) for x in survey.linear for n in ("nvfp4", "int8_row")]
+    measured, diagonal = (
+        torch.tensor([x.costs[signal][n] for x, n in cells]) for signal in ("measured", "fisher_diagonal")
+    )
+    ratio = float(diagonal.sum() / measured.sum())
+    ranks = [t.argsort().argsort().double() for t in (measured, diagonal)]
+    assert 0.5 < ratio < 2, ratio
+    assert float(torch.corrcoef(torch.stack(ranks))[0, 1]) > 0.8
+
+
+def test_fisher_is_the_mean_squared_gradient(tiny_llama: Path) -> None:
+    """Over texts that are each run forward and backward, per token; the diagonal's mean is the number."""
+    model = load_model(str(tiny_llama), head=True)
+    reference = reference_for(model, TEXTS)
+    linear = {
+        n: (m.out_features, m.in_features)
+        for n, m in model.network.named_modules()
+        if hasattr(m, "in_features")
+    }
+    modules = modules_of(model.network, linear)
+    assert modules == {n: n for n in linear} and "lm_head" in modules
+    matrix = gather(model, reference, modules, ["fisher_diagonal"])
+    number = gather(model, reference, modules, ["fisher"])
+    layer = "model.layers.0.mlp.up_proj"
+    assert number[layer].fisher_diagonal is None and matrix[layer].fisher_diagonal is not None
+    assert number[layer].fisher == pytest.approx(matrix[layer].fisher, rel=1e-5)
+    assert all(p.grad is None for p in model.network.parameters())
+    assert all(p.requires_grad for p in model.network.parameters()), "what the caller set stays"
+
+    # Of the head's weight E g² of log p(y) can be summed exactly: p (1 - p) x², token by token.
+    head = torch.zeros_like(model.network.lm_head.weight)
+    for text in TEXTS:
+        ids = model.tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            x = model.network.model(input_ids=ids).last_hidden_state[0]
+            p = model.network.lm_head(x).softmax(-1)
+        head += (p * (1 - p)).t() @ x.square()
+    exact = float(head.mean()) / reference.tokens
+    assert number["lm_head"].fisher == pytest.approx(exact, rel=0.5)
+
+
+def test_a_stopped_survey_goes_on(tiny_llama: Path, tmp_path: Path) -> None:
+    """What is in the file is not computed again, a line that was cut off is, and the end is the same."""
+    plan, out = Plan(str(tiny_llama), None, NAMES, None, TEXTS), tmp_path / "s.jsonl"
+    seen: list[tuple[int, int]] = []
+
+    def stop_after_three(done: int, total: int) -> None:
+        seen.append((done, total))
+        if done == 3:
+            raise StoppedError("enough")
+
+    with pytest.raises(StoppedError):
+        survey_model(plan, out, progress=stop_after_three)
+    stopped = load_survey(out)
+    assert len(stopped.layers) == 3 and not stopped.complete and seen[-1] == (3, stopped.head.layers)
+    with out.open("a") as file:
+        file.write('{"name":"cut o')
+    seen.clear()
+    survey = survey_model(plan, out, progress=lambda *done: seen.append(done))
+    assert survey.complete and seen[0][0] == 4 and survey.layers[:3] == stopped.layers
+    whole = survey_model(plan, tmp_path / "whole.jsonl")
+    assert [replace(x, seconds=0) for x in survey.layers] == [replace(x, seconds=0) for x in whole.layers]
+
+
+def test_a_finished_survey_opens_without_running(
+    surveyed: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is loaded or rounded again."""
+    folder, out = surveyed
+    monkeypatch.setattr(running, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    plan = Plan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS)
+    before = out.read_bytes()
+    assert survey_model(plan, out, progress=lambda *_: pytest.fail("a layer was surveyed")).complete
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schemes": ("nvfp4",)}, "the schemes"),
+        ({"signals": ("weight",)}, "the signals"),
+        ({"texts": ("other words",)}, "the texts"),
+        ({"model": "OTHER"}, "the model"),
+    ],
+)
+def test_a_file_of_another_survey_is_not_touched(
+    surveyed: tuple[Path, Path], tmp_path: Path, change: dict[str, tuple[str, ...]], words: str
+) -> None:
+    folder, done = surveyed
+    out = tmp_path / "s.jsonl"
+    shutil.copy(done, out)
+    if "model" in change:
+        shutil.copytree(folder, tmp_path / "other")
+        change = {"model": str(tmp_path / "other")}  # type: ignore[dict-item]
+    plan = replace(Plan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS), **change)
+    with pytest.raises(ValueError, match=f"s.jsonl is another survey: {words}"):
+        survey_model(plan, out)
+    assert out.read_bytes() == done.read_bytes()
+
+
+def test_changed_weights_and_versions_are_another_survey(tiny_bert: Path, tmp_path: Path) -> None:
+    """Going on would mix layers of two models, or numbers of two versions."""
+    folder, out = tmp_path / "m", tmp_path / "s.jsonl"
+    shutil.copytree(tiny_bert, folder)
+    plan = Plan(str(folder), None, NAMES, ("weight",))
+    survey_model(plan, out)
+    head, *rest = out.read_text().splitlines()
+    older = {**json.loads(head), "versions": {"explorer": "0.0.1"}}
+    (tmp_path / "older.jsonl").write_text("\n".join([json.dumps(older), *rest]) + "\n")
+    with pytest.raises(ValueError, match="the versions"):
+        survey_model(plan, tmp_path / "older.jsonl")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: t + 1 for n, t in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="the weights"):
+        survey_model(plan, out)
+
+
+def test_a_foreign_file_is_not_overwritten(tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("precious\n")
+    with pytest.raises(ValueError, match="no JSON"):
+        survey_model(Plan(str(tiny_bert)), tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "precious\n"
+
+
+def test_weights_alone_where_the_model_cannot_be_run(tmp_path: Path) -> None:
+    """Without a config or tokenizer there is ``weight``, and the file says why; other signals are refused."""
+    (tmp_path / "m").mkdir()
+    draw = torch.Generator().manual_seed(0)
+    tensors = {f"blocks.{i}.q_proj.weight": torch.randn(32, 64, generator=draw) for i in range(2)}
+    save_file(tensors | {"norm.weight": torch.ones(64)}, tmp_path / "m" / "model.safetensors")
+    survey = survey_model(Plan(str(tmp_path / "m"), None, NAMES), tmp_path / "s.jsonl")
+    assert survey.head.signals == ("weight",) and "config.json" in survey.head.why and not survey.head.loss
+    assert [x.kind for x in survey.layers] == ["query", "query"] and [x.depth for x in survey.layers] == [
+        0,
+        1,
+    ]
+    with pytest.raises(SourceError, match=r"config\.json"):
+        survey_model(Plan(str(tmp_path / "m"), None, NAMES, ("fisher",)), tmp_path / "t.jsonl")
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+def test_a_model_too_large_to_run_has_weights_alone(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In less memory first the number a weight goes, then the run; the file says why."""
+    parameters = survey_model(Plan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "a.jsonl").head.parameters
+    monkeypatch.setattr(running, "_memory", lambda: (4 * parameters * 2, "a small machine"))
+    less = survey_model(Plan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "b.jsonl")
+    assert less.head.signals == ("weight", "fisher")
+    monkeypatch.setattr(running, "_memory", lambda: (4 * parameters, "a small machine"))
+    least = survey_model(Plan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "c.jsonl")
+    assert least.head.signals == ("weight",) and "of a small machine" in least.head.why
+
+
+def test_one_layer_is_in_memory_at_a_time(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer's bytes are read once, for all schemes; embeddings are not read at all."""
+    read: list[str] = []
+    kind = type(running.open_source(str(tiny_llama)))
+    original = kind.read_rows
+    monkeypatch.setattr(
+        kind, "read_rows", lambda self, info, *a: read.append(info.name) or original(self, info, *a)
+    )
+    survey = survey_model(Plan(str(tiny_llama), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
+    assert read == [f"{x.name}.weight" for x in survey.layers if x.role is not Role.EMBEDDING]
+
+
+def test_a_checkpoint_stops_it_between_schemes(tiny_llama: Path, tmp_path: Path) -> None:
+    """A visitor who left ends the work before the next scheme; layers that were done stay."""
+    plan, calls, most = Plan(str(tiny_llama), None, NAMES, ("weight",)), 0, 10**6
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > most:
+            raise StoppedError("left")
+
+    with stoppable(check):
+        layers = len(survey_model(plan, tmp_path / "whole.jsonl").layers)
+    calls, most = 0, calls // 2
+    with pytest.raises(StoppedError), stoppable(check):
+        survey_model(plan, tmp_path / "s.jsonl")
+    assert 0 < len(load_survey(tmp_path / "s.jsonl").layers) < layers
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"signals": ("nope",)}, "no signal 'nope'; there are weight, output"),
+        ({"schemes": ("int4_nope",)}, "no scheme 'int4_nope'"),
+        ({"schemes": ()}, "at least one scheme"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(plan: dict[str, tuple[str, ...]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Plan("model", **plan)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_surveyed_is_said(tmp_path: Path) -> None:
+    """No linear layer; and NaN, by the name of its layer."""
+    for name, tensors in {
+        "norms": {"norm.weight": torch.ones(8)},
+        "nan": {"a.q_proj.weight": torch.full((8, 8), float("nan"))},
+    }.items():
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    with pytest.raises(SourceError, match="norms has no linear layers"):
+        survey_model(Plan(str(tmp_path / "norms")), tmp_path / "s.jsonl")
+    with pytest.raises(ValueError, match=r"a\.q_proj, by int3_group64_asym: .*NaN"):
+        survey_model(Plan(str(tmp_path / "nan"), None, NAMES), tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize("name", SENSITIVITIES)
+def test_rows_of_the_table_say_what_they_are(name: str) -> None:
+    row = SENSITIVITIES[name]
+    assert row.name == name and row.label and row.why and row.trust
+    assert row.is_loss == (row.needs in (Needs.GRADIENTS, Needs.RUNS))
+
+
+def test_layers_are_values() -> None:
+    layer = Layer("a", (2, 3), "F32", Role.LINEAR, "other", None, 8.0, {"s": 4.0}, {"weight": {"s": 2.0}})
+    assert layer.weights == 6 and layer.sqnr_db("s") == pytest.approx(6.0206, abs=1e-4)

@@ -17,7 +17,7 @@ LEVELS = [
     {"explorer.core"},
     {"explorer.analysis", "explorer.export"},
     {"explorer.methods", "explorer.training", "explorer.conformance"},
-    {"explorer.models"},
+    {"explorer.models", "explorer.checkpoints"},
     {"explorer.bench"},
     {"explorer.figures", "explorer.cli"},
     {"app", "explorer.__main__"},

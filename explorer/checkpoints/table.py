@@ -1,0 +1,8 @@
+"""``EXPORTS``: the targets, one file each. A new one is a file and a row."""
+
+from __future__ import annotations
+
+from explorer.checkpoints import to_compressed_tensors
+from explorer.checkpoints.export import Export
+
+EXPORTS: dict[str, Export] = {row.name: row for row in (to_compressed_tensors.EXPORT,)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.checkpoints import to_compressed_tensors
+from explorer.checkpoints import to_compressed_tensors, to_gguf
 from explorer.checkpoints.export import Export
 
-EXPORTS: dict[str, Export] = {row.name: row for row in (to_compressed_tensors.EXPORT,)}
+EXPORTS: dict[str, Export] = {row.name: row for row in (to_compressed_tensors.EXPORT, to_gguf.EXPORT)}

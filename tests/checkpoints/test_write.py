@@ -26,7 +26,7 @@ from explorer.progress import StoppedError, checkpoint, stoppable
 from tests.checkpoints.reading import uniform
 
 TARGET = "compressed-tensors"
-FITS = {"compressed-tensors": "int4_group128"}
+FITS = {"compressed-tensors": "int4_group128", "gguf": "int4_group32"}
 """A scheme that each target carries."""
 
 

@@ -79,11 +79,11 @@ def test_llama_cpp_says_what_we_say(
     recipes = mixed(layers) if scheme == "mixed" else uniform(layers, scheme)
     written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
     answer = ask(xllamacpp, written.folder / "model.gguf", TEXT)
-    assert answer["tokens_evaluated"] == tokens.shape[1], "the text is cut as the original's tokenizer does"
+    assert answer["usage"]["prompt_tokens"] == tokens.shape[1], "the text is cut as by its tokenizer"
     with torch.no_grad():
         logits = expected(recipes, torch.float32)(tokens).logits[0, -1]
     ours = torch.log_softmax(logits, 0)
-    for entry in answer["completion_probabilities"][0]["top_logprobs"]:
+    for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
         assert entry["logprob"] == pytest.approx(float(ours[entry["id"]]), abs=0.15)
 
 
@@ -120,8 +120,8 @@ def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
     assert words[101] == "[CLS]" and "\u2581model" in words and "ing" in words
 
 
-def change(model: Path, name: str, **settings: Any) -> None:
-    path = model / name
+def change(path: Path, settings: dict[str, Any]) -> None:
+    """Other settings in a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
@@ -159,7 +159,7 @@ def test_models_without_a_place_are_refused(
     """Another architecture, positions or tokenizer would be read as something else."""
     name, settings, words = MODELS[case]
     model = Path(shutil.copytree(llama, tmp_path / "model"))
-    change(model, name, **settings)
+    change(model / name, settings)
     with pytest.raises(ValueError, match=words):
         write_checkpoint(TARGET, model, uniform(layers, "q4_0"), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

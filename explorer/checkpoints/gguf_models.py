@@ -34,10 +34,10 @@ def _decoder(config: Config) -> dict[str, Any]:
         "attention.head_count": heads,
         "attention.head_count_kv": kv or heads,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(_rope(config).get("rope_theta", 10000.0)),
-        "rope.dimension_count": _head(config),
-        "attention.key_length": _head(config),
-        "attention.value_length": _head(config),
+        "rope.freq_base": float(rope_of(config).get("rope_theta", 10000.0)),
+        "rope.dimension_count": head_length(config),
+        "attention.key_length": head_length(config),
+        "attention.value_length": head_length(config),
         "vocab_size": config["vocab_size"],
     }
 
@@ -72,13 +72,13 @@ def refusal(config: Config) -> str:
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         return f"its file names the tensors of {', '.join(ARCHITECTURES)} models, not of {kind!r}"
-    scaling = _rope(config).get("rope_type", "default")
+    scaling = rope_of(config).get("rope_type", "default")
     if scaling not in ("default", *_SCALED):
         return f"positions scaled by {scaling!r} are not carried; {', '.join(_SCALED)} is"
     return ""
 
 
-def _rope(config: Config) -> dict[str, Any]:
+def rope_of(config: Config) -> dict[str, Any]:
     """How positions are encoded: one object today, two fields in configurations of before."""
     old = config.get("rope_scaling") or {}
     kind = old.get("rope_type") or old.get("type") or "default"
@@ -88,16 +88,17 @@ def _rope(config: Config) -> dict[str, Any]:
     return {**before, **(config.get("rope_parameters") or {})}
 
 
-def _head(config: Config) -> int:
+def head_length(config: Config) -> int:
+    """Channels of one head of a decoder."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def rope_factors(config: Config) -> Tensor | None:
     """float32 [head / 2]: what each rotation's wavelength is multiplied by (Llama 3.1); None without."""
-    rope = _rope(config)
+    rope = rope_of(config)
     if rope.get("rope_type") != "llama3":
         return None
-    head = _head(config)
+    head = head_length(config)
     base = float(rope.get("rope_theta", 10000.0))
     lengths = [2 * math.pi * base ** (2 * i / head) for i in range(head // 2)]
     old = rope["original_max_position_embeddings"]

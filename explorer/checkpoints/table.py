@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from explorer.checkpoints import to_compressed_tensors, to_gguf
+from explorer.checkpoints import to_compressed_tensors, to_gguf, to_onnx
 from explorer.checkpoints.export import Export
 
-EXPORTS: dict[str, Export] = {row.name: row for row in (to_compressed_tensors.EXPORT, to_gguf.EXPORT)}
+EXPORTS: dict[str, Export] = {
+    row.name: row for row in (to_compressed_tensors.EXPORT, to_gguf.EXPORT, *to_onnx.EXPORTS)
+}

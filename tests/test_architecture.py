@@ -126,6 +126,7 @@ def test_the_top_level_is_what_it_should_be() -> None:
         ".ci",
         "requirements.txt",
         "requirements-gpu.txt",
+        "requirements-export.txt",
         "app.py",
         "docs",
         "examples",
@@ -156,6 +157,7 @@ def test_no_line_of_code_is_longer_than_a_screen() -> None:
         "Makefile",
         "requirements.txt",
         "requirements-gpu.txt",
+        "requirements-export.txt",
         "run",
     )
     long = [

@@ -66,3 +66,11 @@ def one(layer: Layer) -> Callable[[QuantizedTensor, str, Path], None]:
 def quantization_config(**settings: Any) -> dict[str, Any]:
     """The entry of config.json that transformers and serving engines look for."""
     return {"quantization_config": settings}
+
+
+def opened(packages: str, dtype: str) -> str:
+    """How transformers opens such a folder, and what has to be installed."""
+    return (
+        f"from transformers import AutoModelForCausalLM  # pip install {packages}\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("this folder", dtype="{dtype}")'
+    )

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from explorer.checkpoints import to_compressed_tensors, to_gguf, to_onnx
+from explorer.checkpoints import (
+    to_awq,
+    to_bitsandbytes,
+    to_compressed_tensors,
+    to_gguf,
+    to_gptq,
+    to_onnx,
+)
 from explorer.checkpoints.export import Export
 
 EXPORTS: dict[str, Export] = {
-    row.name: row for row in (to_compressed_tensors.EXPORT, to_gguf.EXPORT, *to_onnx.EXPORTS)
+    row.name: row
+    for row in (
+        to_compressed_tensors.EXPORT,
+        to_gguf.EXPORT,
+        *to_onnx.EXPORTS,
+        to_gptq.EXPORT,
+        to_awq.EXPORT,
+        to_bitsandbytes.EXPORT,
+    )
 }

@@ -9,6 +9,7 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack_bits
 from explorer.schemes import MappingType, Scheme
+from explorer.schemes.scheme import SEPARATOR
 
 _WORD = 4
 
@@ -57,3 +58,18 @@ def int32_words(codes: Tensor, bits: int) -> Tensor:
 def is_asymmetric(scheme: Scheme) -> bool:
     """Whether the scheme has integer zero points."""
     return scheme.mapping is MappingType.ASYMMETRIC
+
+
+def half_scales_refusal(scheme: Scheme) -> str:
+    """Why scales of ``scheme`` can't be stored in float16 as they are; empty if they can."""
+    rule = scheme.scale
+    if rule is not None and rule.format.name == "float16":
+        return ""
+    word = scheme.text.split(SEPARATOR)
+    word[3] = "float16"
+    return f"its scales are float16, those of {scheme.label} are not: take {SEPARATOR.join(word)}"
+
+
+def half_scales(q: QuantizedTensor) -> Tensor:
+    """float16 [groups, N]."""
+    return q.scales.scale.to(torch.float16).t().contiguous().cpu()

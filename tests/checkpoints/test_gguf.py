@@ -34,7 +34,7 @@ TYPES = {
 
 
 @pytest.mark.parametrize("scheme", TYPES)
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 30.0])
+@pytest.mark.parametrize("scale", [1e-4, 30.0])
 def test_the_packages_values_are_ours(scheme: str, scale: float, tmp_path: Path) -> None:
     """Of one tensor, with a row of zeros and an outlier."""
     weight = scale * torch.randn(24, 512)
@@ -70,7 +70,7 @@ def test_transformers_reads_our_weights(
     assert tokenizer(TEXT, add_special_tokens=False).input_ids == tokens[0].tolist()
 
 
-@pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "mxfp4", "q6_k", "mixed"])
+@pytest.mark.parametrize("scheme", ["q4_0", "mxfp4", "mixed"])
 def test_llama_cpp_says_what_we_say(
     scheme: str, llama: Path, layers: list[str], tokens: Tensor, expected: Expected, tmp_path: Path
 ) -> None:

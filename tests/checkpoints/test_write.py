@@ -28,7 +28,8 @@ from tests.checkpoints.reading import uniform
 TARGET = "compressed-tensors"
 FITS = {
     "compressed-tensors": "int4_group128", "gguf": "int4_group32", "onnx": "int8_row",
-    "onnx-nbits": "int4_group32",
+    "onnx-nbits": "int4_group32", "gptq": "int4_group128", "awq": "int4_group64_asym",
+    "bitsandbytes": "nf4_block64",
 }  # fmt: skip
 """A scheme that each target carries."""
 

@@ -93,8 +93,8 @@ def requirements(file: str) -> dict[str, Requirement]:
 def test_the_tested_versions_lie_in_the_ranges() -> None:
     """requirements*.txt pin what pyproject allows: else pip would install what was never tested."""
     extras = PROJECT["optional-dependencies"]
-    declared = [*PROJECT["dependencies"], *extras["page"], *extras["gpu"], *extras["dev"]]
-    files = ("requirements.txt", "requirements-gpu.txt", "tests/requirements.txt")
+    declared = [*PROJECT["dependencies"], *extras["page"], *extras["gpu"], *extras["export"], *extras["dev"]]
+    files = ("requirements.txt", "requirements-gpu.txt", "requirements-export.txt", "tests/requirements.txt")
     pins = {name: pin for file in files for name, pin in requirements(file).items()}
     for requirement in map(Requirement, declared):
         if requirement.name != PROJECT["name"]:
@@ -105,7 +105,7 @@ def test_the_tested_versions_lie_in_the_ranges() -> None:
 def test_the_library_imports_only_what_it_declares() -> None:
     """An import without a dependency works here, where everything is installed, and nowhere else."""
     extras = PROJECT["optional-dependencies"]
-    declared = map(Requirement, [*PROJECT["dependencies"], *extras["gpu"]])
+    declared = map(Requirement, [*PROJECT["dependencies"], *extras["gpu"], *extras["export"]])
     allowed = {canonicalize_name(requirement.name) for requirement in declared}
     of_module = packages_distributions()
     for path in (ROOT / "explorer").rglob("*.py"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from explorer import words
 from explorer.checkpoints.export import Export, Plan
+from explorer.sources.safetensors_header import NAMES
 from explorer.version import __version__
 
 CARD = "README.md"
@@ -58,7 +59,8 @@ def _bits(plan: Plan, name: str) -> float:
 def least_bytes(plan: Plan) -> int:
     """Bytes that codes, scales and all other tensors take, at least."""
     coded = {f"{name}.weight" for name in plan.layers}
-    kept = sum(info.elements for info in plan.model.infos if info.name not in coded)
+    sizes = {name: dtype.itemsize for dtype, name in NAMES.items()}
+    kept = sum(i.elements * sizes.get(i.dtype, 1) for i in plan.model.infos if i.name not in coded)
     return int(sum(_bits(plan, name) for name in plan.layers) / 8) + kept
 
 

@@ -106,7 +106,6 @@ class Export:
     one: Callable[[QuantizedTensor, str, Path], None]
     load: Callable[[Plan], str]
     suffix: str = ".safetensors"
-    carries: Callable[[], tuple[str, ...]] = tuple
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:
         """Empty if the target carries a layer of ``shape`` [N, K] by ``scheme``, else why not, in words."""

@@ -191,9 +191,12 @@ def together(plan: Plan) -> str:
     if len(plan.schemes) > 1 and (packed := _packed_zeros(plan)):
         return f"transformers loads no packed zero points ({packed[0]}) in mixed recipes: take symmetric ones"
     if plan.inputs is None:
-        return "" if not plan.input_scales else "scales of inputs were given, and no scheme for them"
+        return ""
     if _input_args(plan) is None:
         return f"it has no way to say inputs by {plan.inputs.label}"
+    for name in plan.coded:
+        if why := ragged(plan.shape(name)[1], plan.inputs.block[1] or 1):
+            return f"of the inputs of {name} {why}"
     return _static_refusal(plan)
 
 

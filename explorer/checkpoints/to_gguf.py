@@ -25,7 +25,7 @@ from explorer.schemes.rules import SUPER_BLOCK
 
 NAME = "gguf"
 FILE = "model.gguf"
-_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _GUESSED = 1024
 """llama.cpp's file type of a file whose tensors say for themselves."""
 
@@ -150,16 +150,14 @@ def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None
 
 
 def _data(job: Job, tensor: str, architecture: Architecture) -> Tensor:
-    """uint8 [..., bytes of a row]: what the file holds of one tensor."""
+    """uint8 [rows, bytes of a row]: what the file holds of one tensor."""
     plan, layer = job.plan, tensor.removesuffix(".weight")
     if tensor.endswith(".weight") and layer in plan.layers:
         raw = row_bytes(job.layer(layer)).cpu()
     else:
-        dtype = {name: dtype for dtype, name in _TYPES.items()}[_type_of(plan, tensor)]
-        raw = plan.model.read(tensor).to(dtype).contiguous().view(torch.uint8)
+        values = plan.model.read(tensor).to(_DTYPES[_type_of(plan, tensor)]).contiguous()
+        raw = values.view(len(values), -1).view(torch.uint8)
     heads = gguf_models.pairs_of(tensor, architecture, plan.model.config)
-    if heads is not None and plan.model.info(tensor).shape[-1:] == plan.model.info(tensor).shape:
-        raw = raw.view(plan.model.info(tensor).shape[0], -1)  # a bias: one number a row
     return (raw if heads is None else gguf_models.in_pairs(raw, heads)).contiguous()
 
 

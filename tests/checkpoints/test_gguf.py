@@ -15,8 +15,15 @@ import gguf
 import pytest
 import torch
 from gguf.quants import dequantize
+from tokenizers import Tokenizer, models, normalizers, trainers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from explorer import SCHEMES, Scheme, load_matrix, quantize
 from explorer.checkpoints import write_checkpoint, write_one
@@ -89,17 +96,62 @@ def test_llama_cpp_says_what_we_say(
 
 def ask(xllamacpp: Any, path: Path, prompt: str) -> dict[str, Any]:
     """llama.cpp's answer of two tokens, with the log probabilities of five."""
-    settings = xllamacpp.CommonParams()
-    settings.model.path = str(path)
-    settings.n_ctx, settings.n_parallel, settings.warmup = 128, 1, False
-    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
-    settings.n_gpu_layers, settings.fit_params, settings.verbosity = 0, False, 0
-    server = xllamacpp.Server(settings)
     request = {"prompt": prompt, "n_predict": 2, "temperature": 0, "n_probs": 5, "cache_prompt": False}
+    return answered(server(xllamacpp, path).handle_completions, request)
+
+
+def server(xllamacpp: Any, path: Path, **settings: Any) -> Any:
+    """llama.cpp on one thread."""
+    asked = xllamacpp.CommonParams()
+    asked.model.path = str(path)
+    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = 1
+    small = {"n_ctx": 128, "n_parallel": 1, "warmup": False, "n_gpu_layers": 0, "fit_params": False}
+    for name, value in {**small, "verbosity": 0, **settings}.items():
+        setattr(asked, name, value)
+    return xllamacpp.Server(asked)
+
+
+def answered(handler: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """What a handler of the server gives at last."""
     found: list[Any] = []
-    server.handle_completions(json.dumps(request), lambda part: found.append(part) or False)
-    answer = found[-1]
-    return json.loads(answer) if isinstance(answer, str) else answer
+    handler(json.dumps(request), lambda part: found.append(part) or False)
+    return json.loads(found[-1]) if isinstance(found[-1], str) else found[-1]
+
+
+def test_a_tokenizer_of_sentence_piece_cuts_texts_alike(
+    llama: Path, layers: list[str], original: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """Pairs are merged in the old order, and what is no token is spelled in bytes."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    model = Path(shutil.copytree(llama, tmp_path / "model"))
+    tokenizer = sentence_piece()
+    tokenizer.save_pretrained(model)
+    written = write_checkpoint(TARGET, model, {layers[0]: Recipe(SCHEMES["q8_0"])}, tmp_path / "out")
+    text = TEXT + " \u00fcber"
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    answer = ask(xllamacpp, written.folder / "model.gguf", text)
+    assert answer["usage"]["prompt_tokens"] == ids.shape[1] < len(text)
+    with torch.no_grad():
+        ours = torch.log_softmax(original(ids).logits[0, -1], 0)
+    for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+        assert entry["logprob"] == pytest.approx(float(ours[entry["id"]]), abs=0.15)
+
+
+def sentence_piece() -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 2 has it, of 288 tokens."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=288, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([TEXT] * 4, trainer)
+    spelled = json.loads(tokenizer.to_str())
+    spelled["added_tokens"] = spelled["added_tokens"][:3]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spelled)), unk_token="<unk>", bos_token="<s>",
+        eos_token="</s>", add_bos_token=False,
+    )  # fmt: skip
 
 
 def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
@@ -118,6 +170,18 @@ def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
     )
     words = reader.fields["tokenizer.ggml.tokens"].contents()
     assert words[101] == "[CLS]" and "\u2581model" in words and "ing" in words
+    xllamacpp = pytest.importorskip("xllamacpp")
+    run = server(xllamacpp, written.folder / "model.gguf", embedding=True)
+    answer = answered(run.handle_embeddings, {"input": TEXT})
+    there = torch.tensor(answer["data"][0]["embedding"])
+    network = AutoModel.from_pretrained(minilm).eval()
+    for name in layers:
+        weight = network.get_submodule(name).weight
+        weight.data = quantize(weight.data, SCHEMES["q4_0"]).dequantize()
+    with torch.no_grad():
+        tokens = AutoTokenizer.from_pretrained(minilm)(TEXT, return_tensors="pt")
+        here = network(**tokens).last_hidden_state[0].mean(0)
+    assert float(torch.cosine_similarity(there, here, 0)) > 0.9995
 
 
 def change(path: Path, settings: dict[str, Any]) -> None:

@@ -167,6 +167,20 @@ def test_models_that_store_their_layers_transposed_are_refused(
         write_checkpoint(TARGET, model, uniform(layers, "int4_group128"), tmp_path / "out")
 
 
+def test_scales_of_inputs_that_are_not_quantized_are_refused(
+    llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """They would be written and never used."""
+    recipes, scales = uniform(layers, "int8_row"), {"lm_head": 0.1}
+    for inputs in (None, SCHEMES["int8_tensor"]):
+        with pytest.raises(ValueError, match="inputs of lm_head, which are not quantized"):
+            write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=inputs, input_scales=scales)
+    with pytest.raises(ValueError, match=f"{layers[0]} has none"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["int8_tensor"])
+    with pytest.raises(ValueError, match="no way to say inputs by NVFP4"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["nvfp4"])
+
+
 @pytest.mark.parametrize("target", EXPORTS)
 def test_a_stopped_export_leaves_nothing(target: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
     """By its progress or by a checkpoint, in the middle."""

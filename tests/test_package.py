@@ -96,12 +96,13 @@ def test_the_tested_versions_lie_in_the_ranges() -> None:
     extras = PROJECT["optional-dependencies"]
     declared = [
         *PROJECT["dependencies"],
-        *(r for name in ("page", "gpu", "gguf", "cluster", "dev") for r in extras[name]),
+        *(r for name in ("page", "gpu", "export", "gguf", "cluster", "dev") for r in extras[name]),
     ]
     files = (
         "requirements.txt",
         "requirements-gpu.txt",
         "requirements-cluster.txt",
+        "requirements-export.txt",
         "tests/requirements.txt",
     )
     pins = {name: pin for file in files for name, pin in requirements(file).items()}
@@ -129,7 +130,7 @@ def test_the_lock_is_of_these_requirements() -> None:
 def test_the_library_imports_only_what_it_declares() -> None:
     """An import without a dependency works here, where everything is installed, and nowhere else."""
     extras = PROJECT["optional-dependencies"]
-    optional = [*extras["gpu"], *extras["gguf"], *extras["cluster"]]
+    optional = [*extras["gpu"], *extras["export"], *extras["gguf"], *extras["cluster"]]
     declared = map(Requirement, [*PROJECT["dependencies"], *optional])
     allowed = {canonicalize_name(requirement.name) for requirement in declared}
     of_module = packages_distributions()

@@ -21,6 +21,8 @@ from explorer.bench.page import PageTiming
 from explorer.bench.quantize import QuantizeTiming
 from explorer.bench.recordings import NOT_RECORDED
 from explorer.bench.training import TrainingResult
+from explorer.checkpoints import EXPORTS
+from explorer.checkpoints.export import plain_dtype
 from explorer.methods import METHODS, label_of
 from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.schemes import SCHEMES
@@ -52,6 +54,34 @@ def markdown(headers: Cells, rows: Iterable[Cells]) -> str:
 def _is_numeric(column: Cells) -> bool:
     numbers = [cell for cell in column if cell and cell not in (NOT_RECORDED, "–")]
     return bool(numbers) and all(cell[0].isdigit() for cell in numbers)
+
+
+# --- exports ---------------------------------------------------------------------------------------
+
+TYPICAL = (4096, 4096)
+"""The shape for which ``carried_table`` asks."""
+
+
+def exports_table() -> str:
+    """The targets of exports: what each is for, what reads it back, and how near that is."""
+    rows = [
+        [f"`{row.name}`", row.label, row.why, row.reader, row.exact, f"`{row.suffix}`"]
+        for row in EXPORTS.values()
+    ]
+    return markdown(["name", "target", "what it is", "read back by", "its weights", "one tensor"], rows)
+
+
+def carried_table() -> str:
+    """Named schemes, and which targets carry each of them."""
+    coded = [scheme for scheme in SCHEMES.values() if plain_dtype(scheme) is None]
+    rows = []
+    for scheme in coded:
+        carried = [not row.refusal(scheme, TYPICAL) for row in EXPORTS.values()]
+        if any(carried):
+            rows.append([f"`{scheme.name}`", *("yes" if yes else "–" for yes in carried)])
+    none = [s.name for s in coded if all(row.refusal(s, TYPICAL) for row in EXPORTS.values())]
+    table = markdown(["scheme", *EXPORTS], rows)
+    return f"{table}\n\nNo target carries {', '.join(f'`{name}`' for name in none)}."
 
 
 # --- quantize --------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ _DTYPES: dict[str, tuple[int, torch.dtype | None]] = {
     "BOOL": (8, torch.bool),
 }
 """Of each safetensors dtype: bits per element, and torch's dtype, None where it has none."""
+NAMES: dict[torch.dtype, str] = {dtype: name for name, (_, dtype) in _DTYPES.items() if dtype is not None}
+"""What a header calls torch's dtypes."""
 
 
 @dataclass(frozen=True)

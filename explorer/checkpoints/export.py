@@ -1,0 +1,117 @@
+"""What a target of an export is: what it carries, and how it writes a model and one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from explorer.checkpoints.model import ModelFolder
+from explorer.core.quantize import QuantizedTensor
+from explorer.methods.recipe import Recipe
+from explorer.schemes import Scheme
+
+Shape = tuple[int, int]
+Quantized = Callable[[str, Tensor, Recipe], QuantizedTensor]
+"""(name of the layer, its weight [N, K], its recipe) -> the codes that are written."""
+PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+"""Formats of casts that every target carries as they are."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model and what becomes of its layers: all that is known before a tensor is read.
+
+    layers        name of a layer (that of its weight without ".weight") -> scheme and method
+    inputs        how the layers' inputs are quantized; None where they are not
+    input_scales  layer -> the one scale of its inputs, where it is fixed (static); else found as they come
+    shard_bytes   of a file of tensors, at most (one tensor may be larger)
+    """
+
+    model: ModelFolder
+    layers: Mapping[str, Recipe]
+    inputs: Scheme | None = None
+    input_scales: Mapping[str, float] = field(default_factory=dict)
+    shard_bytes: float = 5e9
+
+    def shape(self, layer: str) -> Shape:
+        """[N, K] of a layer's weight; ``ValueError`` if the model has none of that name."""
+        shape = self.model.info(f"{layer}.weight").shape
+        if len(shape) != 2:
+            raise ValueError(f"{layer}.weight has the shape {list(shape)}; layers are matrices [N, K]")
+        return shape[0], shape[1]
+
+    @property
+    def coded(self) -> dict[str, Recipe]:
+        """The layers that are stored as codes: all but casts."""
+        return {name: recipe for name, recipe in self.layers.items() if plain_dtype(recipe.scheme) is None}
+
+    @property
+    def schemes(self) -> dict[Scheme, list[str]]:
+        """The schemes of ``coded``, and the layers of each, in the order of the model."""
+        found: dict[Scheme, list[str]] = {}
+        for name, recipe in self.coded.items():
+            found.setdefault(recipe.scheme, []).append(name)
+        return found
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of an export: where to write, who quantizes, who is told.
+
+    ``step`` is called once for each tensor of the model, when it is written.
+    """
+
+    plan: Plan
+    folder: Path
+    quantized: Quantized
+    step: Callable[[], None]
+
+    def layer(self, name: str) -> QuantizedTensor:
+        """The codes of a layer; ``ValueError`` where they are not what the recipe says."""
+        recipe, weight = self.plan.layers[name], self.plan.model.read(f"{name}.weight")
+        q = self.quantized(name, weight, recipe)
+        if q.shape != tuple(weight.shape) or q.scheme.text != recipe.scheme.text:
+            raise ValueError(
+                f"{name}: codes of {list(q.shape)} by {q.scheme} were given for a weight "
+                f"{list(weight.shape)} by {recipe.scheme}"
+            )
+        return q
+
+
+@dataclass(frozen=True)
+class Export:
+    """One target. ``why`` ends the sentence "…: what " it is read by and for.
+
+    refuses    (scheme, [N, K]) -> why it can't carry a layer of codes, in words; empty if it can
+    together   (plan) -> why it can't carry these layers of this model together; empty if it can
+    write      writes all files of the model but what is carried over
+    one        writes one tensor in the target's layout
+    reader     the program and version that the tests read it back with
+    exact      how near that program's weights are to ours, in words
+    suffix     of the file of one tensor
+    """
+
+    name: str
+    label: str
+    why: str
+    reader: str
+    exact: str
+    refuses: Callable[[Scheme, Shape], str]
+    together: Callable[[Plan], str]
+    write: Callable[[Job], None]
+    one: Callable[[QuantizedTensor, str, Path], None]
+    load: Callable[[Plan], str]
+    suffix: str = ".safetensors"
+
+    def refusal(self, scheme: Scheme, shape: Shape) -> str:
+        """Empty if the target carries a layer of ``shape`` [N, K] by ``scheme``, else why not, in words."""
+        return "" if plain_dtype(scheme) is not None else self.refuses(scheme, shape)
+
+
+def plain_dtype(scheme: Scheme) -> torch.dtype | None:
+    """The dtype of a cast that is stored as it is; None for every other scheme."""
+    return PLAIN.get(scheme.format.name) if scheme.scale is None else None

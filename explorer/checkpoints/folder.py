@@ -1,0 +1,120 @@
+"""Folders and files of tensors that are found whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from explorer.sources.index import INDEX
+from explorer.sources.safetensors_header import NAMES, PREFIX
+
+SINGLE = "model.safetensors"
+_METADATA = {"format": "pt"}
+_ALIGNED = 8
+"""Tensors begin at multiples of this, so that readers may map them; of any length that is none, last."""
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` to write into, which becomes ``out`` when all is done.
+
+    Whatever ends the work earlier (an error, a stop, a full disk), it is removed, and nothing is left.
+    ``ValueError`` if something stands at ``out`` already, ``OSError`` if it can't be written.
+    """
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists already; name a folder that does not")
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        partial.replace(out)
+    except OSError as error:
+        raise OSError(error.errno, f"{out} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_space(out: Path, needed: int) -> None:
+    """``OSError`` if the disk of ``out`` has fewer than ``needed`` bytes."""
+    above = next(folder for folder in Path(out).absolute().parents if folder.exists())
+    free = shutil.disk_usage(above).free
+    if free < needed:
+        raise OSError(f"{out} needs at least {needed:,} bytes; the disk has {free:,} left")
+
+
+class Shards:
+    """Safetensors files of a folder, written tensor by tensor: no more than one is in memory.
+
+    A file begins with room for its header (at most ``header_bytes``), which is filled in at its end. Files
+    of several are numbered, and listed in ``model.safetensors.index.json``.
+    """
+
+    def __init__(self, folder: Path, most_bytes: float, header_bytes: int) -> None:
+        self._folder, self._most = folder, most_bytes
+        self._room = PREFIX + -(-header_bytes // _ALIGNED) * _ALIGNED
+        self._files: list[list[str]] = []
+        self._bytes = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._entries: dict[str, dict[str, object]] = {}
+        self._late: list[tuple[str, Tensor]] = []
+        self._end, self._taken = 0, 0
+        self._file = (self._folder / f"{len(self._files)}.part").open("wb")
+        self._file.write(b" " * self._room)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor, into a new file where this one would grow beyond its size."""
+        size = tensor.numel() * tensor.element_size()
+        if self._taken and self._taken + size > self._most:
+            self._close()
+            self._open()
+        self._taken += size
+        if size % _ALIGNED:
+            self._late.append((name, tensor))
+        else:
+            self._write(name, tensor)
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        span = [self._end, self._end + raw.size]
+        self._entries[name] = {
+            "dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span
+        }  # fmt: skip
+        self._file.write(raw.data)
+        self._end = span[1]
+
+    def _close(self) -> None:
+        for name, tensor in sorted(self._late, key=lambda pair: -pair[1].element_size()):
+            self._write(name, tensor)
+        header = json.dumps({"__metadata__": _METADATA, **self._entries}, separators=(",", ":")).encode()
+        length = self._room - PREFIX
+        if len(header) > length:
+            raise ValueError(f"the header takes {len(header):,} bytes, {length:,} were kept for it")
+        with self._file:
+            self._file.seek(0)
+            self._file.write(length.to_bytes(PREFIX, "little") + header.ljust(length))
+        self._files.append(list(self._entries))
+        self._bytes += self._end
+
+    def close(self) -> None:
+        """Finish the last file, give all of them their names, and write the index of several."""
+        self._close()
+        count = len(self._files)
+        names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+        names = names if count > 1 else [SINGLE]
+        for number, name in enumerate(names):
+            (self._folder / f"{number}.part").rename(self._folder / name)
+        if count > 1:
+            where = {key: name for name, keys in zip(names, self._files, strict=True) for key in keys}
+            index = {"metadata": {"total_size": self._bytes}, "weight_map": where}
+            (self._folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")

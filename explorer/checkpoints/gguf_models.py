@@ -1,0 +1,129 @@
+"""The models that GGUF files are written of: their settings, the names of their tensors, changes of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """``name`` is llama.cpp's; ``settings`` the metadata below "<name>."; ``left_out`` ends of tensors' names
+    that the format has no place for; ``paired`` whether rows of query and key are stored in pairs."""
+
+    name: str
+    settings: Callable[[Config], dict[str, Any]]
+    paired: bool = False
+    left_out: tuple[str, ...] = ("rotary_emb.inv_freq", "embeddings.position_ids")
+
+
+def _decoder(config: Config) -> dict[str, Any]:
+    heads, kv = config["num_attention_heads"], config.get("num_key_value_heads")
+    return {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv or heads,
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.freq_base": float(rope_of(config).get("rope_theta", 10000.0)),
+        "rope.dimension_count": head_length(config),
+        "attention.key_length": head_length(config),
+        "attention.value_length": head_length(config),
+        "vocab_size": config["vocab_size"],
+    }
+
+
+def _encoder(config: Config) -> dict[str, Any]:
+    return {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.layer_norm_epsilon": float(config["layer_norm_eps"]),
+        "attention.causal": False,
+        "pooling_type": 1,  # the mean over tokens
+        "vocab_size": config["vocab_size"],
+    }
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", _decoder, paired=True),
+    "mistral": Architecture("llama", _decoder, paired=True),
+    "qwen2": Architecture("qwen2", _decoder),
+    "bert": Architecture("bert", _encoder, left_out=("embeddings.position_ids", "pooler.dense.weight",
+                                                     "pooler.dense.bias")),
+}  # fmt: skip
+"""By ``model_type`` of config.json."""
+_SCALED = ("llama3",)
+
+
+def refusal(config: Config) -> str:
+    """Why a model of this configuration can't be written; empty if it can."""
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        return f"its file names the tensors of {', '.join(ARCHITECTURES)} models, not of {kind!r}"
+    scaling = rope_of(config).get("rope_type", "default")
+    if scaling not in ("default", *_SCALED):
+        return f"positions scaled by {scaling!r} are not carried; {', '.join(_SCALED)} is"
+    return ""
+
+
+def rope_of(config: Config) -> dict[str, Any]:
+    """How positions are encoded: one object today, two fields in configurations of before."""
+    old = config.get("rope_scaling") or {}
+    kind = old.get("rope_type") or old.get("type") or "default"
+    before = {**old, "rope_type": kind}
+    if "rope_theta" in config:
+        before["rope_theta"] = config["rope_theta"]
+    return {**before, **(config.get("rope_parameters") or {})}
+
+
+def head_length(config: Config) -> int:
+    """Channels of one head of a decoder."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def rope_factors(config: Config) -> Tensor | None:
+    """float32 [head / 2]: what each rotation's wavelength is multiplied by (Llama 3.1); None without."""
+    rope = rope_of(config)
+    if rope.get("rope_type") != "llama3":
+        return None
+    head = head_length(config)
+    base = float(rope.get("rope_theta", 10000.0))
+    lengths = [2 * math.pi * base ** (2 * i / head) for i in range(head // 2)]
+    old = rope["original_max_position_embeddings"]
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+
+    def of(length: float) -> float:
+        if length < old / high:
+            return 1.0
+        if length > old / low:
+            return float(factor)
+        share = (old / length - low) / (high - low)
+        return float(1 / ((1 - share) / factor + share))
+
+    return torch.tensor([of(length) for length in lengths])
+
+
+def in_pairs(rows: Tensor, heads: int) -> Tensor:
+    """Rows of query or key, [heads · d, …], as llama.cpp turns them: row i of a head beside row i + d/2."""
+    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def pairs_of(name: str, architecture: Architecture, config: Config) -> int | None:
+    """The heads in whose rows the tensor ``name`` is to be stored in pairs; None where it is not."""
+    parts = name.split(".")
+    if not architecture.paired or len(parts) < 2 or parts[-1] not in ("weight", "bias"):
+        return None
+    heads = config["num_attention_heads"]
+    return {"q_proj": heads, "k_proj": config.get("num_key_value_heads") or heads}.get(parts[-2])

@@ -1,0 +1,112 @@
+"""A Hugging Face tokenizer as GGUF's metadata, for llama.cpp to cut texts as the original does.
+
+Three kinds, by what tokenizer.json says: BPE of bytes ("gpt2", whose first cut of a text llama.cpp knows by
+name), BPE of SentencePiece ("llama"), and WordPiece ("bert").
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""llama.cpp's ``llama_token_type``."""
+_SPACE = "\u2581"
+_NEVER_MERGED = -1e6
+_ANY_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CUTS = {
+    _ANY_CASE + r"\p{N}{1,3}" + _REST: "llama-bpe",
+    _ANY_CASE + r"\p{N}" + _REST: "qwen2",
+    "": "gpt-2",
+    "Digits": "smollm",
+}
+"""What cuts a text before BPE (a regular expression, or the name of a step) -> llama.cpp's name of it."""
+
+
+def vocabulary(folder: Path, size: int) -> dict[str, Any]:
+    """``tokenizer.ggml.*`` without its prefix, for a model with ``size`` rows of embeddings.
+
+    ``ValueError`` for a tokenizer that llama.cpp would cut texts otherwise with.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"{folder.name} has no tokenizer.json, which GGUF files hold the tokens of")
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    kind = str(tokenizer["model"].get("type") or "BPE")
+    if kind == "WordPiece":
+        return _word_piece(tokenizer, size)
+    if kind != "BPE":
+        raise ValueError(f"its tokenizer is {kind}; carried are BPE, BPE of SentencePiece and WordPiece")
+    return (
+        _sentence_piece(tokenizer, size)
+        if tokenizer["model"].get("byte_fallback")
+        else _bytes(tokenizer, size)
+    )
+
+
+def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
+    """The text and the type of every token; rows of embeddings without one are unused."""
+    texts, types = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
+    for text, index in tokenizer["model"]["vocab"].items():
+        texts[index], types[index] = text, NORMAL
+    for added in tokenizer.get("added_tokens", []):
+        texts[added["id"]] = added["content"]
+        types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+    return texts, types
+
+
+def _merges(tokenizer: dict[str, Any]) -> list[str]:
+    return [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+
+
+def _bytes(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
+    texts, types = _tokens(tokenizer, size)
+    merges = _merges(tokenizer)
+    return {"model": "gpt2", "pre": _cut(tokenizer), "tokens": texts, "token_type": types, "merges": merges}
+
+
+def _cut(tokenizer: dict[str, Any]) -> str:
+    step = tokenizer.get("pre_tokenizer") or {}
+    steps = step.get("pretokenizers", [step])
+    names = [s.get("type") for s in steps]
+    patterns = [s["pattern"].get("Regex") or "" for s in steps if s.get("type") == "Split"]
+    found = patterns[0] if patterns else "Digits" if "Digits" in names else ""
+    if found not in CUTS or names[-1] != "ByteLevel" or len(patterns) > 1:
+        raise ValueError(f"its tokenizer cuts texts in a way that has no name in llama.cpp here: {names}")
+    return CUTS[found]
+
+
+def _sentence_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
+    """Scores decide which pair is merged first: those of earlier merges are higher."""
+    texts, types = _tokens(tokenizer, size)
+    rank: dict[str, int] = {}
+    for number, merge in enumerate(_merges(tokenizer)):
+        rank.setdefault(merge.replace(" ", ""), number)
+    scores = [-float(rank[text]) if text in rank else _NEVER_MERGED for text in texts]
+    scores = [0.0 if type_ != NORMAL else score for score, type_ in zip(scores, types, strict=True)]
+    unknown = tokenizer["model"].get("unk_token")
+    for index, text in enumerate(texts):
+        if text == unknown:
+            types[index] = UNKNOWN
+        elif len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            types[index] = BYTE
+    return {"model": "llama", "pre": "default", "tokens": texts, "scores": scores, "token_type": types}
+
+
+def _word_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
+    """llama.cpp marks the beginnings of words where WordPiece marks their continuations."""
+    texts, types = _tokens(tokenizer, size)
+    prefix = tokenizer["model"].get("continuing_subword_prefix", "##")
+
+    def marked(text: str, type_: int) -> str:
+        if type_ != NORMAL or (text.startswith("[") and text.endswith("]")):
+            return text
+        return text.removeprefix(prefix) if text.startswith(prefix) else _SPACE + text
+
+    words = [marked(text, type_) for text, type_ in zip(texts, types, strict=True)]
+    return {
+        "model": "bert", "pre": "default", "tokens": words, "token_type": types,
+        "scores": [-1000.0] * size,
+    }  # fmt: skip

@@ -1,0 +1,129 @@
+"""The model that an export starts from: a folder, its configuration, and its tensors one at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.progress import checkpoint
+from explorer.sources.base import SourceError, TensorInfo
+from explorer.sources.index import INDEX
+from explorer.sources.limits import LOCAL
+from explorer.sources.models import LocalModel
+
+CONFIG = "config.json"
+_CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".vocab", ".bpe")
+_TERMS = re.compile(r"(LICENSE|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embeddings?|[a-z_]+_embeddings?)(\.|$)")
+_TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+"""Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""
+
+
+class ModelFolder:
+    """A folder with config.json and safetensors files, all of which are whole.
+
+    ``SourceError`` for a folder without a configuration, a file that can't be read, a tensor that the index
+    lists and no file holds, and a model that is quantized already.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.config = _json(self.folder / CONFIG)
+        if "quantization_config" in self.config:
+            raise SourceError(
+                f"{self.folder.name} is quantized already; export the model that it was made of"
+            )
+        self._source = LocalModel(self.folder, limits=LOCAL)
+        if self._source.broken:
+            raise SourceError(f"{self.folder.name}: {self._source.broken[0]}")
+        self._infos = {info.name: info for info in self._source.infos}
+        if missing := [name for name in self._listed() if name not in self._infos]:
+            raise SourceError(
+                f"{self.folder.name}: {INDEX} lists {missing[0]}, which no file holds ({len(missing)} such)"
+            )
+
+    def _listed(self) -> list[str]:
+        index = self.folder / INDEX
+        return list(_json(index).get("weight_map", {})) if index.is_file() else []
+
+    @property
+    def infos(self) -> tuple[TensorInfo, ...]:
+        """What the headers say of all tensors."""
+        return tuple(self._infos.values())
+
+    def info(self, name: str) -> TensorInfo:
+        """What the header says of one; ``SourceError`` if there is none of that name."""
+        return self._infos[name] if name in self._infos else self._source.info(name)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor in its own dtype."""
+        checkpoint()
+        return self._source.read(name)
+
+    @property
+    def type(self) -> str:
+        """``model_type`` of the configuration: "llama", "bert"."""
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def transposed(self) -> bool:
+        """Whether its layers are stored [K, N]."""
+        return self.type in _TRANSPOSED
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """What the model is computed in: by its configuration, else that of its first floating tensor."""
+        named = str(self.config.get("dtype") or self.config.get("torch_dtype") or "").removeprefix("torch.")
+        dtype = getattr(torch, named, None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        short = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        found = (short[info.dtype] for info in self.infos if info.dtype in short)
+        return next(found, torch.float32)
+
+    @cached_property
+    def matrices(self) -> tuple[str, ...]:
+        """The layers (names without ".weight") that are matrices and no embeddings."""
+        names = (i.name.removesuffix(".weight") for i in self.infos if i.name.endswith(".weight"))
+        return tuple(
+            name for name in names
+            if len(self._infos[f"{name}.weight"].shape) == 2 and not _EMBEDDING.search(name)
+        )  # fmt: skip
+
+    def carry_over(self, folder: Path) -> list[str]:
+        """Copy configuration, tokenizer, generation settings and terms into ``folder``; their names.
+
+        Weights, the index and the model's own card are left out; of folders inside only settings are taken
+        (``1_Pooling/config.json``).
+        """
+        copied = []
+        for path in sorted([*self.folder.glob("*"), *self.folder.glob("*/*.json")]):
+            taken = path.suffix in _CARRIED or _TERMS.fullmatch(path.name)
+            if not path.is_file() or not taken or path.name.endswith(".index.json"):
+                continue
+            to = folder / path.relative_to(self.folder)
+            to.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, to)
+            copied.append(str(path.relative_to(self.folder)))
+        return copied
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"{path.parent.name} has no {path.name}: an export needs the model's folder"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path.parent.name}: {path.name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{path.parent.name}: {path.name} is no JSON object")
+    return value

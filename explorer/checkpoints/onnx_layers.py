@@ -1,0 +1,105 @@
+"""A layer of codes as operations of ONNX: DequantizeLinear before a product, or MatMulNBits.
+
+Weights of DequantizeLinear are stored [K, N], as MatMul takes them: codes of 8 bits a byte each, smaller
+ones in one stream over the flattened tensor; scales [N], or [K/B, N] for blocks of B (opset 21). MatMulNBits
+has B [N, K/B, B·b/8] of unsigned codes, scales [N, K/B], zero points packed row by row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.checkpoints.export import Shape
+from explorer.checkpoints.onnx_graph import Graph, Put, Stored
+from explorer.checkpoints.words import integer_refusal, is_asymmetric, ragged, unsigned, zero_codes
+from explorer.core.quantize import QuantizedTensor
+from explorer.formats import IntegerFormat
+from explorer.formats.packing import pack_bits
+from explorer.schemes import Scheme
+
+BITS = (2, 4, 8)
+_FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+_KEPT = {"float16": torch.float16}
+_SMALLEST_BLOCK = 16
+
+
+def refuses_dequantize(scheme: Scheme, shape: Shape) -> str:
+    """Why DequantizeLinear can't restore a layer [N, K] by ``scheme``."""
+    rule, block = scheme.scale, scheme.block
+    if rule is not None and scheme.format.name in _FLOAT8 and not scheme.flat:
+        if block not in ((None, None), (1, None)) or rule.per_tensor:
+            return f"its 8-bit floats have a scale for the tensor or a row, not {scheme.granularity}"
+        return ""
+    if block == (None, None) and scheme.format.bits == 8 and isinstance(scheme.format, IntegerFormat):
+        return ""
+    if why := integer_refusal(scheme, BITS, shape[1]):
+        return why
+    return ragged(shape[0] * shape[1], 8 // scheme.format.bits)
+
+
+def refuses_matmul(scheme: Scheme, shape: Shape) -> str:
+    """Why MatMulNBits can't hold a layer [N, K] by ``scheme``."""
+    if why := integer_refusal(scheme, BITS, shape[1]):
+        return why
+    width = scheme.block[1]
+    if width is None or width < _SMALLEST_BLOCK or width & (width - 1):
+        return f"its blocks have 16, 32, 64 … values along a row, not {scheme.granularity}"
+    return ""
+
+
+def dequantized(graph: Graph, name: str, q: QuantizedTensor, put: Put) -> str:
+    """float32 [K, N]: the output of the DequantizeLinear that restores the layer."""
+    bits, width = q.scheme.format.bits, q.scheme.block[1]
+    whole = q.scheme.block == (None, None)
+    kind = "FLOAT8E4M3FN" if q.scheme.format.name == "float8_e4m3fn" else "FLOAT8E5M2"
+    kind = f"INT{bits}" if isinstance(q.scheme.format, IntegerFormat) else kind
+    codes = put(f"{name}.weight_codes", _stored(q.codes.t(), kind))
+    scales = q.scales.scale.t().contiguous()
+    scale = _scales(
+        graph, f"{name}.weight_scale", scales if width is not None else _line(scales, whole), q, put
+    )
+    zeros = []
+    if q.scales.zero_points is not None:
+        grid = q.scales.zero_points.t().contiguous().view(torch.uint8)
+        grid = (grid & ((1 << bits) - 1)) if width is not None else _line(grid & ((1 << bits) - 1), whole)
+        zeros = [put(f"{name}.weight_zero_point", _stored(grid, kind))]
+    attributes: dict[str, Any] = {"axis": 0, "block_size": width} if width is not None else {"axis": 1}
+    return str(graph.node("DequantizeLinear", codes, scale, *zeros, **attributes))
+
+
+def product(graph: Graph, name: str, x: str, q: QuantizedTensor, put: Put) -> str:
+    """The output of the MatMulNBits of ``x`` [..., K] by the layer: [..., N]."""
+    bits, (rows, columns), width = q.scheme.format.bits, q.shape, q.scheme.block[1]
+    assert width is not None
+    packed = pack_bits(unsigned(q).contiguous(), bits).view(rows, columns // width, width * bits // 8)
+    codes = put(f"{name}.weight_codes", Stored.of(packed))
+    scale = _scales(graph, f"{name}.weight_scale", q.scales.scale.contiguous(), q, put)
+    zeros = []
+    if is_asymmetric(q.scheme):
+        zeros = [put(f"{name}.weight_zero_point", Stored.of(pack_bits(zero_codes(q).contiguous(), bits)))]
+    sides = {"K": columns, "N": rows, "bits": bits, "block_size": width, "accuracy_level": 0}
+    return str(graph.node("MatMulNBits", x, codes, scale, *zeros, domain="com.microsoft", **sides))
+
+
+def _scales(graph: Graph, name: str, scales: Tensor, q: QuantizedTensor, put: Put) -> str:
+    """The scales as float32, stored in float16 where they are such."""
+    rule = q.scheme.scale
+    dtype = _KEPT.get(rule.format.name) if rule else None
+    if dtype is None:
+        return put(name, Stored.of(scales))
+    return graph.cast(put(name, Stored.of(scales.to(dtype))))
+
+
+def _line(grid: Tensor, whole: bool) -> Tensor:
+    """[N], or one number for the whole tensor."""
+    return grid.reshape(()) if whole else grid.reshape(-1)
+
+
+def _stored(codes: Tensor, kind: str) -> Stored:
+    """uint8 ``codes`` as ONNX packs them: one run over the flattened tensor."""
+    bits = {"INT2": 2, "INT4": 4}.get(kind, 8)
+    flat = codes.cpu().contiguous().reshape(1, -1)
+    return Stored(kind, tuple(codes.shape), pack_bits(flat, bits).reshape(-1).view(torch.uint8))

@@ -1,0 +1,76 @@
+"""Targets that are a folder of safetensors: the model's own tensors, and those that a layer becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.checkpoints.export import Job, Plan, plain_dtype
+from explorer.checkpoints.folder import Shards
+from explorer.checkpoints.model import CONFIG
+from explorer.core.quantize import QuantizedTensor
+from explorer.export.files import write_tensors
+
+Layer = Callable[[QuantizedTensor, torch.dtype], dict[str, Tensor]]
+"""(codes, the model's dtype) -> tensors by what is added to the layer's name: ".weight_packed"."""
+Settings = Callable[[Plan], dict[str, Any]]
+"""What is added to config.json: ``quantization_config``, and what has to change with it."""
+_HEADER_ENTRY, _PARTS = 160, 8
+"""Bytes of one tensor in a header beside its name, and how many tensors a layer may become, at most."""
+
+
+def write_model(job: Job, layer: Layer, settings: Settings) -> None:
+    """Write all tensors of the model and its changed configuration into the job's folder."""
+    model = job.plan.model
+    names = sum(len(info.name) + _HEADER_ENTRY for info in model.infos)
+    shards = Shards(job.folder, job.plan.shard_bytes, _PARTS * names)
+    for info in model.infos:
+        for name, tensor in _tensors_of(info.name, job, layer).items():
+            shards.add(name, tensor)
+        job.step()
+    shards.close()
+    config = model.config | settings(job.plan)
+    (job.folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _tensors_of(tensor: str, job: Job, layer: Layer) -> dict[str, Tensor]:
+    plan, name = job.plan, tensor.removesuffix(".weight")
+    if not tensor.endswith(".weight") or name not in plan.layers:
+        return {tensor: plan.model.read(tensor)}
+    q = job.layer(name)
+    dtype = plain_dtype(q.scheme)
+    if dtype is not None:
+        return {tensor: q.dequantize(dtype)}
+    parts = {name + suffix: part for suffix, part in layer(q, plan.model.dtype).items()}
+    if name in plan.input_scales:
+        parts[f"{name}.input_scale"] = torch.tensor([plan.input_scales[name]])
+    return parts
+
+
+def one(layer: Layer) -> Callable[[QuantizedTensor, str, Path], None]:
+    """The writer of one tensor in the layout of ``layer``, for a model in float32."""
+
+    def write(q: QuantizedTensor, name: str, path: Path) -> None:
+        dtype = plain_dtype(q.scheme)
+        parts = {".weight": q.dequantize(dtype)} if dtype is not None else layer(q, torch.float32)
+        write_tensors({name + suffix: part.contiguous() for suffix, part in parts.items()}, path, {})
+
+    return write
+
+
+def quantization_config(**settings: Any) -> dict[str, Any]:
+    """The entry of config.json that transformers and serving engines look for."""
+    return {"quantization_config": settings}
+
+
+def opened(packages: str, dtype: str) -> str:
+    """How transformers opens such a folder, and what has to be installed."""
+    return (
+        f"from transformers import AutoModelForCausalLM  # pip install {packages}\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("this folder", dtype="{dtype}")'
+    )

@@ -1,0 +1,90 @@
+"""AWQ's layout ("gemm"): what gptqmodel, transformers and vLLM load as ``quant_method: awq``.
+
+Of each layer, eight outputs to a word in the order 0 2 4 6 1 3 5 7::
+
+    qweight  I32 [K, N/8]
+    qzeros   I32 [groups, N/8]
+    scales   F16 [groups, N]
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.checkpoints import safetensors_folder, words
+from explorer.checkpoints.export import Export, Plan, Shape
+from explorer.checkpoints.words import half_scales_refusal, integer_refusal, ragged
+from explorer.core.quantize import QuantizedTensor
+from explorer.schemes import Scheme
+
+NAME = "awq"
+BITS, EACH = 4, 8
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def refuses(scheme: Scheme, shape: Shape) -> str:
+    """Why a layer [N, K] by ``scheme`` has no place in AWQ's layout."""
+    if why := integer_refusal(scheme, (BITS,), shape[1]) or half_scales_refusal(scheme):
+        return why
+    if scheme.block[1] is None:
+        return f"it has groups along a row, not {scheme.granularity}"
+    return ragged(shape[0], EACH).replace("row", "column")
+
+
+def together(plan: Plan) -> str:
+    """Why these layers don't make an AWQ model: they have one group size."""
+    if plan.inputs is not None:
+        return "its inputs are not quantized"
+    sizes = {scheme.block[1] for scheme in plan.schemes}
+    return "" if len(sizes) < 2 else f"it has one group size for all layers, not {sorted(map(str, sizes))}"
+
+
+def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of a layer; ``dtype`` changes nothing."""
+    return {
+        ".qweight": _interleaved(words.unsigned(q).t()),
+        ".qzeros": _interleaved(words.zero_codes(q).t()),
+        ".scales": words.half_scales(q),
+    }
+
+
+def _interleaved(codes: Tensor) -> Tensor:
+    """int32 [rows, N/8] of ``codes`` [rows, N]."""
+    mixed = codes.cpu().unflatten(1, (-1, EACH))[:, :, list(ORDER)].flatten(1)
+    return words.int32_words(mixed, BITS)
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """config.json's entry."""
+    kept = [name for name in plan.model.matrices if name not in plan.coded]
+    return safetensors_folder.quantization_config(
+        quant_method="awq",
+        bits=BITS,
+        group_size=next(iter(plan.schemes)).block[1],
+        zero_point=True,
+        version="gemm",
+        modules_to_not_convert=kept or None,
+    )
+
+
+def load(plan: Plan) -> str:
+    """How the folder is opened."""
+    return safetensors_folder.opened("gptqmodel optimum", "float16")
+
+
+EXPORT = Export(
+    NAME,
+    "AWQ's layout",
+    "what gptqmodel, transformers and vLLM load as AWQ, by whatever method the codes were found",
+    "a decoder of the layout in the tests",
+    "equal in float16",
+    refuses,
+    together,
+    partial(safetensors_folder.write_model, layer=tensors, settings=settings),
+    safetensors_folder.one(tensors),
+    load,
+)

@@ -1,0 +1,301 @@
+"""compressed-tensors: what llm-compressor writes, and transformers, vLLM and SGLang read.
+
+Of each layer (compressed-tensors 0.20, ``compressors/``)::
+
+    pack-quantized        weight_packed I32 [N, K·b/32], weight_scale [N, groups], weight_shape I64 [2],
+                          asymmetric: weight_zero_point I32 [N·b/32, groups], packed along N
+    int-quantized         weight I8 [N, K], weight_scale [N, 1] or [1]; weight_zero_point I8 alike
+    float-quantized       weight F8_E4M3 [N, K], weight_scale [N, 1], [1] or [N/128, K/128]
+    nvfp4-pack-quantized  weight_packed U8 [N, K/2], weight_scale F8_E4M3 [N, K/16],
+                          weight_global_scale F32 [1], by which the scales are divided
+    mxfp4-, mxfp6-pack-quantized, mxfp8-quantized
+                          weight_packed U8 or weight F8_E4M3, weight_scale U8 [N, K/32]: exponent + 127
+
+Scales are stored in the model's dtype where that holds them exactly, else in float32: the reader computes in
+the scales' dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.checkpoints import safetensors_folder, words
+from explorer.checkpoints.export import Export, Plan, Shape
+from explorer.checkpoints.words import integer_refusal, is_asymmetric, ragged
+from explorer.core.lowering import raw_scales
+from explorer.core.quantize import QuantizedTensor
+from explorer.formats import E8M0, IntegerFormat
+from explorer.schemes import Scheme
+
+NAME = "compressed-tensors"
+VERSION = "0.20.0"
+INTEGERS = (2, 3, 4, 5, 6, 7, 8)
+TILE = 128
+Parts = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One format of compressed-tensors: its name, what a config says of the weights, what a layer becomes.
+
+    ``bfloat16``: the reader restores to bfloat16, whatever the model's dtype.
+    """
+
+    format: str
+    weights: dict[str, Any]
+    tensors: Callable[[QuantizedTensor, torch.dtype], Parts]
+    bfloat16: bool = False
+
+
+def layout_of(scheme: Scheme) -> Layout | None:
+    """The format that holds codes of ``scheme``; None if there is none."""
+    if isinstance(scheme.format, IntegerFormat):
+        return _integer_layout(scheme) if not integer_refusal(_as_row(scheme), INTEGERS, 0) else None
+    if scheme.scale is None or scheme.flat:
+        return None
+    element, block, rule = scheme.format.name, scheme.block, scheme.scale
+    if rule.format is E8M0 and block == (1, 32) and element in _MX:
+        return _MX[element]
+    if rule.per_tensor:
+        return _NVFP4 if element == "float4_e2m1fn" and block == (1, 16) else None
+    if element == "float8_e4m3fn" and rule.format is not E8M0 and block in _FLOAT_STRATEGIES:
+        return Layout("float-quantized", _args(8, "float") | _FLOAT_STRATEGIES[block], _float8)
+    return None
+
+
+def _as_row(scheme: Scheme) -> Scheme:
+    """The scheme with a scale a row in place of one for the tensor, which INT8 may have too."""
+    whole = scheme.block == (None, None) and scheme.format.bits == 8
+    return replace(scheme, block=(1, None)) if whole else scheme
+
+
+def _integer_layout(scheme: Scheme) -> Layout:
+    bits, symmetric = scheme.format.bits, not is_asymmetric(scheme)
+    if scheme.block[1] is not None:
+        strategy: dict[str, Any] = {"strategy": "group", "group_size": scheme.block[1]}
+    else:
+        strategy = {"strategy": "tensor" if scheme.block[0] is None else "channel"}
+    weights = _args(bits, "int", symmetric) | strategy
+    if bits == 8 and scheme.block[1] is None:
+        return Layout("int-quantized", weights, _int8)
+    return Layout("pack-quantized", weights, _packed)
+
+
+def _args(bits: int, kind: str, symmetric: bool = True) -> dict[str, Any]:
+    return {"num_bits": bits, "type": kind, "symmetric": symmetric, "dynamic": False}
+
+
+def _packed(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
+    bits = q.scheme.format.bits
+    parts = {
+        ".weight_packed": words.int32_words(words.unsigned(q), bits),
+        ".weight_scale": _scales(q, dtype),
+        ".weight_shape": torch.tensor(q.shape),
+    }
+    if is_asymmetric(q.scheme):
+        parts[".weight_zero_point"] = words.int32_words(words.zero_codes(q).t(), bits).t().contiguous()
+    return parts
+
+
+def _int8(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
+    whole = q.scheme.block == (None, None)
+    parts = {".weight": q.codes.view(torch.int8).contiguous(), ".weight_scale": _scales(q, dtype)}
+    if q.scales.zero_points is not None:
+        parts[".weight_zero_point"] = q.scales.zero_points
+    return {k: v.view(1) if whole and k != ".weight" else v for k, v in parts.items()}
+
+
+def _float8(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
+    scales = _scales(q, dtype)
+    return {
+        ".weight": q.codes.contiguous().view(torch.float8_e4m3fn),
+        ".weight_scale": scales.view(1) if q.scheme.block == (None, None) else scales,
+    }
+
+
+def _nvfp4(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
+    top = q.scales.tensor_scale
+    assert top is not None
+    return {
+        ".weight_packed": q.packed.contiguous(),
+        ".weight_scale": raw_scales(q.scales, q.scheme).view(torch.float8_e4m3fn),
+        ".weight_global_scale": (top if q.scales.divided else 1 / top).reshape(1),
+    }
+
+
+def _mx(q: QuantizedTensor, dtype: torch.dtype, weight: str = ".weight_packed") -> Parts:
+    codes = q.packed.contiguous()
+    scales = E8M0.encode_unchecked(q.scales.stored).to(torch.uint8)
+    return {
+        weight: codes.view(torch.float8_e4m3fn) if weight == ".weight" else codes,
+        ".weight_scale": scales,
+    }
+
+
+def _scales(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """float [grid]: in the model's dtype if that is exact, else float32."""
+    exact, short = q.scales.scale.contiguous(), q.scales.scale.to(dtype).contiguous()
+    return short if torch.equal(short.to(torch.float32), exact) else exact
+
+
+_FLOAT_STRATEGIES: dict[tuple[int | None, int | None], dict[str, Any]] = {
+    (None, None): {"strategy": "tensor"},
+    (1, None): {"strategy": "channel"},
+    (TILE, TILE): {"strategy": "block", "block_structure": [TILE, TILE]},
+}
+_E8M0 = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+_MX = {
+    "float4_e2m1fn": Layout("mxfp4-pack-quantized", _args(4, "float") | _E8M0, _mx, True),
+    "float6_e2m3fn": Layout("mxfp6-pack-quantized", _args(6, "float") | _E8M0, _mx, True),
+    "float8_e4m3fn": Layout(
+        "mxfp8-quantized", _args(8, "float") | _E8M0, partial(_mx, weight=".weight"), True
+    ),
+}
+_NVFP4 = Layout(
+    "nvfp4-pack-quantized",
+    _args(4, "float") | {
+        "strategy": "tensor_group", "group_size": 16,
+        "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn",
+    },
+    _nvfp4,
+    True,
+)  # fmt: skip
+_INPUTS: dict[tuple[str, tuple[int | None, int | None]], dict[str, Any]] = {
+    ("int8", (1, None)): {"strategy": "token"},
+    ("int8", (None, None)): {"strategy": "tensor"},
+    ("float8_e4m3fn", (1, None)): {"strategy": "token"},
+    ("float8_e4m3fn", (None, None)): {"strategy": "tensor"},
+    ("float8_e4m3fn", (1, TILE)): {"strategy": "group", "group_size": TILE},
+}
+"""Of a scheme of inputs, format and block -> how compressed-tensors says it."""
+
+
+def refuses(scheme: Scheme, shape: Shape) -> str:
+    """Why compressed-tensors can't carry a layer [N, K] by ``scheme``."""
+    if isinstance(scheme.format, IntegerFormat):
+        return integer_refusal(_as_row(scheme), INTEGERS, shape[1])
+    if layout_of(scheme) is None:
+        return f"it has no format for {scheme.label}"
+    height, width = scheme.block
+    return ragged(shape[1], width or 1) or (ragged(shape[0], height or 1).replace("row", "column"))
+
+
+def together(plan: Plan) -> str:
+    """Why layers of different schemes, or these inputs, don't go together."""
+    if len(plan.schemes) > 1 and (packed := _packed_zeros(plan)):
+        return f"transformers loads no packed zero points ({packed[0]}) in mixed recipes: take symmetric ones"
+    if plan.inputs is None:
+        return ""
+    if _input_args(plan) is None:
+        return f"it has no way to say inputs by {plan.inputs.label}"
+    for name in plan.coded:
+        if why := ragged(plan.shape(name)[1], plan.inputs.block[1] or 1):
+            return f"of the inputs of {name} {why}"
+    return _static_refusal(plan)
+
+
+def _packed_zeros(plan: Plan) -> list[Scheme]:
+    """The schemes whose zero points are packed: transformers loads those with ``dequantize=True`` only, which
+    in turn decodes every layer by the first group."""
+    asymmetric = [scheme for scheme in plan.schemes if is_asymmetric(scheme)]
+    return [s for s in asymmetric if (layout := layout_of(s)) and layout.format == "pack-quantized"]
+
+
+def _static_refusal(plan: Plan) -> str:
+    static = plan.inputs is not None and plan.inputs.block == (None, None)
+    missing = [name for name in plan.coded if static and name not in plan.input_scales]
+    if missing:
+        return f"one scale for all inputs is fixed beforehand: {missing[0]} has none"
+    if plan.input_scales and not static:
+        return "inputs with fixed scales have one for the whole tensor"
+    return ""
+
+
+def _input_args(plan: Plan) -> dict[str, Any] | None:
+    """What a config says of the layers' inputs; None where it has no words for them."""
+    scheme = plan.inputs
+    if scheme is None or scheme.scale is None or is_asymmetric(scheme):
+        return None
+    strategy = _INPUTS.get((scheme.format.name, scheme.block))
+    if strategy is None:
+        return None
+    kind = "int" if isinstance(scheme.format, IntegerFormat) else "float"
+    return _args(8, kind) | strategy | {"dynamic": scheme.block != (None, None)}
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """config.json's entry: one group a scheme, its layers by name, all others ignored."""
+    groups, bfloat16 = {}, False
+    inputs = _input_args(plan)
+    for number, (scheme, names) in enumerate(plan.schemes.items()):
+        layout = layout_of(scheme)
+        assert layout is not None
+        bfloat16 |= layout.bfloat16
+        groups[f"group_{number}"] = {
+            "targets": names,
+            "weights": layout.weights,
+            "input_activations": inputs,
+            "output_activations": None,
+            "format": layout.format,
+        }
+    formats = {str(group["format"]) for group in groups.values()}
+    config = safetensors_folder.quantization_config(
+        quant_method=NAME,
+        version=VERSION,
+        format=formats.pop() if len(formats) == 1 else "mixed-precision",
+        quantization_status="compressed",
+        ignore=[*(name for name in plan.model.matrices if name not in plan.coded), *_tied_head(plan)],
+        config_groups=groups,
+    )
+    return config | ({"dtype": "bfloat16"} if bfloat16 else {})
+
+
+def _tied_head(plan: Plan) -> list[str]:
+    return [] if "lm_head" in plan.model.matrices else ["lm_head"]
+
+
+def _keeps_scales(plan: Plan) -> bool:
+    """Whether the reader's default path, which casts scales to the model's dtype, changes none."""
+    wide = {torch.float32: ("float16", "bfloat16", "float32"), torch.float16: ("float16",)}
+    kept = wide.get(plan.model.dtype, ("bfloat16",))
+    layouts = [(scheme.scale, layout_of(scheme)) for scheme in plan.schemes]
+    return all(rule is None or rule.format.name in kept or (to and to.bfloat16) for rule, to in layouts)
+
+
+def load(plan: Plan) -> str:
+    """How the folder is opened."""
+    lines = ["from transformers import AutoModelForCausalLM  # pip install compressed-tensors", ""]
+    if _packed_zeros(plan) or (len(plan.schemes) == 1 and not _keeps_scales(plan)):
+        lines[0] += "\nfrom transformers import CompressedTensorsConfig"
+        argument = ", quantization_config=CompressedTensorsConfig(dequantize=True)"
+    else:
+        argument = ""
+    return "\n".join([*lines, f'model = AutoModelForCausalLM.from_pretrained("this folder"{argument})'])
+
+
+def _layer(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
+    layout = layout_of(q.scheme)
+    assert layout is not None
+    return layout.tensors(q, dtype)
+
+
+EXPORT = Export(
+    NAME,
+    "compressed-tensors",
+    "what transformers, vLLM and SGLang load: integers, FP8, MX and NVFP4, mixed by layer",
+    f"transformers with compressed-tensors {VERSION}",
+    "equal in the model's dtype, MX and NVFP4 in bfloat16, which the reader restores them to; in a model of "
+    "16 bits engines and transformers' default path first round scales to the model's dtype, which changes "
+    "weights by up to 2⁻⁹ of their size unless the scheme's scales have that dtype",
+    refuses,
+    together,
+    partial(safetensors_folder.write_model, layer=_layer, settings=settings),
+    safetensors_folder.one(_layer),
+    load,
+)

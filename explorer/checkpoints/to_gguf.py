@@ -1,0 +1,198 @@
+"""GGUF: what llama.cpp and what is built on it load.
+
+The types of ggml that schemes equal bit for bit (``export.ggml_blocks``), one a tensor, so that recipes may
+be mixed; vectors are stored in float32, other matrices in their own dtype.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from explorer.checkpoints import gguf_models
+from explorer.checkpoints.export import Export, Job, Plan, Shape
+from explorer.checkpoints.gguf_models import ARCHITECTURES, Architecture
+from explorer.checkpoints.gguf_vocabulary import vocabulary
+from explorer.checkpoints.packages import needed
+from explorer.core.quantize import QuantizedTensor
+from explorer.export.ggml_blocks import ggml_type, row_bytes, row_multiple
+from explorer.schemes import MappingType, Scheme
+from explorer.schemes.rules import SUPER_BLOCK
+
+NAME = "gguf"
+FILE = "model.gguf"
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_GUESSED = 1024
+"""llama.cpp's file type of a file whose tensors say for themselves."""
+
+
+def refuses(scheme: Scheme, shape: Shape) -> str:
+    """Why no type of ggml holds a layer [N, K] by ``scheme``."""
+    if ggml_type(scheme) is None:
+        integers = scheme.mapping is MappingType.ASYMMETRIC and scheme.block == (1, 32)
+        hint = "; q4_1 and q5_1 have a minimum in place of a zero point" if integers else ""
+        return f"no type of ggml holds {scheme.label} as it is{hint}"
+    multiple = row_multiple(scheme)
+    if shape[1] % multiple:
+        kind = "super-blocks" if multiple == SUPER_BLOCK else "blocks"
+        return f"a row of {shape[1]} values is no whole number of {kind} of {multiple}"
+    return ""
+
+
+def together(plan: Plan) -> str:
+    """Why this model, its tokenizer or one of its tensors has no place in the file."""
+    config = plan.model.config
+    if plan.inputs is not None:
+        return "its reader decides how inputs are quantized"
+    if why := gguf_models.refusal(config):
+        return why
+    try:
+        vocabulary(plan.model.folder, config["vocab_size"])
+    except ValueError as error:
+        return str(error)
+    try:
+        placed = _places(plan)
+    except ValueError as error:
+        return str(error)
+    left = [name for name in plan.coded if f"{name}.weight" not in placed]
+    return f"the file has no place for {left[0]}" if left else ""
+
+
+def _places(plan: Plan) -> dict[str, str]:
+    """Tensor of the model -> name in the file. ``ValueError`` for one that has none and is needed."""
+    gguf, config = needed("gguf", NAME), plan.model.config
+    architecture = ARCHITECTURES[plan.model.type]
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    found: dict[str, str] = {}
+    for info in plan.model.infos:
+        place = names.get_name(info.name, try_suffixes=(".weight", ".bias"))
+        if place is not None:
+            found[info.name] = place
+        elif not info.name.endswith(architecture.left_out):
+            raise ValueError(f"the file has no place for {info.name}")
+    return found
+
+
+def write(job: Job) -> None:
+    """Write all of the model into one file."""
+    gguf, plan = needed("gguf", NAME), job.plan
+    config, architecture = plan.model.config, ARCHITECTURES[plan.model.type]
+    writer = gguf.GGUFWriter(job.folder / FILE, architecture.name)
+    writer.add_name(plan.model.folder.name)
+    writer.add_file_type(_GUESSED)
+    for key, value in architecture.settings(config).items():
+        _add(writer, f"{architecture.name}.{key}", value)
+    _add_vocabulary(writer, plan)
+    places, factors = _places(plan), gguf_models.rope_factors(config)
+    for name, place in places.items():
+        _announce(writer, place, plan.model.info(name).shape, _type_of(plan, name))
+    if factors is not None:
+        _announce(writer, "rope_freqs.weight", tuple(factors.shape), "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for info in plan.model.infos:
+        if info.name in places:
+            writer.write_tensor_data(_data(job, info.name, architecture).numpy())
+        job.step()
+    if factors is not None:
+        writer.write_tensor_data(factors.numpy())
+    writer.close()
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def _add_vocabulary(writer: Any, plan: Plan) -> None:
+    gguf = needed("gguf", NAME)
+    tokens = vocabulary(plan.model.folder, plan.model.config["vocab_size"])
+    writer.add_tokenizer_model(tokens["model"])
+    writer.add_tokenizer_pre(tokens["pre"])
+    writer.add_token_list(tokens["tokens"])
+    writer.add_token_types(tokens["token_type"])
+    if "scores" in tokens:
+        writer.add_token_scores(tokens["scores"])
+    if "merges" in tokens:
+        writer.add_token_merges(tokens["merges"])
+    if "type_vocab_size" in plan.model.config:
+        writer.add_token_type_count(plan.model.config["type_vocab_size"])
+    gguf.SpecialVocab(plan.model.folder, n_vocab=len(tokens["tokens"])).add_to_gguf(writer, quiet=True)
+
+
+def _type_of(plan: Plan, tensor: str) -> str:
+    """The name of the type that a tensor of the model is stored in."""
+    recipe = plan.layers.get(tensor.removesuffix(".weight")) if tensor.endswith(".weight") else None
+    if recipe is not None:
+        name = ggml_type(recipe.scheme)
+        assert name is not None
+        return name
+    info = plan.model.info(tensor)
+    return {"F16": "F16", "BF16": "BF16"}.get(info.dtype, "F32") if len(info.shape) > 1 else "F32"
+
+
+def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None:
+    gguf = needed("gguf", NAME)
+    qtype = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[qtype]
+    stored = (*shape[:-1], shape[-1] // block * size)
+    writer.add_tensor_info(name, stored, np.dtype(np.uint8), int(np.prod(stored)), qtype)
+
+
+def _data(job: Job, tensor: str, architecture: Architecture) -> Tensor:
+    """uint8 [rows, bytes of a row]: what the file holds of one tensor."""
+    plan, layer = job.plan, tensor.removesuffix(".weight")
+    if tensor.endswith(".weight") and layer in plan.layers:
+        raw = row_bytes(job.layer(layer)).cpu()
+    else:
+        values = plan.model.read(tensor).to(_DTYPES[_type_of(plan, tensor)]).contiguous()
+        raw = values.view(len(values), -1).view(torch.uint8)
+    heads = gguf_models.pairs_of(tensor, architecture, plan.model.config)
+    return (raw if heads is None else gguf_models.in_pairs(raw, heads)).contiguous()
+
+
+def one(q: QuantizedTensor, name: str, path: Path) -> None:
+    """Write a file with one tensor and no model."""
+    gguf = needed("gguf", NAME)
+    kind = gguf.GGMLQuantizationType[ggml_type(q.scheme)]
+    writer = gguf.GGUFWriter(path, "none")
+    raw = row_bytes(q).cpu().contiguous().numpy()
+    writer.add_tensor(f"{name}.weight", raw, raw_shape=raw.shape, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def load(plan: Plan) -> str:
+    """How the file is opened."""
+    return (
+        "# llama.cpp: llama-cli -m model.gguf\n"
+        "from transformers import AutoModelForCausalLM  # pip install gguf accelerate\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("this folder", gguf_file="{FILE}")'
+    )
+
+
+EXPORT = Export(
+    NAME,
+    "GGUF",
+    "what llama.cpp, Ollama and LM Studio load",
+    "gguf 0.19.0, transformers and llama.cpp (xllamacpp)",
+    "equal; llama.cpp also rounds the inputs of its products to 8 bits",
+    refuses,
+    together,
+    write,
+    one,
+    load,
+    ".gguf",
+)

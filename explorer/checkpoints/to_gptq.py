@@ -1,0 +1,97 @@
+"""GPTQ's layout: what gptqmodel, transformers and vLLM load as ``quant_method: gptq``.
+
+Of each layer::
+
+    qweight  I32 [K·b/32, N]       code k of a column at bit k·b of the column's stream
+    qzeros   I32 [groups, N·b/32]  zero points alike, packed along N
+    scales   F16 [groups, N]
+    g_idx    I32 [K]               the group of each input
+
+Of version 1 the stored zero point is one less than the zero point, so that 0 can't be stored: symmetric
+schemes are written in it, asymmetric ones in version 2, which stores the zero point itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.checkpoints import safetensors_folder, words
+from explorer.checkpoints.export import Export, Plan, Shape
+from explorer.checkpoints.words import half_scales_refusal, integer_refusal, is_asymmetric, ragged
+from explorer.core.quantize import QuantizedTensor
+from explorer.schemes import Scheme
+
+NAME = "gptq"
+BITS = (2, 3, 4, 8)
+_WORD = 32
+
+
+def refuses(scheme: Scheme, shape: Shape) -> str:
+    """Why a layer [N, K] by ``scheme`` has no place in GPTQ's layout."""
+    if why := integer_refusal(scheme, BITS, shape[1]) or half_scales_refusal(scheme):
+        return why
+    each = _WORD if scheme.format.bits == 3 else _WORD // scheme.format.bits
+    return ragged(shape[1], each) or ragged(shape[0], each).replace("row", "column")
+
+
+def together(plan: Plan) -> str:
+    """Why these layers don't make a GPTQ model: one scheme, and all layers of the blocks."""
+    if plan.inputs is not None:
+        return "its inputs are not quantized"
+    if len(plan.schemes) > 1:
+        return f"it has one width and one group size for all layers: {' and '.join(map(str, plan.schemes))}"
+    blocks = [name for name in plan.model.matrices if ".layers." in f".{name}"]
+    missing = [name for name in blocks if name not in plan.coded]
+    outside = [name for name in plan.coded if name not in blocks]
+    if missing or outside:
+        return f"it quantizes all layers of the blocks and no others: {(missing or outside)[0]} differs"
+    return ""
+
+
+def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of a layer; ``dtype`` changes nothing."""
+    bits, columns = q.scheme.format.bits, q.shape[1]
+    zeros = words.zero_codes(q).to(torch.int16) - (0 if is_asymmetric(q.scheme) else 1)
+    return {
+        ".qweight": words.int32_words(words.unsigned(q), bits).t().contiguous(),
+        ".qzeros": words.int32_words(zeros.to(torch.uint8).t(), bits),
+        ".scales": words.half_scales(q),
+        ".g_idx": torch.arange(columns, dtype=torch.int32) // (q.scheme.block[1] or columns),
+    }
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """config.json's entry."""
+    scheme = next(iter(plan.schemes))
+    return safetensors_folder.quantization_config(
+        quant_method="gptq",
+        bits=scheme.format.bits,
+        group_size=scheme.block[1] or -1,
+        desc_act=False,
+        sym=not is_asymmetric(scheme),
+        checkpoint_format="gptq_v2" if is_asymmetric(scheme) else "gptq",
+        lm_head=False,
+    )
+
+
+def load(plan: Plan) -> str:
+    """How the folder is opened."""
+    return safetensors_folder.opened("gptqmodel optimum", "float16")
+
+
+EXPORT = Export(
+    NAME,
+    "GPTQ's layout",
+    "what gptqmodel, transformers and vLLM load as GPTQ, by whatever method the codes were found",
+    "a decoder of the layout in the tests",
+    "equal in float16",
+    refuses,
+    together,
+    partial(safetensors_folder.write_model, layer=tensors, settings=settings),
+    safetensors_folder.one(tensors),
+    load,
+)

@@ -1,0 +1,102 @@
+"""Blocks of 32 as the bytes of ggml's types; K-quants are in ``export.ggml``.
+
+One block (ggml's ggml-common.h); d and m are float16, e is an exponent + 127::
+
+    Q8_0   d, 32 codes                                   34 bytes
+    Q4_0   d, 16 of codes                                18       value d · (u - 8)
+    Q4_1   d, m, 16 of codes                             20       value d · u + m
+    Q5_0   d, 4 of fifth bits, 16 of codes               22       value d · (u - 16)
+    Q5_1   d, m, 4 of fifth bits, 16 of codes            24
+    MXFP4  e, 16 of codes                                17
+
+The byte i of codes has element i in its low half and element i + 16 in its high half.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from explorer.core.quantize import QuantizedTensor
+from explorer.export.ggml import LAYOUTS, ggml_bytes
+from explorer.formats import E8M0, IntegerFormat
+from explorer.schemes import MappingType, Scheme
+from explorer.schemes.rules import SUPER_BLOCK
+
+BLOCK = 32
+PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""Types that are no blocks, by the format of a cast."""
+
+
+def ggml_type(scheme: Scheme) -> str | None:
+    """The name of ggml's type that holds the codes and scales of ``scheme`` as they are; None without one."""
+    fmt, rule = scheme.format, scheme.scale
+    if rule is None:
+        return PLAIN.get(fmt.name)
+    if rule.super_bits is not None:
+        key = (fmt.bits, scheme.block[1], rule.super_bits, scheme.mapping.has_offset)
+        return f"Q{fmt.bits}_K" if key in LAYOUTS else None
+    if scheme.block != (1, BLOCK) or scheme.flat or rule.nested or rule.per_tensor:
+        return None
+    if rule.format is E8M0:
+        return "MXFP4" if fmt.name == "float4_e2m1fn" else None
+    if rule.format.name != "float16" or not isinstance(fmt, IntegerFormat) or scheme.asymmetric:
+        return None
+    if scheme.mapping is MappingType.MINIMUM:
+        return {4: "Q4_1", 5: "Q5_1"}.get(fmt.bits)
+    return None if scheme.mapping.has_offset else {4: "Q4_0", 5: "Q5_0", 8: "Q8_0"}.get(fmt.bits)
+
+
+def row_multiple(scheme: Scheme) -> int:
+    """How many values a row has to be a multiple of."""
+    if scheme.scale is None:
+        return 1
+    return SUPER_BLOCK if scheme.scale.super_bits is not None else BLOCK
+
+
+def row_bytes(q: QuantizedTensor) -> Tensor:
+    """uint8 [rows, bytes of a row]: ``q`` as ggml stores it.
+
+    ``ValueError`` for a scheme without ``ggml_type``, and for rows that are not whole blocks.
+    """
+    name = ggml_type(q.scheme)
+    if name is None:
+        raise ValueError(f"ggml has no type for {q.scheme.label}")
+    if q.scheme.scale is None:
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[name]
+        return q.dequantize(dtype).view(torch.uint8)
+    if q.shape[1] % row_multiple(q.scheme):
+        raise ValueError(f"a row of {q.shape[1]} values is no whole number of {row_multiple(q.scheme)}")
+    if name.endswith("_K"):
+        return ggml_bytes(q)
+    return torch.cat(_blocks_of_32(q), 1).view(q.shape[0], -1)
+
+
+def _blocks_of_32(q: QuantizedTensor) -> list[Tensor]:
+    """The parts of all blocks, each uint8 [blocks, bytes]."""
+    if isinstance(q.scheme.format, IntegerFormat):
+        bits = q.scheme.format.bits
+        scales = [_float16(q.scales.stored)]
+        scales += [] if q.scales.offsets is None else [_float16(q.scales.offsets)]
+        if bits == 8:
+            return [*scales, q.codes.reshape(-1, BLOCK)]
+        codes = (q.codes ^ (1 << (bits - 1))).reshape(-1, BLOCK)
+        fifth = [_fifth_bits(codes)] if bits == 5 else []
+        return [*scales, *fifth, _halves(codes & 15)]
+    exponents = E8M0.encode_unchecked(q.scales.stored).to(torch.uint8)
+    return [exponents.reshape(-1, 1), _halves(q.codes.reshape(-1, BLOCK))]
+
+
+def _float16(grid: Tensor) -> Tensor:
+    return grid.to(torch.float16).reshape(-1, 1).contiguous().view(torch.uint8)
+
+
+def _halves(codes: Tensor) -> Tensor:
+    low, high = codes.unflatten(1, (2, BLOCK // 2)).unbind(1)
+    return low | high << 4
+
+
+def _fifth_bits(codes: Tensor) -> Tensor:
+    """uint8 [blocks, 4]: bit i of the 32 is the fifth of code i."""
+    bits = (codes >> 4).unflatten(1, (4, 8))
+    return (bits << torch.arange(8, dtype=torch.uint8)).sum(2, dtype=torch.uint8)

@@ -1,0 +1,88 @@
+"""Folders of NF4 and FP4, loaded by transformers and bitsandbytes.
+
+If these fail, they compute with other weights than those that were measured here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from explorer import SCHEMES
+from explorer.checkpoints import write_checkpoint
+from explorer.methods.recipe import Recipe
+from tests.checkpoints.reading import Expected, uniform
+
+TARGET = "bitsandbytes"
+SMALL = [
+    "nf4_block64", "nf4_block64_bnb", "nf4_block64_double", "fp4_block64_bnb", "nf4_block128",
+    "nf4~flat64~SYMMETRIC~float32~minmax",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", SMALL)
+def test_the_readers_weights_are_ours(
+    scheme: str, llama: Path, layers: list[str], tokens: Tensor, expected: Expected, tmp_path: Path
+) -> None:
+    """Bit for bit; its product on the CPU rounds, so that logits are near."""
+    recipes = uniform(layers, scheme)
+    written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(written.folder).eval()
+    ours = expected(recipes, torch.float32)
+    for name in layers:
+        weight = theirs.get_submodule(name).weight
+        read = dequantize_4bit(weight.data, weight.quant_state)
+        assert torch.equal(read, ours.get_submodule(name).weight), name
+    with torch.no_grad():
+        there, here = theirs(tokens).logits, ours(tokens).logits
+    assert float((there - here).abs().max() / here.abs().max()) < 0.03
+    assert (
+        theirs.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=1).shape[1]
+        == 4 + tokens.shape[1]
+    )
+
+
+def test_layers_that_are_left_stay_as_they_are(
+    llama: Path, layers: list[str], tokens: Tensor, expected: Expected, tmp_path: Path
+) -> None:
+    """Some layers in 4 bits, the others by their names left alone."""
+    recipes = uniform(layers[2:6], "nf4_block64")
+    written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(written.folder).eval()
+    ours = expected(recipes, torch.float32)
+    for name in layers:
+        weight = theirs.get_submodule(name).weight
+        assert (weight.dtype == torch.uint8) == (name in recipes)
+        if name not in recipes:
+            assert torch.equal(weight, ours.get_submodule(name).weight)
+
+
+REFUSED = {
+    "integers": ("int4_group64", "it holds NF4 and its FP4"),
+    "other levels": ("af4_block64", "it holds NF4 and its FP4"),
+    "short blocks": ("nf4_block32", "blocks have 64, 128"),
+    "ragged": ("nf4_block1024", "no whole number of groups of 1024"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_cannot_carry_is_refused_by_name(
+    case: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Nothing is written."""
+    scheme, words = REFUSED[case]
+    with pytest.raises(ValueError, match=f"cannot carry {layers[0]} by .*{words}"):
+        write_checkpoint(TARGET, llama, uniform(layers, scheme), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_types_are_refused(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Its configuration names one."""
+    recipes = {**uniform(layers, "nf4_block64"), layers[0]: Recipe(SCHEMES["fp4_block64_bnb"])}
+    with pytest.raises(ValueError, match="one type and one kind of scales"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out")

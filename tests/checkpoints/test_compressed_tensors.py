@@ -1,0 +1,174 @@
+"""Folders in compressed-tensors' formats, loaded by transformers and compressed-tensors.
+
+If these fail, other programs load other weights than those that were measured here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaForCausalLM
+
+from explorer import SCHEMES, quantize
+from explorer.checkpoints import write_checkpoint
+from explorer.methods.recipe import Recipe
+from tests.checkpoints.reading import Expected, compare, continuation, uniform
+
+TARGET = "compressed-tensors"
+FLOAT32 = [
+    "int8_row", "int8_row_asym", "int8_tensor", "int8_tensor_asym", "int8_group128", "int6_group128_asym",
+    "int5_group128", "int4_row", "int4_row_asym", "int4_group128", "int4_group32_asym", "int4_group128_full",
+    "int3_group64", "int3_group128_asym", "int2_group64", "int2_group32_asym", "int4_group128_vllm",
+    "q4_0", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_e4m3_128x128",
+]  # fmt: skip
+BFLOAT16 = ["nvfp4", "nvfp4_vllm", "mxfp4", "mxfp4_rceil", "mxfp6_e2m3", "mxfp8_e4m3"]
+"""Restored to bfloat16 by the reader."""
+ALMOST = {torch.float32: 1e-5, torch.bfloat16: 0.0}
+"""Of the largest logit: the reader's weights and ours meet the same operations."""
+
+
+def packed_zeros(scheme: str) -> bool:
+    """transformers 5.23 loads packed zero points with ``dequantize=True`` only."""
+    return scheme.endswith("_asym") and not scheme.startswith(("int8_row", "int8_tensor"))
+
+
+def read(folder: Path, dequantize: bool = False, **arguments: Any) -> LlamaForCausalLM:
+    """The folder as transformers opens it."""
+    if dequantize:
+        arguments["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(folder, **arguments).eval()
+
+
+@pytest.mark.parametrize("scheme", [*FLOAT32, *BFLOAT16])
+def test_the_readers_weights_are_ours(
+    scheme: str, llama: Path, layers: list[str], tokens: Tensor, expected: Expected, tmp_path: Path
+) -> None:
+    """Bit for bit in the dtype that the reader restores to; the model then says the same."""
+    recipes = uniform(layers, scheme)
+    written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
+    dtype = torch.bfloat16 if scheme in BFLOAT16 else torch.float32
+    theirs, ours = read(written.folder, packed_zeros(scheme)), expected(recipes, dtype)
+    assert theirs.dtype == dtype and written.layers == len(layers)
+    assert compare(theirs, ours, layers, tokens) <= ALMOST[dtype]
+    assert continuation(theirs, tokens) == continuation(ours, tokens)
+
+
+MIXED = {
+    torch.float32: ("int8_row", "int4_group64", "fp8_e4m3_row", "bf16", "int8_row_asym", "fp8_e4m3_128x128"),
+    torch.bfloat16: ("nvfp4", "mxfp4", "int4_group128_vllm", "mxfp8_e4m3", "int8_row_vllm"),
+}
+"""The second have scales in bfloat16 or smaller ones, which a reader in bfloat16 keeps."""
+
+
+@pytest.mark.parametrize("dtype", MIXED)
+def test_a_mixed_recipe_is_several_groups(
+    dtype: torch.dtype, llama: Path, layers: list[str], tokens: Tensor, expected: Expected, tmp_path: Path
+) -> None:
+    """Each layer by its own scheme, two left as they are, on the reader's default path."""
+    schemes = MIXED[dtype]
+    recipes = {name: Recipe(SCHEMES[schemes[i % len(schemes)]]) for i, name in enumerate(layers[:-2])}
+    written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
+    theirs, ours = read(written.folder), expected(recipes, dtype)
+    assert compare(theirs, ours, layers, tokens) <= ALMOST[dtype]
+    groups = theirs.config.quantization_config.quantization_config.config_groups
+    assert len(groups) == len([name for name in schemes if name != "bf16"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("scheme", ["int4_group128", "int4_group64_asym", "int4_group128_vllm", "int8_row"])
+def test_models_in_16_bits_get_our_weights_rounded_once(
+    dtype: str, scheme: str, llama: Path, layers: list[str], tokens: Tensor, tmp_path: Path
+) -> None:
+    """With ``dequantize=True``, which the card says; by default scales are rounded to the model's dtype
+    before, where they are of another."""
+    small = getattr(torch, dtype)
+    AutoModelForCausalLM.from_pretrained(llama, dtype=small).save_pretrained(tmp_path / "model")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    recipes = uniform(layers, scheme)
+    written = write_checkpoint(TARGET, tmp_path / "model", recipes, tmp_path / "out")
+    for name in layers:
+        weight = ours.get_submodule(name).weight
+        weight.data = quantize(weight.data, recipes[name].scheme).dequantize(small)
+    card = (written.folder / "README.md").read_text()
+    theirs = read(written.folder, dequantize="(dequantize=True)" in card)
+    assert theirs.dtype == small and compare(theirs, ours, layers, tokens) == 0
+
+
+INPUTS = {
+    "W8A8": ("int8_row", "int8_row", None),
+    "W8A8, static": ("int8_row", "int8_tensor", 127),
+    "FP8": ("fp8_e4m3_row", "fp8_e4m3_row", None),
+    "FP8, static": ("fp8_e4m3_tensor", "fp8_e4m3_tensor", 448),
+    "FP8 in blocks": ("fp8_e4m3_128x128", "fp8_e4m3_1x128", None),
+}
+
+
+@pytest.mark.parametrize("case", INPUTS)
+def test_inputs_are_quantized_as_asked(
+    case: str, llama: Path, layers: list[str], tokens: Tensor, expected: Expected, tmp_path: Path
+) -> None:
+    """The reader quantizes the layers' inputs: as they come, or by the scales that were fixed."""
+    scheme, inputs, largest_code = INPUTS[case]
+    recipes = uniform(layers, scheme)
+    ours = expected(recipes, torch.float32)
+    scales = None
+    if largest_code is not None:
+        scales = {name: amax / largest_code for name, amax in largest_inputs(ours, layers, tokens).items()}
+    asked = {"inputs": SCHEMES[inputs], "input_scales": scales}
+    written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out", **asked)
+    theirs = read(written.folder)
+    error = compare(theirs, ours, layers, tokens)
+    assert 1e-4 < error < 0.2, "the weights are ours, the inputs are rounded"
+    if scales is not None:
+        assert theirs.get_submodule(layers[0]).input_scale == torch.tensor([scales[layers[0]]])
+
+
+def largest_inputs(model: LlamaForCausalLM, layers: list[str], tokens: Tensor) -> dict[str, float]:
+    """The largest magnitude among the inputs of each layer."""
+    found: dict[str, float] = {}
+
+    def remember(name: str) -> Any:
+        return lambda module, inputs: found.update({name: float(inputs[0].abs().max())})
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(remember(name)) for name in layers]
+    with torch.no_grad():
+        model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+REFUSED = {
+    "no format": ("fp8_e5m2_row", "no format for FP8 E5M2"),
+    "codebook": ("nf4_block64", "no format for NF4"),
+    "offsets": ("q4_1", "floating-point offsets"),
+    "two levels": ("q4_k", "floating-point offsets"),
+    "columns": ("int8_column", "rows or groups along a row"),
+    "ragged": ("int4_group96", "no whole number of groups of 96"),
+    "tiles": ("int4~16x16~SYMMETRIC~float16~minmax", "rows or groups along a row"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_cannot_carry_is_refused_by_name(
+    case: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Nothing is written, and the message says which layer and why."""
+    scheme, words = REFUSED[case]
+    with pytest.raises(ValueError, match=rf"cannot carry {layers[0]} by .*{words}"):
+        write_checkpoint(TARGET, llama, uniform(layers, scheme), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_packed_zero_points_in_a_mixed_recipe_are_refused(
+    llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """transformers 5.23 loads such a folder by neither of its paths."""
+    recipes = {**uniform(layers, "int8_row"), layers[0]: Recipe(SCHEMES["int4_group128_asym"])}
+    with pytest.raises(ValueError, match="packed zero points"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,194 @@
+"""ONNX graphs, run by ONNX Runtime on the CPU.
+
+If these fail, the graph computes with other weights than those that were measured here, or is another model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from explorer import SCHEMES, quantize
+from explorer.checkpoints import write_checkpoint, write_one
+from explorer.methods.recipe import Recipe
+from tests.checkpoints.readers import NAME, by_onnxruntime, session
+from tests.checkpoints.reading import Expected, continuation, uniform
+
+BOUND = 2e-5
+"""Of the largest logit: the same weights meet other orders of summation."""
+
+
+CHECKED = [
+    ("onnx", "int8_row"), ("onnx", "int4_group64_asym"), ("onnx", "int2_group64"), ("onnx", "fp8_e4m3_row"),
+    ("onnx", "bf16"), ("onnx", "fp16"), ("onnx-nbits", "int4_group32_asym"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "scheme"), CHECKED)
+def test_the_standards_own_checker_agrees(target: str, scheme: str, tmp_path: Path) -> None:
+    """Types, shapes and versions of operations are those of the standard; casts are restored, too."""
+    q = quantize(torch.randn(48, 256), SCHEMES[scheme])
+    path = write_one(target, q, tmp_path / "one", NAME)
+    onnx.checker.check_model(onnx.load(path), full_check=target == "onnx")
+    assert torch.equal(by_onnxruntime(path, q.scheme), q.dequantize())
+
+
+MIXED = {
+    "onnx": ("int8_row", "int4_group64_asym", "int4_group128", "fp8_e4m3_row", "int8_tensor", "bf16"),
+    "onnx-nbits": ("int4_group32", "int8_group128", "int2_group64", "int4_group128_asym", "fp16"),
+}
+
+
+@pytest.mark.parametrize("target", MIXED)
+def test_a_whole_model_says_the_same(
+    target: str, llama: Path, layers: list[str], tokens: Tensor, expected: Expected, tmp_path: Path
+) -> None:
+    """By a mixed recipe, of two texts, one of them padded in front."""
+    schemes = MIXED[target]
+    recipes = {
+        name: Recipe(SCHEMES[schemes[i % len(schemes)]]) for i, name in enumerate([*layers[2:], "lm_head"])
+    }
+    written = write_checkpoint(target, llama, recipes, tmp_path / "out")
+    ours, run = expected(recipes, torch.float32), session(written.folder / "model.onnx")
+    assert difference(run, ours, tokens) < BOUND
+    assert generate(run, tokens) == continuation(ours, tokens)
+    padded = torch.cat([torch.ones(1, 3, dtype=torch.int64), tokens], 1)
+    mask = (torch.arange(padded.shape[1]) >= 3).long()[None]
+    (there,) = run.run(None, {"input_ids": padded.numpy(), "attention_mask": mask.numpy()})
+    with torch.no_grad():
+        here = ours(tokens).logits[0]
+    assert float((torch.from_numpy(there[0, 3:]) - here).abs().max() / here.abs().max()) < BOUND
+
+
+def difference(run: onnxruntime.InferenceSession, ours: nn.Module, tokens: Tensor) -> float:
+    """The largest of the logits, over the largest logit."""
+    batch = torch.cat([tokens, tokens.flip(1)])
+    feed = {"input_ids": batch.numpy(), "attention_mask": np.ones_like(batch)}
+    (there,) = run.run(None, feed)
+    with torch.no_grad():
+        here = ours(batch).logits
+    return float((torch.from_numpy(there) - here).abs().max() / here.abs().max())
+
+
+def generate(run: onnxruntime.InferenceSession, tokens: Tensor) -> list[int]:
+    """Eight tokens, the most likely each."""
+    ids = tokens.numpy()
+    for _ in range(8):
+        (logits,) = run.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        ids = np.concatenate([ids, logits[:, -1:].argmax(2)], 1)
+    return ids[0, tokens.shape[1] :].tolist()
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, tie_word_embeddings=True)),
+        lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=5, head_dim=32)),
+    ],
+    ids=["qwen2", "mistral"],
+)
+def test_decoders_of_the_family_are_theirs(model: Any, tmp_path: Path) -> None:
+    """Biases and a tied head; a window of tokens and heads of their own width."""
+    network = model().eval()
+    network.config._attn_implementation = "eager"
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
+    network.save_pretrained(tmp_path / "model")
+    layers = [f"model.layers.{i}.mlp.up_proj" for i in range(2)] + ["model.layers.1.self_attn.q_proj"]
+    recipes = uniform(layers, "int4_group32")
+    written = write_checkpoint("onnx", tmp_path / "model", recipes, tmp_path / "out")
+    for name in layers:
+        weight = network.get_submodule(name).weight
+        weight.data = quantize(weight.data, recipes[name].scheme).dequantize()
+    assert difference(session(written.folder / "model.onnx"), network, torch.arange(11)[None]) < BOUND
+
+
+def test_an_encoder_gives_our_embeddings(minilm: Path, tmp_path: Path) -> None:
+    """all-MiniLM-L6-v2 in INT8 a row: hidden states of two sentences, one of them padded."""
+    network = AutoModel.from_pretrained(minilm).eval()
+    parts = ("attention.self.query", "attention.self.value", "intermediate.dense", "output.dense")
+    layers = [f"encoder.layer.{i}.{part}" for i in range(6) for part in parts]
+    recipes = uniform(layers, "int8_row")
+    written = write_checkpoint("onnx", minilm, recipes, tmp_path / "out")
+    for name in layers:
+        weight = network.get_submodule(name).weight
+        weight.data = quantize(weight.data, recipes[name].scheme).dequantize()
+    texts = AutoTokenizer.from_pretrained(minilm)(
+        ["A short one.", "One that is a little longer."], padding=True
+    )
+    feed = {key: np.array(value) for key, value in texts.items()}
+    (there,) = session(written.folder / "model.onnx").run(None, feed)
+    with torch.no_grad():
+        here = network(**{key: torch.from_numpy(value) for key, value in feed.items()}).last_hidden_state
+    seen = torch.from_numpy(feed["attention_mask"]).bool()
+    assert float((torch.from_numpy(there) - here)[seen].abs().max()) < 1e-4
+
+
+REFUSED = {
+    "three bits": ("onnx", "int3_group64", "INT2, INT4, INT8 codes"),
+    "FP4": ("onnx", "mxfp4", "INT2, INT4, INT8 codes"),
+    "tiles of FP8": ("onnx", "fp8_e4m3_128x128", "a scale for the tensor or a row"),
+    "rows": ("onnx-nbits", "int4_row", "blocks have 16, 32, 64"),
+    "blocks of 48": ("onnx-nbits", "int4_group24", "no whole number of groups of 24"),
+    "FP8": ("onnx-nbits", "fp8_e4m3_row", "INT2, INT4, INT8 codes"),
+    "offsets": ("onnx", "q4_1", "floating-point offsets"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_cannot_carry_is_refused_by_name(
+    case: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Nothing is written."""
+    target, scheme, words = REFUSED[case]
+    with pytest.raises(ValueError, match=f"cannot carry {layers[0]} by .*{words}"):
+        write_checkpoint(target, llama, uniform(layers, scheme), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+MODELS = {
+    "model": ({"model_type": "phi3"}, "graphs are built of llama, mistral, qwen2, bert"),
+    "activation": ({"hidden_act": "relu"}, "its activation is 'relu'"),
+    "positions": ({"rope_parameters": {"rope_type": "yarn"}}, "scaled by 'yarn'"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_other_models_are_refused(case: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """A graph that is built of another kind of model would compute something else."""
+    settings, words = MODELS[case]
+    model = Path(shutil.copytree(llama, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text()) | settings
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=words):
+        write_checkpoint("onnx", model, uniform(layers, "int8_row"), tmp_path / "out")
+
+
+def test_layers_that_take_no_part_are_refused(minilm: Path, tmp_path: Path) -> None:
+    """BERT's pooler never reaches the hidden state that embeddings are made of."""
+    with pytest.raises(ValueError, match=r"pooler\.dense takes no part in last_hidden_state"):
+        write_checkpoint("onnx", minilm, {"pooler.dense": Recipe(SCHEMES["int8_row"])}, tmp_path / "out")

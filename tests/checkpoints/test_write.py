@@ -1,0 +1,270 @@
+"""An export is whole or not there: what is carried over, what is refused, what a stop leaves.
+
+If these fail, a folder is found that looks like a model and is none, or a defect is found only on loading.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from explorer import SCHEMES, QuantizedTensor, quantize
+from explorer.checkpoints import EXPORTS, write_checkpoint, write_one
+from explorer.checkpoints import folder as folders
+from explorer.checkpoints.folder import Shards
+from explorer.methods.recipe import Recipe
+from explorer.progress import StoppedError, checkpoint, stoppable
+from tests.checkpoints.reading import uniform
+
+TARGET = "compressed-tensors"
+FITS = {
+    "compressed-tensors": "int4_group128", "gguf": "int4_group32", "onnx": "int8_row",
+    "onnx-nbits": "int4_group32", "gptq": "int4_group128", "awq": "int4_group64_asym",
+    "bitsandbytes": "nf4_block64",
+}  # fmt: skip
+"""A scheme that each target carries."""
+
+
+def copied(model: Path, to: Path) -> Path:
+    return Path(shutil.copytree(model, to))
+
+
+def shard(model: Path) -> Path:
+    return sorted(model.glob("*.safetensors"))[0]
+
+
+def test_small_files_come_along(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Configuration, tokenizer, generation settings, terms; the index is a new one; the card is ours."""
+    written = write_checkpoint(
+        TARGET, llama, uniform(layers, "int4_group128"), tmp_path / "out", card="0.0312"
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "LICENSE"):
+        assert (written.folder / name).read_bytes() == (llama / name).read_bytes()
+    card = (written.folder / "README.md").read_text()
+    assert "| `int4_group128` | rtn | 14 |" in card and "0.0312" in card and "tiny-llama" in card
+    assert "model.safetensors" in written.files and "model.safetensors.index.json" not in written.files
+    assert written.bytes == sum(path.stat().st_size for path in written.folder.iterdir())
+    config = json.loads((written.folder / "config.json").read_text())
+    assert config.pop("quantization_config") and config == json.loads((llama / "config.json").read_text())
+
+
+def test_what_is_not_named_stays_as_it_is(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Norms, embeddings and the head keep their bits, in several files as in one."""
+    recipes = uniform(layers, "int4_group128")
+    kept = {
+        name: tensor
+        for path in llama.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+        if name.removesuffix(".weight") not in recipes
+    }
+    one = write_checkpoint(TARGET, llama, recipes, tmp_path / "one")
+    many = write_checkpoint(TARGET, llama, recipes, tmp_path / "many", shard_bytes=200_000)
+    index = json.loads((many.folder / "model.safetensors.index.json").read_text())["weight_map"]
+    whole = load_file(one.folder / "model.safetensors")
+    assert set(index) == set(whole) and len(set(index.values())) > 3 and kept
+    for name, tensor in whole.items():
+        with safe_open(many.folder / index[name], framework="pt") as file:
+            assert torch.equal(file.get_tensor(name), tensor)
+        assert name not in kept or torch.equal(tensor, kept[name])
+
+
+def test_tensors_of_any_length_and_dtype_can_be_mapped(tmp_path: Path) -> None:
+    """An odd number of bytes before a wider dtype would put that one where it can't be read."""
+    tensors = {
+        f"{dtype}.{n}": torch.arange(n).to(dtype)
+        for dtype in (torch.uint8, torch.float16, torch.float32, torch.int64, torch.float8_e4m3fn)
+        for n in (0, 1, 3, 8)
+    }
+    shards = Shards(tmp_path, 1e9, 10_000)
+    for name, tensor in tensors.items():
+        shards.add(name, tensor)
+    shards.close()
+    read = load_file(tmp_path / "model.safetensors")
+    assert {n: (t.dtype, t.tolist()) for n, t in read.items()} == {
+        n: (t.dtype, t.tolist()) for n, t in tensors.items()
+    }
+
+
+def cut(model: Path) -> None:
+    path = shard(model)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lose_tensor(model: Path) -> None:
+    tensors = load_file(shard(model))
+    tensors.pop(next(iter(tensors)))
+    save_file(tensors, shard(model))
+
+
+def overwrite(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a cut shard": (cut, "is cut short"),
+    "a lost shard": (lambda model: shard(model).unlink(), "which is not in the folder"),
+    "a lost tensor": (lose_tensor, "which no file holds"),
+    "no configuration": (lambda model: (model / "config.json").unlink(), "has no config.json"),
+    "a damaged configuration": (lambda model: (model / "config.json").write_text("{"), "config.json cannot"),
+    "a quantized model": (overwrite, "quantized already"),
+}
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_model_is_refused_before_anything_is_written(
+    case: str, target: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """The message names the file; no folder is begun."""
+    damage, words = BROKEN[case]
+    model = copied(llama, tmp_path / "model")
+    damage(model)
+    with pytest.raises(ValueError, match=words):
+        write_checkpoint(target, model, uniform(layers, FITS[target]), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_wrong_names_are_refused(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """A target, a layer, a method without inputs, an existing folder, nothing to do."""
+    recipes = uniform(layers, "int4_group128")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    gptq = {layers[0]: Recipe(SCHEMES["int4_group128"], "gptq")}
+    for arguments, words in (
+        (("no-such", llama, recipes, tmp_path / "out"), "no target 'no-such'; there are compressed-tensors"),
+        (
+            (TARGET, llama, uniform(["model.nope"], "int8_row"), tmp_path / "out"),
+            "no tensor 'model.nope.weight'",
+        ),
+        ((TARGET, llama, uniform(["model.norm"], "int8_row"), tmp_path / "out"), r"has the shape \[256\]"),
+        ((TARGET, llama, gptq, tmp_path / "out"), "GPTQ needs inputs"),
+        ((TARGET, llama, {}, tmp_path / "out"), "no layer is named"),
+        ((TARGET, llama, recipes, tmp_path / "full"), "exists already"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            write_checkpoint(*arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_store_their_layers_transposed_are_refused(
+    llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Conv1D of GPT-2 keeps [K, N]; blocks along a row would be blocks of outputs."""
+    model = copied(llama, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    with pytest.raises(ValueError, match=r"gpt2 stores its layers \[K, N\]"):
+        write_checkpoint(TARGET, model, uniform(layers, "int4_group128"), tmp_path / "out")
+
+
+def test_scales_of_inputs_that_are_not_quantized_are_refused(
+    llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """They would be written and never used."""
+    recipes, scales = uniform(layers, "int8_row"), {"lm_head": 0.1}
+    for inputs in (None, SCHEMES["int8_tensor"]):
+        with pytest.raises(ValueError, match="inputs of lm_head, which are not quantized"):
+            write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=inputs, input_scales=scales)
+    with pytest.raises(ValueError, match=f"{layers[0]} has none"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["int8_tensor"])
+    with pytest.raises(ValueError, match="no way to say inputs by NVFP4"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["nvfp4"])
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+def test_a_stopped_export_leaves_nothing(target: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """By its progress or by a checkpoint, in the middle."""
+    recipes, calls = uniform(layers, FITS[target]), 0
+
+    def stop(done: int, total: int) -> None:
+        if done == total // 2:
+            raise StoppedError("enough")
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 10:
+            raise StoppedError("enough")
+
+    with pytest.raises(StoppedError):
+        write_checkpoint(target, llama, recipes, tmp_path / "out", progress=stop)
+    with pytest.raises(StoppedError), stoppable(check):
+        checkpoint()
+        write_checkpoint(target, llama, recipes, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+def test_progress_counts_the_tensors(target: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Each once, up to all of them."""
+    seen: list[tuple[int, int]] = []
+    written = write_checkpoint(
+        target, llama, uniform(layers, FITS[target]), tmp_path / "out", progress=lambda *at: seen.append(at)
+    )
+    assert seen == [(i, len(seen)) for i in range(1, len(seen) + 1)] and len(seen) == 21
+    assert written.layers == len(layers) and (written.folder / "README.md").is_file()
+
+
+def test_a_full_disk_is_told_beforehand_and_in_the_middle(
+    llama: Path, layers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says how much is needed, or what the system said; nothing is left."""
+    recipes = uniform(layers, "int4_group128")
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
+        with pytest.raises(OSError, match=r"needs at least [\d,]+ bytes; the disk has 1,000 left"):
+            write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
+
+    def full(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="out cannot be written: No space left on device"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", quantized=full)
+    assert not list(tmp_path.iterdir())
+
+
+def test_codes_by_another_scheme_are_refused(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """A method that answers with something else than was asked would be written under a wrong name."""
+    with pytest.raises(ValueError, match="were given for a weight"):
+        write_checkpoint(
+            TARGET, llama, uniform(layers, "int4_group128"), tmp_path / "out",
+            quantized=lambda name, weight, recipe: quantize(weight, SCHEMES["int8_row"]),
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_codes_that_are_given_are_written(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Nothing is rounded a second time: any codes of the scheme come back as they are."""
+    scheme, given = SCHEMES["int4_group128"], {}
+
+    def negated(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
+        given[name] = quantize(-2 * weight, scheme)
+        return given[name]
+
+    written = write_checkpoint(
+        TARGET, llama, uniform(layers, "int4_group128"), tmp_path / "out", quantized=negated
+    )
+    tensors = load_file(written.folder / "model.safetensors")
+    for name in layers:
+        assert torch.equal(tensors[f"{name}.weight_scale"].float(), given[name].scales.scale)
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+def test_one_tensor_in_the_targets_layout(target: str, tmp_path: Path) -> None:
+    """A file with the target's suffix, and a refusal of what a whole model would be refused."""
+    q = quantize(torch.randn(64, 256), SCHEMES[FITS[target]])
+    path = write_one(target, q, tmp_path / "one.bin", "layer")
+    assert path.name == f"one{EXPORTS[target].suffix}" and path.stat().st_size > q.nbytes
+    with pytest.raises(ValueError, match="cannot carry layer by af4_block64"):
+        write_one(target, quantize(torch.randn(8, 256), SCHEMES["af4_block64"]), tmp_path / "two", "layer")
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]

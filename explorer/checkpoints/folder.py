@@ -88,8 +88,10 @@ class Shards:
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         span = [self._end, self._end + raw.size]
         self._entries[name] = {
-            "dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span
-        }  # fmt: skip
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": span,
+        }
         self._file.write(raw.data)
         self._end = span[1]
 

@@ -93,9 +93,10 @@ class ModelFolder:
         """The layers (names without ".weight") that are matrices and no embeddings."""
         names = (i.name.removesuffix(".weight") for i in self.infos if i.name.endswith(".weight"))
         return tuple(
-            name for name in names
+            name
+            for name in names
             if len(self._infos[f"{name}.weight"].shape) == 2 and not _EMBEDDING.search(name)
-        )  # fmt: skip
+        )
 
     def carry_over(self, folder: Path) -> list[str]:
         """Copy configuration, tokenizer, generation settings and terms into ``folder``; their names.

@@ -60,8 +60,10 @@ class Graph:
     ) -> Any:
         """Add one operation; the name of its output, or the names of several."""
         self._count += 1
-        names = [f"{operation}_{self._count}.{i}" if outputs > 1 else f"{operation}_{self._count}"
-                 for i in range(outputs)]  # fmt: skip
+        names = [
+            f"{operation}_{self._count}.{i}" if outputs > 1 else f"{operation}_{self._count}"
+            for i in range(outputs)
+        ]
         self._nodes.append(
             self._onnx.helper.make_node(operation, list(inputs), names, names[0], domain=domain, **attributes)
         )
@@ -118,9 +120,11 @@ class Graph:
         opset = helper.make_opsetid("", INT2_OPSET if self.int2 else OPSET)
         contrib = [helper.make_opsetid("com.microsoft", 1)] if self.contrib else []
         model = helper.make_model(
-            graph, opset_imports=[opset, *contrib], ir_version=INT2_IR if self.int2 else IR,
+            graph,
+            opset_imports=[opset, *contrib],
+            ir_version=INT2_IR if self.int2 else IR,
             producer_name="quantization-explorer",
-        )  # fmt: skip
+        )
         path.write_bytes(model.SerializeToString())
 
     def rename(self, name: str, to: str) -> None:

@@ -80,7 +80,7 @@ EXPORT = Export(
     NAME,
     "AWQ's layout",
     "what gptqmodel, transformers and vLLM load as AWQ, by whatever method the codes were found",
-    "a decoder of the layout in the tests",
+    "gptqmodel 7.7.0, once; in the tests by a decoder of the layout",
     "equal in float16",
     refuses,
     together,

@@ -127,7 +127,10 @@ def _add_vocabulary(writer: Any, plan: Plan) -> None:
         writer.add_token_merges(tokens["merges"])
     if "type_vocab_size" in plan.model.config:
         writer.add_token_type_count(plan.model.config["type_vocab_size"])
-    gguf.SpecialVocab(plan.model.folder, n_vocab=len(tokens["tokens"])).add_to_gguf(writer, quiet=True)
+    special = gguf.SpecialVocab(plan.model.folder, n_vocab=len(tokens["tokens"]))
+    if tokens["model"] != "bert":  # llama.cpp would begin texts with it by default for some kinds
+        special.add_special_token.setdefault("bos", False)
+    special.add_to_gguf(writer, quiet=True)
 
 
 def _type_of(plan: Plan, tensor: str) -> str:

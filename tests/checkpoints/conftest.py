@@ -30,10 +30,18 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random Llama of two layers in two shards, and its tokenizer; rows of 256 and 512."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=288, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.1,
-        bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=288,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="3MB")
     _tokenizer().save_pretrained(folder)

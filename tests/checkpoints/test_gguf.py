@@ -146,9 +146,12 @@ def sentence_piece() -> PreTrainedTokenizerFast:
     spelled = json.loads(tokenizer.to_str())
     spelled["added_tokens"] = spelled["added_tokens"][:3]
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(spelled)), unk_token="<unk>", bos_token="<s>",
-        eos_token="</s>", add_bos_token=False,
-    )  # fmt: skip
+        tokenizer_object=Tokenizer.from_str(json.dumps(spelled)),
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        add_bos_token=False,
+    )
 
 
 def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
@@ -169,7 +172,7 @@ def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
     assert words[101] == "[CLS]" and "\u2581model" in words and "ing" in words
     xllamacpp = pytest.importorskip("xllamacpp")
     run = server(xllamacpp, written.folder / "model.gguf", embedding=True)
-    answer = answered(run.handle_embeddings, {"input": TEXT})
+    answer = json.loads(run.handle_embeddings(json.dumps({"input": TEXT})))
     there = torch.tensor(answer["data"][0]["embedding"])
     network = AutoModel.from_pretrained(minilm).eval()
     for name in layers:
@@ -239,9 +242,13 @@ def test_scaled_positions_turn_as_slowly_as_in_transformers() -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = {
-        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-    }  # fmt: skip
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     config = LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope)
     theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
     factors = rope_factors(config.to_dict())

@@ -237,9 +237,12 @@ def test_codes_by_another_scheme_are_refused(llama: Path, layers: list[str], tmp
     """A method that answers with something else than was asked would be written under a wrong name."""
     with pytest.raises(ValueError, match="were given for a weight"):
         write_checkpoint(
-            TARGET, llama, uniform(layers, "int4_group128"), tmp_path / "out",
+            TARGET,
+            llama,
+            uniform(layers, "int4_group128"),
+            tmp_path / "out",
             quantized=lambda name, weight, recipe: quantize(weight, SCHEMES["int8_row"]),
-        )  # fmt: skip
+        )
     assert not list(tmp_path.iterdir())
 
 

@@ -156,7 +156,7 @@ def _data(job: Job, tensor: str, architecture: Architecture) -> Tensor:
     """uint8 [rows, bytes of a row]: what the file holds of one tensor."""
     plan, layer = job.plan, tensor.removesuffix(".weight")
     if tensor.endswith(".weight") and layer in plan.layers:
-        raw = row_bytes(job.layer(layer)).cpu()
+        raw = row_bytes(job.layer(layer))
     else:
         values = plan.model.read(tensor).to(_DTYPES[_type_of(plan, tensor)]).contiguous()
         raw = values.view(len(values), -1).view(torch.uint8)
@@ -169,7 +169,7 @@ def one(q: QuantizedTensor, name: str, path: Path) -> None:
     gguf = needed("gguf", NAME)
     kind = gguf.GGMLQuantizationType[ggml_type(q.scheme)]
     writer = gguf.GGUFWriter(path, "none")
-    raw = row_bytes(q).cpu().contiguous().numpy()
+    raw = row_bytes(q).contiguous().numpy()
     writer.add_tensor(f"{name}.weight", raw, raw_shape=raw.shape, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -27,7 +27,7 @@ def model_card(export: Export, plan: Plan, text: str) -> str:
         "",
         f"Inputs of the layers: {_inputs(plan)}.",
         "",
-        f"Weights as {export.reader} reads them: {export.exact}.",
+        f"Read back by {export.reader}: weights {export.exact}.",
         "",
         text.strip() or "How much the model lost was not measured.",
         "",

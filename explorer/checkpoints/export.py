@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,14 @@ class Job:
                 f"{name}: codes of {list(q.shape)} by {q.scheme} were given for a weight "
                 f"{list(weight.shape)} by {recipe.scheme}"
             )
-        return q
+        return on_cpu(q)
+
+
+def on_cpu(q: QuantizedTensor) -> QuantizedTensor:
+    """The same codes and scales in host memory."""
+    scales = q.scales.map_grids(Tensor.cpu)
+    top = None if scales.tensor_scale is None else scales.tensor_scale.cpu()
+    return dataclasses.replace(q, packed=q.packed.cpu(), scales=dataclasses.replace(scales, tensor_scale=top))
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ class Export:
     together   (plan) -> why it can't carry these layers of this model together; empty if it can
     write      writes all files of the model but what is carried over
     one        writes one tensor in the target's layout
+    load       (plan) -> Python that opens the folder
     reader     the program and version that the tests read it back with
     exact      how near that program's weights are to ours, in words
     suffix     of the file of one tensor

@@ -87,11 +87,8 @@ class Shards:
     def _write(self, name: str, tensor: Tensor) -> None:
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         span = [self._end, self._end + raw.size]
-        self._entries[name] = {
-            "dtype": NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": span,
-        }
+        kind, shape = NAMES[tensor.dtype], list(tensor.shape)
+        self._entries[name] = {"dtype": kind, "shape": shape, "data_offsets": span}
         self._file.write(raw.data)
         self._end = span[1]
 

@@ -107,6 +107,9 @@ def _word_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
 
     words = [marked(text, type_) for text, type_ in zip(texts, types, strict=True)]
     return {
-        "model": "bert", "pre": "default", "tokens": words, "token_type": types,
+        "model": "bert",
+        "pre": "default",
+        "tokens": words,
+        "token_type": types,
         "scores": [-1000.0] * size,
-    }  # fmt: skip
+    }

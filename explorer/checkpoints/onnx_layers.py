@@ -101,5 +101,5 @@ def _line(grid: Tensor, whole: bool) -> Tensor:
 def _stored(codes: Tensor, kind: str) -> Stored:
     """uint8 ``codes`` as ONNX packs them: one run over the flattened tensor."""
     bits = {"INT2": 2, "INT4": 4}.get(kind, 8)
-    flat = codes.cpu().contiguous().reshape(1, -1)
+    flat = codes.contiguous().reshape(1, -1)
     return Stored(kind, tuple(codes.shape), pack_bits(flat, bits).reshape(-1).view(torch.uint8))

@@ -127,7 +127,10 @@ def _add_vocabulary(writer: Any, plan: Plan) -> None:
         writer.add_token_merges(tokens["merges"])
     if "type_vocab_size" in plan.model.config:
         writer.add_token_type_count(plan.model.config["type_vocab_size"])
-    gguf.SpecialVocab(plan.model.folder, n_vocab=len(tokens["tokens"])).add_to_gguf(writer, quiet=True)
+    special = gguf.SpecialVocab(plan.model.folder, n_vocab=len(tokens["tokens"]))
+    if tokens["model"] != "bert":  # llama.cpp would begin texts with it by default for some kinds
+        special.add_special_token.setdefault("bos", False)
+    special.add_to_gguf(writer, quiet=True)
 
 
 def _type_of(plan: Plan, tensor: str) -> str:
@@ -153,7 +156,7 @@ def _data(job: Job, tensor: str, architecture: Architecture) -> Tensor:
     """uint8 [rows, bytes of a row]: what the file holds of one tensor."""
     plan, layer = job.plan, tensor.removesuffix(".weight")
     if tensor.endswith(".weight") and layer in plan.layers:
-        raw = row_bytes(job.layer(layer)).cpu()
+        raw = row_bytes(job.layer(layer))
     else:
         values = plan.model.read(tensor).to(_DTYPES[_type_of(plan, tensor)]).contiguous()
         raw = values.view(len(values), -1).view(torch.uint8)
@@ -166,7 +169,7 @@ def one(q: QuantizedTensor, name: str, path: Path) -> None:
     gguf = needed("gguf", NAME)
     kind = gguf.GGMLQuantizationType[ggml_type(q.scheme)]
     writer = gguf.GGUFWriter(path, "none")
-    raw = row_bytes(q).cpu().contiguous().numpy()
+    raw = row_bytes(q).contiguous().numpy()
     writer.add_tensor(f"{name}.weight", raw, raw_shape=raw.shape, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -44,13 +44,13 @@ def zero_codes(q: QuantizedTensor) -> Tensor:
     middle = 1 << (q.scheme.format.bits - 1)
     if q.scales.zero_points is None:
         return torch.full(q.scheme.grid(q.shape), middle, dtype=torch.uint8)
-    return (q.scales.zero_points.to(torch.int16) + middle).to(torch.uint8).cpu()
+    return (q.scales.zero_points.to(torch.int16) + middle).to(torch.uint8)
 
 
 def int32_words(codes: Tensor, bits: int) -> Tensor:
     """int32 [rows, ceil(cols · bits / 32)]: ``codes`` uint8 [rows, cols] as one stream of bits a row, from
     the lowest bit of the first word up."""
-    packed = pack_bits(codes.cpu().contiguous(), bits)
+    packed = pack_bits(codes.contiguous(), bits)
     padded = torch.nn.functional.pad(packed, (0, -packed.shape[1] % _WORD)).contiguous()
     return padded.view(-1).view(torch.int32).view(len(codes), -1)
 
@@ -72,4 +72,4 @@ def half_scales_refusal(scheme: Scheme) -> str:
 
 def half_scales(q: QuantizedTensor) -> Tensor:
     """float16 [groups, N]."""
-    return q.scales.scale.to(torch.float16).t().contiguous().cpu()
+    return q.scales.scale.to(torch.float16).t().contiguous()

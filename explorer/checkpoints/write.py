@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from explorer.checkpoints.card import CARD, least_bytes, model_card
-from explorer.checkpoints.export import Export, Job, Plan, Quantized
+from explorer.checkpoints.export import Export, Job, Plan, Quantized, on_cpu
 from explorer.checkpoints.folder import check_space, whole_folder
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS
@@ -123,5 +123,5 @@ def write_one(target: str, q: QuantizedTensor, path: Path, name: str = "weight")
     if why := export.refusal(q.scheme, q.shape):
         raise ValueError(f"{export.label} cannot carry {name} by {q.scheme}: {why}")
     path = Path(path).with_suffix(export.suffix)
-    export.one(q, name.removesuffix(".weight"), path)
+    export.one(on_cpu(q), name.removesuffix(".weight"), path)
     return path

@@ -172,7 +172,7 @@ def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
     assert words[101] == "[CLS]" and "\u2581model" in words and "ing" in words
     xllamacpp = pytest.importorskip("xllamacpp")
     run = server(xllamacpp, written.folder / "model.gguf", embedding=True)
-    answer = answered(run.handle_embeddings, {"input": TEXT})
+    answer = json.loads(run.handle_embeddings(json.dumps({"input": TEXT})))
     there = torch.tensor(answer["data"][0]["embedding"])
     network = AutoModel.from_pretrained(minilm).eval()
     for name in layers:

@@ -1,4 +1,4 @@
-"""GPTQ's and AWQ's layouts: whole models, and gptqmodel's own modules where that is installed.
+"""GPTQ's and AWQ's layouts, as whole models; ``test_every_row`` has one tensor by every scheme.
 
 If these fail, such an engine computes with other weights than those that were measured here.
 """
@@ -12,22 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from explorer import SCHEMES, quantize
-from explorer.checkpoints import write_checkpoint, write_one
+from explorer import SCHEMES
+from explorer.checkpoints import write_checkpoint
 from explorer.methods.recipe import Recipe
-from tests.checkpoints.readers import NAME, awq_weight, gptq_weight, parts_of
+from tests.checkpoints.readers import awq_weight, gptq_weight, parts_of
 from tests.checkpoints.reading import Expected, uniform
-
-
-def test_gptqmodels_own_modules_agree(tmp_path: Path) -> None:
-    """The package's linear layers, where it is installed."""
-    pytest.importorskip("gptqmodel")
-    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
-
-    q = quantize(torch.randn(64, 256), SCHEMES["int4_group64_asym"])
-    parts = parts_of(write_one("awq", q, tmp_path / "one", NAME))
-    read = dequantize_gemm(parts["qweight"], parts["qzeros"], parts["scales"], 4, 64)
-    assert torch.equal(read.t(), q.dequantize(torch.float16))
 
 
 @pytest.mark.parametrize(("target", "scheme"), [("gptq", "int4_group128"), ("awq", "int4_group64_asym")])

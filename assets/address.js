@@ -281,6 +281,13 @@ Object.assign(explorer, {
     history[visit ? 'pushState' : 'replaceState'](null, '', address);
   },
 
+  /* Open what a link with this query would open, as a step that Back takes back. */
+  go(query) {
+    explorer.settle();
+    history.pushState(null, '', `${location.pathname}?${query}`);
+    dispatchEvent(new PopStateEvent('popstate'));
+  },
+
   /* What is done with the address's query at each visit, beside setting the controls. */
   readers: [],
 

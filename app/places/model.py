@@ -1,9 +1,9 @@
-"""The place for models and hardware: speed, a whole model, and its size."""
+"""The place for models and hardware: speed, a model's survey, a whole model by one scheme, its size."""
 
 from __future__ import annotations
 
 from app.page import Page
-from app.sections import sizes, speed, whole_model
+from app.sections import sizes, speed, survey, whole_model
 from app.widgets import heading
 
 TITLE, NAME = "Model and hardware", "model"
@@ -14,6 +14,8 @@ def build(page: Page) -> None:
     with page.section("speed"):
         heading("Speed", "what formats buy on a GPU")
         speed.build(page)
+    with page.section("survey"):
+        survey.build(page)
     with page.section("whole-model"):
         whole_model.build_whole_model(page)
     with page.section("sizes"):

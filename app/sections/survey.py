@@ -1,0 +1,502 @@
+"""Which layers of a model suffer from which scheme, what a budget of bits buys, and the checkpoint of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import gradio as gr
+
+from app import html, limits
+from app.analyses import reported
+from app.cache import BoundedCache
+from app.files import fresh_folder
+from app.models import runnable_model
+from app.page import Page
+from app.selection import Selection
+from app.theme import plot_data
+from app.views import Shown, StatusView, View, listen, shows
+from app.widgets import (
+    LATEST,
+    PRIVATE,
+    QUIET,
+    RunButtons,
+    block,
+    heading,
+    plot_card,
+    results_column,
+    stop_button,
+    table,
+)
+from explorer.analysis.memory import GPUS
+from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.figures.style import file_name
+from explorer.figures.survey import budget_figure, heat_figure, strip_figure
+from explorer.schemes.text import label_of_text
+from explorer.sources.stamped import stamp_of
+from explorer.survey import (
+    SENSITIVITIES,
+    SURVEYS,
+    Choice,
+    Constraints,
+    Frontier,
+    Survey,
+    frontier,
+    load_survey,
+    recipe_of,
+)
+from explorer.survey.apply import card_of, codes_of, folder_of
+from explorer.survey.check import Checked, check_recipe
+from explorer.survey.recipe import ModelRecipe
+from explorer.survey.run import Plan, survey_model
+
+TITLE, NAME = "Which layer suffers", "survey"
+ANY = "any"
+OWN = "own"
+USUAL_BITS = 4.5
+NOT_CHECKED = "Not checked yet: the loss above is a prediction."
+COLUMNS = {
+    "model": "str",
+    "scheme or signal": "str",
+    "bits": "number",
+    "predicted loss": "number",
+    "true loss": "number",
+    "from": "number",
+    "to": "number",
+}
+GO = "query => query && explorer.go(query)"
+_SURVEYS = BoundedCache[Survey](32)
+
+
+@dataclass(frozen=True)
+class SurveyView(StatusView):
+    """What the survey is of, the choice of signals, the map of layers and schemes."""
+
+    signal: Shown
+    heat: Shown
+
+
+@dataclass(frozen=True)
+class BudgetView(View):
+    """What the budget buys: the slider's ends, the verdict, curve and strip, the recipe as a file."""
+
+    bits: Shown
+    sentence: Shown
+    curve: Shown
+    strip: Shown
+    recipe: Shown
+    command: Shown
+
+    @classmethod
+    def refused(cls, message: str) -> BudgetView:
+        return cls.unchanged(sentence=html.status(message))
+
+
+@dataclass(frozen=True)
+class RunView(StatusView):
+    """A survey that is being made, or was: its file."""
+
+    own: Shown
+    which: Shown
+
+
+@dataclass(frozen=True)
+class CheckView(StatusView):
+    """How far the check is; what was measured, in words and as a table."""
+
+    sentence: Shown
+    table: Shown
+
+
+@dataclass(frozen=True)
+class ExportView(StatusView):
+    """The checkpoint, as one archive."""
+
+    archive: Shown
+
+
+def recorded() -> dict[str, Path]:
+    """The surveys that ship with the explorer, by their names."""
+    return {path.stem: path for path in sorted(SURVEYS.glob("*.jsonl"))}
+
+
+def _survey(which: str, own: str | None) -> Survey:
+    """The recorded survey called ``which``, or the visitor's own file; ``ValueError`` if there is none."""
+    path = Path(own) if which == OWN and own else recorded().get(which)
+    if path is None:
+        raise ValueError("open a survey's file (.jsonl, of `explorer survey`), or survey a model here")
+    return _SURVEYS.get((str(path), stamp_of(path)), lambda: load_survey(path), lambda _: 1)
+
+
+def _front(found: Survey, signal: str | None, target: str, keep: str, fuse: bool) -> Frontier:
+    """The frontier under the visitor's constraints."""
+    patterns = tuple(part.strip() for part in keep.split(",") if part.strip())
+    refusal = None if target == ANY else EXPORTS[target].refusal
+    chosen = signal if signal in found.head.signals else ""
+    return frontier(found, chosen or "", Constraints(refusal=refusal, keep=patterns, fuse=fuse))
+
+
+@shows(SurveyView)
+def show(which: str, own: str | None, signal: str | None) -> SurveyView:
+    """A survey: "own" and the file, or the name of a recorded one; and the signal to show. Returns what it
+    is, the signals that it has, the map of layers × schemes."""
+    found = _survey(which, own)
+    signal = signal if signal in found.head.signals else found.head.default
+    row = SENSITIVITIES[signal]
+    return SurveyView(
+        status=html.status(f"{_about(found)} Shown: {row.label}. {row.trust}"),
+        signal=gr.update(choices=[(SENSITIVITIES[s].label, s) for s in found.head.signals], value=signal),
+        heat=plot_data(heat_figure(found, signal)),
+    )
+
+
+@shows(SurveyView)
+def first(chosen: Selection, which: str, own: str | None, signal: str | None) -> SurveyView:
+    """``show`` when the section is seen; the selection has no part in it."""
+    return show(which, own, signal)
+
+
+@shows(BudgetView)
+def budget(
+    which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
+) -> BudgetView:
+    """What ``bits`` a weight buy by the signal, with the schemes that ``target`` carries ("any": all),
+    without the layers whose names match ``keep``; with ``fuse`` query, key and value get one scheme, and so
+    do gate and up. Returns the slider, the verdict, the curve, the recipe as a strip and as a file, and the
+    commands."""
+    found = _survey(which, own)
+    front = _front(found, signal, target, keep, fuse)
+    wanted = min(max(bits or USUAL_BITS, front.least), front.most)
+    choice = front.at(wanted)
+    recipe = recipe_of(found, choice, front.signal)
+    path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
+    recipe.save(path)
+    return BudgetView(
+        bits=gr.update(minimum=_down(front.least), maximum=_up(front.most), value=round(wanted, 2)),
+        sentence=html.sentence(_verdict(found, front, choice)),
+        curve=plot_data(budget_figure(found, front, choice)),
+        strip=plot_data(strip_figure(found, choice)),
+        recipe=gr.update(value=str(path), interactive=True),
+        command=html.commands(_commands(path.name, target)),
+    )
+
+
+def _down(bits: float) -> float:
+    return int(bits * 100) / 100
+
+
+def _up(bits: float) -> float:
+    return -(int(-bits * 100)) / 100 + 0.01
+
+
+def _about(found: Survey) -> str:
+    """What was surveyed, and by what."""
+    head = found.head
+    ran = f"run on {head.texts} texts ({head.tokens:,} tokens)" if head.loss else f"not run: {head.why}"
+    return (
+        f"{head.model}: {len(found.linear)} linear layers × {len(head.schemes)} schemes, rounded to nearest; "
+        f"the model was {ran}."
+    )
+
+
+def _verdict(found: Survey, front: Frontier, choice: Choice) -> str:
+    """Size, prediction, what it fits, and what single schemes of this size would cost."""
+    size = choice.bytes + front.kept_bytes
+    fits = [name for name, gigabytes in GPUS.items() if size <= 0.9 * gigabytes * 1e9]
+    words = f"{choice.bits:.2f} bits a weight: {_megabytes(size)} for the whole model"
+    if size >= 1e9:
+        words += f", which {fits[0]} holds" if fits else ", more than any one GPU holds"
+    if not SENSITIVITIES[front.signal].is_loss:
+        return f"{words}. This signal predicts no loss: {SENSITIVITIES[front.signal].trust}"
+    words += f"; predicted loss {choice.loss:.3g}."
+    single = [u for u in front.uniform if u.bits <= choice.bits + 0.02]
+    if single:
+        best = min(single, key=lambda u: u.loss)
+        name = label_of_text(best.scheme)
+        words += f" {name} for all layers: {best.loss:.3g} at {best.bits:.2f} bits"
+        if best.loss > 0 and choice.loss < best.loss:
+            words += f", so that choosing saves {100 * (1 - choice.loss / best.loss):.0f} % of it"
+        words += "."
+    return words
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _commands(recipe: str, target: str) -> list[str]:
+    name = recipe.replace(" ", "\\ ")
+    to = "compressed-tensors" if target == ANY else target
+    return [
+        f"explorer check {name} --survey SURVEY.jsonl",
+        f"explorer apply {name} --to {to} --out FOLDER",
+    ]
+
+
+@shows()
+def link_to(which: str, own: str | None, where: str, event: gr.EventData) -> str:
+    """The query that opens a clicked cell's layer and scheme in the Tensor place."""
+    cell = getattr(event, "data", None)
+    if not isinstance(cell, list) or len(cell) < 2:
+        return ""
+    found, (layer, scheme, *_) = _survey(which, own), map(str, cell)
+    name, model = found.layer(layer).name, where.strip() or found.head.model
+    return urlencode({"source": "model", "model": model, "layer": f"{name}.weight", "scheme": scheme})
+
+
+@shows(RunView)
+def run(where: str) -> Iterator[RunView]:
+    """Survey a model (a folder or Hub id) with the built-in texts and schemes; yields how far it is, and at
+    the end the file, which is open then."""
+    if not where.strip():
+        raise ValueError("name a model: a folder on this machine, or a Hub id such as owner/name")
+    bounds = limits.current().sources
+    runnable_model(where)  # refuses what is too large here before anything else is done
+    out = fresh_folder() / f"{file_name(where.strip().rstrip('/').rpartition('/')[2])}.jsonl"
+    yield RunView.unchanged(status=html.status(f"Running {where} on the built-in texts …"))
+    plan = Plan(where.strip())
+    steps = reported(lambda progress: survey_model(plan, out, bounds, progress, progress))
+    while True:
+        try:
+            done, total = next(steps)
+        except StopIteration as end:
+            found: Survey = end.value
+            break
+        yield RunView.unchanged(status=html.status(f"{done} of {total} steps"))
+    yield RunView(
+        status=html.status(f"Surveyed: {_about(found)} Its file can be downloaded beside the recipe."),
+        own=str(out),
+        which=gr.update(choices=_choices(own=True), value=OWN),
+    )
+
+
+def _choices(own: bool = False) -> list[tuple[str, str]]:
+    listed = [(f"{name} (recorded)", name) for name in recorded()]
+    return [*listed, ("a survey of my own", OWN)] if own else listed
+
+
+@shows(RunView)
+def opened(path: str | None) -> RunView:
+    """A survey's file of the visitor's own; ``ValueError`` says what is wrong with it."""
+    if not path:
+        return RunView.unchanged()
+    found = load_survey(path)
+    return RunView(
+        status=html.status(f"Opened: {_about(found)}"),
+        own=path,
+        which=gr.update(choices=_choices(own=True), value=OWN),
+    )
+
+
+def _recipe(
+    which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
+) -> tuple[Survey, ModelRecipe]:
+    found = _survey(which, own)
+    front = _front(found, signal, target, keep, fuse)
+    choice = front.at(min(max(bits or USUAL_BITS, front.least), front.most))
+    return found, recipe_of(found, choice, front.signal)
+
+
+@shows(CheckView)
+def check(
+    which: str,
+    own: str | None,
+    signal: str | None,
+    target: str,
+    keep: str,
+    fuse: bool,
+    bits: float | None,
+    where: str,
+) -> Iterator[CheckView]:
+    """Run the model that the recipe makes on held-out sentences, beside single schemes of its size and the
+    same budget by another signal. ``where``: the model, if it is not where the survey found it."""
+    found, recipe = _recipe(which, own, signal, target, keep, fuse, bits)
+    place = where.strip() or found.head.model
+    yield CheckView.unchanged(status=html.status(f"Loading {place} …"))
+    model = runnable_model(place, head=True)
+    steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
+    result = yield from _told(steps, "models run", CheckView)
+    better = result.better
+    words = "The prediction, and what was measured on sentences that the survey did not see."
+    if better is not None:
+        least = f"{abs(100 * better):.0f} % {'less' if better >= 0 else 'more'}"
+        words = f"Measured: the recipe loses {least} than the best single scheme of its size."
+    yield CheckView(
+        status=html.status("Checked on held-out sentences."),
+        sentence=html.sentence(words),
+        table=[_line(row) for row in result.rows],
+    )
+
+
+@shows(ExportView)
+def export(
+    which: str,
+    own: str | None,
+    signal: str | None,
+    target: str,
+    keep: str,
+    fuse: bool,
+    bits: float | None,
+    where: str,
+) -> Iterator[ExportView]:
+    """The model by the recipe as a checkpoint of ``target``, in one archive."""
+    if target == ANY:
+        raise ValueError("choose a checkpoint format first: its schemes are not all of the survey's")
+    found, recipe = _recipe(which, own, signal, target, keep, fuse, bits)
+    place = where.strip() or found.head.model
+    runnable_model(place)
+    folder, name = fresh_folder(), file_name(f"{Path(found.head.model).name} {recipe.bits:.3g} bits {target}")
+    codes = codes_of(recipe, lambda: runnable_model(place, head=True))
+    steps = reported(
+        lambda progress: write_checkpoint(
+            target,
+            folder_of(place),
+            recipe.layers,
+            folder / name,
+            quantized=codes,
+            card=card_of(recipe),
+            progress=progress,
+        )
+    )
+    written = yield from _told(steps, "tensors written", ExportView)
+    archive = shutil.make_archive(str(folder / name), "zip", folder, name)
+    shutil.rmtree(folder / name)
+    words = f"{EXPORTS[target].label}: {written.layers} layers, {_megabytes(written.bytes)}. Read by: "
+    yield ExportView(
+        status=html.status(f"{words}{EXPORTS[target].reader}."),
+        archive=gr.update(value=archive, interactive=True),
+    )
+
+
+def _told(steps: Any, what: str, view: type[StatusView]) -> Any:
+    """Yields how far ``steps`` are, in words, and returns their result."""
+    while True:
+        try:
+            done, total = next(steps)
+        except StopIteration as end:
+            return end.value
+        yield view.unchanged(status=html.status(f"{done} of {total} {what}"))
+
+
+def _line(row: Checked) -> list[Any]:
+    """One line of the table, in the order of ``COLUMNS``."""
+    numbers = (row.bits, row.predicted, row.loss.value, row.loss.low, row.loss.high)
+    short = [None if n is None else float(f"{n:.4g}") for n in numbers]
+    name = SENSITIVITIES[row.name].label if row.name in SENSITIVITIES else label_of_text(row.name)
+    return [row.what, name, *short]
+
+
+def build(page: Page) -> None:
+    """Lay the section out; it shows the recorded survey when it is seen."""
+    heading("Which layer suffers, and what a budget buys", "one survey, every budget at once")
+    own = gr.State(None)
+    names = list(recorded())
+    with gr.Row():
+        which = gr.Dropdown(
+            _choices(own=True), value=names[0] if names else OWN, label="Survey", elem_id="survey-which"
+        )
+        signals = [(row.label, row.name) for row in SENSITIVITIES.values()]
+        signal = gr.Dropdown(signals, value=None, label="Layers are ranked by", elem_id="survey-signal")
+    with gr.Accordion("Survey another model, or open a survey's file", open=False, elem_id="survey-own"):
+        with gr.Row():
+            where = gr.Textbox("", label="Model: folder or Hub id", max_lines=1, elem_id="survey-model")
+            start = gr.Button("Survey", variant="primary", min_width=120)
+            stop = stop_button()
+        run_status = block(html.status("Every linear layer by 14 schemes, on the built-in texts."))
+        stopped = block()
+        file = gr.File(label="A survey's file (.jsonl)", file_types=[".jsonl"], height=90)
+    status = block(elem_id="survey-status")
+    heat = plot_card(
+        "What each scheme costs each layer",
+        "dark costs little, bright much; a click opens that layer and scheme under Tensor",
+        "survey-heat",
+        height=690,
+    )
+    with gr.Row():
+        targets = [("any", ANY), *((row.label, row.name) for row in EXPORTS.values())]
+        target = gr.Dropdown(targets, value=ANY, label="Checkpoint format", elem_id="survey-target")
+        keep = gr.Textbox(
+            "", label="Layers left as they are", placeholder="encoder.layer.0.*", max_lines=1, min_width=160
+        )
+        fuse = gr.Checkbox(False, label="one scheme for query, key, value; for gate, up", min_width=200)
+    bits = gr.Slider(
+        2.0, 9.0, value=USUAL_BITS, step=0.01, label="Budget, bits a weight", elem_id="survey-bits"
+    )
+    budget_view = BudgetView(
+        bits=bits,
+        sentence=block(elem_id="survey-sentence"),
+        strip=plot_card(
+            "The recipe", "a block a layer, as wide as it has weights", "survey-strip", height=190
+        ),
+        curve=plot_card(
+            "Every budget", "the best choice for each size, and single schemes", "survey-curve", height=380
+        ),
+        recipe=gr.DownloadButton(
+            "Download recipe", interactive=False, min_width=140, elem_id="recipe-file", render=False
+        ),
+        command=block(),
+    )
+    with gr.Row():
+        check_button = gr.Button("Check: run it", min_width=120, elem_id="survey-check")
+        export_button = gr.Button("Export", min_width=120, elem_id="survey-export")
+        budget_view.recipe.render()
+        archive = gr.DownloadButton("Download checkpoint", interactive=False, min_width=140)
+        halt = stop_button()
+    halted = block()
+    check_status = block(html.status(NOT_CHECKED), elem_id="survey-checked")
+    with results_column():
+        checked = CheckView(
+            status=check_status,
+            sentence=block(elem_id="survey-truth"),
+            table=table(COLUMNS, "survey-table", buttons=["copy"]),
+        )
+    exported = ExportView(status=block(elem_id="survey-exported"), archive=archive)
+
+    shown = SurveyView(status=status, signal=signal, heat=heat)
+    asked = [which, own, signal, target, keep, fuse, bits]
+    page.follow(first, [which, own, signal], shown, api_name="survey")
+    seen = page.seen["survey"].seen
+    unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
+    listen(seen, budget, asked, budget_view, api_name="survey_budget_first", **unlisted)
+    listen(bits.input, budget, asked, budget_view, api_name="survey_budget", **LATEST)
+    for changed, what in ((which.change, "which"), (signal.input, "signal")):
+        event = listen(changed, show, [which, own, signal], shown, api_name=f"survey_{what}", **unlisted)
+        listen(event.then, budget, asked, budget_view, api_name=f"survey_{what}_budget", **unlisted)
+    for changed, what in ((target.input, "target"), (keep.blur, "keep"), (fuse.input, "fuse")):
+        listen(changed, budget, asked, budget_view, api_name=f"survey_{what}", **unlisted)
+    _build_runs(start, stop, stopped, file, RunView(status=run_status, own=own, which=which), where)
+    buttons = RunButtons((check_button, export_button), halt, halted)
+    buttons.begin_on(check_button.click, export_button.click)
+    runs = [
+        listen(b.click, handler, [*asked, where], view, api_name=name, concurrency_id="compute", **QUIET)
+        for b, handler, view, name in (
+            (check_button, check, checked, "check_recipe"),
+            (export_button, export, exported, "export_recipe"),
+        )
+    ]
+    buttons.end_with(*runs)
+    _build_click(heat, which, own, where)
+
+
+def _build_runs(
+    start: gr.Button, stop: gr.Button, stopped: gr.HTML, file: gr.File, outputs: RunView, where: gr.Textbox
+) -> None:
+    """A survey made here, or opened."""
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
+    running = listen(
+        start.click, run, [where], outputs, api_name="survey_model", concurrency_id="compute", **QUIET
+    )
+    buttons.end_with(running)
+    listen(file.upload, opened, [file], outputs, api_name="open_survey", **QUIET)
+
+
+def _build_click(heat: Any, which: Any, own: Any, where: Any) -> None:
+    """A click on the map opens that layer and scheme under Tensor, as a link would."""
+    query = gr.Textbox(visible=False)
+    event = listen(heat.point, link_to, [which, own, where], query, api_name="survey_link", **PRIVATE)
+    event.then(None, query, None, js=GO, **PRIVATE)

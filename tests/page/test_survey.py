@@ -1,0 +1,53 @@
+"""The survey section under the hand: a budget that is dragged, a cell that is clicked."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page.test_browser import idle, open_page
+
+pytestmark = [pytest.mark.browser, pytest.mark.shared_page]
+
+
+def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
+    """The slider is dragged by the mouse: size, prediction and strip follow; the recipe is another file."""
+    open_page(page, url, "tab=model&section=survey")
+    sentence = page.locator("#survey-sentence")
+    expect(sentence).to_contain_text("4.50 bits a weight", timeout=60_000)
+    strip = page.locator("#survey-strip .figure")
+    strip.scroll_into_view_if_needed()
+    expect(strip.locator(".barlayer .point").first).to_be_visible()
+    before = strip.locator(".legend .legendtext").all_text_contents()
+    slider = page.locator("#survey-bits input[type=range]")
+    slider.scroll_into_view_if_needed()
+    at = slider.bounding_box()
+    assert at
+    page.mouse.move(at["x"] + at["width"] * 0.385, at["y"] + at["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(at["x"] + at["width"] * 0.2, at["y"] + at["height"] / 2, steps=6)
+    page.mouse.up()
+    expect(sentence).to_contain_text(re.compile(r"^3\.\d\d bits a weight"))
+    idle(page)
+    assert strip.locator(".legend .legendtext").all_text_contents() != before
+    expect(page.locator("#survey-table")).not_to_be_visible()
+
+
+def test_a_clicked_cell_opens_its_layer(page: Page, url: str) -> None:
+    """Under Tensor, with the scheme of the column, as Back takes back. The recorded model is not on this
+    machine: that is said."""
+    open_page(page, url, "tab=model&section=survey")
+    heat = page.locator("#survey-heat .figure .nsewdrag").first
+    heat.scroll_into_view_if_needed()
+    expect(heat).to_be_visible(timeout=60_000)
+    at = heat.bounding_box()
+    assert at
+    page.mouse.move(at["x"] + at["width"] * 0.97, at["y"] + 5)
+    page.mouse.click(at["x"] + at["width"] * 0.97, at["y"] + 5)
+    page.wait_for_function("location.search.includes('scheme=int8_row')")
+    assert "layer=encoder.layer.0.attention.output.dense.weight" in page.url and "tab=model" not in page.url
+    expect(page.locator("#notice")).to_contain_text("all-MiniLM-L6-v2")
+    page.go_back()
+    page.wait_for_function("location.search.includes('tab=model')")

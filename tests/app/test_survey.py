@@ -65,7 +65,7 @@ def test_a_budget_beyond_the_ends_is_the_end(bits: float | None, said: list[str]
 
 @pytest.mark.parametrize("target", EXPORTS)
 def test_a_target_takes_only_what_it_carries(target: str, said: list[str]) -> None:
-    """Else the export refuses the recipe that the page has offered for it; or says that it carries nothing."""
+    """Else the export refuses the recipe that the page has offered for it; or it says that it has none."""
     out = bought(8.5, target=target)
     if said:
         assert "scheme" in said[0]

@@ -33,8 +33,8 @@ BY_METHODS = (4.16, "int4_group128_asym", ("gptq", "gptq_sequential"))
 CAUSAL = "causal"
 CAUSAL_BUDGETS = (4.0, 4.5, 5.0, 6.0)
 CAUSAL_SCHEMES = (
-    "int2_group64_asym", "int3_group64", "int3_group64_asym", "int4_group64", "int4_group64_asym", "mxfp4", "nvfp4",
-    "int5_group64_asym", "int6_group64_asym", "mxfp6_e2m3", "fp8_e4m3_row", "int8_row",
+    "int2_group64_asym", "int3_group64", "int3_group64_asym", "int4_group64", "int4_group64_asym", "mxfp4",
+    "nvfp4", "int5_group64_asym", "int6_group64_asym", "mxfp6_e2m3", "fp8_e4m3_row", "int8_row",
 )  # fmt: skip
 """In groups of 64: the rows of small models are often no multiple of 128."""
 PASSAGE = 6

@@ -111,6 +111,7 @@ def _context() -> dict[str, Any]:
         "sample_count": embeddings.SAMPLES,
         "schemes_compared": embeddings.METHODS_SCHEMES,
         "recipes": recipes.recorded_recipes(),
+        "causal": recipes.recorded_causal(),
         "recipe_tables": recipe_tables,
         "survey": load_survey(recipes.SHIPPED),
         "tables": tables,

@@ -15,6 +15,7 @@ from explorer.schemes.text import label_of_text
 from explorer.survey import SENSITIVITIES, Survey
 
 DASH = "–"
+IN_README = (4.16, 4.5)
 
 
 def recipes_table(runs: Sequence[RecipeRun]) -> str:
@@ -35,10 +36,28 @@ def recipes_table(runs: Sequence[RecipeRun]) -> str:
     return markdown(titles, rows) if runs else f"({NOT_RECORDED})"
 
 
+def causal_table(runs: Sequence[RecipeRun]) -> str:
+    """Of a causal model single schemes and recipes, smallest first: loss, perplexity, equal top tokens."""
+    shown = [run for run in runs if run.signal in ("", SIGNAL, "weight") and run.bits > 3]
+    rows = [
+        [
+            _name(run) + (" by weight error" if run.signal == "weight" else ""),
+            f"{run.bits:.2f}",
+            f"{run.predicted:.4f}" if run.predicted is not None else DASH,
+            f"{run.loss:.4f} ± {(run.high - run.low) / 2:.4f}",
+            f"{run.perplexity:.1f}",
+            f"{100 * (run.same_top or 0):.1f} %",
+        ]
+        for run in sorted(shown, key=lambda run: run.bits)
+    ]
+    titles = ["all layers", "bits", "predicted", "KL, nats a token", "perplexity", "same top token"]
+    return markdown(titles, rows) if rows else f"({NOT_RECORDED})"
+
+
 def short_table(recording: Recording[RecipeRun]) -> str:
     """What the README says: of each budget the best single scheme, the recipe, and how much less it loses."""
     runs, rows = recording.rows, []
-    for budget in BUDGETS:
+    for budget in IN_README:
         single, chosen = best_single(runs, budget), _one(runs, budget, SIGNAL)
         if single and chosen:
             less = f"{100 * (1 - chosen.loss / single.loss):.0f} %"

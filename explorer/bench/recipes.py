@@ -30,6 +30,15 @@ SHIPPED = SURVEYS / f"{MODEL.rpartition('/')[2]}.jsonl"
 BUDGETS = (3.2, 4.16, 4.5, 5.0, 6.0)
 BY_METHODS = (4.16, "int4_group128_asym", ("gptq", "gptq_sequential"))
 """A budget and a single scheme of its size that are also run by methods."""
+CAUSAL = "causal"
+CAUSAL_BUDGETS = (4.0, 4.5, 5.0, 6.0)
+CAUSAL_SCHEMES = (
+    "int2_group64_asym", "int3_group64", "int3_group64_asym", "int4_group64", "int4_group64_asym", "mxfp4",
+    "nvfp4", "int5_group64_asym", "int6_group64_asym", "mxfp6_e2m3", "fp8_e4m3_row", "int8_row",
+)  # fmt: skip
+"""In groups of 64: the rows of small models are often no multiple of 128."""
+PASSAGE = 6
+"""Sentences of a text that a causal model is run on."""
 SIGNAL = "fisher_diagonal"
 """What the shipped survey's recipes are chosen by, and those that are run fused and by methods."""
 PACKAGES = ("transformers",)
@@ -40,7 +49,9 @@ class RecipeRun:
     """One model that was run.
 
     ``scheme`` is that of all layers, "" for a recipe of ``budget`` bits by ``signal``, ``fused`` or not.
-    ``loss`` with its 95 % interval over texts; ``predicted`` None where nothing predicts it.
+    ``loss`` with its 95 % interval over texts; ``predicted`` None where nothing predicts it. ``perplexity``
+    and ``same_top`` (share of tokens with the same most probable successor) of causal models, whose loss is
+    the KL divergence. ``model``: the name of the folder, where it is not MiniLM.
     """
 
     budget: float
@@ -55,6 +66,9 @@ class RecipeRun:
     high: float
     texts: int
     tokens: int
+    perplexity: float | None = None
+    same_top: float | None = None
+    model: str = ""
 
 
 def record_recipes(model: str | Path = MODEL) -> list[Path]:
@@ -64,6 +78,31 @@ def record_recipes(model: str | Path = MODEL) -> list[Path]:
     loaded = load_model(str(model), device=work_device(), head=True)
     rows = tuple(run_recipes(load_survey(shipped), loaded, sentences()))
     return [shipped, record(NAME, Recording(this_machine(work_device(), PACKAGES), rows))]
+
+
+def record_causal(model: str) -> Path:
+    """The same for a causal language model, in some minutes; write ``assets/measurements/causal.json``.
+
+    Its texts are passages of the built-in sentences.
+    """
+    loaded = load_model(model, device=work_device(), head=True)
+    seen, held_out = passages(built_in_texts()), passages(sentences())
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Plan(model, schemes=CAUSAL_SCHEMES, texts=seen)
+        survey = survey_model(plan, Path(folder) / "causal.jsonl")
+    runs = run_recipes(survey, loaded, held_out, CAUSAL_BUDGETS, methods=())
+    rows = tuple(replace(run, model=loaded.name) for run in runs)
+    return record(CAUSAL, Recording(this_machine(work_device(), PACKAGES), rows))
+
+
+def passages(texts: Sequence[str]) -> tuple[str, ...]:
+    """``texts`` in passages of ``PASSAGE``."""
+    return tuple(" ".join(texts[i : i + PASSAGE]) for i in range(0, len(texts), PASSAGE))
+
+
+def recorded_causal() -> Recording[RecipeRun]:
+    """The recorded runs of a causal model; empty if there are none."""
+    return recorded(CAUSAL, RecipeRun)
 
 
 def ship_survey(model: str) -> Path:
@@ -86,17 +125,23 @@ def recorded_recipes() -> Recording[RecipeRun]:
     return recorded(NAME, RecipeRun)
 
 
-def run_recipes(survey: Survey, model: Model, texts: Sequence[str]) -> Iterator[RecipeRun]:
+def run_recipes(
+    survey: Survey,
+    model: Model,
+    texts: Sequence[str],
+    budgets: Sequence[float] = BUDGETS,
+    methods: Sequence[str] = BY_METHODS[2],
+) -> Iterator[RecipeRun]:
     """Every single scheme of the survey, and recipes of every budget by every signal, one after another."""
     reference = reference_for(model, texts)
-    budget, same_size, methods = BY_METHODS
+    budget, same_size, _ = BY_METHODS
     front = frontier(survey, SIGNAL)
     names = front.at(front.most).schemes
     for point in front.uniform:
         yield _run(
             model, reference, dict.fromkeys(names, point.scheme), scheme=point.scheme, predicted=point.loss
         )
-    for bits in BUDGETS:
+    for bits in budgets:
         for signal in survey.head.signals:
             yield _recipe(survey, model, reference, bits, signal)
         yield _recipe(survey, model, reference, bits, SIGNAL, fused=True)
@@ -134,16 +179,18 @@ def _run(
     loss = reference.measure(made.network)
     low, high = (loss.value if end is None else end for end in (loss.low, loss.high))
     return RecipeRun(
-        made.bits,
-        "",
-        scheme,
-        method,
-        False,
-        made.bits,
-        predicted,
-        loss.value,
-        low,
-        high,
-        loss.texts,
-        loss.tokens,
+        budget=made.bits,
+        signal="",
+        scheme=scheme,
+        method=method,
+        fused=False,
+        bits=made.bits,
+        predicted=predicted,
+        loss=loss.value,
+        low=low,
+        high=high,
+        texts=loss.texts,
+        tokens=loss.tokens,
+        perplexity=loss.scores.get("perplexity"),
+        same_top=loss.scores.get("same_top"),
     )

@@ -27,16 +27,23 @@ def docs(
             help="Folder or Hub id, for --record.", show_default="sentence-transformers/all-MiniLM-L6-v2"
         ),
     ] = None,
+    causal: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub id of a causal model to run recipes of, and record (minutes)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the measured pages of docs/ from the recordings in assets/measurements/."""
     from explorer.bench.docs import check_docs, docs_folder, record_runs, write_docs
+    from explorer.bench.recipes import record_causal
     from explorer.models.evaluate import MODEL
 
     folder = docs_folder()
     if record:
         for path in record_runs(model or MODEL):
             print(f"written: {path}", file=sys.stderr)
+    if causal:
+        print(f"written: {record_causal(causal)}", file=sys.stderr)
     if not check:
         written = write_docs(folder)
         if as_json:

@@ -157,7 +157,7 @@ def survey_model(
     )
     done = {layer.name for layer in found.layers} if found else set()
     jobs = [
-        Job(info, role, ran.evidence.get(_layer(info)), not ran.loss or _layer(info) in ran.evidence)
+        Job(info, role, ran.evidence.get(_layer(info)), _reached(info, role, ran))
         for info, role in listed
         if _layer(info) not in done
     ]
@@ -327,6 +327,11 @@ def _check_same(out: Path, found: Head, plan: Plan, sha256: str, layers: int) ->
     )
     if other := list(head_differs(found, wanted)):
         raise ValueError(f"{out.name} is another survey: {'; '.join(other)}. Name another file, or delete it")
+
+
+def _reached(info: TensorInfo, role: Role, ran: _Ran) -> bool:
+    """False where the model was run and a layer got no gradient."""
+    return role is Role.EMBEDDING or not ran.loss or _layer(info) in ran.evidence
 
 
 def _layer(info: TensorInfo) -> str:

@@ -30,7 +30,7 @@ from explorer.bench.quantize import (
     recorded_kernel,
     recorded_quantize,
 )
-from explorer.bench.recipes import recorded_recipes
+from explorer.bench.recipes import recorded_causal, recorded_recipes
 from explorer.bench.recordings import (
     Recording,
     RecordingError,
@@ -45,6 +45,7 @@ from explorer.schemes import ALIASES
 
 SHIPPED = {
     "analysis": recorded_analyses,
+    "causal": recorded_causal,
     "conformance": recorded_conformance,
     "crossover": recorded_crossover,
     "embeddings": recorded_embeddings,

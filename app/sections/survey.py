@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -183,6 +184,14 @@ def budget(
         recipe=gr.update(value=str(path), interactive=True),
         command=html.commands(_commands(path.name, target)),
     )
+
+
+@shows(BudgetView)
+def dragged(
+    which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
+) -> BudgetView:
+    """``budget`` while the slider is dragged: the slider itself stays under the hand."""
+    return dataclasses.replace(budget(which, own, signal, target, keep, fuse, bits), bits=gr.skip())
 
 
 def _down(bits: float) -> float:
@@ -462,7 +471,7 @@ def build(page: Page) -> None:
     seen = page.seen["survey"].seen
     unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
     listen(seen, budget, asked, budget_view, api_name="survey_budget_first", **unlisted)
-    listen(bits.input, budget, asked, budget_view, api_name="survey_budget", **LATEST)
+    listen(bits.input, dragged, asked, budget_view, api_name="survey_budget", **LATEST)
     for changed, what in ((which.change, "which"), (signal.input, "signal")):
         event = listen(changed, show, [which, own, signal], shown, api_name=f"survey_{what}", **unlisted)
         listen(event.then, budget, asked, budget_view, api_name=f"survey_{what}_budget", **unlisted)

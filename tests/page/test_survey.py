@@ -23,13 +23,14 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
     before = strip.locator(".legend .legendtext").all_text_contents()
     slider = page.locator("#survey-bits input[type=range]")
     slider.scroll_into_view_if_needed()
+    page.wait_for_timeout(1000)  # the section has arrived, and the figures above it have their heights
     at = slider.bounding_box()
     assert at
     page.mouse.move(at["x"] + at["width"] * 0.385, at["y"] + at["height"] / 2)
     page.mouse.down()
     page.mouse.move(at["x"] + at["width"] * 0.2, at["y"] + at["height"] / 2, steps=6)
     page.mouse.up()
-    expect(sentence).to_contain_text(re.compile(r"^3\.\d\d bits a weight"))
+    expect(sentence).to_contain_text(re.compile(r"^\s*3\.\d\d bits a weight"))
     idle(page)
     assert strip.locator(".legend .legendtext").all_text_contents() != before
     expect(page.locator("#survey-table")).not_to_be_visible()

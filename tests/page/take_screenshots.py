@@ -33,6 +33,7 @@ PICTURES = {
     "methods": Picture(f"tab=methods&{BOTH}", "#section-methods", "#methods-sentence p"),
     "learn": Picture("tab=learn", "#head", "#playground, .playground"),
     "story": Picture("tab=learn&section=story", "#section-story", "#section-story svg"),
+    "survey": Picture("tab=model&section=survey", "#section-survey", "#survey-heat .main-svg"),
     "speed": Picture(f"tab=speed&{BOTH}", "#head", "#speed-bars .main-svg"),
 }
 THEMES = {"light": (1440, 1180), "dark": (1440, 1180), "phone": (390, 844)}

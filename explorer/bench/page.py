@@ -128,6 +128,7 @@ def _click(selector: str) -> Callable[[Browser, int], None]:
 
 def _open_second(page: Browser, repeat: int) -> None:
     page.locator("#chips [data-panel=b]").click()
+    page.locator("#panel-b input").first.click()
     page.locator("#panel-b [role=option]").nth(1).wait_for()
 
 

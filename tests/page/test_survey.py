@@ -22,6 +22,8 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
     expect(strip.locator(".barlayer .point").first).to_be_visible()
     before = strip.locator(".legend .legendtext").all_text_contents()
     slider = page.locator("#survey-bits input[type=range]")
+    page.mouse.move(700, 500)
+    page.mouse.wheel(0, 10)  # a hand that scrolls: the page no longer keeps the section at the top
     slider.evaluate("e => e.scrollIntoView({block: 'center'})")  # from under the bar
     page.wait_for_timeout(1000)  # the section has arrived, and the figures above it have their heights
     at = slider.bounding_box()

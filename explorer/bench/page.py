@@ -139,10 +139,12 @@ def _choose_second(page: Browser, repeat: int) -> None:
 def _close_panels(page: Browser, repeat: int) -> None:
     """Leave the controls: keys that are pressed in a box are text."""
     page.evaluate("() => { explorer.closePanels(); document.activeElement.blur(); }")
+    page.wait_for_timeout(300)  # what the panel covered has moved back
 
 
 def _focus_element(page: Browser, repeat: int) -> None:
     page.locator("#position input[type=checkbox]").focus()
+    page.wait_for_timeout(1500)  # what the focus has scrolled near is drawn
 
 
 def _hover_map(page: Browser, repeat: int) -> None:
@@ -165,7 +167,7 @@ _PAIR = ("#numbers", *DRAWN_FIRST)
 _ELEMENT = f"{INSPECTOR}, #values-plot .figure"
 ACTIONS: dict[str, Action] = {
     "scheme A by key": Action("keydown", _key("]"), SELECTION, _PAIR, _close_panels),
-    "scheme B set": Action("mousedown", _choose_second, SELECTION, _PAIR, _open_second),
+    "scheme B set": Action("mousedown", _choose_second, SELECTION, ("#numbers",), _open_second),
     "swap A and B": Action("keydown", _key("x"), SELECTION, _PAIR, _close_panels),
     "element by arrow key": Action("keydown", _key("ArrowRight"), _ELEMENT, (INSPECTOR,), _focus_element),
     "element by a click on the map": Action("click", _click_here, _ELEMENT, (INSPECTOR,), _hover_map),
@@ -299,13 +301,20 @@ def time_page(
             answers: dict[str, list[Answer]] = {name: [] for name in actions}
             for repeat in range(repeats + 1):
                 for name in actions:
-                    answers[name].append(meter.measure(ACTIONS[name], repeat))
+                    answers[name].append(_done(meter, name, repeat))
                 _back_to_tensor(meter.page)
             for name in actions:
                 yield summary(name, tensor, answers[name][1:])
             meter.page.close()
         if updates:
             yield _memory(Meter(browser, address), tensors[0], updates)
+
+
+def _done(meter: Meter, name: str, repeat: int) -> Answer:
+    try:
+        return meter.measure(ACTIONS[name], repeat)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _back_to_tensor(page: Browser) -> None:

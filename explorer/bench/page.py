@@ -133,7 +133,7 @@ def _open_second(page: Browser, repeat: int) -> None:
 
 
 def _choose_second(page: Browser, repeat: int) -> None:
-    page.locator("#panel-b [role=option]").nth(4 + 3 * (repeat % 2)).dispatch_event("mousedown")
+    page.locator("#panel-b [role=option]").nth(4 + 3 * (repeat % 2)).click()
 
 
 def _close_panels(page: Browser, repeat: int) -> None:

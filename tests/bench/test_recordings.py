@@ -23,6 +23,7 @@ from explorer.bench.gemm.table import RENAMED
 from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
 from explorer.bench.machine import Machine, this_machine
 from explorer.bench.methods import recorded_methods
+from explorer.bench.page import recorded_page
 from explorer.bench.quantize import (
     QuantizeTiming,
     kernel_file,
@@ -52,6 +53,7 @@ SHIPPED = {
     "gemm": recorded_gemms,
     "gradients": recorded_gradients,
     "methods": recorded_methods,
+    "page": recorded_page,
     "quantize": recorded_quantize,
     "recipes": recorded_recipes,
     "training": recorded_training,

@@ -226,7 +226,8 @@ def test_a_page_without_any_recording_says_so(monkeypatch: pytest.MonkeyPatch, t
     out = shown()
     assert "Not recorded yet" in out.source and {r[1] for r in out.table} == {NOT_RECORDED}
     for page in docs.pages():
-        assert "not recorded yet" in docs.render(page).lower(), page
+        if page != "exports.md":  # of the registry: nothing in it is measured
+            assert "not recorded yet" in docs.render(page).lower(), page
 
 
 def test_a_damaged_recording_is_a_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

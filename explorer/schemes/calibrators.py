@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -325,6 +324,8 @@ CALIBRATORS: dict[str, Calibrator] = {row.name: row for row in _ROWS}
 
 SHARE = re.compile(r"share(1(\.0{1,4})?|0?\.[0-9]{1,4})", re.ASCII | re.IGNORECASE)
 """The name of a calibrator that is no row: ``share0.31`` spans 0.31 of min-max in every block."""
+SHARES = "share0.0001 … share1"
+"""What is accepted there, in a message."""
 
 
 def calibrator_named(name: str) -> Calibrator:
@@ -334,30 +335,37 @@ def calibrator_named(name: str) -> Calibrator:
         return CALIBRATORS[lower]
     found = SHARE.fullmatch(lower)
     if found is None or float(found[1]) == 0:
-        raise ValueError(f"{name!r} is no range; accepted: {', '.join(CALIBRATORS)}, share0.0001 … share1")
+        raise ValueError(f"{name!r} is no range; accepted: {', '.join(CALIBRATORS)}, {SHARES}")
     return share_of_minmax(float(found[1]))
 
 
-@lru_cache(maxsize=256)
+@dataclass(frozen=True)
+class _Share:
+    """Min-max times ``share``; equal shares are equal calibrators, however often they are spelled."""
+
+    share: float
+
+    def __call__(self, blocks: Tensor, context: CalibrationContext) -> Range:
+        whole = minmax_range(blocks, context.zero_included)
+        ends = torch.full_like(whole.high, self.share)
+        return _moved(whole, ends, ends, context)
+
+
 def share_of_minmax(share: float) -> Calibrator:
-    """Both ends of min-max times ``share`` (above 0, at most 1); 1 is min-max itself.
+    """Both ends of min-max times ``share`` (above 0, at most 1) to four decimals, as ``SHARE`` spells it; 1 is
+    min-max itself.
 
     ``ValueError`` for other shares.
     """
+    share = round(share, 4)
     if not 0 < share <= 1:
-        raise ValueError(f"a share of min-max is above 0 and at most 1, not {share}")
+        raise ValueError(f"a share of min-max is at least 0.0001 and at most 1, not {share}")
     if share == 1:
         return MINMAX
-
-    def shrunk(blocks: Tensor, context: CalibrationContext) -> Range:
-        whole = minmax_range(blocks, context.zero_included)
-        ends = torch.full_like(whole.high, share)
-        return _moved(whole, ends, ends, context)
-
     return Calibrator(
-        f"share{share:.4g}",
-        f"{share:.4g} of min-max",
-        shrunk,
-        f"{share:.4g} of the way from zero to the smallest and the largest value; the rest is clipped",
+        f"share{share}",
+        f"{share} of min-max",
+        _Share(share),
+        f"{share} of the way from zero to the smallest and the largest value; the rest is clipped",
         of_magnitudes=False,
     )

@@ -44,7 +44,7 @@ from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat, float_format
-from explorer.schemes.calibrators import CALIBRATORS, MINMAX, Calibrator, calibrator_named
+from explorer.schemes.calibrators import CALIBRATORS, MINMAX, SHARES, Calibrator, calibrator_named
 from explorer.schemes.rules import (
     CODE_WORDS,
     SUPER_BITS,
@@ -275,7 +275,7 @@ def _calibrator(part: _Part) -> Calibrator:
     try:
         return calibrator_named(part.word)
     except ValueError:
-        part.refuse("calibrator", [*CALIBRATORS, "share0.0001 … share1"])
+        part.refuse("calibrator", [*CALIBRATORS, SHARES])
 
 
 def _block(part: _Part) -> tuple[Block, bool]:

@@ -259,13 +259,21 @@ def test_a_share_of_min_max(name: str) -> None:
     a range that was dragged on the page, or its link, is another one."""
     x = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
     scheme = dataclasses.replace(SCHEMES[name], name="", calibrator=share_of_minmax(0.31))
-    assert Scheme.parse(str(scheme)).calibrator is scheme.calibrator and "~share0.31" in str(scheme)
+    assert Scheme.parse(str(scheme)).calibrator == scheme.calibrator and "~share0.31" in str(scheme)
     whole, shared = find_ranges(x, SCHEMES[name]), find_ranges(x, scheme)
     if not SCHEMES[name].mapping.has_offset:
         torch.testing.assert_close(shared.high, 0.31 * whole.high, rtol=1e-6, atol=0)
         torch.testing.assert_close(shared.low, 0.31 * whole.low, rtol=1e-6, atol=0)
     assert compare(x, quantize(x, scheme)).clipped > 0 or SCHEMES[name].mapping.has_offset
     assert share_of_minmax(1.0) is CALIBRATORS["minmax"]
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.123456, 1 / 3, 0.99996])
+def test_a_share_is_what_its_text_says(share: float) -> None:
+    """Of a share with more digits than its text: else a saved tensor's scheme is another than was used, and
+    one that was spelled twice is not the same."""
+    scheme = dataclasses.replace(SCHEMES["int8_row"], name="", calibrator=share_of_minmax(share))
+    assert Scheme.parse(str(scheme)).calibrator == scheme.calibrator == share_of_minmax(share)
 
 
 @pytest.mark.parametrize("word", ["share", "share0", "share1.5", "share-1", "share0.31x", "sharp"])

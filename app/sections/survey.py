@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import gradio as gr
@@ -33,7 +34,7 @@ from app.widgets import (
     stop_button,
     table,
 )
-from explorer.analysis.memory import GPUS
+from explorer import words
 from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.figures.style import file_name
 from explorer.figures.survey import budget_figure, heat_figure, strip_figure
@@ -54,6 +55,7 @@ from explorer.survey.apply import card_of, codes_of, folder_of
 from explorer.survey.check import Checked, check_recipe
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import Plan, survey_model
+from explorer.survey.verdict import about, truth, verdict
 
 TITLE, NAME = "Which layer suffers", "survey"
 ANY = "any"
@@ -70,6 +72,7 @@ COLUMNS = {
     "to": "number",
 }
 GO = "query => query && explorer.go(query)"
+Result = TypeVar("Result")
 _SURVEYS = BoundedCache[Survey](32)
 
 
@@ -133,12 +136,27 @@ def _survey(which: str, own: str | None) -> Survey:
     return _SURVEYS.get((str(path), stamp_of(path)), lambda: load_survey(path), lambda _: 1)
 
 
-def _front(found: Survey, signal: str | None, target: str, keep: str, fuse: bool) -> Frontier:
-    """The frontier under the visitor's constraints."""
+@dataclass(frozen=True)
+class Bought:
+    """The survey that is asked of, the frontier under the visitor's constraints, the choice, its recipe."""
+
+    survey: Survey
+    front: Frontier
+    choice: Choice
+    recipe: ModelRecipe
+
+
+def _bought(
+    which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
+) -> Bought:
+    """What a budget buys; one beyond the frontier's ends is its end."""
+    found = _survey(which, own)
     patterns = tuple(part.strip() for part in keep.split(",") if part.strip())
     refusal = None if target == ANY else EXPORTS[target].refusal
     chosen = signal if signal in found.head.signals else ""
-    return frontier(found, chosen or "", Constraints(refusal=refusal, keep=patterns, fuse=fuse))
+    front = frontier(found, chosen or "", Constraints(refusal=refusal, keep=patterns, fuse=fuse))
+    choice = front.at(min(max(bits or USUAL_BITS, front.least), front.most))
+    return Bought(found, front, choice, recipe_of(found, choice, front.signal))
 
 
 @shows(SurveyView)
@@ -149,7 +167,7 @@ def show(which: str, own: str | None, signal: str | None) -> SurveyView:
     signal = signal if signal in found.head.signals else found.head.default
     row = SENSITIVITIES[signal]
     return SurveyView(
-        status=html.status(f"{_about(found)} Shown: {row.label}. {row.trust}"),
+        status=html.status(f"{about(found)} Shown: {row.label}. {row.trust}"),
         signal=gr.update(choices=[(SENSITIVITIES[s].label, s) for s in found.head.signals], value=signal),
         heat=plot_data(heat_figure(found, signal)),
     )
@@ -169,16 +187,14 @@ def budget(
     without the layers whose names match ``keep``; with ``fuse`` query, key and value get one scheme, and so
     do gate and up. Returns the slider, the verdict, the curve, the recipe as a strip and as a file, and the
     commands."""
-    found = _survey(which, own)
-    front = _front(found, signal, target, keep, fuse)
-    wanted = min(max(bits or USUAL_BITS, front.least), front.most)
-    choice = front.at(wanted)
-    recipe = recipe_of(found, choice, front.signal)
+    bought = _bought(which, own, signal, target, keep, fuse, bits)
+    found, front, choice = bought.survey, bought.front, bought.choice
     path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
-    recipe.save(path)
+    bought.recipe.save(path)
+    low, high = math.floor(100 * front.least) / 100, math.ceil(100 * front.most) / 100
     return BudgetView(
-        bits=gr.update(minimum=_down(front.least), maximum=_up(front.most), value=round(wanted, 2)),
-        sentence=html.sentence(_verdict(found, front, choice)),
+        bits=gr.update(minimum=low, maximum=high, value=min(max(bits or USUAL_BITS, low), high)),
+        sentence=html.sentence(verdict(front, choice)),
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
@@ -192,49 +208,6 @@ def dragged(
 ) -> BudgetView:
     """``budget`` while the slider is dragged: the slider itself stays under the hand."""
     return dataclasses.replace(budget(which, own, signal, target, keep, fuse, bits), bits=gr.skip())
-
-
-def _down(bits: float) -> float:
-    return int(bits * 100) / 100
-
-
-def _up(bits: float) -> float:
-    return -(int(-bits * 100)) / 100 + 0.01
-
-
-def _about(found: Survey) -> str:
-    """What was surveyed, and by what."""
-    head = found.head
-    ran = f"run on {head.texts} texts ({head.tokens:,} tokens)" if head.loss else f"not run: {head.why}"
-    return (
-        f"{head.model}: {len(found.linear)} linear layers × {len(head.schemes)} schemes, rounded to nearest; "
-        f"the model was {ran}."
-    )
-
-
-def _verdict(found: Survey, front: Frontier, choice: Choice) -> str:
-    """Size, prediction, what it fits, and what single schemes of this size would cost."""
-    size = choice.bytes + front.kept_bytes
-    fits = [name for name, gigabytes in GPUS.items() if size <= 0.9 * gigabytes * 1e9]
-    words = f"{choice.bits:.2f} bits a weight: {_megabytes(size)} for the whole model"
-    if size >= 1e9:
-        words += f", which {fits[0]} holds" if fits else ", more than any one GPU holds"
-    if not SENSITIVITIES[front.signal].is_loss:
-        return f"{words}. This signal predicts no loss: {SENSITIVITIES[front.signal].trust}"
-    words += f"; predicted loss {choice.loss:.3g}."
-    single = [u for u in front.uniform if u.bits <= choice.bits + 0.02]
-    if single:
-        best = min(single, key=lambda u: u.loss)
-        name = label_of_text(best.scheme)
-        words += f" {name} for all layers: {best.loss:.3g} at {best.bits:.2f} bits"
-        if best.loss > 0 and choice.loss < best.loss:
-            words += f", so that choosing saves {100 * (1 - choice.loss / best.loss):.0f} % of it"
-        words += "."
-    return words
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _commands(recipe: str, target: str) -> list[str]:
@@ -269,15 +242,9 @@ def run(where: str) -> Iterator[RunView]:
     yield RunView.unchanged(status=html.status(f"Running {where} on the built-in texts …"))
     plan = Plan(where.strip())
     steps = reported(lambda progress: survey_model(plan, out, bounds, progress, progress))
-    while True:
-        try:
-            done, total = next(steps)
-        except StopIteration as end:
-            found: Survey = end.value
-            break
-        yield RunView.unchanged(status=html.status(f"{done} of {total} steps"))
+    found = yield from _told(steps, "steps", RunView)
     yield RunView(
-        status=html.status(f"Surveyed: {_about(found)} Its file can be downloaded beside the recipe."),
+        status=html.status(f"Surveyed: {about(found)} Its file can be downloaded beside the recipe."),
         own=str(out),
         which=gr.update(choices=_choices(own=True), value=OWN),
     )
@@ -295,19 +262,10 @@ def opened(path: str | None) -> RunView:
         return RunView.unchanged()
     found = load_survey(path)
     return RunView(
-        status=html.status(f"Opened: {_about(found)}"),
+        status=html.status(f"Opened: {about(found)}"),
         own=path,
         which=gr.update(choices=_choices(own=True), value=OWN),
     )
-
-
-def _recipe(
-    which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
-) -> tuple[Survey, ModelRecipe]:
-    found = _survey(which, own)
-    front = _front(found, signal, target, keep, fuse)
-    choice = front.at(min(max(bits or USUAL_BITS, front.least), front.most))
-    return found, recipe_of(found, choice, front.signal)
 
 
 @shows(CheckView)
@@ -323,20 +281,16 @@ def check(
 ) -> Iterator[CheckView]:
     """Run the model that the recipe makes on held-out sentences, beside single schemes of its size and the
     same budget by another signal. ``where``: the model, if it is not where the survey found it."""
-    found, recipe = _recipe(which, own, signal, target, keep, fuse, bits)
+    bought = _bought(which, own, signal, target, keep, fuse, bits)
+    found, recipe = bought.survey, bought.recipe
     place = where.strip() or found.head.model
     yield CheckView.unchanged(status=html.status(f"Loading {place} …"))
     model = runnable_model(place, head=True)
     steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
     result = yield from _told(steps, "models run", CheckView)
-    better = result.better
-    words = "The prediction, and what was measured on sentences that the survey did not see."
-    if better is not None:
-        least = f"{abs(100 * better):.0f} % {'less' if better >= 0 else 'more'}"
-        words = f"Measured: the recipe loses {least} than the best single scheme of its size."
     yield CheckView(
         status=html.status("Checked on held-out sentences."),
-        sentence=html.sentence(words),
+        sentence=html.sentence(truth(result)),
         table=[_line(row) for row in result.rows],
     )
 
@@ -355,7 +309,8 @@ def export(
     """The model by the recipe as a checkpoint of ``target``, in one archive."""
     if target == ANY:
         raise ValueError("choose a checkpoint format first: its schemes are not all of the survey's")
-    found, recipe = _recipe(which, own, signal, target, keep, fuse, bits)
+    bought = _bought(which, own, signal, target, keep, fuse, bits)
+    found, recipe = bought.survey, bought.recipe
     place = where.strip() or found.head.model
     runnable_model(place)
     folder, name = fresh_folder(), file_name(f"{Path(found.head.model).name} {recipe.bits:.3g} bits {target}")
@@ -374,14 +329,17 @@ def export(
     written = yield from _told(steps, "tensors written", ExportView)
     archive = shutil.make_archive(str(folder / name), "zip", folder, name)
     shutil.rmtree(folder / name)
-    words = f"{EXPORTS[target].label}: {written.layers} layers, {_megabytes(written.bytes)}. Read by: "
+    size = words.bytes_(written.bytes)
+    said = f"{EXPORTS[target].label}: {written.layers} layers, {size}. Read by: {EXPORTS[target].reader}."
     yield ExportView(
-        status=html.status(f"{words}{EXPORTS[target].reader}."),
+        status=html.status(said),
         archive=gr.update(value=archive, interactive=True),
     )
 
 
-def _told(steps: Any, what: str, view: type[StatusView]) -> Any:
+def _told(
+    steps: Generator[tuple[int, int], None, Result], what: str, view: type[StatusView]
+) -> Generator[Any, None, Result]:
     """Yields how far ``steps`` are, in words, and returns their result."""
     while True:
         try:

@@ -102,5 +102,9 @@ def estimate(scheme: Scheme, model: ModelShape | None = None, parameters: int = 
 
 
 def _estimate(scheme: Scheme, total: float, linears_only: float | None, parameters: int) -> MemoryEstimate:
-    fits = tuple(name for name, gigabytes in GPUS.items() if total <= 0.9 * gigabytes * 1e9)
-    return MemoryEstimate(scheme.label, 8 * total / parameters, total, linears_only, fits)
+    return MemoryEstimate(scheme.label, 8 * total / parameters, total, linears_only, gpus_that_hold(total))
+
+
+def gpus_that_hold(size: float) -> tuple[str, ...]:
+    """The GPUs of which ``size`` bytes leave a tenth of the memory, the smallest first."""
+    return tuple(name for name, gigabytes in GPUS.items() if size <= 0.9 * gigabytes * 1e9)

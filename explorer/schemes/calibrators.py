@@ -352,8 +352,8 @@ class _Share:
 
 
 def share_of_minmax(share: float) -> Calibrator:
-    """Both ends of min-max times ``share`` (above 0, at most 1) to four decimals, as ``SHARE`` spells it; 1 is
-    min-max itself.
+    """Both ends of min-max times ``share`` (above 0, at most 1) to four decimals, as ``SHARE`` spells it; 1
+    is min-max itself.
 
     ``ValueError`` for other shares.
     """

@@ -1,12 +1,10 @@
 """Which layers of a model suffer from which scheme, and what a budget of bits buys.
 
-    survey = load_survey(SURVEYS / "all-MiniLM-L6-v2.jsonl")  # rows.Survey: .head, .layers, .linear,
-    .complete front = frontier(survey)                        # by the survey's default signal;
-    budget.Frontier front.bits, front.loss, front.uniform           # the curve, and single schemes as points
-    on it choice = front.at(4.5)                          # about a millisecond: .schemes, .bits, .bytes,
-    .loss, .gap front = frontier(survey, "weight", Constraints(schemes=(...), refusal=EXPORTS["gguf"].refusal,
-    fuse=True)) recipe = recipe_of(survey, choice)              # ModelRecipe: .save(path), .load(path),
-    .to_json()
+    survey = load_survey(SURVEYS / "all-MiniLM-L6-v2.jsonl")  # .head, .layers, .linear, .complete
+    front = frontier(survey)     # by the survey's default signal: .bits, .loss; .uniform, single schemes
+    choice = front.at(4.5)       # about a millisecond: .schemes, .bits, .bytes, .loss, .gap
+    recipe = recipe_of(survey, choice)                        # a ModelRecipe: .save(path), .load(path)
+    front = frontier(survey, "weight", Constraints(refusal=EXPORTS["gguf"].refusal, fuse=True))
 
 A survey is made by ``survey_model`` (run.py), a JSON line a layer as they are done; a recipe is held against
 the truth by ``check_recipe`` (check.py), which runs the assembled model. ``SENSITIVITIES`` are the signals.

@@ -30,7 +30,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
-from app.serving import uploads
+from app.serving import uploads, waiting
 from app.serving.guard import Guard
 from app.serving.headers import SecurityHeaders
 from app.serving.measure import ROUTES
@@ -97,7 +97,7 @@ def launch_options() -> dict[str, object]:
         "show_error": False,
         "quiet": True,
         "state_session_capacity": limits.current().sessions,
-        "app_kwargs": {"middleware": middleware(), "routes": ROUTES},
+        "app_kwargs": {"middleware": middleware(), "routes": ROUTES, "lifespan": waiting.watched},
     }
 
 

@@ -24,6 +24,7 @@ class Limits:
     request_bytes: of one request that is no upload.
     queue: requests that may wait.
     share: requests of one visitor (address) that may wait or run.
+    wait_seconds: until a request's work begins.
     sessions: open pages that are remembered.
     keep_seconds: how long uploads and results are kept.
     sources: bounds on files, folders and the Hub.
@@ -41,6 +42,7 @@ class Limits:
     request_bytes: int
     queue: int
     share: int
+    wait_seconds: float
     sessions: int
     keep_seconds: int
     sources: SourceLimits
@@ -59,6 +61,7 @@ LOCAL = Limits(
     request_bytes=16 << 20,
     queue=64,
     share=64,
+    wait_seconds=3600,
     sessions=1000,
     keep_seconds=86400,
     sources=sources.LOCAL,
@@ -76,6 +79,7 @@ HOSTED = Limits(
     request_bytes=1 << 20,
     queue=64,
     share=16,
+    wait_seconds=60,
     sessions=256,
     keep_seconds=3600,
     sources=sources.HOSTED,

@@ -1,5 +1,6 @@
-"""What is refused before Gradio reads it: bodies that are too large, files named by an address, and more
-waiting requests than one visitor's share of the queue. Refusals are answers with a sentence in ``detail``."""
+"""What is refused before Gradio reads it: bodies that are too large, files named by an address, more waiting
+requests than one visitor's share of the queue, and a wait that would be too long. Refusals are answers with a
+sentence in ``detail``."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from app import limits
 from app.serving import uploads
 from app.serving.measure import REFUSED
 from app.serving.visitors import address_of
+from app.serving.waiting import next_turn
 
 FIELD_BYTES = 1 << 16
 """Of a form's fields that are no files, together."""
@@ -29,11 +31,16 @@ DEPTH = 60
 
 
 class TooMuchError(Exception):
-    """A request that is refused: status and the sentence for the visitor."""
+    """A request that is refused: status, the sentence for the visitor, and the seconds after which asking
+    again may help (0: it will not)."""
 
-    def __init__(self, status: int, message: str, reason: str) -> None:
+    def __init__(self, status: int, message: str, reason: str, again: int = 0) -> None:
         super().__init__(message)
-        self.status, self.message, self.reason = status, message, reason
+        self.status, self.message, self.reason, self.again = status, message, reason, again
+
+    def answer(self) -> JSONResponse:
+        headers = {"connection": "close"} | ({"retry-after": str(self.again)} if self.again else {})
+        return JSONResponse({"detail": self.message}, self.status, headers)
 
 
 class Guard:
@@ -58,17 +65,17 @@ class Guard:
             if scope["path"].rstrip("/").endswith("/upload"):
                 await self.app(scope, await _checked_form(scope, receive), sent)
                 return
-            checked = await _checked_json(scope, receive)
+            checked, values = await _checked_json(scope, receive)
             with place:
                 if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
+                    _check_turn(scope, values)
                     place.enter_context(_place_in_share(scope))
                 await self.app(scope, checked, sent)
         except TooMuchError as refused:
             REFUSED.labels(refused.reason).inc()
             if started:
                 raise
-            answer = JSONResponse({"detail": refused.message}, refused.status, {"connection": "close"})
-            await answer(scope, receive, send)
+            await refused.answer()(scope, receive, send)
 
 
 def _bounded(scope: Scope, receive: Receive, most: int, what: str) -> Receive:
@@ -159,16 +166,17 @@ class _Fields:
             raise TooMuchError(413, f"a form's fields have at most {FIELD_BYTES:,} bytes", "body")
 
 
-async def _checked_json(scope: Scope, receive: Receive) -> Receive:
-    """The whole body, which is small, read and looked at; then handed on."""
+async def _checked_json(scope: Scope, receive: Receive) -> tuple[Receive, Any]:
+    """The whole body, which is small, read and looked at; then handed on. Also its values (None: it was
+    broken off)."""
     bounded = _bounded(scope, receive, limits.current().request_bytes, "a request")
     body, more = b"", True
     while more:
         message = await bounded()
         if message["type"] == "http.disconnect":
-            return receive
+            return receive, None
         body, more = body + message.get("body", b""), message.get("more_body", False)
-    _check_values(body)
+    values = _values(body)
     handed = False
 
     async def again() -> Message:
@@ -178,11 +186,12 @@ async def _checked_json(scope: Scope, receive: Receive) -> Receive:
         handed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return again, values
 
 
-def _check_values(body: bytes) -> None:
-    """No file of a request may be an address: Gradio would fetch it, however large it is."""
+def _values(body: bytes) -> Any:
+    """What a request's JSON says. No file of it may be an address: Gradio would fetch it, however large it
+    is."""
     try:
         values = json.loads(body or b"null")
     except (ValueError, RecursionError) as error:
@@ -194,6 +203,7 @@ def _check_values(body: bytes) -> None:
             raise TooMuchError(
                 422, "a file is uploaded, not named by its address: post it to /upload first", "address"
             )
+    return values
 
 
 def _paths(value: Any, depth: int) -> Iterator[str]:
@@ -207,6 +217,23 @@ def _paths(value: Any, depth: int) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from _paths(item, depth - 1)
+
+
+def _check_turn(scope: Scope, values: Any) -> None:
+    """Refuse a request that would wait longer than ``Limits.wait_seconds``. One that names no function of the
+    page is Gradio's to answer."""
+    blocks, longest = scope["app"].get_blocks(), limits.current().wait_seconds
+    _, called, name = scope["path"].rstrip("/").rpartition("/call/")
+    if called:
+        function = next((f for f in blocks.fns.values() if f.api_name == name.removeprefix("v2/")), None)
+    else:
+        number = values.get("fn_index") if isinstance(values, dict) else None
+        function = blocks.fns.get(number) if isinstance(number, int) else None
+    if function is None:
+        return
+    turn = next_turn(blocks._queue, function)
+    if turn.seconds > longest:
+        raise TooMuchError(503, turn.refusal(longest), "busy", turn.until_free(longest))
 
 
 _joining: Counter[str] = Counter()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gradio as gr
 import httpx
@@ -26,7 +26,7 @@ from starlette.testclient import TestClient
 
 import app as app_package
 from app import api, choices, limits
-from app.serving import guard, uploads, visitors
+from app.serving import guard, uploads, visitors, waiting
 from app.serving.headers import HEADERS
 from app.views import listen, shows
 from explorer.progress import checkpoint
@@ -79,7 +79,9 @@ def apart(work: Any) -> Any:
         return pool.submit(asyncio.run, work).result()
 
 
-def join(client: TestClient, session: str, data: Any, number: int = 0, **headers: str) -> Any:
+def join(
+    client: TestClient, session: str, data: Any, number: int = 0, headers: dict[str, str] | None = None
+) -> Any:
     body = {"data": [data], "fn_index": number, "session_hash": session}
     return client.post("/gradio_api/queue/join", json=body, headers=headers)
 
@@ -162,11 +164,76 @@ def test_a_visitor_has_a_share_of_the_queue(client: TestClient, monkeypatch: pyt
     """However many sessions one address opens, the next visitor still gets in."""
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
     mine = {"x-forwarded-for": "spoofed, 192.0.2.1"}
-    answers = [join(client, f"s{i}", "x", **mine) for i in range(limits.HOSTED.share + 3)]
+    answers = [join(client, f"s{i}", "x", headers=mine) for i in range(limits.HOSTED.share + 3)]
     taken = [answer.status_code for answer in answers]
     assert taken == [200] * limits.HOSTED.share + [503] * 3
     assert "from your address" in answers[-1].json()["detail"]
-    assert join(client, "other", "x", **{"x-forwarded-for": "192.0.2.2"}).status_code == 200
+    assert join(client, "other", "x", headers={"x-forwarded-for": "192.0.2.2"}).status_code == 200
+
+
+def queue_of(client: TestClient, mean: float | None = None) -> Any:
+    """The page's queue, whose first function has taken ``mean`` seconds so far."""
+    blocks = cast(Any, client.app).get_blocks()
+    if mean is not None:
+        blocks._queue.process_time_per_fn[blocks.fns[0]].add(mean)
+    return blocks._queue
+
+
+@pytest.mark.parametrize("path", ["queue/join", "call/wait", "call/v2/wait"])
+def test_who_would_wait_too_long_is_told_place_and_time(
+    client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three runs of 25 s are ahead: 75 s, and 60 are the most. Else visitors wait for minutes."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    queue = queue_of(client, 25.0)
+    assert [join(client, f"s{i}", "x").status_code for i in range(3)] == [200] * 3
+    data = {"text": "x"} if "v2" in path else {"data": ["x"]}
+    extra = {"fn_index": 0, "session_hash": "late"} if "join" in path else {}
+    answer = client.post(f"/gradio_api/{path}", json=data | extra)
+    assert answer.status_code == 503
+    assert answer.json()["detail"] == (
+        "The page is busy: you would be number 4 in this line and wait about 75 s, and nobody waits longer "
+        "than 60 s here; ask again in 15 s"
+    )
+    assert answer.headers["retry-after"] == "15"
+    assert join(client, "other line", {"path": "x", "meta": {}}, 1).status_code != 503, "only that line"
+    assert len(queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id].queue) == 3
+
+
+def test_what_runs_counts_until_its_mean_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that began 50 s ago and usually takes 100 s leaves 50; one that is late leaves nothing."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    queue = queue_of(client, 100.0)
+    assert join(client, "first", "x").status_code == 200
+    function = queue.blocks.fns[0]
+    line = queue.event_queue_per_concurrency_id[function.concurrency_id]
+    line.queue.clear()
+    for began, expected in ((50, 50.0), (500, 0.0)):
+        line.start_times_per_fn[function] = {time.time() - began}
+        turn = waiting.next_turn(queue, function)
+        assert turn.place == 1 and turn.seconds == pytest.approx(expected, abs=1)
+
+
+def test_what_has_waited_too_long_is_ended_in_words(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The times so far promised less: the visitor is told all the same, and the place is free again."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    for name in ("old", "older"):
+        assert join(client, name, "x").status_code == 200
+    queue = queue_of(client)
+    line = queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id].queue
+    line[0].enqueue_time -= 30
+    line[1].enqueue_time -= 61
+    for _ in range(100):
+        if len(line) == 1:
+            break
+        time.sleep(0.05)
+    assert [event.session_hash for event in line] == ["old"]
+    messages = queue.pending_messages_per_session["older"]
+    said = [messages.get_nowait() for _ in range(messages.qsize())][-1]
+    assert not said.success and said.title == "Busy"
+    assert "has waited for 60 s" in said.output["error"] and "number 2 in its line" in said.output["error"]
 
 
 @pytest.fixture(scope="module")

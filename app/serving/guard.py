@@ -5,6 +5,7 @@ sentence in ``detail``."""
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,8 @@ FIELD_BYTES = 1 << 16
 """Of a form's fields that are no files, together."""
 FORM_BYTES = 1 << 20
 """Added to the largest upload: headers of a form's parts and their boundaries."""
+TOO_MANY = 429
+"""The status of what may be asked again later. Of a 503, Gradio's page shows a sentence of its own."""
 DEPTH = 60
 """Levels of lists and objects in a request; the page's own have five."""
 
@@ -231,9 +234,16 @@ def _check_turn(scope: Scope, values: Any) -> None:
         function = blocks.fns.get(number) if isinstance(number, int) else None
     if function is None:
         return
-    turn = next_turn(blocks._queue, function)
+    turn, waiting, most = next_turn(blocks._queue, function), len(blocks._queue), blocks._queue.max_size
     if turn.seconds > longest:
-        raise TooMuchError(503, turn.refusal(longest), "busy", turn.until_free(longest))
+        raise TooMuchError(TOO_MANY, turn.refusal(longest), "busy", turn.until_free(longest))
+    if most is not None and waiting >= most:
+        again = max(1, math.ceil(turn.seconds))
+        message = (
+            f"The page is busy: {waiting} requests wait, which is the most, and you would be number "
+            f"{turn.place} in your line; ask again in {again} s"
+        )
+        raise TooMuchError(TOO_MANY, message, "full", again)
 
 
 _joining: Counter[str] = Counter()
@@ -253,10 +263,11 @@ def _place_in_share(scope: Scope) -> Iterator[None]:
     theirs = queued + _joining[who]
     if theirs >= most:
         raise TooMuchError(
-            503,
+            TOO_MANY,
             f"{theirs} requests from your address are waiting or running, which is the most for one visitor; "
             "the next is taken when one of them has ended",
             "share",
+            1,
         )
     _joining[who] += 1
     try:

@@ -166,7 +166,7 @@ def test_a_visitor_has_a_share_of_the_queue(client: TestClient, monkeypatch: pyt
     mine = {"x-forwarded-for": "spoofed, 192.0.2.1"}
     answers = [join(client, f"s{i}", "x", headers=mine) for i in range(limits.HOSTED.share + 3)]
     taken = [answer.status_code for answer in answers]
-    assert taken == [200] * limits.HOSTED.share + [503] * 3
+    assert taken == [200] * limits.HOSTED.share + [429] * 3
     assert "from your address" in answers[-1].json()["detail"]
     assert join(client, "other", "x", headers={"x-forwarded-for": "192.0.2.2"}).status_code == 200
 
@@ -190,14 +190,27 @@ def test_who_would_wait_too_long_is_told_place_and_time(
     data = {"text": "x"} if "v2" in path else {"data": ["x"]}
     extra = {"fn_index": 0, "session_hash": "late"} if "join" in path else {}
     answer = client.post(f"/gradio_api/{path}", json=data | extra)
-    assert answer.status_code == 503
+    assert answer.status_code == 429
     assert answer.json()["detail"] == (
         "The page is busy: you would be number 4 in this line and wait about 75 s, and nobody waits longer "
         "than 60 s here; ask again in 15 s"
     )
     assert answer.headers["retry-after"] == "15"
-    assert join(client, "other line", {"path": "x", "meta": {}}, 1).status_code != 503, "only that line"
+    assert join(client, "other line", {"path": "x", "meta": {}}, 1).status_code == 200, "only that line"
     assert len(queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id].queue) == 3
+
+
+def test_a_full_queue_has_a_place_and_a_time_too(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio's own answer says only that the application is busy."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    monkeypatch.setattr(queue_of(client, 4.0), "max_size", 2)
+    assert [join(client, f"s{i}", "x").status_code for i in range(2)] == [200] * 2
+    answer = join(client, "third", "x")
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "8"
+    assert answer.json()["detail"] == (
+        "The page is busy: 2 requests wait, which is the most, and you would be number 3 in your line; "
+        "ask again in 8 s"
+    )
 
 
 def test_what_runs_counts_until_its_mean_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +372,7 @@ def test_requests_that_come_at_once_share_too(monkeypatch: pytest.MonkeyPatch) -
     async def all_at_once() -> list[int]:
         return sorted(await asyncio.gather(*(post() for _ in range(limits.HOSTED.share + 4))))
 
-    assert apart(all_at_once()) == [200] * limits.HOSTED.share + [503] * 4
+    assert apart(all_at_once()) == [200] * limits.HOSTED.share + [429] * 4
     assert len(entered) == limits.HOSTED.share and not guard._joining
 
 

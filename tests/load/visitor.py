@@ -183,7 +183,7 @@ class Visitor:
         """The last data of an answer, or in words how it ended."""
         body = {"data": data, "fn_index": self.server.numbers[name], "session_hash": self.session}
         answer = await self.server.client.post("gradio_api/queue/join", json=body)
-        if answer.status_code in (413, 422, 503):
+        if answer.status_code in (413, 422, 429):
             return f"refused: {answer.json()['detail']}"
         if answer.status_code != 200:
             return f"error: {answer.status_code} {answer.text[:200]}"
@@ -198,7 +198,8 @@ class Visitor:
                     last = message["output"].get("data")
                 if message["msg"] == "process_completed":
                     if not message["success"]:
-                        return f"error: {message['output'].get('error')}"
+                        said = str(message["output"].get("error"))
+                        return f"refused: {said}" if "has waited for" in said else f"error: {said}"
                     return message["output"].get("data") or last or []
         return "lost: the stream ended"
 

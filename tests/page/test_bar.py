@@ -153,7 +153,6 @@ def cut(page: Page, selector: str) -> list[str]:
     )
 
 
-@pytest.mark.shared_page
 def test_a_long_value_can_be_read(page: Page, url: str) -> None:
     """What a picker cannot show whole, it says under the mouse."""
     open_page(page, url, "scheme=q4_k")

@@ -20,13 +20,9 @@ pytestmark = pytest.mark.browser
 
 
 def open_page(page: Page, url: str, query: str = "") -> None:
-    """Open and wait until the link has been read and shown; a page that is open goes there as by Back.
-
-    Either way it is seen from its top: an earlier test may have scrolled the page that they share.
-    """
+    """Open and wait until the link has been read and shown; a page that is open goes there as by Back."""
     if page.url.startswith(url):
         visit(page, query)
-        page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
         return
     page.goto(f"{url}/?{query}")
     page.wait_for_function("window.explorer?.ready", timeout=60_000)

@@ -275,6 +275,16 @@ BAD = [
     (("quantize", "sample:mlp_up", "--scheme", "nvfp4", "--revision", "main"), "sample:mlp_up is one tensor"),
     (("quantize", "pyproject.toml", "--scheme", "nvfp4"), "tensor files end in .safetensors, .npy"),
     (("quantize", "sample:query_in", "--scheme", "nvfp4", "--out", "q.npy"), "ends in .safetensors"),
+    (("quantize", "gone.npy", "--scheme", "int8_row", "--layout", "onnx"), "needs --out FILE.onnx"),
+    (
+        ("quantize", "gone.npy", "--scheme", "int8_row", "--layout", "onnx", "--out", "q.gguf"),
+        "ends in .onnx",
+    ),
+    (("quantize", "gone.npy", "--scheme", "int8_row", "--layout", "ggml", "--out", "q.gguf"), "there are"),
+    (
+        ("quantize", "sample:query_in", "--scheme", "nvfp4", "--layout", "gguf", "--out", "q.gguf"),
+        "cannot carry",
+    ),
     (("capture", "gone", "--text", "nope.txt"), "error: nope.txt: no such file"),
     (("capture", "gone", "--text", "tests"), "error: tests: is a directory"),
     (("embed", "/nope"), "no folder '/nope' here"),

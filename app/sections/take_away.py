@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import gradio as gr
 
@@ -17,12 +18,16 @@ from app.sections.layer_inputs import LAYERS
 from app.selection import Selection
 from app.views import Shown, StatusView, listen, shows
 from app.widgets import QUIET, block
+from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.serialize import to_json
 from explorer.figures.style import file_name
 from explorer.methods.files import save_layer
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.methods.repaired import RepairedAnalysis
+
+OWN = "own"
+"""The layout of this project's files: codes, scales, and what a method stores beside them."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,9 @@ def _inputs(chosen: Selection) -> str:
 
 
 @shows(FilesView)
-def make(chosen: Selection, kinds: Sequence[str]) -> FilesView:
-    """The quantized tensor by each scheme (.safetensors) and the report (.json), as files to download."""
+def make(chosen: Selection, kinds: Sequence[str], layout: str = OWN) -> FilesView:
+    """The quantized tensor by each scheme, in this project's or a checkpoint's ``layout``, and the report
+    (.json), as files to download."""
     if not kinds:
         raise ValueError("choose at least one kind of file")
     matrix, pairs = analyses_of(chosen)
@@ -74,10 +80,8 @@ def make(chosen: Selection, kinds: Sequence[str]) -> FilesView:
     for recipe, analysis in pairs:
         name = file_name(f"{matrix.name} {recipe}")
         if "tensor" in kinds:
-            path = folder / f"{name}.safetensors"
             layer = analysis.layer if isinstance(analysis, RepairedAnalysis) else QuantizedLayer(analysis.q)
-            save_layer(layer, path, file_name(matrix.name))
-            files.append(str(path))
+            files.append(str(_write(layer, file_name(matrix.name), layout, folder / name, str(recipe))))
         if "report" in kinds:
             path = folder / f"{name}.json"
             record = {"tensor": matrix.description, "scheme": str(recipe), **to_json(analysis.report)}
@@ -86,23 +90,41 @@ def make(chosen: Selection, kinds: Sequence[str]) -> FilesView:
     return FilesView(status=html.status(f"{len(files)} files."), files=gr.update(value=files, visible=True))
 
 
+def _write(layer: QuantizedLayer, tensor: str, layout: str, path: Path, recipe: str) -> Path:
+    """One file at ``path`` plus the layout's suffix; ``ValueError`` where the layout can't carry this."""
+    if layout == OWN:
+        path = path.with_name(f"{path.name}.safetensors")
+        save_layer(layer, path, tensor)
+        return path
+    if not layer.plain:
+        raise ValueError(
+            f"{recipe} stores more than codes and scales, which only this project's layout carries; "
+            "choose it, or a method that chooses codes alone"
+        )
+    whole = path.with_name(f"{path.name} {layout}{EXPORTS[layout].suffix}")
+    return write_one(layout, layer.q, whole, f"{tensor}.weight")
+
+
 def build(page: Page) -> None:
     """Lay the section out: the command follows the selection, files are made when asked for."""
     page.follow(command, [], block(elem_id="commands"), api_name="command")
     with gr.Row(elem_classes="tight"):
         kinds = gr.CheckboxGroup(
-            [("quantized tensor (.safetensors)", "tensor"), ("all numbers (.json)", "report")],
+            [("quantized tensor", "tensor"), ("all numbers (.json)", "report")],
             value=["tensor"],
             label="Files of A and B",
             elem_id="take-kinds",
         )
+        layouts = [("this project's (.safetensors)", OWN)]
+        layouts += [(f"{row.label} ({row.suffix})", row.name) for row in EXPORTS.values()]
+        layout = gr.Dropdown(layouts, value=OWN, label="Layout of the tensor", elem_id="take-layout")
         start = gr.Button("Make the files", variant="primary", min_width=140, elem_id="take")
     status = block(elem_id="take-status")
     files = gr.Files(visible=False, interactive=False, label="Your files", elem_id="take-files")
     listen(
         start.click,
         make,
-        [*page.selection, kinds],
+        [*page.selection, kinds, layout],
         FilesView(status=status, files=files),
         api_name="take",
         **QUIET,

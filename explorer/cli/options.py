@@ -45,20 +45,20 @@ def split(text: str) -> list[str]:
     return parts
 
 
-def check_out(path: str | None) -> None:
-    """``ValueError`` before any work if ``--out`` names no .safetensors file, or one in no folder."""
+def check_out(path: str | None, suffix: str = ".safetensors") -> None:
+    """``ValueError`` before any work if ``--out`` names no file of this suffix, or one in no folder."""
     if path is None:
         return
     if not Path(path).parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {Path(path).parent}")
     if Path(path).is_dir():
-        raise ValueError(f"--out {path} is a folder; name a .safetensors file")
+        raise ValueError(f"--out {path} is a folder; name a {suffix} file")
     if Path(path).exists() and not Path(path).is_file():
         raise ValueError(f"--out {path} is no regular file; it is not replaced")
     if not os.access(Path(path).parent, os.W_OK):
         raise ValueError(f"--out {path}: the folder {Path(path).parent} cannot be written")
-    if Path(path).suffix.lower() != ".safetensors":
-        raise ValueError(f"--out {path}: what is written ends in .safetensors")
+    if Path(path).suffix.lower() != suffix:
+        raise ValueError(f"--out {path}: what is written ends in {suffix}")
 
 
 def parse_scheme(text: str) -> Scheme:

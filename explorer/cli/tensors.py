@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,6 +92,7 @@ def _scheme_record(scheme: Scheme) -> dict[str, Any]:
     epilog=examples(
         "quantize sample:mlp_up --scheme nvfp4",
         "quantize W.safetensors --tensor w --scheme int4_group128_asym --out Q.safetensors",
+        "quantize sample:mlp_up --scheme int4_group32 --layout gguf --out Q.gguf",
     ),
 )
 def quantize(
@@ -98,7 +100,13 @@ def quantize(
     scheme: Annotated[str, typer.Option(help="A name from `explorer schemes`, or a scheme spelled out.")],
     tensor: TensorName = None,
     revision: Revision = None,
-    out: Annotated[str | None, typer.Option(help="Write codes and scales to this .safetensors file.")] = None,
+    out: Annotated[str | None, typer.Option(help="Write codes and scales to this file.")] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Write them as a checkpoint's: compressed-tensors, gguf, ...; else this project's."
+        ),
+    ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -108,12 +116,16 @@ def quantize(
     from explorer.export.quantized import save_quantized
 
     chosen = parse_scheme(scheme)
-    check_out(out)
+    _check_file(out, layout)
     use_device(device)
     matrix = _load(file, tensor, revision, as_json)
     analysis = analyse_anywhere(matrix.values, chosen)
     report = analysis.report
-    if out:
+    if out and layout:
+        from explorer.checkpoints import write_one
+
+        write_one(layout, analysis.q, Path(out), matrix.name or "tensor")
+    elif out:
         save_quantized(analysis.q, out, matrix.name or "tensor")
     if as_json:
         measured = {**to_json(report), "total_bits": report.bits.total}
@@ -124,6 +136,19 @@ def quantize(
     print_table(Table(("", "value"), _report_items(report)))
     if out:
         print(f"written: {out}")
+
+
+def _check_file(out: str | None, layout: str | None) -> None:
+    """``ValueError`` unless ``--out`` can be written and ends as files of the layout do."""
+    if layout is None:
+        check_out(out)
+        return
+    from explorer.checkpoints.write import export_of
+
+    suffix = export_of(layout).suffix
+    if out is None:
+        raise ValueError(f"--layout {layout} needs --out FILE{suffix}")
+    check_out(out, suffix)
 
 
 def _load(file: str, tensor: str | None, revision: str | None, as_json: bool) -> Matrix:

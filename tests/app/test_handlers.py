@@ -36,9 +36,12 @@ from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
 from explorer.analysis.element import inspect_element
 from explorer.analysis.memory import estimate
 from explorer.bench.quantize import recorded_kernel
+from explorer.checkpoints import EXPORTS, write_one
 from explorer.export.quantized import load_quantized
+from explorer.figures.style import file_name
 from explorer.formats.code import code_facts
 from explorer.paths import KERNELS
+from tests.checkpoints.test_write import FITS
 
 
 @pytest.fixture
@@ -390,6 +393,26 @@ def test_the_quantized_tensor_is_taken_away() -> None:
     x = load_matrix("sample:mlp_up").values
     assert torch.equal(load_quantized(paths[0]).packed, quantize(x, SCHEMES["nvfp4"]).packed)
     assert "explorer quantize sample:mlp_up --scheme nvfp4" in take_away.command(*selection(scheme="nvfp4"))
+
+
+@pytest.mark.parametrize(("layout", "scheme"), [(name, FITS[name]) for name in EXPORTS])
+def test_the_tensor_in_a_checkpoints_layout(layout: str, scheme: str) -> None:
+    """The page writes what ``write_one`` writes, whose readers are tried in tests/checkpoints."""
+    out = take_away.make(*selection(scheme=scheme), ["tensor"], layout)
+    (path,) = (Path(p) for p in out.files["value"])
+    q = quantize(load_matrix("sample:mlp_up").values, SCHEMES[scheme])
+    tensor = file_name(load_matrix("sample:mlp_up").name)
+    same = write_one(layout, q, path.with_name(f"same{path.suffix}"), f"{tensor}.weight")
+    assert path.suffix == EXPORTS[layout].suffix and path.read_bytes() == same.read_bytes()
+
+
+def test_a_layout_that_cannot_carry_it_is_named(said: list[str]) -> None:
+    """A scheme that the layout does not know, and a method that stores more than codes; no file is shown."""
+    out = take_away.make(*selection(scheme="nvfp4"), ["tensor"], "gguf")
+    assert unchanged(out.files) and "GGUF cannot carry" in said.pop()
+    values = selection(sample="attention_query", scheme="int4_group64+lqer")
+    out = take_away.make(*values, ["tensor"], "gptq")
+    assert unchanged(out.files) and "only this project's layout" in said.pop()
 
 
 def test_comparing_nothing_is_a_message(said: list[str]) -> None:

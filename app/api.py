@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import gradio as gr
@@ -41,7 +42,7 @@ def list_formats() -> list[dict[str, Any]]:
 def explain(format_name: str, entry: str) -> dict[str, Any]:
     """A number, bits (0b0101) or hexadecimal (0x50) in one format: code, bits, value, words, neighbours, and
     under ``everywhere`` the number rounded to every format. NaN and infinity are null."""
-    return _answer("explain", lambda: _explained(format_name, entry))
+    return _answer("explain", lambda: _explained(format_name, entry), format_name=format_name, entry=entry)
 
 
 def _explained(format_name: str, entry: str) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def _explained(format_name: str, entry: str) -> dict[str, Any]:
 
 def flip(format_name: str, entry: str, bit: float) -> str:
     """The code of an entry with one bit flipped, in hexadecimal; bit 0 is the lowest."""
-    return _answer("flip", lambda: _flipped(format_name, entry, bit))
+    return _answer("flip", lambda: _flipped(format_name, entry, bit), format_name=format_name, entry=entry)
 
 
 def _flipped(format_name: str, entry: str, bit: float) -> str:
@@ -83,18 +84,23 @@ def model_layers(model: str, revision: str = "", containing: str = "") -> list[d
     return _answer(
         "model_layers",
         lambda: to_json(list(layers(model_source(model, revision), containing, limits.current().listed))),
+        model=model,
+        revision=revision,
+        containing=containing,
     )
 
 
 def report(sample: str, schemes: str) -> list[dict[str, Any]]:
     """Reports of comma-separated schemes on a built-in tensor."""
-    return _answer("report", lambda: _reports(Selection(source="builtin", sample=sample), schemes))
+    chosen = Selection(source="builtin", sample=sample)
+    return _answer("report", lambda: _reports(chosen, schemes), sample=sample, schemes=schemes)
 
 
 def report_layer(model: str, layer: str, schemes: str, revision: str = "") -> list[dict[str, Any]]:
     """Reports of comma-separated schemes on one layer of a model."""
     chosen = Selection(source="model", model=model, layer=layer, revision=revision)
-    return _answer("report_layer", lambda: _reports(chosen, schemes))
+    texts = {"model": model, "layer": layer, "schemes": schemes, "revision": revision}
+    return _answer("report_layer", lambda: _reports(chosen, schemes), **texts)
 
 
 def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
@@ -103,10 +109,14 @@ def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
     return [comparison_record(row) for row in rows]
 
 
-def _answer(name: str, make: Any) -> Any:
-    """The answer, or the refusal as an API error with its words (programs have no screen to keep)."""
+def _answer(name: str, make: Any, **texts: Any) -> Any:
+    """The answer, or the refusal as an API error with its words (programs have no screen to keep); also where
+    one of ``texts`` is none."""
     with measured(f"api.{name}") as outcome:
         try:
+            for what, value in texts.items():
+                if not isinstance(value, str):
+                    raise ValueError(f"{what} is a text, not {json.dumps(value)[:40]}")
             with stoppable(check_of_this_run()):
                 return make()
         except (ValueError, SourceError, StoppedError) as error:

@@ -8,20 +8,24 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from urllib.parse import urlsplit
 
+from gradio.queueing import Queue
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
 from app.serving import uploads
+from app.serving.listeners import listening, session_of
 from app.serving.measure import REFUSED
 from app.serving.visitors import address_of
-from app.serving.waiting import next_turn
+from app.serving.waiting import next_turn, take_turns
 
 FIELD_BYTES = 1 << 16
 """Of a form's fields that are no files, together."""
@@ -53,8 +57,18 @@ class Guard:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+        if _of_another_site(scope):
+            refused = TooMuchError(403, "this page answers no other site", "origin")
+            REFUSED.labels(refused.reason).inc()
+            await refused.answer()(scope, receive, send)
+            return
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            session = session_of(scope, _queue(scope))
+            with listening(session) if session else nullcontext():
+                await self.app(scope, receive, send)
             return
         started, place = False, ExitStack()
 
@@ -62,6 +76,7 @@ class Guard:
             nonlocal started
             started = True
             place.close()  # its place is one of the queue's now
+            take_turns(_queue(scope))
             await send(message)
 
         try:
@@ -74,11 +89,23 @@ class Guard:
                     _check_turn(scope, values)
                     place.enter_context(_place_in_share(scope))
                 await self.app(scope, checked, sent)
+        except ClientDisconnect:
+            return  # a body that was broken off: nobody reads an answer
         except TooMuchError as refused:
             REFUSED.labels(refused.reason).inc()
             if started:
                 raise
             await refused.answer()(scope, receive, send)
+
+
+def _of_another_site(scope: Scope) -> bool:
+    """Whether a browser asks for another site than this page, which runs on its visitor's own machine. A
+    hosted page may have another name in front than it knows."""
+    headers = Headers(scope=scope)
+    origin = headers.get("origin")
+    if origin is None or limits.current().hosted:
+        return False
+    return urlsplit(origin).netloc != headers.get("host")
 
 
 def _bounded(scope: Scope, receive: Receive, most: int, what: str) -> Receive:
@@ -202,6 +229,8 @@ def _values(body: bytes) -> Any:
             400, f"a request's body is JSON, its values nested at most {DEPTH} deep", "body"
         ) from error
     for path in _paths(values, DEPTH):
+        if not path.isprintable():
+            raise TooMuchError(422, "a file's path has no line breaks or other control characters", "body")
         if path.lower().startswith(("http:", "https:", "ftp:", "data:")):
             raise TooMuchError(
                 422, "a file is uploaded, not named by its address: post it to /upload first", "address"
@@ -222,6 +251,12 @@ def _paths(value: Any, depth: int) -> Iterator[str]:
             yield from _paths(item, depth - 1)
 
 
+def _queue(scope: Scope) -> Queue:
+    """What Gradio has of requests that wait and run."""
+    queue: Queue = scope["app"].get_blocks()._queue
+    return queue
+
+
 def _check_turn(scope: Scope, values: Any) -> None:
     """Refuse a request that would wait longer than ``Limits.wait_seconds``. One that names no function of the
     page is Gradio's to answer."""
@@ -234,7 +269,8 @@ def _check_turn(scope: Scope, values: Any) -> None:
         function = blocks.fns.get(number) if isinstance(number, int) else None
     if function is None:
         return
-    turn, waiting, most = next_turn(blocks._queue, function), len(blocks._queue), blocks._queue.max_size
+    queue = _queue(scope)
+    turn, waiting, most = next_turn(queue, function, address_of(scope)), len(queue), queue.max_size
     if turn.seconds > longest:
         raise TooMuchError(TOO_MANY, turn.refusal(longest), "busy", turn.until_free(longest))
     if most is not None and waiting >= most:
@@ -256,7 +292,7 @@ def _place_in_share(scope: Scope) -> Iterator[None]:
 
     Nothing is awaited between the count and the hold: of requests that come at once, each sees the others.
     """
-    queue, who, most = scope["app"].get_blocks()._queue, address_of(scope), limits.current().share
+    queue, who, most = _queue(scope), address_of(scope), limits.current().share
     waiting = [event for line in queue.event_queue_per_concurrency_id.values() for event in line.queue]
     running = [event for jobs in queue.active_jobs if jobs for event in jobs]
     queued = sum(address_of(event.request.scope) == who for event in (*waiting, *running) if event.alive)

@@ -1,7 +1,9 @@
-"""How long a request may wait for its turn: ``Limits.wait_seconds``.
+"""Whose turn it is, and how long a request may wait for it: ``Limits.wait_seconds``.
 
-Who would wait longer is refused when asking, with the place in the line and the time that it would take. That
-is an estimate from the runs so far, so what has waited for too long even so is ended in the line.
+Visitors take turns: the second request of one address comes after the first of every other. Who would wait
+too long is refused when asking, with the place in the line and the time that it would take. That is an
+estimate from the runs so far, so what has waited for too long even so is ended in the line; and what nobody
+listens for is taken out.
 """
 
 from __future__ import annotations
@@ -9,18 +11,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from gradio.exceptions import Error
-from gradio.queueing import Event, Queue
+from gradio.queueing import Event, EventQueue, Queue
 from gradio.server_messages import ProcessCompletedMessage
 from gradio.utils import error_payload
 
 from app import limits
+from app.serving.listeners import unheard
 from app.serving.measure import REFUSED
+from app.serving.visitors import address_of
 
 CHECK_SECONDS = 0.5
 """Between two looks at what waits."""
@@ -46,19 +51,42 @@ class Turn:
         return max(1, math.ceil(self.seconds - longest))
 
 
-def next_turn(queue: Queue, function: Any) -> Turn:
-    """The turn that one more request to ``function`` (a ``BlockFunction``) would get: the mean times of the
-    functions ahead of it and the rest of those that run, shared among the line's workers. A function that
-    has not run yet counts 0 s."""
+def next_turn(queue: Queue, function: Any, address: str) -> Turn:
+    """The turn that one more request of a visitor to ``function`` (a ``BlockFunction``) would get: the mean
+    times of the functions ahead of it and the rest of those that run, shared among the line's workers. A
+    function that has not run yet counts 0 s."""
     line = queue.event_queue_per_concurrency_id.get(function.concurrency_id)
     if line is None or line.concurrency_limit is None:
         return Turn(1, 0.0)
-    ahead = [event for event in line.queue if event.alive]
+    rounds, counted = _rounds(queue, line)
+    ahead = [event for event in line.queue if rounds[event._id] <= counted[address]]
     work = sum(_mean_seconds(queue, event.fn) for event in ahead)
     now = time.time()  # the clock of Gradio's start times
     for running, starts in line.start_times_per_fn.items():
         work += sum(max(0.0, start + _mean_seconds(queue, running) - now) for start in starts)
     return Turn(len(ahead) + 1, work / line.concurrency_limit)
+
+
+def take_turns(queue: Queue) -> None:
+    """Order every line by rounds, first come first served within one. Nothing is awaited, so no line's first
+    is taken meanwhile."""
+    for line in queue.event_queue_per_concurrency_id.values():
+        rounds, _ = _rounds(queue, line)
+        line.queue.sort(key=lambda event, rounds=rounds: rounds[event._id])  # type: ignore[misc]
+
+
+def _rounds(queue: Queue, line: EventQueue) -> tuple[dict[str, int], Counter[str]]:
+    """By event: how many of its visitor's come before it, those that run counted; and by visitor (address)
+    how many there are."""
+    running = [event for jobs in queue.active_jobs if jobs for event in jobs]
+    of_line = [event for event in running if event.concurrency_id == line.concurrency_id and event.alive]
+    counted = Counter(address_of(event.request.scope) for event in of_line)
+    rounds: dict[str, int] = {}
+    for event in line.queue:
+        who = address_of(event.request.scope)
+        rounds[event._id] = counted[who]
+        counted[who] += 1
+    return rounds, counted
 
 
 def _mean_seconds(queue: Queue, function: Any) -> float:
@@ -67,18 +95,21 @@ def _mean_seconds(queue: Queue, function: Any) -> float:
 
 
 async def end_overdue(queue: Queue, now: float) -> int:
-    """Take every request out of its line that has waited longer than ``Limits.wait_seconds`` at the monotonic
-    time ``now``, and tell its visitor; returns how many."""
+    """Take every request out of its line that nobody listens for, or that has waited longer than
+    ``Limits.wait_seconds`` at the monotonic time ``now``, of which its visitor is told; returns how many."""
     longest, gone = limits.current().wait_seconds, 0
     async with queue.delete_lock:  # a line's first is not taken to be run meanwhile
         for line in queue.event_queue_per_concurrency_id.values():
-            for event in [event for event in line.queue if now - event.enqueue_time > longest]:
-                place = line.queue.index(event) + 1
+            for place, event in enumerate(list(line.queue), 1):
+                lost, late = unheard(event, now), now - event.enqueue_time > longest
+                if not lost and not late:
+                    continue
                 line.queue.remove(event)
                 queue.event_ids_to_events.pop(event._id, None)
-                _tell(queue, event, place, longest)
+                REFUSED.labels("unheard" if lost else "waited").inc()
+                if not lost:
+                    _tell(queue, event, place, longest)
                 gone += 1
-    REFUSED.labels("waited").inc(gone)
     return gone
 
 

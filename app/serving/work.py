@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from gradio.context import LocalContext
 
 from app import limits
+from app.serving.listeners import unheard
 from explorer.progress import StoppedError, stoppable
 
 Item = TypeVar("Item")
@@ -36,13 +37,14 @@ def check_of_this_run() -> Callable[[], None]:
 
 
 def _left() -> Callable[[], bool]:
-    """Whether the visitor whose request runs now has left or pressed Stop; never, outside a server."""
+    """Whether the visitor whose request runs now has left, pressed Stop or never listened; never, outside a
+    server."""
     blocks, number = LocalContext.blocks.get(None), LocalContext.event_id.get(None)
     if blocks is None or number is None:
         return lambda: False
     event = blocks._queue.event_ids_to_events.get(number)
     known: Any = blocks._queue.event_ids_to_events
-    return lambda: event is not None and (not event.alive or number not in known)
+    return lambda: event is not None and (not event.alive or number not in known or unheard(event))
 
 
 def checked_steps(steps: Iterator[Item], check: Callable[[], None]) -> Iterator[Item]:

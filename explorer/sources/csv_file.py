@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from explorer.progress import checkpoint
 from explorer.sources.base import InMemory, SourceError, TensorSource, first_line
 from explorer.sources.limits import SourceLimits
 from explorer.sources.stamped import StampedFile
+
+ROWS_AT_ONCE = 4096
 
 
 def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
@@ -21,30 +27,49 @@ def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
             f"{origin} has {file.size:,} bytes; tables of text are read up to {limits.text_bytes:,}: "
             "save larger ones as .npy or .safetensors"
         )
-    text = file.read(0, file.size).decode("utf-8-sig", errors="replace")
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
+    text = io.StringIO(file.read(0, file.size).decode("utf-8-sig", errors="replace"), newline=None)
+    lines = (line for line in text if line.strip())
+    first = next(lines, None)
+    if first is None:
         raise SourceError(f"{origin} is empty")
-    delimiter = max(",;\t", key=lines[0].count)
-    rows = lines if _is_numeric(lines[0], delimiter) else lines[1:]
+    delimiter = max(",;\t", key=first.count)
+    rows = itertools.chain([first], lines) if _is_numeric(first, delimiter) else lines
     return InMemory(origin, {path.stem: torch.from_numpy(_parse(rows, delimiter, origin))})
 
 
-def _parse(rows: list[str], delimiter: str, origin: str) -> np.ndarray:
+def _parse(rows: Iterator[str], delimiter: str, origin: str) -> np.ndarray:
+    """All rows, some at a time: others' work goes on between them, and a stop is noticed."""
+    parts: list[np.ndarray] = []
+    before = 0
+    while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
+        checkpoint()
+        part = _parse_some(some, delimiter, origin, before)
+        if part.size:
+            parts.append(part)
+        if part.size and part.shape[1] != parts[0].shape[1]:
+            raise _ragged(origin, before + 1, part.shape[1], parts[0].shape[1])
+        before += len(some)
+    return np.concatenate(parts) if parts else np.empty((0, 0))
+
+
+def _parse_some(rows: list[str], delimiter: str, origin: str, before: int) -> np.ndarray:
+    """[rows, cells]; ``before``: how many rows came earlier."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a table without rows: refused later as empty
+            warnings.simplefilter("ignore", UserWarning)  # of comments alone: refused later as empty
             return np.loadtxt(rows, np.float64, delimiter=delimiter, ndmin=2)
     except ValueError as error:
         cells = [row.count(delimiter) + 1 for row in rows]
-        for index, count in enumerate(cells):
+        for index, count in enumerate(cells, before + 1):
             if count != cells[0]:
-                raise SourceError(
-                    f"{origin}: row {index + 1} of numbers has {count} cells, row 1 has {cells[0]}"
-                ) from error
+                raise _ragged(origin, index, count, cells[0]) from error
         raise SourceError(
             f"{origin}: every cell below the header must be a number: {first_line(error)}"
         ) from error
+
+
+def _ragged(origin: str, row: int, cells: int, first: int) -> SourceError:
+    return SourceError(f"{origin}: row {row} of numbers has {cells} cells, row 1 has {first}")
 
 
 def _is_numeric(line: str, delimiter: str) -> bool:

@@ -169,6 +169,13 @@ def _parsed(text: io.BytesIO, version: tuple[int, int], origin: str) -> _Header:
         return _Header(*np.lib.format.read_array_header_2_0(text))
     except (MemoryError, RecursionError):  # what Python's parser raises for brackets within brackets
         raise SourceError(f"{origin} has no valid .npy header: it is nested too deeply") from None
+    except ValueError as error:
+        if "<ast." not in str(error):
+            raise
+        # Python's words name an object by its address in memory.
+        raise SourceError(
+            f"{origin} has no valid .npy header: it is an expression, not plain values"
+        ) from None
 
 
 def _check_size(origin: str, header: _Header, available: int) -> None:

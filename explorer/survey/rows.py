@@ -135,6 +135,7 @@ def load_survey(path: str | Path) -> Survey:
             "the model again"
         )
     head = checked(Head, first, f"{path.name}: line 1")
+    _check_head(head, path.name)
     layers = [
         checked(Layer, parsed_json(line, f"{path.name}: line {number}"), f"{path.name}: line {number}")
         for number, line in enumerate(lines[1:], 2)
@@ -155,6 +156,16 @@ def _lines(path: Path) -> list[str]:
     return [line for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
 
 
+def _check_head(head: Head, name: str) -> None:
+    if head.default not in head.signals:
+        raise ValueError(f"{name}: line 1 is wrong: default {head.default!r} is none of its signals")
+    counts = {"layers": head.layers, "parameters": head.parameters, "kept_bytes": head.kept_bytes}
+    counts |= {"texts": head.texts, "tokens": head.tokens}
+    for what, count in counts.items():
+        if count < 0:
+            raise ValueError(f"{name}: line 1 is wrong: {what} is {count}, and no number from 0")
+
+
 def _check_cells(head: Head, layer: Layer, name: str) -> None:
     if not layer.bits:
         return
@@ -162,8 +173,9 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
     if any(set(cell) != set(head.schemes) for cell in cells):
         raise ValueError(f"{name}: {layer.name} lacks a scheme or signal that the first line names")
     numbers = [value for cell in (layer.bits, *layer.costs.values()) for value in cell.values()]
+    numbers += [layer.squares, layer.fisher or 0.0, layer.depth or 0, *layer.shape]
     if not all(math.isfinite(value) and value >= 0 for value in numbers):
-        raise ValueError(f"{name}: {layer.name} has a size or cost that is no number from 0")
+        raise ValueError(f"{name}: {layer.name} has a size, depth or cost that is no number from 0")
 
 
 def parsed_json(text: str, what: str) -> Any:

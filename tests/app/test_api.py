@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gradio as gr
 import pytest
 
@@ -41,3 +43,17 @@ def test_flipping_a_bit_twice_gives_the_code_back(name: str) -> None:
 def test_a_code_that_is_not_used_is_refused() -> None:
     with pytest.raises(gr.Error, match="codes 0 to 2"):
         api.flip("ternary", "0b10", 0)
+
+
+NO_TEXTS: list[tuple[Any, tuple[Any, ...]]] = [
+    (api.explain, ("int4", 1)), (api.explain, (None, "1")), (api.flip, ("int4", 10**9, 0)),
+    (api.report, (None, None)), (api.report, ("mlp_up", 5)), (api.model_layers, (["x"],)),
+    (api.report_layer, ("m", {}, "nvfp4")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("endpoint", "values"), NO_TEXTS)
+def test_what_is_no_text_is_said(endpoint: Any, values: tuple[Any, ...]) -> None:
+    """JSON has other values; a program is told which argument was wrong."""
+    with pytest.raises(gr.Error, match="is a text, not"):
+        endpoint(*values)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -22,11 +23,12 @@ import gradio as gr
 import httpx
 import pytest
 from gradio.routes import App
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 import app as app_package
 from app import api, choices, limits
-from app.serving import guard, uploads, visitors, waiting
+from app.serving import guard, listeners, uploads, visitors, waiting
 from app.serving.headers import HEADERS
 from app.views import listen, shows
 from explorer.progress import checkpoint
@@ -92,6 +94,42 @@ def test_only_this_machines_names_are_answered(client: TestClient) -> None:
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example"):
         assert client.get("/config", headers={"host": host}).status_code == 400
     assert client.get("/config", headers={"host": "127.0.0.1:7860"}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost:9999", "null"])
+def test_another_site_asks_nothing_of_ones_own_page(client: TestClient, origin: str) -> None:
+    """Else any site that its owner visits fills the disk with uploads, and any local server reads."""
+    asked = {"origin": origin}
+    assert client.post("/gradio_api/upload", files={"files": ("x", b"1")}, headers=asked).status_code == 403
+    assert client.get("/config", headers=asked).status_code == 403
+    own = {"origin": "http://localhost"}
+    assert client.post("/gradio_api/upload", files={"files": ("x", b"1")}, headers=own).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/tmp/x\n2026-01-01 explorer FORGED", "a\x1b[2J", "a\rb"])
+def test_a_path_writes_no_lines_of_the_log(client: TestClient, path: str) -> None:
+    """Gradio prints a path that it refuses."""
+    answer = join(client, "a", {"path": path, "meta": {"_type": "gradio.FileData"}}, 1)
+    assert answer.status_code == 422 and "control characters" in answer.json()["detail"]
+
+
+def test_a_body_that_is_broken_off_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each leaves a traceback of eighty lines in the log."""
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        raise ClientDisconnect
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    scope: Any = {
+        "type": "http",
+        "method": "POST",
+        "path": "/other",
+        "headers": [],
+        "client": ("127.0.0.1", 1),
+    }
+    apart(guard.Guard(reads)(scope, receive, None))  # type: ignore[arg-type]
 
 
 def test_answers_carry_a_policy_and_are_compressed(client: TestClient) -> None:
@@ -213,6 +251,40 @@ def test_a_full_queue_has_a_place_and_a_time_too(client: TestClient, monkeypatch
     )
 
 
+def test_visitors_take_turns(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks sixteen times does not stand before everyone who comes later."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    for i in range(4):
+        assert join(client, f"many{i}", "x", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 200
+    for i in range(2):
+        assert join(client, f"two{i}", "x", headers={"x-forwarded-for": "192.0.2.2"}).status_code == 200
+    queue = queue_of(client, 1.0)
+    function = queue.blocks.fns[0]
+    line = queue.event_queue_per_concurrency_id[function.concurrency_id].queue
+    assert [event.session_hash for event in line] == ["many0", "two0", "many1", "two1", "many2", "many3"]
+    places = [waiting.next_turn(queue, function, f"192.0.2.{i}").place for i in (1, 2, 3)]
+    assert places == [7, 6, 3]
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_what_nobody_listens_for_is_given_up(client: TestClient, listens: bool) -> None:
+    """Else a stranger's requests hold a core without costing him a connection."""
+    assert join(client, "deaf", "x").status_code == 200
+    queue = queue_of(client)
+    event = queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id].queue[0]
+    scopes = [
+        {"path": "/gradio_api/queue/data", "query_string": b"session_hash=deaf"},
+        {"path": f"/gradio_api/call/wait/{event._id}", "query_string": b""},
+    ]
+    for scope in scopes:
+        assert listeners.session_of(scope, queue) == "deaf"
+    with listeners.listening("deaf") if listens else nullcontext():
+        event.enqueue_time -= listeners.UNHEARD_SECONDS + 1
+        assert listeners.unheard(event) is not listens
+        time.sleep(3 * waiting.CHECK_SECONDS)
+        assert (event._id in queue.event_ids_to_events) is listens
+
+
 def test_what_runs_counts_until_its_mean_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that began 50 s ago and usually takes 100 s leaves 50; one that is late leaves nothing."""
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
@@ -223,7 +295,7 @@ def test_what_runs_counts_until_its_mean_time(client: TestClient, monkeypatch: p
     line.queue.clear()
     for began, expected in ((50, 50.0), (500, 0.0)):
         line.start_times_per_fn[function] = {time.time() - began}
-        turn = waiting.next_turn(queue, function)
+        turn = waiting.next_turn(queue, function, "testclient")
         assert turn.place == 1 and turn.seconds == pytest.approx(expected, abs=1)
 
 
@@ -238,10 +310,11 @@ def test_what_has_waited_too_long_is_ended_in_words(
     line = queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id].queue
     line[0].enqueue_time -= 30
     line[1].enqueue_time -= 61
-    for _ in range(100):
-        if len(line) == 1:
-            break
-        time.sleep(0.05)
+    with listeners.listening("old"), listeners.listening("older"):
+        for _ in range(100):
+            if len(line) == 1:
+                break
+            time.sleep(0.05)
     assert [event.session_hash for event in line] == ["old"]
     messages = queue.pending_messages_per_session["older"]
     said = [messages.get_nowait() for _ in range(messages.qsize())][-1]

@@ -19,7 +19,8 @@ from app import limits as page_limits
 from app import selection
 from app.selection import Selection, file_source, matrix_of, model_source
 from explorer import SourceError
-from explorer.sources import models
+from explorer.progress import StoppedError, stoppable
+from explorer.sources import csv_file, models
 from explorer.sources.limits import HOSTED, LOCAL, PICKLED
 from explorer.sources.models import LocalModel, layers, open_model
 from explorer.sources.tensors import open_tensors
@@ -166,6 +167,21 @@ def test_a_table_larger_than_its_limit(tmp_path: Path) -> None:
     with (tmp_path / "x.csv").open("wb") as file:
         file.truncate(HOSTED.text_bytes + 1)
     with pytest.raises(SourceError, match="tables of text are read up to"):
+        open_tensors(tmp_path / "x.csv", limits=HOSTED)
+
+
+def test_a_table_is_read_in_parts(tmp_path: Path) -> None:
+    """Parsed at once, fifteen million rows hold the interpreter for as many seconds, and nobody is answered."""
+    (tmp_path / "x.csv").write_text("2\n" * (3 * csv_file.ROWS_AT_ONCE + 1))
+    times: list[int] = []
+    with stoppable(lambda: times.append(1)):
+        source = open_tensors(tmp_path / "x.csv", limits=HOSTED)
+    assert len(times) >= 4 and source.infos[0].shape == (3 * csv_file.ROWS_AT_ONCE + 1, 1)
+
+    def left() -> None:
+        raise StoppedError("left")
+
+    with stoppable(left), pytest.raises(StoppedError, match="left"):
         open_tensors(tmp_path / "x.csv", limits=HOSTED)
 
 

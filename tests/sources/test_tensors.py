@@ -162,6 +162,8 @@ BROKEN = {
     "garbage.pt": (b"this is no zip file", "could not be loaded"),
     "words.csv": (b"a,b\n1,2\n3,pear\n", "every cell below the header must be a number"),
     "ragged.csv": (b"a,b\n1,2\n3\n", "row 2 of numbers has 1 cells, row 1 has 2$"),
+    "ragged_late.csv": (b"1,2\n" * 5000 + b"3\n" * 5000, "row 5001 of numbers has 1 cells, row 1 has 2$"),
+    "ragged_later.csv": (b"1,2\n" * 8192 + b"3\n" * 5000, "row 8193 of numbers has 1 cells, row 1 has 2$"),
     "empty.csv": (b"\n\n", "is empty"),
     "program.exe": (b"MZ", "accepted are .safetensors"),
 }

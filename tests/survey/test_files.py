@@ -46,6 +46,9 @@ BROKEN = [
     ("HEAD\nLAYER\nLAYER\n", "holds a layer twice"),
     ("HEAD\nNAN\n", "no number from 0"),
     ("HEAD\nLACKS\n", "lacks a scheme or signal"),
+    ("HEAD\nNEGATIVE\n", "no number from 0"),
+    ("DEFAULT\n", "default '<b>' is none of its signals"),
+    ("COUNT\n", "parameters is -1, and no number from 0"),
 ]
 
 
@@ -58,6 +61,9 @@ def test_what_is_no_survey_is_said(made_up: Survey, tmp_path: Path, text: str, w
     odd["costs"]["fisher"]["nvfp4"] = float("nan")
     for word, line in (
         ("HEAD", head),
+        ("DEFAULT", json.dumps({**json.loads(head), "default": "<b>"})),
+        ("COUNT", json.dumps({**json.loads(head), "parameters": -1})),
+        ("NEGATIVE", json.dumps({**json.loads(layer), "depth": -5})),
         ("LAYER", layer),
         ("NAN", json.dumps(odd)),
         ("LACKS", json.dumps(lacks)),

@@ -1,0 +1,51 @@
+"""Who listens for an answer: a request that nobody has asked the answer of is not worked on for long."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs
+
+from gradio.queueing import Event, Queue
+from starlette.types import Scope
+
+UNHEARD_SECONDS = 20.0
+"""Between a request and the moment from which somebody has to listen for its answer. A browser does at once;
+by hand, the answer of ``POST /call/…`` has to be read and its address typed."""
+
+_listening: Counter[str] = Counter()
+"""By session: open streams of answers."""
+
+
+def session_of(scope: Scope, queue: Queue) -> str | None:
+    """The session whose answers a GET request asks for, as a stream; None for another request."""
+    path: str = scope["path"].rstrip("/")
+    if path.endswith("/queue/data"):
+        asked: list[Any] = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [])
+        return str(asked[0]) if asked else None
+    if "/call/" in path:
+        number = path.rpartition("/")[2]
+        event = queue.event_ids_to_events.get(number)
+        return event.session_hash if event else number
+    return None
+
+
+@contextmanager
+def listening(session: str) -> Iterator[None]:
+    """As long as one stream of answers is open."""
+    _listening[session] += 1
+    try:
+        yield
+    finally:
+        _listening[session] -= 1
+        if not _listening[session]:
+            del _listening[session]
+
+
+def unheard(event: Event, now: float | None = None) -> bool:
+    """Whether nobody listens for what was asked ``UNHEARD_SECONDS`` ago, at a monotonic time."""
+    waited = (time.monotonic() if now is None else now) - event.enqueue_time
+    return waited > UNHEARD_SECONDS and not _listening[event.session_hash]

@@ -171,7 +171,7 @@ def test_a_table_larger_than_its_limit(tmp_path: Path) -> None:
 
 
 def test_a_table_is_read_in_parts(tmp_path: Path) -> None:
-    """Parsed at once, fifteen million rows hold the interpreter for as many seconds, and nobody is answered."""
+    """Parsed at once, fifteen million rows hold the interpreter for 15 s, and nobody is answered."""
     (tmp_path / "x.csv").write_text("2\n" * (3 * csv_file.ROWS_AT_ONCE + 1))
     times: list[int] = []
     with stoppable(lambda: times.append(1)):

@@ -5,7 +5,7 @@
 Prints, and with ``--record`` writes to a file: answers by kind and by how they ended, the 50th and 95th
 percentile and the most of seconds, and the memory, threads, descriptors and disk of the server with their
 slopes. Exits with 1 if an answer was wrong or lost, the server failed, or in a run of ``JUDGED_SECONDS`` and
-more something of it grew faster than ``FLAT`` allows.
+more something of it grew faster than ``FLAT`` allows. Interrupted, it reports what there is by then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
@@ -55,6 +55,14 @@ class Sample:
     disk: int
 
 
+@dataclass
+class Seen:
+    """What a run has brought so far."""
+
+    answers: list[Answer] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--visitors", type=int, default=64)
@@ -62,11 +70,14 @@ def main() -> int:
     parser.add_argument("--most-mb", type=float, default=64, help="the largest upload")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the page of docs/ here")
     asked = parser.parse_args()
+    seen = Seen()
     with tempfile.TemporaryDirectory() as folder:
-        answers, samples, failures = run(
-            asked.visitors, asked.minutes * 60, int(asked.most_mb * 2**20), Path(folder)
-        )
-    text = report(asked.visitors, asked.minutes, answers, samples)
+        failures = run(asked.visitors, asked.minutes * 60, int(asked.most_mb * 2**20), Path(folder), seen)
+    answers, samples = seen.answers, seen.samples
+    if not samples:
+        print("interrupted before the page answered", file=sys.stderr)
+        return 1
+    text = report(asked.visitors, samples[-1].at / 60, answers, samples)
     print(text)
     if asked.record:
         asked.record.write_text(text, encoding="utf-8")
@@ -94,8 +105,9 @@ def bad(answer: Answer) -> bool:
     return not answer.how.startswith(("right", "refused", "aborted"))
 
 
-def run(visitors: int, seconds: float, most: int, folder: Path) -> tuple[list[Answer], list[Sample], int]:
-    """Start the page as a hosted one, let visitors in, and end it; also how many tracebacks it printed."""
+def run(visitors: int, seconds: float, most: int, folder: Path, seen: Seen) -> int:
+    """Start the page as a hosted one, let visitors in, and end it, early on Ctrl-C; how many tracebacks it
+    printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -106,8 +118,9 @@ def run(visitors: int, seconds: float, most: int, folder: Path) -> tuple[list[An
             [sys.executable, "app.py"], cwd=ROOT, env=environment, stdout=log, stderr=log
         )
     try:
-        visits = _visits(f"http://127.0.0.1:{port}/", server, visitors, seconds, most, folder)
-        answers, samples = asyncio.run(visits)
+        asyncio.run(_visits(f"http://127.0.0.1:{port}/", server, visitors, seconds, most, folder, seen))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
     finally:
         server.terminate()
         server.wait(30)
@@ -115,15 +128,19 @@ def run(visitors: int, seconds: float, most: int, folder: Path) -> tuple[list[An
     failures = log_text.count("Traceback")
     if failures:
         print(log_text[-4000:], file=sys.stderr)
-    return answers, samples, failures
+    return failures
 
 
 async def _visits(
-    url: str, server: subprocess.Popen[bytes], visitors: int, seconds: float, most: int, folder: Path
-) -> tuple[list[Answer], list[Sample]]:
+    url: str,
+    server: subprocess.Popen[bytes],
+    visitors: int,
+    seconds: float,
+    most: int,
+    folder: Path,
+    seen: Seen,
+) -> None:
     limits, timeout = httpx.Limits(max_connections=None), httpx.Timeout(300)
-    answers: list[Answer] = []
-    samples: list[Sample] = []
     async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:
         await _up(client, server)
         page = Server(client)
@@ -138,13 +155,13 @@ async def _visits(
             async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, headers=own) as mine:
                 visitor = Visitor(Server(mine, page.numbers), seed, size)
                 async for answer in visitor.visit(start + seconds):
-                    answers.append(answer)
+                    seen.answers.append(answer)
 
         async def watch() -> None:
             process = psutil.Process(server.pid)
             while True:
                 disk = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-                samples.append(
+                seen.samples.append(
                     Sample(
                         time.monotonic() - start,
                         process.memory_info().rss,
@@ -158,7 +175,6 @@ async def _visits(
         watching = asyncio.create_task(watch())
         await asyncio.gather(*(one(seed) for seed in range(visitors)))
         watching.cancel()
-    return answers, samples
 
 
 async def _up(client: httpx.AsyncClient, server: subprocess.Popen[bytes]) -> None:
@@ -182,7 +198,7 @@ def report(visitors: int, minutes: float, answers: list[Answer], samples: list[S
     lines = [
         "# Load",
         "",
-        f"Measured {date.today()} by `make load`: {visitors} visitors for {minutes:g} minutes, on "
+        f"Measured {date.today()} by `make load`: {visitors} visitors for {minutes:.3g} minutes, on "
         f"{machine.describe()}. Every visitor has a tensor of its own in a file called `w.safetensors`; "
         "every answer is compared with the library's for that tensor.",
         "",

@@ -23,6 +23,10 @@ SURVEYS = ASSETS / "surveys"
 """Surveys that ship with the explorer."""
 VERSION = 1
 """Of the file. Another one is refused: what costs mean may have changed."""
+MOST = 1 << 30
+"""The longest axis of a layer that is believed; its square, of a number of weights or bytes."""
+MOST_BYTES = 1 << 26
+"""Of a survey's file: 225 layers by 14 schemes and one signal take 0.2 MB."""
 DIGITS = 7
 """Significant digits of what is measured."""
 Parsed = TypeVar("Parsed")
@@ -149,6 +153,9 @@ def load_survey(path: str | Path) -> Survey:
 
 def _lines(path: Path) -> list[str]:
     """The whole lines of a file."""
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise ValueError(f"{path.name} has {size:,} bytes; a survey's file has at most {MOST_BYTES:,}")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -162,8 +169,8 @@ def _check_head(head: Head, name: str) -> None:
     counts = {"layers": head.layers, "parameters": head.parameters, "kept_bytes": head.kept_bytes}
     counts |= {"texts": head.texts, "tokens": head.tokens}
     for what, count in counts.items():
-        if count < 0:
-            raise ValueError(f"{name}: line 1 is wrong: {what} is {count}, and no number from 0")
+        if not 0 <= count <= MOST**2:
+            raise ValueError(f"{name}: line 1 is wrong: {what} is no number from 0 to {MOST**2:,}")
 
 
 def _check_cells(head: Head, layer: Layer, name: str) -> None:
@@ -173,9 +180,13 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
     if any(set(cell) != set(head.schemes) for cell in cells):
         raise ValueError(f"{name}: {layer.name} lacks a scheme or signal that the first line names")
     numbers = [value for cell in (layer.bits, *layer.costs.values()) for value in cell.values()]
-    numbers += [layer.squares, layer.fisher or 0.0, layer.depth or 0, *layer.shape]
-    if not all(math.isfinite(value) and value >= 0 for value in numbers):
-        raise ValueError(f"{name}: {layer.name} has a size, depth or cost that is no number from 0")
+    numbers += [layer.squares, layer.fisher or 0.0]
+    if not all(1 <= axis <= MOST for axis in layer.shape):
+        raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
+    if not all(0 <= value < math.inf for value in numbers):
+        raise ValueError(f"{name}: {layer.name} has a size or cost that is no number from 0")
+    if not 0 <= (layer.depth or 0) <= MOST:
+        raise ValueError(f"{name}: {layer.name} has a depth that is no number from 0 to {MOST:,}")
 
 
 def parsed_json(text: str, what: str) -> Any:

@@ -22,9 +22,12 @@ from safetensors.torch import save
 from app import api, limits, link
 from explorer import FORMATS, SCHEMES, Scheme, SourceError
 from explorer.formats.code import code_facts, flip_bit, parse_code
+from explorer.methods.recipe import Recipe
 from explorer.sources.limits import HOSTED, SUFFIXES
 from explorer.sources.models import HubModel, LocalModel, layers, open_model
 from explorer.sources.tensors import open_tensors
+from explorer.survey import ModelRecipe, frontier, load_survey, recipe_of
+from explorer.survey.rows import SURVEYS
 from tests.fuzz.mutate import ODDITIES, mutated, odd, words
 from tests.sources import lying_hub
 from tests.sources.hostile import array_header, framed, npy, saved, torch_zip, zipped
@@ -264,8 +267,50 @@ def _hub(rng: random.Random) -> Case:
     return run
 
 
+@cache
+def _survey_lines() -> tuple[str, ...]:
+    """The first lines of a recorded survey, as one of so few layers."""
+    path = next(SURVEYS.glob("*.jsonl"))
+    head, *layers_ = path.read_text(encoding="utf-8").splitlines()[:5]
+    return json.dumps({**json.loads(head), "layers": len(layers_)}), *layers_
+
+
+def _survey(rng: random.Random) -> Case:
+    lines = list(_survey_lines())
+    at = rng.randrange(len(lines))
+    if rng.random() < 0.5:
+        lines[at] = json.dumps(odd(rng, json.loads(lines[at])))
+    data = "\n".join((*lines, "")).encode("utf-8", "replace")
+    data = mutated(rng, data) if rng.random() < 0.5 else data
+
+    def run() -> None:
+        path = _folder() / "survey.jsonl"
+        path.write_bytes(data)
+        found = load_survey(path)
+        for signal in found.head.signals:
+            recipe_of(found, frontier(found, signal).at(4.5))
+
+    return run
+
+
+def _recipe(rng: random.Random) -> Case:
+    chosen = {"a": Recipe.parse("nvfp4"), "b": Recipe.parse("int4_group128+gptq")}
+    good = ModelRecipe("a/b", None, "0" * 64, chosen, "weight", 4.5, versions={"torch": "2"}).to_json()
+    data = mutated(rng, good.encode())
+    if rng.random() < 0.5:
+        data = json.dumps(odd(rng, json.loads(good))).encode()
+
+    def run() -> None:
+        path = _folder() / "recipe.json"
+        path.write_bytes(data)
+        found = ModelRecipe.load(path)
+        assert ModelRecipe.from_json(found.to_json()).layers == found.layers
+
+    return run
+
+
 FAMILIES = {
-    "files": Family(_mutated_file, (SourceError,), 0.35),
+    "files": Family(_mutated_file, (SourceError,), 0.31),
     "headers": Family(_generated_header, (SourceError,), 0.25),
     "pickles": Family(_mutated_pickle, (SourceError,), 0.05),
     "indexes": Family(_index, (SourceError,), 0.05),
@@ -275,5 +320,7 @@ FAMILIES = {
     "links": Family(_link, (), 0.04),
     "payloads": Family(_payload, (gr.Error,), 0.02),
     "hub": Family(_hub, (SourceError,), 0.04),
+    "surveys": Family(_survey, (ValueError,), 0.02),
+    "recipes": Family(_recipe, (ValueError,), 0.02),
 }
 """By name; ``share`` is of all cases."""

@@ -12,7 +12,7 @@ import pytest
 from explorer.sources.base import TensorInfo
 from explorer.survey import ModelRecipe, Role, Survey, frontier, fused_groups, kind_of, load_survey, recipe_of
 from explorer.survey.kinds import depth_of, role_of
-from explorer.survey.rows import line_of
+from explorer.survey.rows import MOST_BYTES, line_of
 
 
 def write(survey: Survey, path: Path) -> list[str]:
@@ -36,6 +36,15 @@ def test_a_survey_survives_its_file(made_up: Survey, tmp_path: Path) -> None:
         frontier(stopped)
 
 
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """Anybody may upload one, and it is parsed whole."""
+    path = tmp_path / "s.jsonl"
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(ValueError, match="at most 67,108,864"):
+        load_survey(path)
+
+
 BROKEN = [
     ("", "is empty"),
     ("hello\n", "line 1 is no JSON"),
@@ -47,8 +56,9 @@ BROKEN = [
     ("HEAD\nNAN\n", "no number from 0"),
     ("HEAD\nLACKS\n", "lacks a scheme or signal"),
     ("HEAD\nNEGATIVE\n", "no number from 0"),
+    ("HEAD\nEMPTY\n", "axes are from 1 to"),
     ("DEFAULT\n", "default '<b>' is none of its signals"),
-    ("COUNT\n", "parameters is -1, and no number from 0"),
+    ("COUNT\n", "parameters is no number from 0"),
 ]
 
 
@@ -63,6 +73,7 @@ def test_what_is_no_survey_is_said(made_up: Survey, tmp_path: Path, text: str, w
         ("HEAD", head),
         ("DEFAULT", json.dumps({**json.loads(head), "default": "<b>"})),
         ("COUNT", json.dumps({**json.loads(head), "parameters": -1})),
+        ("EMPTY", json.dumps({**json.loads(layer), "shape": [0, 64]})),
         ("NEGATIVE", json.dumps({**json.loads(layer), "depth": -5})),
         ("LAYER", layer),
         ("NAN", json.dumps(odd)),

@@ -51,7 +51,7 @@ from explorer.survey import (
     load_survey,
     recipe_of,
 )
-from explorer.survey.apply import card_of, codes_of, folder_of
+from explorer.survey.apply import card_of, check_weights, codes_of, folder_of
 from explorer.survey.check import Checked, check_recipe
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import Plan, survey_model
@@ -313,6 +313,7 @@ def export(
     found, recipe = bought.survey, bought.recipe
     place = where.strip() or found.head.model
     runnable_model(place)
+    check_weights(recipe, place)
     folder, name = fresh_folder(), file_name(f"{Path(found.head.model).name} {recipe.bits:.3g} bits {target}")
     codes = codes_of(recipe, lambda: runnable_model(place, head=True))
     steps = reported(

@@ -20,6 +20,7 @@ class Architecture:
 
     name: str
     settings: Callable[[Config], dict[str, Any]]
+    activation: str
     paired: bool = False
     left_out: tuple[str, ...] = ("rotary_emb.inv_freq", "embeddings.position_ids")
 
@@ -57,10 +58,10 @@ def _encoder(config: Config) -> dict[str, Any]:
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", _decoder, paired=True),
-    "mistral": Architecture("llama", _decoder, paired=True),
-    "qwen2": Architecture("qwen2", _decoder),
-    "bert": Architecture("bert", _encoder, left_out=("embeddings.position_ids", "pooler.dense.weight",
+    "llama": Architecture("llama", _decoder, "silu", paired=True),
+    "mistral": Architecture("llama", _decoder, "silu", paired=True),
+    "qwen2": Architecture("qwen2", _decoder, "silu"),
+    "bert": Architecture("bert", _encoder, "gelu", left_out=("embeddings.position_ids", "pooler.dense.weight",
                                                      "pooler.dense.bias")),
 }  # fmt: skip
 """By ``model_type`` of config.json."""
@@ -75,6 +76,15 @@ def refusal(config: Config) -> str:
     scaling = rope_of(config).get("rope_type", "default")
     if scaling not in ("default", *_SCALED):
         return f"positions scaled by {scaling!r} are not carried; {', '.join(_SCALED)} is"
+    if config.get("hidden_act") != ARCHITECTURES[kind].activation:
+        return (
+            f"its activation is {config.get('hidden_act')!r}; readers run {kind} models with "
+            f"{ARCHITECTURES[kind].activation!r}"
+        )
+    try:
+        ARCHITECTURES[kind].settings(config)
+    except KeyError as missing:
+        return f"its config.json does not say {missing}"
     return ""
 
 

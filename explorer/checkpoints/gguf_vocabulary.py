@@ -48,6 +48,11 @@ def vocabulary(folder: Path, size: int) -> dict[str, Any]:
 
 def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
     """The text and the type of every token; rows of embeddings without one are unused."""
+    highest = max(
+        [*tokenizer["model"]["vocab"].values(), *(a["id"] for a in tokenizer.get("added_tokens", []))]
+    )
+    if highest >= size:
+        raise ValueError(f"its tokenizer has a token {highest}, but the embedding only {size} rows")
     texts, types = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
     for text, index in tokenizer["model"]["vocab"].items():
         texts[index], types[index] = text, NORMAL

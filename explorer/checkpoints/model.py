@@ -22,7 +22,7 @@ CONFIG = "config.json"
 _CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".vocab", ".bpe")
 _TERMS = re.compile(r"(LICENSE|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embeddings?|[a-z_]+_embeddings?)(\.|$)")
-_TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""
 
 
@@ -75,7 +75,7 @@ class ModelFolder:
     @property
     def transposed(self) -> bool:
         """Whether its layers are stored [K, N]."""
-        return self.type in _TRANSPOSED
+        return self.type in TRANSPOSED
 
     @cached_property
     def dtype(self) -> torch.dtype:

@@ -117,9 +117,21 @@ def _causal_mask(graph: Graph, config: Config) -> str:
 
 
 def _window(config: Config) -> int | None:
-    """How many tokens back a token sees; None for all."""
+    """How many tokens back a token sees; None for all. Of Qwen2 the same for every layer (``_windows``)."""
     window = config.get("sliding_window")
-    return int(window) if window and config.get("use_sliding_window", True) else None
+    return int(window) if window and _windows(config)[0] else None
+
+
+def _windows(config: Config) -> tuple[bool, ...]:
+    """By layer: whether it has the window. Qwen2 has none unless it is switched on, and then from the layer
+    ``max_window_layers`` (28 where it is not said) on, as transformers has it."""
+    layers = config["num_hidden_layers"]
+    if "layer_types" in config:
+        return tuple(kind == "sliding_attention" for kind in config["layer_types"])
+    if config.get("model_type") != "qwen2":
+        return (True,) * layers
+    first = config.get("max_window_layers", 28) if config.get("use_sliding_window", False) else layers
+    return tuple(layer >= first for layer in range(layers))
 
 
 def _not_padding(graph: Graph, axes: list[int]) -> str:
@@ -220,6 +232,8 @@ def _decoder_refusal(config: Config) -> str:
     kind = rope_of(config).get("rope_type", "default")
     if kind not in ("default", "llama3"):
         return f"positions scaled by {kind!r} are not carried"
+    if config.get("sliding_window") and len(set(_windows(config))) > 1:
+        return "some of its layers see a window of tokens and others see all; graphs have one mask"
     return _activation(config, "silu")
 
 

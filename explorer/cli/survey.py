@@ -327,13 +327,10 @@ def _texts(path: str | None) -> tuple[str, ...]:
 def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
     """The recipe's model with its head; ``ValueError`` if its weights are not those of the recipe."""
     from explorer.models.capture import load_model
-    from explorer.sources import open_source
-    from explorer.survey.run import weights_sha256
+    from explorer.survey.apply import check_weights
 
     place = where or chosen.model
-    sha256 = weights_sha256(open_source(place, chosen.revision))
-    if sha256 and chosen.weights_sha256 and sha256 != chosen.weights_sha256:
-        raise ValueError(f"the weights of {place} are not those that the recipe was made for")
+    check_weights(chosen, place)
     return load_model(place, chosen.revision, use_device(device), head=True)
 
 
@@ -352,11 +349,12 @@ def apply(
     """Write the model that a recipe makes as a checkpoint that other programs load."""
     hide_bars_of_transformers(as_json)
     from explorer.checkpoints import write_checkpoint
-    from explorer.survey.apply import card_of, codes_of, folder_of
+    from explorer.survey.apply import card_of, check_weights, codes_of, folder_of
 
     chosen, seen = _load(recipe), _texts(calibration)
     _refusal(to)
     folder = folder_of(model or chosen.model, chosen.revision)
+    check_weights(chosen, model or chosen.model)
     with reporting("layers by methods", as_json) as progress:
         codes = codes_of(chosen, lambda: _model(chosen, model, device), seen, progress)
     with reporting("tensors", as_json) as progress:

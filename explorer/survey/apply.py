@@ -17,7 +17,7 @@ from explorer.progress import Progress
 from explorer.sources import open_source
 from explorer.survey.assemble import assemble
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.run import built_in_texts
+from explorer.survey.run import built_in_texts, weights_sha256
 from explorer.survey.sensitivities import SENSITIVITIES
 
 Codes = Callable[[str, Tensor, Recipe], QuantizedTensor]
@@ -31,6 +31,14 @@ def folder_of(model: str, revision: str | None = None) -> Path:
     if not paths:
         raise ValueError(f"{model} is not on this machine: fetch it first (`hf download {model}`)")
     return paths[0].parent
+
+
+def check_weights(recipe: ModelRecipe, place: str) -> None:
+    """``ValueError`` if the weights at ``place`` are not those that the recipe was made for, as far as both
+    are known."""
+    sha256 = weights_sha256(open_source(place, recipe.revision))
+    if sha256 and recipe.weights_sha256 and sha256 != recipe.weights_sha256:
+        raise ValueError(f"the weights of {place} are not those that the recipe was made for")
 
 
 def codes_of(

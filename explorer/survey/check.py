@@ -140,4 +140,4 @@ def _predicted(layers: Sequence[Layer], survey: Survey | None, scheme: str) -> f
     """The survey's prediction of one scheme for all layers, if its default signal predicts a loss."""
     if survey is None or not SENSITIVITIES[survey.head.default].is_loss:
         return None
-    return sum(layer.costs[survey.head.default][scheme] for layer in layers)
+    return sum(layer.costs[survey.head.default][scheme] for layer in layers if layer.reached)

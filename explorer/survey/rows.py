@@ -160,7 +160,7 @@ def _lines(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path.name} is no survey: it is not UTF-8 text") from error
-    return [line for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
+    return [line for line in text[: text.rfind("\n") + 1].split("\n") if line.strip()]
 
 
 def _check_head(head: Head, name: str) -> None:
@@ -229,6 +229,7 @@ def head_differs(found: Head, wanted: Head) -> Iterator[str]:
     """What a file's head says otherwise than a survey that would go on in it, in words."""
     names = {
         "model": "the model",
+        "revision": "the revision",
         "weights_sha256": "the weights",
         "schemes": "the schemes",
         "signals": "the signals",

@@ -23,6 +23,7 @@ from typing import BinaryIO
 import torch
 
 from explorer import words
+from explorer.checkpoints.model import CONFIG, TRANSPOSED
 from explorer.core.backend import free_bytes, place, work_device
 from explorer.core.quantize import quantize
 from explorer.models.capture import Model, load_model
@@ -37,7 +38,7 @@ from explorer.sources.models import layers as in_order
 from explorer.survey.evidence import gather, modules_of
 from explorer.survey.kinds import SUFFIX, Role, depth_of, kind_of, role_of
 from explorer.survey.loss import hash_of, reference_for
-from explorer.survey.rows import Head, Layer, Survey, head_differs, line_of, load_survey
+from explorer.survey.rows import Head, Layer, Survey, head_differs, line_of, load_survey, parsed_json
 from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
 from explorer.version import __version__
 
@@ -49,6 +50,8 @@ SCHEMES = (
 """What is surveyed if nothing is said: from 2.3 to 8 bits, integers with and without zero points, and
 floating point."""
 WEIGHTS_ALONE = "weight"
+MOST_UNMATCHED = 0.2
+"""Of the weights of linear layers: a few layers that the network lacks are heads of tasks."""
 _PIECE = 16 << 20
 
 
@@ -117,10 +120,11 @@ def survey_model(
     file that is of another survey.
     """
     out = Path(out)
-    found = load_survey(out) if out.exists() and out.stat().st_size else None
+    found = load_survey(out) if _begun(out) else None
     source = open_source(plan.model, plan.revision, limits)
     infos = [(info, role_of(info)) for info in in_order(source)]
     listed = [(info, role) for info, role in infos if role is not None]
+    _check_orientation(source)
     if not any(role is Role.LINEAR for _, role in listed):
         raise SourceError(f"{source.origin} has no linear layers in floating point")
     sha256 = weights_sha256(source)
@@ -281,12 +285,16 @@ def _run(
 
 
 def _modules(model: Model, layers: Sequence[TensorInfo]) -> dict[str, str]:
-    """The network's module of each layer; ``SourceError`` if it has none of them."""
+    """The network's module of each layer; ``SourceError`` if it has none of so many that what the signals say
+    would not be of this model: transformers fuses experts and transposes some layers."""
     found = modules_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
-    if not found:
+    linear = [info for info in layers if role_of(info) is Role.LINEAR]
+    left = [info for info in linear if _layer(info) not in found]
+    share = sum(info.elements for info in left) / sum(info.elements for info in linear)
+    if share > MOST_UNMATCHED:
         raise SourceError(
-            f"none of the {len(layers)} matrices of {model.name} is a linear layer of the network that "
-            "transformers builds of them"
+            f"{len(left)} of the {len(linear)} matrices of {model.name}, {100 * share:.3g} % of their "
+            f"weights, such as {_layer(left[0])}, are no linear layers of the network that transformers builds of them"
         )
     return found
 
@@ -318,6 +326,7 @@ def _check_same(out: Path, found: Head, plan: Plan, sha256: str, layers: int) ->
     wanted = replace(
         found,
         model=plan.model,
+        revision=plan.revision,
         weights_sha256=sha256,
         schemes=plan.schemes,
         layers=layers,
@@ -327,6 +336,28 @@ def _check_same(out: Path, found: Head, plan: Plan, sha256: str, layers: int) ->
     )
     if other := list(head_differs(found, wanted)):
         raise ValueError(f"{out.name} is another survey: {'; '.join(other)}. Name another file, or delete it")
+
+
+def _check_orientation(source: TensorSource) -> None:
+    """``SourceError`` for a model that stores its layers as [inputs, outputs]: blocks along its rows would
+    lie across the inputs."""
+    config = source.paths[0].parent / CONFIG if source.paths else None
+    if config is None or not config.is_file():
+        return
+    kind = parsed_json(config.read_text(encoding="utf-8", errors="replace"), CONFIG)
+    if isinstance(kind, dict) and kind.get("model_type") in TRANSPOSED:
+        raise SourceError(
+            f"{source.origin} is a {kind['model_type']} model: its layers are stored transposed (Conv1D), "
+            "and are not surveyed"
+        )
+
+
+def _begun(out: Path) -> bool:
+    """Whether there is a file with a whole first line: one that was cut off before is begun anew."""
+    if not out.exists():
+        return False
+    with out.open("rb") as file:
+        return b"\n" in file.read(_PIECE)
 
 
 def _reached(info: TensorInfo, role: Role, ran: _Ran) -> bool:

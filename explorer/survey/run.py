@@ -294,7 +294,8 @@ def _modules(model: Model, layers: Sequence[TensorInfo]) -> dict[str, str]:
     if share > MOST_UNMATCHED:
         raise SourceError(
             f"{len(left)} of the {len(linear)} matrices of {model.name}, {100 * share:.3g} % of their "
-            f"weights, such as {_layer(left[0])}, are no linear layers of the network that transformers builds of them"
+            f"weights, such as {_layer(left[0])}, are no linear layers of the network that transformers "
+            "builds of them"
         )
     return found
 

@@ -123,7 +123,7 @@ class Visitor:
     async def take(self) -> str:
         """The numbers as a file: the SQNR in it is this tensor's."""
         scheme = self.random.choice(SCHEMES_ASKED)
-        data = await self._call("take", [*self._selection(scheme), ["report"]])
+        data = await self._call("take", [*self._selection(scheme), ["report"], "own"])
         if isinstance(data, str):
             return data
         files = [f for f in _files(data) if f.endswith(".json")]

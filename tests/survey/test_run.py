@@ -17,10 +17,13 @@ from safetensors.torch import load_file, save_file
 from explorer import SCHEMES, SourceError, quantize
 from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
+from explorer.sources import open_source
 from explorer.survey import SENSITIVITIES, Layer, Needs, Role, frontier, load_survey
 from explorer.survey import run as running
 from explorer.survey.evidence import gather, modules_of
+from explorer.survey.kinds import role_of
 from explorer.survey.loss import reference_for
+from explorer.survey.rows import head_differs
 from explorer.survey.run import Plan, survey_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -290,3 +293,36 @@ def test_rows_of_the_table_say_what_they_are(name: str) -> None:
 def test_layers_are_values() -> None:
     layer = Layer("a", (2, 3), "F32", Role.LINEAR, "other", None, 8.0, {"s": 4.0}, {"weight": {"s": 2.0}})
     assert layer.weights == 6 and layer.sqnr_db("s") == pytest.approx(6.0206, abs=1e-4)
+
+
+def test_a_survey_cut_off_in_its_first_line_is_begun_anew(tiny_bert: Path, tmp_path: Path) -> None:
+    """Else the same command fails for good on a file that says nothing."""
+    out = tmp_path / "s.jsonl"
+    out.write_text('{"model": "cut o')
+    assert survey_model(Plan(str(tiny_bert), None, NAMES, ("weight",)), out).complete
+
+
+def test_another_revision_is_another_survey(surveyed: tuple[Path, Path]) -> None:
+    """Of a model on the Hub no weights are on this machine to compare."""
+    head = load_survey(surveyed[1]).head
+    assert list(head_differs(head, replace(head, revision="v2"))) == ["the revision (None there, v2 now)"]
+
+
+def test_transposed_layers_are_not_surveyed(tiny_llama: Path, tmp_path: Path) -> None:
+    """GPT-2 stores [inputs, outputs]: blocks along its rows would lie across the inputs."""
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "m"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    with pytest.raises(SourceError, match="stored transposed"):
+        survey_model(Plan(str(folder), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
+
+
+def test_layers_that_the_network_lacks_are_not_called_idle(tiny_llama: Path) -> None:
+    """transformers fuses experts: without a gradient they would be left out as without effect."""
+    model = load_model(str(tiny_llama), head=True)
+    infos = [info for info in open_source(str(tiny_llama)).infos if role_of(info) is Role.LINEAR]
+    assert len(running._modules(model, infos)) == len(infos)
+    experts = [replace(info, name=info.name.replace("mlp.", "mlp.experts.0.")) for info in infos]
+    assert any(role_of(info) is Role.LINEAR and "experts" in info.name for info in experts)
+    with pytest.raises(SourceError, match=r"% of their weights, such as .*experts"):
+        running._modules(model, experts)

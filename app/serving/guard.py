@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
 from app.serving import uploads
-from app.serving.listeners import listening, session_of
+from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
 from app.serving.visitors import address_of
 from app.serving.waiting import next_turn, take_turns
@@ -75,8 +75,7 @@ class Guard:
         async def sent(message: Message) -> None:
             nonlocal started
             started = True
-            place.close()  # its place is one of the queue's now
-            take_turns(_queue(scope))
+            place.close()
             await send(message)
 
         try:
@@ -87,6 +86,7 @@ class Guard:
             with place:
                 if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
                     _check_turn(scope, values)
+                    place.callback(take_turns, _queue(scope))  # by then its place is one of the queue's
                     place.enter_context(_place_in_share(scope))
                 await self.app(scope, checked, sent)
         except ClientDisconnect:
@@ -305,10 +305,5 @@ def _place_in_share(scope: Scope) -> Iterator[None]:
             "share",
             1,
         )
-    _joining[who] += 1
-    try:
+    with counted(_joining, who):
         yield
-    finally:
-        _joining[who] -= 1
-        if not _joining[who]:
-            del _joining[who]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -33,16 +33,21 @@ def session_of(scope: Scope, queue: Queue) -> str | None:
     return None
 
 
-@contextmanager
-def listening(session: str) -> Iterator[None]:
+def listening(session: str) -> AbstractContextManager[None]:
     """As long as one stream of answers is open."""
-    _listening[session] += 1
+    return counted(_listening, session)
+
+
+@contextmanager
+def counted(counter: Counter[str], name: str) -> Iterator[None]:
+    """One more of ``name`` for as long as this lasts; a name that has none is not kept."""
+    counter[name] += 1
     try:
         yield
     finally:
-        _listening[session] -= 1
-        if not _listening[session]:
-            del _listening[session]
+        counter[name] -= 1
+        if not counter[name]:
+            del counter[name]
 
 
 def unheard(event: Event, now: float | None = None) -> bool:

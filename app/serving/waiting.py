@@ -25,6 +25,7 @@ from gradio.utils import error_payload
 from app import limits
 from app.serving.listeners import unheard
 from app.serving.measure import REFUSED
+from app.serving.sessions import keep_little
 from app.serving.visitors import address_of
 
 CHECK_SECONDS = 0.5
@@ -124,7 +125,8 @@ def _tell(queue: Queue, event: Event, place: int, longest: float) -> None:
 
 @asynccontextmanager
 async def watched(app: Any) -> AsyncIterator[None]:
-    """The server's life: as long as it lasts, nobody waits for too long."""
+    """The server's life: as long as it lasts, nobody waits for too long, and sessions keep little."""
+    keep_little(app)
 
     async def watch() -> None:
         while True:

@@ -27,6 +27,8 @@ MOST = 1 << 30
 """The longest axis of a layer that is believed; its square, of a number of weights or bytes."""
 MOST_BYTES = 1 << 26
 """Of a survey's file: 225 layers by 14 schemes and one signal take 0.2 MB."""
+FIRST = b'{"model":'
+"""A survey's file begins so."""
 DIGITS = 7
 """Significant digits of what is measured."""
 Parsed = TypeVar("Parsed")

@@ -38,7 +38,7 @@ from explorer.sources.models import layers as in_order
 from explorer.survey.evidence import gather, modules_of
 from explorer.survey.kinds import SUFFIX, Role, depth_of, kind_of, role_of
 from explorer.survey.loss import hash_of, reference_for
-from explorer.survey.rows import Head, Layer, Survey, head_differs, line_of, load_survey, parsed_json
+from explorer.survey.rows import FIRST, Head, Layer, Survey, head_differs, line_of, load_survey, parsed_json
 from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
 from explorer.version import __version__
 
@@ -354,11 +354,13 @@ def _check_orientation(source: TensorSource) -> None:
 
 
 def _begun(out: Path) -> bool:
-    """Whether there is a file with a whole first line: one that was cut off before is begun anew."""
+    """Whether there is a file to go on with, or to refuse: all but an empty one and a survey that was cut off
+    within its first line, which are begun anew."""
     if not out.exists():
         return False
     with out.open("rb") as file:
-        return b"\n" in file.read(_PIECE)
+        begin = file.read(_PIECE)
+    return b"\n" in begin or begin[: len(FIRST)] != FIRST[: len(begin)]
 
 
 def _reached(info: TensorInfo, role: Role, ran: _Ran) -> bool:

@@ -28,7 +28,7 @@ from starlette.testclient import TestClient
 
 import app as app_package
 from app import api, choices, limits
-from app.serving import guard, listeners, uploads, visitors, waiting
+from app.serving import guard, listeners, sessions, uploads, visitors, waiting
 from app.serving.headers import HEADERS
 from app.views import listen, shows
 from explorer.progress import checkpoint
@@ -73,6 +73,11 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestClie
     with TestClient(made, base_url="http://localhost", client=("127.0.0.1", 5)) as client:
         yield client
         release.set()
+
+
+def a_post(path: str, **more: Any) -> Any:
+    """A request as a server hands it on, without a body."""
+    return {"type": "http", "method": "POST", "path": path, "headers": [], "client": ("192.0.2.9", 1)} | more
 
 
 def apart(work: Any) -> Any:
@@ -122,14 +127,7 @@ def test_a_body_that_is_broken_off_is_no_error(monkeypatch: pytest.MonkeyPatch) 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
-    scope: Any = {
-        "type": "http",
-        "method": "POST",
-        "path": "/other",
-        "headers": [],
-        "client": ("127.0.0.1", 1),
-    }
-    apart(guard.Guard(reads)(scope, receive, None))  # type: ignore[arg-type]
+    apart(guard.Guard(reads)(a_post("/other"), receive, None))  # type: ignore[arg-type]
 
 
 def test_answers_carry_a_policy_and_are_compressed(client: TestClient) -> None:
@@ -322,8 +320,14 @@ def test_what_has_waited_too_long_is_ended_in_words(
     assert "has waited for 60 s" in said.output["error"] and "number 2 in its line" in said.output["error"]
 
 
+def _shown_and_filled(text: str) -> Iterator[Any]:
+    """An update of a property and then a value, as the sections of the page are shown."""
+    yield gr.update(visible=True)
+    yield text * 1000
+
+
 @pytest.fixture(scope="module")
-def real() -> Iterator[tuple[str, list[str]]]:
+def real() -> Iterator[tuple[str, list[str], gr.Blocks]]:
     """A server on a port of its own with two endpoints that would never end, one a generator; and how their
     runs ended."""
     ended: list[str] = []
@@ -354,16 +358,46 @@ def real() -> Iterator[tuple[str, list[str]]]:
         name = gr.Textbox()
         for number, handler in enumerate((once, steps)):
             listen(name.submit if number else name.change, handler, name, name, api_name=handler.__name__)
+        name.blur(_shown_and_filled, name, name, api_name="fill")
     blocks.queue()
-    _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
-    yield url, ended
+    options = {"lifespan": waiting.watched}
+    _, url, _ = blocks.launch(
+        prevent_thread_lock=True, quiet=True, server_name="127.0.0.1", app_kwargs=options
+    )
+    yield url, ended, blocks
     blocks.close()
 
 
+def test_a_session_keeps_no_answers(real: tuple[str, list[str], gr.Blocks]) -> None:
+    """Else each answer stays in memory for as long as the page is open, twice over."""
+    with httpx.Client(base_url=f"{real[0]}gradio_api/", timeout=20) as client:
+        for _ in range(5):
+            body = {"data": ["words"], "fn_index": 2, "session_hash": "long"}
+            assert client.post("queue/join", json=body).status_code == 200
+            with client.stream("GET", "queue/data", params={"session_hash": "long"}) as lines:
+                assert any("wordswords" in line for line in lines.iter_lines())
+    blocks = real[2]
+    session = blocks.state_holder["long"]
+    assert set(session.blocks_config.blocks) == set(blocks.blocks)
+    assert not list(session.components)
+
+
+def test_sessions_are_bounded() -> None:
+    """The one that was used longest ago goes first."""
+    kept = sessions.Sessions()
+    with gr.Blocks() as blocks:
+        gr.Textbox()
+    blocks.state_session_capacity = 3
+    kept.set_blocks(blocks)
+    for i in range(9):
+        assert kept[f"visit{i}"] is kept[f"visit{i}"]
+    assert list(kept.session_data) == ["visit6", "visit7", "visit8"]
+
+
 @pytest.mark.parametrize("number", [0, 1], ids=["function", "generator"])
-def test_leaving_stops_the_work(real: tuple[str, list[str]], number: int) -> None:
+def test_leaving_stops_the_work(real: tuple[str, list[str], gr.Blocks], number: int) -> None:
     """Who closes the page holds no core: at the next checkpoint the work ends."""
-    url, ended = real
+    url, ended, _ = real
     before = len(ended)
     with httpx.Client(base_url=f"{url}gradio_api/") as client:
         body = {"data": ["x"], "fn_index": number, "session_hash": f"leaving{number}"}
@@ -423,14 +457,7 @@ def test_requests_that_come_at_once_share_too(monkeypatch: pytest.MonkeyPatch) -
         await send({"type": "http.response.body", "body": b""})
 
     async def post() -> int:
-        scope: Any = {
-            "type": "http",
-            "method": "POST",
-            "path": "/gradio_api/queue/join",
-            "headers": [],
-            "client": ("192.0.2.9", 1),
-            "app": Page(),
-        }
+        scope = a_post("/gradio_api/queue/join", app=Page())
         sent: list[Any] = []
 
         async def receive() -> Any:

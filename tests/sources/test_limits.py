@@ -16,12 +16,14 @@ from app import api
 from app import limits as page_limits
 from app.choices import MOST_SCHEMES
 from app.serving.guard import FIELD_BYTES
+from app.serving.listeners import UNHEARD_SECONDS
 from app.serving.uploads import ABANDONED_SECONDS
 from explorer import FORMATS, SourceError
 from explorer.formats.code import code_facts, flip_bit
 from explorer.sources.limits import HOSTED, LOCAL, PICKLED, SUFFIXES
 from explorer.sources.models import layers
 from explorer.sources.tensors import _READERS, open_tensors
+from explorer.survey.rows import MOST_BYTES
 
 SECURITY = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
 MEBI, GIBI = 1 << 20, 1 << 30
@@ -36,6 +38,7 @@ ROWS = {
     "tensors of a file": (f"{HOSTED.tensors:,}", f"{LOCAL.tensors:,}"),
     "tensors in one answer": (f"{page_limits.HOSTED.listed:,}", f"{page_limits.LOCAL.listed:,}"),
     "a table of text": (f"{HOSTED.text_bytes // MEBI} MiB", f"{LOCAL.text_bytes // GIBI} GiB"),
+    "a survey's file": (f"{MOST_BYTES // MEBI} MiB", f"{MOST_BYTES // MEBI} MiB"),
     "an array stored by columns": (
         f"{HOSTED.inflated_bytes // GIBI} GiB inflated",
         f"{LOCAL.inflated_bytes // GIBI} GiB",
@@ -63,6 +66,9 @@ ROWS = {
         "one run": lambda most: f"{most.run_seconds} s",
         "input channels": lambda most: f"{most.solved_columns:,}",
         "open pages": lambda most: f"{most.sessions:,}",
+        "until a request's work begins": lambda most: (
+            f"{most.wait_seconds} s" if most.wait_seconds < 3600 else f"{most.wait_seconds // 3600} h"
+        ),
         "schemes in one request": lambda most: str(MOST_SCHEMES),
         "a form's fields": lambda most: f"{FIELD_BYTES // 1024} KiB",
         "an upload that gets": lambda most: f"{ABANDONED_SECONDS // 60} min",
@@ -79,6 +85,10 @@ def test_the_table_of_limits_is_true(row: str) -> None:
     """Every number of the table that is a field of the limits."""
     (line,) = re.findall(rf"^\| {re.escape(row)}.*$", SECURITY, re.M)
     assert tuple(cell.strip() for cell in line.split("|")[2:4]) == ROWS[row]
+
+
+def test_when_nobody_listens() -> None:
+    assert f"listened for within {UNHEARD_SECONDS:.0f} s" in SECURITY
 
 
 def test_suffixes_and_readers_are_the_same() -> None:

@@ -116,6 +116,7 @@ BAD = [
     ("check ODD", "odd.json: this is no recipe"),
     ("check RECIPE --text /no/such.txt", "no such file"),
     ("check RECIPE --model BERT", "are not those that the recipe was made for"),
+    ("apply RECIPE --to gguf --model BERT --out /tmp", "are not those that the recipe was made for"),
 ]
 
 

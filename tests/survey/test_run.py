@@ -23,7 +23,7 @@ from explorer.survey import run as running
 from explorer.survey.evidence import gather, modules_of
 from explorer.survey.kinds import role_of
 from explorer.survey.loss import reference_for
-from explorer.survey.rows import head_differs
+from explorer.survey.rows import FIRST, head_differs
 from explorer.survey.run import Plan, survey_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -295,11 +295,23 @@ def test_layers_are_values() -> None:
     assert layer.weights == 6 and layer.sqnr_db("s") == pytest.approx(6.0206, abs=1e-4)
 
 
-def test_a_survey_cut_off_in_its_first_line_is_begun_anew(tiny_bert: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["", "{", '{"model":', '{"model":"cut o'])
+def test_a_survey_cut_off_in_its_first_line_is_begun_anew(tiny_bert: Path, tmp_path: Path, left: str) -> None:
     """Else the same command fails for good on a file that says nothing."""
     out = tmp_path / "s.jsonl"
-    out.write_text('{"model": "cut o')
+    out.write_text(left)
     assert survey_model(Plan(str(tiny_bert), None, NAMES, ("weight",)), out).complete
+    assert out.read_bytes().startswith(FIRST)
+
+
+@pytest.mark.parametrize("left", ["notes of mine, one line", '{"key": 1}', "{x"])
+def test_a_file_that_is_no_survey_is_not_overwritten(tiny_bert: Path, tmp_path: Path, left: str) -> None:
+    """Else a name typed wrong loses a file."""
+    out = tmp_path / "s.jsonl"
+    out.write_text(left)
+    with pytest.raises(ValueError, match=r"s\.jsonl"):
+        survey_model(Plan(str(tiny_bert), None, NAMES, ("weight",)), out)
+    assert out.read_text() == left
 
 
 def test_another_revision_is_another_survey(surveyed: tuple[Path, Path]) -> None:

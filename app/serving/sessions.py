@@ -1,0 +1,52 @@
+"""What a session keeps in memory: the values of ``gr.State`` and the components that an update has changed.
+
+Gradio's own ``SessionState`` keeps more: a copy of everything that was shown, for links of its own, which
+this page has no use for (its address says all), and that copy again under a new number whenever a component
+gets a value after an update of its properties (``Blocks.postprocess_data`` in Gradio 6.31), which never ends.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gradio.blocks import Block
+from gradio.state_holder import SessionState, StateHolder
+
+
+class Session(SessionState):
+    """A visit. A component that an update has made anew keeps its number, and nothing that is shown is
+    kept."""
+
+    def __init__(self, blocks: Any) -> None:
+        super().__init__(SimpleNamespace(default_config=blocks.default_config, blocks={}))  # type: ignore[arg-type]
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        if isinstance(value, Block) and not self.blocks_config.blocks[key].stateful:
+            value._id = key
+            self.blocks_config.blocks[key] = value
+        else:
+            super().__setitem__(key, value)
+            self.config_values.pop(key, None)
+
+    def _update_config(self, key: int) -> None:
+        """Nothing: the copy is not kept."""
+
+    def _update_value_in_config(self, key: int, value: Any) -> None:
+        """Nothing: the copy is not kept."""
+
+
+class Sessions(StateHolder):
+    """The visits by their session; the one that was used longest ago is dropped beyond ``capacity``."""
+
+    def __getitem__(self, session_id: str) -> SessionState:
+        if session_id not in self.session_data:
+            self.session_data[session_id] = Session(self.blocks)
+        return super().__getitem__(session_id)
+
+
+def keep_little(app: Any) -> None:
+    """Let the Gradio app ``app`` keep its sessions in ``Sessions``; before its first visitor."""
+    sessions = Sessions()
+    sessions.set_blocks(app.get_blocks())
+    app.state_holder = sessions

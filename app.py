@@ -34,6 +34,7 @@ from app.serving import uploads, waiting
 from app.serving.guard import Guard
 from app.serving.headers import SecurityHeaders
 from app.serving.measure import ROUTES
+from app.serving.memory import return_large_blocks
 from app.serving.visitors import HostedWatch
 from app.theme import HEAD, make_theme
 from app.ui import build
@@ -53,6 +54,7 @@ def main() -> None:
         "limits: %s (%s)", "hosted" if allowed.hosted else "local", limits.why()
     )
     leave_out_damaged(lambda words: print(f"left out: {words}", file=sys.stderr, flush=True))
+    return_large_blocks()
     uploads.make_store()
     uploads.sweep_forever()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the store is removed

@@ -85,7 +85,7 @@ class NothingChosenError(SourceError):
     """A form that has been opened and not yet filled in: said where results stand, and no warning."""
 
 
-_MATRICES = BoundedCache[Matrix](2 << 30)
+_MATRICES = BoundedCache[Matrix](512 << 20)
 _SOURCES = BoundedCache[TensorSource](256 << 20)
 
 

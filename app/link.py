@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -21,12 +21,16 @@ from app import limits
 from app.bar import SchemeView, show_scheme, show_second
 from app.controls import DEFAULT_PRODUCT, DEFAULT_RANGE, DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
 from app.places import NAMES
+from app.sections import survey
 from app.sections.speed import OF_LAYER
 from app.selection import Selection
 from app.views import Shown, shows
+from explorer.checkpoints import EXPORTS
 from explorer.sources.samples import SAMPLES
+from explorer.survey import SENSITIVITIES
 
 _FIELDS = json.dumps([field.name for field in dataclasses.fields(Selection)])
+_BITS = r"[2-9](\.\d{1,4})?"
 CHANGED = f"(...values) => explorer.changed({_FIELDS}, values, true)"
 """JavaScript for a listener after a change; its inputs are the selection. Back leads to what was there
 before."""
@@ -72,6 +76,12 @@ class LinkView(SchemeView):
     of_m: Shown
     of_n: Shown
     of_k: Shown
+    of_survey: Shown
+    of_ranked: Shown
+    of_budget: Shown
+    of_for: Shown
+    of_keep: Shown
+    of_fuse: Shown
 
 
 @shows(LinkView)
@@ -123,12 +133,32 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
             f"of_{key}": _whole(query.get(key)) or usual
             for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)
         },
+        **_survey_of(query),
     )
+
+
+def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
+    """The controls of a model's survey; what is missing or unknown stays as it is."""
+    bits = query.get("budget", "")
+
+    def known(key: str, values: Collection[str]) -> Any:
+        return query[key] if query.get(key) in values else gr.skip()
+
+    return {
+        "of_survey": known("survey", survey.recorded()),
+        "of_ranked": known("ranked", SENSITIVITIES),
+        "of_budget": float(bits) if re.fullmatch(_BITS, bits) else gr.skip(),
+        "of_for": known("for", EXPORTS),
+        "of_keep": query.get("keep", gr.skip()),
+        "of_fuse": True if query.get("fuse") == "true" else gr.skip(),
+    }
 
 
 def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """What sections keep in the address and cannot read: its key, what it holds, and what is accepted."""
-    share, shape = query.get("range"), query.get("shape")
+    share, shape, bits = query.get("range"), query.get("shape"), query.get("budget")
+    if bits and not re.fullmatch(_BITS, bits):
+        yield "budget", bits, "bits a weight, such as 4.5"
     if share and _share_of(share) is None:
         yield "range", share, "a share of the largest value, 0.02 to 1"
     if shape and _shape_of(shape) is None:

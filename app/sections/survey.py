@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,31 +37,34 @@ from app.widgets import (
 )
 from explorer import words
 from explorer.checkpoints import EXPORTS, write_checkpoint
-from explorer.figures.style import file_name
+from explorer.figures.style import empty, file_name
 from explorer.figures.survey import budget_figure, heat_figure, strip_figure
+from explorer.progress import Progress
 from explorer.schemes.text import label_of_text
 from explorer.sources.stamped import stamp_of
 from explorer.survey import (
     SENSITIVITIES,
     SURVEYS,
     Choice,
-    Constraints,
     Frontier,
     Survey,
     frontier,
     load_survey,
     recipe_of,
 )
-from explorer.survey.apply import card_of, check_weights, codes_of, folder_of
+from explorer.survey.apply import card_of, check_weights, codes_of, constraints_of, folder_of
 from explorer.survey.check import Checked, check_recipe
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.run import Plan, survey_model
+from explorer.survey.run import SCHEMES, Plan, survey_model
 from explorer.survey.verdict import about, truth, verdict
 
 TITLE, NAME = "Which layer suffers", "survey"
 ANY = "any"
 OWN = "own"
 USUAL_BITS = 4.5
+STEP = 0.01
+"""Bits a weight: of the slider."""
+UNFINISHED = "Stopped; the layers that were done are kept: Survey goes on with them."
 NOT_CHECKED = "Not checked yet: the loss above is a prediction."
 COLUMNS = {
     "model": "str",
@@ -94,10 +98,35 @@ class BudgetView(View):
     strip: Shown
     recipe: Shown
     command: Shown
+    checked: Shown
+    truth: Shown
+    table: Shown
+    exported: Shown
+    archive: Shown
 
     @classmethod
     def refused(cls, message: str) -> BudgetView:
-        return cls.unchanged(sentence=html.status(message))
+        nothing = plot_data(empty("no recipe", "no recipe"))
+        return cls.of_another_recipe(
+            bits=gr.skip(),
+            sentence=html.status(message),
+            curve=nothing,
+            strip=nothing,
+            recipe=gr.update(value=None, interactive=False),
+            command="",
+        )
+
+    @classmethod
+    def of_another_recipe(cls, **shown: Shown) -> BudgetView:
+        """With ``shown``; what was measured and written of the recipe before is gone."""
+        return cls(
+            checked=html.status(NOT_CHECKED),
+            truth="",
+            table=[],
+            exported="",
+            archive=gr.update(value=None, interactive=False),
+            **shown,
+        )
 
 
 @dataclass(frozen=True)
@@ -106,6 +135,8 @@ class RunView(StatusView):
 
     own: Shown
     which: Shown
+    file: Shown
+    unfinished: Shown
 
 
 @dataclass(frozen=True)
@@ -152,11 +183,10 @@ def _bought(
     """What a budget buys; one beyond the frontier's ends is its end."""
     found = _survey(which, own)
     patterns = tuple(part.strip() for part in keep.split(",") if part.strip())
-    refusal = None if target == ANY else EXPORTS[target].refusal
-    chosen = signal if signal in found.head.signals else ""
-    front = frontier(found, chosen or "", Constraints(refusal=refusal, keep=patterns, fuse=fuse))
+    constraints = constraints_of("" if target == ANY else target, keep=patterns, fuse=fuse)
+    front = frontier(found, signal if signal in found.head.signals else "", constraints)
     choice = front.at(min(max(bits or USUAL_BITS, front.least), front.most))
-    return Bought(found, front, choice, recipe_of(found, choice, front.signal))
+    return Bought(found, front, choice, recipe_of(found, choice, front.signal, constraints=constraints))
 
 
 @shows(SurveyView)
@@ -192,8 +222,9 @@ def budget(
     path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
     bought.recipe.save(path)
     low, high = math.floor(100 * front.least) / 100, math.ceil(100 * front.most) / 100
-    return BudgetView(
-        bits=gr.update(minimum=low, maximum=high, value=min(max(bits or USUAL_BITS, low), high)),
+    value, one = min(max(bits or USUAL_BITS, low), high), low == high
+    return BudgetView.of_another_recipe(
+        bits=gr.update(minimum=low, maximum=high + STEP * one, value=value, interactive=not one),
         sentence=html.sentence(verdict(front, choice)),
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
@@ -212,7 +243,7 @@ def dragged(
 
 def _commands(recipe: str, target: str) -> list[str]:
     name = recipe.replace(" ", "\\ ")
-    to = "compressed-tensors" if target == ANY else target
+    to = "FORMAT" if target == ANY else target
     return [
         f"explorer check {name} --survey SURVEY.jsonl",
         f"explorer apply {name} --to {to} --out FOLDER",
@@ -231,22 +262,40 @@ def link_to(which: str, own: str | None, where: str, event: gr.EventData) -> str
 
 
 @shows(RunView)
-def run(where: str) -> Iterator[RunView]:
+def run(where: str, unfinished: list[str] | None) -> Iterator[RunView]:
     """Survey a model (a folder or Hub id) with the built-in texts and schemes; yields how far it is, and at
-    the end the file, which is open then."""
+    the end the file, which is open then. ``unfinished``: [model, file] of a survey that was stopped; of the
+    same model it goes on in that file."""
     if not where.strip():
         raise ValueError("name a model: a folder on this machine, or a Hub id such as owner/name")
     bounds = limits.current().sources
     runnable_model(where)  # refuses what is too large here before anything else is done
-    out = fresh_folder() / f"{file_name(where.strip().rstrip('/').rpartition('/')[2])}.jsonl"
-    yield RunView.unchanged(status=html.status(f"Running {where} on the built-in texts …"))
-    plan = Plan(where.strip())
-    steps = reported(lambda progress: survey_model(plan, out, bounds, progress, progress))
-    found = yield from _told(steps, "steps", RunView)
+    where = where.strip()
+    out = fresh_folder() / f"{file_name(where.rstrip('/').rpartition('/')[2])}.jsonl"
+    if unfinished and unfinished[0] == where and Path(unfinished[1]).exists():
+        out = Path(unfinished[1])
+    begun = [where, str(out)]
+    yield RunView.unchanged(status=html.status(f"Opening {where} …"), unfinished=begun)
+    plan, what = Plan(where), ["layers"]
+
+    def compute(progress: Progress) -> Survey:
+        def ran(done: int, total: int) -> None:
+            what[0] = "steps of running the model"
+            progress(done, total)
+
+        def layers(done: int, total: int) -> None:
+            what[0] = "layers"
+            progress(done, total)
+
+        return survey_model(plan, out, bounds, layers, ran)
+
+    found = yield from _told(reported(compute), lambda: what[0], RunView)
     yield RunView(
-        status=html.status(f"Surveyed: {about(found)} Its file can be downloaded beside the recipe."),
+        status=html.status(f"Surveyed: {about(found)}"),
         own=str(out),
         which=gr.update(choices=_choices(own=True), value=OWN),
+        file=gr.update(value=str(out), interactive=True),
+        unfinished=None,
     )
 
 
@@ -261,7 +310,7 @@ def opened(path: str | None) -> RunView:
     if not path:
         return RunView.unchanged()
     found = load_survey(path)
-    return RunView(
+    return RunView.unchanged(
         status=html.status(f"Opened: {about(found)}"),
         own=path,
         which=gr.update(choices=_choices(own=True), value=OWN),
@@ -287,9 +336,9 @@ def check(
     yield CheckView.unchanged(status=html.status(f"Loading {place} …"))
     model = runnable_model(place, head=True)
     steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
-    result = yield from _told(steps, "models run", CheckView)
+    result = yield from _told(steps, lambda: "models run", CheckView)
     yield CheckView(
-        status=html.status("Checked on held-out sentences."),
+        status=html.status(f"The recipe of {recipe.bits:.2f} bits, run on held-out sentences:"),
         sentence=html.sentence(truth(result)),
         table=[_line(row) for row in result.rows],
     )
@@ -327,7 +376,7 @@ def export(
             progress=progress,
         )
     )
-    written = yield from _told(steps, "tensors written", ExportView)
+    written = yield from _told(steps, lambda: "tensors written", ExportView)
     archive = shutil.make_archive(str(folder / name), "zip", folder, name)
     shutil.rmtree(folder / name)
     size = words.bytes_(written.bytes)
@@ -339,15 +388,21 @@ def export(
 
 
 def _told(
-    steps: Generator[tuple[int, int], None, Result], what: str, view: type[StatusView]
+    steps: Generator[tuple[int, int], None, Result], what: Callable[[], str], view: type[StatusView]
 ) -> Generator[Any, None, Result]:
-    """Yields how far ``steps`` are, in words, and returns their result."""
+    """Yields how far ``steps`` are, in words, with their rate and the time left, and returns their result.
+    ``what`` is counted: another one has a rate of its own."""
+    named, first, start = "", 0, 0.0
     while True:
         try:
             done, total = next(steps)
         except StopIteration as end:
             return end.value
-        yield view.unchanged(status=html.status(f"{done} of {total} {what}"))
+        if what() != named:
+            named, first, start = what(), done, time.monotonic()
+        rate = (done - first) / max(time.monotonic() - start, 1e-3)
+        left = f", {rate:.2g} a second, {words.duration((total - done) / rate, 2)} left" if rate else ""
+        yield view.unchanged(status=html.status(f"{done} of {total} {named}{left}"))
 
 
 def _line(row: Checked) -> list[Any]:
@@ -374,7 +429,10 @@ def build(page: Page) -> None:
             where = gr.Textbox("", label="Model: folder or Hub id", max_lines=1, elem_id="survey-model")
             start = gr.Button("Survey", variant="primary", min_width=120)
             stop = stop_button()
-        run_status = block(html.status("Every linear layer by 14 schemes, on the built-in texts."))
+            made = gr.DownloadButton("Download survey", interactive=False, min_width=140)
+        run_status = block(
+            html.status(f"Every linear layer by {len(SCHEMES)} schemes, on the built-in texts.")
+        )
         stopped = block()
         file = gr.File(label="A survey's file (.jsonl)", file_types=[".jsonl"], height=90)
     status = block(elem_id="survey-status")
@@ -392,26 +450,26 @@ def build(page: Page) -> None:
         )
         fuse = gr.Checkbox(False, label="one scheme for query, key, value; for gate, up", min_width=200)
     bits = gr.Slider(
-        2.0, 9.0, value=USUAL_BITS, step=0.01, label="Budget, bits a weight", elem_id="survey-bits"
+        2.0, 9.0, value=USUAL_BITS, step=STEP, label="Budget, bits a weight", elem_id="survey-bits"
     )
-    budget_view = BudgetView(
-        bits=bits,
-        sentence=block(elem_id="survey-sentence"),
-        strip=plot_card(
+    budget_parts = {
+        "bits": bits,
+        "sentence": block(elem_id="survey-sentence"),
+        "strip": plot_card(
             "The recipe", "a block a layer, as wide as it has weights", "survey-strip", height=190
         ),
-        curve=plot_card(
+        "curve": plot_card(
             "Every budget", "the best choice for each size, and single schemes", "survey-curve", height=380
         ),
-        recipe=gr.DownloadButton(
+        "recipe": gr.DownloadButton(
             "Download recipe", interactive=False, min_width=140, elem_id="recipe-file", render=False
         ),
-        command=block(),
-    )
+        "command": block(),
+    }
     with gr.Row():
         check_button = gr.Button("Check: run it", min_width=120, elem_id="survey-check")
         export_button = gr.Button("Export", min_width=120, elem_id="survey-export")
-        budget_view.recipe.render()
+        budget_parts["recipe"].render()
         archive = gr.DownloadButton("Download checkpoint", interactive=False, min_width=140)
         halt = stop_button()
     halted = block()
@@ -423,6 +481,14 @@ def build(page: Page) -> None:
             table=table(COLUMNS, "survey-table", buttons=["copy"]),
         )
     exported = ExportView(status=block(elem_id="survey-exported"), archive=archive)
+    budget_view = BudgetView(
+        **budget_parts,
+        checked=checked.status,
+        truth=checked.sentence,
+        table=checked.table,
+        exported=exported.status,
+        archive=archive,
+    )
 
     shown = SurveyView(status=status, signal=signal, heat=heat)
     asked = [which, own, signal, target, keep, fuse, bits]
@@ -431,12 +497,32 @@ def build(page: Page) -> None:
     unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
     listen(seen, budget, asked, budget_view, api_name="survey_budget_first", **unlisted)
     listen(bits.input, dragged, asked, budget_view, api_name="survey_budget", **LATEST)
-    for changed, what in ((which.change, "which"), (signal.input, "signal")):
-        event = listen(changed, show, [which, own, signal], shown, api_name=f"survey_{what}", **unlisted)
-        listen(event.then, budget, asked, budget_view, api_name=f"survey_{what}_budget", **unlisted)
-    for changed, what in ((target.input, "target"), (keep.blur, "keep"), (fuse.input, "fuse")):
+
+    def show_on(event: Any, what: str) -> None:
+        shows_it = listen(event, show, [which, own, signal], shown, api_name=f"survey_{what}", **unlisted)
+        listen(shows_it.then, budget, asked, budget_view, api_name=f"survey_{what}_budget", **unlisted)
+
+    show_on(which.input, "which")
+    show_on(signal.input, "signal")
+    for changed, what in (
+        (target.input, "target"),
+        (keep.blur, "keep"),
+        (keep.submit, "keep_now"),
+        (fuse.input, "fuse"),
+    ):
         listen(changed, budget, asked, budget_view, api_name=f"survey_{what}", **unlisted)
-    _build_runs(start, stop, stopped, file, RunView(status=run_status, own=own, which=which), where)
+    made_here = RunView(status=run_status, own=own, which=which, file=made, unfinished=gr.State(None))
+    for number, event in enumerate(_build_runs(start, stop, stopped, file, made_here, where)):
+        show_on(event, f"made_{number}")
+    for key, control, moved in (
+        ("survey", which, which.input),
+        ("ranked", signal, signal.input),
+        ("budget", bits, bits.release),
+        ("for", target, target.input),
+        ("keep", keep, keep.blur),
+        ("fuse", fuse, fuse.input),
+    ):
+        page.keep(key, control, moved, visit=False)
     buttons = RunButtons((check_button, export_button), halt, halted)
     buttons.begin_on(check_button.click, export_button.click)
     runs = [
@@ -452,15 +538,19 @@ def build(page: Page) -> None:
 
 def _build_runs(
     start: gr.Button, stop: gr.Button, stopped: gr.HTML, file: gr.File, outputs: RunView, where: gr.Textbox
-) -> None:
-    """A survey made here, or opened."""
+) -> list[Any]:
+    """A survey made here, or opened; the events after which another one is there."""
     buttons = RunButtons((start,), stop, stopped)
-    buttons.begin_on(start.click)
-    running = listen(
-        start.click, run, [where], outputs, api_name="survey_model", concurrency_id="compute", **QUIET
-    )
-    buttons.end_with(running)
-    listen(file.upload, opened, [file], outputs, api_name="open_survey", **QUIET)
+    buttons.begin_on(start.click, where.submit)
+    runs = [
+        listen(
+            event, run, [where, outputs.unfinished], outputs, api_name=name, concurrency_id="compute", **QUIET
+        )
+        for event, name in ((start.click, "survey_model"), (where.submit, "survey_model_by_key"))
+    ]
+    buttons.end_with(*runs, message=UNFINISHED)
+    read = listen(file.upload, opened, [file], outputs, api_name="open_survey", **QUIET)
+    return [*(run.success for run in runs), read.success]
 
 
 def _build_click(heat: Any, which: Any, own: Any, where: Any) -> None:

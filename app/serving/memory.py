@@ -1,4 +1,4 @@
-"""How the process gives memory back: tensors of one visitor must not stay as holes between those of others."""
+"""How the process gives memory back: tensors of one visitor must not stay as holes between others'."""
 
 from __future__ import annotations
 

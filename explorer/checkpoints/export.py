@@ -102,6 +102,7 @@ class Export:
     reader     the program and version that the tests read it back with
     exact      how near that program's weights are to ours, in words
     suffix     of the file of one tensor
+    family     (scheme) -> which schemes it can stand beside in one model: those of the same family
     """
 
     name: str
@@ -115,6 +116,7 @@ class Export:
     one: Callable[[QuantizedTensor, str, Path], None]
     load: Callable[[Plan], str]
     suffix: str = ".safetensors"
+    family: Callable[[Scheme], str] = lambda scheme: ""
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:
         """Empty if the target carries a layer of ``shape`` [N, K] by ``scheme``, else why not, in words."""

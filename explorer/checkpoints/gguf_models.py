@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +54,6 @@ def _encoder(config: Config) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"],
         "attention.layer_norm_epsilon": float(config["layer_norm_eps"]),
         "attention.causal": False,
-        "pooling_type": 1,  # the mean over tokens
         "vocab_size": config["vocab_size"],
     }
 
@@ -66,6 +67,11 @@ ARCHITECTURES = {
 }  # fmt: skip
 """By ``model_type`` of config.json."""
 _SCALED = ("llama3",)
+_POOLING = {
+    "pooling_mode_mean_tokens": 1, "pooling_mode_mean": 1, "pooling_mode_cls_token": 2, "pooling_mode_cls": 2,
+    "pooling_mode_lasttoken": 3,
+}  # fmt: skip
+"""What sentence-transformers calls it -> ``llama_pooling_type``."""
 
 
 def refusal(config: Config) -> str:
@@ -86,6 +92,28 @@ def refusal(config: Config) -> str:
     except KeyError as missing:
         return f"its config.json does not say {missing}"
     return ""
+
+
+def pooling(folder: Path) -> int | None:
+    """llama.cpp's number of how a sentence's embedding is made of its tokens', by the files of
+    sentence-transformers; None where the folder says nothing of it. ``ValueError`` for another way."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    modules = json.loads(path.read_text(encoding="utf-8"))
+    places = [module["path"] for module in modules if module["type"].endswith(".Pooling")]
+    if not places:
+        return None
+    said = json.loads((folder / places[0] / "config.json").read_text(encoding="utf-8"))
+    modes = [name for name, on in said.items() if name.startswith("pooling_mode_") and on is True]
+    if said.get("pooling_mode"):
+        modes = [f"pooling_mode_{said['pooling_mode']}"]
+    if len(modes) != 1 or modes[0] not in _POOLING:
+        raise ValueError(
+            f"llama.cpp pools by {', '.join(n.removeprefix('pooling_mode_') for n in _POOLING)}, not by "
+            f"{' and '.join(n.removeprefix('pooling_mode_') for n in modes) or 'nothing'}"
+        )
+    return _POOLING[modes[0]]
 
 
 def rope_of(config: Config) -> dict[str, Any]:

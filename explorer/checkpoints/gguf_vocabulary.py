@@ -97,7 +97,25 @@ def _sentence_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
             types[index] = UNKNOWN
         elif len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             types[index] = BYTE
-    return {"model": "llama", "pre": "default", "tokens": texts, "scores": scores, "token_type": types}
+    return {
+        "model": "llama",
+        "pre": "default",
+        "tokens": texts,
+        "scores": scores,
+        "token_type": types,
+        "space_prefix": _space_prefix(tokenizer),
+    }
+
+
+def _space_prefix(tokenizer: dict[str, Any]) -> bool:
+    """Whether a text gets a space before it is cut."""
+    normalizer, cut = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
+    prepended = [n for n in normalizer.get("normalizers", [normalizer]) if n.get("type") == "Prepend"]
+    spaces = [c for c in cut.get("pretokenizers", [cut]) if c.get("type") == "Metaspace"]
+    schemes = [
+        s.get("prepend_scheme") or ("always" if s.get("add_prefix_space") else "never") for s in spaces
+    ]
+    return bool(prepended) or any(scheme != "never" for scheme in schemes)
 
 
 def _word_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:

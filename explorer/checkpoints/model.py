@@ -77,6 +77,26 @@ class ModelFolder:
         """Whether its layers are stored [K, N]."""
         return self.type in TRANSPOSED
 
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embeddings, whatever else the files hold."""
+        return bool(self.config.get("tie_word_embeddings", False))
+
+    @property
+    def auto_class(self) -> str:
+        """The class of transformers that opens the model: by the configuration's first architecture."""
+        built = str(next(iter(self.config.get("architectures") or []), ""))
+        ends = {
+            "ForCausalLM": "AutoModelForCausalLM",
+            "ForMaskedLM": "AutoModelForMaskedLM",
+            "ForSequenceClassification": "AutoModelForSequenceClassification",
+            "ForTokenClassification": "AutoModelForTokenClassification",
+            "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+            "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+            "LMHeadModel": "AutoModelForCausalLM",
+        }
+        return next((auto for end, auto in ends.items() if built.endswith(end)), "AutoModel")
+
     @cached_property
     def dtype(self) -> torch.dtype:
         """What the model is computed in: by its configuration, else that of its first floating tensor."""

@@ -68,9 +68,10 @@ def quantization_config(**settings: Any) -> dict[str, Any]:
     return {"quantization_config": settings}
 
 
-def opened(packages: str, dtype: str) -> str:
+def opened(plan: Plan, packages: str, dtype: str) -> str:
     """How transformers opens such a folder, and what has to be installed."""
+    auto = plan.model.auto_class
     return (
-        f"from transformers import AutoModelForCausalLM  # pip install {packages}\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("this folder", dtype="{dtype}")'
+        f"from transformers import {auto}  # pip install {packages}\n\n"
+        f'model = {auto}.from_pretrained("this folder", dtype="{dtype}")'
     )

@@ -35,12 +35,17 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
     return ragged(shape[0], EACH).replace("row", "column")
 
 
+def family(scheme: Scheme) -> str:
+    """All layers have one group size."""
+    return str(scheme.block[1])
+
+
 def together(plan: Plan) -> str:
     """Why these layers don't make an AWQ model: they have one group size."""
     if plan.inputs is not None:
         return "its inputs are not quantized"
-    sizes = {scheme.block[1] for scheme in plan.schemes}
-    return "" if len(sizes) < 2 else f"it has one group size for all layers, not {sorted(map(str, sizes))}"
+    sizes = set(map(family, plan.schemes))
+    return "" if len(sizes) < 2 else f"it has one group size for all layers, not {sorted(sizes)}"
 
 
 def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -73,7 +78,7 @@ def settings(plan: Plan) -> dict[str, Any]:
 
 def load(plan: Plan) -> str:
     """How the folder is opened."""
-    return safetensors_folder.opened("gptqmodel optimum", "float16")
+    return safetensors_folder.opened(plan, "gptqmodel optimum", "float16")
 
 
 EXPORT = Export(
@@ -87,4 +92,5 @@ EXPORT = Export(
     partial(safetensors_folder.write_model, layer=tensors, settings=settings),
     safetensors_folder.one(tensors),
     load,
+    family=family,
 )

@@ -49,11 +49,16 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
     return ragged(shape[0] * shape[1] if scheme.flat else shape[1], width)
 
 
+def family(scheme: Scheme) -> str:
+    """All layers have one type and one kind of scales."""
+    return f"{scheme.format.name}, {'doubly quantized' if _nested(scheme) else 'float32'} scales"
+
+
 def together(plan: Plan) -> str:
     """Why these layers don't go together: one type, and one kind of scales."""
     if plan.inputs is not None:
         return "its inputs are not quantized"
-    kinds = {(scheme.format.name, _nested(scheme)) for scheme in plan.schemes}
+    kinds = set(map(family, plan.schemes))
     return "" if len(kinds) < 2 else "it has one type and one kind of scales for all layers"
 
 
@@ -110,7 +115,7 @@ def settings(plan: Plan) -> dict[str, Any]:
 
 def load(plan: Plan) -> str:
     """How the folder is opened."""
-    return safetensors_folder.opened("bitsandbytes accelerate", "auto")
+    return safetensors_folder.opened(plan, "bitsandbytes accelerate", "auto")
 
 
 EXPORT = Export(
@@ -124,4 +129,5 @@ EXPORT = Export(
     partial(safetensors_folder.write_model, layer=tensors, settings=settings),
     safetensors_folder.one(tensors),
     load,
+    family=family,
 )

@@ -37,6 +37,7 @@ NAME = "compressed-tensors"
 VERSION = "0.20.0"
 INTEGERS = (2, 3, 4, 5, 6, 7, 8)
 TILE = 128
+_WORD = 32
 Parts = dict[str, Tensor]
 
 
@@ -179,11 +180,26 @@ _INPUTS: dict[tuple[str, tuple[int | None, int | None]], dict[str, Any]] = {
 def refuses(scheme: Scheme, shape: Shape) -> str:
     """Why compressed-tensors can't carry a layer [N, K] by ``scheme``."""
     if isinstance(scheme.format, IntegerFormat):
-        return integer_refusal(_as_row(scheme), INTEGERS, shape[1])
+        return integer_refusal(_as_row(scheme), INTEGERS, shape[1]) or _short_zeros(scheme, shape)
     if layout_of(scheme) is None:
         return f"it has no format for {scheme.label}"
     height, width = scheme.block
     return ragged(shape[1], width or 1) or (ragged(shape[0], height or 1).replace("row", "column"))
+
+
+def _short_zeros(scheme: Scheme, shape: Shape) -> str:
+    """compressed-tensors 0.20 takes zero points of one word a group for those of one row."""
+    if family(scheme) and shape[0] * scheme.format.bits <= _WORD:
+        return f"its reader fails on packed zero points of {shape[0]} rows: it takes {_WORD} bits or more"
+    return ""
+
+
+def family(scheme: Scheme) -> str:
+    """A scheme with packed zero points stands alone: transformers loads those with ``dequantize=True`` only,
+    which in turn decodes every layer by the first group."""
+    layout = layout_of(scheme)
+    packed = layout is not None and layout.format == "pack-quantized" and is_asymmetric(scheme)
+    return scheme.text if packed else ""
 
 
 def together(plan: Plan) -> str:
@@ -201,10 +217,8 @@ def together(plan: Plan) -> str:
 
 
 def _packed_zeros(plan: Plan) -> list[Scheme]:
-    """The schemes whose zero points are packed: transformers loads those with ``dequantize=True`` only, which
-    in turn decodes every layer by the first group."""
-    asymmetric = [scheme for scheme in plan.schemes if is_asymmetric(scheme)]
-    return [s for s in asymmetric if (layout := layout_of(s)) and layout.format == "pack-quantized"]
+    """The schemes whose zero points are packed."""
+    return [scheme for scheme in plan.schemes if family(scheme)]
 
 
 def _static_refusal(plan: Plan) -> str:
@@ -270,13 +284,14 @@ def _keeps_scales(plan: Plan) -> bool:
 
 def load(plan: Plan) -> str:
     """How the folder is opened."""
-    lines = ["from transformers import AutoModelForCausalLM  # pip install compressed-tensors", ""]
+    auto = plan.model.auto_class
+    lines = [f"from transformers import {auto}  # pip install compressed-tensors", ""]
     if _packed_zeros(plan) or (len(plan.schemes) == 1 and not _keeps_scales(plan)):
         lines[0] += "\nfrom transformers import CompressedTensorsConfig"
         argument = ", quantization_config=CompressedTensorsConfig(dequantize=True)"
     else:
         argument = ""
-    return "\n".join([*lines, f'model = AutoModelForCausalLM.from_pretrained("this folder"{argument})'])
+    return "\n".join([*lines, f'model = {auto}.from_pretrained("this folder"{argument})'])
 
 
 def _layer(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
@@ -298,4 +313,5 @@ EXPORT = Export(
     partial(safetensors_folder.write_model, layer=_layer, settings=settings),
     safetensors_folder.one(_layer),
     load,
+    family=family,
 )

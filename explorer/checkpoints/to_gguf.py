@@ -52,6 +52,7 @@ def together(plan: Plan) -> str:
         return why
     try:
         vocabulary(plan.model.folder, config["vocab_size"])
+        gguf_models.pooling(plan.model.folder)
     except ValueError as error:
         return str(error)
     try:
@@ -87,6 +88,8 @@ def write(job: Job) -> None:
     writer.add_file_type(_GUESSED)
     for key, value in architecture.settings(config).items():
         _add(writer, f"{architecture.name}.{key}", value)
+    if architecture.name == "bert" and (pooling := gguf_models.pooling(plan.model.folder)) is not None:
+        _add(writer, "bert.pooling_type", pooling)
     _add_vocabulary(writer, plan)
     places, factors = _places(plan), gguf_models.rope_factors(config)
     for name, place in places.items():
@@ -123,6 +126,8 @@ def _add_vocabulary(writer: Any, plan: Plan) -> None:
     writer.add_token_types(tokens["token_type"])
     if "scores" in tokens:
         writer.add_token_scores(tokens["scores"])
+    if "space_prefix" in tokens:
+        writer.add_add_space_prefix(tokens["space_prefix"])
     if "merges" in tokens:
         writer.add_token_merges(tokens["merges"])
     if "type_vocab_size" in plan.model.config:
@@ -180,9 +185,9 @@ def one(q: QuantizedTensor, name: str, path: Path) -> None:
 def load(plan: Plan) -> str:
     """How the file is opened."""
     return (
-        "# llama.cpp: llama-cli -m model.gguf\n"
-        "from transformers import AutoModelForCausalLM  # pip install gguf accelerate\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("this folder", gguf_file="{FILE}")'
+        f"# llama.cpp: {'llama-embedding' if plan.model.type == 'bert' else 'llama-cli'} -m {FILE}\n"
+        f"from transformers import {plan.model.auto_class}  # pip install gguf accelerate\n\n"
+        f'model = {plan.model.auto_class}.from_pretrained("this folder", gguf_file="{FILE}")'
     )
 
 

@@ -38,11 +38,16 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
     return ragged(shape[1], each) or ragged(shape[0], each).replace("row", "column")
 
 
+def family(scheme: Scheme) -> str:
+    """All layers have one scheme."""
+    return scheme.text
+
+
 def together(plan: Plan) -> str:
     """Why these layers don't make a GPTQ model: one scheme, and all layers of the blocks."""
     if plan.inputs is not None:
         return "its inputs are not quantized"
-    if len(plan.schemes) > 1:
+    if len(set(map(family, plan.schemes))) > 1:
         return f"it has one width and one group size for all layers: {' and '.join(map(str, plan.schemes))}"
     blocks = [name for name in plan.model.matrices if ".layers." in f".{name}"]
     missing = [name for name in blocks if name not in plan.coded]
@@ -80,7 +85,7 @@ def settings(plan: Plan) -> dict[str, Any]:
 
 def load(plan: Plan) -> str:
     """How the folder is opened."""
-    return safetensors_folder.opened("gptqmodel optimum", "float16")
+    return safetensors_folder.opened(plan, "gptqmodel optimum", "float16")
 
 
 EXPORT = Export(
@@ -94,4 +99,5 @@ EXPORT = Export(
     partial(safetensors_folder.write_model, layer=tensors, settings=settings),
     safetensors_folder.one(tensors),
     load,
+    family=family,
 )

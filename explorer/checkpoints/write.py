@@ -90,6 +90,10 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
     export = export_of(target)
     if not plan.layers:
         raise ValueError("no layer is named: there is nothing to quantize")
+    if plan.model.tied and "lm_head" in plan.layers:
+        raise ValueError(
+            "lm_head: config.json ties the head to the embeddings, and readers use those in its place"
+        )
     if plan.model.transposed and plan.coded:
         raise ValueError(f"{plan.model.type} stores its layers [K, N]: no target carries those")
     for name, recipe in plan.layers.items():
@@ -110,7 +114,7 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
 def export_of(target: str) -> Export:
     """The row of ``EXPORTS`` called ``target``; ``ValueError`` with the names there are."""
     if target not in EXPORTS:
-        raise ValueError(f"no target {target!r}; there are {', '.join(EXPORTS)}")
+        raise ValueError(f"no checkpoint format {target!r}; there are {', '.join(EXPORTS)}")
     return EXPORTS[target]
 
 

@@ -15,10 +15,11 @@ from explorer.cli.output import Table, emit, hide_bars_of_transformers, print_js
 if TYPE_CHECKING:
     from explorer.models.capture import Model
     from explorer.survey import Choice, Frontier, ModelRecipe, Survey
-    from explorer.survey.budget import Refusal
     from explorer.survey.check import Check
 
 app = typer.Typer()
+TARGETS = "compressed-tensors, gguf, onnx, onnx-nbits, gptq, awq, bitsandbytes"
+"""The rows of ``EXPORTS``, for the help, which imports nothing large."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Folder or Hub id.", show_default="the recipe's own")
@@ -115,7 +116,10 @@ def _print_survey(found: Survey) -> None:
 
     row = SENSITIVITIES[found.head.default]
     if found.head.why:
-        print(f"the model was not run: {found.head.why}", file=sys.stderr)
+        print(
+            f"the model was not run: {found.head.why} (once it can be: --out names another file)",
+            file=sys.stderr,
+        )
     if not row.is_loss:
         print(f"{row.label}: {row.trust}", file=sys.stderr)
     front = frontier(found)
@@ -144,7 +148,8 @@ def recipe(
         float | None, typer.Option(help="The budget: mean bits a weight, scales counted.")
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="Or the whole model's size, the rest of it in 16 bits, e.g. 3.2GB.")
+        str | None,
+        typer.Option(help="Or the whole model's size, the rest of it as it is stored, e.g. 3.2GB."),
     ] = None,
     loss: Annotated[float | None, typer.Option(help="Or the most predicted loss.")] = None,
     signal: Annotated[
@@ -157,7 +162,8 @@ def recipe(
         str | None, typer.Option(help="Layers left as they are: parts of names or patterns, comma-separated.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--for", help="Only schemes that this checkpoint format carries.")
+        str | None,
+        typer.Option("--for", help=f"Only schemes that a checkpoint format carries together: {TARGETS}."),
     ] = None,
     fuse: Annotated[
         bool, typer.Option("--fuse", help="One scheme for query, key and value, and for gate and up.")
@@ -168,19 +174,20 @@ def recipe(
     as_json: Json = False,
 ) -> None:
     """The best scheme for each layer within a budget, by a survey."""
-    from explorer.survey import Constraints, frontier, load_survey, recipe_of
+    from explorer.survey import frontier, load_survey, recipe_of
+    from explorer.survey.apply import constraints_of
 
     found = load_survey(survey)
-    constraints = Constraints(
-        tuple(split(schemes)) if schemes else (),
-        _refusal(target) if target else None,
-        tuple(split(keep)) if keep else (),
-        fuse,
-        head,
+    constraints = constraints_of(
+        target or "",
+        schemes=tuple(split(schemes)) if schemes else (),
+        keep=tuple(split(keep)) if keep else (),
+        fuse=fuse,
+        head=head,
     )
     front = frontier(found, signal, constraints)
     choice = _choice(front, bits, size, loss)
-    chosen = recipe_of(found, choice, signal, method)
+    chosen = recipe_of(found, choice, signal, method, constraints)
     if target:
         _check_together(target, chosen)
     if out:
@@ -190,15 +197,6 @@ def recipe(
         return
     _print_recipe(found, front, choice, chosen)
     print(f"written: {out}" if out else "not written: name a file by --out")
-
-
-def _refusal(target: str) -> Refusal:
-    """What the checkpoint format ``target`` says to a scheme."""
-    from explorer.checkpoints import EXPORTS
-
-    if target not in EXPORTS:
-        raise ValueError(f"no checkpoint format {target!r}; there are {', '.join(EXPORTS)}")
-    return EXPORTS[target].refusal
 
 
 def _check_together(target: str, chosen: ModelRecipe) -> None:
@@ -245,7 +243,7 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
         print(f"left out: {name}: {why}", file=sys.stderr)
     total = bytes_(front.kept_bytes + choice.bytes)
     size = f"{choice.bits:.4g} bits a weight, {bytes_(choice.bytes)} of codes and scales"
-    print(f"{size}; the model {total}, the rest of it in 16 bits")
+    print(f"{size}; the model {total}, the rest of it as it is stored")
     print(
         f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}; no choice of this size has "
         f"less than {choice.loss - choice.gap:.4g}"
@@ -305,13 +303,14 @@ def check(
 
 
 def _verdict(checked: Check) -> str:
-    loss, better = checked.rows[0].loss, checked.better
+    from explorer.survey.verdict import truth
+
+    loss = checked.rows[0].loss
     unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
-    text = f"loss: {unit}, over {loss.texts} texts, {loss.tokens:,} tokens; 95 % interval over texts"
-    if better is None:
-        return text
-    less = "less" if better >= 0 else "more"
-    return f"{text}; {abs(better):.0%} {less} than the best single scheme of the size"
+    return (
+        f"loss: {unit}, over {loss.texts} texts, {loss.tokens:,} tokens; 95 % interval over texts\n"
+        f"{truth(checked)}"
+    )
 
 
 def _load(path: str) -> ModelRecipe:
@@ -339,7 +338,7 @@ def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
 )
 def apply(
     recipe: RecipeFile,
-    to: Annotated[str, typer.Option("--to", help="The checkpoint format.")],
+    to: Annotated[str, typer.Option("--to", help=f"The checkpoint format: {TARGETS}.")],
     out: Annotated[str, typer.Option(help="The folder to write; there must be none yet.")],
     model: ModelOption = None,
     calibration: Calibration = None,
@@ -349,10 +348,12 @@ def apply(
     """Write the model that a recipe makes as a checkpoint that other programs load."""
     hide_bars_of_transformers(as_json)
     from explorer.checkpoints import write_checkpoint
+    from explorer.checkpoints.write import export_of
     from explorer.survey.apply import card_of, check_weights, codes_of, folder_of
+    from explorer.words import bytes_
 
     chosen, seen = _load(recipe), _texts(calibration)
-    _refusal(to)
+    export_of(to)
     folder = folder_of(model or chosen.model, chosen.revision)
     check_weights(chosen, model or chosen.model)
     with reporting("layers by methods", as_json) as progress:
@@ -364,4 +365,4 @@ def apply(
     if as_json:
         print_json(written)
     else:
-        print(f"written: {out}")
+        print(f"written: {out}, {bytes_(written.bytes)} in all")

@@ -203,6 +203,10 @@ def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
     )
 
 
+_AT_ONCE = 1 << 18
+"""Groups of bins whose terms are computed together: on a GPU a threshold by itself is all overhead."""
+
+
 def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
     """float64 [blocks, bins - levels + 1]: KL(P || Q) ≥ 0 in nats for every threshold from ``levels`` to all
     bins of |x|; inf where no value lies inside the threshold.
@@ -224,19 +228,22 @@ def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
     bins, total = h.shape[1], h.sum(1)
     counts, nonempty, h_log_h = _prefix_sums(h), _prefix_sums((h > 0).double()), _prefix_sums(h.xlogy(h))
     objectives = []
-    for i in range(levels, bins + 1):
+    thresholds = torch.arange(levels, bins + 1, device=h.device)
+    for i in thresholds.split(max(1, _AT_ONCE // (len(h) * levels))):
         checkpoint()
-        edges = (torch.arange(levels + 1, device=h.device) * i) // levels
-        group, inside, last = counts[:, edges].diff(dim=1), counts[:, i], h[:, i - 1]
-        q = group / nonempty[:, edges].diff(dim=1).clamp(min=1) / inside[:, None]  # Q_j of each group's bins
-        raised = last + total - inside  # R_j of the last bin; of the others it is H_j
-        floor = ((last == 0) & (raised > 0)).double() * (ENTROPY_FLOOR / i)
-        q_last = torch.where(last > 0, q[:, -1], floor)
+        edges = torch.arange(levels + 1, device=h.device) * i[:, None] // levels  # [thresholds, levels + 1]
+        group, inside, last = counts[:, edges].diff(dim=2), counts[:, i], h[:, i - 1]
+        q = (
+            group / nonempty[:, edges].diff(dim=2).clamp(min=1) / inside[..., None]
+        )  # Q_j of each group's bins
+        raised = last + total[:, None] - inside  # R_j of the last bin; of the others it is H_j
+        floor = ((last == 0) & (raised > 0)).double() * (ENTROPY_FLOOR / i.double())
+        q_last = torch.where(last > 0, q[..., -1], floor)
         r_log_r = h_log_h[:, i] - last.xlogy(last) + raised.xlogy(raised)
-        r_log_q = group.xlogy(q).sum(1) - last.xlogy(q_last) + raised.xlogy(q_last)
-        kl = (r_log_r - r_log_q) / total - total.log() + floor.log1p()
+        r_log_q = group.xlogy(q).sum(2) - last.xlogy(q_last) + raised.xlogy(q_last)
+        kl = (r_log_r - r_log_q) / total[:, None] - total[:, None].log() + floor.log1p()
         objectives.append(torch.where(inside > 0, kl.clamp(min=0), math.inf))
-    return torch.stack(objectives, 1)
+    return torch.cat(objectives, 1)
 
 
 def _prefix_sums(values: Tensor) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from explorer.checkpoints.write import export_of
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.methods import label_of
 from explorer.methods.layer import QuantizedLayer
@@ -16,6 +18,7 @@ from explorer.models.evaluate import needs_inputs
 from explorer.progress import Progress
 from explorer.sources import open_source
 from explorer.survey.assemble import assemble
+from explorer.survey.budget import Constraints
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import built_in_texts, weights_sha256
 from explorer.survey.sensitivities import SENSITIVITIES
@@ -31,6 +34,15 @@ def folder_of(model: str, revision: str | None = None) -> Path:
     if not paths:
         raise ValueError(f"{model} is not on this machine: fetch it first (`hf download {model}`)")
     return paths[0].parent
+
+
+def constraints_of(target: str = "", **more: Any) -> Constraints:
+    """``Constraints`` to the schemes that the checkpoint format ``target`` carries together; to none of a
+    format if empty. ``ValueError`` with the names there are."""
+    if not target:
+        return Constraints(**more)
+    export = export_of(target)
+    return Constraints(refusal=export.refusal, family=export.family, target=target, **more)
 
 
 def check_weights(recipe: ModelRecipe, place: str) -> None:

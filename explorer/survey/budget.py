@@ -10,6 +10,7 @@ any choice can reach (Everett 1963), so that every ``Choice`` says by how much i
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from explorer.survey.rows import Layer, Survey
 
 Refusal = Callable[[Scheme, tuple[int, int]], str]
 """Why a target cannot carry a scheme for a weight of that shape, "" if it can: ``Export.refusal``."""
+Family = Callable[[Scheme], str]
+"""Which schemes a scheme can stand beside in one model, those of the same family: ``Export.family``."""
 _SLACK = 1e-6
 
 
@@ -32,16 +35,19 @@ _SLACK = 1e-6
 class Constraints:
     """What a recipe must keep to.
 
-    ``schemes``: only these (texts of the survey's; empty: all). ``refusal``: see ``Refusal``. ``keep``:
-    layers whose names match one of these patterns (``fnmatch``, or a part of the name) stay as they are.
-    ``fuse``: one scheme for query, key and value, and one for gate and up. ``head``: choose for the head too.
-    ``only``: if given, the layers to choose for, whatever ``keep`` and ``head`` say.
+    ``schemes``: only these (texts of the survey's; empty: all). ``refusal``, ``family``: see ``Refusal``,
+    ``Family``. ``keep``: layers whose names match one of these patterns (``fnmatch``, or a part of the name)
+    stay as they are. ``fuse``: one scheme for query, key and value, and one for gate and up. ``target``: the
+    checkpoint format that ``refusal`` and ``family`` are of (``apply.constraints_of``). ``head``: choose for
+    the head too. ``only``: if given, the layers to choose for, whatever ``keep`` and ``head`` say.
     """
 
     schemes: tuple[str, ...] = ()
     refusal: Refusal | None = None
+    family: Family | None = None
     keep: tuple[str, ...] = ()
     fuse: bool = False
+    target: str = ""
     head: bool = False
     only: tuple[str, ...] = ()
 
@@ -51,7 +57,7 @@ class Constraints:
             return layer.name not in self.only
         if layer.role is not Role.LINEAR and not (self.head and layer.role is Role.HEAD):
             return True
-        return any(fnmatch.fnmatchcase(layer.name, p) or p in layer.name for p in self.keep)
+        return any(_matches(layer, pattern) for pattern in self.keep)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,8 @@ class Uniform:
 class Frontier:
     """All budgets at once. ``bits`` and ``loss`` [points]: the frontier, from the smallest size on;
     ``uniform``: single schemes that all layers can have; ``refused``: schemes that a layer cannot have ->
-    why. ``at`` answers in about a millisecond.
+    why; ``kept_bytes``: of all tensors that no scheme is chosen for, as they are stored. ``at`` answers in
+    about a millisecond. Of schemes that may not stand side by side each family has a table.
     """
 
     signal: str
@@ -88,7 +95,7 @@ class Frontier:
     uniform: tuple[Uniform, ...]
     refused: Mapping[str, str]
     kept_bytes: int
-    _table: _Table
+    _tables: tuple[_Table, ...]
 
     @property
     def least(self) -> float:
@@ -103,14 +110,17 @@ class Frontier:
     @property
     def weights(self) -> int:
         """How many weights the layers have that schemes are chosen for."""
-        return self._table.weights
+        return self._tables[0].weights
 
     def at(self, bits: float) -> Choice:
         """The best choice of at most ``bits`` a weight; ``ValueError`` below ``least``."""
-        budget = bits * self._table.weights
-        if not budget >= self._table.size_at[0] - _SLACK * self._table.weights:
+        budget = (bits + _SLACK) * self.weights
+        within = [table for table in self._tables if budget >= table.size_at[0]]
+        if not within:
             raise ValueError(f"{bits:g} bits a weight are fewer than these schemes take: {self.least:.4g}")
-        return self._table.choose(budget + _SLACK * self._table.weights)
+        best = min((table.choose(budget) for table in within), key=lambda choice: choice.loss)
+        bound = min(table.bound(budget) for table in within)
+        return dataclasses.replace(best, gap=max(best.loss - bound, 0.0))
 
     def at_bytes(self, size: float) -> Choice:
         """The best choice with which the whole model, what is kept as it is included, takes at most
@@ -132,15 +142,17 @@ class Frontier:
         return self.at(float(self.bits[fit[0]]))
 
     def of(self, schemes: Mapping[str, str]) -> Choice:
-        """A choice of one's own, for the same layers; its gap is to the best one of its size."""
-        return self._table.of(schemes)
+        """A choice of one's own, for the same layers; its gap is to the best one of its size and family."""
+        names = set(schemes.values())
+        table = next((t for t in self._tables if names <= set(t.names)), self._tables[0])
+        return table.of(schemes)
 
 
 def frontier(survey: Survey, signal: str = "", constraints: Constraints | None = None) -> Frontier:
     """The frontier of bits against the cost by ``signal`` (the survey's default if empty).
 
-    ``ValueError`` for a survey that is not complete, a signal or scheme that it has not, and where the
-    constraints leave a layer no scheme, or no layer.
+    ``ValueError`` for a survey that is not complete, a signal or scheme that it has not, a pattern that no
+    layer matches, and where the constraints leave a layer no scheme, or no layer.
     """
     constraints, signal = constraints or Constraints(), signal or survey.head.default
     if not survey.complete:
@@ -153,30 +165,84 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     for name in constraints.schemes:
         if name not in survey.head.schemes:
             raise ValueError(f"the survey has no scheme {name!r}; it has {', '.join(survey.head.schemes)}")
+    for pattern in constraints.keep:
+        if not any(_matches(layer, pattern) for layer in survey.layers):
+            raise ValueError(
+                f"no layer's name matches {pattern!r}; names are such as {survey.layers[-1].name}"
+            )
     layers = [layer for layer in survey.linear if not constraints.keeps(layer)]
     if not layers:
         raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
     names = constraints.schemes or survey.head.schemes
     allowed, refused = _allowed(layers, names, constraints.refusal)
-    kept = sum(2 * layer.weights for layer in survey.layers if layer.bits and layer not in layers)
+    kept = sum(layer.stored_bytes for layer in survey.layers if layer.bits and layer not in layers)
     groups = fused_groups([x.name for x in layers]) if constraints.fuse else [(x.name,) for x in layers]
-    table = _Table.of_layers(layers, groups, names, allowed, signal)
-    uniform = tuple(
-        Uniform(name, float(table.sizes[:, i].sum() / table.weights), float(table.costs[:, i].sum()))
-        for i, name in enumerate(names)
+    tables = _tables_of(layers, groups, _families(names, constraints.family), allowed, signal)
+    uniform = {
+        name: Uniform(name, float(table.sizes[:, i].sum() / table.weights), float(table.costs[:, i].sum()))
+        for table in tables
+        for i, name in enumerate(table.names)
         if np.isfinite(table.sizes[:, i]).all()
-    )
-    bits, loss = table.size_at / table.weights, table.cost_at
-    return Frontier(signal, bits, loss, uniform, refused, survey.head.kept_bytes + kept, table)
+    }
+    bits, loss = _best_points(tables)
+    one_for_all = tuple(uniform[name] for name in names if name in uniform)
+    return Frontier(signal, bits, loss, one_for_all, refused, survey.head.kept_bytes + kept, tables)
 
 
-def recipe_of(survey: Survey, choice: Choice, signal: str = "", method: str = "") -> ModelRecipe:
-    """``choice`` as a recipe, every layer by ``method``; a predicted loss only where the signal predicts
-    one."""
+def _matches(layer: Layer, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(layer.name, pattern) or pattern in layer.name
+
+
+def _families(names: Sequence[str], family: Family | None) -> list[tuple[str, ...]]:
+    """The schemes in groups that may stand side by side."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(family(Scheme.parse(name)) if family else "", []).append(name)
+    return [tuple(group) for group in found.values()]
+
+
+def _tables_of(
+    layers: Sequence[Layer],
+    groups: Sequence[tuple[str, ...]],
+    families: Sequence[tuple[str, ...]],
+    allowed: Mapping[str, set[str]],
+    signal: str,
+) -> tuple[_Table, ...]:
+    """A table for each family that has a scheme for every unit; ``ValueError`` if none has."""
+    tables, errors = [], []
+    for family in families:
+        try:
+            tables.append(_Table.of_layers(layers, groups, family, allowed, signal))
+        except ValueError as error:
+            errors.append(error)
+    if not tables:
+        raise errors[0]
+    return tuple(tables)
+
+
+def _best_points(tables: Sequence[_Table]) -> tuple[np.ndarray, np.ndarray]:
+    """Bits and losses of all points that no smaller one is as good as."""
+    size = np.concatenate([table.size_at for table in tables])
+    cost = np.concatenate([table.cost_at for table in tables])
+    order = np.lexsort((cost, size))
+    size, cost = size[order], cost[order]
+    best = np.r_[True, cost[1:] < np.minimum.accumulate(cost)[:-1]]
+    return size[best] / tables[0].weights, cost[best]
+
+
+def recipe_of(
+    survey: Survey,
+    choice: Choice,
+    signal: str = "",
+    method: str = "",
+    constraints: Constraints | None = None,
+) -> ModelRecipe:
+    """``choice``, made under ``constraints``, as a recipe, every layer by ``method``; a predicted loss only
+    where the signal predicts one."""
     from explorer.survey.sensitivities import SENSITIVITIES
 
     signal = signal or survey.head.default
-    head = survey.head
+    head, kept_to = survey.head, constraints or Constraints()
     return ModelRecipe(
         head.model,
         head.revision,
@@ -186,6 +252,9 @@ def recipe_of(survey: Survey, choice: Choice, signal: str = "", method: str = ""
         choice.bits,
         choice.loss if SENSITIVITIES[signal].is_loss else None,
         head.versions,
+        kept_to.schemes or head.schemes,
+        kept_to.target,
+        kept_to.fuse,
     )
 
 
@@ -243,7 +312,8 @@ class _Table:
                     sizes[u, s] = sum(by_name[x].bits[name] * by_name[x].weights for x in group)
                     costs[u, s] = sum(by_name[x].costs[signal][name] for x in group)
             if not np.isfinite(sizes[u]).any():
-                raise ValueError(f"{', '.join(group)} are fused, and no scheme serves all of them")
+                who = f"{', '.join(group)} are fused, and" if len(group) > 1 else f"{group[0]}:"
+                raise ValueError(f"{who} no scheme of {', '.join(names)} serves all of them")
         hulls = [_hull(sizes[u], costs[u]) for u in range(len(groups))]
         steps = sorted(
             (-(costs[u, b] - costs[u, a]) / (sizes[u, b] - sizes[u, a]), -u, -i, u, b)
@@ -298,8 +368,12 @@ class _Table:
         every = np.arange(len(chosen))
         size, cost = float(self.sizes[every, chosen].sum()), float(self.costs[every, chosen].sum())
         schemes = {x: self.names[i] for group, i in zip(self.groups, chosen, strict=True) for x in group}
-        bound = float(np.interp(budget, self.size_at, self.cost_at))
-        return Choice(schemes, size / self.weights, round(size / 8), cost, max(cost - bound, 0.0))
+        gap = max(cost - self.bound(budget), 0.0)
+        return Choice(schemes, size / self.weights, round(size / 8), cost, gap)
+
+    def bound(self, budget: float) -> float:
+        """What any choice within ``budget`` bits costs at least."""
+        return float(np.interp(budget, self.size_at, self.cost_at))
 
 
 def _hull(sizes: np.ndarray, costs: np.ndarray) -> list[int]:

@@ -10,13 +10,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from explorer.checkpoints.write import export_of
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
 from explorer.models.evaluate import sentences
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
+from explorer.survey.apply import constraints_of
 from explorer.survey.assemble import assemble, shapes_of
-from explorer.survey.budget import Constraints, frontier
+from explorer.survey.budget import frontier
 from explorer.survey.loss import Loss, Reference, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
@@ -52,9 +54,15 @@ class Check:
     built_in_texts: bool
 
     @property
+    def single(self) -> Checked | None:
+        """The best single scheme of at most the recipe's size; None if none was run."""
+        single = [row for row in self.rows if row.what == ONE_SCHEME]
+        return min(single, key=lambda row: row.loss.value, default=None)
+
+    @property
     def better(self) -> float | None:
-        uniform = [row.loss.value for row in self.rows if row.what == ONE_SCHEME]
-        return 1 - self.rows[0].loss.value / min(uniform) if uniform and min(uniform) > 0 else None
+        best = self.single
+        return 1 - self.rows[0].loss.value / best.loss.value if best and best.loss.value > 0 else None
 
 
 def check_recipe(
@@ -68,7 +76,8 @@ def check_recipe(
     """Run the recipe and what it stands beside on ``texts`` (held-out built-in sentences if empty).
 
     With the ``survey`` that it is from, predictions stand beside single schemes too, and the recipe that
-    another signal gives for its layers. ``calibration``: what methods see. ``model`` has its head
+    another signal gives for its layers. What it stands beside is made of the schemes that the recipe was
+    chosen from, under its constraints. ``calibration``: what methods see. ``model`` has its head
     (``load_model(..., head=True)``). ``ValueError`` if the survey is of other weights, or
     predicts another loss than this network has.
     """
@@ -110,7 +119,9 @@ def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_T
     another."""
     if survey is None or recipe.bits is None:
         return
-    constraints = Constraints(only=tuple(recipe.layers))
+    constraints = constraints_of(
+        recipe.target, only=tuple(recipe.layers), schemes=_chosen_from(recipe, survey), fuse=recipe.fused
+    )
     for signal in dict.fromkeys(("weight", survey.head.default)):
         if signal != recipe.signal and signal in survey.head.signals:
             choice = frontier(survey, signal, constraints).at(recipe.bits)
@@ -124,8 +135,11 @@ def _single_schemes(recipe: ModelRecipe, model: Model, survey: Survey | None) ->
     weights = sum(map(math.prod, shapes.values()))
     layers = [survey.layer(name) for name in recipe.layers] if survey else []
     found = []
-    for text in survey.head.schemes if survey else SCHEMES:
+    carries = export_of(recipe.target).refusal if recipe.target else None
+    for text in _chosen_from(recipe, survey):
         scheme = Scheme.parse(text)
+        if carries and any(carries(scheme, shape) for shape in shapes.values()):
+            continue
         bits = sum(scheme.bits_per_element(s).total * math.prod(s) for s in shapes.values()) / weights
         if bits <= (recipe.bits or math.inf) + SAME_SIZE:
             predicted = _predicted(layers, survey, text)
@@ -134,6 +148,12 @@ def _single_schemes(recipe: ModelRecipe, model: Model, survey: Survey | None) ->
         own = {name: Recipe(scheme, one.method) for name, one in recipe.layers.items()}
         if own != recipe.layers:
             yield ONE_SCHEME, text, own, predicted
+
+
+def _chosen_from(recipe: ModelRecipe, survey: Survey | None) -> tuple[str, ...]:
+    """The schemes of the survey, or the usual ones, that the recipe could have had."""
+    there = survey.head.schemes if survey else SCHEMES
+    return tuple(name for name in there if not recipe.schemes or name in recipe.schemes)
 
 
 def _predicted(layers: Sequence[Layer], survey: Survey | None, scheme: str) -> float | None:

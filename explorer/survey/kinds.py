@@ -18,6 +18,13 @@ FLOATS = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat1
 elsewhere."""
 
 
+def itemsize(dtype: str) -> int:
+    """Bytes of an element of a file's ``dtype``, by the bits in its name ("BF16", "int64"); 1 where it names
+    none, and 2 for the coded tensors of GGUF files, which are restored to 16 bits."""
+    bits = re.search(r"\d+", dtype)
+    return 2 if dtype.startswith(CODED) else max(int(bits[0]) // 8, 1) if bits else 1
+
+
 class Role(StrEnum):
     """Linear layers are quantized; the head and embeddings are listed and stay as they are unless asked
     for."""

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from explorer.methods.recipe import Recipe
-from explorer.survey.rows import checked, parsed_json
+from explorer.survey.rows import RECIPE_KEY, checked, parsed_json
 
 VERSION = 1
-KEY = "explorer_recipe"
-"""The key that says that a JSON file is a recipe; its value is the version."""
+KEY = RECIPE_KEY
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,11 @@ class ModelRecipe:
 
     ``model``: folder or Hub id as given. ``weights_sha256`` of its safetensors files, "" where it was not
     computed. ``layers``: the name of a weight's tensor without ".weight" -> its ``Recipe``. ``signal``: the
-    row of ``SENSITIVITIES`` that it was chosen by, "" for a uniform one. ``bits``: mean bits a weight over
-    ``layers``, scales and zero points counted. ``predicted_loss`` is of rounding to nearest, None where the
-    signal predicts none. ``versions`` of the packages that decided.
+    row of ``SENSITIVITIES`` that it was chosen by, "" for a uniform one. ``schemes``: texts that it was
+    chosen from, none where that is not known; ``target``: the checkpoint format that it was made for, "" for
+    none; ``fused``: whether layers that engines multiply as one have one scheme. ``bits``: mean bits a
+    weight over ``layers``, scales and zero points counted. ``predicted_loss`` is of rounding to nearest, None
+    where the signal predicts none. ``versions`` of the packages that decided.
     """
 
     model: str
@@ -37,6 +38,9 @@ class ModelRecipe:
     bits: float | None = None
     predicted_loss: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    schemes: tuple[str, ...] = ()
+    target: str = ""
+    fused: bool = False
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -61,6 +65,9 @@ class ModelRecipe:
             "revision": self.revision,
             "weights_sha256": self.weights_sha256,
             "signal": self.signal,
+            "schemes": list(self.schemes),
+            "target": self.target,
+            "fused": self.fused,
             "bits": self.bits,
             "predicted_loss": self.predicted_loss,
             "versions": dict(self.versions),
@@ -107,6 +114,9 @@ class _File:
     bits: float | None = None
     predicted_loss: float | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    schemes: tuple[str, ...] = ()
+    target: str = ""
+    fused: bool = False
 
 
 def _recipe(layer: str, text: str) -> Recipe:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from explorer.paths import ASSETS
-from explorer.survey.kinds import Role
+from explorer.survey.kinds import Role, itemsize
 
 SURVEYS = ASSETS / "surveys"
 """Surveys that ship with the explorer."""
@@ -27,6 +27,8 @@ MOST = 1 << 30
 """The longest axis of a layer that is believed; its square, of a number of weights or bytes."""
 MOST_BYTES = 1 << 26
 """Of a survey's file: 225 layers by 14 schemes and one signal take 0.2 MB."""
+RECIPE_KEY = "explorer_recipe"
+"""The key that says that a JSON file is a recipe; its value is the version."""
 FIRST = b'{"model":'
 """A survey's file begins so."""
 DIGITS = 7
@@ -92,6 +94,11 @@ class Layer:
         """How many weights it has."""
         return math.prod(self.shape)
 
+    @property
+    def stored_bytes(self) -> int:
+        """Of its weight as the model stores it."""
+        return self.weights * itemsize(self.dtype)
+
     def sqnr_db(self, scheme: str) -> float:
         """10 log10(‖W‖² / ‖W - Ŵ‖²), infinite where nothing was lost."""
         error = self.costs["weight"][scheme]
@@ -132,6 +139,8 @@ def load_survey(path: str | Path) -> Survey:
     lines = _lines(path)
     if not lines:
         raise ValueError(f"{path.name} is empty: no survey begins in it")
+    if lines[0].strip() == "{" and len(lines) > 1 and lines[1].strip().startswith(f'"{RECIPE_KEY}"'):
+        raise ValueError(f"{path.name} is a recipe, no survey: `explorer check` and `explorer apply` read it")
     first = parsed_json(lines[0], f"{path.name}: line 1")
     if not isinstance(first, dict) or "schemes" not in first:
         raise ValueError(f"{path.name} is no survey: `explorer survey` writes those")

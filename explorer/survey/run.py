@@ -36,7 +36,7 @@ from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.limits import LOCAL, SourceLimits
 from explorer.sources.models import layers as in_order
 from explorer.survey.evidence import gather, modules_of
-from explorer.survey.kinds import SUFFIX, Role, depth_of, kind_of, role_of
+from explorer.survey.kinds import SUFFIX, Role, depth_of, itemsize, kind_of, role_of
 from explorer.survey.loss import hash_of, reference_for
 from explorer.survey.rows import FIRST, Head, Layer, Survey, head_differs, line_of, load_survey, parsed_json
 from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
@@ -137,7 +137,8 @@ def survey_model(
     ran = _run(
         plan, [info for info, role in listed if role is not Role.EMBEDDING], parameters, limits, run_progress
     )
-    kept = sum(info.elements for info, role in infos if role not in (Role.LINEAR, Role.HEAD))
+    others = (info for info, role in infos if role not in (Role.LINEAR, Role.HEAD))
+    kept = sum(info.elements * itemsize(info.dtype) for info in others)
     head = (
         found.head
         if found
@@ -150,7 +151,7 @@ def survey_model(
             ran.signals[-1],
             len(listed),
             parameters,
-            2 * kept,
+            kept,
             ran.loss,
             ran.why,
             ran.texts,
@@ -375,12 +376,27 @@ def _layer(info: TensorInfo) -> str:
 @contextmanager
 def _opened(out: Path, head: Head, going_on: bool) -> Iterator[BinaryIO]:
     """The file behind its last whole line; a new one begins with ``head``."""
-    with out.open("r+b" if going_on else "wb") as file:
+    with out.open("r+b" if going_on else "ab") as file:
+        _hold(file, out)
         if going_on:
             whole = file.read().rfind(b"\n") + 1
             file.seek(whole)
             file.truncate()
         else:
+            file.truncate(0)
             file.write(line_of(head).encode())
             file.flush()
         yield file
+
+
+def _hold(file: BinaryIO, out: Path) -> None:
+    """Keep other processes from writing the same survey for as long as ``file`` is open; ``ValueError`` if
+    one does. Nothing is held where the system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ValueError(f"{out.name} is being written by another survey") from error

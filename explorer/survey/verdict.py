@@ -7,6 +7,7 @@ from explorer.analysis.memory import gpus_that_hold
 from explorer.schemes.text import label_of_text
 from explorer.survey.budget import Choice, Frontier
 from explorer.survey.check import SAME_SIZE, Check
+from explorer.survey.kinds import Role
 from explorer.survey.rows import Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 
@@ -19,9 +20,15 @@ def about(survey: Survey) -> str:
     head = survey.head
     ran = f"run on {head.texts} texts ({head.tokens:,} tokens)" if head.loss else f"not run: {head.why}"
     return (
-        f"{head.model}: {len(survey.linear)} linear layers × {len(head.schemes)} schemes, rounded to "
-        f"nearest; the model was {ran}."
+        f"{head.model}: {_count(survey)} × {len(head.schemes)} schemes, rounded to nearest; the model was "
+        f"{ran}."
     )
+
+
+def _count(survey: Survey) -> str:
+    """Of the layers that schemes can be chosen for."""
+    heads = sum(layer.role is Role.HEAD for layer in survey.linear)
+    return f"{len(survey.linear) - heads} linear layers" + (" and the head" if heads else "")
 
 
 def verdict(front: Frontier, choice: Choice) -> str:
@@ -45,8 +52,12 @@ def verdict(front: Frontier, choice: Choice) -> str:
 
 
 def truth(check: Check) -> str:
-    """What a check measured, against the best single scheme of the recipe's size."""
-    if check.better is None:
-        return "Measured on sentences that the survey did not see; there is no single scheme of this size."
-    least = f"{abs(100 * check.better):.0f} % {'less' if check.better >= 0 else 'more'}"
-    return f"Measured: the recipe loses {least} than the best single scheme of its size."
+    """What a check measured, against the best single scheme of at most the recipe's size."""
+    single, better = check.single, check.better
+    if single is None or better is None:
+        return "Measured on texts that the survey did not see; no single scheme is as small."
+    least = f"{abs(100 * better):.0f} % {'less' if better >= 0 else 'more'}"
+    return (
+        f"Measured: the recipe of {check.rows[0].bits:.2f} bits loses {least} than the best single scheme "
+        f"that is no larger, {label_of_text(single.name)} ({single.bits:.2f} bits)."
+    )

@@ -33,7 +33,7 @@ print(full, rss().rss - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the option is glibc's")
 def test_large_blocks_are_given_back() -> None:
-    """480 MB of tensors between small blocks that stay: without the option 350 MB of them are kept."""
+    """1 GB of tensors between small blocks that stay: without the option .7 GB of it is kept."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True
     )

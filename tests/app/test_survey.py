@@ -4,6 +4,7 @@ or a prediction as if it were measured."""
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,54 @@ def test_a_target_takes_only_what_it_carries(target: str, said: list[str]) -> No
     recipe, row = ModelRecipe.load(out.recipe["value"]), EXPORTS[target]
     shapes = {layer.name: layer.shape for layer in FOUND.linear}
     assert not any(row.refusal(one.scheme, shapes[name]) for name, one in recipe.layers.items())
+    assert len({row.family(one.scheme) for one in recipe.layers.values()}) == 1
+    assert recipe.target == target
+
+
+def test_one_scheme_left_is_a_slider_that_rests(said: list[str]) -> None:
+    """Else its ends are equal, which Gradio refuses, and the recipe before stays there."""
+    out = bought(4.5, target="gguf", keep="")
+    recipe = ModelRecipe.load(out.recipe["value"])
+    assert not said and len(set(map(str, recipe.layers.values()))) == 1
+    assert out.bits["minimum"] < out.bits["maximum"] and not out.bits["interactive"]
+    assert bought(4.5).bits["interactive"]
+
+
+def test_a_recipe_that_cannot_be_had_leaves_none(said: list[str]) -> None:
+    """No recipe, figure or command of another target stands beside the refusal."""
+    out = bought(4.5, target="bitsandbytes")
+    assert said and "scheme" in out.sentence
+    assert out.recipe == {"value": None, "interactive": False, "__type__": "update"} and out.command == ""
+    assert "barlayer" not in out.strip and "customdata" not in out.strip
+    bought(4.5, keep="no.such.layer")
+    assert "no layer's name matches 'no.such.layer'" in said[-1]
+
+
+def test_another_recipe_is_not_checked_yet() -> None:
+    """Else the truth of one recipe stands beside the prediction of another."""
+    for out in (bought(4.5), survey.dragged(RECORDED, None, None, "any", "", False, 4.6)):
+        assert "Not checked yet" in out.checked and not out.truth and not out.table
+        assert not out.exported and out.archive["value"] is None
+
+
+def test_a_stopped_survey_goes_on(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same file, of the same model only; what it says has a rate and the time left."""
+    plan, few = survey.Plan, ("int2_group64_asym", "int4_group32_asym", "mxfp4", "nvfp4", "int8_row")
+    monkeypatch.setattr(survey, "Plan", lambda where: plan(where, None, few, ("weight",)))
+    steps = survey.run(str(minilm), None)
+    begun = next(steps).unfinished
+    for out in steps:
+        if "layers" in out.status and "a second" in out.status:
+            break
+    steps.close()
+    path = Path(begun[1])
+    time.sleep(1)  # the layer that was under way ends
+    lines = path.read_text().count("\n")
+    *_, done = survey.run(str(minilm), begun)
+    assert done.own == begun[1] and done.file["value"] == begun[1] and done.unfinished is None
+    assert load_survey(begun[1]).complete and path.read_text().count("\n") > lines > 1
+    *_, other = survey.run(f"{minilm}/", begun)
+    assert other.own != begun[1]
 
 
 def test_kept_and_fused_layers() -> None:
@@ -106,7 +155,7 @@ def test_the_recipe_is_checked_and_exported(minilm: Path) -> None:
     true = list(survey.COLUMNS).index("true loss")
     assert last.table[0][0] == "recipe"
     assert last.table[0][true] < 0.75 * rows["INT4 group 128, asymmetric"][true]
-    assert "less than the best single scheme" in last.sentence
+    assert "less than the best single scheme that is no larger, INT" in last.sentence
     *_, done = survey.export(RECORDED, None, None, "gguf", "", False, 8.5, str(minilm))
     assert Path(done.archive["value"]).stat().st_size > 1e6 and "GGUF" in done.status
 

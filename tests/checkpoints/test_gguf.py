@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from explorer import SCHEMES, load_matrix, quantize
-from explorer.checkpoints import write_checkpoint, write_one
+from explorer.checkpoints import gguf_models, write_checkpoint, write_one
 from explorer.checkpoints.gguf_models import in_pairs, rope_factors
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.conftest import TEXT
@@ -115,31 +115,34 @@ def answered(handler: Any, request: dict[str, Any]) -> dict[str, Any]:
     return json.loads(found[-1]) if isinstance(found[-1], str) else found[-1]
 
 
+@pytest.mark.parametrize("prefix", [True, False])
 def test_a_tokenizer_of_sentence_piece_cuts_texts_alike(
-    llama: Path, layers: list[str], original: LlamaForCausalLM, tmp_path: Path
+    llama: Path, layers: list[str], original: LlamaForCausalLM, tmp_path: Path, prefix: bool
 ) -> None:
-    """Pairs are merged in the old order, and what is no token is spelled in bytes."""
+    """Pairs are merged in the old order, what is no token is spelled in bytes, and a text gets a space before
+    it only where the tokenizer gives it one."""
     xllamacpp = pytest.importorskip("xllamacpp")
     model = Path(shutil.copytree(llama, tmp_path / "model"))
-    tokenizer = sentence_piece()
+    tokenizer = sentence_piece(prefix)
     tokenizer.save_pretrained(model)
     written = write_checkpoint(TARGET, model, {layers[0]: Recipe(SCHEMES["q8_0"])}, tmp_path / "out")
     text = TEXT + " \u00fcber"
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
     answer = ask(xllamacpp, written.folder / "model.gguf", text)
     assert answer["usage"]["prompt_tokens"] == ids.shape[1] < len(text)
+    reader = gguf.GGUFReader(written.folder / "model.gguf")
+    assert reader.fields["tokenizer.ggml.add_space_prefix"].contents() is prefix
     with torch.no_grad():
         ours = torch.log_softmax(original(ids).logits[0, -1], 0)
     for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
         assert entry["logprob"] == pytest.approx(float(ours[entry["id"]]), abs=0.15)
 
 
-def sentence_piece() -> PreTrainedTokenizerFast:
-    """A tokenizer as Llama 2 has it, of 288 tokens."""
+def sentence_piece(prefix: bool) -> PreTrainedTokenizerFast:
+    """A tokenizer of 288 tokens as Llama 2 has it, or without the space before a text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
+    before = [normalizers.Prepend("\u2581")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "\u2581")])
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=288, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator([TEXT] * 4, trainer)
@@ -162,6 +165,8 @@ def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
     reader = gguf.GGUFReader(written.folder / "model.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert reader.fields["general.architecture"].contents() == "bert" and len(tensors) == 101
+    assert reader.fields["bert.pooling_type"].contents() == 1
+    assert "AutoModel.from_pretrained" in (written.folder / "README.md").read_text()
     weight = load_matrix(str(minilm), "encoder.layer.3.attention.self.query.weight").values
     found = tensors["blk.3.attn_q.weight"]
     assert torch.equal(
@@ -187,6 +192,36 @@ def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
 def change(path: Path, settings: dict[str, Any]) -> None:
     """Other settings in a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+@pytest.mark.parametrize(
+    ("modes", "kind"), [({"cls_token": True}, 2), ({"lasttoken": True}, 3), ({"mean_tokens": True}, 1)]
+)
+def test_embeddings_are_pooled_as_the_model_says(modes: dict[str, bool], kind: int, tmp_path: Path) -> None:
+    """A model pooled by its first token has other embeddings by the mean."""
+    settings = {f"pooling_mode_{name}": on for name, on in ({"max_tokens": False} | modes).items()}
+    pooled(tmp_path, settings)
+    assert gguf_models.pooling(tmp_path) == kind
+
+
+def test_another_pooling_is_refused(tmp_path: Path) -> None:
+    assert gguf_models.pooling(tmp_path) is None
+    for settings, words in (
+        ({"pooling_mode_max_tokens": True}, "not by max_tokens"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls_token and mean_tokens"),
+        ({}, "not by nothing"),
+    ):
+        pooled(tmp_path, settings)
+        with pytest.raises(ValueError, match=words):
+            gguf_models.pooling(tmp_path)
+
+
+def pooled(folder: Path, settings: dict[str, bool]) -> None:
+    """The files that sentence-transformers says it in."""
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
 
 
 REFUSED = {

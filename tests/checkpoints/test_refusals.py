@@ -5,12 +5,18 @@ If these fail, a checkpoint is written whose model gives other answers than the 
 
 from __future__ import annotations
 
+import itertools
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from explorer import SCHEMES, Scheme
-from explorer.checkpoints import gguf_models, onnx_layers, onnx_models
+from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers, onnx_models, write_checkpoint
+from explorer.checkpoints.model import ModelFolder
+from explorer.methods.recipe import Recipe
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 128,
@@ -68,3 +74,57 @@ def test_two_bits_need_whole_bytes_of_rows_in_onnx(rows: int, refused: bool) -> 
     scheme = Scheme.parse("int2~1x32~SYMMETRIC~float32~minmax")
     assert ("wrongly" in onnx_layers.refuses_dequantize(scheme, (rows, 64))) is refused
     assert "wrongly" not in onnx_layers.refuses_dequantize(SCHEMES["int4_group32"], (rows, 64))
+
+
+def test_a_tied_head_is_not_quantized(llama: Path, tmp_path: Path) -> None:
+    """A reader would take the embeddings in its place, whatever lm_head.weight the files hold."""
+    model = Path(shutil.copytree(llama, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    for target, scheme in (("compressed-tensors", "int8_row"), ("gguf", "q8_0")):
+        with pytest.raises(ValueError, match="ties the head to the embeddings"):
+            write_checkpoint(target, model, {"lm_head": Recipe(SCHEMES[scheme])}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(4, True), (8, True), (16, False)])
+def test_short_zero_points_are_refused(rows: int, refused: bool) -> None:
+    """compressed-tensors 0.20 fails on loading packed zero points that fill one word of 32 bits."""
+    row = EXPORTS["compressed-tensors"]
+    assert ("packed zero points" in row.refusal(SCHEMES["int4_group32_asym"], (rows, 64))) is refused
+    assert not row.refusal(SCHEMES["int4_group32"], (rows, 64))
+
+
+@pytest.mark.parametrize(
+    ("built", "auto"),
+    [
+        (["LlamaForCausalLM"], "AutoModelForCausalLM"),
+        (["BertModel"], "AutoModel"),
+        (["BertForSequenceClassification"], "AutoModelForSequenceClassification"),
+        (None, "AutoModel"),
+    ],
+)
+def test_the_card_opens_the_model_by_its_own_class(
+    llama: Path, tmp_path: Path, built: list[str] | None, auto: str
+) -> None:
+    """By another class the encoder of a checkpoint is not found, or its head is made anew."""
+    model = Path(shutil.copytree(llama, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"architectures": built}))
+    plan = Plan(ModelFolder(model), {"model.layers.0.mlp.up_proj": Recipe(SCHEMES["int4_group32"])})
+    for target in ("compressed-tensors", "gptq", "gguf"):
+        assert f"import {auto} " in EXPORTS[target].load(plan).replace("\n", " ")
+
+
+def test_families_are_what_is_refused_together(llama: Path) -> None:
+    """A recipe within one family is carried, and schemes of two are not."""
+    model, names = ModelFolder(llama), [f"model.layers.0.mlp.{part}_proj" for part in ("up", "down")]
+    schemes = [SCHEMES[n] for n in ("int4_group32_asym", "int4_group32", "int8_row", "nf4_block64")]
+    schemes += [Scheme.parse(f"int4~1x{width}~ASYMMETRIC~float16~minmax") for width in (32, 64)]
+    for target in ("compressed-tensors", "awq", "bitsandbytes"):
+        row = EXPORTS[target]
+        for one, other in itertools.product(schemes, repeat=2):
+            if any(row.refusal(s, model.info(f"{n}.weight").shape[:2]) for s in (one, other) for n in names):
+                continue
+            together = row.together(Plan(model, dict(zip(names, map(Recipe, (one, other)), strict=True))))
+            assert (row.family(one) == row.family(other)) is not bool(together), (target, one, other)

@@ -141,7 +141,10 @@ def test_wrong_names_are_refused(llama: Path, layers: list[str], tmp_path: Path)
     (tmp_path / "full" / "file").touch()
     gptq = {layers[0]: Recipe(SCHEMES["int4_group128"], "gptq")}
     for arguments, words in (
-        (("no-such", llama, recipes, tmp_path / "out"), "no target 'no-such'; there are compressed-tensors"),
+        (
+            ("no-such", llama, recipes, tmp_path / "out"),
+            "format 'no-such'; there are compressed-tensors",
+        ),
         (
             (TARGET, llama, uniform(["model.nope"], "int8_row"), tmp_path / "out"),
             "no tensor 'model.nope.weight'",

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from explorer.schemes import MappingType, Scheme
 from explorer.survey import Constraints, Survey, frontier, recipe_of
+from explorer.survey.kinds import itemsize
+from explorer.survey.recipe import ModelRecipe
 
 BUDGETS = (2.28, 2.5, 3.0, 3.7, 4.16, 4.5, 5.0, 6.0, 8.04, 20.0)
 
@@ -84,6 +87,37 @@ def test_constraints_hold(made_up: Survey) -> None:
     assert "lm_head" in frontier(made_up, constraints=Constraints(head=True)).at(4).schemes
 
 
+def test_families_do_not_mix(made_up: Survey) -> None:
+    """Of schemes that a checkpoint carries apart only, every budget gets the better kind, as if each were
+    asked for by itself."""
+
+    def family(scheme: Scheme) -> str:
+        return "asymmetric" if scheme.mapping is MappingType.ASYMMETRIC else ""
+
+    front = frontier(made_up, constraints=Constraints(family=family))
+    names = made_up.head.schemes
+    kinds = [tuple(n for n in names if (family(Scheme.parse(n)) != "") is a) for a in (True, False)]
+    alone = [frontier(made_up, constraints=Constraints(schemes=kind)) for kind in kinds]
+    for bits in (2.5, 3.7, 4.16, 4.5, 5.0, 6.5, 9.0):
+        choice = front.at(bits)
+        own = [one.at(bits) for one in alone if one.least <= bits]
+        assert len({family(Scheme.parse(name)) for name in choice.schemes.values()}) == 1
+        assert choice.loss == min(one.loss for one in own)
+        assert choice.loss - choice.gap <= min(one.loss - one.gap for one in own) * (1 + 1e-9)
+        assert front.of(choice.schemes).loss == choice.loss
+    assert (np.diff(front.bits) > 0).all() and (np.diff(front.loss) < 0).all()
+    assert {point.scheme for point in front.uniform} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("F32", 4), ("BF16", 2), ("float64", 8), ("I64", 8), ("BOOL", 1), ("F8_E4M3", 1), ("Q4_K", 2)],
+)
+def test_sizes_are_as_stored(dtype: str, size: int) -> None:
+    """A float32 embedding counts with four bytes, else a model is twice the size that was said."""
+    assert itemsize(dtype) == size
+
+
 def test_a_budget_may_be_bytes_or_a_loss(made_up: Survey) -> None:
     """Bytes count what is kept as it is; a bound on the loss gives the smallest point that keeps to it."""
     front = frontier(made_up)
@@ -102,6 +136,7 @@ def test_a_budget_may_be_bytes_or_a_loss(made_up: Survey) -> None:
         ("nope", Constraints(), 4.0, "has no signal 'nope'"),
         ("", Constraints(schemes=("mxfp4",)), 4.0, "has no scheme 'mxfp4'"),
         ("", Constraints(keep=("layers",)), 4.0, "no layer of made/up is left"),
+        ("", Constraints(keep=("block.*",)), 4.0, "no layer's name matches 'block"),
         ("", Constraints(refusal=lambda scheme, shape: "too small"), 4.0, "without a scheme: int2"),
         ("", Constraints(), 1.0, "fewer than these schemes take: 2.28"),
         ("", Constraints(), float("nan"), "fewer than"),
@@ -133,5 +168,10 @@ def test_a_recipe_says_what_it_was_chosen_by(made_up: Survey) -> None:
     recipe = recipe_of(made_up, choice, method="gptq")
     assert recipe.predicted_loss == choice.loss and recipe.signal == "fisher" and recipe.bits == choice.bits
     assert {str(r) for r in recipe.layers.values()} == {f"{s}+gptq" for s in choice.schemes.values()}
+    assert recipe.schemes == made_up.head.schemes and not recipe.fused and not recipe.target
+    kept_to = Constraints(schemes=("nvfp4", "int8_row"), fuse=True, target="compressed-tensors")
+    kept = recipe_of(made_up, frontier(made_up, constraints=kept_to).at(5), constraints=kept_to)
+    assert (kept.schemes, kept.fused, kept.target) == (kept_to.schemes, True, "compressed-tensors")
+    assert ModelRecipe.from_json(kept.to_json()) == kept
     by_weight = recipe_of(made_up, frontier(made_up, "weight").at(4.5), "weight")
     assert by_weight.predicted_loss is None and by_weight.signal == "weight"

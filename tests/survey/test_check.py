@@ -16,11 +16,12 @@ from explorer.methods import apply as by_method
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture, load_model
 from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
-from explorer.survey.apply import card_of, codes_of, folder_of
+from explorer.survey.apply import card_of, codes_of, constraints_of, folder_of
 from explorer.survey.assemble import assemble
 from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, check_recipe
 from explorer.survey.loss import reference_for
 from explorer.survey.run import Plan, survey_model
+from explorer.survey.verdict import truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("int3_group64_asym", "int4_group64", "nvfp4", "int8_row")
@@ -112,6 +113,18 @@ def test_sequential_methods_see_the_layers_before(llama: Model) -> None:
     after = assemble(llama, recipe_for(both).layers, TEXTS, 64).layers[QUERY]
     alone = assemble(llama, recipe_for({QUERY: both[QUERY]}).layers, TEXTS, 64).layers[QUERY]
     assert not torch.equal(after.q.packed, alone.q.packed)
+
+
+def test_a_check_stands_beside_what_the_recipe_could_be(llama: Model, survey: Survey) -> None:
+    """Schemes that it was not allowed prove nothing about it; what another signal chooses is fused too."""
+    kept_to = constraints_of("compressed-tensors", schemes=("int4_group64", "int8_row"), fuse=True)
+    recipe = recipe_of(survey, frontier(survey, "weight", kept_to).at(6), "weight", constraints=kept_to)
+    check = check_recipe(recipe, llama, HELD_OUT, survey)
+    single = [row.name for row in check.rows if row.what == ONE_SCHEME]
+    assert single == ["int4_group64"] and check.single and check.single.name == "int4_group64"
+    (by_signal,) = [row for row in check.rows if row.what == BY_SIGNAL]
+    assert by_signal.name == survey.head.default and by_signal.bits <= 6
+    assert "int4_group64" not in truth(check) and "INT4 group 64 (" in truth(check)
 
 
 def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> None:

@@ -5,6 +5,7 @@ If these fail, a layer's cost is not what its signal says, or a survey that was 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from dataclasses import replace
@@ -312,6 +313,23 @@ def test_a_file_that_is_no_survey_is_not_overwritten(tiny_bert: Path, tmp_path: 
     with pytest.raises(ValueError, match=r"s\.jsonl"):
         survey_model(Plan(str(tiny_bert), None, NAMES, ("weight",)), out)
     assert out.read_text() == left
+
+
+def test_two_surveys_do_not_write_one_file(
+    surveyed: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their lines mix, and a layer is there twice."""
+    folder, finished = surveyed
+    out = tmp_path / "s.jsonl"
+    out.write_text("".join(finished.read_text().splitlines(keepends=True)[:2]))
+    plan = Plan(str(folder), None, load_survey(finished).head.schemes, texts=TEXTS)
+    text = out.read_text()
+    with out.open("r+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="written by another survey"):
+            survey_model(plan, out)
+        assert out.read_text() == text
+    assert survey_model(plan, out).complete
 
 
 def test_another_revision_is_another_survey(surveyed: tuple[Path, Path]) -> None:

@@ -163,6 +163,9 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         yield "range", share, "a share of the largest value, 0.02 to 1"
     if shape and _shape_of(shape) is None:
         yield "shape", shape, "M×N×K such as 1x8192x8192"
+    for key, known in (("survey", survey.recorded()), ("ranked", SENSITIVITIES), ("for", EXPORTS)):
+        if query.get(key) and query[key] not in known:
+            yield key, query[key], f"one of {', '.join(known)}"
     for key in ("row", "column", "m", "n", "k"):
         if query.get(key) and _whole(query[key]) is None:
             yield key, query[key], "a whole number"

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -17,7 +18,7 @@ from app.page import Page
 from app.sections.layer_inputs import LAYERS
 from app.selection import Selection
 from app.views import Shown, StatusView, listen, shows
-from app.widgets import QUIET, block
+from app.widgets import LATEST, QUIET, block
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.serialize import to_json
 from explorer.figures.style import file_name
@@ -38,8 +39,9 @@ class FilesView(StatusView):
 
 
 @shows(told=True)
-def command(chosen: Selection) -> str:
-    """The commands that compute the page's numbers again."""
+def command(chosen: Selection, layout: str = OWN) -> str:
+    """The commands that compute the page's numbers again, and write the tensor in a checkpoint's
+    ``layout``."""
     where = {"builtin": f"sample:{chosen.sample}", "model": chosen.model}.get(chosen.source, "YOUR_FILE")
     parts = [where]
     tensor = {"model": chosen.layer, "file": chosen.file_tensor}.get(chosen.source)
@@ -48,13 +50,14 @@ def command(chosen: Selection) -> str:
     if chosen.source == "model" and chosen.revision:
         parts += ["--revision", chosen.revision]
     place = " ".join(shlex.quote(part) for part in parts)
-    return html.commands([_command(chosen, place, recipe) for recipe in chosen.recipes])
+    return html.commands([_command(chosen, place, recipe, layout) for recipe in chosen.recipes])
 
 
-def _command(chosen: Selection, place: str, recipe: Recipe) -> str:
+def _command(chosen: Selection, place: str, recipe: Recipe, layout: str) -> str:
     scheme = shlex.quote(str(recipe.scheme))
     if not recipe.method:
-        return f"explorer quantize {place} --scheme {scheme}"
+        written = "" if layout == OWN else f" --layout {layout} --out Q{EXPORTS[layout].suffix}"
+        return f"explorer quantize {place} --scheme {scheme}{written}"
     wanted = f"--inputs {_inputs(chosen)} --schemes {scheme} --methods {recipe.method}"
     return f"explorer methods {place} {wanted} --out Q.safetensors"
 
@@ -87,7 +90,10 @@ def make(chosen: Selection, kinds: Sequence[str], layout: str = OWN) -> FilesVie
             record = {"tensor": matrix.description, "scheme": str(recipe), **to_json(analysis.report)}
             path.write_text(json.dumps(record, indent=2), encoding="utf-8")
             files.append(str(path))
-    return FilesView(status=html.status(f"{len(files)} files."), files=gr.update(value=files, visible=True))
+    return FilesView(
+        status=html.status(f"{len(files)} file{'s' * (len(files) > 1)}."),
+        files=gr.update(value=files, visible=True),
+    )
 
 
 def _write(layer: QuantizedLayer, tensor: str, layout: str, path: Path, recipe: str) -> Path:
@@ -107,7 +113,7 @@ def _write(layer: QuantizedLayer, tensor: str, layout: str, path: Path, recipe: 
 
 def build(page: Page) -> None:
     """Lay the section out: the command follows the selection, files are made when asked for."""
-    page.follow(command, [], block(elem_id="commands"), api_name="command")
+    commands = block(elem_id="commands")
     with gr.Row(elem_classes="tight"):
         kinds = gr.CheckboxGroup(
             [("quantized tensor", "tensor"), ("all numbers (.json)", "report")],
@@ -119,6 +125,10 @@ def build(page: Page) -> None:
         layouts += [(f"{row.label} ({row.suffix})", row.name) for row in EXPORTS.values()]
         layout = gr.Dropdown(layouts, value=OWN, label="Layout of the tensor", elem_id="take-layout")
         start = gr.Button("Make the files", variant="primary", min_width=140, elem_id="take")
+    page.follow(command, [layout], commands, api_name="command")
+    inputs = [*page.selection, layout]
+    unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
+    listen(layout.input, command, inputs, commands, api_name="command_layout", **unlisted)
     status = block(elem_id="take-status")
     files = gr.Files(visible=False, interactive=False, label="Your files", elem_id="take-files")
     listen(

@@ -177,6 +177,18 @@ def test_bad_input_is_a_message_and_nothing_is_lost(
     assert all(unchanged(value) for value in kept), "outputs must stay as they are"
 
 
+def test_a_links_recipe() -> None:
+    """The survey, its signal, the budget and what it is kept to; what is not said stays as it is."""
+    query = {"survey": "all-MiniLM-L6-v2", "ranked": "fisher", "budget": "4.16", "for": "gguf"}
+    seen = visited(urlencode(query | {"keep": "layer.0.", "fuse": "true"}))
+    assert (seen.of_survey, seen.of_ranked, seen.of_budget) == ("all-MiniLM-L6-v2", "fisher", 4.16)
+    assert (seen.of_for, seen.of_keep, seen.of_fuse) == ("gguf", "layer.0.", True)
+    assert all(unchanged(part) for name, part in vars(visited("")).items() if name in _OF_RECIPE)
+
+
+_OF_RECIPE = ("of_survey", "of_ranked", "of_budget", "of_for", "of_keep", "of_fuse")
+
+
 LINKS = [
     ({}, []),
     ({"scheme": "nvfp4", "sample": "mlp_down", "tab": "speed"}, []),
@@ -191,6 +203,8 @@ LINKS = [
     ({"range": "abc"}, ["range 'abc' is none"]),
     ({"range": "7", "shape": "<b>", "m": "-3"}, ["range '7'", "shape '<b>'", "m '-3'"]),
     ({"row": "x", "column": "4"}, ["row 'x'"]),
+    ({"budget": "4.5", "for": "awq", "ranked": "weight"}, []),
+    ({"budget": "1e3", "for": "any", "survey": "own"}, ["budget '1e3'", "survey 'own'", "for 'any'"]),
 ]
 
 
@@ -404,6 +418,8 @@ def test_the_tensor_in_a_checkpoints_layout(layout: str, scheme: str) -> None:
     tensor = file_name(load_matrix("sample:mlp_up").name)
     same = write_one(layout, q, path.with_name(f"same{path.suffix}"), f"{tensor}.weight")
     assert path.suffix == EXPORTS[layout].suffix and path.read_bytes() == same.read_bytes()
+    typed = unescape(take_away.command(*selection(scheme=scheme), layout))
+    assert f"--scheme {scheme} --layout {layout} --out Q{EXPORTS[layout].suffix}" in typed
 
 
 def test_a_layout_that_cannot_carry_it_is_named(said: list[str]) -> None:

@@ -418,7 +418,7 @@ def build(page: Page) -> None:
     heading("Which layer suffers, and what a budget buys", "one survey, every budget at once")
     own = gr.State(None)
     names = list(recorded())
-    with gr.Row():
+    with gr.Row(elem_classes="stacked"):
         which = gr.Dropdown(
             _choices(own=True), value=names[0] if names else OWN, label="Survey", elem_id="survey-which"
         )
@@ -442,7 +442,7 @@ def build(page: Page) -> None:
         "survey-heat",
         height=690,
     )
-    with gr.Row():
+    with gr.Row(elem_classes="stacked"):
         targets = [("any", ANY), *((row.label, row.name) for row in EXPORTS.values())]
         target = gr.Dropdown(targets, value=ANY, label="Checkpoint format", elem_id="survey-target")
         keep = gr.Textbox(

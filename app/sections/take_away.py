@@ -114,7 +114,7 @@ def _write(layer: QuantizedLayer, tensor: str, layout: str, path: Path, recipe: 
 def build(page: Page) -> None:
     """Lay the section out: the command follows the selection, files are made when asked for."""
     commands = block(elem_id="commands")
-    with gr.Row(elem_classes="tight"):
+    with gr.Row(elem_classes="tight stacked"):
         kinds = gr.CheckboxGroup(
             [("quantized tensor", "tensor"), ("all numbers (.json)", "report")],
             value=["tensor"],

@@ -57,16 +57,20 @@ class Selection:
         scheme: str,
         second: str | None = None,
     ) -> Self:
-        """The selection that the controls hold; an empty control holds None or an empty text."""
+        """The selection that the controls hold; an empty control holds None or an empty text. ``ValueError``
+        for what is neither: only programs send that."""
+        for given in (source, sample, file, file_tensor, model, revision, layer, scheme, second):
+            if not isinstance(given, str | None):
+                raise ValueError(f"the selection is made of texts, not {str(given)[:40]}")
         return cls(
-            source,
-            sample,
+            source or "",
+            sample or "",
             file or None,
             file_tensor or None,
             model or "",
             revision or "",
             layer or None,
-            scheme,
+            scheme or "",
             second or "",
         )
 

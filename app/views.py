@@ -99,13 +99,18 @@ def shows(
         if _takes_selection(function):
             prepare = _with_selection_and_event if _takes_event(function) else _with_selection
 
+        texts = _texts_of(function)
+
+        def prepared(values: tuple[Any, ...]) -> list[Any]:
+            return _with_texts(prepare(values), texts)
+
         name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
         @functools.wraps(function)
         def steps(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    yield from checked_steps(function(*prepare(values)), check_of_this_run())  # type: ignore[arg-type]
+                    yield from checked_steps(function(*prepared(values)), check_of_this_run())  # type: ignore[arg-type]
                 except LeftError:
                     outcome.how = "left"
                 except _REFUSED as error:
@@ -117,7 +122,7 @@ def shows(
             with measured(name) as outcome:
                 try:
                     with stoppable(check_of_this_run()):
-                        return function(*prepare(values))
+                        return function(*prepared(values))
                 except LeftError as error:
                     outcome.how = "left"
                     return refused(error)
@@ -165,6 +170,24 @@ def _message(error: Exception) -> str:
     if isinstance(error, RuntimeError) and not isinstance(error, gpu.KernelError):
         raise error
     return str(error)
+
+
+def _texts_of(function: Callable[..., Any]) -> dict[int, str]:
+    """The parameters that are texts: name by place."""
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    return {place: p.name for place, p in enumerate(parameters) if p.annotation is str}
+
+
+def _with_texts(values: tuple[Any, ...], texts: dict[int, str]) -> list[Any]:
+    """``values`` with "" for a text that is not there; ``ValueError`` for one that is none: only programs
+    send those."""
+    given = list(values)
+    for place, name in texts.items():
+        if place < len(given) and given[place] is None:
+            given[place] = ""
+        elif place < len(given) and not isinstance(given[place], str):
+            raise ValueError(f"{name} is a text, not {str(given[place])[:40]}")
+    return given
 
 
 def _takes_selection(function: Callable[..., Any]) -> bool:

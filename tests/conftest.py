@@ -17,8 +17,13 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = ("tests/models", "tests/test_package.py")
-"""What one worker runs as a whole: the model is loaded and the wheel built once. Of the page, each file:
+GROUPS = (
+    "tests/models",
+    "tests/test_package.py",
+    "tests/kernels/test_codec.py",
+    "tests/survey/test_cluster.py",
+)
+"""What one worker runs as a whole: what takes long to make is made once. Of the page, each file:
 together they are longer than half of all tests."""
 
 

@@ -5,11 +5,14 @@ If these fail, an answer that comes late can stand over that of a later choice.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import gradio as gr
 import pytest
 
-from app import ui
+from app import limits, ui
+from explorer.progress import StoppedError
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +27,26 @@ def test_what_follows_the_selection_has_one_listener(config: dict[str, Any], sho
     (number,) = (c["id"] for c in config["components"] if c["props"].get("elem_id") == shown)
     writers = [d for d in config["dependencies"] if number in d["outputs"]]
     assert [d["trigger_mode"] for d in writers] == ["always_last"]
+
+
+def test_nothing_where_a_value_belongs_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may send null for anything that a control of the page never leaves empty: it is told what is
+    wrong, or gets what an empty control gives. Of what only a click starts, the click is not there."""
+    monkeypatch.setattr(limits, "notify", lambda message: None)
+    failed, asked = [], 0
+    for function in ui.build().fns.values():
+        clicked = function.fn and "event" in inspect.signature(function.fn).parameters
+        kept = any(isinstance(part, gr.State) for part in function.inputs)
+        if function.fn is None or function.api_visibility == "private" or clicked or kept:
+            continue
+        asked += 1
+        try:
+            answer = function.fn(*[None] * len(function.inputs))
+            if inspect.isgenerator(answer):
+                next(answer, None)
+                answer.close()
+        except (gr.Error, ValueError, StoppedError):
+            continue
+        except Exception as error:
+            failed.append((function.api_name, repr(error)))
+    assert not failed and asked > 60

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -138,19 +138,17 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
 
 
 def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
-    """The controls of a model's survey; what is missing or unknown stays as it is."""
-    bits = query.get("budget", "")
-
-    def known(key: str, values: Collection[str]) -> Any:
-        return query[key] if query.get(key) in values else gr.skip()
-
+    """The controls of a model's survey: the usual ones for what is missing or unknown. A survey of one's own
+    stays, which no address can carry."""
+    bits, which, recorded = query.get("budget", ""), query.get("survey"), list(survey.recorded())
+    usual = recorded[0] if recorded else survey.OWN
     return {
-        "of_survey": known("survey", survey.recorded()),
-        "of_ranked": known("ranked", SENSITIVITIES),
-        "of_budget": float(bits) if re.fullmatch(_BITS, bits) else gr.skip(),
-        "of_for": known("for", EXPORTS),
-        "of_keep": query.get("keep", gr.skip()),
-        "of_fuse": True if query.get("fuse") == "true" else gr.skip(),
+        "of_survey": gr.skip() if which == survey.OWN else which if which in recorded else usual,
+        "of_ranked": query.get("ranked") if query.get("ranked") in SENSITIVITIES else None,
+        "of_budget": float(bits) if re.fullmatch(_BITS, bits) else survey.USUAL_BITS,
+        "of_for": query.get("for") if query.get("for") in EXPORTS else survey.ANY,
+        "of_keep": query.get("keep", ""),
+        "of_fuse": query.get("fuse") == "true",
     }
 
 
@@ -163,7 +161,8 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         yield "range", share, "a share of the largest value, 0.02 to 1"
     if shape and _shape_of(shape) is None:
         yield "shape", shape, "M×N×K such as 1x8192x8192"
-    for key, known in (("survey", survey.recorded()), ("ranked", SENSITIVITIES), ("for", EXPORTS)):
+    surveys = (*survey.recorded(), survey.OWN)
+    for key, known in (("survey", surveys), ("ranked", SENSITIVITIES), ("for", EXPORTS)):
         if query.get(key) and query[key] not in known:
             yield key, query[key], f"one of {', '.join(known)}"
     for key in ("row", "column", "m", "n", "k"):

@@ -515,7 +515,7 @@ def build(page: Page) -> None:
     for number, event in enumerate(_build_runs(start, stop, stopped, file, made_here, where)):
         show_on(event, f"made_{number}")
     for key, control, moved in (
-        ("survey", which, which.input),
+        ("survey", which, which.change),
         ("ranked", signal, signal.input),
         ("budget", bits, bits.release),
         ("for", target, target.input),

@@ -173,6 +173,7 @@ def test_back_while_a_large_answer_is_on_its_way(page: Page, url: str) -> None:
     wait_for_query(page, "row=10", "column=20", f"!{LARGE}")
 
 
+@pytest.mark.shared_page
 @pytest.mark.parametrize("wait", [0, 30, 80, 160, 400])
 def test_back_while_a_step_is_on_its_way(page: Page, url: str, wait: int) -> None:
     """Whatever of a step's answers come after Back, the view that was gone back to is shown."""

@@ -54,8 +54,9 @@ def heat_figure(survey: Survey, signal: str) -> go.Figure:
     cost = np.array([[layer.costs[signal][scheme] for scheme in schemes] for layer in layers])
     positive = cost[cost > 0]
     low = float(positive.min()) if positive.size else 1.0
-    fig = figure("", "", name, height=min(MOST_HEIGHT, 150 + ROW * len(layers)))
-    ticks = _decades(low, float(cost.max(initial=low)))
+    height = min(MOST_HEIGHT, 150 + ROW * len(layers))
+    fig = figure("", "", name, height=height)
+    ticks = _decades(low, float(cost.max(initial=low)), min(7, (height - 120) // 25))
     cells = [[[x.name, s, f"{x.costs[signal][s]:.3g}", f"{x.bits[s]:.4g}"] for s in schemes] for x in layers]
     fig.add_heatmap(
         z=np.log10(np.maximum(cost, low)).round(3),
@@ -85,9 +86,10 @@ def heat_figure(survey: Survey, signal: str) -> go.Figure:
     return fig
 
 
-def _decades(low: float, high: float) -> list[int]:
+def _decades(low: float, high: float, most: int) -> list[int]:
+    """Powers of ten from ``low`` to ``high``, about ``most`` of them."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(max(high, low)))
-    step = max(1, (last - first) // 6)
+    step = max(1, math.ceil((last - first) / max(most - 1, 1)))
     return list(range(first, last + 1, step))
 
 

@@ -364,7 +364,7 @@ def export(
     runnable_model(place)
     check_weights(recipe, place)
     folder, name = fresh_folder(), file_name(f"{Path(found.head.model).name} {recipe.bits:.3g} bits {target}")
-    codes = codes_of(recipe, lambda: runnable_model(place, head=True))
+    codes = codes_of(recipe, lambda: runnable_model(place, head=True), folder=folder_of(place))
     steps = reported(
         lambda progress: write_checkpoint(
             target,

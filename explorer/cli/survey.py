@@ -357,7 +357,7 @@ def apply(
     folder = folder_of(model or chosen.model, chosen.revision)
     check_weights(chosen, model or chosen.model)
     with reporting("layers by methods", as_json) as progress:
-        codes = codes_of(chosen, lambda: _model(chosen, model, device), seen, progress)
+        codes = codes_of(chosen, lambda: _model(chosen, model, device), seen, progress, folder)
     with reporting("tensors", as_json) as progress:
         written = write_checkpoint(
             to, folder, chosen.layers, Path(out), quantized=codes, card=card_of(chosen), progress=progress

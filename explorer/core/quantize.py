@@ -8,7 +8,7 @@ A tensor is quantized where it lies: by the kernels on a GPU, by the reference e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +92,24 @@ def quantize(
         return quantize_with_scales(x, scheme, find_scales(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme))
     check_range(clip_range, scheme)
     return quantize_with_scales(x, scheme, scale_for(clip_range, scheme))
+
+
+def quantize_as_one(parts: Sequence[Tensor], scheme: Scheme) -> list[QuantizedTensor]:
+    """Matrices [rows of each, cols] quantized as the rows of one, so that they have one scale of the whole
+    tensor: what engines that multiply them as one matrix expect of query, key and value.
+
+    ``ValueError`` for blocks of several rows, which would span two of them.
+    """
+    height, whole = scheme.block[0], scheme.block == (None, None)
+    if scheme.flat or (height != 1 and not whole):
+        raise ValueError(f"{scheme} has blocks of several rows: matrices cannot share them")
+    q, found, start = quantize(torch.cat([part.detach() for part in parts]), scheme), [], 0
+    for part in parts:
+        rows = slice(start, start + part.shape[0])
+        scales = q.scales if whole else q.scales.map_grids(lambda grid, rows=rows: grid[rows])  # type: ignore[misc]
+        found.append(QuantizedTensor(q.packed[rows], scales, scheme, (part.shape[0], part.shape[1])))
+        start = rows.stop
+    return found
 
 
 def quantize_with_scales(x: Tensor, scheme: Scheme, scales: Scales) -> QuantizedTensor:

@@ -56,7 +56,7 @@ def heat_figure(survey: Survey, signal: str) -> go.Figure:
     low = float(positive.min()) if positive.size else 1.0
     height = min(MOST_HEIGHT, 150 + ROW * len(layers))
     fig = figure("", "", name, height=height)
-    ticks = _decades(low, float(cost.max(initial=low)), min(7, (height - 120) // 25))
+    ticks = _decades(low, float(cost.max(initial=low)), min(8, (height - 120) // 25))
     cells = [[[x.name, s, f"{x.costs[signal][s]:.3g}", f"{x.bits[s]:.4g}"] for s in schemes] for x in layers]
     fig.add_heatmap(
         z=np.log10(np.maximum(cost, low)).round(3),

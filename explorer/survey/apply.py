@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.write import export_of
-from explorer.core.quantize import QuantizedTensor, quantize
+from explorer.core.quantize import QuantizedTensor, quantize, quantize_as_one
 from explorer.methods import label_of
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
@@ -19,6 +20,7 @@ from explorer.progress import Progress
 from explorer.sources import open_source
 from explorer.survey.assemble import assemble
 from explorer.survey.budget import Constraints
+from explorer.survey.kinds import sharing
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import built_in_texts, weights_sha256
 from explorer.survey.sensitivities import SENSITIVITIES
@@ -58,9 +60,12 @@ def codes_of(
     load: Callable[[], Model],
     texts: Sequence[str] = (),
     progress: Progress | None = None,
+    folder: Path | None = None,
 ) -> Codes:
     """Each layer's codes: chosen by its method, whose inputs are those of ``texts`` (built-in ones if empty),
-    or rounded to nearest. The model is loaded only for methods.
+    or rounded to nearest. The model is loaded only for methods. In a fused recipe, layers that engines
+    multiply as one matrix share its scale of the whole tensor: the others are read from the model's
+    ``folder``.
 
     ``ValueError`` where a method cannot serve a layer, and where it stores more than codes, which no
     checkpoint carries.
@@ -76,8 +81,19 @@ def codes_of(
                 f"here carries; one that chooses codes alone, such as {label_of('gptq')}, can be written"
             )
 
+    shared = {name: group for group in (sharing(recipe.layers) if recipe.fused else ()) for name in group}
+    model = ModelFolder(folder) if folder and shared else None
+    together: dict[str, QuantizedTensor] = {}
+
     def codes(name: str, weight: Tensor, one: Recipe) -> QuantizedTensor:
-        return layers[name].q if name in layers else quantize(weight.float(), one.scheme)
+        if name in layers:
+            return layers[name].q
+        if model is None or name not in shared:
+            return quantize(weight.float(), one.scheme)
+        if name not in together:
+            parts = [model.read(f"{other}.weight").float() for other in shared[name]]
+            together.update(zip(shared[name], quantize_as_one(parts, one.scheme), strict=True))
+        return together.pop(name)
 
     return codes
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from explorer.core.quantize import quantize
+from explorer.core.quantize import QuantizedTensor, quantize, quantize_as_one
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Captured, Model, capture
@@ -18,6 +18,7 @@ from explorer.models.evaluate import needs_inputs
 from explorer.models.quantize import MethodLinear, quantize_model
 from explorer.progress import Progress, checkpoint
 from explorer.survey.evidence import modules_of
+from explorer.survey.kinds import sharing
 
 TOKENS = 512
 """Rows of each layer's inputs that methods see."""
@@ -39,8 +40,10 @@ def assemble(
     texts: Sequence[str],
     tokens: int = TOKENS,
     progress: Progress | None = None,
+    fused: bool = False,
 ) -> Assembled:
-    """Quantize the layers of ``recipes`` in a copy of the model's network.
+    """Quantize the layers of ``recipes`` in a copy of the model's network; with ``fused`` layers that engines
+    multiply as one matrix share its scale of the whole tensor.
 
     Layers by methods come after those rounded to nearest, in the order that the network runs them; their
     inputs are those of the original model for ``texts``, except by sequential methods, which see what the
@@ -51,6 +54,8 @@ def assemble(
     modules = _modules(model, recipes)
     by_method = {modules[n]: (n, r) for n, r in recipes.items() if r.method and needs_inputs(r.method)}
     stored, weights, done = 0.0, 0, 0
+    shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
+    together: dict[str, QuantizedTensor] = {}
     for name, recipe in recipes.items():
         if modules[name] in by_method:
             continue
@@ -58,7 +63,10 @@ def assemble(
         linear = network.get_submodule(modules[name])
         assert isinstance(linear, nn.Linear)
         with torch.no_grad():
-            q = quantize(linear.weight.float(), recipe.scheme)
+            if name in shared and name not in together:
+                parts = [_weight(network, modules[other]) for other in shared[name]]
+                together |= zip(shared[name], quantize_as_one(parts, recipe.scheme), strict=True)
+            q = together.pop(name) if name in shared else quantize(linear.weight.float(), recipe.scheme)
             linear.weight.copy_(q.dequantize())
         stored += q.bits_per_element.total * linear.weight.numel()
         weights, done = weights + linear.weight.numel(), done + 1
@@ -75,6 +83,12 @@ def assemble(
         if progress is not None:
             progress(done, len(recipes))
     return Assembled(network, stored / weights, layers)
+
+
+def _weight(network: nn.Module, module: str) -> Tensor:
+    linear = network.get_submodule(module)
+    assert isinstance(linear, nn.Linear)
+    return linear.weight.float()
 
 
 def _by_method(

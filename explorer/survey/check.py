@@ -19,7 +19,7 @@ from explorer.schemes import Scheme
 from explorer.survey.apply import constraints_of
 from explorer.survey.assemble import assemble, shapes_of
 from explorer.survey.budget import frontier
-from explorer.survey.loss import Loss, Reference, hash_of, reference_for
+from explorer.survey.loss import Loss, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
 from explorer.survey.run import SCHEMES, built_in_texts
@@ -92,26 +92,15 @@ def check_recipe(
     rows = []
     for index, (what, name, layers, predicted) in enumerate(todo):
         checkpoint()
-        rows.append(_run(what, name, layers, predicted, model, reference, calibration or built_in_texts()))
+        assembled = assemble(model, layers, calibration or built_in_texts(), fused=recipe.fused)
+        loss = reference.measure(assembled.network)
+        rows.append(Checked(what, name, assembled.bits, predicted, loss))
         if progress is not None:
             progress(index + 1, len(todo))
     return Check(tuple(rows), hash_of(reference.texts), not texts)
 
 
 _Todo = tuple[str, str, Mapping[str, Recipe], float | None]
-
-
-def _run(
-    what: str,
-    name: str,
-    layers: Mapping[str, Recipe],
-    predicted: float | None,
-    model: Model,
-    reference: Reference,
-    calibration: Sequence[str],
-) -> Checked:
-    assembled = assemble(model, layers, calibration)
-    return Checked(what, name, assembled.bits, predicted, reference.measure(assembled.network))
 
 
 def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_Todo]:

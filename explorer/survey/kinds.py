@@ -6,9 +6,10 @@ Names are those of transformers' checkpoints and of GGUF files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
+from explorer.methods.recipe import Recipe
 from explorer.sources.base import TensorInfo
 from explorer.sources.gguf_file import CODED
 
@@ -81,6 +82,19 @@ def depth_of(layer: str) -> int | None:
     """Which of the model's blocks the layer is in, from 0; None outside of them."""
     number = re.search(r"\.(\d+)\.", f".{layer}.")
     return int(number[1]) if number else None
+
+
+def sharing(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
+    """Of the groups of fused layers those with a scale of the whole tensor, which has to be the same for all
+    of a group: two levels, as NVFP4, or one scale a tensor. Layers by methods are left out."""
+    shared = []
+    for group in fused_groups(recipes):
+        same = {str(recipes[name]) for name in group}
+        one = recipes[group[0]]
+        rule, whole = one.scheme.scale, one.scheme.block == (None, None)
+        if len(group) > 1 and len(same) == 1 and not one.method and rule and (rule.per_tensor or whole):
+            shared.append(group)
+    return shared
 
 
 def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:

@@ -161,8 +161,8 @@ def _recipe(
 ) -> RecipeRun:
     choice = frontier(survey, signal, Constraints(fuse=fused)).at(budget)
     predicted = choice.loss if SENSITIVITIES[signal].is_loss and not method else None
-    run = _run(model, reference, choice.schemes, method=method, predicted=predicted)
-    return replace(run, budget=budget, signal=signal, fused=fused)
+    run = _run(model, reference, choice.schemes, method=method, predicted=predicted, fused=fused)
+    return replace(run, budget=budget, signal=signal)
 
 
 def _run(
@@ -172,10 +172,11 @@ def _run(
     scheme: str = "",
     method: str = "",
     predicted: float | None = None,
+    fused: bool = False,
 ) -> RecipeRun:
     """One model, quantized and run."""
     recipes = {name: Recipe(Scheme.parse(text), method) for name, text in schemes.items()}
-    made = assemble(model, recipes, built_in_texts())
+    made = assemble(model, recipes, built_in_texts(), fused=fused)
     loss = reference.measure(made.network)
     low, high = (loss.value if end is None else end for end in (loss.low, loss.high))
     return RecipeRun(
@@ -183,7 +184,7 @@ def _run(
         signal="",
         scheme=scheme,
         method=method,
-        fused=False,
+        fused=fused,
         bits=made.bits,
         predicted=predicted,
         loss=loss.value,

@@ -30,7 +30,8 @@ from explorer.sources.samples import SAMPLES
 from explorer.survey import SENSITIVITIES
 
 _FIELDS = json.dumps([field.name for field in dataclasses.fields(Selection)])
-_BITS = r"[2-9](\.\d{1,4})?"
+_BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
+"""Of a budget in the address, below ``MOST_BITS``."""
 CHANGED = f"(...values) => explorer.changed({_FIELDS}, values, true)"
 """JavaScript for a listener after a change; its inputs are the selection. Back leads to what was there
 before."""
@@ -112,6 +113,10 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
             limits.notify(f"The link's {what} {value!r} is unknown; showing {next(iter(known))} instead.")
     for what, wrong, accepted in _nonsense(query):
         limits.notify(f"The link's {what} {wrong[:40]!r} is none, and the usual one is shown: {accepted}.")
+    if query.get("survey") == survey.OWN and first:
+        limits.notify(
+            "A link cannot carry your survey: open its file again. Showing a recorded one until then."
+        )
     second = _linked_scheme(query.get("second", ""))
     of_file = source == "file" and not first
     row, column = _whole(query.get("row")), _whole(query.get("column"))
@@ -145,7 +150,13 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
     return {
         "of_survey": gr.skip() if which == survey.OWN else which if which in recorded else usual,
         "of_ranked": query.get("ranked") if query.get("ranked") in SENSITIVITIES else None,
-        "of_budget": float(bits) if re.fullmatch(_BITS, bits) else survey.USUAL_BITS,
+        # The ends are those of the recipe before; ``survey.budget`` finds this one's.
+        "of_budget": gr.update(
+            value=float(bits) if re.fullmatch(_BITS, bits) else survey.USUAL_BITS,
+            minimum=0,
+            maximum=survey.MOST_BITS,
+            interactive=True,
+        ),
         "of_for": query.get("for") if query.get("for") in EXPORTS else survey.ANY,
         "of_keep": query.get("keep", ""),
         "of_fuse": query.get("fuse") == "true",

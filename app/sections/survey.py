@@ -62,6 +62,7 @@ TITLE, NAME = "Which layer suffers", "survey"
 ANY = "any"
 OWN = "own"
 USUAL_BITS = 4.5
+MOST_BITS = 32
 STEP = 0.01
 """Bits a weight: of the slider."""
 UNFINISHED = "Stopped; the layers that were done are kept: Survey goes on with them."
@@ -274,6 +275,7 @@ def run(where: str, unfinished: list[str] | None) -> Iterator[RunView]:
     out = fresh_folder() / f"{file_name(where.rstrip('/').rpartition('/')[2])}.jsonl"
     if unfinished and unfinished[0] == where and Path(unfinished[1]).exists():
         out = Path(unfinished[1])
+    going_on = out.exists()
     begun = [where, str(out)]
     yield RunView.unchanged(status=html.status(f"Opening {where} …"), unfinished=begun)
     plan, what = Plan(where), ["layers"]
@@ -287,14 +289,20 @@ def run(where: str, unfinished: list[str] | None) -> Iterator[RunView]:
             what[0] = "layers"
             progress(done, total)
 
-        return survey_model(plan, out, bounds, layers, ran)
+        try:
+            return survey_model(plan, out, bounds, layers, ran)
+        except ValueError:
+            if not going_on:
+                raise
+            begun[1] = str(fresh_folder() / out.name)  # the model is another one now
+            return survey_model(plan, begun[1], bounds, layers, ran)
 
     found = yield from _told(reported(compute), lambda: what[0], RunView)
     yield RunView(
         status=html.status(f"Surveyed: {about(found)}"),
-        own=str(out),
+        own=begun[1],
         which=gr.update(choices=_choices(own=True), value=OWN),
-        file=gr.update(value=str(out), interactive=True),
+        file=gr.update(value=begun[1], interactive=True),
         unfinished=None,
     )
 
@@ -512,8 +520,8 @@ def build(page: Page) -> None:
     ):
         listen(changed, budget, asked, budget_view, api_name=f"survey_{what}", **unlisted)
     made_here = RunView(status=run_status, own=own, which=which, file=made, unfinished=gr.State(None))
-    for number, event in enumerate(_build_runs(start, stop, stopped, file, made_here, where)):
-        show_on(event, f"made_{number}")
+    _build_runs(start, stop, stopped, file, made_here, where)
+    show_on(own.change, "own")
     for key, control, moved in (
         ("survey", which, which.change),
         ("ranked", signal, signal.input),
@@ -538,8 +546,8 @@ def build(page: Page) -> None:
 
 def _build_runs(
     start: gr.Button, stop: gr.Button, stopped: gr.HTML, file: gr.File, outputs: RunView, where: gr.Textbox
-) -> list[Any]:
-    """A survey made here, or opened; the events after which another one is there."""
+) -> None:
+    """A survey made here, or opened."""
     buttons = RunButtons((start,), stop, stopped)
     buttons.begin_on(start.click, where.submit)
     runs = [
@@ -549,8 +557,7 @@ def _build_runs(
         for event, name in ((start.click, "survey_model"), (where.submit, "survey_model_by_key"))
     ]
     buttons.end_with(*runs, message=UNFINISHED)
-    read = listen(file.upload, opened, [file], outputs, api_name="open_survey", **QUIET)
-    return [*(run.success for run in runs), read.success]
+    listen(file.upload, opened, [file], outputs, api_name="open_survey", **QUIET)
 
 
 def _build_click(heat: Any, which: Any, own: Any, where: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 LARGE_BYTES = 1 << 20
 """Blocks from this size on are returned to the system as soon as they are free."""
@@ -15,6 +16,8 @@ def return_large_blocks() -> bool:
     By default glibc raises the size from which it does so to that of the largest block freed so far (up to
     32 MiB), and keeps what is smaller in arenas, a set for each thread, between blocks that are still in use.
     """
+    if not sys.platform.startswith("linux"):
+        return False
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is None:
         return False

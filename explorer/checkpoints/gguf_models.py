@@ -101,10 +101,13 @@ def pooling(folder: Path) -> int | None:
     if not path.is_file():
         return None
     modules = json.loads(path.read_text(encoding="utf-8"))
-    places = [module["path"] for module in modules if module["type"].endswith(".Pooling")]
+    places = [m.get("path", "") for m in modules if str(m.get("type", "")).endswith(".Pooling")]
     if not places:
         return None
-    said = json.loads((folder / places[0] / "config.json").read_text(encoding="utf-8"))
+    settings = folder / places[0] / "config.json"
+    if not settings.is_file():
+        raise ValueError(f"{path.name} names {places[0]}, whose config.json is not there: fetch it too")
+    said = json.loads(settings.read_text(encoding="utf-8"))
     modes = [name for name, on in said.items() if name.startswith("pooling_mode_") and on is True]
     if said.get("pooling_mode"):
         modes = [f"pooling_mode_{said['pooling_mode']}"]

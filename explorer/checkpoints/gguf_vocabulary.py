@@ -112,10 +112,10 @@ def _space_prefix(tokenizer: dict[str, Any]) -> bool:
     normalizer, cut = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
     prepended = [n for n in normalizer.get("normalizers", [normalizer]) if n.get("type") == "Prepend"]
     spaces = [c for c in cut.get("pretokenizers", [cut]) if c.get("type") == "Metaspace"]
-    schemes = [
-        s.get("prepend_scheme") or ("always" if s.get("add_prefix_space") else "never") for s in spaces
-    ]
-    return bool(prepended) or any(scheme != "never" for scheme in schemes)
+    spaced = (
+        s.get("prepend_scheme", "always" if s.get("add_prefix_space", True) else "never") for s in spaces
+    )
+    return bool(prepended) or any(scheme != "never" for scheme in spaced)
 
 
 def _word_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:

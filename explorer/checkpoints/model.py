@@ -22,6 +22,17 @@ CONFIG = "config.json"
 _CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".vocab", ".bpe")
 _TERMS = re.compile(r"(LICENSE|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embeddings?|[a-z_]+_embeddings?)(\.|$)")
+_AUTO = {
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForImageTextToText": "IMAGE_TEXT_TO_TEXT",
+    "AutoModelForSeq2SeqLM": "SEQ_TO_SEQ_CAUSAL_LM",
+    "AutoModelForSpeechSeq2Seq": "SPEECH_SEQ_2_SEQ",
+    "AutoModelForMaskedLM": "MASKED_LM",
+    "AutoModelForSequenceClassification": "SEQUENCE_CLASSIFICATION",
+    "AutoModelForTokenClassification": "TOKEN_CLASSIFICATION",
+    "AutoModelForQuestionAnswering": "QUESTION_ANSWERING",
+}
+"""A class of transformers -> its name of the mapping from kinds of models to architectures."""
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""
 
@@ -80,22 +91,25 @@ class ModelFolder:
     @property
     def tied(self) -> bool:
         """Whether the head is the embeddings, whatever else the files hold."""
-        return bool(self.config.get("tie_word_embeddings", False))
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(self.folder, local_files_only=True).get_text_config()
+        except (ValueError, KeyError, OSError):  # a kind of model that transformers does not know
+            return bool(self.config.get("tie_word_embeddings", False))
+        return bool(getattr(config, "tie_word_embeddings", False))
 
     @property
     def auto_class(self) -> str:
         """The class of transformers that opens the model: by the configuration's first architecture."""
+        from transformers.models.auto import modeling_auto
+
         built = str(next(iter(self.config.get("architectures") or []), ""))
-        ends = {
-            "ForCausalLM": "AutoModelForCausalLM",
-            "ForMaskedLM": "AutoModelForMaskedLM",
-            "ForSequenceClassification": "AutoModelForSequenceClassification",
-            "ForTokenClassification": "AutoModelForTokenClassification",
-            "ForQuestionAnswering": "AutoModelForQuestionAnswering",
-            "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
-            "LMHeadModel": "AutoModelForCausalLM",
-        }
-        return next((auto for end, auto in ends.items() if built.endswith(end)), "AutoModel")
+        for auto, mapping in _AUTO.items():
+            known = getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").get(self.type, ())
+            if built in ((known,) if isinstance(known, str) else known):
+                return auto
+        return "AutoModel"
 
     @cached_property
     def dtype(self) -> torch.dtype:

@@ -71,6 +71,8 @@ def _places(plan: Plan) -> dict[str, str]:
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     found: dict[str, str] = {}
     for info in plan.model.infos:
+        if plan.model.tied and info.name == "lm_head.weight":
+            continue  # the embeddings are the head
         place = names.get_name(info.name, try_suffixes=(".weight", ".bias"))
         if place is not None:
             found[info.name] = place
@@ -88,8 +90,8 @@ def write(job: Job) -> None:
     writer.add_file_type(_GUESSED)
     for key, value in architecture.settings(config).items():
         _add(writer, f"{architecture.name}.{key}", value)
-    if architecture.name == "bert" and (pooling := gguf_models.pooling(plan.model.folder)) is not None:
-        _add(writer, "bert.pooling_type", pooling)
+    if (pooling := gguf_models.pooling(plan.model.folder)) is not None:
+        _add(writer, f"{architecture.name}.pooling_type", pooling)
     _add_vocabulary(writer, plan)
     places, factors = _places(plan), gguf_models.rope_factors(config)
     for name, place in places.items():
@@ -184,8 +186,10 @@ def one(q: QuantizedTensor, name: str, path: Path) -> None:
 
 def load(plan: Plan) -> str:
     """How the file is opened."""
+    if plan.model.type == "bert":  # which transformers does not open from GGUF
+        return f"# llama.cpp: llama-embedding -m {FILE}"
     return (
-        f"# llama.cpp: {'llama-embedding' if plan.model.type == 'bert' else 'llama-cli'} -m {FILE}\n"
+        f"# llama.cpp: llama-cli -m {FILE}\n"
         f"from transformers import {plan.model.auto_class}  # pip install gguf accelerate\n\n"
         f'model = {plan.model.auto_class}.from_pretrained("this folder", gguf_file="{FILE}")'
     )

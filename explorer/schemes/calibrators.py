@@ -229,7 +229,7 @@ def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
     counts, nonempty, h_log_h = _prefix_sums(h), _prefix_sums((h > 0).double()), _prefix_sums(h.xlogy(h))
     objectives = []
     thresholds = torch.arange(levels, bins + 1, device=h.device)
-    for i in thresholds.split(max(1, _AT_ONCE // (len(h) * levels))):
+    for i in thresholds.split(max(1, _AT_ONCE // max(1, len(h) * levels))):
         checkpoint()
         edges = torch.arange(levels + 1, device=h.device) * i[:, None] // levels  # [thresholds, levels + 1]
         group, inside, last = counts[:, edges].diff(dim=2), counts[:, i], h[:, i - 1]

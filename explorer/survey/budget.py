@@ -175,7 +175,9 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
         raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
     names = constraints.schemes or survey.head.schemes
     allowed, refused = _allowed(layers, names, constraints.refusal)
-    kept = sum(layer.stored_bytes for layer in survey.layers if layer.bits and layer not in layers)
+    chosen_for = {layer.name for layer in layers}
+    rest = (layer for layer in survey.layers if layer.bits and layer.name not in chosen_for)
+    kept = sum(layer.stored_bytes for layer in rest)
     groups = fused_groups([x.name for x in layers]) if constraints.fuse else [(x.name,) for x in layers]
     tables = _tables_of(layers, groups, _families(names, constraints.family), allowed, signal)
     uniform = {

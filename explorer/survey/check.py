@@ -47,15 +47,17 @@ class Checked:
 @dataclass(frozen=True)
 class Check:
     """What ``check_recipe`` measured; the recipe is the first of ``rows``. ``better``: the share of the loss
-    of the best single scheme that the recipe saves, negative where it is worse; None without one."""
+    of the best single scheme that the recipe saves, negative where it is worse; None without one.
+    ``uniform``: the recipe is one scheme for all layers itself."""
 
     rows: tuple[Checked, ...]
     texts_sha256: str
     built_in_texts: bool
+    uniform: bool = False
 
     @property
     def single(self) -> Checked | None:
-        """The best single scheme of at most the recipe's size; None if none was run."""
+        """The best single scheme of about the recipe's size, or smaller; None if none was run."""
         single = [row for row in self.rows if row.what == ONE_SCHEME]
         return min(single, key=lambda row: row.loss.value, default=None)
 
@@ -97,7 +99,8 @@ def check_recipe(
         rows.append(Checked(what, name, assembled.bits, predicted, loss))
         if progress is not None:
             progress(index + 1, len(todo))
-    return Check(tuple(rows), hash_of(reference.texts), not texts)
+    uniform = len({str(one) for one in recipe.layers.values()}) == 1
+    return Check(tuple(rows), hash_of(reference.texts), not texts, uniform)
 
 
 _Todo = tuple[str, str, Mapping[str, Recipe], float | None]

@@ -120,6 +120,7 @@ def survey_model(
     file that is of another survey.
     """
     out = Path(out)
+    size = out.stat().st_size if out.exists() else 0
     found = load_survey(out) if _begun(out) else None
     source = open_source(plan.model, plan.revision, limits)
     infos = [(info, role_of(info)) for info in in_order(source)]
@@ -166,7 +167,7 @@ def survey_model(
         for info, role in listed
         if _layer(info) not in done
     ]
-    with _opened(out, head, found is not None) as file:
+    with _opened(out, head, found is not None, size) as file:
         for layer in (rows or in_this_process)(plan, source, jobs, head.signals):
             file.write(line_of(layer).encode())
             file.flush()
@@ -374,10 +375,13 @@ def _layer(info: TensorInfo) -> str:
 
 
 @contextmanager
-def _opened(out: Path, head: Head, going_on: bool) -> Iterator[BinaryIO]:
-    """The file behind its last whole line; a new one begins with ``head``."""
+def _opened(out: Path, head: Head, going_on: bool, size: int) -> Iterator[BinaryIO]:
+    """The file behind its last whole line; a new one begins with ``head``. ``ValueError`` if another survey
+    writes it, or has since it had ``size`` bytes."""
     with out.open("r+b" if going_on else "ab") as file:
         _hold(file, out)
+        if os.fstat(file.fileno()).st_size != size:
+            raise ValueError(f"{out.name} was written by another survey meanwhile; give the command again")
         if going_on:
             whole = file.read().rfind(b"\n") + 1
             file.seek(whole)
@@ -398,5 +402,7 @@ def _hold(file: BinaryIO, out: Path) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         raise ValueError(f"{out.name} is being written by another survey") from error
+    except OSError:  # a file system without locks
+        return

@@ -52,12 +52,14 @@ def verdict(front: Frontier, choice: Choice) -> str:
 
 
 def truth(check: Check) -> str:
-    """What a check measured, against the best single scheme of at most the recipe's size."""
+    """What a check measured, against the best single scheme of about the recipe's size."""
+    if check.uniform:
+        return "Measured on texts that the survey did not see: the recipe is one scheme for all layers."
     single, better = check.single, check.better
     if single is None or better is None:
         return "Measured on texts that the survey did not see; no single scheme is as small."
     least = f"{abs(100 * better):.0f} % {'less' if better >= 0 else 'more'}"
     return (
         f"Measured: the recipe of {check.rows[0].bits:.2f} bits loses {least} than the best single scheme "
-        f"that is no larger, {label_of_text(single.name)} ({single.bits:.2f} bits)."
+        f"of about its size, {label_of_text(single.name)} ({single.bits:.2f} bits)."
     )

@@ -166,7 +166,8 @@ def test_an_encoder_is_written_too(minilm: Path, tmp_path: Path) -> None:
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert reader.fields["general.architecture"].contents() == "bert" and len(tensors) == 101
     assert reader.fields["bert.pooling_type"].contents() == 1
-    assert "AutoModel.from_pretrained" in (written.folder / "README.md").read_text()
+    card = (written.folder / "README.md").read_text()
+    assert "llama-embedding -m model.gguf" in card and "from_pretrained" not in card
     weight = load_matrix(str(minilm), "encoder.layer.3.attention.self.query.weight").values
     found = tensors["blk.3.attn_q.weight"]
     assert torch.equal(
@@ -206,6 +207,9 @@ def test_embeddings_are_pooled_as_the_model_says(modes: dict[str, bool], kind: i
 
 def test_another_pooling_is_refused(tmp_path: Path) -> None:
     assert gguf_models.pooling(tmp_path) is None
+    (tmp_path / "modules.json").write_text('[{"path": "1_P", "type": "a.Pooling"}, {"idx": 1}]')
+    with pytest.raises(ValueError, match=r"1_P, whose config\.json is not there"):
+        gguf_models.pooling(tmp_path)
     for settings, words in (
         ({"pooling_mode_max_tokens": True}, "not by max_tokens"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls_token and mean_tokens"),

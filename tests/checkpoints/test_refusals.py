@@ -85,6 +85,22 @@ def test_a_tied_head_is_not_quantized(llama: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="ties the head to the embeddings"):
             write_checkpoint(target, model, {"lm_head": Recipe(SCHEMES[scheme])}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    del config["tie_word_embeddings"]
+    for kind, tied in (("llama", False), ("gemma", True)):  # what is not said is as transformers has it
+        (model / "config.json").write_text(json.dumps(config | {"model_type": kind}))
+        assert ModelFolder(model).tied is tied
+
+
+def test_a_tied_head_is_not_written_to_gguf(llama: Path, tmp_path: Path) -> None:
+    """llama.cpp would run the head that the files hold, transformers the embeddings."""
+    gguf = pytest.importorskip("gguf")
+    model = Path(shutil.copytree(llama, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    layers = {"model.layers.0.mlp.up_proj": Recipe(SCHEMES["q8_0"])}
+    written = write_checkpoint("gguf", model, layers, tmp_path / "out")
+    names = {tensor.name for tensor in gguf.GGUFReader(written.folder / "model.gguf").tensors}
+    assert "output.weight" not in names and "token_embd.weight" in names
 
 
 @pytest.mark.parametrize(("rows", "refused"), [(4, True), (8, True), (16, False)])
@@ -96,23 +112,26 @@ def test_short_zero_points_are_refused(rows: int, refused: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("built", "auto"),
+    ("kind", "built", "auto"),
     [
-        (["LlamaForCausalLM"], "AutoModelForCausalLM"),
-        (["BertModel"], "AutoModel"),
-        (["BertForSequenceClassification"], "AutoModelForSequenceClassification"),
-        (None, "AutoModel"),
+        ("llama", ["LlamaForCausalLM"], "AutoModelForCausalLM"),
+        ("bert", ["BertModel"], "AutoModel"),
+        ("bert", ["BertForSequenceClassification"], "AutoModelForSequenceClassification"),
+        ("t5", ["T5ForConditionalGeneration"], "AutoModelForSeq2SeqLM"),
+        ("whisper", ["WhisperForConditionalGeneration"], "AutoModelForSpeechSeq2Seq"),
+        ("qwen2_5_vl", ["Qwen2_5_VLForConditionalGeneration"], "AutoModelForImageTextToText"),
+        ("llama", None, "AutoModel"),
     ],
 )
 def test_the_card_opens_the_model_by_its_own_class(
-    llama: Path, tmp_path: Path, built: list[str] | None, auto: str
+    llama: Path, tmp_path: Path, kind: str, built: list[str] | None, auto: str
 ) -> None:
     """By another class the encoder of a checkpoint is not found, or its head is made anew."""
     model = Path(shutil.copytree(llama, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"architectures": built}))
-    plan = Plan(ModelFolder(model), {"model.layers.0.mlp.up_proj": Recipe(SCHEMES["int4_group32"])})
-    for target in ("compressed-tensors", "gptq", "gguf"):
+    (model / "config.json").write_text(json.dumps(config | {"architectures": built, "model_type": kind}))
+    plan = Plan(ModelFolder(model), {"model.layers.0.mlp.up_proj": Recipe(SCHEMES["nf4_block64"])})
+    for target in ("gptq", "bitsandbytes"):
         assert f"import {auto} " in EXPORTS[target].load(plan).replace("\n", " ")
 
 

@@ -16,7 +16,7 @@ from explorer import SCHEMES, SourceError, quantize
 from explorer.methods import apply as by_method
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture, load_model
-from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
+from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
 from explorer.survey.apply import card_of, codes_of, constraints_of, folder_of
 from explorer.survey.assemble import assemble
 from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, check_recipe
@@ -136,6 +136,12 @@ def test_fused_layers_share_the_scale_of_the_tensor(llama: Model, tiny_llama: Pa
         assert len({float(found[name].scales.tensor_scale) for name in names}) == 1
         alone = assemble(llama, recipe.layers, TEXTS).network.get_submodule(names[1]).weight
         assert not torch.equal(alone, found[names[1]].dequantize())
+
+
+def test_a_recipe_of_one_scheme_is_not_praised(llama: Model, survey: Survey) -> None:
+    """Beside the second best it would seem to save what it is."""
+    recipe = recipe_of(survey, frontier(survey, "weight", Constraints(schemes=("nvfp4",))).at(5), "weight")
+    assert "one scheme for all layers" in truth(check_recipe(recipe, llama, HELD_OUT, survey))
 
 
 def test_a_check_stands_beside_what_the_recipe_could_be(llama: Model, survey: Survey) -> None:

@@ -19,6 +19,7 @@ from explorer import SCHEMES, SourceError, quantize
 from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
 from explorer.sources import open_source
+from explorer.sources.base import TensorSource
 from explorer.survey import SENSITIVITIES, Layer, Needs, Role, frontier, load_survey
 from explorer.survey import run as running
 from explorer.survey.evidence import gather, modules_of
@@ -318,7 +319,7 @@ def test_a_file_that_is_no_survey_is_not_overwritten(tiny_bert: Path, tmp_path: 
 def test_two_surveys_do_not_write_one_file(
     surveyed: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else their lines mix, and a layer is there twice."""
+    """Else their lines mix, and a layer is there twice; one that ends while another begins is not erased."""
     folder, finished = surveyed
     out = tmp_path / "s.jsonl"
     out.write_text("".join(finished.read_text().splitlines(keepends=True)[:2]))
@@ -329,6 +330,18 @@ def test_two_surveys_do_not_write_one_file(
         with pytest.raises(ValueError, match="written by another survey"):
             survey_model(plan, out)
         assert out.read_text() == text
+    finish = running.weights_sha256
+
+    def finished_meanwhile(source: TensorSource) -> str:
+        out.write_text(finished.read_text())
+        return finish(source)
+
+    monkeypatch.setattr(running, "weights_sha256", finished_meanwhile)
+    with pytest.raises(ValueError, match="written by another survey meanwhile"):
+        survey_model(plan, out)
+    assert out.read_text() == finished.read_text()
+    monkeypatch.setattr(running, "weights_sha256", finish)
+    out.write_text(text)
     assert survey_model(plan, out).complete
 
 

@@ -140,7 +140,8 @@ async def _visits(
     folder: Path,
     seen: Seen,
 ) -> None:
-    limits, timeout = httpx.Limits(max_connections=None), httpx.Timeout(300)
+    # The server closes a connection that rests for 5 s; a request that meets this is sent again by browsers.
+    limits, timeout = httpx.Limits(max_connections=None, keepalive_expiry=3), httpx.Timeout(300)
     async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:
         await _up(client, server)
         page = Server(client)

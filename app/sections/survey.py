@@ -27,6 +27,7 @@ from app.widgets import (
     LATEST,
     PRIVATE,
     QUIET,
+    FreeSlider,
     RunButtons,
     block,
     heading,
@@ -65,7 +66,7 @@ USUAL_BITS = 4.5
 MOST_BITS = 32
 STEP = 0.01
 """Bits a weight: of the slider."""
-UNFINISHED = "Stopped; the layers that were done are kept: Survey goes on with them."
+UNFINISHED = "Stopped. Layers that were done are kept: Survey runs the model again and goes on with them."
 NOT_CHECKED = "Not checked yet: the loss above is a prediction."
 COLUMNS = {
     "model": "str",
@@ -457,7 +458,7 @@ def build(page: Page) -> None:
             "", label="Layers left as they are", placeholder="encoder.layer.0.*", max_lines=1, min_width=160
         )
         fuse = gr.Checkbox(False, label="one scheme for query, key, value; for gate, up", min_width=200)
-    bits = gr.Slider(
+    bits = FreeSlider(
         2.0, 9.0, value=USUAL_BITS, step=STEP, label="Budget, bits a weight", elem_id="survey-bits"
     )
     budget_parts = {
@@ -512,25 +513,27 @@ def build(page: Page) -> None:
 
     show_on(which.input, "which")
     show_on(signal.input, "signal")
+    taken_in: list[Any] = []
     for changed, what in (
         (target.input, "target"),
         (keep.blur, "keep"),
         (keep.submit, "keep_now"),
         (fuse.input, "fuse"),
     ):
-        listen(changed, budget, asked, budget_view, api_name=f"survey_{what}", **unlisted)
+        bought = listen(changed, budget, asked, budget_view, api_name=f"survey_{what}", **unlisted)
+        taken_in.append(bought.then)
     made_here = RunView(status=run_status, own=own, which=which, file=made, unfinished=gr.State(None))
     _build_runs(start, stop, stopped, file, made_here, where)
     show_on(own.change, "own")
     for key, control, moved in (
-        ("survey", which, which.change),
-        ("ranked", signal, signal.input),
-        ("budget", bits, bits.release),
-        ("for", target, target.input),
-        ("keep", keep, keep.blur),
-        ("fuse", fuse, fuse.input),
+        ("survey", which, [which.change]),
+        ("ranked", signal, [signal.input]),
+        ("budget", bits, [bits.release, *taken_in]),
+        ("for", target, [target.input]),
+        ("keep", keep, [keep.blur, keep.submit]),
+        ("fuse", fuse, [fuse.input]),
     ):
-        page.keep(key, control, moved, visit=False)
+        page.keep(key, control, *moved, visit=False)
     buttons = RunButtons((check_button, export_button), halt, halted)
     buttons.begin_on(check_button.click, export_button.click)
     runs = [

@@ -29,6 +29,8 @@ Refusal = Callable[[Scheme, tuple[int, int]], str]
 Family = Callable[[Scheme], str]
 """Which schemes a scheme can stand beside in one model, those of the same family: ``Export.family``."""
 _SLACK = 1e-6
+_TOLD = 2
+"""Refusals that a message holds."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,8 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     for pattern in constraints.keep:
         if not any(_matches(layer, pattern) for layer in survey.layers):
             raise ValueError(
-                f"no layer's name matches {pattern!r}; names are such as {survey.layers[-1].name}"
+                f"no layer's name matches {pattern!r}: a part of a name such as {survey.linear[0].name}, or "
+                "a pattern with * and ?"
             )
     layers = [layer for layer in survey.linear if not constraints.keeps(layer)]
     if not layers:
@@ -273,9 +276,10 @@ def _allowed(
                 allowed[layer.name].discard(name)
                 refused.setdefault(name, why)
         if not allowed[layer.name]:
+            first = [f"{name}: {why}" for name, why in refused.items()][:_TOLD]
+            more = f"; and {len(refused) - _TOLD} more" if len(refused) > _TOLD else ""
             raise ValueError(
-                f"{layer.name} {list(layer.shape)} is left without a scheme: "
-                + "; ".join(f"{name}: {why}" for name, why in refused.items())
+                f"{layer.name} {list(layer.shape)} is left without a scheme: {'; '.join(first)}{more}"
             )
     return allowed, refused
 

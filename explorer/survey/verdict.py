@@ -11,6 +11,8 @@ from explorer.survey.kinds import Role
 from explorer.survey.rows import Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 
+_SIMILAR = 0.1
+"""Bits a weight that a single scheme may be smaller and still say what choosing saves."""
 _TOLD_FROM = 1e9
 """Bytes from which on it is said which GPU holds a model: smaller ones fit every one."""
 
@@ -46,7 +48,7 @@ def verdict(front: Frontier, choice: Choice) -> str:
         return bought
     best = min(single, key=lambda u: u.loss)
     bought += f" {label_of_text(best.scheme)} for all layers: {best.loss:.3g} at {best.bits:.2f} bits"
-    if choice.loss < best.loss:
+    if choice.loss < best.loss and best.bits > choice.bits - _SIMILAR:
         bought += f", so that choosing saves {100 * (1 - choice.loss / best.loss):.0f} % of it"
     return f"{bought}."
 

@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import pytest
 
 from app import limits
 from app.sections import survey
+from app.widgets import FreeSlider
 from explorer.checkpoints import EXPORTS
 from explorer.survey import SENSITIVITIES, load_survey
 from explorer.survey.recipe import ModelRecipe
@@ -167,3 +169,12 @@ def test_the_recipe_is_checked_and_exported(minilm: Path) -> None:
 def test_an_export_needs_a_format(minilm: Path, said: list[str]) -> None:
     list(survey.export(RECORDED, None, None, "any", "", False, 4.5, str(minilm)))
     assert "choose a checkpoint format" in said[0]
+
+
+def test_a_budget_beyond_the_old_ends_reaches_its_handler() -> None:
+    """A format narrows the slider's ends; what the browser still holds is no error. What is no number is."""
+    slider = FreeSlider(2, 9, value=4.5, label="Budget")
+    assert slider.get_block_name() == "slider" and slider.preprocess(99.0) == 99.0
+    for wrong in ("x", None, float("nan"), [1]):
+        with pytest.raises(gr.Error, match="Budget is a number"):
+            slider.preprocess(wrong)  # type: ignore[arg-type]

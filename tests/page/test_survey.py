@@ -98,5 +98,8 @@ def test_surveys_of_ones_own_one_after_another(page: Page, url: str, tmp_path: P
     target.press("Enter")
     expect(page.locator("#survey-bits input[type=range]")).to_be_disabled()
     expect(sentence).to_contain_text("4.25 bits a weight")
-    page.wait_for_function("location.search.includes('for=gguf')")
+    page.wait_for_function("location.search.includes('for=gguf') && location.search.includes('budget=4.25')")
     assert "survey=own" in page.url
+    expect(page.locator(".toast-body")).to_have_count(0)  # of a value beyond the ends that were there before
+    page.go_back()
+    page.go_forward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,19 +136,6 @@ def download_buttons() -> tuple[gr.DownloadButton, gr.DownloadButton]:
 def stop_button() -> gr.Button:
     """A Stop that waits for ``RunButtons`` to show it."""
     return gr.Button("Stop", min_width=100, visible=False)
-
-
-class FreeSlider(gr.Slider):
-    """A slider whose ends change with what it is for: a value beyond them, sent before the browser had the
-    new ones, is for its handler to take in. ``gr.Slider`` refuses it before any handler runs."""
-
-    is_template = True  # to the browser it is a slider
-
-    def preprocess(self, payload: float) -> float:
-        """The value as it was sent; ``gr.Error`` for what is no number, which only programs send."""
-        if not isinstance(payload, int | float) or not math.isfinite(payload):
-            raise gr.Error(f"{self.label} is a number, not {str(payload)[:40]}")
-        return payload
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from app.files import fresh_folder
 from app.models import runnable_model
 from app.page import Page
 from app.selection import Selection
+from app.slider import FreeSlider
 from app.theme import plot_data
 from app.views import Shown, StatusView, View, listen, shows
 from app.widgets import (
     LATEST,
     PRIVATE,
     QUIET,
-    FreeSlider,
     RunButtons,
     block,
     heading,

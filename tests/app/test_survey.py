@@ -13,7 +13,7 @@ import pytest
 
 from app import limits
 from app.sections import survey
-from app.widgets import FreeSlider
+from app.slider import FreeSlider
 from explorer.checkpoints import EXPORTS
 from explorer.survey import SENSITIVITIES, load_survey
 from explorer.survey.recipe import ModelRecipe

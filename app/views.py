@@ -179,14 +179,15 @@ def _texts_of(function: Callable[..., Any]) -> dict[int, str]:
 
 
 def _with_texts(values: tuple[Any, ...], texts: dict[int, str]) -> list[Any]:
-    """``values`` with "" for a text that is not there; ``ValueError`` for one that is none: only programs
-    send those."""
+    """``values`` with "" for a text that is not there, and a number as it is written; ``ValueError`` for what
+    is no text at all: only programs send those."""
     given = list(values)
     for place, name in texts.items():
-        if place < len(given) and given[place] is None:
-            given[place] = ""
-        elif place < len(given) and not isinstance(given[place], str):
-            raise ValueError(f"{name} is a text, not {str(given[place])[:40]}")
+        value = given[place] if place < len(given) else ""
+        if value is None or isinstance(value, int | float):
+            given[place] = "" if value is None else str(value)
+        elif not isinstance(value, str):
+            raise ValueError(f"{name} is a text, not {str(value)[:40]}")
     return given
 
 

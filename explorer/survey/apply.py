@@ -10,7 +10,7 @@ from torch import Tensor
 
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.write import export_of
-from explorer.core.quantize import QuantizedTensor, quantize, quantize_as_one
+from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.methods import label_of
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
@@ -18,9 +18,8 @@ from explorer.models.capture import Model
 from explorer.models.evaluate import needs_inputs
 from explorer.progress import Progress
 from explorer.sources import open_source
-from explorer.survey.assemble import assemble
+from explorer.survey.assemble import assemble, rounding
 from explorer.survey.budget import Constraints
-from explorer.survey.kinds import sharing
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import built_in_texts, weights_sha256
 from explorer.survey.sensitivities import SENSITIVITIES
@@ -81,19 +80,15 @@ def codes_of(
                 f"here carries; one that chooses codes alone, such as {label_of('gptq')}, can be written"
             )
 
-    shared = {name: group for group in (sharing(recipe.layers) if recipe.fused else ()) for name in group}
-    model = ModelFolder(folder) if folder and shared else None
-    together: dict[str, QuantizedTensor] = {}
+    model = ModelFolder(folder) if folder and recipe.fused else None
+    rounded = (
+        rounding(recipe.layers, True, lambda name: model.read(f"{name}.weight").float()) if model else None
+    )
 
     def codes(name: str, weight: Tensor, one: Recipe) -> QuantizedTensor:
         if name in layers:
             return layers[name].q
-        if model is None or name not in shared:
-            return quantize(weight.float(), one.scheme)
-        if name not in together:
-            parts = [model.read(f"{other}.weight").float() for other in shared[name]]
-            together.update(zip(shared[name], quantize_as_one(parts, one.scheme), strict=True))
-        return together.pop(name)
+        return rounded(name) if rounded else quantize(weight.float(), one.scheme)
 
     return codes
 

@@ -4,7 +4,7 @@ codes."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -54,19 +54,15 @@ def assemble(
     modules = _modules(model, recipes)
     by_method = {modules[n]: (n, r) for n, r in recipes.items() if r.method and needs_inputs(r.method)}
     stored, weights, done = 0.0, 0, 0
-    shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
-    together: dict[str, QuantizedTensor] = {}
-    for name, recipe in recipes.items():
+    rounded = rounding(recipes, fused, lambda name: _weight(network, modules[name]))
+    for name in recipes:
         if modules[name] in by_method:
             continue
         checkpoint()
         linear = network.get_submodule(modules[name])
         assert isinstance(linear, nn.Linear)
         with torch.no_grad():
-            if name in shared and name not in together:
-                parts = [_weight(network, modules[other]) for other in shared[name]]
-                together |= zip(shared[name], quantize_as_one(parts, recipe.scheme), strict=True)
-            q = together.pop(name) if name in shared else quantize(linear.weight.float(), recipe.scheme)
+            q = rounded(name)
             linear.weight.copy_(q.dequantize())
         stored += q.bits_per_element.total * linear.weight.numel()
         weights, done = weights + linear.weight.numel(), done + 1
@@ -83,6 +79,26 @@ def assemble(
         if progress is not None:
             progress(done, len(recipes))
     return Assembled(network, stored / weights, layers)
+
+
+def rounding(
+    recipes: Mapping[str, Recipe], fused: bool, read: Callable[[str], Tensor]
+) -> Callable[[str], QuantizedTensor]:
+    """What rounds a layer to nearest by its recipe: ``read`` gives its weight [N, K], float32. With ``fused``
+    a group of layers that shares a scale of the whole tensor is rounded when its first is asked for, each of
+    them once."""
+    shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
+    ready: dict[str, QuantizedTensor] = {}
+
+    def rounded(name: str) -> QuantizedTensor:
+        if name not in shared:
+            return quantize(read(name), recipes[name].scheme)
+        if name not in ready:
+            parts = [read(other) for other in shared[name]]
+            ready.update(zip(shared[name], quantize_as_one(parts, recipes[name].scheme), strict=True))
+        return ready.pop(name)
+
+    return rounded
 
 
 def _weight(network: nn.Module, module: str) -> Tensor:

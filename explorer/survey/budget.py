@@ -167,7 +167,7 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     for name in constraints.schemes:
         if name not in survey.head.schemes:
             raise ValueError(f"the survey has no scheme {name!r}; it has {', '.join(survey.head.schemes)}")
-    for pattern in constraints.keep:
+    for pattern in constraints.keep if survey.linear else ():
         if not any(_matches(layer, pattern) for layer in survey.layers):
             raise ValueError(
                 f"no layer's name matches {pattern!r}: a part of a name such as {survey.linear[0].name}, or "

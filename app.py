@@ -34,7 +34,7 @@ from app.serving import uploads, waiting
 from app.serving.guard import Guard
 from app.serving.headers import SecurityHeaders
 from app.serving.measure import ROUTES
-from app.serving.memory import return_large_blocks
+from app.serving.memory import return_forever, return_large_blocks
 from app.serving.visitors import HostedWatch
 from app.theme import HEAD, make_theme
 from app.ui import build
@@ -55,6 +55,7 @@ def main() -> None:
     )
     leave_out_damaged(lambda words: print(f"left out: {words}", file=sys.stderr, flush=True))
     return_large_blocks()
+    return_forever()
     uploads.make_store()
     uploads.sweep_forever()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the store is removed

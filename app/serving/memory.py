@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+import time
 
 LARGE_BYTES = 1 << 20
 """Blocks from this size on are returned to the system as soon as they are free."""
@@ -22,3 +24,25 @@ def return_large_blocks() -> bool:
     if option is None:
         return False
     return bool(option(_M_MMAP_THRESHOLD, LARGE_BYTES) and option(_M_TRIM_THRESHOLD, LARGE_BYTES))
+
+
+def return_small_holes() -> bool:
+    """Give the system the whole pages between small blocks that are still in use; False where the C library
+    is not glibc. The allocator does so by itself only at the end of its first arena."""
+    if not sys.platform.startswith("linux"):
+        return False
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return False
+    trim(0)
+    return True
+
+
+def return_forever(every: float = 30) -> None:
+    """``return_small_holes`` every so many seconds, in the background, until the process ends."""
+
+    def run() -> None:
+        while return_small_holes():
+            time.sleep(every)
+
+    threading.Thread(target=run, daemon=True, name="memory").start()

@@ -1,5 +1,5 @@
-// Hopper's asynchronous tensor core: wgmma m64nNkK with both operands in shared memory, K-major, 128-byte
-// swizzle.
+// Hopper's asynchronous tensor core: wgmma m64nNkK, B in shared memory, A there or in registers; K-major,
+// 128-byte swizzle.
 //
 // Every instruction takes 32 bytes of K a row, whatever the type: 16 bf16 or fp16, 8 tf32, 32 fp8 or int8,
 // 256 bits. A warpgroup (4 warps) holds D as N/2 registers a thread: in each 8 columns, lane 4q + t has
@@ -8,64 +8,98 @@
 #include "tensor_core.cuh"
 
 #define REG4(d, c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
-#define REG16(d, c, i) REG4(d, c, i), REG4(d, c, i + 4), REG4(d, c, i + 8), REG4(d, c, i + 12)
-#define REG64(d, c, i) REG16(d, c, i), REG16(d, c, i + 16), REG16(d, c, i + 32), REG16(d, c, i + 48)
+#define REG8(d, c, i) REG4(d, c, i), REG4(d, c, i + 4)
+#define REG16(d, c, i) REG8(d, c, i), REG8(d, c, i + 8)
+#define REG32(d, c, i) REG16(d, c, i), REG16(d, c, i + 16)
+#define REG64(d, c, i) REG32(d, c, i), REG32(d, c, i + 32)
 #define REG128(d, c, i) REG64(d, c, i), REG64(d, c, i + 64)
-#define LIST64                                                                         \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define LIST128                                                                                    \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define LIST4 "%0, %1, %2, %3"
+#define LIST8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define LIST16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LIST32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
+    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LIST64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
+    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, " \
+    "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
+    "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LIST128 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
+    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, " \
+    "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
+    "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, " \
+    "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, " \
+    "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
+    "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, " \
+    "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// D = A · B + (accumulate ? D : 0). NAME is the instruction with its shape, REST its last immediates.
-#define WGMMA(NAME, REGS, LIST, CONSTRAINT, DA, DB, ACCUMULATE, REST)                                \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE                                      \
-                 ", 0;\n"                                                                            \
-                 "wgmma.mma_async.sync.aligned." NAME " {" LIST "}, " DA ", " DB ", p" REST ";\n}\n" \
-                 : REGS(d, CONSTRAINT, 0)                                                            \
-                 : "l"(a), "l"(b), "r"(accumulate))
-#define WGMMA128(NAME, C, REST) WGMMA("m64n256" NAME, REG128, LIST128, C, "%128", "%129", "%130", REST)
-#define WGMMA64(NAME, C, REST) WGMMA("m64n128" NAME, REG64, LIST64, C, "%64", "%65", "%66", REST)
+// D = A · B + (accumulate ? D : 0), N columns. INSTRUCTION has K and the types, REST the last immediates; P0
+// and on are the operands that follow D's registers. A lies in shared memory (SHARED_A) or in four registers.
+#define WGMMA(N, REGS, LIST, A, B, ACCUMULATE, INPUTS, INSTRUCTION, C, REST)                             \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE                                          \
+                 ", 0;\n"                                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n" #N INSTRUCTION " {" LIST "}, " A ", " B ", p" REST  \
+                 ";\n}\n"                                                                                \
+                 : REGS(d, C, 0)                                                                         \
+                 : INPUTS, "l"(b), "r"(accumulate))
+#define SHARED_A(N, REGS, LIST, P0, P1, P2, P3, P4, P5, INSTRUCTION, C, REST) \
+    WGMMA(N, REGS, LIST, P0, P1, P2, "l"(a), INSTRUCTION, C, REST)
+#define REGISTERS_A(N, REGS, LIST, P0, P1, P2, P3, P4, P5, INSTRUCTION, C, REST)                      \
+    WGMMA(N, REGS, LIST, "{" P0 ", " P1 ", " P2 ", " P3 "}", P4, P5, REG4(a, "r", 0), INSTRUCTION, C, \
+          REST)
+#define EACH_N(FORM, INSTRUCTION, C, REST)                                                                   \
+    if constexpr (N == 8) FORM(8, REG4, LIST4, "%4", "%5", "%6", "%7", "%8", "%9", INSTRUCTION, C, REST);    \
+    if constexpr (N == 16)                                                                                   \
+        FORM(16, REG8, LIST8, "%8", "%9", "%10", "%11", "%12", "%13", INSTRUCTION, C, REST);                 \
+    if constexpr (N == 32)                                                                                   \
+        FORM(32, REG16, LIST16, "%16", "%17", "%18", "%19", "%20", "%21", INSTRUCTION, C, REST);             \
+    if constexpr (N == 64)                                                                                   \
+        FORM(64, REG32, LIST32, "%32", "%33", "%34", "%35", "%36", "%37", INSTRUCTION, C, REST);             \
+    if constexpr (N == 128)                                                                                  \
+        FORM(128, REG64, LIST64, "%64", "%65", "%66", "%67", "%68", "%69", INSTRUCTION, C, REST);            \
+    if constexpr (N == 256)                                                                                  \
+        FORM(256, REG128, LIST128, "%128", "%129", "%130", "%131", "%132", "%133", INSTRUCTION, C, REST);
 
-// A and B by their descriptors; N is 128 or 256.
+// A and B by their descriptors; N is 8, 16, 32, 64, 128 or 256.
 template <OperandType OPERAND, int N, typename Acc>
 __device__ __forceinline__ void wgmma(Acc (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
-#define BOTH(NAME, C, REST)      \
-    if constexpr (N == 256)      \
-        WGMMA128(NAME, C, REST); \
-    else                         \
-        WGMMA64(NAME, C, REST);
     if constexpr (OPERAND == OperandType::BF16) {
-        BOTH("k16.f32.bf16.bf16", "+f", ", 1, 1, 0, 0")
+        EACH_N(SHARED_A, "k16.f32.bf16.bf16", "+f", ", 1, 1, 0, 0")
     }
     if constexpr (OPERAND == OperandType::F16) {
-        BOTH("k16.f32.f16.f16", "+f", ", 1, 1, 0, 0")
+        EACH_N(SHARED_A, "k16.f32.f16.f16", "+f", ", 1, 1, 0, 0")
     }
     if constexpr (OPERAND == OperandType::TF32) {
-        BOTH("k8.f32.tf32.tf32", "+f", ", 1, 1")
+        EACH_N(SHARED_A, "k8.f32.tf32.tf32", "+f", ", 1, 1")
     }
     if constexpr (OPERAND == OperandType::E4M3) {
-        BOTH("k32.f32.e4m3.e4m3", "+f", ", 1, 1")
+        EACH_N(SHARED_A, "k32.f32.e4m3.e4m3", "+f", ", 1, 1")
     }
     if constexpr (OPERAND == OperandType::E5M2) {
-        BOTH("k32.f32.e5m2.e5m2", "+f", ", 1, 1")
+        EACH_N(SHARED_A, "k32.f32.e5m2.e5m2", "+f", ", 1, 1")
     }
     if constexpr (OPERAND == OperandType::S8) {
-        BOTH("k32.s32.s8.s8", "+r", "")
+        EACH_N(SHARED_A, "k32.s32.s8.s8", "+r", "")
     }
     if constexpr (OPERAND == OperandType::B1) {
-        BOTH("k256.s32.b1.b1.and.popc", "+r", "")
+        EACH_N(SHARED_A, "k256.s32.b1.b1.and.popc", "+r", "")
     }
-#undef BOTH
+}
+
+// A in four registers a thread: rows q and q + 8 of the first 16 bytes of K, then of the last 16. They must
+// not change before the product is done.
+template <OperandType OPERAND, int N, typename Acc>
+__device__ __forceinline__ void wgmma(Acc (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    if constexpr (OPERAND == OperandType::BF16) {
+        EACH_N(REGISTERS_A, "k16.f32.bf16.bf16", "+f", ", 1, 1, 0")
+    }
+    if constexpr (OPERAND == OperandType::E4M3) {
+        EACH_N(REGISTERS_A, "k32.f32.e4m3.e4m3", "+f", ", 1, 1")
+    }
+    if constexpr (OPERAND == OperandType::S8) {
+        EACH_N(REGISTERS_A, "k32.s32.s8.s8", "+r", "")
+    }
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
@@ -121,6 +155,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
         "@done bra finished;\nbra again;\nfinished:\n}\n" ::"r"(bar),
         "r"(parity)
         : "memory");
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
 }
 
 // TMA: a box of a tensor map at (byte of K, row) into shared memory, here or in every CTA of the cluster in

@@ -127,9 +127,9 @@ def context(index: int) -> Iterator[Any]:
 
 _LOCK = threading.RLock()
 _CONTEXTS: dict[int, Any] = {}
-_FUNCTIONS: dict[tuple[int, Build, str], Any] = {}
-_MODULES: dict[tuple[int, Build], Any] = {}
-_LARGE: set[tuple[int, Build, str]] = set()
+_FUNCTIONS: dict[tuple[int, Build, str, int], Any] = {}
+_MODULES: dict[tuple[int, Build, int], Any] = {}
+_LARGE: set[tuple[int, Build, str, int]] = set()
 """Functions that may use more than 48 KiB of dynamic shared memory."""
 _STREAMS = threading.local()
 
@@ -146,16 +146,25 @@ def _primary_context(index: int) -> tuple[Any, Any]:
     return driver, _CONTEXTS[index]
 
 
-def _function(index: int, build: Build, name: str, driver: Any) -> Any:
-    key = (index, build, name)
+CLUSTER_SIDES = (11, 12, 13)
+"""CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, HEIGHT and DEPTH (cuda.h), which pycuda has no names for."""
+
+
+def _function(index: int, build: Build, name: str, cluster: int, driver: Any) -> Any:
+    """A kernel; one of its own for each size of clusters, which is a property of the loaded function."""
+    key = (index, build, name, cluster)
     function = _FUNCTIONS.get(key)
     if function is None:
         with _LOCK:
-            module = _MODULES.get((index, build))
+            module = _MODULES.get((index, build, cluster))
             if module is None:
                 cubin = compile_cubin(build, arch_of(torch.device("cuda", index))).read_bytes()
-                module = _MODULES[(index, build)] = driver.module_from_buffer(cubin)
-            function = _FUNCTIONS[key] = module.get_function(name)
+                module = _MODULES[(index, build, cluster)] = driver.module_from_buffer(cubin)
+            function = module.get_function(name)
+            if cluster > 1:
+                for side, size in zip(CLUSTER_SIDES, (cluster, 1, 1), strict=True):
+                    function.set_attribute(driver.function_attribute(side), size)
+            _FUNCTIONS[key] = function
     return function
 
 
@@ -168,19 +177,21 @@ def launch(
     types: str,
     arguments: Sequence[Any],
     shared: int = 0,
+    cluster: int = 1,
 ) -> None:
     """Launch kernel ``name`` of ``build`` in the order of torch's current stream.
 
     ``types`` has one struct letter for each argument (P pointer, Q uint64, I uint32, i int32, f float);
-    tensors become their addresses. ``shared`` bytes of dynamic shared memory. ``KernelError`` if it cannot be
+    tensors become their addresses. ``shared`` bytes of dynamic shared memory; ``cluster`` CTAs along x in a
+    cluster, of a kernel that does not say so itself. ``KernelError`` if it cannot be
     compiled or launched.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     values = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 if a is None else a for a in arguments]
     with context(index) as driver:
-        function = _function(index, build, name, driver)
+        function = _function(index, build, name, cluster, driver)
         function.prepare(types)
-        if shared > 48 * 1024 and (key := (index, build, name)) not in _LARGE:
+        if shared > 48 * 1024 and (key := (index, build, name, cluster)) not in _LARGE:
             function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
             _LARGE.add(key)
         shape = (*grid, 1, 1)[:3]

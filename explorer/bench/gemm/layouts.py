@@ -16,7 +16,18 @@ from explorer.core.lowering import config_of, layout_of, raw_scales
 from explorer.formats import CodebookFormat, Format, IntegerFormat
 from explorer.gpu.dequantize import builds as dequantize_builds
 from explorer.gpu.dequantize import dequantize as dequantize_kernel
-from explorer.gpu.gemm import CPP_TYPES, Codes, Weight, padded_rows, two_bit_rows
+from explorer.gpu.gemm import (
+    CPP_TYPES,
+    FOLDED_POWER,
+    Codes,
+    OperandType,
+    Scales,
+    Tiles,
+    Weight,
+    padded_rows,
+    repack,
+    two_bit_rows,
+)
 from explorer.gpu.quantize import builds as quantize_builds
 from explorer.gpu.runtime import Build
 from explorer.schemes import Scheme
@@ -141,6 +152,44 @@ def weight_rows(w: Operand) -> Tensor:
     how = weight_of(w.scheme)
     packed = two_bit_rows(w.q.codes.to(torch.uint8)) if how.two_bit == 1 else w.q.packed
     return padded_rows(packed, how.elements * how.bits // 2)
+
+
+def tiles_of(scheme: Scheme, x_type: OperandType) -> Tiles:
+    """How ``gemm_swap_ab`` reads W under ``scheme`` by X of a type; ``ValueError`` for blocks it cannot."""
+    fmt, (height, group) = scheme.format, scheme.block
+    two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
+    if height not in (1, None) or (height is None and group is not None):
+        raise ValueError(f"weights in blocks of {scheme.block} are not multiplied from registers")
+    if has_byte_scales(scheme):
+        # An E4M3 scale times 2^118 is a bfloat16 still; an E8M0 scale may not be.
+        assert scheme.scale is not None
+        folded = fmt.bits == 4 and scheme.scale.format.name == "float8_e4m3fn"
+        scales = Scales.FOLDED if folded else Scales.WEIGHT
+    else:
+        scales = Scales.SUM if group is not None or scheme.asymmetric else Scales.ROW
+    return Tiles(
+        x_type,
+        2 if two_bit else fmt.bits,
+        "IntegerCodec<2>" if two_bit else fmt.cuda_codec,
+        two_bit,
+        scales,
+        min(group or 128, 128),
+        "float" if scales is Scales.ROW else CPP_TYPES[_weight_scale_dtype(scheme)],
+        scheme.asymmetric,
+    )
+
+
+def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
+    """W as ``repack`` lays it out; ternary digits as plain 2-bit codes. A code that is no number makes its scale
+    no number."""
+    k, group = w.values.shape[1], w.scheme.block[1]
+    packed = two_bit_rows(w.q.codes.to(torch.uint8)) if tiles.two_bit == 1 else w.q.packed
+    if tiles.scales is Scales.ROW:
+        return repack(packed, None, None, tiles, k, k)
+    scales = weight_scales(w)
+    if tiles.scales is Scales.FOLDED:
+        scales = scales * FOLDED_POWER
+    return repack(packed, scales, weight_zeros(w), tiles, k, group or k)
 
 
 def weight_scales(w: Operand) -> Tensor:

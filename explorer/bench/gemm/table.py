@@ -24,6 +24,7 @@ from explorer.bench.gemm.variants import (
     FAKE_QUANTIZE,
     NAIVE,
     POPC,
+    SWAP_AB_BLOCKWISE,
     TILED,
     WGMMA_BLOCKWISE,
     Variant,
@@ -32,6 +33,8 @@ from explorer.bench.gemm.variants import (
     dynamic,
     in_registers,
     mma,
+    swap_ab,
+    swap_ab_dense,
     wgmma,
     widen_then_wgmma,
 )
@@ -109,8 +112,8 @@ ON_WEIGHTS = "on the weights, or on each group's sum"
 BEFORE, ZERO_TERMS = "on the operands, before the product", "in the epilogue, with zero-point terms"
 F32, F16 = torch.float32, torch.float16
 S = SCHEMES
-INT8 = (NAIVE, TILED, DP4A, mma("s8"), wgmma("s8"))
-INT8_SYMMETRIC = (NAIVE, TILED, DP4A, in_registers(), mma("s8"), wgmma("s8"))
+INT8 = (NAIVE, TILED, DP4A, mma("s8"), swap_ab_dense("s8"), wgmma("s8"))
+INT8_SYMMETRIC = (NAIVE, TILED, DP4A, in_registers(), mma("s8"), swap_ab_dense("s8"), wgmma("s8"))
 INT8_DYNAMIC = (dynamic("s8", "mma.sync"), dynamic("s8", "wgmma"))
 
 
@@ -118,9 +121,9 @@ def _dense(kind: str) -> tuple[Variant, ...]:
     return (NAIVE, TILED, mma(kind), wgmma(kind))
 
 
-def _narrow(*last: Variant) -> tuple[Variant, ...]:
+def _narrow(*last: Variant, fp8_accumulate_k: int = 0) -> tuple[Variant, ...]:
     """4- and 2-bit weights with 8-bit inputs."""
-    return (NAIVE, TILED, in_registers(), *last)
+    return (NAIVE, TILED, in_registers(), swap_ab(fp8_accumulate_k=fp8_accumulate_k), *last)
 
 
 def _fp6(name: str) -> Scheme:
@@ -131,7 +134,7 @@ def _fp8(kind: str, unit: str, title: str) -> Gemm:
     """FP8 on both sides: one scale a tensor, or one a token and a channel."""
     scheme = S[f"fp8_{kind}_{'tensor' if unit == 'tensor' else 'row'}"]
     few = (in_registers(),) if kind == "e4m3" else ()
-    variants = (NAIVE, TILED, *few, mma(kind), wgmma(kind))
+    variants = (NAIVE, TILED, *few, mma(kind), swap_ab_dense(kind), wgmma(kind))
     baseline = baselines.SCALED_MM if kind == "e4m3" else baselines.BF16
     name, label = f"fp8_{kind}_{unit}", f"FP8 {kind.upper()} {title}"
     return Gemm(name, label, scheme, scheme, EPILOGUE, "tensor core's", variants, baseline, kind, "FP8")
@@ -146,6 +149,7 @@ def _weight_only(
         NAIVE,
         TILED,
         in_registers(0.0 if exact else BF16_HALF_ULP),
+        swap_ab(0.0 if exact else BF16_HALF_ULP),
         dequantize_then_wgmma(False, 0.0 if has_byte_scales(w) else BF16_HALF_ULP),
     )
     return Gemm(name, label, S["bf16"], w, ON_WEIGHTS, "float32", variants, baseline, "bf16", None)
@@ -178,13 +182,13 @@ ROWS = [
     Gemm("fp16", "FP16", S["fp16"], S["fp16"], NONE, "float32",
          _dense("f16"), baselines.FP16, "f16", "FP16", F16),
     Gemm("bf16", "BF16", S["bf16"], S["bf16"], NONE, "float32",
-         (NAIVE, TILED, in_registers(), mma("bf16"), wgmma("bf16")), baselines.BF16, "bf16", "BF16"),
+         (NAIVE, TILED, in_registers(), mma("bf16"), swap_ab_dense("bf16"), wgmma("bf16")), baselines.BF16, "bf16", "BF16"),
     _fp8("e4m3", "tensor", "per tensor"),
     _fp8("e4m3", "row", "per token × per channel"),
     _fp8("e5m2", "tensor", "per tensor"),
     _fp8("e5m2", "row", "per token × per channel"),
     Gemm("fp8_blockwise", "FP8 1×128 by 128×128", S["fp8_e4m3_1x128"], S["fp8_e4m3_128x128"], PER_BLOCK,
-         "float32 every 128 of K", (NAIVE, TILED, WGMMA_BLOCKWISE), baselines.SCALED_BLOCKS, "e4m3", "FP8"),
+         "float32 every 128 of K", (NAIVE, TILED, SWAP_AB_BLOCKWISE, WGMMA_BLOCKWISE), baselines.SCALED_BLOCKS, "e4m3", "FP8"),
     Gemm("int8", "INT8 W8A8", S["int8_row"], S["int8_row"], EPILOGUE, "int32",
          INT8_SYMMETRIC, baselines.INT_MM, "s8", "INT8"),
     Gemm("int8_asym", "INT8 W8A8, asymmetric", S["int8_row_asym"], S["int8_row_asym"], ZERO_TERMS,
@@ -202,6 +206,7 @@ ROWS = [
     _weight_only("w1.58a16", "Ternary × BF16", S["ternary_absmean"]),
     _weight_only("w_fp6_e2m3", "FP6 E2M3 weights", _fp6("float6_e2m3fn")),
     _weight_only("w_fp6_e3m2", "FP6 E3M2 weights", _fp6("float6_e3m2fn")),
+    _weight_only("w_fp8", "FP8 E4M3 weights", S["fp8_e4m3_row"]),
     _weight_only("w_mxfp8", "MXFP8 weights", S["mxfp8_e4m3"]),
     _weight_only("w_mxfp6", "MXFP6 weights", S["mxfp6_e2m3"]),
     _weight_only("w_mxfp4", "MXFP4 weights", S["mxfp4"]),
@@ -217,9 +222,9 @@ ROWS = [
     Gemm("w4a8_int_channel", "W4A8 INT4 per channel × INT8", S["int8_row"], S["int4_row"], EPILOGUE,
          "int32", _narrow(widen_then_wgmma("s8", False)), baselines.SCALED_MM, "s8", None),
     Gemm("w4a8_fp8", "W4A8 INT4 group 128 × FP8", S["fp8_e4m3_row"], S["int4_group128"], PER_BLOCK,
-         "float32", _narrow(widen_then_wgmma("e4m3", True)), baselines.SCALED_MM, "e4m3", None),
+         "float32", _narrow(widen_then_wgmma("e4m3", True), fp8_accumulate_k=128), baselines.SCALED_MM, "e4m3", None),
     Gemm("ternary", "Ternary × INT8", S["int8_row"], S["ternary_absmean"], EPILOGUE, "int32",
-         (NAIVE, ADD_SUBTRACT, in_registers(), widen_then_wgmma("s8", False)), baselines.INT_MM, "s8", None),
+         (NAIVE, ADD_SUBTRACT, in_registers(), swap_ab(), widen_then_wgmma("s8", False)), baselines.INT_MM, "s8", None),
     Gemm("binary", "Binary × binary", S["binary_row"], S["binary_row"], EPILOGUE, "int32",
          (NAIVE, POPC, BINARY_MMA, BINARY_WGMMA), baselines.INT_MM, "b1", "binary"),
     Gemm("fake_int8", "Fake-quantized forward (QAT), INT8", S["int8_row"], S["int8_row"], BEFORE,

@@ -271,6 +271,68 @@ def in_registers(rounding: float = 0.0) -> Variant:
     )
 
 
+def _swap_ab(ops: Operands) -> Call:
+    tiles = layouts.tiles_of(ops.w.scheme, _x_type(ops.x.scheme))
+    x, w = layouts.activation_rows(ops.x).view(torch.uint8), layouts.tiled_weights(ops.w, tiles)
+    by_row = tiles.scales is kernel.Scales.ROW
+    epilogue = epilogues.scaled(ops) if by_row else epilogues.weight_only(ops)
+    return lambda: kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue)
+
+
+def _swap_ab_builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
+    return tuple(kernel.swap_ab_builds(layouts.tiles_of(w, _x_type(x)), out))
+
+
+def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0) -> Variant:
+    """Codes of W are decoded in registers, as the 64-row side of wgmma: for few tokens."""
+    return Variant(
+        "swap A/B",
+        "gemm_swap_ab.cu",
+        _swap_ab,
+        _swap_ab_builds,
+        only_major=HOPPER,
+        rounding=rounding,
+        fp8_accumulate_k=fp8_accumulate_k,
+    )
+
+
+def swap_ab_dense(kind: str) -> Variant:
+    """Both sides as they are, rows of W as the 64-row side of wgmma: for few tokens."""
+    tiles = kernel.Tiles(kernel.OperandType(kind))
+
+    def prepare(ops: Operands) -> Call:
+        x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.scaled(ops)
+        return lambda: kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue)
+
+    return Variant(
+        "swap A/B",
+        "gemm_swap_ab.cu",
+        prepare,
+        lambda _x, _w, out: tuple(kernel.swap_ab_builds(tiles, out)),
+        only_major=HOPPER,
+        fp8_accumulate_k=ALL_OF_K if kind in FP8_KINDS else 0,
+    )
+
+
+BLOCKWISE_TILES = kernel.Tiles(kernel.OperandType.E4M3, scales=kernel.Scales.BLOCK)
+
+
+def _swap_ab_blockwise(ops: Operands) -> Call:
+    x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.unscaled(ops)
+    x_scales, w_scales = layouts.x_block_scales(ops.x), layouts.w_block_scales(ops.w)
+    return lambda: kernel.gemm_swap_ab(x, w, ops.shape[1], BLOCKWISE_TILES, epilogue, x_scales, w_scales)
+
+
+SWAP_AB_BLOCKWISE = Variant(
+    "swap A/B",
+    "gemm_swap_ab.cu",
+    _swap_ab_blockwise,
+    lambda _x, _w, out: tuple(kernel.swap_ab_builds(BLOCKWISE_TILES, out)),
+    only_major=HOPPER,
+    fp8_accumulate_k=128,
+)
+
+
 def dequantize_then_wgmma(both: bool, rounding: float) -> Variant:
     """W, or both sides, are dequantized to bfloat16 in memory and multiplied so."""
 

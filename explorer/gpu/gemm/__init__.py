@@ -6,7 +6,7 @@ read and leave the caller's tensors as they are.
 """
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
-from explorer.gpu.gemm.names import CPP_TYPES, Activation, BlockScaledFormat, OperandType, ScaleK, WordOp
+from explorer.gpu.gemm.names import CPP_TYPES, Activation, BlockScaledFormat, OperandType, ScaleK, Scales, WordOp
 from explorer.gpu.gemm.rows import padded_rows, row_bits, two_bit_rows
 from explorer.gpu.gemm.simt import (
     Codes,
@@ -17,6 +17,7 @@ from explorer.gpu.gemm.simt import (
     reference_build,
     simt32_build,
 )
+from explorer.gpu.gemm.swap_ab import FOLDED_POWER, Shape, Tiles, gemm_swap_ab, repack, swap_ab_builds
 from explorer.gpu.gemm.tensor_cores import (
     block_scaled_build,
     gemm_block_scaled,
@@ -34,8 +35,12 @@ __all__ = [
     "BlockScaledFormat",
     "Codes",
     "Epilogue",
+    "FOLDED_POWER",
     "OperandType",
     "ScaleK",
+    "Scales",
+    "Shape",
+    "Tiles",
     "Weight",
     "WordOp",
     "addsub_build",
@@ -46,12 +51,15 @@ __all__ = [
     "gemm_mma",
     "gemm_reference",
     "gemm_simt32",
+    "gemm_swap_ab",
     "gemm_wgmma",
     "mma_build",
     "padded_rows",
     "reference_build",
+    "repack",
     "row_bits",
     "simt32_build",
+    "swap_ab_builds",
     "two_bit_rows",
     "wgmma_build",
     "widen",

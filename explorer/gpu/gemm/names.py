@@ -49,6 +49,17 @@ class ScaleK(_Name):
     COLUMN = auto()
 
 
+class Scales(_Name):
+    """Where gemm_swap_ab.cu applies scales: in the epilogue, on each group's sum, on the weights in bfloat16, the
+    same with E2M1's power of two folded into E4M3 scales, or on sums of 128 with scales of both sides."""
+
+    ROW = auto()
+    SUM = auto()
+    WEIGHT = auto()
+    FOLDED = auto()
+    BLOCK = auto()
+
+
 class WordOp(_Name):
     """How ordinary cores multiply 32-bit words: four int8 products, or xor and popc of 32 bits."""
 

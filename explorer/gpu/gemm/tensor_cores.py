@@ -83,7 +83,7 @@ def gemm_wgmma(
     x, w = padded_pair(x, w)
     m, n, device = x.shape[0], w.shape[0], x.device
     k_tiles = math.ceil(x.shape[1] / TILE_BYTES)
-    x_scale, w_scale = _scales_along_k(scale_k, x_scale, w_scale, (m, n, k_tiles))
+    x_scale, w_scale = scales_along_k(scale_k, x_scale, w_scale, (m, n, k_tiles))
     tile = _wgmma_tile(m, n, device, scale_k, columns, cluster)
     tiles_m = math.ceil(math.ceil(m / TILE_ROWS) / tile.cluster) * tile.cluster
     tiles_n = math.ceil(n / tile.columns)
@@ -117,7 +117,7 @@ def _wgmma_tile(
     return WgmmaTile(columns, cluster, scale_k)
 
 
-def _scales_along_k(
+def scales_along_k(
     scale_k: ScaleK, x_scale: Tensor | None, w_scale: Tensor | None, sizes: tuple[int, int, int]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Both scales checked and with rows padded for bulk copies: x_scale to 256 values, w_scale to 4 or

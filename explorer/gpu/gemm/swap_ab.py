@@ -1,0 +1,214 @@
+"""The launcher for few tokens on Hopper: rows of W are the 64-row side of wgmma, tokens its columns."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
+from explorer.gpu.gemm.names import OperandType, Scales, ScaleK, macros
+from explorer.gpu.gemm.rows import padded_pair, padded_rows
+from explorer.gpu.gemm.tensor_cores import scales_along_k
+from explorer.gpu.runtime import Build, launch, multiprocessors
+from explorer.gpu.tma import tensor_map
+
+TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
+"""Rows and elements of K of a repacked tile; bytes of K in a row of a tile in shared memory."""
+TOKENS = (8, 16, 32, 64, 128)
+"""Tokens of a CTA."""
+MOST_SHARED = 232448 - 1024
+"""Bytes of shared memory that a CTA may have, less what alignment may cost."""
+MOST_RANKS = 8
+"""CTAs of a cluster that may be launched on any Hopper chip."""
+
+
+FOLDED_POWER = 2.0**118
+"""By which E4M3 scales are multiplied for ``Scales.FOLDED``."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How ``gemm_swap_ab`` reads W: bits of a code (0: W is of X's type and lies in rows), its C++ codec, what plain
+    2-bit codes are stored plus (0: they are not 2-bit codes), where scales are applied, elements of K under one
+    (at most 128), its C++ type, and whether there are zero points."""
+
+    x_type: OperandType
+    bits: int = 0
+    codec: str = "IntegerCodec<8>"
+    two_bit: int = 0
+    scales: Scales = Scales.ROW
+    group: int = TILE_K
+    scale: str = "float"
+    zeros: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row in a tile."""
+        return 0 if not self.bits or self.scales is Scales.ROW else TILE_K // self.group
+
+    @property
+    def paired(self) -> bool:
+        """Whether codes are looked up in tables by byte permutation."""
+        looked_up = "Codebook" in self.codec if self.x_type is OperandType.BF16 else self._float_bytes
+        return self.bits == 4 and looked_up
+
+    @property
+    def _float_bytes(self) -> bool:
+        return self.x_type is OperandType.E4M3
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of 64 rows of W in a stage."""
+        if not self.bits:
+            return TILE_ROWS * TILE_BYTES
+        scale_bytes = {"float": 4}.get(self.scale, 2)
+        return TILE_ROWS * (TILE_K * self.bits // 8 + self.groups * (scale_bytes + int(self.zeros)))
+
+    @property
+    def stage_k_bytes(self) -> int:
+        """Bytes of K of X in a stage."""
+        return 2 * TILE_BYTES if self.bits and self.x_type is OperandType.BF16 else TILE_BYTES
+
+    def repack_build(self) -> Build:
+        """The compilation of repack.cu."""
+        options = macros(
+            WBITS=self.bits,
+            BYTES=self.x_type is not OperandType.BF16,
+            PAIRED=self.paired,
+            SCALE_TYPE=self.scale,
+            GROUPS=self.groups,
+            ZEROS=self.zeros,
+        )
+        return Build("repack.cu", options)
+
+    def build(self, shape: Shape, dtype: torch.dtype) -> Build:
+        """The compilation of gemm_swap_ab.cu for a division of the output."""
+        return _build(self, shape, dtype)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the output is divided: tokens and blocks of 64 rows of a CTA, CTAs on a multiprocessor, and how many
+    CTAs share K."""
+
+    tokens: int
+    blocks: int = 2
+    ctas: int = 1
+    ranks: int = 1
+
+    def stage_bytes(self, tiles: Tiles) -> int:
+        """Of one stage of the ring."""
+        scales = self.tokens * 4 + 16 if tiles.scales is Scales.BLOCK else 0
+        return self.tokens * tiles.stage_k_bytes + self.blocks * tiles.tile_bytes + scales
+
+    def stages(self, tiles: Tiles) -> int:
+        """As many as fit, at most 16."""
+        room = MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024
+        return min(16, room // (self.stage_bytes(tiles) + 16))
+
+    def shared_bytes(self, tiles: Tiles) -> int:
+        """Alignment, the ring with its barriers; the sums of the CTA lie over it."""
+        ring = self.stages(tiles) * (self.stage_bytes(tiles) + 16)
+        return 1024 + max(ring, self.tokens * (TILE_ROWS * self.blocks + 4) * 4)
+
+
+@functools.cache
+def _build(tiles: Tiles, shape: Shape, dtype: torch.dtype) -> Build:
+    options = macros(
+        X_TYPE=tiles.x_type,
+        WBITS=tiles.bits,
+        CODEC=tiles.codec,
+        TWO_BIT=tiles.two_bit,
+        SCALES=tiles.scales,
+        GROUP=tiles.group,
+        SCALE_TYPE=tiles.scale,
+        ZEROS=tiles.zeros,
+        TOKENS=shape.tokens,
+        BLOCKS=shape.blocks,
+        STAGES=shape.stages(tiles),
+        CTAS=shape.ctas,
+        OUT=dtype,
+    )
+    return Build("gemm_swap_ab.cu", options)
+
+
+def repack(packed: Tensor, scales: Tensor | None, zeros: Tensor | None, tiles: Tiles, k: int, group: int) -> Tensor:
+    """Packed codes uint8 [N, bytes] with scales and int8 zero points [N, groups] as tiles for ``gemm_swap_ab``:
+    uint8 [⌈N/64⌉, ⌈K/128⌉, tile_bytes]. ``group``: elements of K under one scale, a power of two of at least 16."""
+    n, k_tiles = packed.shape[0], math.ceil(k / TILE_K)
+    blocks = math.ceil(n / TILE_ROWS)
+    out = packed.new_empty((blocks, k_tiles, tiles.tile_bytes))
+    groups = scales.shape[1] if scales is not None else 1
+    shift = group.bit_length() - 1 if groups > 1 else 31
+    packed = packed.contiguous()
+    launch(
+        tiles.repack_build(),
+        "repack",
+        packed.device,
+        (blocks * k_tiles,),
+        128,
+        "PPPPiiiiii",
+        (packed, scales, zeros, out, n, k, packed.shape[1], groups, shift, k_tiles),
+    )
+    return out
+
+
+def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
+    """Every compilation that a call may choose."""
+    shapes = (Shape(tokens, 2, 2 if tokens <= 32 else 1) for tokens in TOKENS)
+    repacking = [tiles.repack_build()] if tiles.bits else []
+    return [*repacking, *(tiles.build(shape, dtype) for shape in shapes)]
+
+
+def shape_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Shape:
+    """A division that keeps every multiprocessor busy."""
+    tokens = next((t for t in TOKENS if m <= t), TOKENS[-1])
+    ctas = 2 if tokens <= 32 else 1
+    slots = multiprocessors(device) * ctas
+    outputs = math.ceil(n / (2 * TILE_ROWS)) * math.ceil(m / tokens)
+    ranks = max(1, min(MOST_RANKS, slots // outputs, k_tiles))
+    return Shape(tokens, 2, ctas, ranks)
+
+
+def gemm_swap_ab(
+    x: Tensor,
+    w: Tensor,
+    n: int,
+    tiles: Tiles,
+    epilogue: Epilogue,
+    x_scale: Tensor | None = None,
+    w_scale: Tensor | None = None,
+    shape: Shape | None = None,
+) -> Tensor:
+    """X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K]: rows of the same type uint8 [n, bytes], or
+    tiles of ``repack``. ``Scales.BLOCK``: x_scale float32 [⌈K/128⌉, M] and w_scale [⌈N/128⌉, ⌈K/128⌉]."""
+    if tiles.bits:
+        x, k_tiles = padded_rows(x), w.shape[1]
+        of_w: Tensor = w
+    else:
+        x, w = padded_pair(x, w)
+        k_tiles = math.ceil(x.shape[1] / TILE_BYTES)
+    m, device = x.shape[0], x.device
+    if tiles.scales is Scales.BLOCK:
+        x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
+    shape = shape or shape_of(m, n, k_tiles, tiles, device)
+    if not tiles.bits:
+        of_w = tensor_map(w, TILE_ROWS * shape.blocks)
+    out = x.new_empty((m, n), dtype=epilogue.dtype)
+    grid = (math.ceil(n / (TILE_ROWS * shape.blocks)) * shape.ranks, math.ceil(m / shape.tokens))
+    launch(
+        tiles.build(shape, epilogue.dtype),
+        "gemm_swap_ab",
+        device,
+        grid,
+        128 * shape.blocks + 128,
+        "PPPPi" + EPILOGUE_TYPES,
+        (tensor_map(x, shape.tokens), of_w, x_scale, w_scale, k_tiles, *epilogue.arguments(out)),
+        shape.shared_bytes(tiles),
+        cluster=shape.ranks,
+    )
+    return out

@@ -1,0 +1,190 @@
+// Packed weights in the order in which tensor cores take them from registers, and their decoding there.
+//
+// A tile is 64 rows by 128 of K. Each of a warpgroup's 128 threads holds 64 of its codes, those that wgmma's A
+// operand wants from it: in every 32 bytes of K (a step) four registers of two bfloat16 or four bytes. They fill
+// 2 · Bits words, placed so that few instructions turn a word into registers. Words lie in pairs, a pair of
+// every thread after the other: [Bits][128 threads][2 words].
+#pragma once
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
+#include "codec.cuh"
+
+constexpr int kFragmentRows = 64, kFragmentK = 128, kFragmentThreads = 128;
+
+// Where a thread's codes lie in the tile. Bytes: operands of 8 bits, else of 16.
+template <bool Bytes>
+struct Fragment {
+    static constexpr int parts = Bytes ? 4 : 2;     // elements in a register
+    static constexpr int steps = Bytes ? 4 : 8;     // of a tile
+    static HD int row(int thread, int reg) { return thread / 32 * 16 + thread % 32 / 4 + 8 * (reg & 1); }
+    static HD int k(int thread, int step, int reg, int part) {
+        return (4 * step + 2 * (reg >> 1)) * 2 * parts + thread % 4 * parts + part;
+    }
+};
+
+// The bit of a thread's words in which bit ``bit`` of a code lies. Paired: the codes of a register are
+// neighbours (for look-ups by byte permutation); else they lie as far apart as the register's elements.
+template <int Bits, bool Bytes, bool Paired>
+HD int place_of_bit(int step, int reg, int part, int bit) {
+    if (Bytes) {
+        if (Bits == 2) return 32 * step + 8 * part + 2 * reg + bit;
+        int word = 2 * step + (reg >> 1);  // 4 bits
+        return 32 * word + (Paired ? 16 * (reg & 1) + 4 * part : 8 * part + 4 * (reg & 1)) + bit;
+    }
+    int pair = 4 * (step & 1) + reg, half = 16 * part;  // pair: of eight that share two steps' words
+    if (Bits == 8) return 32 * (2 * step + (reg >> 1)) + 8 * (reg & 1) + half + bit;
+    if (Bits == 4) return 32 * step + (Paired ? 8 * reg + 4 * part : 4 * reg + half) + bit;
+    if (Bits == 6) {  // two codes a half word, and 7th and 8th in the four bits that each of three words has left
+        int first = 96 * (step >> 1) + half;
+        if (pair < 6) return first + 32 * (pair / 2) + 6 * (pair & 1) + bit;
+        if (pair == 6) return first + (bit < 4 ? 12 + bit : 32 + 8 + bit);
+        return first + (bit < 2 ? 32 + 14 + bit : 64 + 10 + bit);
+    }
+    if (Bits == 3 && bit == 2) return 32 * (4 + (step >> 2)) + 4 * (step & 3) + reg + half;
+    return 32 * (step >> 1) + 2 * pair + half + bit;  // 2 bits, and the lower two of three
+}
+
+#ifdef __CUDACC__
+__device__ __forceinline__ __nv_bfloat162 as_pair(uint32_t w) {
+    return *reinterpret_cast<__nv_bfloat162*>(&w);
+}
+__device__ __forceinline__ uint32_t as_bits(__nv_bfloat162 v) { return *reinterpret_cast<uint32_t*>(&v); }
+__device__ __forceinline__ uint32_t twice(float v) { return as_bits(__float2bfloat162_rn(v)); }
+// Shift left, or right by a negative distance.
+__device__ __forceinline__ uint32_t shifted(uint32_t w, int left) {
+    return left >= 0 ? w << left : w >> -left;
+}
+
+// Decodes a thread's words. Added: 0, or what plain 2-bit codes are stored plus. ``zero``: for integers, the
+// stored zero point of the row of registers 0 and 2, and of 1 and 3. Folded: the scales have the power of two
+// that brings a float's bits to its magnitude.
+template <typename Coded, int Bits, int Added, bool Bytes, bool FloatBytes, bool Folded>
+struct FragmentDecoder {
+    static constexpr bool paired =
+        Bits == 4 && (Bytes ? FloatBytes : !Coded::is_integer && !std::is_same_v<Coded, FloatCodec<2, 1, 1, NONE>>);
+    static constexpr int words = 2 * Bits;
+    // int4 times int8 is multiplied as sixteen times the code.
+    static constexpr int factor = Bytes && !FloatBytes && Bits == 4 ? 16 : 1;
+    // Look-up tables: the lower and the upper bytes of sixteen values.
+    uint32_t low[paired ? 4 : 1], high[paired && !Bytes ? 4 : 1];
+
+    __device__ __forceinline__ FragmentDecoder() {
+        if constexpr (paired && Bytes) {  // E4M3 of 0 ... 7, -8 ... -1
+            low[0] = 0x44403800u, low[1] = 0x4e4c4a48u, low[2] = 0xcaccced0u, low[3] = 0xb8c0c4c8u;
+        } else if constexpr (paired) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                uint32_t a = pair_of(4 * i), b = pair_of(4 * i + 2);
+                low[i] = __byte_perm(a, b, 0x6420), high[i] = __byte_perm(a, b, 0x7531);
+            }
+        }
+    }
+    static __device__ __forceinline__ uint32_t pair_of(int i) {
+        return as_bits(__floats2bfloat162_rn(Coded::decode(i), Coded::decode(i + 1)));
+    }
+    // What is subtracted from 128 + code, for both elements of a register.
+    static __device__ __forceinline__ uint32_t offset(int zero) {
+        return twice(128.0f + (Added ? Added : 1 << (Bits - 1)) + zero);
+    }
+    // Four bytes by four 4-bit codes: bits 0 to 2 of each select in two tables, bit 3 between them.
+    static __device__ __forceinline__ uint32_t look_up(const uint32_t (&table)[4], uint32_t select,
+                                                       uint32_t upper) {
+        uint32_t a = __byte_perm(table[0], table[1], select), b = __byte_perm(table[2], table[3], select);
+        return (a & ~upper) | (b & upper);
+    }
+    static __device__ __forceinline__ uint32_t upper_half(uint32_t codes) {
+        return __byte_perm(0x0000ff00u, 0u, codes >> 3 & 0x1111u);
+    }
+
+    __device__ __forceinline__ void decode(const uint32_t (&w)[words], int step, const uint32_t (&offsets)[2],
+                                           uint32_t (&out)[4]) const {
+        if constexpr (Bytes && Bits == 2) {
+            constexpr uint32_t flip = Added == 2 ? 0x02020202u : 0u, down = (128u - Added) * 0x01010101u;
+#pragma unroll
+            for (int r = 0; r < 4; ++r)
+                out[r] = (((w[step] >> (2 * r)) & 0x03030303u ^ flip) + down) ^ 0x80808080u;
+        } else if constexpr (Bytes && paired) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                uint32_t codes = w[2 * step + r / 2] >> (16 * (r & 1));
+                out[r] = look_up(low, codes & 0x7777u, upper_half(codes));
+            }
+        } else if constexpr (Bytes) {
+#pragma unroll
+            for (int r = 0; r < 4; r += 2) {
+                out[r] = w[2 * step + r / 2] << 4 & 0xf0f0f0f0u, out[r + 1] = w[2 * step + r / 2] & 0xf0f0f0f0u;
+            }
+        } else if constexpr (paired) {
+#pragma unroll
+            for (int two = 0; two < 2; ++two) {
+                uint32_t codes = w[step] >> (16 * two), select = codes & 0x7777u, upper = upper_half(codes);
+                uint32_t l = look_up(low, select, upper), h = look_up(high, select, upper);
+                out[2 * two] = __byte_perm(l, h, 0x5140), out[2 * two + 1] = __byte_perm(l, h, 0x7362);
+            }
+        } else {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) out[r] = pair(w, step, r, offsets[r & 1]);
+        }
+    }
+
+    // Two elements in bfloat16, as exact as it holds the codes' values.
+    __device__ __forceinline__ uint32_t pair(const uint32_t (&w)[words], int step, int r, uint32_t offset) const {
+        const int i = 4 * (step & 1) + r;
+        if constexpr (Bits == 8 && Coded::is_integer) {
+            // 128 + the lower seven bits, less 128 or 256 by the sign.
+            uint32_t v = w[2 * step + r / 2] >> (8 * (r & 1));
+            uint32_t lower = (v & 0x007f007fu) | 0x43004300u, sign = (v & 0x00800080u) | 0x43004300u;
+            return as_bits(__hsub2(as_pair(lower), as_pair(sign)));
+        } else if constexpr (Bits == 8) {
+            // The magnitude's bits as the low bits of bfloat16's exponent and the high ones of its mantissa;
+            // a power of two makes up for the biases, subnormals included. (NaN: the caller's.)
+            constexpr int up = 7 - Coded::mantissa;
+            uint32_t v = w[2 * step + r / 2];
+            uint32_t magnitude = shifted(v, up - 8 * (r & 1)) & (0x007f007fu << up);
+            uint32_t sign = (r & 1 ? v : v << 8) & 0x80008000u;
+            return times_power(magnitude | sign);
+        } else if constexpr (Bits == 4 && Coded::is_integer) {
+            uint32_t bits = (w[step] >> (4 * r)) & 0x000f000fu ^ 0x43084308u;
+            return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
+        } else if constexpr (Bits == 4) {
+            uint32_t magnitude = shifted(w[step], 6 - 4 * r) & 0x01c001c0u;
+            return times_power(magnitude | (w[step] << (12 - 4 * r) & 0x80008000u));
+        } else if constexpr (Bits == 6) {
+            const uint32_t* three = w + 3 * (step >> 1);
+            uint32_t code;
+            int at = 0;
+            if (i < 6)
+                code = three[i / 2], at = 6 * (i & 1);
+            else if (i == 6)
+                code = (three[0] >> 12 & 0x000f000fu) | (three[1] >> 8 & 0x00300030u);
+            else
+                code = (three[1] >> 14 & 0x00030003u) | (three[2] >> 10 & 0x003c003cu);
+            constexpr int up = 7 - Coded::mantissa;
+            return times_power((shifted(code, up - at) & (0x001f001fu << up)) | (code << (10 - at) & 0x80008000u));
+        } else if constexpr (Bits == 3) {
+            uint32_t lower = (w[step >> 1] >> (2 * i)) & 0x00030003u ^ 0x43044304u;
+            uint32_t bits = (shifted(w[4 + (step >> 2)], 2 - (4 * (step & 3) + r)) & 0x00040004u) ^ lower;
+            return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
+        } else {
+            // Three codes fit the mantissa side by side: 128 + code, 128 + 4 · code, 128 + 16 · code. A fused
+            // multiply-add brings each down at the cost of a subtraction.
+            static_assert(Bits == 2);
+            constexpr uint32_t sign = Added == 2 ? 0x00020002u : 0u;
+            constexpr uint32_t factors[3] = {0x3f803f80u, 0x3e803e80u, 0x3d803d80u};  // 1, 1/4, 1/16
+            constexpr uint32_t back[3] = {0u, 0x42c042c0u, 0x42f042f0u};              // 0, 96, 120
+            int place = i % 3;
+            uint32_t bits = ((w[step >> 1] >> (6 * (i / 3))) & (0x00030003u << (2 * place))) ^
+                            (0x43004300u ^ sign << (2 * place));
+            return as_bits(__hfma2(as_pair(bits), as_pair(factors[place]),
+                                   __hsub2(as_pair(back[place]), as_pair(offset))));
+        }
+    }
+    // What brings a magnitude from bfloat16's exponents to its own: 2^(127 - bias).
+    static constexpr uint32_t power = uint32_t(254 - Coded::bias) << 7;
+    static __device__ __forceinline__ uint32_t times_power(uint32_t bits) {
+        return Folded ? bits : as_bits(__hmul2(as_pair(bits), as_pair(power | power << 16)));
+    }
+};
+#endif

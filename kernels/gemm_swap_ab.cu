@@ -1,0 +1,353 @@
+// Y = X · Wᵀ on Hopper with the operands' sides swapped: rows of W are the 64-row side of wgmma and tokens its
+// N columns, so that eight tokens waste nothing of an instruction.
+//
+// W is either decoded in registers (WBITS > 0, tiles of repack.cu) or multiplied as it is from shared memory.
+// A producer fills a ring of STAGES: W's tiles by bulk copies or TMA, X by TMA with the 128-byte swizzle.
+// Each of BLOCKS warpgroups multiplies 64 rows of W by TOKENS rows of X; the next codes are decoded while the
+// tensor core works on the last. The CTAs of a cluster share an output tile, each takes a part of K; they add
+// their sums through distributed shared memory in a fixed order, each for a part of the tile.
+//
+//   SCALES=ROW      none along K: scales in the epilogue only
+//   SCALES=SUM      the sums of each group of K are scaled in float32
+//   SCALES=WEIGHT   weights are multiplied by their scale in bfloat16
+//   SCALES=FOLDED   the same, with E4M3 scales times 2^118 that have E2M1's power of two; sums come out
+//                   times 2^-8
+//   SCALES=BLOCK    FP8 with x_scale [k_tiles, M padded to 256] and w_scale [N/128, k_tiles padded to 4]
+//
+// -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, SCALES, GROUP
+// (elements of K under a scale, at most 128), SCALE_TYPE, ZEROS, STAGES, CTAS (on a multiprocessor), OUT.
+// Technique: operands swapped for few tokens as in DeepGEMM and Humming; decoding in registers: Marlin, arXiv
+// 2408.11743.
+#include "epilogue.cuh"
+#include "fragments.cuh"
+#include "wgmma.cuh"
+
+enum class Scales { ROW, SUM, WEIGHT, FOLDED, BLOCK };
+
+constexpr OperandType kType = OperandType::X_TYPE;
+constexpr Scales kScales = Scales::SCALES;
+constexpr bool kDecode = WBITS > 0, kBytes = kType != OperandType::BF16 && kType != OperandType::F16;
+constexpr bool kOnSums = kScales == Scales::SUM || kScales == Scales::BLOCK;
+constexpr bool kOnWeights = kScales == Scales::WEIGHT || kScales == Scales::FOLDED;
+using Acc = Accumulator<kType>;
+using Total = std::conditional_t<kOnSums, float, Acc>;
+using Decoder = FragmentDecoder<CODEC, WBITS ? WBITS : 8, TWO_BIT, kBytes, kType == OperandType::E4M3,
+                                kScales == Scales::FOLDED>;
+
+constexpr int kConsumers = 128 * BLOCKS, kThreads = kConsumers + 128;
+constexpr int kSlab = TOKENS * 128;                     // X: 128 bytes of K of every token
+constexpr int kSlabs = kDecode && !kBytes ? 2 : 1;      // of a stage
+constexpr int kStepsInSlab = 4;                         // a step is 32 bytes of K
+constexpr int kSteps = kSlabs * kStepsInSlab;           // of a stage
+constexpr int kGroups = !kDecode || kScales == Scales::ROW ? 0 : kFragmentK / GROUP;  // of a tile
+constexpr int kCodeBytes = kFragmentRows * kFragmentK / 8 * WBITS;
+constexpr int kScaleBytes = kFragmentRows * kGroups * int(sizeof(SCALE_TYPE));
+constexpr int kTileW =
+    kDecode ? kCodeBytes + kScaleBytes + (ZEROS ? kFragmentRows * kGroups : 0) : kFragmentRows * 128;
+constexpr int kBlockScales = kScales == Scales::BLOCK ? TOKENS * 4 + 16 : 0;
+constexpr int kStageX = kSlabs * kSlab, kStageW = BLOCKS * kTileW;
+constexpr int kRowPad = 64 * BLOCKS + 4;                // of the sums in shared memory, against bank conflicts
+
+// Steps that are decoded and issued together: an even number of times a tile, whole groups or parts of one.
+constexpr int kGroupSteps = kGroups ? kSteps / kGroups : kSteps;
+constexpr int kChunk = !kOnSums ? kSteps / 2 : kGroupSteps < kSteps / 2 ? kGroupSteps : kSteps / 2;
+constexpr int kChunks = kSteps / kChunk;
+
+__device__ __forceinline__ float4 load_remote(uint32_t address, uint32_t rank) {
+    float4 v;
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}\n"
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+        : "r"(address), "r"(rank)
+        : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void add(float (&sum)[8], float4 a, int at) {
+    sum[at] += a.x, sum[at + 1] += a.y, sum[at + 2] += a.z, sum[at + 3] += a.w;
+}
+__device__ __forceinline__ void add(int (&sum)[8], float4 a, int at) {
+    sum[at] += __float_as_int(a.x), sum[at + 1] += __float_as_int(a.y);
+    sum[at + 2] += __float_as_int(a.z), sum[at + 3] += __float_as_int(a.w);
+}
+
+// What is left to do with whole sums before the epilogue's scales.
+__device__ __forceinline__ void finish(const Epilogue& e, int (&v)[8], int token, int column) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] /= Decoder::factor;
+    if (e.has_integer_terms()) e.apply_integer_terms(v, token, column);
+}
+__device__ __forceinline__ void finish(const Epilogue&, float (&v)[8], int, int) {
+    if constexpr (kScales == Scales::FOLDED) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) v[k] *= 256.0f;
+    }
+}
+
+// w: tiles [N/64][k_tiles] of repack.cu (decoded), or the tensor map of W. A k-tile is a stage's part of K.
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
+    gemm_swap_ab(const void* map_x, const void* w, const float* x_scale, const float* w_scale, int k_tiles,
+                 EPILOGUE_PARAMETERS) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ uint8_t raw[];
+    uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
+    uint8_t* memory = raw + (base - shared_address(raw));
+    constexpr int kW = STAGES * kStageX, kBlocks = kW + STAGES * kStageW, kFull = kBlocks + STAGES * kBlockScales;
+    uint32_t full = base + kFull, empty = full + STAGES * 8;
+    uint32_t rank, ranks;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    asm volatile("mov.u32 %0, %%cluster_nctarank;\n" : "=r"(ranks));
+    int first_row = blockIdx.x / ranks * (64 * BLOCKS), first_token = blockIdx.y * TOKENS;
+    int first = int(k_tiles * rank / ranks), last = int(k_tiles * (rank + 1) / ranks);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 4 * BLOCKS);
+        asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
+    }
+    __syncthreads();
+    Epilogue e = EPILOGUE;
+
+    if (threadIdx.x >= kConsumers) {
+        if (BLOCKS == 2 && CTAS == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
+        if (BLOCKS == 2 && CTAS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
+        if (threadIdx.x == kConsumers) {
+            int stage = 0;
+            uint32_t phase = 0;
+            for (int tile = first; tile < last; ++tile) {
+                uint32_t bar = full + stage * 8;
+                barrier_wait(empty + stage * 8, phase ^ 1);
+                barrier_expect(bar, kStageX + kStageW + kBlockScales);
+                if constexpr (kDecode) {
+#pragma unroll
+                    for (int block = 0; block < BLOCKS; ++block) {
+                        // Blocks beyond the matrix read the last one; their sums are not stored.
+                        int of = min(first_row / 64 + block, (n + 63) / 64 - 1);
+                        load_bytes(base + kW + stage * kStageW + block * kTileW,
+                                   static_cast<const uint8_t*>(w) + (size_t(of) * k_tiles + tile) * kTileW, kTileW,
+                                   bar);
+                    }
+                } else {
+                    load_box(base + kW + stage * kStageW, w, bar, tile * 128, first_row);
+                }
+#pragma unroll
+                for (int slab = 0; slab < kSlabs; ++slab)
+                    load_box(base + stage * kStageX + slab * kSlab, map_x, bar, (tile * kSlabs + slab) * 128,
+                             first_token);
+                if constexpr (kScales == Scales::BLOCK) {
+                    uint32_t to = base + kBlocks + stage * kBlockScales;
+                    load_bytes(to, x_scale + size_t(tile) * ((e.m + 255) / 256 * 256) + first_token, TOKENS * 4,
+                               bar);
+                    load_bytes(to + TOKENS * 4,
+                               w_scale + size_t(first_row / 128) * ((k_tiles + 3) / 4 * 4) + tile / 4 * 4, 16, bar);
+                }
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+        }
+        __syncwarp();
+        cluster_barrier();  // as the others do: in this branch, so that theirs keep their registers
+        cluster_barrier();
+    } else {
+        if (BLOCKS == 2 && CTAS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+        if (BLOCKS == 2 && CTAS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;\n");
+        int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x & 31;
+        int q = thread / 32 * 16 + lane / 4, t = lane % 4;  // rows q and q + 8 of the block
+        Acc acc[TOKENS / 2];
+        Total total[kOnSums ? TOKENS / 2 : 1];
+        if constexpr (kOnSums) {
+#pragma unroll
+            for (int i = 0; i < TOKENS / 2; ++i) total[i] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0;
+        int stage = 0, oldest = 0;
+        uint32_t phase = 0;
+        auto release = [&] {
+            __syncwarp();
+            if (lane == 0)
+                asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(empty + oldest * 8) : "memory");
+            if (++oldest == STAGES) oldest = 0;
+        };
+        auto x_at = [&](int s, int step) {
+            return tile_descriptor(base + s * kStageX + step / kStepsInSlab * kSlab) + 2 * (step % kStepsInSlab);
+        };
+        // total += upper · rows q, lower · rows q + 8.
+        auto promote = [&](float upper, float lower) {
+#pragma unroll
+            for (int i = 0; i < TOKENS / 2; i += 4) {
+                total[i] = fmaf(upper, float(acc[i]), total[i]);
+                total[i + 1] = fmaf(upper, float(acc[i + 1]), total[i + 1]);
+                total[i + 2] = fmaf(lower, float(acc[i + 2]), total[i + 2]);
+                total[i + 3] = fmaf(lower, float(acc[i + 3]), total[i + 3]);
+            }
+        };
+        if constexpr (kDecode) {
+            Decoder decoder;
+            uint32_t words[Decoder::words], a[2][kChunk][4], scales[kOnWeights ? 2 * kGroups : 1];
+            constexpr int kZeros = ZEROS ? kGroups : 1;
+            uint32_t offsets[kZeros][2];
+            if constexpr (!ZEROS) offsets[0][0] = offsets[0][1] = Decoder::offset(0);
+            auto load = [&] {
+                barrier_wait(full + stage * 8, phase);
+                const uint8_t* tile = memory + kW + stage * kStageW + warpgroup * kTileW;
+#pragma unroll
+                for (int i = 0; i < WBITS; ++i) {
+                    uint2 two = reinterpret_cast<const uint2*>(tile)[i * 128 + thread];
+                    words[2 * i] = two.x, words[2 * i + 1] = two.y;
+                }
+                if constexpr (kOnWeights) {
+                    const auto* of = reinterpret_cast<const __nv_bfloat16*>(tile + kCodeBytes);
+#pragma unroll
+                    for (int g = 0; g < kGroups; ++g) {
+                        scales[2 * g] = as_bits(__bfloat162bfloat162(of[q * kGroups + g]));
+                        scales[2 * g + 1] = as_bits(__bfloat162bfloat162(of[(q + 8) * kGroups + g]));
+                    }
+                }
+                if constexpr (ZEROS) {
+                    const auto* of = reinterpret_cast<const int8_t*>(tile + kCodeBytes + kScaleBytes);
+#pragma unroll
+                    for (int g = 0; g < kGroups; ++g) {
+                        offsets[g][0] = Decoder::offset(of[q * kGroups + g]);
+                        offsets[g][1] = Decoder::offset(of[(q + 8) * kGroups + g]);
+                    }
+                }
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            };
+            auto decode = [&](int chunk, uint32_t(&to)[kChunk][4]) {
+#pragma unroll
+                for (int i = 0; i < kChunk; ++i) {
+                    int step = chunk * kChunk + i, g = kGroups ? step / kGroupSteps : 0;
+                    decoder.decode(words, step, offsets[ZEROS ? g : 0], to[i]);
+                    if constexpr (kOnWeights) {
+#pragma unroll
+                        for (int r = 0; r < 4; ++r)
+                            to[i][r] = as_bits(__hmul2(as_pair(to[i][r]), as_pair(scales[2 * g + (r & 1)])));
+                    }
+                }
+            };
+            if (first < last) load(), decode(0, a[0]);
+            for (int tile = first; tile < last; ++tile) {
+                int now = stage == 0 ? STAGES - 1 : stage - 1;
+                float group_scales[kScales == Scales::SUM ? 2 * kGroups : 1];
+                if constexpr (kScales == Scales::SUM) {
+                    const auto* of = reinterpret_cast<const SCALE_TYPE*>(memory + kW + now * kStageW +
+                                                                         warpgroup * kTileW + kCodeBytes);
+#pragma unroll
+                    for (int g = 0; g < kGroups; ++g) {
+                        group_scales[2 * g] = float(of[q * kGroups + g]);
+                        group_scales[2 * g + 1] = float(of[(q + 8) * kGroups + g]);
+                    }
+                }
+#pragma unroll
+                for (int chunk = 0; chunk < kChunks; ++chunk) {
+                    constexpr int kPerGroup = kOnSums ? kGroupSteps / kChunk : 1;
+                    bool fresh = kOnSums ? chunk % kPerGroup == 0 : chunk == 0 && tile == first;
+                    fence_accumulators(acc);
+                    wgmma_fence();
+#pragma unroll
+                    for (int i = 0; i < kChunk; ++i)
+                        wgmma<kType, TOKENS>(acc, a[chunk & 1][i], x_at(now, chunk * kChunk + i), !fresh || i);
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    // The chunk before this is done: its registers may be written again.
+#pragma unroll
+                    for (int i = 0; i < kChunk; ++i) fence_accumulators(a[~chunk & 1][i]);
+                    if (!kOnSums && chunk == 0 && tile > first) release();
+                    if (chunk + 1 < kChunks)
+                        decode(chunk + 1, a[~chunk & 1]);
+                    else if (tile + 1 < last)
+                        load(), decode(0, a[~chunk & 1]);
+                    if constexpr (kOnSums) {
+                        if ((chunk + 1) % kPerGroup == 0) {
+                            wgmma_wait<0>();
+                            fence_accumulators(acc);
+                            if (chunk + 1 == kChunks) release();
+                            int g = chunk / kPerGroup;
+                            constexpr float kShare = 1.0f / Decoder::factor;
+                            promote(group_scales[2 * g] * kShare, group_scales[2 * g + 1] * kShare);
+                        }
+                    }
+                }
+            }
+            wgmma_wait<0>();
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i) fence_accumulators(a[0][i]), fence_accumulators(a[1][i]);
+        } else {
+            for (int tile = first; tile < last; ++tile) {
+                barrier_wait(full + stage * 8, phase);
+                fence_accumulators(acc);
+                wgmma_fence();
+                uint64_t rows = tile_descriptor(base + kW + stage * kStageW + warpgroup * kTileW);
+#pragma unroll
+                for (int step = 0; step < kSteps; ++step)
+                    wgmma<kType, TOKENS>(acc, rows + 2 * step, x_at(stage, step),
+                                         kScales == Scales::BLOCK ? step : tile > first || step);
+                wgmma_commit();
+                if constexpr (kScales == Scales::BLOCK) {
+                    const float* of = reinterpret_cast<const float*>(memory + kBlocks + stage * kBlockScales);
+                    float2 x_scales[TOKENS / 8];
+                    float of_block = of[TOKENS + tile % 4];
+#pragma unroll
+                    for (int j = 0; j < TOKENS / 8; ++j)
+                        x_scales[j] = *reinterpret_cast<const float2*>(of + j * 8 + 2 * t);
+                    wgmma_wait<0>();
+                    fence_accumulators(acc);
+                    release();
+#pragma unroll
+                    for (int j = 0; j < TOKENS / 8; ++j) {
+                        float even = x_scales[j].x * of_block, odd = x_scales[j].y * of_block;
+                        total[4 * j] = fmaf(even, acc[4 * j], total[4 * j]);
+                        total[4 * j + 1] = fmaf(odd, acc[4 * j + 1], total[4 * j + 1]);
+                        total[4 * j + 2] = fmaf(even, acc[4 * j + 2], total[4 * j + 2]);
+                        total[4 * j + 3] = fmaf(odd, acc[4 * j + 3], total[4 * j + 3]);
+                    }
+                } else {
+                    wgmma_wait<1>();
+                    if (tile > first) release();
+                }
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            wgmma_wait<0>();
+        }
+        fence_accumulators(acc);
+        // Every load has arrived and was multiplied, in all warpgroups: the ring's memory takes the sums.
+        asm volatile("bar.sync 1, %0;\n" ::"n"(kConsumers) : "memory");
+        Total* sums = reinterpret_cast<Total*>(memory);
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; ++i) {
+            int token = i / 4 * 8 + 2 * t + (i & 1), row = warpgroup * 64 + q + (i & 2) * 4;
+            if constexpr (kOnSums)
+                sums[token * kRowPad + row] = total[i];
+            else
+                sums[token * kRowPad + row] = acc[i];
+        }
+        cluster_barrier();
+        constexpr int kUnits = 8 * BLOCKS;  // eight rows of W: eight outputs of a token
+        for (int i = int(rank) * kConsumers + threadIdx.x; i < TOKENS * kUnits; i += int(ranks) * kConsumers) {
+            int token = first_token + i / kUnits, column = first_row + i % kUnits * 8;
+            if (token >= e.m || column >= e.n) continue;
+            uint32_t at = base + ((i / kUnits) * kRowPad + i % kUnits * 8) * 4;
+            Total v[8] = {};
+            for (uint32_t from = 0; from < ranks; ++from)
+                add(v, load_remote(at, from), 0), add(v, load_remote(at + 16, from), 4);
+            finish(e, v, token, column);
+            union Eight {
+                Result value[8];
+                uint4 chunk[sizeof(Result) / 2];
+            } eight;
+            float scales[8];
+            e.load_column_scales(column, scales);
+            Result* to = e.out + size_t(token) * e.n + column;
+            if (e.only_scales()) {
+                e.apply<true>(v, e.load_row_scale(token), column, scales, eight.value);
+#pragma unroll
+                for (int k = 0; k < sizeof(Result) / 2; ++k) reinterpret_cast<uint4*>(to)[k] = eight.chunk[k];
+            } else {
+                e.apply<false>(v, e.load_row_scale(token), column, scales, eight.value);
+                for (int k = 0; k < 8; ++k)
+                    if (column + k < e.n) to[k] = eight.value[k];
+            }
+        }
+        cluster_barrier();  // until the others have read this CTA's sums
+    }
+#endif
+}

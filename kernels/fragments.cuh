@@ -57,6 +57,18 @@ __device__ __forceinline__ uint32_t shifted(uint32_t w, int left) {
     return left >= 0 ? w << left : w >> -left;
 }
 
+// (a & b) ^ c and (a & b) | c in one instruction: written out, two constants make the compiler take two.
+__device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 // Decodes a thread's words. Added: 0, or what plain 2-bit codes are stored plus. ``zero``: for integers, the
 // stored zero point of the row of registers 0 and 2, and of 1 and 3. Folded: the scales have the power of two
 // that brings a float's bits to its magnitude.
@@ -67,35 +79,36 @@ struct FragmentDecoder {
     static constexpr int words = 2 * Bits;
     // int4 times int8 is multiplied as sixteen times the code.
     static constexpr int factor = Bytes && !FloatBytes && Bits == 4 ? 16 : 1;
-    // Look-up tables: the lower and the upper bytes of sixteen values.
-    uint32_t low[paired ? 4 : 1], high[paired && !Bytes ? 4 : 1];
+    // Sixteen levels two at a time: [byte of two codes][lane], so that no two lanes meet in a bank.
+    static constexpr bool tabled = paired && !Bytes;
+    static constexpr int table_bytes = tabled ? 256 * 32 * 4 : 0;
+    uint32_t own_table;  // its shared-memory address, of this lane
 
-    __device__ __forceinline__ FragmentDecoder() {
-        if constexpr (paired && Bytes) {  // E4M3 of 0 ... 7, -8 ... -1
-            low[0] = 0x44403800u, low[1] = 0x4e4c4a48u, low[2] = 0xcaccced0u, low[3] = 0xb8c0c4c8u;
-        } else if constexpr (paired) {
+    static __device__ __forceinline__ void fill_table(uint32_t* table, int thread, int threads) {
+        for (int codes = thread; codes < 256; codes += threads) {
+            float low = 0.0f, high = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                uint32_t a = pair_of(4 * i), b = pair_of(4 * i + 2);
-                low[i] = __byte_perm(a, b, 0x6420), high[i] = __byte_perm(a, b, 0x7531);
+            for (int j = 0; j < 16; ++j) {
+                float level = Coded::decode(j);
+                low = (codes & 15) == j ? level : low, high = codes >> 4 == j ? level : high;
             }
+            uint32_t two = as_bits(__floats2bfloat162_rn(low, high));
+#pragma unroll
+            for (int j = 0; j < 8; ++j)  // in an order in which neighbours write to different banks
+                reinterpret_cast<uint4*>(table)[codes * 8 + (j + codes) % 8] = make_uint4(two, two, two, two);
         }
-    }
-    static __device__ __forceinline__ uint32_t pair_of(int i) {
-        return as_bits(__floats2bfloat162_rn(Coded::decode(i), Coded::decode(i + 1)));
     }
     // What is subtracted from 128 + code, for both elements of a register.
     static __device__ __forceinline__ uint32_t offset(int zero) {
         return twice(128.0f + (Added ? Added : 1 << (Bits - 1)) + zero);
     }
-    // Four bytes by four 4-bit codes: bits 0 to 2 of each select in two tables, bit 3 between them.
-    static __device__ __forceinline__ uint32_t look_up(const uint32_t (&table)[4], uint32_t select,
-                                                       uint32_t upper) {
-        uint32_t a = __byte_perm(table[0], table[1], select), b = __byte_perm(table[2], table[3], select);
-        return (a & ~upper) | (b & upper);
-    }
-    static __device__ __forceinline__ uint32_t upper_half(uint32_t codes) {
-        return __byte_perm(0x0000ff00u, 0u, codes >> 3 & 0x1111u);
+    // E4M3 of four int4 codes: bits 0 to 2 of each select in two tables of eight bytes, bit 3 between them.
+    static __device__ __forceinline__ uint32_t e4m3_of(uint32_t codes) {
+        uint32_t select = codes & 0x7777u;
+        uint32_t positive = __byte_perm(0x44403800u, 0x4e4c4a48u, select);  // 0 ... 7
+        uint32_t negative = __byte_perm(0xcaccced0u, 0xb8c0c4c8u, select);  // -8 ... -1
+        uint32_t upper = __byte_perm(0x0000ff00u, 0u, codes >> 3 & 0x1111u);
+        return (positive & ~upper) | (negative & upper);
     }
 
     __device__ __forceinline__ void decode(const uint32_t (&w)[words], int step, const uint32_t (&offsets)[2],
@@ -104,25 +117,21 @@ struct FragmentDecoder {
             constexpr uint32_t flip = Added == 2 ? 0x02020202u : 0u, down = (128u - Added) * 0x01010101u;
 #pragma unroll
             for (int r = 0; r < 4; ++r)
-                out[r] = (((w[step] >> (2 * r)) & 0x03030303u ^ flip) + down) ^ 0x80808080u;
+                out[r] = (and_xor(w[step] >> (2 * r), 0x03030303u, flip) + down) ^ 0x80808080u;
         } else if constexpr (Bytes && paired) {
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                uint32_t codes = w[2 * step + r / 2] >> (16 * (r & 1));
-                out[r] = look_up(low, codes & 0x7777u, upper_half(codes));
-            }
+            for (int r = 0; r < 4; ++r) out[r] = e4m3_of(w[2 * step + r / 2] >> (16 * (r & 1)));
         } else if constexpr (Bytes) {
 #pragma unroll
             for (int r = 0; r < 4; r += 2) {
                 out[r] = w[2 * step + r / 2] << 4 & 0xf0f0f0f0u, out[r + 1] = w[2 * step + r / 2] & 0xf0f0f0f0u;
             }
-        } else if constexpr (paired) {
+        } else if constexpr (tabled) {
 #pragma unroll
-            for (int two = 0; two < 2; ++two) {
-                uint32_t codes = w[step] >> (16 * two), select = codes & 0x7777u, upper = upper_half(codes);
-                uint32_t l = look_up(low, select, upper), h = look_up(high, select, upper);
-                out[2 * two] = __byte_perm(l, h, 0x5140), out[2 * two + 1] = __byte_perm(l, h, 0x7362);
-            }
+            for (int r = 0; r < 4; ++r)
+                asm("ld.shared.b32 %0, [%1];"
+                    : "=r"(out[r])
+                    : "r"(own_table + (shifted(w[step], 7 - 8 * r) & 0x7f80u)));
         } else {
 #pragma unroll
             for (int r = 0; r < 4; ++r) out[r] = pair(w, step, r, offsets[r & 1]);
@@ -135,7 +144,7 @@ struct FragmentDecoder {
         if constexpr (Bits == 8 && Coded::is_integer) {
             // 128 + the lower seven bits, less 128 or 256 by the sign.
             uint32_t v = w[2 * step + r / 2] >> (8 * (r & 1));
-            uint32_t lower = (v & 0x007f007fu) | 0x43004300u, sign = (v & 0x00800080u) | 0x43004300u;
+            uint32_t lower = and_or(v, 0x007f007fu, 0x43004300u), sign = and_or(v, 0x00800080u, 0x43004300u);
             return as_bits(__hsub2(as_pair(lower), as_pair(sign)));
         } else if constexpr (Bits == 8) {
             // The magnitude's bits as the low bits of bfloat16's exponent and the high ones of its mantissa;
@@ -146,7 +155,7 @@ struct FragmentDecoder {
             uint32_t sign = (r & 1 ? v : v << 8) & 0x80008000u;
             return times_power(magnitude | sign);
         } else if constexpr (Bits == 4 && Coded::is_integer) {
-            uint32_t bits = (w[step] >> (4 * r)) & 0x000f000fu ^ 0x43084308u;
+            uint32_t bits = and_xor(w[step] >> (4 * r), 0x000f000fu, 0x43084308u);
             return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
         } else if constexpr (Bits == 4) {
             uint32_t magnitude = shifted(w[step], 6 - 4 * r) & 0x01c001c0u;
@@ -164,8 +173,8 @@ struct FragmentDecoder {
             constexpr int up = 7 - Coded::mantissa;
             return times_power((shifted(code, up - at) & (0x001f001fu << up)) | (code << (10 - at) & 0x80008000u));
         } else if constexpr (Bits == 3) {
-            uint32_t lower = (w[step >> 1] >> (2 * i)) & 0x00030003u ^ 0x43044304u;
-            uint32_t bits = (shifted(w[4 + (step >> 2)], 2 - (4 * (step & 3) + r)) & 0x00040004u) ^ lower;
+            uint32_t lower = and_xor(w[step >> 1] >> (2 * i), 0x00030003u, 0x43044304u);
+            uint32_t bits = and_xor(shifted(w[4 + (step >> 2)], 2 - (4 * (step & 3) + r)), 0x00040004u, lower);
             return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
         } else {
             // Three codes fit the mantissa side by side: 128 + code, 128 + 4 · code, 128 + 16 · code. A fused
@@ -175,8 +184,8 @@ struct FragmentDecoder {
             constexpr uint32_t factors[3] = {0x3f803f80u, 0x3e803e80u, 0x3d803d80u};  // 1, 1/4, 1/16
             constexpr uint32_t back[3] = {0u, 0x42c042c0u, 0x42f042f0u};              // 0, 96, 120
             int place = i % 3;
-            uint32_t bits = ((w[step >> 1] >> (6 * (i / 3))) & (0x00030003u << (2 * place))) ^
-                            (0x43004300u ^ sign << (2 * place));
+            uint32_t bits = and_xor(w[step >> 1] >> (6 * (i / 3)), 0x00030003u << (2 * place),
+                                    0x43004300u ^ sign << (2 * place));
             return as_bits(__hfma2(as_pair(bits), as_pair(factors[place]),
                                    __hsub2(as_pair(back[place]), as_pair(offset))));
         }

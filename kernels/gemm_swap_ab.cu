@@ -14,12 +14,14 @@
 //                   times 2^-8
 //   SCALES=BLOCK    FP8 with x_scale [k_tiles, M padded to 256] and w_scale [N/128, k_tiles padded to 4]
 //
-// -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, SCALES, GROUP
-// (elements of K under a scale, at most 128), SCALE_TYPE, ZEROS, STAGES, CTAS (on a multiprocessor), OUT.
+// -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, WAYS, SCALES,
+// GROUP (elements of K under a scale, at most 128), SCALE_TYPE, ZEROS, STAGES, CTAS (on a multiprocessor),
+// SYNCHRONOUS, OUT.
 // Technique: operands swapped for few tokens as in DeepGEMM and Humming; decoding in registers: Marlin, arXiv
 // 2408.11743.
 #include "epilogue.cuh"
 #include "fragments.cuh"
+#include "mma.cuh"
 #include "wgmma.cuh"
 
 enum class Scales { ROW, SUM, WEIGHT, FOLDED, BLOCK };
@@ -34,7 +36,7 @@ using Total = std::conditional_t<kOnSums, float, Acc>;
 using Decoder = FragmentDecoder<CODEC, WBITS ? WBITS : 8, TWO_BIT, kBytes, kType == OperandType::E4M3,
                                 kScales == Scales::FOLDED>;
 
-constexpr int kConsumers = 128 * BLOCKS, kThreads = kConsumers + 128;
+constexpr int kConsumers = 128 * BLOCKS * WAYS, kThreads = kConsumers + 128;
 constexpr int kSlab = TOKENS * 128;                     // X: 128 bytes of K of every token
 constexpr int kSlabs = kDecode && !kBytes ? 2 : 1;      // of a stage
 constexpr int kStepsInSlab = 4;                         // a step is 32 bytes of K
@@ -45,7 +47,8 @@ constexpr int kScaleBytes = kFragmentRows * kGroups * int(sizeof(SCALE_TYPE));
 constexpr int kTileW =
     kDecode ? kCodeBytes + kScaleBytes + (ZEROS ? kFragmentRows * kGroups : 0) : kFragmentRows * 128;
 constexpr int kBlockScales = kScales == Scales::BLOCK ? TOKENS * 4 + 16 : 0;
-constexpr int kStageX = kSlabs * kSlab, kStageW = BLOCKS * kTileW;
+constexpr int kTileX = kSlabs * kSlab;
+constexpr int kStageX = WAYS * kTileX, kStageW = WAYS * BLOCKS * kTileW;
 constexpr int kRowPad = 64 * BLOCKS + 4;                // of the sums in shared memory, against bank conflicts
 
 // Steps that are decoded and issued together: an even number of times a tile, whole groups or parts of one.
@@ -94,22 +97,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
     uint8_t* memory = raw + (base - shared_address(raw));
     constexpr int kW = STAGES * kStageX, kBlocks = kW + STAGES * kStageW, kFull = kBlocks + STAGES * kBlockScales;
+    constexpr int kTable = kFull + STAGES * 16;  // of a codebook
     uint32_t full = base + kFull, empty = full + STAGES * 8;
     uint32_t rank, ranks;
     asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
     asm volatile("mov.u32 %0, %%cluster_nctarank;\n" : "=r"(ranks));
     int first_row = blockIdx.x / ranks * (64 * BLOCKS), first_token = blockIdx.y * TOKENS;
-    int first = int(k_tiles * rank / ranks), last = int(k_tiles * (rank + 1) / ranks);
+    int stages = (k_tiles + WAYS - 1) / WAYS;  // of the whole K
+    int first = int(stages * rank / ranks), last = int(stages * (rank + 1) / ranks);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 4 * BLOCKS);
+        for (int s = 0; s < STAGES; ++s) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 4 * BLOCKS * WAYS);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
     }
+    if constexpr (kDecode && Decoder::tabled)
+        Decoder::fill_table(reinterpret_cast<uint32_t*>(memory + kTable), threadIdx.x, kThreads);
     __syncthreads();
     Epilogue e = EPILOGUE;
 
     if (threadIdx.x >= kConsumers) {
-        if (BLOCKS == 2 && CTAS == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
-        if (BLOCKS == 2 && CTAS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
+        if (BLOCKS * WAYS == 2 && CTAS == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
+        if (BLOCKS * WAYS == 2 && CTAS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
         if (threadIdx.x == kConsumers) {
             int stage = 0;
             uint32_t phase = 0;
@@ -117,22 +124,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 uint32_t bar = full + stage * 8;
                 barrier_wait(empty + stage * 8, phase ^ 1);
                 barrier_expect(bar, kStageX + kStageW + kBlockScales);
-                if constexpr (kDecode) {
 #pragma unroll
-                    for (int block = 0; block < BLOCKS; ++block) {
-                        // Blocks beyond the matrix read the last one; their sums are not stored.
-                        int of = min(first_row / 64 + block, (n + 63) / 64 - 1);
-                        load_bytes(base + kW + stage * kStageW + block * kTileW,
-                                   static_cast<const uint8_t*>(w) + (size_t(of) * k_tiles + tile) * kTileW, kTileW,
-                                   bar);
+                for (int way = 0; way < WAYS; ++way) {
+                    int k_tile = tile * WAYS + way;
+                    uint32_t to = base + kW + stage * kStageW + way * BLOCKS * kTileW;
+                    if constexpr (kDecode) {
+                        // Blocks beyond the matrix read the last one, and their sums are not stored; K-tiles
+                        // beyond it read the last one too, and meet zeros of X.
+                        int last_block = (n + 63) / 64 - 1, of_k = min(k_tile, k_tiles - 1);
+#pragma unroll
+                        for (int block = 0; block < BLOCKS; ++block) {
+                            size_t of = size_t(min(first_row / 64 + block, last_block)) * k_tiles + of_k;
+                            load_bytes(to + block * kTileW, static_cast<const uint8_t*>(w) + of * kTileW, kTileW,
+                                       bar);
+                        }
+                    } else {
+                        load_box(to, w, bar, k_tile * 128, first_row);
                     }
-                } else {
-                    load_box(base + kW + stage * kStageW, w, bar, tile * 128, first_row);
-                }
 #pragma unroll
-                for (int slab = 0; slab < kSlabs; ++slab)
-                    load_box(base + stage * kStageX + slab * kSlab, map_x, bar, (tile * kSlabs + slab) * 128,
-                             first_token);
+                    for (int slab = 0; slab < kSlabs; ++slab)
+                        load_box(base + stage * kStageX + way * kTileX + slab * kSlab, map_x, bar,
+                                 (k_tile * kSlabs + slab) * 128, first_token);
+                }
                 if constexpr (kScales == Scales::BLOCK) {
                     uint32_t to = base + kBlocks + stage * kBlockScales;
                     load_bytes(to, x_scale + size_t(tile) * ((e.m + 255) / 256 * 256) + first_token, TOKENS * 4,
@@ -147,9 +160,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         cluster_barrier();  // as the others do: in this branch, so that theirs keep their registers
         cluster_barrier();
     } else {
-        if (BLOCKS == 2 && CTAS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
-        if (BLOCKS == 2 && CTAS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;\n");
-        int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x & 31;
+        if (BLOCKS * WAYS == 2 && CTAS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+        if (BLOCKS * WAYS == 2 && CTAS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;\n");
+        int block = threadIdx.x / 128 % BLOCKS, way = threadIdx.x / 128 / BLOCKS, thread = threadIdx.x % 128, lane = threadIdx.x & 31;
         int q = thread / 32 * 16 + lane / 4, t = lane % 4;  // rows q and q + 8 of the block
         Acc acc[TOKENS / 2];
         Total total[kOnSums ? TOKENS / 2 : 1];
@@ -168,7 +181,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             if (++oldest == STAGES) oldest = 0;
         };
         auto x_at = [&](int s, int step) {
-            return tile_descriptor(base + s * kStageX + step / kStepsInSlab * kSlab) + 2 * (step % kStepsInSlab);
+            uint32_t slab = base + s * kStageX + way * kTileX + step / kStepsInSlab * kSlab;
+            return tile_descriptor(slab) + 2 * (step % kStepsInSlab);
         };
         // total += upper · rows q, lower · rows q + 8.
         auto promote = [&](float upper, float lower) {
@@ -180,26 +194,40 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 total[i + 3] = fmaf(lower, float(acc[i + 3]), total[i + 3]);
             }
         };
+        // B of two steps' mma.sync: 64 bytes of K of eight tokens, from a slab with TMA's swizzle.
+        auto load_b = [&](int s, int step, int tokens, uint32_t(&b)[4]) {
+            int token = tokens + lane % 8, chunk = step % kStepsInSlab * 2 + lane / 8;
+            uint32_t slab = base + s * kStageX + way * kTileX + step / kStepsInSlab * kSlab;
+            ldmatrix_x4(b, slab + token * 128 + ((chunk ^ token % 8) << 4));
+        };
         if constexpr (kDecode) {
             Decoder decoder;
+            decoder.own_table = base + kTable + lane * 4;
             uint32_t words[Decoder::words], a[2][kChunk][4], scales[kOnWeights ? 2 * kGroups : 1];
             constexpr int kZeros = ZEROS ? kGroups : 1;
             uint32_t offsets[kZeros][2];
             if constexpr (!ZEROS) offsets[0][0] = offsets[0][1] = Decoder::offset(0);
             auto load = [&] {
                 barrier_wait(full + stage * 8, phase);
-                const uint8_t* tile = memory + kW + stage * kStageW + warpgroup * kTileW;
+                const uint8_t* tile = memory + kW + stage * kStageW + (way * BLOCKS + block) * kTileW;
 #pragma unroll
                 for (int i = 0; i < WBITS; ++i) {
                     uint2 two = reinterpret_cast<const uint2*>(tile)[i * 128 + thread];
                     words[2 * i] = two.x, words[2 * i + 1] = two.y;
                 }
                 if constexpr (kOnWeights) {
+                    constexpr int kPairs = kGroups > 1 ? kGroups / 2 : 1;
                     const auto* of = reinterpret_cast<const __nv_bfloat16*>(tile + kCodeBytes);
 #pragma unroll
-                    for (int g = 0; g < kGroups; ++g) {
-                        scales[2 * g] = as_bits(__bfloat162bfloat162(of[q * kGroups + g]));
-                        scales[2 * g + 1] = as_bits(__bfloat162bfloat162(of[(q + 8) * kGroups + g]));
+                    for (int half = 0; half < 2; ++half) {
+                        uint32_t pairs[kPairs];
+                        if constexpr (kGroups > 1)
+                            load_vector(of + (q + 8 * half) * kGroups, pairs);
+                        else
+                            pairs[0] = as_bits(__bfloat162bfloat162(of[q + 8 * half]));
+#pragma unroll
+                        for (int g = 0; g < kGroups; ++g)
+                            scales[2 * g + half] = __byte_perm(pairs[g / 2], 0u, g % 2 ? 0x3232 : 0x1010);
                     }
                 }
                 if constexpr (ZEROS) {
@@ -212,31 +240,67 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 }
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             };
-            auto decode = [&](int chunk, uint32_t(&to)[kChunk][4]) {
+            auto load_group_scales = [&](int s, float(&to)[kScales == Scales::SUM ? 2 * kGroups : 1]) {
+                if constexpr (kScales == Scales::SUM) {
+                    const auto* of = reinterpret_cast<const SCALE_TYPE*>(
+                        memory + kW + s * kStageW + (way * BLOCKS + block) * kTileW + kCodeBytes);
 #pragma unroll
-                for (int i = 0; i < kChunk; ++i) {
-                    int step = chunk * kChunk + i, g = kGroups ? step / kGroupSteps : 0;
-                    decoder.decode(words, step, offsets[ZEROS ? g : 0], to[i]);
-                    if constexpr (kOnWeights) {
-#pragma unroll
-                        for (int r = 0; r < 4; ++r)
-                            to[i][r] = as_bits(__hmul2(as_pair(to[i][r]), as_pair(scales[2 * g + (r & 1)])));
+                    for (int g = 0; g < kGroups; ++g) {
+                        to[2 * g] = float(of[q * kGroups + g]), to[2 * g + 1] = float(of[(q + 8) * kGroups + g]);
                     }
                 }
             };
+            auto decode_step = [&](int step, uint32_t(&to)[4]) {
+                int g = kGroups ? step / kGroupSteps : 0;
+                decoder.decode(words, step, offsets[ZEROS ? g : 0], to);
+                if constexpr (kOnWeights) {
+#pragma unroll
+                    for (int r = 0; r < 4; ++r)
+                        to[r] = as_bits(__hmul2(as_pair(to[r]), as_pair(scales[2 * g + (r & 1)])));
+                }
+            };
+            auto decode = [&](int chunk, uint32_t(&to)[kChunk][4]) {
+#pragma unroll
+                for (int i = 0; i < kChunk; ++i) decode_step(chunk * kChunk + i, to[i]);
+            };
+#if SYNCHRONOUS
+            Acc odd[TOKENS / 2] = {};  // the odd steps' sums: two shorter chains of dependent products
+            for (int tile = first; tile < last; ++tile) {
+                int now = stage;
+                load();
+                float group_scales[kScales == Scales::SUM ? 2 * kGroups : 1];
+                load_group_scales(now, group_scales);
+#pragma unroll
+                for (int step = 0; step < kSteps; step += 2) {
+                    uint32_t of_w[2][4];
+                    decode_step(step, of_w[0]), decode_step(step + 1, of_w[1]);
+#pragma unroll
+                    for (int tokens = 0; tokens < TOKENS; tokens += 8) {
+                        uint32_t b[4];
+                        load_b(now, step, tokens, b);
+                        mma<kType>(acc, tokens / 2, of_w[0], {b[0], b[1]});
+                        mma<kType>(odd, tokens / 2, of_w[1], {b[2], b[3]});
+                    }
+                    if (kOnSums && (step + 2) % kGroupSteps == 0) {
+                        int g = step / kGroupSteps;
+                        constexpr float kShare = 1.0f / Decoder::factor;
+#pragma unroll
+                        for (int i = 0; i < TOKENS / 2; ++i) acc[i] += odd[i], odd[i] = 0;
+                        promote(group_scales[2 * g] * kShare, group_scales[2 * g + 1] * kShare);
+#pragma unroll
+                        for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0;
+                    }
+                }
+                release();
+            }
+#pragma unroll
+            for (int i = 0; i < TOKENS / 2; ++i) acc[i] += odd[i];
+#else
             if (first < last) load(), decode(0, a[0]);
             for (int tile = first; tile < last; ++tile) {
                 int now = stage == 0 ? STAGES - 1 : stage - 1;
                 float group_scales[kScales == Scales::SUM ? 2 * kGroups : 1];
-                if constexpr (kScales == Scales::SUM) {
-                    const auto* of = reinterpret_cast<const SCALE_TYPE*>(memory + kW + now * kStageW +
-                                                                         warpgroup * kTileW + kCodeBytes);
-#pragma unroll
-                    for (int g = 0; g < kGroups; ++g) {
-                        group_scales[2 * g] = float(of[q * kGroups + g]);
-                        group_scales[2 * g + 1] = float(of[(q + 8) * kGroups + g]);
-                    }
-                }
+                load_group_scales(now, group_scales);
 #pragma unroll
                 for (int chunk = 0; chunk < kChunks; ++chunk) {
                     constexpr int kPerGroup = kOnSums ? kGroupSteps / kChunk : 1;
@@ -271,12 +335,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             wgmma_wait<0>();
 #pragma unroll
             for (int i = 0; i < kChunk; ++i) fence_accumulators(a[0][i]), fence_accumulators(a[1][i]);
+#endif
         } else {
             for (int tile = first; tile < last; ++tile) {
                 barrier_wait(full + stage * 8, phase);
                 fence_accumulators(acc);
                 wgmma_fence();
-                uint64_t rows = tile_descriptor(base + kW + stage * kStageW + warpgroup * kTileW);
+                uint64_t rows = tile_descriptor(base + kW + stage * kStageW + (way * BLOCKS + block) * kTileW);
 #pragma unroll
                 for (int step = 0; step < kSteps; ++step)
                     wgmma<kType, TOKENS>(acc, rows + 2 * step, x_at(stage, step),
@@ -311,10 +376,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         fence_accumulators(acc);
         // Every load has arrived and was multiplied, in all warpgroups: the ring's memory takes the sums.
         asm volatile("bar.sync 1, %0;\n" ::"n"(kConsumers) : "memory");
-        Total* sums = reinterpret_cast<Total*>(memory);
+        Total* sums = reinterpret_cast<Total*>(memory) + way * TOKENS * kRowPad;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) {
-            int token = i / 4 * 8 + 2 * t + (i & 1), row = warpgroup * 64 + q + (i & 2) * 4;
+            int token = i / 4 * 8 + 2 * t + (i & 1), row = block * 64 + q + (i & 2) * 4;
             if constexpr (kOnSums)
                 sums[token * kRowPad + row] = total[i];
             else
@@ -327,8 +392,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             if (token >= e.m || column >= e.n) continue;
             uint32_t at = base + ((i / kUnits) * kRowPad + i % kUnits * 8) * 4;
             Total v[8] = {};
-            for (uint32_t from = 0; from < ranks; ++from)
-                add(v, load_remote(at, from), 0), add(v, load_remote(at + 16, from), 4);
+            for (uint32_t from = 0; from < ranks; ++from) {
+#pragma unroll
+                for (int of = 0; of < WAYS; ++of) {
+                    uint32_t there = at + of * TOKENS * kRowPad * 4;
+                    add(v, load_remote(there, from), 0), add(v, load_remote(there + 16, from), 4);
+                }
+            }
             finish(e, v, token, column);
             union Eight {
                 Result value[8];

@@ -61,6 +61,11 @@ class Tiles:
         return self.x_type is OperandType.E4M3
 
     @property
+    def table_bytes(self) -> int:
+        """Of a codebook's levels in shared memory, a copy for each lane."""
+        return 256 * 32 * 4 if self.paired and not self._float_bytes else 0
+
+    @property
     def tile_bytes(self) -> int:
         """Of 64 rows of W in a stage."""
         if not self.bits:
@@ -92,28 +97,31 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Shape:
-    """How the output is divided: tokens and blocks of 64 rows of a CTA, CTAs on a multiprocessor, and how many
-    CTAs share K."""
+    """How the work is divided: tokens and blocks of 64 rows of a CTA, parts of K that its warpgroups share, CTAs on
+    a multiprocessor, how many CTAs share K, and whether mma.sync multiplies decoded weights (faster than wgmma
+    up to 16 tokens: from registers that takes about 40 cycles for 64 rows however few columns there are)."""
 
     tokens: int
     blocks: int = 2
+    ways: int = 1
     ctas: int = 1
     ranks: int = 1
+    synchronous: bool = False
 
     def stage_bytes(self, tiles: Tiles) -> int:
         """Of one stage of the ring."""
         scales = self.tokens * 4 + 16 if tiles.scales is Scales.BLOCK else 0
-        return self.tokens * tiles.stage_k_bytes + self.blocks * tiles.tile_bytes + scales
+        return self.ways * (self.tokens * tiles.stage_k_bytes + self.blocks * tiles.tile_bytes) + scales
 
     def stages(self, tiles: Tiles) -> int:
         """As many as fit, at most 16."""
-        room = MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024
+        room = MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024 - tiles.table_bytes
         return min(16, room // (self.stage_bytes(tiles) + 16))
 
     def shared_bytes(self, tiles: Tiles) -> int:
         """Alignment, the ring with its barriers; the sums of the CTA lie over it."""
-        ring = self.stages(tiles) * (self.stage_bytes(tiles) + 16)
-        return 1024 + max(ring, self.tokens * (TILE_ROWS * self.blocks + 4) * 4)
+        ring = self.stages(tiles) * (self.stage_bytes(tiles) + 16) + tiles.table_bytes
+        return 1024 + max(ring, self.ways * self.tokens * (TILE_ROWS * self.blocks + 4) * 4)
 
 
 @functools.cache
@@ -129,8 +137,10 @@ def _build(tiles: Tiles, shape: Shape, dtype: torch.dtype) -> Build:
         ZEROS=tiles.zeros,
         TOKENS=shape.tokens,
         BLOCKS=shape.blocks,
+        WAYS=shape.ways,
         STAGES=shape.stages(tiles),
         CTAS=shape.ctas,
+        SYNCHRONOUS=shape.synchronous,
         OUT=dtype,
     )
     return Build("gemm_swap_ab.cu", options)
@@ -159,7 +169,7 @@ def repack(packed: Tensor, scales: Tensor | None, zeros: Tensor | None, tiles: T
 
 def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
     """Every compilation that a call may choose."""
-    shapes = (Shape(tokens, 2, 2 if tokens <= 32 else 1) for tokens in TOKENS)
+    shapes = (Shape(tokens, synchronous=bool(tiles.bits) and tokens <= 16) for tokens in TOKENS)
     repacking = [tiles.repack_build()] if tiles.bits else []
     return [*repacking, *(tiles.build(shape, dtype) for shape in shapes)]
 
@@ -167,11 +177,9 @@ def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
 def shape_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Shape:
     """A division that keeps every multiprocessor busy."""
     tokens = next((t for t in TOKENS if m <= t), TOKENS[-1])
-    ctas = 2 if tokens <= 32 else 1
-    slots = multiprocessors(device) * ctas
     outputs = math.ceil(n / (2 * TILE_ROWS)) * math.ceil(m / tokens)
-    ranks = max(1, min(MOST_RANKS, slots // outputs, k_tiles))
-    return Shape(tokens, 2, ctas, ranks)
+    ranks = max(1, min(MOST_RANKS, multiprocessors(device) // outputs, k_tiles))
+    return Shape(tokens, ranks=ranks, synchronous=bool(tiles.bits) and tokens <= 16)
 
 
 def gemm_swap_ab(
@@ -205,7 +213,7 @@ def gemm_swap_ab(
         "gemm_swap_ab",
         device,
         grid,
-        128 * shape.blocks + 128,
+        128 * shape.blocks * shape.ways + 128,
         "PPPPi" + EPILOGUE_TYPES,
         (tensor_map(x, shape.tokens), of_w, x_scale, w_scale, k_tiles, *epilogue.arguments(out)),
         shape.shared_bytes(tiles),

@@ -25,9 +25,13 @@ struct Fragment {
 };
 
 // The bit of a thread's words in which bit ``bit`` of a code lies. Paired: the codes of a register are
-// neighbours (for look-ups by byte permutation); else they lie as far apart as the register's elements.
-template <int Bits, bool Bytes, bool Paired>
+// neighbours (for look-ups of a byte); else they lie as far apart as the register's elements. Float4: E2M1 in
+// bfloat16, whose sign and magnitude one shift brings to their places.
+enum class Order { APART, PAIRED, FLOAT4 };
+
+template <int Bits, bool Bytes, Order ORDER>
 HD int place_of_bit(int step, int reg, int part, int bit) {
+    constexpr bool Paired = ORDER == Order::PAIRED;
     if (Bytes) {
         if (Bits == 2) return 32 * step + 8 * part + 2 * reg + bit;
         int word = 2 * step + (reg >> 1);  // 4 bits
@@ -35,6 +39,11 @@ HD int place_of_bit(int step, int reg, int part, int bit) {
     }
     int pair = 4 * (step & 1) + reg, half = 16 * part;  // pair: of eight that share two steps' words
     if (Bits == 8) return 32 * (2 * step + (reg >> 1)) + 8 * (reg & 1) + half + bit;
+    if (ORDER == Order::FLOAT4) {
+        int at = bit == 3 ? 15 - 3 * reg : 6 - 3 * reg + bit;
+        if (reg == 3) at = bit == 3 ? 14 : bit ? 9 + bit : 13;  // in the bits that are left
+        return 32 * step + half + at;
+    }
     if (Bits == 4) return 32 * step + (Paired ? 8 * reg + 4 * part : 4 * reg + half) + bit;
     if (Bits == 6) {  // two codes a half word, and 7th and 8th in the four bits that each of three words has left
         int first = 96 * (step >> 1) + half;
@@ -70,19 +79,20 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
 }
 
 // Decodes a thread's words. Added: 0, or what plain 2-bit codes are stored plus. ``zero``: for integers, the
-// stored zero point of the row of registers 0 and 2, and of 1 and 3. Folded: the scales have the power of two
-// that brings a float's bits to its magnitude.
+// stored zero point of the row of registers 0 and 2, and of 1 and 3.
 template <typename Coded, int Bits, int Added, bool Bytes, bool FloatBytes, bool Folded>
 struct FragmentDecoder {
-    static constexpr bool paired =
-        Bits == 4 && (Bytes ? FloatBytes : !Coded::is_integer && !std::is_same_v<Coded, FloatCodec<2, 1, 1, NONE>>);
+    static constexpr bool fp4 = std::is_same_v<Coded, FloatCodec<2, 1, 1, NONE>>;
+    static constexpr bool paired = Bits == 4 && (Bytes ? FloatBytes : !Coded::is_integer && !fp4);
     static constexpr int words = 2 * Bits;
     // int4 times int8 is multiplied as sixteen times the code.
     static constexpr int factor = Bytes && !FloatBytes && Bits == 4 ? 16 : 1;
-    // Sixteen levels two at a time: [byte of two codes][lane], so that no two lanes meet in a bank.
+    // Sixteen values two at a time, as pairs of bfloat16: [byte of two codes][lane], so that no two lanes meet in
+    // a bank. An entry takes 256 bytes, of which half are used: the byte is moved into an address in one
+    // instruction.
     static constexpr bool tabled = paired && !Bytes;
-    static constexpr int table_bytes = tabled ? 256 * 32 * 4 : 0;
-    uint32_t own_table;  // its shared-memory address, of this lane
+    static constexpr int kEntry = 256, table_bytes = tabled ? 256 * kEntry : 0;
+    uint32_t table, lane_bytes;  // its shared-memory address, and four times the lane
 
     static __device__ __forceinline__ void fill_table(uint32_t* table, int thread, int threads) {
         for (int codes = thread; codes < 256; codes += threads) {
@@ -95,7 +105,7 @@ struct FragmentDecoder {
             uint32_t two = as_bits(__floats2bfloat162_rn(low, high));
 #pragma unroll
             for (int j = 0; j < 8; ++j)  // in an order in which neighbours write to different banks
-                reinterpret_cast<uint4*>(table)[codes * 8 + (j + codes) % 8] = make_uint4(two, two, two, two);
+                reinterpret_cast<uint4*>(table)[codes * (kEntry / 16) + (j + codes) % 8] = make_uint4(two, two, two, two);
         }
     }
     // What is subtracted from 128 + code, for both elements of a register.
@@ -104,13 +114,11 @@ struct FragmentDecoder {
     }
     // E4M3 of four int4 codes: bits 0 to 2 of each select in two tables of eight bytes, bit 3 between them.
     static __device__ __forceinline__ uint32_t e4m3_of(uint32_t codes) {
-        uint32_t select = codes & 0x7777u;
+        uint32_t select = codes & 0x7777u, upper = __byte_perm(0x0000ff00u, 0u, codes >> 3 & 0x1111u);
         uint32_t positive = __byte_perm(0x44403800u, 0x4e4c4a48u, select);  // 0 ... 7
         uint32_t negative = __byte_perm(0xcaccced0u, 0xb8c0c4c8u, select);  // -8 ... -1
-        uint32_t upper = __byte_perm(0x0000ff00u, 0u, codes >> 3 & 0x1111u);
         return (positive & ~upper) | (negative & upper);
     }
-
     __device__ __forceinline__ void decode(const uint32_t (&w)[words], int step, const uint32_t (&offsets)[2],
                                            uint32_t (&out)[4]) const {
         if constexpr (Bytes && Bits == 2) {
@@ -126,12 +134,12 @@ struct FragmentDecoder {
             for (int r = 0; r < 4; r += 2) {
                 out[r] = w[2 * step + r / 2] << 4 & 0xf0f0f0f0u, out[r + 1] = w[2 * step + r / 2] & 0xf0f0f0f0u;
             }
-        } else if constexpr (tabled) {
+        } else if constexpr (paired) {
 #pragma unroll
             for (int r = 0; r < 4; ++r)
                 asm("ld.shared.b32 %0, [%1];"
                     : "=r"(out[r])
-                    : "r"(own_table + (shifted(w[step], 7 - 8 * r) & 0x7f80u)));
+                    : "r"(table + __byte_perm(w[step], lane_bytes, 0x5504 | r << 4)));
         } else {
 #pragma unroll
             for (int r = 0; r < 4; ++r) out[r] = pair(w, step, r, offsets[r & 1]);
@@ -158,8 +166,11 @@ struct FragmentDecoder {
             uint32_t bits = and_xor(w[step] >> (4 * r), 0x000f000fu, 0x43084308u);
             return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
         } else if constexpr (Bits == 4) {
-            uint32_t magnitude = shifted(w[step], 6 - 4 * r) & 0x01c001c0u;
-            return times_power(magnitude | (w[step] << (12 - 4 * r) & 0x80008000u));
+            uint32_t bits = w[step] << (3 * r) & 0x81c081c0u;
+            if (r == 3)
+                bits = and_or(w[step] << 1, 0x80008000u,
+                              and_or(w[step] >> 3, 0x01800180u, w[step] >> 7 & 0x00400040u));
+            return times_power(bits);
         } else if constexpr (Bits == 6) {
             const uint32_t* three = w + 3 * (step >> 1);
             uint32_t code;
@@ -190,7 +201,7 @@ struct FragmentDecoder {
                                    __hsub2(as_pair(back[place]), as_pair(offset))));
         }
     }
-    // What brings a magnitude from bfloat16's exponents to its own: 2^(127 - bias).
+    // What brings a magnitude from bfloat16's exponents to its own: 2^(127 - bias). Folded: scales have it.
     static constexpr uint32_t power = uint32_t(254 - Coded::bias) << 7;
     static __device__ __forceinline__ uint32_t times_power(uint32_t bits) {
         return Folded ? bits : as_bits(__hmul2(as_pair(bits), as_pair(power | power << 16)));

@@ -9,14 +9,13 @@
 //
 //   SCALES=ROW      none along K: scales in the epilogue only
 //   SCALES=SUM      the sums of each group of K are scaled in float32
-//   SCALES=WEIGHT   weights are multiplied by their scale in bfloat16
-//   SCALES=FOLDED   the same, with E4M3 scales times 2^118 that have E2M1's power of two; sums come out
-//                   times 2^-8
+//   SCALES=WEIGHT   weights are multiplied by their scale in bfloat16; scales of floats come times
+//                   2^(127 - bias), which brings a code's bits to its value
 //   SCALES=BLOCK    FP8 with x_scale [k_tiles, M padded to 256] and w_scale [N/128, k_tiles padded to 4]
 //
 // -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, WAYS, SCALES,
 // GROUP (elements of K under a scale, at most 128), SCALE_TYPE, ZEROS, STAGES, CTAS (on a multiprocessor),
-// SYNCHRONOUS, OUT.
+// SYNCHRONOUS, HALVES (of a repacked tile, a stage each), OUT.
 // Technique: operands swapped for few tokens as in DeepGEMM and Humming; decoding in registers: Marlin, arXiv
 // 2408.11743.
 #include "epilogue.cuh"
@@ -24,32 +23,35 @@
 #include "mma.cuh"
 #include "wgmma.cuh"
 
-enum class Scales { ROW, SUM, WEIGHT, FOLDED, BLOCK };
+enum class Scales { ROW, SUM, WEIGHT, BLOCK };
 
 constexpr OperandType kType = OperandType::X_TYPE;
 constexpr Scales kScales = Scales::SCALES;
 constexpr bool kDecode = WBITS > 0, kBytes = kType != OperandType::BF16 && kType != OperandType::F16;
 constexpr bool kOnSums = kScales == Scales::SUM || kScales == Scales::BLOCK;
-constexpr bool kOnWeights = kScales == Scales::WEIGHT || kScales == Scales::FOLDED;
+constexpr bool kOnWeights = kScales == Scales::WEIGHT;
 using Acc = Accumulator<kType>;
 using Total = std::conditional_t<kOnSums, float, Acc>;
 using Decoder = FragmentDecoder<CODEC, WBITS ? WBITS : 8, TWO_BIT, kBytes, kType == OperandType::E4M3,
-                                kScales == Scales::FOLDED>;
+                                kScales == Scales::WEIGHT>;
 
 constexpr int kConsumers = 128 * BLOCKS * WAYS, kThreads = kConsumers + 128;
 constexpr int kSlab = TOKENS * 128;                     // X: 128 bytes of K of every token
-constexpr int kSlabs = kDecode && !kBytes ? 2 : 1;      // of a stage
+constexpr int kSlabs = kDecode && !kBytes ? 2 / HALVES : 1;  // of a stage
 constexpr int kStepsInSlab = 4;                         // a step is 32 bytes of K
 constexpr int kSteps = kSlabs * kStepsInSlab;           // of a stage
-constexpr int kGroups = !kDecode || kScales == Scales::ROW ? 0 : kFragmentK / GROUP;  // of a tile
-constexpr int kCodeBytes = kFragmentRows * kFragmentK / 8 * WBITS;
-constexpr int kScaleBytes = kFragmentRows * kGroups * int(sizeof(SCALE_TYPE));
-constexpr int kTileW =
-    kDecode ? kCodeBytes + kScaleBytes + (ZEROS ? kFragmentRows * kGroups : 0) : kFragmentRows * 128;
+constexpr int kTileGroups = !kDecode || kScales == Scales::ROW ? 0 : kFragmentK / GROUP;  // of a tile
+constexpr int kGroups = kTileGroups > 1 ? kTileGroups / HALVES : kTileGroups;              // of a stage
+constexpr int kAllCodes = kFragmentRows * kFragmentK / 8 * WBITS, kCodeBytes = kAllCodes / HALVES;
+constexpr int kScaleBytes = kFragmentRows * kTileGroups * int(sizeof(SCALE_TYPE));
+constexpr int kScalesAndZeros = kScaleBytes + (ZEROS ? kFragmentRows * kTileGroups : 0);
+constexpr int kTileW = kDecode ? kCodeBytes + kScalesAndZeros : kFragmentRows * 128;  // of a stage
 constexpr int kBlockScales = kScales == Scales::BLOCK ? TOKENS * 4 + 16 : 0;
 constexpr int kTileX = kSlabs * kSlab;
 constexpr int kStageX = WAYS * kTileX, kStageW = WAYS * BLOCKS * kTileW;
 constexpr int kRowPad = 64 * BLOCKS + 4;                // of the sums in shared memory, against bank conflicts
+
+static_assert(HALVES == 1 || (kDecode && !kBytes && WBITS != 3), "only whole words of both halves are split");
 
 // Steps that are decoded and issued together: an even number of times a tile, whole groups or parts of one.
 constexpr int kGroupSteps = kGroups ? kSteps / kGroups : kSteps;
@@ -81,12 +83,7 @@ __device__ __forceinline__ void finish(const Epilogue& e, int (&v)[8], int token
     for (int k = 0; k < 8; ++k) v[k] /= Decoder::factor;
     if (e.has_integer_terms()) e.apply_integer_terms(v, token, column);
 }
-__device__ __forceinline__ void finish(const Epilogue&, float (&v)[8], int, int) {
-    if constexpr (kScales == Scales::FOLDED) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) v[k] *= 256.0f;
-    }
-}
+__device__ __forceinline__ void finish(const Epilogue&, float (&)[8], int, int) {}
 
 // w: tiles [N/64][k_tiles] of repack.cu (decoded), or the tensor map of W. A k-tile is a stage's part of K.
 extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
@@ -105,12 +102,59 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     int first_row = blockIdx.x / ranks * (64 * BLOCKS), first_token = blockIdx.y * TOKENS;
     int stages = (k_tiles + WAYS - 1) / WAYS;  // of the whole K
     int first = int(stages * rank / ranks), last = int(stages * (rank + 1) / ranks);
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 4 * BLOCKS * WAYS);
+    // Asks for one stage's part of K.
+    auto fill = [&](int stage, int tile) {
+        uint32_t bar = full + stage * 8;
+        barrier_expect(bar, kStageX + kStageW + kBlockScales);
+#pragma unroll
+        for (int way = 0; way < WAYS; ++way) {
+            int k_tile = tile * WAYS + way;
+            uint32_t to = base + kW + stage * kStageW + way * BLOCKS * kTileW;
+            if constexpr (kDecode) {
+                // Blocks beyond the matrix read the last one, and their sums are not stored; K-tiles
+                // beyond it read the last one too, and meet zeros of X.
+                int last_block = (n + 63) / 64 - 1, of_k = min(k_tile, k_tiles - 1);
+#pragma unroll
+                for (int block = 0; block < BLOCKS; ++block) {
+                    size_t of = size_t(min(first_row / 64 + block, last_block)) * (k_tiles / HALVES) +
+                                of_k / HALVES;
+                    const uint8_t* from =
+                        static_cast<const uint8_t*>(w) + of * (kAllCodes + kScalesAndZeros);
+                    if constexpr (HALVES == 1) {
+                        load_bytes(to + block * kTileW, from, kTileW, bar);
+                    } else {
+                        load_bytes(to + block * kTileW, from + of_k % HALVES * kCodeBytes, kCodeBytes, bar);
+                        if constexpr (kScalesAndZeros > 0)
+                            load_bytes(to + block * kTileW + kCodeBytes, from + kAllCodes,
+                                       kScalesAndZeros, bar);
+                    }
+                }
+            } else {
+                load_box(to, w, bar, k_tile * 128, first_row);
+            }
+#pragma unroll
+            for (int slab = 0; slab < kSlabs; ++slab)
+                load_box(base + stage * kStageX + way * kTileX + slab * kSlab, map_x, bar,
+                         (k_tile * kSlabs + slab) * 128, first_token);
+        }
+        if constexpr (kScales == Scales::BLOCK) {
+            uint32_t to = base + kBlocks + stage * kBlockScales;
+            load_bytes(to, x_scale + size_t(tile) * ((m + 255) / 256 * 256) + first_token, TOKENS * 4,
+                       bar);
+            load_bytes(to + TOKENS * 4,
+                       w_scale + size_t(first_row / 128) * ((k_tiles + 3) / 4 * 4) + tile / 4 * 4, 16, bar);
+        }
+    };
+    // The producer does not wait for the others: barriers and first loads come before what they set up.
+    if (threadIdx.x == kConsumers) {
+        for (int s = 0; s < STAGES; ++s)
+            barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 4 * BLOCKS * WAYS);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
+        for (int tile = first; tile < min(last, first + STAGES); ++tile) fill(tile - first, tile);
+    } else if constexpr (kDecode && Decoder::tabled) {
+        if (threadIdx.x < kConsumers)
+            Decoder::fill_table(reinterpret_cast<uint32_t*>(memory + kTable), threadIdx.x, kConsumers);
     }
-    if constexpr (kDecode && Decoder::tabled)
-        Decoder::fill_table(reinterpret_cast<uint32_t*>(memory + kTable), threadIdx.x, kThreads);
     __syncthreads();
     Epilogue e = EPILOGUE;
 
@@ -120,39 +164,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         if (threadIdx.x == kConsumers) {
             int stage = 0;
             uint32_t phase = 0;
-            for (int tile = first; tile < last; ++tile) {
-                uint32_t bar = full + stage * 8;
-                barrier_wait(empty + stage * 8, phase ^ 1);
-                barrier_expect(bar, kStageX + kStageW + kBlockScales);
-#pragma unroll
-                for (int way = 0; way < WAYS; ++way) {
-                    int k_tile = tile * WAYS + way;
-                    uint32_t to = base + kW + stage * kStageW + way * BLOCKS * kTileW;
-                    if constexpr (kDecode) {
-                        // Blocks beyond the matrix read the last one, and their sums are not stored; K-tiles
-                        // beyond it read the last one too, and meet zeros of X.
-                        int last_block = (n + 63) / 64 - 1, of_k = min(k_tile, k_tiles - 1);
-#pragma unroll
-                        for (int block = 0; block < BLOCKS; ++block) {
-                            size_t of = size_t(min(first_row / 64 + block, last_block)) * k_tiles + of_k;
-                            load_bytes(to + block * kTileW, static_cast<const uint8_t*>(w) + of * kTileW, kTileW,
-                                       bar);
-                        }
-                    } else {
-                        load_box(to, w, bar, k_tile * 128, first_row);
-                    }
-#pragma unroll
-                    for (int slab = 0; slab < kSlabs; ++slab)
-                        load_box(base + stage * kStageX + way * kTileX + slab * kSlab, map_x, bar,
-                                 (k_tile * kSlabs + slab) * 128, first_token);
-                }
-                if constexpr (kScales == Scales::BLOCK) {
-                    uint32_t to = base + kBlocks + stage * kBlockScales;
-                    load_bytes(to, x_scale + size_t(tile) * ((e.m + 255) / 256 * 256) + first_token, TOKENS * 4,
-                               bar);
-                    load_bytes(to + TOKENS * 4,
-                               w_scale + size_t(first_row / 128) * ((k_tiles + 3) / 4 * 4) + tile / 4 * 4, 16, bar);
-                }
+            for (int tile = first + STAGES; tile < last; ++tile) {
+                barrier_wait(empty + stage * 8, phase);
+                fill(stage, tile);
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
         }
@@ -202,40 +216,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         };
         if constexpr (kDecode) {
             Decoder decoder;
-            decoder.own_table = base + kTable + lane * 4;
+            decoder.table = base + kTable, decoder.lane_bytes = lane * 4;
             uint32_t words[Decoder::words], a[2][kChunk][4], scales[kOnWeights ? 2 * kGroups : 1];
             constexpr int kZeros = ZEROS ? kGroups : 1;
             uint32_t offsets[kZeros][2];
             if constexpr (!ZEROS) offsets[0][0] = offsets[0][1] = Decoder::offset(0);
-            auto load = [&] {
+            auto load = [&](int tile) {
                 barrier_wait(full + stage * 8, phase);
-                const uint8_t* tile = memory + kW + stage * kStageW + (way * BLOCKS + block) * kTileW;
+                const int at = kTileGroups > 1 ? tile % HALVES * kGroups : 0;  // of a row's groups
+                const uint8_t* codes = memory + kW + stage * kStageW + (way * BLOCKS + block) * kTileW;
 #pragma unroll
-                for (int i = 0; i < WBITS; ++i) {
-                    uint2 two = reinterpret_cast<const uint2*>(tile)[i * 128 + thread];
+                for (int i = 0; i < WBITS / HALVES; ++i) {
+                    uint2 two = reinterpret_cast<const uint2*>(codes)[i * 128 + thread];
                     words[2 * i] = two.x, words[2 * i + 1] = two.y;
                 }
                 if constexpr (kOnWeights) {
                     constexpr int kPairs = kGroups > 1 ? kGroups / 2 : 1;
-                    const auto* of = reinterpret_cast<const __nv_bfloat16*>(tile + kCodeBytes);
+                    const auto* of = reinterpret_cast<const __nv_bfloat16*>(codes + kCodeBytes);
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         uint32_t pairs[kPairs];
                         if constexpr (kGroups > 1)
-                            load_vector(of + (q + 8 * half) * kGroups, pairs);
+                            load_vector(of + (q + 8 * half) * kTileGroups + at, pairs);
                         else
-                            pairs[0] = as_bits(__bfloat162bfloat162(of[q + 8 * half]));
+                            pairs[0] = as_bits(__bfloat162bfloat162(of[(q + 8 * half) * kTileGroups + at]));
 #pragma unroll
                         for (int g = 0; g < kGroups; ++g)
                             scales[2 * g + half] = __byte_perm(pairs[g / 2], 0u, g % 2 ? 0x3232 : 0x1010);
                     }
                 }
                 if constexpr (ZEROS) {
-                    const auto* of = reinterpret_cast<const int8_t*>(tile + kCodeBytes + kScaleBytes);
+                    const auto* of = reinterpret_cast<const int8_t*>(codes + kCodeBytes + kScaleBytes);
 #pragma unroll
                     for (int g = 0; g < kGroups; ++g) {
-                        offsets[g][0] = Decoder::offset(of[q * kGroups + g]);
-                        offsets[g][1] = Decoder::offset(of[(q + 8) * kGroups + g]);
+                        offsets[g][0] = Decoder::offset(of[q * kTileGroups + at + g]);
+                        offsets[g][1] = Decoder::offset(of[(q + 8) * kTileGroups + at + g]);
                     }
                 }
                 if (++stage == STAGES) stage = 0, phase ^= 1;
@@ -267,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             Acc odd[TOKENS / 2] = {};  // the odd steps' sums: two shorter chains of dependent products
             for (int tile = first; tile < last; ++tile) {
                 int now = stage;
-                load();
+                load(tile);
                 float group_scales[kScales == Scales::SUM ? 2 * kGroups : 1];
                 load_group_scales(now, group_scales);
 #pragma unroll
@@ -296,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
 #pragma unroll
             for (int i = 0; i < TOKENS / 2; ++i) acc[i] += odd[i];
 #else
-            if (first < last) load(), decode(0, a[0]);
+            if (first < last) load(first), decode(0, a[0]);
             for (int tile = first; tile < last; ++tile) {
                 int now = stage == 0 ? STAGES - 1 : stage - 1;
                 float group_scales[kScales == Scales::SUM ? 2 * kGroups : 1];
@@ -319,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                     if (chunk + 1 < kChunks)
                         decode(chunk + 1, a[~chunk & 1]);
                     else if (tile + 1 < last)
-                        load(), decode(0, a[~chunk & 1]);
+                        load(tile + 1), decode(0, a[~chunk & 1]);
                     if constexpr (kOnSums) {
                         if ((chunk + 1) % kPerGroup == 0) {
                             wgmma_wait<0>();

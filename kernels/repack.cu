@@ -3,7 +3,7 @@
 //
 // One CTA a tile. What lies outside the matrix is code 0 with scale 0. Runs once, when a model is loaded.
 //
-// -D: WBITS, BYTES (operands of 8 bits), PAIRED (fragments.cuh), SCALE_TYPE (of what follows a tile), GROUPS (of
+// -D: WBITS, BYTES (operands of 8 bits), ORDER (fragments.cuh), SCALE_TYPE (of what follows a tile), GROUPS (of
 // a tile; 0: no scales), ZEROS.
 #include <cuda_fp16.h>
 
@@ -16,18 +16,18 @@ extern "C" __global__ void __launch_bounds__(kFragmentThreads)
     constexpr int kWords = 2 * WBITS, kCodeBytes = kFragmentRows * kFragmentK / 8 * WBITS;
     constexpr int kScaleBytes = kFragmentRows * GROUPS * sizeof(SCALE_TYPE);
     constexpr int kTileBytes = kCodeBytes + kScaleBytes + (ZEROS ? kFragmentRows * GROUPS : 0);
-    using Order = Fragment<BYTES>;
+    using Held = Fragment<BYTES>;
     int tile = blockIdx.x, first_row = tile / k_tiles * kFragmentRows, first_k = tile % k_tiles * kFragmentK;
     uint8_t* to = out + size_t(tile) * kTileBytes;
     uint32_t words[kWords] = {};
 #pragma unroll
-    for (int step = 0; step < Order::steps; ++step) {
+    for (int step = 0; step < Held::steps; ++step) {
 #pragma unroll
         for (int reg = 0; reg < 4; ++reg) {
 #pragma unroll
-            for (int part = 0; part < Order::parts; ++part) {
-                int row = first_row + Order::row(threadIdx.x, reg);
-                int at = first_k + Order::k(threadIdx.x, step, reg, part);
+            for (int part = 0; part < Held::parts; ++part) {
+                int row = first_row + Held::row(threadIdx.x, reg);
+                int at = first_k + Held::k(threadIdx.x, step, reg, part);
                 if (row >= n || at >= k) continue;
                 int bit = at * WBITS;
                 const uint8_t* from = packed + size_t(row) * row_bytes + bit / 8;
@@ -36,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(kFragmentThreads)
                 code >>= bit % 8;
 #pragma unroll
                 for (int i = 0; i < WBITS; ++i) {
-                    constexpr bool bytes = BYTES, paired = PAIRED;
-                    int place = place_of_bit<WBITS, bytes, paired>(step, reg, part, i);
+                    constexpr bool bytes = BYTES;
+                    int place = place_of_bit<WBITS, bytes, Order::ORDER>(step, reg, part, i);
                     words[place / 32] |= (code >> i & 1u) << (place % 32);
                 }
             }

@@ -6,9 +6,10 @@ import dataclasses
 
 import torch
 
-from explorer.bench.gemm.layouts import code_sums, scale_vector, tensor_scale, zero_points
+from explorer.bench.gemm.layouts import code_sums, folded_scale, scale_vector, tensor_scale, zero_points
 from explorer.bench.gemm.operands import Operands
-from explorer.gpu.gemm import Epilogue, row_bits
+from explorer.formats import FloatFormat
+from explorer.gpu.gemm import Epilogue, Scales, Tiles, row_bits
 
 
 def unscaled(ops: Operands) -> Epilogue:
@@ -57,6 +58,15 @@ def weight_only(ops: Operands) -> Epilogue:
     """Scales of X, and of a whole W above its blocks (NVFP4): those of W's blocks are applied in the
     product."""
     return dataclasses.replace(unscaled(ops), row_scale=scale_vector(ops.x), col_scale=tensor_scale(ops.w))
+
+
+def tiled(ops: Operands, tiles: Tiles) -> Epilogue:
+    """What is left of the scales where W lies in ``tiles``."""
+    if tiles.scales is Scales.ROW:
+        return scaled(ops)
+    epilogue = weight_only(ops)
+    folded = tiles.scales is Scales.WEIGHT and isinstance(ops.w.scheme.format, FloatFormat)
+    return dataclasses.replace(epilogue, col_scale=folded_scale(ops.w)) if folded else epilogue
 
 
 def tensor_scales(ops: Operands) -> Epilogue:

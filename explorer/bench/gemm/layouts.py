@@ -13,12 +13,11 @@ from torch import Tensor
 from explorer.bench.gemm.operands import Operand
 from explorer.core.cuda import fake_quantize_on_device, quantize_on_device
 from explorer.core.lowering import config_of, layout_of, raw_scales
-from explorer.formats import CodebookFormat, Format, IntegerFormat
+from explorer.formats import CodebookFormat, FloatFormat, Format, IntegerFormat
 from explorer.gpu.dequantize import builds as dequantize_builds
 from explorer.gpu.dequantize import dequantize as dequantize_kernel
 from explorer.gpu.gemm import (
     CPP_TYPES,
-    FOLDED_POWER,
     Codes,
     OperandType,
     Scales,
@@ -154,19 +153,16 @@ def weight_rows(w: Operand) -> Tensor:
     return padded_rows(packed, how.elements * how.bits // 2)
 
 
-def tiles_of(scheme: Scheme, x_type: OperandType) -> Tiles:
-    """How ``gemm_swap_ab`` reads W under ``scheme`` by X of a type; ``ValueError`` for blocks it cannot."""
+def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> Tiles:
+    """How ``gemm_swap_ab`` reads W under ``scheme`` by X of a type; ``ValueError`` for blocks it cannot.
+    ``on_weights``: weights are multiplied by scales rounded to bfloat16 where else the sums of groups are scaled."""
     fmt, (height, group) = scheme.format, scheme.block
     two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
     if height not in (1, None) or (height is None and group is not None):
         raise ValueError(f"weights in blocks of {scheme.block} are not multiplied from registers")
-    if has_byte_scales(scheme):
-        # An E4M3 scale times 2^118 is a bfloat16 still; an E8M0 scale may not be.
-        assert scheme.scale is not None
-        folded = fmt.bits == 4 and scheme.scale.format.name == "float8_e4m3fn"
-        scales = Scales.FOLDED if folded else Scales.WEIGHT
-    else:
-        scales = Scales.SUM if group is not None or scheme.asymmetric else Scales.ROW
+    scales = Scales.SUM if group is not None or scheme.asymmetric else Scales.ROW
+    if has_byte_scales(scheme) or (on_weights and scales is Scales.SUM):
+        scales = Scales.WEIGHT
     return Tiles(
         x_type,
         2 if two_bit else fmt.bits,
@@ -174,9 +170,15 @@ def tiles_of(scheme: Scheme, x_type: OperandType) -> Tiles:
         two_bit,
         scales,
         min(group or 128, 128),
-        "float" if scales is Scales.ROW else CPP_TYPES[_weight_scale_dtype(scheme)],
+        CPP_TYPES[_tile_scale_dtype(scheme, scales)],
         scheme.asymmetric,
     )
+
+
+def _tile_scale_dtype(scheme: Scheme, scales: Scales) -> torch.dtype:
+    if scales is Scales.SUM:
+        return _weight_scale_dtype(scheme)
+    return torch.bfloat16 if scales is Scales.WEIGHT else torch.float32
 
 
 def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
@@ -186,10 +188,26 @@ def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
     packed = two_bit_rows(w.q.codes.to(torch.uint8)) if tiles.two_bit == 1 else w.q.packed
     if tiles.scales is Scales.ROW:
         return repack(packed, None, None, tiles, k, k)
-    scales = weight_scales(w)
-    if tiles.scales is Scales.FOLDED:
-        scales = scales * FOLDED_POWER
+    scales = weight_scales(w).to(_tile_scale_dtype(w.scheme, tiles.scales))
+    if isinstance(w.scheme.format, FloatFormat) and tiles.scales is Scales.WEIGHT:
+        scales = torch.ldexp(scales, folded_exponent(w))
     return repack(packed, scales, weight_zeros(w), tiles, k, group or k)
+
+
+def folded_exponent(w: Operand) -> Tensor:
+    """int32 [1]: by which power of two scales are multiplied that weights are multiplied by in bfloat16: so that
+    the largest is near bfloat16's largest, as codes' bits stand for 2^(bias - 127) of their values."""
+    largest = weight_scales(w).float().nan_to_num(0.0, 0.0, 0.0).amax().reshape(1)
+    return (127 - torch.frexp(largest).exponent).clamp(max=200).to(torch.int32)
+
+
+def folded_scale(w: Operand) -> Tensor:
+    """float32 [1]: the scale of a whole W (NVFP4) times what ``folded_exponent`` and the codes' bits leave."""
+    fmt = w.scheme.format
+    assert isinstance(fmt, FloatFormat)
+    whole = tensor_scale(w)
+    one = torch.ones(1, device=w.q.packed.device) if whole is None else whole
+    return torch.ldexp(one, 127 - fmt.bias - folded_exponent(w))
 
 
 def weight_scales(w: Operand) -> Tensor:

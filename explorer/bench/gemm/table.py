@@ -145,11 +145,13 @@ def _weight_only(
 ) -> Gemm:
     """W in codes, X in bfloat16. Dequantizing rounds W to bfloat16 unless its scales are powers of two or
     E4M3; ``exact`` False: so does decoding in registers."""
+    scaled_sums = not has_byte_scales(w) and (w.block[1] is not None or w.asymmetric)
     variants = (
         NAIVE,
         TILED,
         in_registers(0.0 if exact else BF16_HALF_ULP),
         swap_ab(0.0 if exact else BF16_HALF_ULP),
+        *([swap_ab(BF16_HALF_ULP, on_weights=True)] if scaled_sums else []),
         dequantize_then_wgmma(False, 0.0 if has_byte_scales(w) else BF16_HALF_ULP),
     )
     return Gemm(name, label, S["bf16"], w, ON_WEIGHTS, "float32", variants, baseline, "bf16", None)

@@ -271,25 +271,24 @@ def in_registers(rounding: float = 0.0) -> Variant:
     )
 
 
-def _swap_ab(ops: Operands) -> Call:
-    tiles = layouts.tiles_of(ops.w.scheme, _x_type(ops.x.scheme))
-    x, w = layouts.activation_rows(ops.x).view(torch.uint8), layouts.tiled_weights(ops.w, tiles)
-    by_row = tiles.scales is kernel.Scales.ROW
-    epilogue = epilogues.scaled(ops) if by_row else epilogues.weight_only(ops)
-    return lambda: kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue)
+def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0, on_weights: bool = False) -> Variant:
+    """Codes of W are decoded in registers, as the 64-row side of wgmma: for few tokens. ``on_weights``: weights
+    times their scales are rounded to bfloat16, as most engines do; else the sums of groups are scaled."""
 
+    def tiles_for(x: Scheme, w: Scheme) -> kernel.Tiles:
+        return layouts.tiles_of(w, _x_type(x), on_weights)
 
-def _swap_ab_builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
-    return tuple(kernel.swap_ab_builds(layouts.tiles_of(w, _x_type(x)), out))
+    def prepare(ops: Operands) -> Call:
+        tiles = tiles_for(ops.x.scheme, ops.w.scheme)
+        x, w = layouts.activation_rows(ops.x).view(torch.uint8), layouts.tiled_weights(ops.w, tiles)
+        epilogue = epilogues.tiled(ops, tiles)
+        return lambda: kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue)
 
-
-def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0) -> Variant:
-    """Codes of W are decoded in registers, as the 64-row side of wgmma: for few tokens."""
     return Variant(
-        "swap A/B",
+        "swap A/B, scaled weights" if on_weights else "swap A/B",
         "gemm_swap_ab.cu",
-        _swap_ab,
-        _swap_ab_builds,
+        prepare,
+        lambda x, w, out: tuple(kernel.swap_ab_builds(tiles_for(x, w), out)),
         only_major=HOPPER,
         rounding=rounding,
         fp8_accumulate_k=fp8_accumulate_k,

@@ -17,7 +17,7 @@ from explorer.gpu.gemm.simt import (
     reference_build,
     simt32_build,
 )
-from explorer.gpu.gemm.swap_ab import FOLDED_POWER, Shape, Tiles, gemm_swap_ab, repack, swap_ab_builds
+from explorer.gpu.gemm.swap_ab import Shape, Tiles, gemm_swap_ab, repack, swap_ab_builds
 from explorer.gpu.gemm.tensor_cores import (
     block_scaled_build,
     gemm_block_scaled,
@@ -35,7 +35,6 @@ __all__ = [
     "BlockScaledFormat",
     "Codes",
     "Epilogue",
-    "FOLDED_POWER",
     "OperandType",
     "ScaleK",
     "Scales",

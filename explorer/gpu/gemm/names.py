@@ -50,14 +50,22 @@ class ScaleK(_Name):
 
 
 class Scales(_Name):
-    """Where gemm_swap_ab.cu applies scales: in the epilogue, on each group's sum, on the weights in bfloat16, the
-    same with E2M1's power of two folded into E4M3 scales, or on sums of 128 with scales of both sides."""
+    """Where gemm_swap_ab.cu applies scales: in the epilogue, on each group's sum, on the weights in bfloat16, or on
+    sums of 128 with scales of both sides."""
 
     ROW = auto()
     SUM = auto()
     WEIGHT = auto()
-    FOLDED = auto()
     BLOCK = auto()
+
+
+class CodeOrder(_Name):
+    """How repacked codes lie (fragments.cuh's ``Order``): a register's elements apart, as neighbours, or E2M1's
+    sign and magnitude where one shift brings both to bfloat16's places."""
+
+    APART = auto()
+    PAIRED = auto()
+    FLOAT4 = auto()
 
 
 class WordOp(_Name):

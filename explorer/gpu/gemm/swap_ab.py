@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
-from explorer.gpu.gemm.names import OperandType, Scales, ScaleK, macros
+from explorer.gpu.gemm.names import CodeOrder, OperandType, Scales, ScaleK, macros
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import scales_along_k
 from explorer.gpu.runtime import Build, launch, multiprocessors
@@ -18,16 +19,13 @@ from explorer.gpu.tma import tensor_map
 
 TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
 """Rows and elements of K of a repacked tile; bytes of K in a row of a tile in shared memory."""
-TOKENS = (8, 16, 32, 64, 128)
+TOKENS = (8, 16, 32, 64, 128, 256)
 """Tokens of a CTA."""
 MOST_SHARED = 232448 - 1024
 """Bytes of shared memory that a CTA may have, less what alignment may cost."""
-MOST_RANKS = 8
-"""CTAs of a cluster that may be launched on any Hopper chip."""
+MOST_RANKS = 2
+"""CTAs of a cluster."""
 
-
-FOLDED_POWER = 2.0**118
-"""By which E4M3 scales are multiplied for ``Scales.FOLDED``."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +49,26 @@ class Tiles:
         return 0 if not self.bits or self.scales is Scales.ROW else TILE_K // self.group
 
     @property
-    def paired(self) -> bool:
-        """Whether codes are looked up in tables by byte permutation."""
-        looked_up = "Codebook" in self.codec if self.x_type is OperandType.BF16 else self._float_bytes
-        return self.bits == 4 and looked_up
+    def order(self) -> CodeOrder:
+        """How codes lie in a tile's words."""
+        integers = "Integer" in self.codec
+        if self.bits != 4 or (integers and not self._float_bytes):
+            return CodeOrder.APART
+        return CodeOrder.FLOAT4 if "FloatCodec" in self.codec else CodeOrder.PAIRED
+
+    @property
+    def tabled(self) -> bool:
+        """Whether pairs of codes are looked up in a table in shared memory."""
+        return self.order is CodeOrder.PAIRED and self.x_type is OperandType.BF16
 
     @property
     def _float_bytes(self) -> bool:
         return self.x_type is OperandType.E4M3
 
     @property
-    def table_bytes(self) -> int:
-        """Of a codebook's levels in shared memory, a copy for each lane."""
-        return 256 * 32 * 4 if self.paired and not self._float_bytes else 0
+    def code_bytes(self) -> int:
+        """Of a repacked tile's codes."""
+        return TILE_ROWS * TILE_K * self.bits // 8
 
     @property
     def tile_bytes(self) -> int:
@@ -71,7 +76,7 @@ class Tiles:
         if not self.bits:
             return TILE_ROWS * TILE_BYTES
         scale_bytes = {"float": 4}.get(self.scale, 2)
-        return TILE_ROWS * (TILE_K * self.bits // 8 + self.groups * (scale_bytes + int(self.zeros)))
+        return self.code_bytes + TILE_ROWS * self.groups * (scale_bytes + int(self.zeros))
 
     @property
     def stage_k_bytes(self) -> int:
@@ -83,7 +88,7 @@ class Tiles:
         options = macros(
             WBITS=self.bits,
             BYTES=self.x_type is not OperandType.BF16,
-            PAIRED=self.paired,
+            ORDER=self.order,
             SCALE_TYPE=self.scale,
             GROUPS=self.groups,
             ZEROS=self.zeros,
@@ -111,16 +116,27 @@ class Shape:
     def stage_bytes(self, tiles: Tiles) -> int:
         """Of one stage of the ring."""
         scales = self.tokens * 4 + 16 if tiles.scales is Scales.BLOCK else 0
-        return self.ways * (self.tokens * tiles.stage_k_bytes + self.blocks * tiles.tile_bytes) + scales
+        halves = self.halves(tiles)
+        w = tiles.tile_bytes - tiles.code_bytes * (halves - 1) // halves
+        return self.ways * (self.tokens * tiles.stage_k_bytes // halves + self.blocks * w) + scales
+
+    def halves(self, tiles: Tiles) -> int:
+        """Stages that share a repacked tile: 2 where X's part of one would leave room for too few."""
+        whole = tiles.bits in (0, 3) or tiles.x_type is not OperandType.BF16
+        return 1 if whole or self.tokens < 256 else 2
+
+    def table_bytes(self, tiles: Tiles) -> int:
+        """Of the values of two 4-bit codes in shared memory, a copy for each lane."""
+        return 256 * 256 if tiles.tabled else 0
 
     def stages(self, tiles: Tiles) -> int:
         """As many as fit, at most 16."""
-        room = MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024 - tiles.table_bytes
+        room = MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024 - self.table_bytes(tiles)
         return min(16, room // (self.stage_bytes(tiles) + 16))
 
     def shared_bytes(self, tiles: Tiles) -> int:
         """Alignment, the ring with its barriers; the sums of the CTA lie over it."""
-        ring = self.stages(tiles) * (self.stage_bytes(tiles) + 16) + tiles.table_bytes
+        ring = self.stages(tiles) * (self.stage_bytes(tiles) + 16) + self.table_bytes(tiles)
         return 1024 + max(ring, self.ways * self.tokens * (TILE_ROWS * self.blocks + 4) * 4)
 
 
@@ -141,6 +157,7 @@ def _build(tiles: Tiles, shape: Shape, dtype: torch.dtype) -> Build:
         STAGES=shape.stages(tiles),
         CTAS=shape.ctas,
         SYNCHRONOUS=shape.synchronous,
+        HALVES=shape.halves(tiles),
         OUT=dtype,
     )
     return Build("gemm_swap_ab.cu", options)
@@ -169,17 +186,33 @@ def repack(packed: Tensor, scales: Tensor | None, zeros: Tensor | None, tiles: T
 
 def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
     """Every compilation that a call may choose."""
-    shapes = (Shape(tokens, synchronous=bool(tiles.bits) and tokens <= 16) for tokens in TOKENS)
     repacking = [tiles.repack_build()] if tiles.bits else []
+    shapes = (_division(tokens, tiles) for tokens in tokens_for(tiles))
     return [*repacking, *(tiles.build(shape, dtype) for shape in shapes)]
 
 
+def tokens_for(tiles: Tiles) -> tuple[int, ...]:
+    """Tokens of a CTA that there are builds for: 256 where one set of accumulators is enough."""
+    return TOKENS[:-1] if tiles.scales in (Scales.SUM, Scales.BLOCK) else TOKENS
+
+
+def _division(tokens: int, tiles: Tiles) -> Shape:
+    """The fastest of those that were measured on an H200 for so many tokens, at N = K = 8192."""
+    if tokens <= 16 and tiles.bits and tiles.x_type is not OperandType.E4M3:
+        return Shape(tokens, blocks=1, ways=2, ctas=1 if tiles.tabled else 2, synchronous=True)
+    if tokens <= (64 if tiles.bits else 128) and tiles.scales is not Scales.BLOCK:
+        return Shape(tokens, blocks=1, ways=2)
+    return Shape(tokens)
+
+
 def shape_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Shape:
-    """A division that keeps every multiprocessor busy."""
-    tokens = next((t for t in TOKENS if m <= t), TOKENS[-1])
-    outputs = math.ceil(n / (2 * TILE_ROWS)) * math.ceil(m / tokens)
-    ranks = max(1, min(MOST_RANKS, multiprocessors(device) // outputs, k_tiles))
-    return Shape(tokens, ranks=ranks, synchronous=bool(tiles.bits) and tokens <= 16)
+    """How to divide a product. Two CTAs share K where that still leaves a multiprocessor for each: larger clusters
+    cost more than they bring."""
+    tokens = next((t for t in tokens_for(tiles) if m <= t), tokens_for(tiles)[-1])
+    division = _division(tokens, tiles)
+    outputs = math.ceil(n / (division.blocks * TILE_ROWS)) * math.ceil(m / tokens)
+    ranks = max(1, min(MOST_RANKS, multiprocessors(device) * division.ctas // outputs, k_tiles // division.ways))
+    return dataclasses.replace(division, ranks=ranks)
 
 
 def gemm_swap_ab(
@@ -204,6 +237,7 @@ def gemm_swap_ab(
     if tiles.scales is Scales.BLOCK:
         x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
     shape = shape or shape_of(m, n, k_tiles, tiles, device)
+    k_tiles *= shape.halves(tiles)
     if not tiles.bits:
         of_w = tensor_map(w, TILE_ROWS * shape.blocks)
     out = x.new_empty((m, n), dtype=epilogue.dtype)

@@ -27,11 +27,11 @@ struct Fragment {
 // The bit of a thread's words in which bit ``bit`` of a code lies. Paired: the codes of a register are
 // neighbours (for look-ups of a byte); else they lie as far apart as the register's elements. Float4: E2M1 in
 // bfloat16, whose sign and magnitude one shift brings to their places.
-enum class Order { APART, PAIRED, FLOAT4 };
+enum class CodeOrder { APART, PAIRED, FLOAT4 };
 
-template <int Bits, bool Bytes, Order ORDER>
+template <int Bits, bool Bytes, CodeOrder ORDER>
 HD int place_of_bit(int step, int reg, int part, int bit) {
-    constexpr bool Paired = ORDER == Order::PAIRED;
+    constexpr bool Paired = ORDER == CodeOrder::PAIRED;
     if (Bytes) {
         if (Bits == 2) return 32 * step + 8 * part + 2 * reg + bit;
         int word = 2 * step + (reg >> 1);  // 4 bits
@@ -39,7 +39,7 @@ HD int place_of_bit(int step, int reg, int part, int bit) {
     }
     int pair = 4 * (step & 1) + reg, half = 16 * part;  // pair: of eight that share two steps' words
     if (Bits == 8) return 32 * (2 * step + (reg >> 1)) + 8 * (reg & 1) + half + bit;
-    if (ORDER == Order::FLOAT4) {
+    if (ORDER == CodeOrder::FLOAT4) {
         int at = bit == 3 ? 15 - 3 * reg : 6 - 3 * reg + bit;
         if (reg == 3) at = bit == 3 ? 14 : bit ? 9 + bit : 13;  // in the bits that are left
         return 32 * step + half + at;

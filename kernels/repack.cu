@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(kFragmentThreads)
 #pragma unroll
                 for (int i = 0; i < WBITS; ++i) {
                     constexpr bool bytes = BYTES;
-                    int place = place_of_bit<WBITS, bytes, Order::ORDER>(step, reg, part, i);
+                    int place = place_of_bit<WBITS, bytes, CodeOrder::ORDER>(step, reg, part, i);
                     words[place / 32] |= (code >> i & 1u) << (place % 32);
                 }
             }

@@ -41,7 +41,7 @@ from explorer.bench.gemm.advice import (
     summary,
     tokens_for,
 )
-from explorer.bench.gemm.plan import DECODE, LARGE, LAYERS, SQUARE
+from explorer.bench.gemm.plan import DECODE, LARGE, LAYERS, SERVING, SQUARE
 from explorer.bench.gemm.table import GEMMS, canonical_name
 from explorer.bench.gemm.timing import CPU_ROWS, GemmTiming, Shape, recorded_gemms
 from explorer.bench.machine import Machine
@@ -315,12 +315,13 @@ def _advice(
     every: Sequence[Point],
     of_layer: bool,
 ) -> str:
-    """The choice at the shape shown, and where they were measured those for decode and for prefill."""
+    """The choice at the shape shown, and where they were measured those for decode, for serving (a batch that
+    is decoded together) and for prefill."""
     if not here:
         return ""
     whose = "the chosen layer" if of_layer else "random normal data"
     sentences = [summary(every, here, f"{shape} (error on {whose})")]
-    for what, usual in (("decode", DECODE), ("prefill", SQUARE)):
+    for what, usual in (("decode", DECODE), ("serving", SERVING), ("prefill", SQUARE)):
         other = at_shape(timings, usual)
         if other and other[0].shape_text != shape:
             sentences.append(summary(points(other), other, f"{what}, {other[0].shape_text}"))

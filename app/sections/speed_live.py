@@ -107,7 +107,7 @@ def _one(name: str, shape: Shape, every_kernel: bool, chip: Limits | None) -> It
         return
     device = work_device()
     capability = torch.cuda.get_device_capability(device)
-    variants = variants_for(gemm, shape[0], capability, "all" if every_kernel else "fastest")
+    variants = variants_for(gemm, shape, capability, "all" if every_kernel else "auto")
     yield from time_gemm(gemm, variants, shape, device, chip)
 
 

@@ -98,7 +98,7 @@ def bench_quantize(
 def bench_gemm(
     names: Sequence[str] | None,
     shapes: Shapes | None = None,
-    variants: str = "fastest",
+    variants: str = "auto",
     sweep_m: bool = False,
     everything_recorded: bool = False,
     seconds: float | None = None,
@@ -108,8 +108,8 @@ def bench_gemm(
     triples = [_triple(shape) for shape in shapes or [SQUARE]]
     chosen = [find_gemm(name).name for name in names] if names else None
     known = dict.fromkeys(v.name for name in chosen or GEMMS for v in GEMMS[name].variants)
-    if variants not in ("all", "fastest", *known):
-        raise ValueError(f"no kernel variant {variants!r}; there are all, fastest, {', '.join(known)}")
+    if variants not in ("all", "auto", "fastest", *known):
+        raise ValueError(f"no kernel variant {variants!r}; there are auto, all, fastest, {', '.join(known)}")
     if gpu_device() is None:
         on_cpu = (time_on_cpu(GEMMS[name], shape) for shape in triples for name in chosen or CPU_ROWS)
         total = len(triples) * len(chosen or CPU_ROWS)

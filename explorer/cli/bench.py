@@ -89,8 +89,13 @@ def gemm(
         str | None, typer.Option("--gemms", "--rows", help="Comma-separated GEMMs.", show_default="all")
     ] = None,
     variants: Annotated[
-        str, typer.Option("--variants", "--steps", help="All, fastest, or the name of one kernel variant.")
-    ] = "fastest",
+        str,
+        typer.Option(
+            "--variants",
+            "--steps",
+            help="auto (the recorded fastest at the nearest shape), fastest (those that may be), all, or one's name.",
+        ),
+    ] = "auto",
     sweep_m: Annotated[
         bool, typer.Option("--sweep-m", help="M = 1, 2, 4 … 8192 at the shape's N and K.")
     ] = False,

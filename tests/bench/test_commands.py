@@ -83,10 +83,35 @@ def test_the_plan_of_records_covers_the_table(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_fastest_kernel_depends_on_the_tokens() -> None:
-    """Registers for few, both ways between, the last kernel for many."""
-    row = GEMMS["w4a16_group128"]
-    names = {m: [v.name for v in variants_for(row, m, H200, "fastest")] for m in (1, 32, 4096)}
-    assert names == {1: ["registers"], 32: ["registers", "dequantize + wgmma"], 4096: ["dequantize + wgmma"]}
-    assert variants_for(row, 1, H200, "all") == row.variants_on(H200)
-    assert [v.name for v in variants_for(row, 1, H200, "tiled")] == ["tiled"]
-    assert variants_for(GEMMS["int8_dynamic"], 1, (7, 5), "fastest") == ()
+    """Few tokens take kernels that decode weights as they multiply, many those with the widest tiles."""
+    row, sides = GEMMS["w4a16_group128"], (8192, 8192)
+    names = {m: [v.name for v in variants_for(row, (m, *sides), H200, "fastest")] for m in (1, 32, 256, 4096)}
+    assert names == {
+        1: ["registers", "swap A/B"],
+        32: ["swap A/B"],
+        256: ["swap A/B", "swap A/B, scaled weights"],
+        4096: ["swap A/B, scaled weights", "dequantize + wgmma"],
+    }
+    assert variants_for(row, (1, *sides), H200, "all") == row.variants_on(H200)
+    assert [v.name for v in variants_for(row, (1, *sides), H200, "tiled")] == ["tiled"]
+    assert variants_for(GEMMS["int8_dynamic"], (1, *sides), (7, 5), "fastest") == ()
+
+
+def test_auto_takes_the_recorded_fastest_at_the_nearest_shape() -> None:
+    """Verdicts and the page time one kernel for each product: it must be the one that won where it was measured."""
+    for row in GEMMS.values():
+        for shape in ((1, 8192, 8192), (100, 8000, 8000), (4096, 4096, 4096)):
+            (chosen,) = variants_for(row, shape, H200, "auto")
+            likely = [v.name for v in variants_for(row, shape, H200, "fastest")]
+            assert chosen.name in likely
+            if shape == (1, 8192, 8192):
+                times = {
+                    t.variant: t.seconds
+                    for t in recorded_gemms().rows
+                    if (t.gemm, t.shape) == (row.name, shape)
+                }
+                assert all(
+                    times[chosen.name] <= times[name]
+                    for name in likely
+                    if chosen.name in times and name in times
+                )

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 
 import torch
 
+from explorer.bench.gemm.advice import nearest
 from explorer.bench.gemm.table import GEMMS, Gemm
-from explorer.bench.gemm.timing import GemmTiming, Shape, time_gemm
+from explorer.bench.gemm.timing import GemmTiming, Shape, recorded_gemms, time_gemm
 from explorer.bench.gemm.variants import Variant
 from explorer.bench.machine import Limits
 
 TOKENS = tuple(1 << i for i in range(14))
 """M of a sweep: 1 … 8192."""
 SQUARE, LARGE = (4096, 4096, 4096), (8192, 8192, 8192)
-DECODE = (1, 8192, 8192)
+SERVED = 64
+"""Tokens of a batch that a server decodes together."""
+DECODE, SERVING = (1, 8192, 8192), (SERVED, 8192, 8192)
 LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
     "Llama-2-7B": ((12288, 4096), (4096, 4096), (22016, 4096), (4096, 11008)),
     "Llama-3-70B": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
@@ -26,7 +29,8 @@ LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
 """(N, K) of a block's products: Q, K and V in one; attention's output; gate and up in one; down."""
 SWEPT = (
     "bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_blockwise", "int8", "int8_dynamic", "w8a16",
-    "w4a16_group128", "w4a16_group128_asym", "nf4", "w2a16", "w1.58a16", "w_mxfp4", "w_nvfp4", "w_fp6_e3m2",
+    "w4a16_group128", "w4a16_group128_asym", "nf4", "w3a16", "w2a16", "w1.58a16", "w_fp8", "w_mxfp8", "w_mxfp4",
+    "w_nvfp4", "w_fp6_e3m2",
     "w4a8_int", "w4a8_fp8", "ternary", "binary",
 )  # fmt: skip
 """Products that are recorded over M."""
@@ -35,8 +39,15 @@ LAYER_ROWS = (
     "w4a8_int", "binary",
 )  # fmt: skip
 """Products that are recorded at the shapes of models."""
-MOST_TOKENS_IN_REGISTERS, FEWEST_TOKENS_IN_TILES = 64, 16
-"""Decoding weights in registers is tried up to so many tokens, other kernels from so many on."""
+LATEST = {"registers": 8, "swap A/B": 512, "quantize + swap A/B": 512}
+EARLIEST = {
+    "swap A/B, scaled weights": 256,
+    "wgmma": 64,
+    "quantize + wgmma": 64,
+    "widen + wgmma": 128,
+    "dequantize + wgmma": 512,
+}
+"""Tokens up to which, and from which on, a kernel has been the fastest of a product or near it."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +60,39 @@ class Job:
     flush: bool
 
 
-def variants_for(gemm: Gemm, m: int, capability: tuple[int, int], which: str) -> tuple[Variant, ...]:
-    """``all`` kernels the chip can run, the one called ``which``, or the ``fastest`` known for M tokens:
-    decoding in registers below 16 tokens, that and the last kernel up to 64."""
+def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: str) -> tuple[Variant, ...]:
+    """``all`` kernels the chip can run, the one called ``which``, those that may be the ``fastest`` for so many
+    tokens, or ``auto``: the one of them that was, at the nearest shape of the recording."""
     variants = gemm.variants_on(capability)
     if which == "all" or not variants:
         return variants
-    if which != "fastest":
+    if which not in ("fastest", "auto"):
         return tuple(v for v in variants if v.name == which)
-    last = variants[-1]
-    registers = tuple(v for v in variants if v.name == "registers")
-    if not registers or m > MOST_TOKENS_IN_REGISTERS:
-        return (last,)
-    return registers if m < FEWEST_TOKENS_IN_TILES or last.name == "registers" else (*registers, last)
+    likely = _likely(variants, shape[0])
+    if which == "fastest" or len(likely) == 1:
+        return likely
+    return (_recorded_fastest(gemm.name, shape, likely) or likely[0],)
+
+
+def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
+    """Those that can be the fastest for M tokens; of products without a kernel for few tokens the last one."""
+    names = {v.name for v in variants}
+    if not names & set(LATEST):
+        return (variants[-1],)
+    latest = dict(LATEST)
+    if "swap A/B, scaled weights" not in names:
+        latest["swap A/B"] = TOKENS[-1]  # its widest tile needs no rounding then
+    likely = [v for v in variants if m <= latest.get(v.name, 0) or m >= EARLIEST.get(v.name, TOKENS[-1] + 1)]
+    return tuple(likely) or (variants[-1],)
+
+
+def _recorded_fastest(name: str, shape: Shape, likely: Sequence[Variant]) -> Variant | None:
+    """The kernel with the least recorded time at the shape nearest to ``shape``; None if none was recorded."""
+    by_name = {v.name: v for v in likely}
+    rows = [t for t in recorded_gemms().rows if t.gemm == name and t.variant in by_name]
+    near = nearest([t.shape for t in rows], shape)
+    here = [t for t in rows if t.shape == near]
+    return by_name[min(here, key=lambda t: t.seconds).variant] if here else None
 
 
 def plan(
@@ -79,13 +110,15 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[Job]:
     rows = list(names or GEMMS)
     swept, layers = ([n for n in some if n in rows] for some in (SWEPT, LAYER_ROWS))
     jobs = [
-        *_jobs(rows, [SQUARE], "all"),
-        *_jobs(rows, [LARGE], "fastest"),
-        *_jobs(swept, [DECODE], "fastest"),
+        *_jobs(swept, [DECODE, SERVING], "fastest"),
         *_jobs(swept, [(m, *DECODE[1:]) for m in TOKENS[1:]], "fastest", flush=False),
+        *_jobs(rows, [LARGE], "fastest"),
+        *_jobs(rows, [SQUARE], "all"),
     ]
     for blocks in LAYERS.values():
-        jobs += _jobs(layers, [(m, n, k) for n, k in blocks for m in (1, 4096)], "fastest", flush=False)
+        jobs += _jobs(
+            layers, [(m, n, k) for n, k in blocks for m in (1, SERVED, 4096)], "fastest", flush=False
+        )
     once: dict[tuple[str, Shape], Job] = {}
     for job in jobs:  # a layer's shape may be one that is measured already
         once.setdefault((job.gemm.name, job.shape), job)
@@ -95,7 +128,7 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[Job]:
 def _jobs(names: Iterable[str], shapes: Iterable[Shape], which: str, flush: bool = True) -> list[Job]:
     chip = torch.cuda.get_device_capability()
     jobs = [
-        Job(GEMMS[name], variants_for(GEMMS[name], shape[0], chip, which), shape, flush)
+        Job(GEMMS[name], variants_for(GEMMS[name], shape, chip, which), shape, flush)
         for shape in shapes
         for name in names
     ]

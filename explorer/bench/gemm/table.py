@@ -114,7 +114,7 @@ F32, F16 = torch.float32, torch.float16
 S = SCHEMES
 INT8 = (NAIVE, TILED, DP4A, mma("s8"), swap_ab_dense("s8"), wgmma("s8"))
 INT8_SYMMETRIC = (NAIVE, TILED, DP4A, in_registers(), mma("s8"), swap_ab_dense("s8"), wgmma("s8"))
-INT8_DYNAMIC = (dynamic("s8", "mma.sync"), dynamic("s8", "wgmma"))
+INT8_DYNAMIC = (dynamic("s8", "mma.sync"), dynamic("s8", "swap A/B"), dynamic("s8", "wgmma"))
 
 
 def _dense(kind: str) -> tuple[Variant, ...]:

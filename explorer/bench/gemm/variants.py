@@ -221,16 +221,20 @@ def block_scaled(element: str) -> Variant:
 
 
 def dynamic(kind: str, inner: str) -> Variant:
-    """X is quantized in the call, then multiplied by "mma.sync" or "wgmma"."""
-    variant = {"mma.sync": mma, "wgmma": wgmma}[inner](kind)
+    """X is quantized in the call, then multiplied by "mma.sync", "swap A/B" or "wgmma"."""
+    variant = {"mma.sync": mma, "swap A/B": swap_ab_dense, "wgmma": wgmma}[inner](kind)
 
     def prepare(ops: Operands) -> Call:
         w = layouts.byte_rows(ops.w)
+        tiles = kernel.Tiles(kernel.OperandType(kind))
         launch = kernel.gemm_mma if inner == "mma.sync" else kernel.gemm_wgmma
 
         def call() -> Tensor:
             fresh = dataclasses.replace(ops, x=ops.x.requantized())
-            return launch(layouts.byte_rows(fresh.x), w, kind, epilogues.scaled(fresh))
+            x, epilogue = layouts.byte_rows(fresh.x), epilogues.scaled(fresh)
+            if inner == "swap A/B":
+                return kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue)
+            return launch(x, w, kind, epilogue)
 
         return call
 

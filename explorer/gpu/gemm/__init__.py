@@ -6,7 +6,15 @@ read and leave the caller's tensors as they are.
 """
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
-from explorer.gpu.gemm.names import CPP_TYPES, Activation, BlockScaledFormat, OperandType, ScaleK, Scales, WordOp
+from explorer.gpu.gemm.names import (
+    CPP_TYPES,
+    Activation,
+    BlockScaledFormat,
+    OperandType,
+    ScaleK,
+    Scales,
+    WordOp,
+)
 from explorer.gpu.gemm.rows import padded_rows, row_bits, two_bit_rows
 from explorer.gpu.gemm.simt import (
     Codes,

@@ -60,7 +60,7 @@ class Scales(_Name):
 
 
 class CodeOrder(_Name):
-    """How repacked codes lie (fragments.cuh's ``Order``): a register's elements apart, as neighbours, or E2M1's
+    """How repacked codes lie (fragments.cuh): a register's elements apart, as neighbours, or E2M1's
     sign and magnitude where one shift brings both to bfloat16's places."""
 
     APART = auto()

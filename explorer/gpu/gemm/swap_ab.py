@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
-from explorer.gpu.gemm.names import CodeOrder, OperandType, Scales, ScaleK, macros
+from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, Scales, macros
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import scales_along_k
 from explorer.gpu.runtime import Build, launch, multiprocessors
@@ -25,7 +25,6 @@ MOST_SHARED = 232448 - 1024
 """Bytes of shared memory that a CTA may have, less what alignment may cost."""
 MOST_RANKS = 2
 """CTAs of a cluster."""
-
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,9 @@ def _build(tiles: Tiles, shape: Shape, dtype: torch.dtype) -> Build:
     return Build("gemm_swap_ab.cu", options)
 
 
-def repack(packed: Tensor, scales: Tensor | None, zeros: Tensor | None, tiles: Tiles, k: int, group: int) -> Tensor:
+def repack(
+    packed: Tensor, scales: Tensor | None, zeros: Tensor | None, tiles: Tiles, k: int, group: int
+) -> Tensor:
     """Packed codes uint8 [N, bytes] with scales and int8 zero points [N, groups] as tiles for ``gemm_swap_ab``:
     uint8 [⌈N/64⌉, ⌈K/128⌉, tile_bytes]. ``group``: elements of K under one scale, a power of two of at least 16."""
     n, k_tiles = packed.shape[0], math.ceil(k / TILE_K)
@@ -211,7 +212,9 @@ def shape_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -
     tokens = next((t for t in tokens_for(tiles) if m <= t), tokens_for(tiles)[-1])
     division = _division(tokens, tiles)
     outputs = math.ceil(n / (division.blocks * TILE_ROWS)) * math.ceil(m / tokens)
-    ranks = max(1, min(MOST_RANKS, multiprocessors(device) * division.ctas // outputs, k_tiles // division.ways))
+    ranks = max(
+        1, min(MOST_RANKS, multiprocessors(device) * division.ctas // outputs, k_tiles // division.ways)
+    )
     return dataclasses.replace(division, ranks=ranks)
 
 

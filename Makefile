@@ -14,6 +14,7 @@ test: check
 	$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup -r fER
 
 test-gpu: $(VENV)/.tested
+	$(BIN)/python -m explorer compile > /dev/null
 	$(BIN)/python -m pytest -q -m gpu
 
 check: $(VENV)/.tested

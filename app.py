@@ -30,6 +30,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
+from app.controls import DEFAULT_SCHEME
 from app.serving import uploads, waiting
 from app.serving.guard import Guard
 from app.serving.headers import SecurityHeaders
@@ -42,6 +43,7 @@ from explorer import gpu
 from explorer.bench.quantize import all_builds
 from explorer.bench.recordings import leave_out_damaged
 from explorer.gpu.runtime import arch_of, compile_all
+from explorer.schemes import Scheme
 
 
 def main() -> None:
@@ -66,13 +68,13 @@ def main() -> None:
 
 
 def warm_kernels() -> None:
-    """Compile the named schemes' kernels in the background, so that the first visitor does not wait for
-    nvcc."""
+    """Compile what the first view needs in the background, so that the first visitor does not wait for nvcc;
+    others' kernels are compiled when they are asked for, or beforehand by ``explorer compile``."""
     device = gpu_device()
     if device is None:
         return
     try:
-        for _ in compile_all(all_builds(), [arch_of(device)]):
+        for _ in compile_all(all_builds([Scheme.parse(DEFAULT_SCHEME)]), [arch_of(device)]):
             pass
     except gpu.KernelError as error:
         print(f"The GPU kernels could not be compiled ahead: {error}", flush=True)

@@ -255,6 +255,37 @@ struct Nf4 : SixteenLevels<Nf4> {
     }
 };
 
+// Nf4's thresholds by 32 cells of [-1, 1], with at most one in each: a code is the number of thresholds in the
+// cells before, and one more from the cell's own on. Lane i of a warp holds cell i, so that a look-up is two
+// shuffles where a search takes four comparisons with selected thresholds.
+struct Nf4Cells {
+    float threshold[32];
+    uint32_t before[32];
+
+    // Cell of v: the low five bits; monotone in v, and so the same for thresholds and for values.
+    static HD uint32_t cell(float v) {
+#ifdef __CUDA_ARCH__
+        return __float_as_uint(__fmaf_rn(__saturatef(__fmaf_rn(v, 0.5f, 0.5f)), 31.0f, 12582912.0f));
+#else
+        float half = __builtin_fmaf(v, 0.5f, 0.5f);
+        return bits_of(__builtin_fmaf(half < 0.0f ? 0.0f : half > 1.0f ? 1.0f : half, 31.0f, 12582912.0f));
+#endif
+    }
+    // Cells of the thresholds; no threshold lies at a distance from a cell's bounds at which rounding matters.
+    constexpr Nf4Cells() : threshold(), before() {
+        constexpr int cells[15] = {2, 6, 8, 10, 12, 13, 15, 16, 17, 19, 20, 22, 23, 25, 29};
+        constexpr float thresholds[15] = {
+            -0x1.b239bp-1f, -0x1.38a4ep-1f, -0x1.d708fep-2f, -0x1.5bd4ecp-2f, -0x1.e079d8p-3f,
+            -0x1.1a7176p-3f, -0x1.74f0ep-5f, 0x1.45f6p-5f, 0x1.ec90c6p-4f, 0x1.a0cfc2p-3f,
+            0x1.2b05aap-2f, 0x1.8ea7f4p-2f, 0x1.00da08p-1f, 0x1.491b6p-1f, 0x1.b913b4p-1f};
+        for (int lane = 0, i = 0; lane < 32; ++lane) {
+            before[lane] = uint32_t(i);
+            threshold[lane] = __builtin_huge_valf();
+            if (i < 15 && cells[i] == lane) threshold[lane] = thresholds[i++];
+        }
+    }
+};
+
 struct Af4 : SixteenLevels<Af4> {
     static constexpr int count = 16;
     static HD float threshold(int i) {
@@ -294,7 +325,8 @@ struct BnbFp4 : SixteenLevels<BnbFp4> {
 
 struct Ternary {
     static constexpr int bits = 2, count = 3, per_byte = 5;
-    static HD float level(int i) { return float(i - 1); }
+    // Whole numbers are made by an addition: a conversion has a quarter of its rate.
+    static HD float level(int i) { return float_of(0x4b000000u | uint32_t(i)) - 8388609.0f; }
     static HD uint32_t encode(float v) { return (v >= -0.5f ? 1u : 0u) + (v > 0.5f ? 1u : 0u); }
 };
 

@@ -63,6 +63,36 @@ struct Divider {
     }
 };
 
+// Whether codes are looked up in cells that a warp's lanes hold (Nf4Cells); all of them take part then.
+constexpr bool kCells = std::is_same_v<Q, CodebookCodec<Nf4>> && !kStochastic;
+__device__ const Nf4Cells kNf4Cells;
+
+// One warp's NF4 codes.
+struct WarpCells {
+    float threshold;
+    uint32_t before;
+
+    __device__ __forceinline__ WarpCells()
+        : threshold(kNf4Cells.threshold[threadIdx.x & 31]), before(kNf4Cells.before[threadIdx.x & 31]) {}
+    __device__ __forceinline__ uint32_t encode(float v) const {
+        int cell = int(Nf4Cells::cell(v));
+        float own = __shfl_sync(~0u, threshold, cell);
+        return __shfl_sync(~0u, before, cell) + (v >= own ? 1u : 0u);
+    }
+};
+
+// Encodes a run by the cells of the warp, whose lanes all come here, and writes it if it is ``live``.
+template <typename T, int N>
+__device__ __forceinline__ void encode_run_in_cells(const Run<T, N>& run, const Divider& divide_by, bool live,
+                                                    uint8_t* out) {
+    constexpr int bytes = packed_bytes<Q>(N);
+    WarpCells cells;
+    uint32_t word[(bytes + 3) / 4] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) put_code<Q>(word, i, cells.encode(divide_by(run.at(i))));
+    if (live) store_bytes<bytes>(out, word);
+}
+
 // Encodes a run and writes it; ``element`` is the index of its first element.
 template <typename T, int N>
 __device__ __forceinline__ void encode_run(

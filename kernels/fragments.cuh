@@ -1,9 +1,9 @@
 // Packed weights in the order in which tensor cores take them from registers, and their decoding there.
 //
-// A tile is 64 rows by 128 of K. Each of a warpgroup's 128 threads holds 64 of its codes, those that wgmma's A
-// operand wants from it: in every 32 bytes of K (a step) four registers of two bfloat16 or four bytes. They fill
-// 2 · Bits words, placed so that few instructions turn a word into registers. Words lie in pairs, a pair of
-// every thread after the other: [Bits][128 threads][2 words].
+// A tile is 64 rows by 128 of K. Each of a warpgroup's 128 threads holds 64 of its codes, those that wgmma's
+// A operand wants from it: in every 32 bytes of K (a step) four registers of two bfloat16 or four bytes. They
+// fill 2 · Bits words, placed so that few instructions turn a word into registers. Words lie in pairs, a pair
+// of every thread after the other: [Bits][128 threads][2 words].
 #pragma once
 #include <cuda_bf16.h>
 
@@ -16,8 +16,8 @@ constexpr int kFragmentRows = 64, kFragmentK = 128, kFragmentThreads = 128;
 // Where a thread's codes lie in the tile. Bytes: operands of 8 bits, else of 16.
 template <bool Bytes>
 struct Fragment {
-    static constexpr int parts = Bytes ? 4 : 2;     // elements in a register
-    static constexpr int steps = Bytes ? 4 : 8;     // of a tile
+    static constexpr int parts = Bytes ? 4 : 2;  // elements in a register
+    static constexpr int steps = Bytes ? 4 : 8;  // of a tile
     static HD int row(int thread, int reg) { return thread / 32 * 16 + thread % 32 / 4 + 8 * (reg & 1); }
     static HD int k(int thread, int step, int reg, int part) {
         return (4 * step + 2 * (reg >> 1)) * 2 * parts + thread % 4 * parts + part;
@@ -45,7 +45,8 @@ HD int place_of_bit(int step, int reg, int part, int bit) {
         return 32 * step + half + at;
     }
     if (Bits == 4) return 32 * step + (Paired ? 8 * reg + 4 * part : 4 * reg + half) + bit;
-    if (Bits == 6) {  // two codes a half word, and 7th and 8th in the four bits that each of three words has left
+    if (Bits == 6) {
+        // Two codes a half word; the seventh and eighth in the four bits that each of three words has left.
         int first = 96 * (step >> 1) + half;
         if (pair < 6) return first + 32 * (pair / 2) + 6 * (pair & 1) + bit;
         if (pair == 6) return first + (bit < 4 ? 12 + bit : 32 + 8 + bit);
@@ -87,9 +88,9 @@ struct FragmentDecoder {
     static constexpr int words = 2 * Bits;
     // int4 times int8 is multiplied as sixteen times the code.
     static constexpr int factor = Bytes && !FloatBytes && Bits == 4 ? 16 : 1;
-    // Sixteen values two at a time, as pairs of bfloat16: [byte of two codes][lane], so that no two lanes meet in
-    // a bank. An entry takes 256 bytes, of which half are used: the byte is moved into an address in one
-    // instruction.
+    // Sixteen values two at a time, as pairs of bfloat16: [byte of two codes][lane], so that no two lanes
+    // meet in a bank. An entry takes 256 bytes, of which half are used: the byte is moved into an address in
+    // one instruction.
     static constexpr bool tabled = paired && !Bytes;
     static constexpr int kEntry = 256, table_bytes = tabled ? 256 * kEntry : 0;
     uint32_t table, lane_bytes;  // its shared-memory address, and four times the lane
@@ -105,7 +106,8 @@ struct FragmentDecoder {
             uint32_t two = as_bits(__floats2bfloat162_rn(low, high));
 #pragma unroll
             for (int j = 0; j < 8; ++j)  // in an order in which neighbours write to different banks
-                reinterpret_cast<uint4*>(table)[codes * (kEntry / 16) + (j + codes) % 8] = make_uint4(two, two, two, two);
+                reinterpret_cast<uint4*>(table)[codes * (kEntry / 16) + (j + codes) % 8] =
+                    make_uint4(two, two, two, two);
         }
     }
     // What is subtracted from 128 + code, for both elements of a register.
@@ -132,7 +134,8 @@ struct FragmentDecoder {
         } else if constexpr (Bytes) {
 #pragma unroll
             for (int r = 0; r < 4; r += 2) {
-                out[r] = w[2 * step + r / 2] << 4 & 0xf0f0f0f0u, out[r + 1] = w[2 * step + r / 2] & 0xf0f0f0f0u;
+                out[r] = w[2 * step + r / 2] << 4 & 0xf0f0f0f0u,
+                out[r + 1] = w[2 * step + r / 2] & 0xf0f0f0f0u;
             }
         } else if constexpr (paired) {
 #pragma unroll
@@ -147,7 +150,8 @@ struct FragmentDecoder {
     }
 
     // Two elements in bfloat16, as exact as it holds the codes' values.
-    __device__ __forceinline__ uint32_t pair(const uint32_t (&w)[words], int step, int r, uint32_t offset) const {
+    __device__ __forceinline__ uint32_t pair(const uint32_t (&w)[words], int step, int r,
+                                             uint32_t offset) const {
         const int i = 4 * (step & 1) + r;
         if constexpr (Bits == 8 && Coded::is_integer) {
             // 128 + the lower seven bits, less 128 or 256 by the sign.
@@ -182,10 +186,12 @@ struct FragmentDecoder {
             else
                 code = (three[1] >> 14 & 0x00030003u) | (three[2] >> 10 & 0x003c003cu);
             constexpr int up = 7 - Coded::mantissa;
-            return times_power((shifted(code, up - at) & (0x001f001fu << up)) | (code << (10 - at) & 0x80008000u));
+            return times_power((shifted(code, up - at) & (0x001f001fu << up)) |
+                               (code << (10 - at) & 0x80008000u));
         } else if constexpr (Bits == 3) {
             uint32_t lower = and_xor(w[step >> 1] >> (2 * i), 0x00030003u, 0x43044304u);
-            uint32_t bits = and_xor(shifted(w[4 + (step >> 2)], 2 - (4 * (step & 3) + r)), 0x00040004u, lower);
+            uint32_t bits =
+                and_xor(shifted(w[4 + (step >> 2)], 2 - (4 * (step & 3) + r)), 0x00040004u, lower);
             return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
         } else {
             // Three codes fit the mantissa side by side: 128 + code, 128 + 4 · code, 128 + 16 · code. A fused

@@ -1,5 +1,5 @@
-// Y = X · Wᵀ on Hopper with the operands' sides swapped: rows of W are the 64-row side of wgmma and tokens its
-// N columns, so that eight tokens waste nothing of an instruction.
+// Y = X · Wᵀ on Hopper with the operands' sides swapped: rows of W are the 64-row side of wgmma and tokens
+// its N columns, so that eight tokens waste nothing of an instruction.
 //
 // W is either decoded in registers (WBITS > 0, tiles of repack.cu) or multiplied as it is from shared memory.
 // A producer fills a ring of STAGES: W's tiles by bulk copies or TMA, X by TMA with the 128-byte swizzle.
@@ -13,11 +13,10 @@
 //                   2^(127 - bias), which brings a code's bits to its value
 //   SCALES=BLOCK    FP8 with x_scale [k_tiles, M padded to 256] and w_scale [N/128, k_tiles padded to 4]
 //
-// -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, WAYS, SCALES,
-// GROUP (elements of K under a scale, at most 128), SCALE_TYPE, ZEROS, STAGES, CTAS (on a multiprocessor),
-// SYNCHRONOUS, HALVES (of a repacked tile, a stage each), OUT.
-// Technique: operands swapped for few tokens as in DeepGEMM and Humming; decoding in registers: Marlin, arXiv
-// 2408.11743.
+// -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, WAYS,
+// SCALES, GROUP (elements of K under a scale, at most 128), SCALE_TYPE, ZEROS, STAGES, CTAS (on a
+// multiprocessor), SYNCHRONOUS, HALVES (of a repacked tile, a stage each), OUT. Technique: operands swapped
+// for few tokens as in DeepGEMM and Humming; decoding in registers: Marlin, arXiv 2408.11743.
 #include "epilogue.cuh"
 #include "fragments.cuh"
 #include "mma.cuh"
@@ -36,12 +35,12 @@ using Decoder = FragmentDecoder<CODEC, WBITS ? WBITS : 8, TWO_BIT, kBytes, kType
                                 kScales == Scales::WEIGHT>;
 
 constexpr int kConsumers = 128 * BLOCKS * WAYS, kThreads = kConsumers + 128;
-constexpr int kSlab = TOKENS * 128;                     // X: 128 bytes of K of every token
+constexpr int kSlab = TOKENS * 128;                          // X: 128 bytes of K of every token
 constexpr int kSlabs = kDecode && !kBytes ? 2 / HALVES : 1;  // of a stage
-constexpr int kStepsInSlab = 4;                         // a step is 32 bytes of K
-constexpr int kSteps = kSlabs * kStepsInSlab;           // of a stage
+constexpr int kStepsInSlab = 4;                              // a step is 32 bytes of K
+constexpr int kSteps = kSlabs * kStepsInSlab;                // of a stage
 constexpr int kTileGroups = !kDecode || kScales == Scales::ROW ? 0 : kFragmentK / GROUP;  // of a tile
-constexpr int kGroups = kTileGroups > 1 ? kTileGroups / HALVES : kTileGroups;              // of a stage
+constexpr int kGroups = kTileGroups > 1 ? kTileGroups / HALVES : kTileGroups;             // of a stage
 constexpr int kAllCodes = kFragmentRows * kFragmentK / 8 * WBITS, kCodeBytes = kAllCodes / HALVES;
 constexpr int kScaleBytes = kFragmentRows * kTileGroups * int(sizeof(SCALE_TYPE));
 constexpr int kScalesAndZeros = kScaleBytes + (ZEROS ? kFragmentRows * kTileGroups : 0);
@@ -49,7 +48,7 @@ constexpr int kTileW = kDecode ? kCodeBytes + kScalesAndZeros : kFragmentRows * 
 constexpr int kBlockScales = kScales == Scales::BLOCK ? TOKENS * 4 + 16 : 0;
 constexpr int kTileX = kSlabs * kSlab;
 constexpr int kStageX = WAYS * kTileX, kStageW = WAYS * BLOCKS * kTileW;
-constexpr int kRowPad = 64 * BLOCKS + 4;                // of the sums in shared memory, against bank conflicts
+constexpr int kRowPad = 64 * BLOCKS + 4;  // of the sums in shared memory, against bank conflicts
 
 static_assert(HALVES == 1 || (kDecode && !kBytes && WBITS != 3), "only whole words of both halves are split");
 
@@ -93,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
     uint8_t* memory = raw + (base - shared_address(raw));
-    constexpr int kW = STAGES * kStageX, kBlocks = kW + STAGES * kStageW, kFull = kBlocks + STAGES * kBlockScales;
+    constexpr int kW = STAGES * kStageX, kBlocks = kW + STAGES * kStageW,
+                  kFull = kBlocks + STAGES * kBlockScales;
     constexpr int kTable = kFull + STAGES * 16;  // of a codebook
     uint32_t full = base + kFull, empty = full + STAGES * 8;
     uint32_t rank, ranks;
@@ -116,17 +116,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 int last_block = (n + 63) / 64 - 1, of_k = min(k_tile, k_tiles - 1);
 #pragma unroll
                 for (int block = 0; block < BLOCKS; ++block) {
-                    size_t of = size_t(min(first_row / 64 + block, last_block)) * (k_tiles / HALVES) +
-                                of_k / HALVES;
-                    const uint8_t* from =
-                        static_cast<const uint8_t*>(w) + of * (kAllCodes + kScalesAndZeros);
+                    size_t of =
+                        size_t(min(first_row / 64 + block, last_block)) * (k_tiles / HALVES) + of_k / HALVES;
+                    const uint8_t* from = static_cast<const uint8_t*>(w) + of * (kAllCodes + kScalesAndZeros);
                     if constexpr (HALVES == 1) {
                         load_bytes(to + block * kTileW, from, kTileW, bar);
                     } else {
                         load_bytes(to + block * kTileW, from + of_k % HALVES * kCodeBytes, kCodeBytes, bar);
                         if constexpr (kScalesAndZeros > 0)
-                            load_bytes(to + block * kTileW + kCodeBytes, from + kAllCodes,
-                                       kScalesAndZeros, bar);
+                            load_bytes(to + block * kTileW + kCodeBytes, from + kAllCodes, kScalesAndZeros,
+                                       bar);
                     }
                 }
             } else {
@@ -139,8 +138,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         }
         if constexpr (kScales == Scales::BLOCK) {
             uint32_t to = base + kBlocks + stage * kBlockScales;
-            load_bytes(to, x_scale + size_t(tile) * ((m + 255) / 256 * 256) + first_token, TOKENS * 4,
-                       bar);
+            load_bytes(to, x_scale + size_t(tile) * ((m + 255) / 256 * 256) + first_token, TOKENS * 4, bar);
             load_bytes(to + TOKENS * 4,
                        w_scale + size_t(first_row / 128) * ((k_tiles + 3) / 4 * 4) + tile / 4 * 4, 16, bar);
         }
@@ -176,7 +174,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     } else {
         if (BLOCKS * WAYS == 2 && CTAS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
         if (BLOCKS * WAYS == 2 && CTAS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;\n");
-        int block = threadIdx.x / 128 % BLOCKS, way = threadIdx.x / 128 / BLOCKS, thread = threadIdx.x % 128, lane = threadIdx.x & 31;
+        int block = threadIdx.x / 128 % BLOCKS, way = threadIdx.x / 128 / BLOCKS, thread = threadIdx.x % 128,
+            lane = threadIdx.x & 31;
         int q = thread / 32 * 16 + lane / 4, t = lane % 4;  // rows q and q + 8 of the block
         Acc acc[TOKENS / 2];
         Total total[kOnSums ? TOKENS / 2 : 1];
@@ -191,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         auto release = [&] {
             __syncwarp();
             if (lane == 0)
-                asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(empty + oldest * 8) : "memory");
+                asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(empty + oldest * 8)
+                             : "memory");
             if (++oldest == STAGES) oldest = 0;
         };
         auto x_at = [&](int s, int step) {
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             }
         };
         // B of two steps' mma.sync: 64 bytes of K of eight tokens, from a slab with TMA's swizzle.
-        auto load_b = [&](int s, int step, int tokens, uint32_t(&b)[4]) {
+        auto load_b = [&](int s, int step, int tokens, uint32_t (&b)[4]) {
             int token = tokens + lane % 8, chunk = step % kStepsInSlab * 2 + lane / 8;
             uint32_t slab = base + s * kStageX + way * kTileX + step / kStepsInSlab * kSlab;
             ldmatrix_x4(b, slab + token * 128 + ((chunk ^ token % 8) << 4));
@@ -255,17 +255,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 }
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             };
-            auto load_group_scales = [&](int s, float(&to)[kScales == Scales::SUM ? 2 * kGroups : 1]) {
+            auto load_group_scales = [&](int s, float (&to)[kScales == Scales::SUM ? 2 * kGroups : 1]) {
                 if constexpr (kScales == Scales::SUM) {
                     const auto* of = reinterpret_cast<const SCALE_TYPE*>(
                         memory + kW + s * kStageW + (way * BLOCKS + block) * kTileW + kCodeBytes);
 #pragma unroll
                     for (int g = 0; g < kGroups; ++g) {
-                        to[2 * g] = float(of[q * kGroups + g]), to[2 * g + 1] = float(of[(q + 8) * kGroups + g]);
+                        to[2 * g] = float(of[q * kGroups + g]),
+                               to[2 * g + 1] = float(of[(q + 8) * kGroups + g]);
                     }
                 }
             };
-            auto decode_step = [&](int step, uint32_t(&to)[4]) {
+            auto decode_step = [&](int step, uint32_t (&to)[4]) {
                 int g = kGroups ? step / kGroupSteps : 0;
                 decoder.decode(words, step, offsets[ZEROS ? g : 0], to);
                 if constexpr (kOnWeights) {
@@ -274,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                         to[r] = as_bits(__hmul2(as_pair(to[r]), as_pair(scales[2 * g + (r & 1)])));
                 }
             };
-            auto decode = [&](int chunk, uint32_t(&to)[kChunk][4]) {
+            auto decode = [&](int chunk, uint32_t (&to)[kChunk][4]) {
 #pragma unroll
                 for (int i = 0; i < kChunk; ++i) decode_step(chunk * kChunk + i, to[i]);
             };
@@ -324,7 +325,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                     wgmma_fence();
 #pragma unroll
                     for (int i = 0; i < kChunk; ++i)
-                        wgmma<kType, TOKENS>(acc, a[chunk & 1][i], x_at(now, chunk * kChunk + i), !fresh || i);
+                        wgmma<kType, TOKENS>(acc, a[chunk & 1][i], x_at(now, chunk * kChunk + i),
+                                             !fresh || i);
                     wgmma_commit();
                     wgmma_wait<1>();
                     // The chunk before this is done: its registers may be written again.
@@ -356,7 +358,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 barrier_wait(full + stage * 8, phase);
                 fence_accumulators(acc);
                 wgmma_fence();
-                uint64_t rows = tile_descriptor(base + kW + stage * kStageW + (way * BLOCKS + block) * kTileW);
+                uint64_t rows =
+                    tile_descriptor(base + kW + stage * kStageW + (way * BLOCKS + block) * kTileW);
 #pragma unroll
                 for (int step = 0; step < kSteps; ++step)
                     wgmma<kType, TOKENS>(acc, rows + 2 * step, x_at(stage, step),
@@ -402,7 +405,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         }
         cluster_barrier();
         constexpr int kUnits = 8 * BLOCKS;  // eight rows of W: eight outputs of a token
-        for (int i = int(rank) * kConsumers + threadIdx.x; i < TOKENS * kUnits; i += int(ranks) * kConsumers) {
+        for (int i = int(rank) * kConsumers + threadIdx.x; i < TOKENS * kUnits;
+             i += int(ranks) * kConsumers) {
             int token = first_token + i / kUnits, column = first_row + i % kUnits * 8;
             if (token >= e.m || column >= e.n) continue;
             uint32_t at = base + ((i / kUnits) * kRowPad + i % kUnits * 8) * 4;

@@ -18,6 +18,12 @@ HD constexpr int packed_bytes(int count) {
         return count * Q::bits / 8;
 }
 
+// byte / 3^digits for bytes of five digits, below 243, by a multiplication and a shift.
+HD uint32_t third(uint32_t byte, int digits) {
+    constexpr uint32_t factors[6] = {1, 171, 57, 19, 203, 0}, shifts[6] = {0, 9, 9, 9, 14, 0};
+    return byte * factors[digits] >> shifts[digits];
+}
+
 // Adds code i to zeroed words; ``i`` is known when the loop round it is unrolled.
 template <typename Q>
 __device__ __forceinline__ void put_code(uint32_t* word, int i, uint32_t code) {
@@ -34,9 +40,8 @@ __device__ __forceinline__ void put_code(uint32_t* word, int i, uint32_t code) {
 template <typename Q>
 __device__ __forceinline__ uint32_t code_at(const uint32_t* word, int i) {
     if constexpr (kPerByte<Q> > 0) {
-        constexpr uint32_t powers[5] = {1, 3, 9, 27, 81};
         uint32_t byte = (word[i / 20] >> (8 * (i / 5 % 4))) & 0xff;
-        return byte / powers[i % 5] % 3;
+        return third(byte, i % 5) - 3 * third(byte, i % 5 + 1);
     } else {
         constexpr int b = Q::bits;
         uint32_t code = word[i * b / 32] >> (i * b % 32);

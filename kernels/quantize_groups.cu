@@ -26,10 +26,14 @@ extern "C" __global__ void __launch_bounds__(256) quantize_groups(
     extent.add_run(values);
     extent.report(unusable);
     extent.merge_lanes(lanes);
-    if (!live) return;
+    if (!kCells && !live) return;
     uint64_t cell = run >> (__ffs(lanes) - 1);
     float lo, hi, zero;
     extent.range(double(lanes) * RUN, lo, hi);
-    float step = settle(lo, hi, tensor_scale_from(amax), scales, zeros, cell, (run & (lanes - 1)) == 0, zero);
-    encode_run(values, Divider(step), zero, seed, run * RUN, packed + run * packed_bytes<Q>(RUN));
+    float step = settle(lo, hi, tensor_scale_from(amax), scales, zeros, cell, live && (run & (lanes - 1)) == 0, zero);
+    uint8_t* out = packed + run * packed_bytes<Q>(RUN);
+    if constexpr (kCells)
+        encode_run_in_cells(values, Divider(step), live, out);
+    else
+        encode_run(values, Divider(step), zero, seed, run * RUN, out);
 }

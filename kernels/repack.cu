@@ -3,8 +3,8 @@
 //
 // One CTA a tile. What lies outside the matrix is code 0 with scale 0. Runs once, when a model is loaded.
 //
-// -D: WBITS, BYTES (operands of 8 bits), ORDER (fragments.cuh), SCALE_TYPE (of what follows a tile), GROUPS (of
-// a tile; 0: no scales), ZEROS.
+// -D: WBITS, BYTES (operands of 8 bits), ORDER (fragments.cuh), SCALE_TYPE (of what follows a tile), GROUPS
+// (of a tile; 0: no scales), ZEROS.
 #include <cuda_fp16.h>
 
 #include "fragments.cuh"

@@ -16,49 +16,48 @@
 #define LIST4 "%0, %1, %2, %3"
 #define LIST8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define LIST16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define LIST32 \
+#define LIST32                                                                              \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define LIST64 \
+#define LIST64                                                                              \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, " \
     "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define LIST128 \
+#define LIST128                                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, " \
     "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, " \
     "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, " \
-    "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
-    "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, " \
+    "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, "   \
+    "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, "  \
     "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // D = A · B + (accumulate ? D : 0), N columns. INSTRUCTION has K and the types, REST the last immediates; P0
 // and on are the operands that follow D's registers. A lies in shared memory (SHARED_A) or in four registers.
-#define WGMMA(N, REGS, LIST, A, B, ACCUMULATE, INPUTS, INSTRUCTION, C, REST)                             \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE                                          \
-                 ", 0;\n"                                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n" #N INSTRUCTION " {" LIST "}, " A ", " B ", p" REST  \
-                 ";\n}\n"                                                                                \
-                 : REGS(d, C, 0)                                                                         \
+#define WGMMA(N, REGS, LIST, A, B, ACCUMULATE, INPUTS, INSTRUCTION, C, REST)                            \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE                                         \
+                 ", 0;\n"                                                                               \
+                 "wgmma.mma_async.sync.aligned.m64n" #N INSTRUCTION " {" LIST "}, " A ", " B ", p" REST \
+                 ";\n}\n"                                                                               \
+                 : REGS(d, C, 0)                                                                        \
                  : INPUTS, "l"(b), "r"(accumulate))
 #define SHARED_A(N, REGS, LIST, P0, P1, P2, P3, P4, P5, INSTRUCTION, C, REST) \
     WGMMA(N, REGS, LIST, P0, P1, P2, "l"(a), INSTRUCTION, C, REST)
-#define REGISTERS_A(N, REGS, LIST, P0, P1, P2, P3, P4, P5, INSTRUCTION, C, REST)                      \
-    WGMMA(N, REGS, LIST, "{" P0 ", " P1 ", " P2 ", " P3 "}", P4, P5, REG4(a, "r", 0), INSTRUCTION, C, \
-          REST)
-#define EACH_N(FORM, INSTRUCTION, C, REST)                                                                   \
-    if constexpr (N == 8) FORM(8, REG4, LIST4, "%4", "%5", "%6", "%7", "%8", "%9", INSTRUCTION, C, REST);    \
-    if constexpr (N == 16)                                                                                   \
-        FORM(16, REG8, LIST8, "%8", "%9", "%10", "%11", "%12", "%13", INSTRUCTION, C, REST);                 \
-    if constexpr (N == 32)                                                                                   \
-        FORM(32, REG16, LIST16, "%16", "%17", "%18", "%19", "%20", "%21", INSTRUCTION, C, REST);             \
-    if constexpr (N == 64)                                                                                   \
-        FORM(64, REG32, LIST32, "%32", "%33", "%34", "%35", "%36", "%37", INSTRUCTION, C, REST);             \
-    if constexpr (N == 128)                                                                                  \
-        FORM(128, REG64, LIST64, "%64", "%65", "%66", "%67", "%68", "%69", INSTRUCTION, C, REST);            \
-    if constexpr (N == 256)                                                                                  \
+#define REGISTERS_A(N, REGS, LIST, P0, P1, P2, P3, P4, P5, INSTRUCTION, C, REST) \
+    WGMMA(N, REGS, LIST, "{" P0 ", " P1 ", " P2 ", " P3 "}", P4, P5, REG4(a, "r", 0), INSTRUCTION, C, REST)
+#define EACH_N(FORM, INSTRUCTION, C, REST)                                                                \
+    if constexpr (N == 8) FORM(8, REG4, LIST4, "%4", "%5", "%6", "%7", "%8", "%9", INSTRUCTION, C, REST); \
+    if constexpr (N == 16)                                                                                \
+        FORM(16, REG8, LIST8, "%8", "%9", "%10", "%11", "%12", "%13", INSTRUCTION, C, REST);              \
+    if constexpr (N == 32)                                                                                \
+        FORM(32, REG16, LIST16, "%16", "%17", "%18", "%19", "%20", "%21", INSTRUCTION, C, REST);          \
+    if constexpr (N == 64)                                                                                \
+        FORM(64, REG32, LIST32, "%32", "%33", "%34", "%35", "%36", "%37", INSTRUCTION, C, REST);          \
+    if constexpr (N == 128)                                                                               \
+        FORM(128, REG64, LIST64, "%64", "%65", "%66", "%67", "%68", "%69", INSTRUCTION, C, REST);         \
+    if constexpr (N == 256)                                                                               \
         FORM(256, REG128, LIST128, "%128", "%129", "%130", "%131", "%132", "%133", INSTRUCTION, C, REST);
 
 // A and B by their descriptors; N is 8, 16, 32, 64, 128 or 256.

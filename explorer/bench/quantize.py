@@ -228,10 +228,12 @@ WARM_SHAPES = {torch.float32: ((64, 2048), (64, 4096), (64, 8192), (3, 33)), tor
 quantizes bfloat16 operands of whole blocks. What else is needed is compiled at first use."""
 
 
-def all_builds() -> list[Build]:
-    """What the named schemes compile for ``WARM_SHAPES``, and an analysis's statistics; no build twice."""
+def all_builds(schemes: Iterable[Scheme] | None = None) -> list[Build]:
+    """What schemes (by default the named ones) compile for ``WARM_SHAPES``, and an analysis's statistics; no
+    build twice."""
     compiled = [STATISTICS]
-    for config, scheme in {config_of(scheme): scheme for scheme in with_kernels()}.items():
+    every = with_kernels() if schemes is None else schemes
+    for config, scheme in {config_of(scheme): scheme for scheme in every}.items():
         for dtype, shapes in WARM_SHAPES.items():
             for layout in (layout_of(shape, scheme) for shape in shapes):
                 compiled += [

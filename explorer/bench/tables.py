@@ -192,6 +192,30 @@ def decode_table(timings: Sequence[GemmTiming]) -> str:
     return markdown([*headers, "SQNR of the output"], rows)
 
 
+SHOWN_TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 4096)
+
+
+def sweep_table(timings: Sequence[GemmTiming]) -> str:
+    """N = K = 8192: times as fast as torch's BF16 at the same M, by graph replay, of each product's fastest
+    kernel; the first line is torch's BF16 in microseconds."""
+    columns = [_fastest_at(timings, (m, *DECODE[1:])) for m in SHOWN_TOKENS]
+    torch_s = [_bf16_seconds(column) for column in columns]
+    first = [f"{1e6 * s:.1f}" if s else NOT_RECORDED for s in torch_s]
+    rows = [["torch BF16, µs", *first]]
+    for name in SWEPT:
+        ratios = [
+            s / column[name].seconds if s and name in column else None
+            for s, column in zip(torch_s, columns, strict=True)
+        ]
+        rows.append([GEMMS[name].label, *map(_times, ratios)])
+    return markdown(["M", *map(words.count, SHOWN_TOKENS)], rows)
+
+
+def _bf16_seconds(timings: dict[str, GemmTiming]) -> float | None:
+    bf16 = timings.get("bf16")
+    return bf16.baseline_graph.median_s if bf16 and bf16.baseline_graph else None
+
+
 def _decode_row(label: str, t: GemmTiming | None, bf16: GemmTiming | None) -> list[str]:
     if t is None:
         return [label, NOT_RECORDED, "", "", "", ""]

@@ -93,7 +93,8 @@ def gemm(
         typer.Option(
             "--variants",
             "--steps",
-            help="auto (the recorded fastest at the nearest shape), fastest (those that may be), all, or one's name.",
+            help="auto (the recorded fastest at the nearest shape), fastest (those that may be), all, "
+            "or the name of one.",
         ),
     ] = "auto",
     sweep_m: Annotated[

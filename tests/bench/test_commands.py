@@ -98,7 +98,7 @@ def test_the_fastest_kernel_depends_on_the_tokens() -> None:
 
 
 def test_auto_takes_the_recorded_fastest_at_the_nearest_shape() -> None:
-    """Verdicts and the page time one kernel for each product: it must be the one that won where it was measured."""
+    """Verdicts and the page time one kernel for each product: the one that won where it was measured."""
     for row in GEMMS.values():
         for shape in ((1, 8192, 8192), (100, 8000, 8000), (4096, 4096, 4096)):
             (chosen,) = variants_for(row, shape, H200, "auto")

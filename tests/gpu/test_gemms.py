@@ -20,6 +20,7 @@ from explorer.bench.gemm.table import GEMMS, Gemm
 from explorer.bench.gemm.variants import Variant
 from explorer.gpu import gemm as gemm_kernels
 from explorer.gpu import runtime
+from explorer.gpu.gemm import swap_ab
 from explorer.gpu.tma import MAP_WRITER
 from tests.gpu.sanitizer import assert_clean
 
@@ -116,7 +117,7 @@ def test_bias_and_gelu_are_fused(name: str, activation: str) -> None:
 
 def integer_sums(operands: Operands, by: str) -> Tensor:
     """int32 [M, N]: the raw sums of an integer product by one kernel ("naive", "dp4a", "mma.sync",
-    "wgmma")."""
+    "swap A/B", "wgmma")."""
     x, w = operands.x, operands.w
     plain = gemm_kernels.Epilogue(torch.int32)
     if by == "naive":
@@ -125,6 +126,9 @@ def integer_sums(operands: Operands, by: str) -> Tensor:
     epilogue, rows = epilogues.with_zero_terms(operands, plain), (layouts.byte_rows(x), layouts.byte_rows(w))
     if by == "dp4a":
         return gemm_kernels.gemm_simt32(*rows, gemm_kernels.WordOp.DP4A, epilogue)
+    if by == "swap A/B":
+        tiles = gemm_kernels.Tiles(gemm_kernels.OperandType.S8)
+        return gemm_kernels.gemm_swap_ab(*rows, operands.shape[1], tiles, epilogue)
     return (gemm_kernels.gemm_mma if by == "mma.sync" else gemm_kernels.gemm_wgmma)(*rows, "s8", epilogue)
 
 
@@ -163,7 +167,7 @@ def test_integer_sums_are_exact(name: str) -> None:
             zero = 0 if q.scales.zero_points is None else q.scales.zero_points.cpu().long()
             codes.append(q.packed.view(torch.int8).cpu().long() - zero)
         want = codes[0] @ codes[1].t()
-        for how in ("naive", "dp4a", "mma.sync", "wgmma"):
+        for how in ("naive", "dp4a", "mma.sync", "swap A/B", "wgmma"):
             got = integer_sums(ops, how).cpu().long()
             wrong = int((got != want).sum())
             assert wrong == 0, f"{name} {how} {m}x{n}x{k}: {wrong} sums differ"
@@ -242,7 +246,36 @@ def test_groups_of_every_size_in_registers() -> None:
         scheme = Scheme(f"g{size}", "t", FORMATS["int4"], (1, size))
         row = GEMMS["w4a16_group128"]
         x, w = draw(5, 40, 2 * size + 16)
-        check(row, row.variant("registers"), Operands.of(x, w, (SCHEMES["bf16"], scheme)), f"group {size}")
+        for name in ("registers", "swap A/B", "swap A/B, scaled weights"):
+            operands = Operands.of(x, w, (SCHEMES["bf16"], scheme))
+            check(row, row.variant(name), operands, f"group {size}")
+
+
+@pytest.mark.parametrize("name", ["bf16", "w4a16_group128_asym", "w_nvfp4", "w4a8_int", "fp8_blockwise"])
+def test_every_division_of_few_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of rows, parts of K within a CTA and over a cluster: the product is within the bound, and has the
+    same bits when it is run again."""
+    row = GEMMS[name]
+    x, w = draw(21, 333, 1500)
+    ops, variant = row.operands(x, w), row.variant("swap A/B")
+    several = name != "fp8_blockwise"
+    for tokens in (8, 32, 64) if row.w.format.bits == 4 else (8, 64, 256 if name == "bf16" else 128):
+        for blocks, ways, ranks in ((1, 1, 1), (2, 1, 2), (1, 2, 2), (1, 1, 8)) if several else ((2, 1, 2),):
+            division = gemm_kernels.Division(tokens, blocks, ways, 1, ranks)
+            monkeypatch.setattr(swap_ab, "division_of", lambda *_, division=division: division)
+            check(row, variant, ops, str(division))
+            assert torch.equal(variant.run(ops), variant.run(ops)), division
+
+
+def test_tiles_of_another_shape_are_refused() -> None:
+    """A kernel that reads beyond W's tiles would multiply whatever lies there."""
+    row = GEMMS["w4a16_group128"]
+    ops = row.operands(*draw(4, 128, 256))
+    tiles = layouts.tiles_of(row.w, gemm_kernels.OperandType.BF16)
+    w, x = layouts.tiled_weights(ops.w, tiles), layouts.activation_rows(ops.x).view(torch.uint8)
+    for n, columns in ((192, x.shape[1]), (128, x.shape[1] // 2)):
+        with pytest.raises(ValueError, match="tiles"):
+            gemm_kernels.gemm_swap_ab(x[:, :columns], w, n, tiles, gemm_kernels.Epilogue())
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])

@@ -155,7 +155,8 @@ def weight_rows(w: Operand) -> Tensor:
 
 def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> Tiles:
     """How ``gemm_swap_ab`` reads W under ``scheme`` by X of a type; ``ValueError`` for blocks it cannot.
-    ``on_weights``: weights are multiplied by scales rounded to bfloat16 where else the sums of groups are scaled."""
+    ``on_weights``: weights are multiplied by scales rounded to bfloat16, where else groups' sums are
+    scaled."""
     fmt, (height, group) = scheme.format, scheme.block
     two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
     if height not in (1, None) or (height is None and group is not None):
@@ -182,8 +183,8 @@ def _tile_scale_dtype(scheme: Scheme, scales: Scales) -> torch.dtype:
 
 
 def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
-    """W as ``repack`` lays it out; ternary digits as plain 2-bit codes. A code that is no number makes its scale
-    no number."""
+    """W as ``repack`` lays it out; ternary digits as plain 2-bit codes. Codes that are no numbers are not
+    told from numbers: ``quantize`` makes none of finite weights."""
     k, group = w.values.shape[1], w.scheme.block[1]
     packed = two_bit_rows(w.q.codes.to(torch.uint8)) if tiles.two_bit == 1 else w.q.packed
     if tiles.scales is Scales.ROW:
@@ -195,14 +196,15 @@ def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
 
 
 def folded_exponent(w: Operand) -> Tensor:
-    """int32 [1]: by which power of two scales are multiplied that weights are multiplied by in bfloat16: so that
-    the largest is near bfloat16's largest, as codes' bits stand for 2^(bias - 127) of their values."""
+    """int32 [1]: the power of two that scales come times where weights are multiplied by them: the largest is
+    near bfloat16's largest then, as codes' bits stand for 2^(bias - 127) of their values."""
     largest = weight_scales(w).float().nan_to_num(0.0, 0.0, 0.0).amax().reshape(1)
     return (127 - torch.frexp(largest).exponent).clamp(max=200).to(torch.int32)
 
 
 def folded_scale(w: Operand) -> Tensor:
-    """float32 [1]: the scale of a whole W (NVFP4) times what ``folded_exponent`` and the codes' bits leave."""
+    """float32 [1]: the scale of a whole W (NVFP4) times what ``folded_exponent`` and the codes' bits
+    leave."""
     fmt = w.scheme.format
     assert isinstance(fmt, FloatFormat)
     whole = tensor_scale(w)

@@ -29,8 +29,8 @@ LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
 """(N, K) of a block's products: Q, K and V in one; attention's output; gate and up in one; down."""
 SWEPT = (
     "bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_blockwise", "int8", "int8_dynamic", "w8a16",
-    "w4a16_group128", "w4a16_group128_asym", "nf4", "w3a16", "w2a16", "w1.58a16", "w_fp8", "w_mxfp8", "w_mxfp4",
-    "w_nvfp4", "w_fp6_e3m2",
+    "w4a16_group128", "w4a16_group128_asym", "nf4", "w3a16", "w2a16", "w1.58a16", "w_fp8", "w_mxfp8",
+    "w_mxfp4", "w_nvfp4", "w_fp6_e3m2",
     "w4a8_int", "w4a8_fp8", "ternary", "binary",
 )  # fmt: skip
 """Products that are recorded over M."""
@@ -61,8 +61,8 @@ class Job:
 
 
 def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: str) -> tuple[Variant, ...]:
-    """``all`` kernels the chip can run, the one called ``which``, those that may be the ``fastest`` for so many
-    tokens, or ``auto``: the one of them that was, at the nearest shape of the recording."""
+    """``all`` kernels the chip can run, the one called ``which``, those that may be the ``fastest`` for so
+    many tokens, or ``auto``: the one of them that was, at the nearest shape of the recording."""
     variants = gemm.variants_on(capability)
     if which == "all" or not variants:
         return variants
@@ -75,7 +75,8 @@ def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: s
 
 
 def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
-    """Those that can be the fastest for M tokens; of products without a kernel for few tokens the last one."""
+    """Those that can be the fastest for M tokens; of products without a kernel for few tokens the last
+    one."""
     names = {v.name for v in variants}
     if not names & set(LATEST):
         return (variants[-1],)
@@ -87,7 +88,8 @@ def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
 
 
 def _recorded_fastest(name: str, shape: Shape, likely: Sequence[Variant]) -> Variant | None:
-    """The kernel with the least recorded time at the shape nearest to ``shape``; None if none was recorded."""
+    """The kernel with the least recorded time at the shape nearest to ``shape``; None if none was
+    recorded."""
     by_name = {v.name: v for v in likely}
     rows = [t for t in recorded_gemms().rows if t.gemm == name and t.variant in by_name]
     near = nearest([t.shape for t in rows], shape)

@@ -276,8 +276,9 @@ def in_registers(rounding: float = 0.0) -> Variant:
 
 
 def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0, on_weights: bool = False) -> Variant:
-    """Codes of W are decoded in registers, as the 64-row side of wgmma: for few tokens. ``on_weights``: weights
-    times their scales are rounded to bfloat16, as most engines do; else the sums of groups are scaled."""
+    """Codes of W are decoded in registers, as the 64-row side of wgmma: for few tokens. ``on_weights``:
+    weights times their scales are rounded to bfloat16, as most engines do; else the sums of groups are
+    scaled."""
 
     def tiles_for(x: Scheme, w: Scheme) -> kernel.Tiles:
         return layouts.tiles_of(w, _x_type(x), on_weights)

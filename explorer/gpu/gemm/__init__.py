@@ -25,7 +25,7 @@ from explorer.gpu.gemm.simt import (
     reference_build,
     simt32_build,
 )
-from explorer.gpu.gemm.swap_ab import Shape, Tiles, gemm_swap_ab, repack, swap_ab_builds
+from explorer.gpu.gemm.swap_ab import Division, Tiles, gemm_swap_ab, repack, swap_ab_builds
 from explorer.gpu.gemm.tensor_cores import (
     block_scaled_build,
     gemm_block_scaled,
@@ -42,11 +42,11 @@ __all__ = [
     "Activation",
     "BlockScaledFormat",
     "Codes",
+    "Division",
     "Epilogue",
     "OperandType",
     "ScaleK",
     "Scales",
-    "Shape",
     "Tiles",
     "Weight",
     "WordOp",

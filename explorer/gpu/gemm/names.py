@@ -50,8 +50,8 @@ class ScaleK(_Name):
 
 
 class Scales(_Name):
-    """Where gemm_swap_ab.cu applies scales: in the epilogue, on each group's sum, on the weights in bfloat16, or on
-    sums of 128 with scales of both sides."""
+    """Where gemm_swap_ab.cu applies scales: in the epilogue, on each group's sum, on the weights in bfloat16,
+    or on sums of 128 with scales of both sides."""
 
     ROW = auto()
     SUM = auto()

@@ -29,9 +29,14 @@ MOST_RANKS = 2
 
 @dataclass(frozen=True)
 class Tiles:
-    """How ``gemm_swap_ab`` reads W: bits of a code (0: W is of X's type and lies in rows), its C++ codec, what plain
-    2-bit codes are stored plus (0: they are not 2-bit codes), where scales are applied, elements of K under one
-    (at most 128), its C++ type, and whether there are zero points."""
+    """How ``gemm_swap_ab`` reads W.
+
+    bits      of a code; 0: W is of X's type and lies in rows
+    codec     its C++ codec
+    two_bit   what plain 2-bit codes are stored plus; 0: they are not 2-bit codes
+    scales    where they are applied; ``group`` elements of K have one, at most 128, of C++ type ``scale``
+    zeros     whether there are zero points
+    """
 
     x_type: OperandType
     bits: int = 0
@@ -78,6 +83,11 @@ class Tiles:
         return self.code_bytes + TILE_ROWS * self.groups * (scale_bytes + int(self.zeros))
 
     @property
+    def x_tile_bytes(self) -> int:
+        """Bytes of X's K under a repacked tile."""
+        return TILE_K * (2 if self.x_type is OperandType.BF16 else 1)
+
+    @property
     def stage_k_bytes(self) -> int:
         """Bytes of K of X in a stage."""
         return 2 * TILE_BYTES if self.bits and self.x_type is OperandType.BF16 else TILE_BYTES
@@ -94,16 +104,22 @@ class Tiles:
         )
         return Build("repack.cu", options)
 
-    def build(self, shape: Shape, dtype: torch.dtype) -> Build:
+    def build(self, division: Division, dtype: torch.dtype) -> Build:
         """The compilation of gemm_swap_ab.cu for a division of the output."""
-        return _build(self, shape, dtype)
+        return _build(self, division, dtype)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How the work is divided: tokens and blocks of 64 rows of a CTA, parts of K that its warpgroups share, CTAs on
-    a multiprocessor, how many CTAs share K, and whether mma.sync multiplies decoded weights (faster than wgmma
-    up to 16 tokens: from registers that takes about 40 cycles for 64 rows however few columns there are)."""
+class Division:
+    """How the work is divided.
+
+    tokens        of a CTA, and ``blocks`` of 64 rows of W
+    ways          parts of K that a CTA's warpgroups share
+    ctas          on a multiprocessor at once
+    ranks         CTAs of a cluster, which share K
+    synchronous   mma.sync multiplies decoded weights: up to 16 tokens that is faster than wgmma, which takes
+                  about 40 cycles for 64 rows from registers, however few tokens there are
+    """
 
     tokens: int
     blocks: int = 2
@@ -115,14 +131,17 @@ class Shape:
     def stage_bytes(self, tiles: Tiles) -> int:
         """Of one stage of the ring."""
         scales = self.tokens * 4 + 16 if tiles.scales is Scales.BLOCK else 0
-        halves = self.halves(tiles)
+        return self._stage_bytes(tiles, self.halves(tiles)) + scales
+
+    def _stage_bytes(self, tiles: Tiles, halves: int) -> int:
         w = tiles.tile_bytes - tiles.code_bytes * (halves - 1) // halves
-        return self.ways * (self.tokens * tiles.stage_k_bytes // halves + self.blocks * w) + scales
+        return self.ways * (self.tokens * tiles.stage_k_bytes // halves + self.blocks * w)
 
     def halves(self, tiles: Tiles) -> int:
-        """Stages that share a repacked tile: 2 where X's part of one would leave room for too few."""
-        whole = tiles.bits in (0, 3) or tiles.x_type is not OperandType.BF16
-        return 1 if whole or self.tokens < 256 else 2
+        """Stages that share a repacked tile: 2 where there is no room for three whole ones."""
+        if tiles.bits in (0, 3) or tiles.x_type is not OperandType.BF16:
+            return 1
+        return 1 if 3 * (self._stage_bytes(tiles, 1) + 16) <= self._room(tiles) else 2
 
     def table_bytes(self, tiles: Tiles) -> int:
         """Of the values of two 4-bit codes in shared memory, a copy for each lane."""
@@ -130,8 +149,10 @@ class Shape:
 
     def stages(self, tiles: Tiles) -> int:
         """As many as fit, at most 16."""
-        room = MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024 - self.table_bytes(tiles)
-        return min(16, room // (self.stage_bytes(tiles) + 16))
+        return min(16, self._room(tiles) // (self.stage_bytes(tiles) + 16))
+
+    def _room(self, tiles: Tiles) -> int:
+        return MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024 - self.table_bytes(tiles)
 
     def shared_bytes(self, tiles: Tiles) -> int:
         """Alignment, the ring with its barriers; the sums of the CTA lie over it."""
@@ -140,7 +161,7 @@ class Shape:
 
 
 @functools.cache
-def _build(tiles: Tiles, shape: Shape, dtype: torch.dtype) -> Build:
+def _build(tiles: Tiles, division: Division, dtype: torch.dtype) -> Build:
     options = macros(
         X_TYPE=tiles.x_type,
         WBITS=tiles.bits,
@@ -150,13 +171,13 @@ def _build(tiles: Tiles, shape: Shape, dtype: torch.dtype) -> Build:
         GROUP=tiles.group,
         SCALE_TYPE=tiles.scale,
         ZEROS=tiles.zeros,
-        TOKENS=shape.tokens,
-        BLOCKS=shape.blocks,
-        WAYS=shape.ways,
-        STAGES=shape.stages(tiles),
-        CTAS=shape.ctas,
-        SYNCHRONOUS=shape.synchronous,
-        HALVES=shape.halves(tiles),
+        TOKENS=division.tokens,
+        BLOCKS=division.blocks,
+        WAYS=division.ways,
+        STAGES=division.stages(tiles),
+        CTAS=division.ctas,
+        SYNCHRONOUS=division.synchronous,
+        HALVES=division.halves(tiles),
         OUT=dtype,
     )
     return Build("gemm_swap_ab.cu", options)
@@ -165,12 +186,15 @@ def _build(tiles: Tiles, shape: Shape, dtype: torch.dtype) -> Build:
 def repack(
     packed: Tensor, scales: Tensor | None, zeros: Tensor | None, tiles: Tiles, k: int, group: int
 ) -> Tensor:
-    """Packed codes uint8 [N, bytes] with scales and int8 zero points [N, groups] as tiles for ``gemm_swap_ab``:
-    uint8 [⌈N/64⌉, ⌈K/128⌉, tile_bytes]. ``group``: elements of K under one scale, a power of two of at least 16."""
+    """Packed codes uint8 [N, bytes] with scales and int8 zero points [N, groups] as tiles for
+    ``gemm_swap_ab``: uint8 [⌈N/64⌉, ⌈K/128⌉, tile_bytes]. ``group``: elements of K under one scale, a power
+    of two of at least 16; ``ValueError`` otherwise."""
     n, k_tiles = packed.shape[0], math.ceil(k / TILE_K)
     blocks = math.ceil(n / TILE_ROWS)
     out = packed.new_empty((blocks, k_tiles, tiles.tile_bytes))
     groups = scales.shape[1] if scales is not None else 1
+    if groups > 1 and (group & (group - 1) or group < 16):
+        raise ValueError(f"groups are powers of two of at least 16 along K, not {group}")
     shift = group.bit_length() - 1 if groups > 1 else 31
     packed = packed.contiguous()
     launch(
@@ -188,8 +212,8 @@ def repack(
 def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
     """Every compilation that a call may choose."""
     repacking = [tiles.repack_build()] if tiles.bits else []
-    shapes = (_division(tokens, tiles) for tokens in tokens_for(tiles))
-    return [*repacking, *(tiles.build(shape, dtype) for shape in shapes)]
+    divisions = (_division(tokens, tiles) for tokens in tokens_for(tiles))
+    return [*repacking, *(tiles.build(division, dtype) for division in divisions)]
 
 
 def tokens_for(tiles: Tiles) -> tuple[int, ...]:
@@ -197,18 +221,18 @@ def tokens_for(tiles: Tiles) -> tuple[int, ...]:
     return TOKENS[:-1] if tiles.scales in (Scales.SUM, Scales.BLOCK) else TOKENS
 
 
-def _division(tokens: int, tiles: Tiles) -> Shape:
+def _division(tokens: int, tiles: Tiles) -> Division:
     """The fastest of those that were measured on an H200 for so many tokens, at N = K = 8192."""
     if tokens <= 16 and tiles.bits and tiles.x_type is not OperandType.E4M3:
-        return Shape(tokens, blocks=1, ways=2, ctas=1 if tiles.tabled else 2, synchronous=True)
+        return Division(tokens, blocks=1, ways=2, ctas=1 if tiles.tabled else 2, synchronous=True)
     if tokens <= (64 if tiles.bits else 128) and tiles.scales is not Scales.BLOCK:
-        return Shape(tokens, blocks=1, ways=2)
-    return Shape(tokens)
+        return Division(tokens, blocks=1, ways=2)
+    return Division(tokens)
 
 
-def shape_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Shape:
-    """How to divide a product. Two CTAs share K where that still leaves a multiprocessor for each: larger clusters
-    cost more than they bring."""
+def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Division:
+    """How to divide a product. Two CTAs share K where there is room for both: larger clusters cost more than
+    they bring."""
     tokens = next((t for t in tokens_for(tiles) if m <= t), tokens_for(tiles)[-1])
     division = _division(tokens, tiles)
     outputs = math.ceil(n / (division.blocks * TILE_ROWS)) * math.ceil(m / tokens)
@@ -226,34 +250,38 @@ def gemm_swap_ab(
     epilogue: Epilogue,
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
-    shape: Shape | None = None,
+    division: Division | None = None,
 ) -> Tensor:
-    """X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K]: rows of the same type uint8 [n, bytes], or
-    tiles of ``repack``. ``Scales.BLOCK``: x_scale float32 [⌈K/128⌉, M] and w_scale [⌈N/128⌉, ⌈K/128⌉]."""
+    """X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K]: rows of the same type uint8 [n, bytes],
+    or tiles of ``repack``. ``Scales.BLOCK``: x_scale float32 [⌈K/128⌉, M], w_scale [⌈N/128⌉, ⌈K/128⌉].
+    ``ValueError`` where W's tiles are not those of n rows and X's K."""
     if tiles.bits:
         x, k_tiles = padded_rows(x), w.shape[1]
         of_w: Tensor = w
+        expected = (math.ceil(n / TILE_ROWS), math.ceil(x.shape[1] / tiles.x_tile_bytes), tiles.tile_bytes)
+        if tuple(w.shape) != expected or x.device != w.device or not x.numel():
+            raise ValueError(f"expected W as tiles {list(expected)} on X's device, got {list(w.shape)}")
     else:
         x, w = padded_pair(x, w)
         k_tiles = math.ceil(x.shape[1] / TILE_BYTES)
     m, device = x.shape[0], x.device
     if tiles.scales is Scales.BLOCK:
         x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
-    shape = shape or shape_of(m, n, k_tiles, tiles, device)
-    k_tiles *= shape.halves(tiles)
+    division = division or division_of(m, n, k_tiles, tiles, device)
+    k_tiles *= division.halves(tiles)
     if not tiles.bits:
-        of_w = tensor_map(w, TILE_ROWS * shape.blocks)
+        of_w = tensor_map(w, TILE_ROWS * division.blocks)
     out = x.new_empty((m, n), dtype=epilogue.dtype)
-    grid = (math.ceil(n / (TILE_ROWS * shape.blocks)) * shape.ranks, math.ceil(m / shape.tokens))
+    grid = (math.ceil(n / (TILE_ROWS * division.blocks)) * division.ranks, math.ceil(m / division.tokens))
     launch(
-        tiles.build(shape, epilogue.dtype),
+        tiles.build(division, epilogue.dtype),
         "gemm_swap_ab",
         device,
         grid,
-        128 * shape.blocks * shape.ways + 128,
+        128 * division.blocks * division.ways + 128,
         "PPPPi" + EPILOGUE_TYPES,
-        (tensor_map(x, shape.tokens), of_w, x_scale, w_scale, k_tiles, *epilogue.arguments(out)),
-        shape.shared_bytes(tiles),
-        cluster=shape.ranks,
+        (tensor_map(x, division.tokens), of_w, x_scale, w_scale, k_tiles, *epilogue.arguments(out)),
+        division.shared_bytes(tiles),
+        cluster=division.ranks,
     )
     return out

@@ -1,0 +1,24 @@
+"""Headers with tables of their own, compiled for the host and run.
+
+If these fail, two codes of a repacked tile share a bit or a weight is multiplied twice, or NF4 on a GPU
+rounds to other levels than on a CPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from explorer.paths import KERNELS
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", ["fragments_check", "cells_check"])
+def test_the_program_finds_nothing_wrong(name: str, nvcc: str, tmp_path: Path) -> None:
+    program = tmp_path / "check"
+    source = HERE / f"{name}.cu"
+    subprocess.run([nvcc, "-O1", "-std=c++17", f"-I{KERNELS}", "-o", program, source], check=True)
+    assert subprocess.run([program], check=True, capture_output=True, text=True).stdout == "ok\n"

@@ -255,7 +255,7 @@ struct Nf4 : SixteenLevels<Nf4> {
     }
 };
 
-// Nf4's thresholds by 32 cells of [-1, 1], with at most one in each: a code is the number of thresholds in the
+// Nf4's thresholds by 32 cells of [-1, 1], at most one in each: a code is the number of thresholds in the
 // cells before, and one more from the cell's own on. Lane i of a warp holds cell i, so that a look-up is two
 // shuffles where a search takes four comparisons with selected thresholds.
 struct Nf4Cells {
@@ -271,7 +271,7 @@ struct Nf4Cells {
         return bits_of(__builtin_fmaf(half < 0.0f ? 0.0f : half > 1.0f ? 1.0f : half, 31.0f, 12582912.0f));
 #endif
     }
-    // Cells of the thresholds; no threshold lies at a distance from a cell's bounds at which rounding matters.
+    // No threshold lies so near to a bound of its cell that rounding matters.
     constexpr Nf4Cells() : threshold(), before() {
         constexpr int cells[15] = {2, 6, 8, 10, 12, 13, 15, 16, 17, 19, 20, 22, 23, 25, 29};
         constexpr float thresholds[15] = {

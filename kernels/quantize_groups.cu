@@ -14,9 +14,9 @@
 using T = ELEMENT;
 
 // ``runs``: of the matrix; ``lanes``: threads a block of the scheme, one run each.
-extern "C" __global__ void __launch_bounds__(256) quantize_groups(
-    const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax, int* unusable,
-    uint64_t runs, int lanes, uint64_t seed) {
+extern "C" __global__ void __launch_bounds__(256)
+    quantize_groups(const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax,
+                    int* unusable, uint64_t runs, int lanes, uint64_t seed) {
     uint64_t run = thread_index();
     bool live = run < runs;
     Run<T, RUN> values = {};
@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(256) quantize_groups(
     uint64_t cell = run >> (__ffs(lanes) - 1);
     float lo, hi, zero;
     extent.range(double(lanes) * RUN, lo, hi);
-    float step = settle(lo, hi, tensor_scale_from(amax), scales, zeros, cell, live && (run & (lanes - 1)) == 0, zero);
+    float step =
+        settle(lo, hi, tensor_scale_from(amax), scales, zeros, cell, live && (run & (lanes - 1)) == 0, zero);
     uint8_t* out = packed + run * packed_bytes<Q>(RUN);
     if constexpr (kCells)
         encode_run_in_cells(values, Divider(step), live, out);

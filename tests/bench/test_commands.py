@@ -12,7 +12,7 @@ import torch
 
 from explorer import gpu
 from explorer.bench import commands
-from explorer.bench.gemm.plan import plan_of_records, variants_for
+from explorer.bench.gemm.plan import DECODE, LARGE, SERVING, SQUARE, plan_of_records, variants_for
 from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.bench.methods import time_methods
@@ -74,6 +74,8 @@ def test_the_plan_of_records_covers_the_table(monkeypatch: pytest.MonkeyPatch) -
     jobs = plan_of_records()
     keys = [(job.gemm.name, job.shape) for job in jobs]
     assert len(keys) == len(set(keys))
+    flushed = {job.shape for job in jobs if job.flush}
+    assert {DECODE, SERVING, SQUARE, LARGE} == flushed, "the shapes that the tables show have both timings"
     square = {job.gemm.name: job.variants for job in jobs if job.shape == (4096, 4096, 4096)}
     assert square == {gemm.name: gemm.variants_on(H200) for gemm in GEMMS.values()}
     recorded = {(t.gemm, t.shape, t.variant) for t in recorded_gemms().rows}

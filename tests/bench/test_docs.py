@@ -15,6 +15,7 @@ from explorer.bench import docs, facts, tables
 from explorer.bench.analysis import recorded_analyses
 from explorer.bench.embeddings import RUNS, recorded_embeddings
 from explorer.bench.gemm.table import GEMMS
+from explorer.bench.gemm.plan import SQUARE
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.bench.methods import recorded_methods
 from explorer.bench.quantize import recorded_quantize
@@ -93,8 +94,9 @@ def test_tables_name_what_was_never_recorded(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_tables_show_the_recorded_numbers() -> None:
     """One cell of each kind, read from the recording."""
-    timing = next(t for t in recorded_gemms().rows if (t.gemm, t.variant) == ("bf16", "wgmma"))
-    row = next(r for r in tables.gemm_table(recorded_gemms().rows).splitlines() if r.startswith("| BF16 |"))
+    rows = recorded_gemms().rows
+    timing = next(t for t in rows if (t.gemm, t.variant, t.shape) == ("bf16", "wgmma", SQUARE))
+    row = next(r for r in tables.gemm_table(rows).splitlines() if r.startswith("| BF16 |"))
     assert f"| {timing.tflops:.0f} |" in row and timing.baseline in row
     drift = next(d for d in recorded_embeddings().rows if d.scheme == "nvfp4" and not d.activations)
     assert f"| {drift.cosine:.4f} |" in tables.weights_table([drift])

@@ -253,8 +253,8 @@ def test_groups_of_every_size_in_registers() -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "w4a16_group128_asym", "w_nvfp4", "w4a8_int", "fp8_blockwise"])
 def test_every_division_of_few_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of rows, parts of K within a CTA and over a cluster: the product is within the bound, and has the
-    same bits when it is run again."""
+    """Blocks of rows, parts of K within a CTA and over a cluster: the product is within the bound, and has
+    the same bits when it is run again."""
     row = GEMMS[name]
     x, w = draw(21, 333, 1500)
     ops, variant = row.operands(x, w), row.variant("swap A/B")

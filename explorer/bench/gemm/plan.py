@@ -113,8 +113,8 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[Job]:
     swept, layers = ([n for n in some if n in rows] for some in (SWEPT, LAYER_ROWS))
     jobs = [
         *_jobs(swept, [DECODE, SERVING], "fastest"),
-        *_jobs(swept, [(m, *DECODE[1:]) for m in TOKENS[1:]], "fastest", flush=False),
         *_jobs(rows, [LARGE], "fastest"),
+        *_jobs(swept, [(m, *DECODE[1:]) for m in TOKENS[1:]], "fastest", flush=False),
         *_jobs(rows, [SQUARE], "all"),
     ]
     for blocks in LAYERS.values():

@@ -88,8 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_any(
     if (at < rows * units) {
         uint64_t row = quotient(at, units, rows * units), first = (at - row * units) * unit;
         uint64_t first_cell = blocks.first_cell(row), held = ~uint64_t(0);
-        float zero = 0.0f;
-        Divider divide_by(1.0f);
+        float step = 1.0f, zero = 0.0f;
         const T* from = x + row * columns + first;
         constexpr int alignment = unit % 8 && sizeof(T) == 2 ? 8 : 16;
         bool vector = runs && first + unit <= columns && reinterpret_cast<uintptr_t>(from) % alignment == 0;
@@ -102,11 +101,13 @@ extern "C" __global__ void __launch_bounds__(256) encode_any(
                 uint64_t cell = blocks.cell_from(first_cell, first + i);
                 if (SCALE_RULE != CAST && cell != held) {
                     held = cell;
-                    divide_by = Divider(steps[cell]);
+                    step = steps[cell];
                     zero = kAsymmetric ? float(zeros[cell]) : 0.0f;
                 }
-                float v = vector ? loaded.at(runs ? i : 0) : to_float(from[i]);
-                uint32_t code = encode_one(divide_by(v), zero, seed, row * columns + first + i);
+                float v = vector ? loaded.at(runs ? i : 0) : to_float(from[i]), scaled = v;
+                if constexpr (SCALE_RULE != CAST)
+                    scaled = kPowerOfTwo ? __fmul_rn(v, __frcp_rn(step)) : __fdiv_rn(v, step);
+                uint32_t code = encode_one(scaled, zero, seed, row * columns + first + i);
                 if constexpr (REFIT) {
                     double level = double(Q::decode(code));
                     xv += double(v) * level, vv += level * level;

@@ -285,13 +285,17 @@ def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
     return {text: sizes[text] for text in dict.fromkeys([*first, *sizes])}
 
 
+FEWEST_OF_A_CURVE = 5
+"""Numbers of tokens from which on a shape of its own is drawn over M: layers are recorded at three."""
+
+
 def _swept(timings: Sequence[GemmTiming], shape: Shape) -> list[GemmTiming]:
     """The timings at one N and K over M: the shape's own, or those measured at the most M."""
     by_sides: dict[tuple[int, int], list[GemmTiming]] = {}
     for timing in timings:
         by_sides.setdefault(timing.shape[1:], []).append(timing)
     own = by_sides.get(shape[1:], [])
-    if _count_of_m(own) > 2:
+    if _count_of_m(own) >= FEWEST_OF_A_CURVE:
         return own
     return max(by_sides.values(), key=_count_of_m, default=[])
 

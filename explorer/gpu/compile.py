@@ -60,6 +60,12 @@ def cache_folder() -> Path:
     return Path(set_by_user) if set_by_user else home / "quantization-explorer" / "kernels"
 
 
+def built_folder() -> Path | None:
+    """Cubins that were compiled ahead and are only read: ``EXPLORER_BUILT_KERNELS``, as in an image."""
+    set_by_user = os.environ.get("EXPLORER_BUILT_KERNELS")
+    return Path(set_by_user) if set_by_user else None
+
+
 def included_files(file: str) -> set[str]:
     """``file``, the project's headers that it includes, and those that they include."""
     found, left = set(), {file}
@@ -76,8 +82,11 @@ def compile_cubin(build: Build, arch: str) -> Path:
 
     Written under a temporary name and renamed, so that no process reads half a file.
     """
-    folder = cache_folder()
-    path = folder / f"{_key(build, arch)}.cubin"
+    folder, key = cache_folder(), _key(build, arch)
+    built = built_folder()
+    if built is not None and _whole(built / f"{key}.cubin"):
+        return built / f"{key}.cubin"
+    path = folder / f"{key}.cubin"
     if _whole(path):
         return path
     nvcc = shutil.which("nvcc")
@@ -161,12 +170,12 @@ def _nvcc_version() -> str:
 
 
 def _cached_version() -> str:
-    """nvcc's version; on a machine without nvcc, the one the cache was filled with."""
+    """nvcc's version; on a machine without nvcc, the one the kernels there are were compiled with."""
     version = _nvcc_version()
     if version != "none":
         return version
-    recorded = cache_folder() / "nvcc.txt"
-    return recorded.read_text() if recorded.exists() else version
+    recorded = (folder / "nvcc.txt" for folder in (built_folder(), cache_folder()) if folder)
+    return next((path.read_text() for path in recorded if path.exists()), version)
 
 
 def _run_nvcc(nvcc: str, build: Build, arch: str, cubin: Path) -> str:

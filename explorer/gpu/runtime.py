@@ -25,6 +25,7 @@ from explorer.gpu.compile import (
     Build,
     KernelError,
     Resources,
+    built_folder,
     cache_folder,
     capability_of,
     compile_all,
@@ -84,7 +85,8 @@ def available() -> Availability:
         import pycuda.driver  # noqa: F401
     except ImportError as error:
         return Availability(False, f"{name}, but pycuda cannot be imported ({error})")
-    if shutil.which("nvcc") is None and not any(cache_folder().glob("*.cubin")):
+    folders = [folder for folder in (built_folder(), cache_folder()) if folder]
+    if shutil.which("nvcc") is None and not any(any(folder.glob("*.cubin")) for folder in folders):
         return Availability(
             False, f"{name}, but no nvcc on the PATH and no compiled kernels in {cache_folder()}"
         )

@@ -1,0 +1,1 @@
+"""The images, and the page behind a proxy."""

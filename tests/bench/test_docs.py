@@ -14,8 +14,8 @@ import pytest
 from explorer.bench import docs, facts, tables
 from explorer.bench.analysis import recorded_analyses
 from explorer.bench.embeddings import RUNS, recorded_embeddings
-from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.plan import SQUARE
+from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.bench.methods import recorded_methods
 from explorer.bench.quantize import recorded_quantize

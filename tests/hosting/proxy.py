@@ -44,7 +44,7 @@ def proxy(port: int, path: str, set_cookies: list[str]) -> Iterator[str]:
                 self.wfile.flush()
             self.close_connection = True
 
-        do_GET = do_POST = do_HEAD = do_DELETE = forward
+        do_GET = do_POST = do_HEAD = do_DELETE = forward  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass

@@ -280,7 +280,7 @@ struct Nf4Cells {
             0x1.2b05aap-2f, 0x1.8ea7f4p-2f, 0x1.00da08p-1f, 0x1.491b6p-1f, 0x1.b913b4p-1f};
         for (int lane = 0, i = 0; lane < 32; ++lane) {
             before[lane] = uint32_t(i);
-            threshold[lane] = __builtin_huge_valf();
+            threshold[lane] = __builtin_nanf("");  // which no value reaches
             if (i < 15 && cells[i] == lane) threshold[lane] = thresholds[i++];
         }
     }

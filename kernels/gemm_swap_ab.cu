@@ -9,8 +9,8 @@
 //
 //   SCALES=ROW      none along K: scales in the epilogue only
 //   SCALES=SUM      the sums of each group of K are scaled in float32
-//   SCALES=WEIGHT   weights are multiplied by their scale in bfloat16; scales of floats come times
-//                   2^(127 - bias), which brings a code's bits to its value
+//   SCALES=WEIGHT   weights are multiplied by their scale in bfloat16; scales of floats come times a power of
+//                   two, which with one in the epilogue's brings a code's bits to its value
 //   SCALES=BLOCK    FP8 with x_scale [k_tiles, M padded to 256] and w_scale [N/128, k_tiles padded to 4]
 //
 // -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, WAYS,
@@ -50,12 +50,18 @@ constexpr int kTileX = kSlabs * kSlab;
 constexpr int kStageX = WAYS * kTileX, kStageW = WAYS * BLOCKS * kTileW;
 constexpr int kRowPad = 64 * BLOCKS + 4;  // of the sums in shared memory, against bank conflicts
 
+static_assert(HALVES == 1 || (WAYS == 1 && kScales != Scales::SUM),
+              "a stage's half and groups are by its index");
+static_assert(TOKENS == 8 || TOKENS == 16 || TOKENS == 32 || TOKENS == 64 || TOKENS == 128 || TOKENS == 256,
+              "wgmma has a form for these");
 static_assert(HALVES == 1 || (kDecode && !kBytes && WBITS != 3), "only whole words of both halves are split");
 
 // Steps that are decoded and issued together: an even number of times a tile, whole groups or parts of one.
 constexpr int kGroupSteps = kGroups ? kSteps / kGroups : kSteps;
 constexpr int kChunk = !kOnSums ? kSteps / 2 : kGroupSteps < kSteps / 2 ? kGroupSteps : kSteps / 2;
-constexpr int kChunks = kSteps / kChunk;
+[[maybe_unused]] constexpr int kChunks = kSteps / kChunk;
+static_assert(!SYNCHRONOUS || !kOnSums || kGroupSteps % 2 == 0,
+              "steps are multiplied in twos under one scale");
 
 __device__ __forceinline__ float4 load_remote(uint32_t address, uint32_t rank) {
     float4 v;
@@ -209,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             }
         };
         // B of two steps' mma.sync: 64 bytes of K of eight tokens, from a slab with TMA's swizzle.
-        auto load_b = [&](int s, int step, int tokens, uint32_t (&b)[4]) {
+        [[maybe_unused]] auto load_b = [&](int s, int step, int tokens, uint32_t (&b)[4]) {
             int token = tokens + lane % 8, chunk = step % kStepsInSlab * 2 + lane / 8;
             uint32_t slab = base + s * kStageX + way * kTileX + step / kStepsInSlab * kSlab;
             ldmatrix_x4(b, slab + token * 128 + ((chunk ^ token % 8) << 4));
@@ -217,7 +223,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         if constexpr (kDecode) {
             Decoder decoder;
             decoder.table = base + kTable, decoder.lane_bytes = lane * 4;
-            uint32_t words[Decoder::words], a[2][kChunk][4], scales[kOnWeights ? 2 * kGroups : 1];
+            uint32_t words[Decoder::words], scales[kOnWeights ? 2 * kGroups : 1];
+            [[maybe_unused]] uint32_t a[2][kChunk][4];
             constexpr int kZeros = ZEROS ? kGroups : 1;
             uint32_t offsets[kZeros][2];
             if constexpr (!ZEROS) offsets[0][0] = offsets[0][1] = Decoder::offset(0);
@@ -275,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                         to[r] = as_bits(__hmul2(as_pair(to[r]), as_pair(scales[2 * g + (r & 1)])));
                 }
             };
-            auto decode = [&](int chunk, uint32_t (&to)[kChunk][4]) {
+            [[maybe_unused]] auto decode = [&](int chunk, uint32_t (&to)[kChunk][4]) {
 #pragma unroll
                 for (int i = 0; i < kChunk; ++i) decode_step(chunk * kChunk + i, to[i]);
             };

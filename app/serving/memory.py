@@ -34,7 +34,7 @@ def return_small_holes() -> bool:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return False
-    trim(0)
+    trim(ctypes.c_size_t(0))
     return True
 
 

@@ -99,6 +99,13 @@ def test_the_fastest_kernel_depends_on_the_tokens() -> None:
     assert variants_for(GEMMS["int8_dynamic"], (1, *sides), (7, 5), "fastest") == ()
 
 
+def test_auto_of_a_product_that_was_not_swept_is_its_relatives() -> None:
+    """A time at 4,096 tokens says nothing of 64: another product of the same kernels does."""
+    for name, m in (("int8_asym", 64), ("fp8_e5m2_row", 64), ("w4a8_int_channel", 256), ("w4a16_group64", 1)):
+        (chosen,) = variants_for(GEMMS[name], (m, 8192, 8192), H200, "auto")
+        assert chosen.name == "swap A/B", name
+
+
 def test_auto_takes_the_recorded_fastest_at_the_nearest_shape() -> None:
     """Verdicts and the page time one kernel for each product: the one that won where it was measured."""
     for row in GEMMS.values():

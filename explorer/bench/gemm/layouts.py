@@ -161,6 +161,9 @@ def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> T
     two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
     if height not in (1, None) or (height is None and group is not None):
         raise ValueError(f"weights in blocks of {scheme.block} are not multiplied from registers")
+    if not _decoded(fmt, scheme.asymmetric, x_type):
+        kind = "asymmetric " if scheme.asymmetric else ""
+        raise ValueError(f"{kind}{fmt.label} weights are not decoded in registers for X of {x_type}")
     scales = Scales.SUM if group is not None or scheme.asymmetric else Scales.ROW
     if has_byte_scales(scheme) or (on_weights and scales is Scales.SUM):
         scales = Scales.WEIGHT
@@ -174,6 +177,24 @@ def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> T
         CPP_TYPES[_tile_scale_dtype(scheme, scales)],
         scheme.asymmetric,
     )
+
+
+DECODED: dict[OperandType, tuple[str, ...]] = {
+    OperandType.BF16: (
+        "int8", "int4", "int3", "int2", "ternary", "nf4", "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn",
+        "float6_e3m2fn", "float4_e2m1fn",
+    ),
+    OperandType.S8: ("int4", "int2", "ternary"),
+    OperandType.E4M3: ("int4",),
+}  # fmt: skip
+"""Formats of W that fragments.cuh decodes, by the type of X; zero points beside bfloat16 alone, below 8
+bits."""
+
+
+def _decoded(fmt: Format, asymmetric: bool, x_type: OperandType) -> bool:
+    if asymmetric and (x_type is not OperandType.BF16 or fmt.bits == 8):
+        return False
+    return fmt.name in DECODED.get(x_type, ())
 
 
 def _tile_scale_dtype(scheme: Scheme, scales: Scales) -> torch.dtype:
@@ -197,7 +218,8 @@ def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
 
 def folded_exponent(w: Operand) -> Tensor:
     """int32 [1]: the power of two that scales come times where weights are multiplied by them: the largest is
-    near bfloat16's largest then, as codes' bits stand for 2^(bias - 127) of their values."""
+    near bfloat16's largest then, as codes' bits stand for 2^(bias - 127) of their values. Scales that are
+    some 2^130 times smaller than the largest of W lose bits."""
     largest = weight_scales(w).float().nan_to_num(0.0, 0.0, 0.0).amax().reshape(1)
     return (127 - torch.frexp(largest).exponent).clamp(max=200).to(torch.int32)
 
@@ -221,7 +243,7 @@ def weight_scales(w: Operand) -> Tensor:
 def weight_zeros(w: Operand) -> Tensor | None:
     """int8 [N, groups]; None where the scheme is symmetric."""
     zeros = w.q.scales.zero_points
-    return None if zeros is None else zeros.contiguous()
+    return None if zeros is None else zeros.expand(w.rows, -1).contiguous()
 
 
 def _weight_scale_dtype(scheme: Scheme) -> torch.dtype:

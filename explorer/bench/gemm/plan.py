@@ -71,7 +71,7 @@ def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: s
     likely = _likely(variants, shape[0])
     if which == "fastest" or len(likely) == 1:
         return likely
-    return (_recorded_fastest(gemm.name, shape, likely) or likely[0],)
+    return (_recorded_fastest(gemm, shape, likely) or likely[0],)
 
 
 def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
@@ -82,19 +82,34 @@ def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
         return (variants[-1],)
     latest = dict(LATEST)
     if "swap A/B, scaled weights" not in names:
-        latest["swap A/B"] = TOKENS[-1]  # its widest tile needs no rounding then
+        latest["swap A/B"] = TOKENS[-1]
     likely = [v for v in variants if m <= latest.get(v.name, 0) or m >= EARLIEST.get(v.name, TOKENS[-1] + 1)]
     return tuple(likely) or (variants[-1],)
 
 
-def _recorded_fastest(name: str, shape: Shape, likely: Sequence[Variant]) -> Variant | None:
-    """The kernel with the least recorded time at the shape nearest to ``shape``; None if none was
-    recorded."""
+def _recorded_fastest(gemm: Gemm, shape: Shape, likely: Sequence[Variant]) -> Variant | None:
+    """The kernel with the least recorded time at the shape nearest to ``shape``, of those within twice or
+    half its M; of a product that was not recorded there, the one that won for its nearest relative (the same
+    tensor cores and kernels, W of about as many bits). None if there is none."""
     by_name = {v.name: v for v in likely}
-    rows = [t for t in recorded_gemms().rows if t.gemm == name and t.variant in by_name]
-    near = nearest([t.shape for t in rows], shape)
-    here = [t for t in rows if t.shape == near]
-    return by_name[min(here, key=lambda t: t.seconds).variant] if here else None
+    relatives = [
+        other
+        for other in GEMMS.values()
+        if (other.core, other.dynamic) == (gemm.core, gemm.dynamic)
+        and by_name.keys() <= {v.name for v in other.variants}
+    ]
+    bits = gemm.w.format.bits
+    for relative in sorted(relatives, key=lambda g: (g is not gemm, abs(g.w.format.bits - bits))):
+        rows = [
+            t
+            for t in recorded_gemms().rows
+            if t.gemm == relative.name and t.variant in by_name and shape[0] / 2 <= t.shape[0] <= 2 * shape[0]
+        ]
+        near = nearest([t.shape for t in rows], shape)
+        here = [t for t in rows if t.shape == near]
+        if {t.variant for t in here} == by_name.keys():
+            return by_name[min(here, key=lambda t: t.seconds).variant]
+    return None
 
 
 def plan(

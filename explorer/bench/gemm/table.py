@@ -151,7 +151,8 @@ def _weight_only(
         TILED,
         in_registers(0.0 if exact else BF16_HALF_ULP),
         swap_ab(0.0 if exact else BF16_HALF_ULP),
-        *([swap_ab(BF16_HALF_ULP, on_weights=True)] if scaled_sums else []),
+        # The scale and the product are rounded, and where codes are no numbers of bfloat16 they too.
+        *([swap_ab((2 if exact else 3) * BF16_HALF_ULP, on_weights=True)] if scaled_sums else []),
         dequantize_then_wgmma(False, 0.0 if has_byte_scales(w) else BF16_HALF_ULP),
     )
     return Gemm(name, label, S["bf16"], w, ON_WEIGHTS, "float32", variants, baseline, "bf16", None)

@@ -257,7 +257,7 @@ def _in_registers_builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build,
 
 
 def _x_type(x: Scheme) -> kernel.OperandType:
-    """What the register kernel takes of X."""
+    """What kernels that decode W in registers take of X."""
     if x.format.bits == 16:
         return kernel.OperandType.BF16
     return kernel.OperandType.S8 if isinstance(x.format, IntegerFormat) else kernel.OperandType.E4M3
@@ -277,7 +277,7 @@ def in_registers(rounding: float = 0.0) -> Variant:
 
 def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0, on_weights: bool = False) -> Variant:
     """Codes of W are decoded in registers, as the 64-row side of wgmma: for few tokens. ``on_weights``:
-    weights times their scales are rounded to bfloat16, as most engines do; else the sums of groups are
+    scales, and weights times scales, are rounded to bfloat16, as most engines do; else the sums of groups are
     scaled."""
 
     def tiles_for(x: Scheme, w: Scheme) -> kernel.Tiles:

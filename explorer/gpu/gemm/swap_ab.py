@@ -139,7 +139,8 @@ class Division:
 
     def halves(self, tiles: Tiles) -> int:
         """Stages that share a repacked tile: 2 where there is no room for three whole ones."""
-        if tiles.bits in (0, 3) or tiles.x_type is not OperandType.BF16:
+        splits = tiles.bits not in (0, 3) and tiles.x_type is OperandType.BF16
+        if not splits or self.ways > 1 or tiles.scales is Scales.SUM:
             return 1
         return 1 if 3 * (self._stage_bytes(tiles, 1) + 16) <= self._room(tiles) else 2
 
@@ -264,7 +265,11 @@ def gemm_swap_ab(
     else:
         x, w = padded_pair(x, w)
         k_tiles = math.ceil(x.shape[1] / TILE_BYTES)
+        if w.shape[0] != n:
+            raise ValueError(f"expected W of {n} rows, got {w.shape[0]}")
     m, device = x.shape[0], x.device
+    if tiles.bits == 4 and tiles.x_type is OperandType.S8 and tiles.scales is Scales.ROW and k_tiles > 1024:
+        raise ValueError("int32 sums of sixteen times int4 by int8 hold K up to 131,072")
     if tiles.scales is Scales.BLOCK:
         x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
     division = division or division_of(m, n, k_tiles, tiles, device)

@@ -106,6 +106,7 @@ def test_every_command_is_run_by_a_test() -> None:
     run_here = {" ".join(line.split()[: 1 + line.startswith("bench")]) for line in COMMANDS}
     elsewhere = {"layers", "capture", "embed", "compile", "docs", "bench quantize", "bench page"}
     elsewhere |= {"survey", "recipe", "check", "apply"}  # tests/survey/test_commands.py
+    elsewhere |= {"report"}  # tests/test_reports.py
     assert run_here | elsewhere == known | bench_commands
 
 

@@ -130,7 +130,7 @@ def test_the_lock_is_of_these_requirements() -> None:
 def test_the_library_imports_only_what_it_declares() -> None:
     """An import without a dependency works here, where everything is installed, and nowhere else."""
     extras = PROJECT["optional-dependencies"]
-    optional = [*extras["gpu"], *extras["export"], *extras["gguf"], *extras["cluster"]]
+    optional = [*extras["gpu"], *extras["export"], *extras["gguf"], *extras["cluster"], *extras["report"]]
     declared = map(Requirement, [*PROJECT["dependencies"], *optional])
     allowed = {canonicalize_name(requirement.name) for requirement in declared}
     of_module = packages_distributions()

@@ -26,6 +26,9 @@ from explorer.methods.files import save_layer
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.methods.repaired import RepairedAnalysis
+from explorer.reports import as_html
+from explorer.reports import build as build_report
+from explorer.sources.tensors import Matrix
 
 OWN = "own"
 """The layout of this project's files: codes, scales, and what a method stores beside them."""
@@ -80,6 +83,8 @@ def make(chosen: Selection, kinds: Sequence[str], layout: str = OWN) -> FilesVie
         raise ValueError("choose at least one kind of file")
     matrix, pairs = analyses_of(chosen)
     folder, files = fresh_folder(), list[str]()
+    if "page" in kinds:
+        files.append(str(_report(chosen, matrix, folder)))
     for recipe, analysis in pairs:
         name = file_name(f"{matrix.name} {recipe}")
         if "tensor" in kinds:
@@ -94,6 +99,25 @@ def make(chosen: Selection, kinds: Sequence[str], layout: str = OWN) -> FilesVie
         status=html.status(f"{len(files)} file{'s' * (len(files) > 1)}."),
         files=gr.update(value=files, visible=True),
     )
+
+
+def _report(chosen: Selection, matrix: Matrix, folder: Path) -> Path:
+    """The report of A and B as one HTML file; ``ValueError`` for results of methods, which it does not
+    hold."""
+    repaired = [recipe.label for recipe in chosen.recipes if recipe.method]
+    if repaired:
+        raise ValueError(f"a report holds schemes rounded to nearest, and {repaired[0]} is a method's result")
+    where = {"builtin": f"sample:{chosen.sample}", "model": chosen.model}
+    source = {
+        "file": where.get(chosen.source, "YOUR_FILE"),
+        "tensor": {"model": chosen.layer, "file": chosen.file_tensor}.get(chosen.source),
+        "revision": chosen.revision if chosen.source == "model" else None,
+    }
+    schemes = list(dict.fromkeys(recipe.scheme for recipe in chosen.recipes))
+    names = " ".join(map(str, schemes))
+    path = folder / f"{file_name(f'{matrix.name} {names}')} report.html"
+    path.write_text(as_html(build_report(matrix, schemes, source)), encoding="utf-8")
+    return path
 
 
 def _write(layer: QuantizedLayer, tensor: str, layout: str, path: Path, recipe: str) -> Path:
@@ -116,7 +140,7 @@ def build(page: Page) -> None:
     commands = block(elem_id="commands")
     with gr.Row(elem_classes="tight stacked"):
         kinds = gr.CheckboxGroup(
-            [("quantized tensor", "tensor"), ("all numbers (.json)", "report")],
+            [("quantized tensor", "tensor"), ("all numbers (.json)", "report"), ("report (.html)", "page")],
             value=["tensor"],
             label="Files of A and B",
             elem_id="take-kinds",

@@ -6,9 +6,7 @@ the wait for the display. An answer is painted two frames after the last change 
 
 from __future__ import annotations
 
-import importlib
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.bench.recordings import Recording, recorded
+from explorer.browser import Browser, chromium, chromium_path, playwright_api
 from explorer.paths import checkout
 from explorer.sources.samples import SAMPLES
 
@@ -39,8 +38,6 @@ INSPECTOR = "#element .block:has(#inspector)"
 """The block around what is put anew with every answer."""
 SELECTION = f"#verdict, #numbers, {FIGURES}, {INSPECTOR}"
 WAIT_MS = 60_000
-Browser = Any
-"""Of playwright, which is needed for this measurement alone and not imported before it."""
 
 
 @dataclass(frozen=True)
@@ -225,14 +222,6 @@ new PerformanceObserver(list => bench.tasks.push(...list.getEntries().map(entry 
   ({end: entry.startTime + entry.duration, value: entry.duration})))
 ).observe({type: 'longtask', buffered: true});
 """
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-frame-rate-limit",
-    "--disable-gpu-vsync",
-)
 
 
 class Meter:
@@ -275,7 +264,7 @@ class Meter:
             self.page.evaluate("args => bench.start(...args)", arguments)
             action.act(self.page, repeat)
             self.page.wait_for_function("quiet => bench.done(quiet)", arg=quiet_ms)
-        except _playwright().TimeoutError as error:
+        except playwright_api().TimeoutError as error:
             reason = str(error).splitlines()
             raise ValueError(
                 f"no answer of the page in {WAIT_MS / 1000:g} s: {reason[0]} {reason[-1]}"
@@ -361,31 +350,6 @@ def _answering(server: subprocess.Popen[bytes], address: str, seconds: float = 1
         except OSError:
             time.sleep(0.1)
     raise ValueError("the page did not start; see what `python app.py` says")
-
-
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """A headless Chromium; ``ValueError`` that names what to install where there is none."""
-    api, path = _playwright(), chromium_path()
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield browser
-        browser.close()
-
-
-def _playwright() -> Any:
-    try:
-        return importlib.import_module("playwright.sync_api")
-    except ImportError as error:
-        raise ValueError("the page is measured by playwright: pip install playwright") from error
-
-
-def chromium_path() -> str:
-    """The browser's program: ``CHROMIUM``, or what the system has; ``ValueError`` where it has none."""
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        raise ValueError("the page is measured in Chromium: install it, or set CHROMIUM to its path")
-    return path
 
 
 def chromium_version() -> str:

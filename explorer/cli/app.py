@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from explorer.cli import bench, compile, conformance, docs, models, survey, tensors, train
+from explorer.cli import bench, compile, conformance, docs, models, report, survey, tensors, train
 from explorer.cli.device import COMMAND
 from explorer.version import __version__
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (tensors, models, survey, train, compile, docs, conformance):
+for group in (tensors, report, models, survey, train, compile, docs, conformance):
     app.add_typer(group.app)
 app.add_typer(bench.app, name="bench", rich_help_panel="Measuring")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from explorer import browser
 from explorer.bench import commands, page
 from explorer.bench.page import Answer, PageTiming, summary
 
@@ -47,9 +48,9 @@ def test_bad_input_is_refused(arguments: tuple[list[str], list[str], int, int], 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a browser nor playwright comes with the package."""
     monkeypatch.delenv("CHROMIUM", raising=False)
-    monkeypatch.setattr(page.shutil, "which", lambda name: None)
+    monkeypatch.setattr(browser.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="install it, or set CHROMIUM"):
-        page.chromium_path()
+        browser.chromium_path()
     monkeypatch.setitem(page.sys.modules, "playwright.sync_api", None)
     with pytest.raises(ValueError, match="pip install playwright"):
-        page._playwright()
+        browser.playwright_api()

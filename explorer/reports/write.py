@@ -1,0 +1,106 @@
+"""A report's files: HTML, PDF, figures as SVG, PDF and PNG, tables as CSV and LaTeX."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from explorer.reports.build import Content
+from explorer.reports.page import as_html, tables_of
+
+Page = Any
+"""playwright's, which is not needed for the HTML file."""
+SCALE = 2
+"""Pixels of a PNG for one of the figure's."""
+WIDTH = 860
+
+
+def write(content: Content, out: Path, pdf: Path | None = None, folder: Path | None = None) -> list[Path]:
+    """Write the report to ``out`` and, where they are asked for, its print to ``pdf`` and its figures and
+    tables to ``folder``; the files that were written. Print and figures need the extra ``report`` and
+    Chromium; ``ValueError`` where they are missing, before anything is written."""
+    from explorer.browser import chromium_path, playwright_api
+
+    if pdf or folder:
+        playwright_api(), chromium_path()
+    text = as_html(content)
+    written = [_replace(out, text.encode())]
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        written += _write_tables(content, folder)
+    if pdf or folder:
+        with _opened(text) as page:
+            if pdf:
+                written.append(_replace(pdf, page.pdf(prefer_css_page_size=True, print_background=True)))
+            if folder:
+                written += _write_figures(content, page, folder)
+    return written
+
+
+def _replace(path: Path, data: bytes) -> Path:
+    """Whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _write_tables(content: Content, folder: Path) -> Iterator[Path]:
+    import pandas
+
+    for table in tables_of(content):
+        frame = pandas.DataFrame([list(row) for row in table.rows], columns=list(table.columns))
+        path = folder / f"{table.name}.csv"
+        frame.to_csv(path, index=False)
+        yield path
+        latex = frame.style.hide(axis="index").format(escape="latex", precision=6)
+        latex = latex.format_index(escape="latex", axis=1)
+        yield _replace(folder / f"{table.name}.tex", latex.to_latex(hrules=True).encode())
+
+
+@contextmanager
+def _opened(text: str) -> Iterator[Page]:
+    """The report in a headless Chromium, its figures drawn."""
+    from explorer.browser import chromium
+
+    with chromium() as browser:
+        context = browser.new_context(viewport={"width": WIDTH, "height": 1000})
+        page = context.new_page()
+        page.set_content(text)
+        page.evaluate("async () => { await document.fonts.ready; await window.drawn; }")
+        yield page
+        context.close()
+
+
+def _write_figures(content: Content, page: Page, folder: Path) -> Iterator[Path]:
+    for part in content.parts:
+        for name, figure, _ in part.figures:
+            height = int(figure.layout.height or 400)
+            for kind, scale in (("svg", 1), ("png", SCALE)):
+                image = page.evaluate(
+                    "([id, format, width, height, scale]) =>"
+                    " Plotly.toImage(id, { format, width, height, scale })",
+                    [f"figure-{name}", kind, WIDTH, height, scale],
+                )
+                yield _replace(folder / f"{name}.{kind}", _data(image))
+            alone = page.context.new_page()
+            svg = (folder / f"{name}.svg").read_text(encoding="utf-8")
+            alone.set_content(f'<body style="margin:0">{svg}</body>')
+            printed = alone.pdf(width=f"{WIDTH}px", height=f"{height + 1}px", print_background=True)
+            yield _replace(folder / f"{name}.pdf", printed)
+            alone.close()
+
+
+def _data(url: str) -> bytes:
+    """The bytes of a data URL."""
+    from urllib.parse import unquote_to_bytes
+
+    head, _, body = url.partition(",")
+    return base64.b64decode(body) if head.endswith("base64") else unquote_to_bytes(body)

@@ -33,6 +33,7 @@ from app.sections.element import moved, picked, typed
 from app.selection import Selection, matrix_of
 from app.views import View
 from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
+from explorer import compare as library_compare
 from explorer.analysis.element import inspect_element
 from explorer.analysis.memory import estimate
 from explorer.bench.quantize import recorded_kernel
@@ -41,6 +42,7 @@ from explorer.export.quantized import load_quantized
 from explorer.figures.style import file_name
 from explorer.formats.code import code_facts
 from explorer.paths import KERNELS
+from explorer.reports.check import read_record
 from tests.checkpoints.test_write import FITS
 
 
@@ -426,6 +428,21 @@ def test_the_tensor_in_a_checkpoints_layout(layout: str, scheme: str) -> None:
     assert path.suffix == EXPORTS[layout].suffix and path.read_bytes() == same.read_bytes()
     typed = unescape(take_away.command(*selection(scheme=scheme), layout))
     assert f"--scheme {scheme} --layout {layout} --out Q{EXPORTS[layout].suffix}" in typed
+
+
+def test_the_report_is_taken_away(said: list[str]) -> None:
+    """The file that the command writes of the same tensor and schemes; none of a method's result."""
+    out = take_away.make(*selection(scheme="nvfp4", second="int8_row"), ["page"])
+    (path,) = (Path(p) for p in out.files["value"])
+    record = read_record(path)
+    assert record["recipe"]["file"] == "sample:mlp_up" and record["recipe"]["schemes"] == [
+        "nvfp4",
+        "int8_row",
+    ]
+    x = load_matrix("sample:mlp_up").values
+    assert record["numbers"]["A.sqnr_db"] == library_compare(x, quantize(x, SCHEMES["nvfp4"])).sqnr_db
+    out = take_away.make(*selection(sample="attention_query", scheme="int4_group64+lqer"), ["page"])
+    assert unchanged(out.files) and "rounded to nearest" in said.pop()
 
 
 def test_a_layout_that_cannot_carry_it_is_named(said: list[str]) -> None:

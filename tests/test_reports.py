@@ -82,6 +82,10 @@ def test_a_report_is_checked(folder: Path, capsys: pytest.CaptureFixture[str], t
     """The same numbers are said to be the same; one that was edited is named, with exit code 1."""
     assert main(["report", "--check", str(folder / "r.html")]) == 0
     assert "numbers are the same" in capsys.readouterr().out
+    shown = (folder / "r.html").read_text().replace(">20.4815<", ">25.4815<")
+    (tmp_path / "shown.html").write_text(shown)
+    assert main(["report", "--check", str(tmp_path / "shown.html")]) == 1
+    assert "show something else" in capsys.readouterr().out
     edited = re.sub(r'"B.sqnr_db": [\d.]+', '"B.sqnr_db": 33.25', (folder / "r.html").read_text())
     (tmp_path / "edited.html").write_text(edited)
     assert main(["report", "--check", str(tmp_path / "edited.html"), "--json"]) == 1
@@ -106,16 +110,28 @@ def test_another_tensor_is_noticed(folder: Path, capsys: pytest.CaptureFixture[s
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--element", "one"], "ROW,COLUMN"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--out", "r.txt"], ".html"),
         (["report", "--check", __file__], "no report"),
+        (["report", "--check", "none.html"], "cannot be read"),
+        (["report", "--check", __file__, "--schemes", "nvfp4"], "nothing is written"),
     ],
 )
 def test_wrong_input_is_refused(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("values", [torch.zeros(8, 32), torch.full((1, 1), 1e30), torch.randn(1, 1000)])
+def test_hard_tensors_have_reports(values: torch.Tensor) -> None:
+    """All zeros, one value, one row: sections that mean nothing for them are left out."""
+    matrix = Matrix(values, "w", "test", tuple(values.shape), "float32")
+    assert "In numbers" in as_html(build(matrix, [SCHEMES["nvfp4"], SCHEMES["fp32"]], {"file": "w.npy"}))
 
 
 def test_names_of_a_file_are_text(tmp_path: Path) -> None:

@@ -83,8 +83,14 @@ def make(chosen: Selection, kinds: Sequence[str], layout: str = OWN) -> FilesVie
         raise ValueError("choose at least one kind of file")
     matrix, pairs = analyses_of(chosen)
     folder, files = fresh_folder(), list[str]()
+    left_out = ""
     if "page" in kinds:
-        files.append(str(_report(chosen, matrix, folder)))
+        try:
+            files.append(str(_report(chosen, matrix, folder)))
+        except ValueError as refused:
+            if list(kinds) == ["page"]:
+                raise
+            left_out = f" No report: {refused}."
     for recipe, analysis in pairs:
         name = file_name(f"{matrix.name} {recipe}")
         if "tensor" in kinds:
@@ -96,7 +102,7 @@ def make(chosen: Selection, kinds: Sequence[str], layout: str = OWN) -> FilesVie
             path.write_text(json.dumps(record, indent=2), encoding="utf-8")
             files.append(str(path))
     return FilesView(
-        status=html.status(f"{len(files)} file{'s' * (len(files) > 1)}."),
+        status=html.status(f"{len(files)} file{'s' * (len(files) > 1)}.{left_out}"),
         files=gr.update(value=files, visible=True),
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from explorer.analysis.histograms import around
 from explorer.analysis.report import Report, compare
 from explorer.core.quantize import quantize
 from explorer.core.ranges import find_ranges
@@ -121,7 +122,8 @@ def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> 
         choices.append(with_range(x, scheme, full.low * own, full.high * own, "own", "your range"))
     shares = np.linspace(1 / CURVE_POINTS, 1, CURVE_POINTS)
     magnitudes, _ = magnitude_histogram(x.reshape(1, -1).abs())
-    counts, edges = np.histogram(x.double().cpu().numpy(), HISTOGRAM_BINS)
+    values = x.double().cpu().numpy()
+    counts, edges = np.histogram(values, HISTOGRAM_BINS, around(values.min(), values.max()))
     return CalibrationReport(
         scheme=scheme,
         edges=edges,

@@ -33,7 +33,7 @@ def report(
     element: Annotated[
         str | None, typer.Option(help="ROW,COLUMN to look into.", show_default="A's largest error")
     ] = None,
-    out: Annotated[str, typer.Option(help="The HTML file.")] = "report.html",
+    out: Annotated[str | None, typer.Option(help="The HTML file.", show_default="report.html")] = None,
     pdf: Annotated[str | None, typer.Option(help="Print it to this file too (needs Chromium).")] = None,
     figures: Annotated[
         str | None,
@@ -51,11 +51,15 @@ def report(
 
     use_device(device)
     if check:
+        if any((schemes, element, out, pdf, figures)):
+            raise ValueError(
+                "--check takes a report and, where it lies elsewhere, its tensor; nothing is written"
+            )
         _check(Path(check), file, as_json)
         return
     if file is None or schemes is None:
         raise ValueError("name a tensor and --schemes, or a report to --check")
-    chosen, at = parse_schemes(schemes), _element(element)
+    chosen, at, out = parse_schemes(schemes), _element(element), out or "report.html"
     for path, suffix in ((out, ".html"), (pdf, ".pdf")):
         if path is not None:
             check_out(path, suffix)
@@ -83,26 +87,30 @@ def _element(text: str | None) -> tuple[int, int] | None:
 def _check(path: Path, file: str | None, as_json: bool) -> None:
     """Exits with 1 where the tensor or a number is another one now. ``file`` is where the tensor lies here,
     of a report that was made elsewhere."""
-    from explorer.reports import build, moved
-    from explorer.reports.check import read_record
+    from explorer.reports import as_html, build, moved
+    from explorer.reports.build import sha256_of
+    from explorer.reports.check import edited_tables, read_record
     from explorer.sources import load_matrix
 
     record = read_record(path)
     recipe = record["recipe"]
     matrix = load_matrix(file or recipe["file"], recipe.get("tensor"), recipe.get("revision"))
+    same_tensor = sha256_of(matrix.values) == record["tensor_sha256"]
+    if not same_tensor and not as_json:
+        print("the tensor is another one than the report's (SHA-256)")
     source = {key: recipe.get(key) for key in ("file", "tensor", "revision")}
     row, column = recipe["element"]
     now = build(matrix, parse_schemes(",".join(recipe["schemes"])), source, (int(row), int(column)))
-    same_tensor = now.tensor_sha256 == record["tensor_sha256"]
     changes = moved(record, now)
+    edited = edited_tables(path.read_text(encoding="utf-8"), as_html(now)) if not changes else []
     if as_json:
-        print_json({"same_tensor": same_tensor, "moved": [vars(change) for change in changes]})
+        print_json({"same_tensor": same_tensor, "moved": [vars(c) for c in changes], "edited": edited})
     else:
-        if not same_tensor:
-            print("the tensor is another one than the report's (SHA-256)")
+        if edited:
+            print(f"tables that show something else than these numbers give: {', '.join(edited)}")
         if changes:
             print_table(Table(("number", "in the report", "now"), [[m.name, m.said, m.now] for m in changes]))
         count = len(record["numbers"])
         print(f"{len(changes)} of {count} numbers moved" if changes else f"all {count} numbers are the same")
-    if changes or not same_tensor:
+    if changes or edited or not same_tensor:
         raise typer.Exit(1)

@@ -23,7 +23,7 @@ from explorer.analysis.schemes import ComparisonRow, mark_frontier, survey
 from explorer.analysis.sliced import analyse_anywhere
 from explorer.analysis.tensor import Analysis, Side, block_levels
 from explorer.analysis.verdict import judged
-from explorer.bench.gemm.advice import at_shape, points, products_of, summary
+from explorer.bench.gemm.advice import ENOUGH_DB, at_shape, fastest, points, products_of, summary
 from explorer.bench.gemm.plan import DECODE
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.bench.machine import this_machine
@@ -151,21 +151,21 @@ def _label(scheme: Scheme) -> str:
 
 
 QUANTITIES = (
-    ("SQNR (dB)", "sqnr_db"),
-    ("relative error ‖x̂ − x‖ / ‖x‖", "relative_error"),
-    ("largest error", "max_error"),
-    ("cosine", "cosine"),
-    ("rounded to zero", "zeroed"),
-    ("clipped", "clipped"),
+    ("SQNR (dB)", "sqnr_db", 1),
+    ("relative error ‖x̂ − x‖ / ‖x‖", "relative_error", 1),
+    ("largest error", "max_error", 1),
+    ("cosine", "cosine", 1),
+    ("rounded to zero (%)", "zeroed", 100),
+    ("clipped (%)", "clipped", 100),
 )
-"""Rows of the table of key numbers: in words, and a report's attribute."""
+"""Rows of the table of key numbers: in words, a report's attribute, and what it is shown times."""
 
 
 def _numbers_of(analyses: Sequence[Analysis]) -> dict[str, float]:
     numbers = {}
     for letter, analysis in zip(LETTERS, analyses, strict=False):
         report = analysis.report
-        for _, name in QUANTITIES:
+        for _, name, _ in QUANTITIES:
             numbers[f"{letter}.{name}"] = float(getattr(report, name))
         numbers |= {f"{letter}.bits": report.bits.total, f"{letter}.nbytes": float(report.nbytes)}
     return numbers
@@ -173,7 +173,9 @@ def _numbers_of(analyses: Sequence[Analysis]) -> dict[str, float]:
 
 def _key_numbers(analyses: Sequence[Analysis], schemes: Sequence[Scheme]) -> Part:
     reports = [a.report for a in analyses]
-    rows: list[tuple[Any, ...]] = [(text, *(getattr(r, name) for r in reports)) for text, name in QUANTITIES]
+    rows: list[tuple[Any, ...]] = [
+        (text, *(times * float(getattr(r, name)) for r in reports)) for text, name, times in QUANTITIES
+    ]
     rows += [("bits per element, scales included", *(r.bits.total for r in reports))]
     rows += [("bytes", *(r.nbytes for r in reports))]
     headers = ("quantity", *(f"{x}: {_label(s)}" for x, s in zip(LETTERS, schemes, strict=False)))
@@ -236,8 +238,9 @@ def _element(matrix: Matrix, sides: Sequence[Side], at: tuple[int, int]) -> Part
 
 
 def _calibration(x: torch.Tensor, scheme: Scheme) -> list[Part]:
-    """What each calibrator would choose as A's range with one scale; nothing where a scheme has none."""
-    if scheme.scale is None:
+    """What each calibrator would choose as A's range with one scale; nothing where a scheme has none, or
+    there is nothing but zeros."""
+    if scheme.scale is None or not bool(x.any()):
         return []
     report = compare_calibrators(x, scheme)
     figure = objectives_figure(report, "report")
@@ -254,7 +257,16 @@ def _speed(schemes: Sequence[Scheme]) -> list[Part]:
     marked = {n: x for x, s in reversed([*zip(LETTERS, schemes, strict=False)]) for n in products_of(s)}
     shape = " × ".join(map(words.count, DECODE))
     source = f"{recording.sentence}; not on the machine that made this report."
-    said = (source, summary(points(here), here, shape))
+    of_random = (
+        "The error in this sentence is that of the product's output on random normal data, not on this "
+        f"tensor; {ENOUGH_DB:.0f} dB, a tenth of the signal, is what one layer can usually afford."
+    )
+    own = [
+        f"{letter} as weights: {t.label}, {words.duration(t.seconds)} ({t.variant})."
+        for t in fastest(here)
+        if (letter := marked.get(t.gemm))
+    ]
+    said = (source, summary(points(here), here, shape), of_random, *own)
     reading = f"One token, {shape}: each product's fastest kernel, torch, and the chip's modelled limit."
     return [Part("Speed", said, (), (("speed", speed_figure(here, "report", marked), reading),))]
 
@@ -266,8 +278,8 @@ def _method(schemes: Sequence[Scheme]) -> Part:
             "A scheme cuts the matrix into blocks, finds a range for each (here as its name says, by default "
             "the smallest and the largest value), divides by the step, rounds to the nearest code (ties to "
             "even), and stores codes and scales. Restored values are code times step.",
-            "SQNR is 10 · log10(Σx² / Σ(x̂ − x)²): 6 dB more is half the error. Bits per element count codes, "
-            "scales and zero points.",
+            "SQNR is 10 · log10(Σx² / Σ(x̂ − x)²): 6 dB more is half the error. Bits per element are of "
+            "codes, scales and zero points.",
             "The frontier is computed on a sample of rows where the tensor is large; A and B on all of it.",
             *(f"{s}: {s.describe()}" for s in schemes),
         ),

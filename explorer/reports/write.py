@@ -35,6 +35,7 @@ def write(content: Content, out: Path, pdf: Path | None = None, folder: Path | N
     if pdf or folder:
         with _opened(text) as page:
             if pdf:
+                page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
                 written.append(_replace(pdf, page.pdf(prefer_css_page_size=True, print_background=True)))
             if folder:
                 written += _write_figures(content, page, folder)

@@ -77,8 +77,11 @@ def test_every_command_that_is_shown_is_one(where: str, line: str) -> None:
 @pytest.mark.parametrize(
     "line", [line for line in commands(README) if re.match(r"formats|\w+ sample:", line)]
 )
-def test_the_commands_of_the_readme_run(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that need neither network nor GPU nor files."""
+def test_the_commands_of_the_readme_run(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those that need neither network nor GPU nor files; what they write lies where they are typed."""
+    monkeypatch.chdir(tmp_path)
     assert main(shlex.split(line)) == 0
     assert capsys.readouterr().out
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core a worker; before torch and numpy start their threads
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -16,15 +17,32 @@ import pytest
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = (
     "tests/models",
     "tests/test_package.py",
     "tests/kernels/test_codec.py",
     "tests/survey/test_cluster.py",
+    "tests/hosting",
+    "tests/test_reports.py",
 )
 """What one worker runs as a whole: what takes long to make is made once. Of the page, each file:
 together they are longer than half of all tests."""
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+"""Of a browser that asks no address but this machine's."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -90,3 +108,19 @@ def nvcc() -> str:
             pytest.fail("no nvcc in CI: the kernels would not be checked")
         pytest.skip("no nvcc on this machine")
     return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium. In CI it must be there; elsewhere the browser tests are skipped without it."""
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("no Chromium in CI: .ci/run installs it")
+        pytest.skip("no Chromium on this machine (set CHROMIUM to its path)")
+    from playwright.sync_api import sync_playwright  # not where GPU tests run
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()

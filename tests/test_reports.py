@@ -23,7 +23,6 @@ from explorer.reports import as_html, build
 from explorer.reports.build import command_of, sha256_of
 from explorer.reports.check import read_record
 from explorer.sources.tensors import Matrix
-from tests.page.conftest import browser  # noqa: F401
 
 SOURCE = {"file": "sample:mlp_up"}
 
@@ -38,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_file_works_from_disk_and_asks_for_nothing(folder: Path, browser: Browser) -> None:  # noqa: F811
+def test_the_file_works_from_disk_and_asks_for_nothing(folder: Path, browser: Browser) -> None:
     """Figures are painted, with fonts of the file, and no request leaves the page."""
     page = browser.new_page()
     asked: list[str] = []

@@ -25,7 +25,6 @@ from gradio_client import Client
 from playwright.sync_api import Browser, expect
 
 from tests.hosting.proxy import proxy
-from tests.page.conftest import browser  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("Dockerfile", "Dockerfile.cpu")
@@ -179,7 +178,7 @@ def test_limits_are_a_hosted_pages(running: Running) -> None:
     assert "limits: hosted (EXPLORER_HOSTED=1)" in (running.tree.parent / "log").read_text()
 
 
-def test_the_page_works_under_a_path_without_cookies(running: Running, browser: Browser) -> None:  # noqa: F811
+def test_the_page_works_under_a_path_without_cookies(running: Running, browser: Browser) -> None:
     """Behind a proxy that serves it under /explorer: everything that it asks for lies there, it computes, and
     its address keeps the path."""
     cookies: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,22 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize, expect
 
 ROOT = Path(__file__).resolve().parents[2]
 expect.set_options(timeout=20_000)
 """Milliseconds: a guard against hanging, long enough for a page that shares two cores with other tests."""
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
 
 
 @pytest.fixture(scope="session")
@@ -57,20 +45,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield address
     server.terminate()
     server.wait(20)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Chromium. In CI it must be there; elsewhere the browser tests are skipped without it."""
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium in CI: .ci/run installs it")
-        pytest.skip("no Chromium on this machine (set CHROMIUM to its path)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 SIZE: ViewportSize = {"width": 1440, "height": 900}

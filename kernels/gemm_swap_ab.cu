@@ -52,8 +52,6 @@ constexpr int kRowPad = 64 * BLOCKS + 4;  // of the sums in shared memory, again
 
 static_assert(HALVES == 1 || (WAYS == 1 && kScales != Scales::SUM),
               "a stage's half and groups are by its index");
-static_assert(TOKENS == 8 || TOKENS == 16 || TOKENS == 32 || TOKENS == 64 || TOKENS == 128 || TOKENS == 256,
-              "wgmma has a form for these");
 static_assert(HALVES == 1 || (kDecode && !kBytes && WBITS != 3), "only whole words of both halves are split");
 
 // Steps that are decoded and issued together: an even number of times a tile, whole groups or parts of one.
@@ -90,7 +88,9 @@ __device__ __forceinline__ void finish(const Epilogue& e, int (&v)[8], int token
 }
 __device__ __forceinline__ void finish(const Epilogue&, float (&)[8], int, int) {}
 
-// w: tiles [N/64][k_tiles] of repack.cu (decoded), or the tensor map of W. A k-tile is a stage's part of K.
+// w: tiles of repack.cu [N/64][K/128] (decoded), or the tensor map of W. ``k_tiles``: what warpgroups
+// multiply of K between two barriers (128 elements, 64 with HALVES; 128 bytes where W is not decoded); a
+// stage of the ring holds WAYS of them.
 extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     gemm_swap_ab(const void* map_x, const void* w, const float* x_scale, const float* w_scale, int k_tiles,
                  EPILOGUE_PARAMETERS) {
@@ -106,9 +106,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
     asm volatile("mov.u32 %0, %%cluster_nctarank;\n" : "=r"(ranks));
     int first_row = blockIdx.x / ranks * (64 * BLOCKS), first_token = blockIdx.y * TOKENS;
-    int stages = (k_tiles + WAYS - 1) / WAYS;  // of the whole K
-    int first = int(stages * rank / ranks), last = int(stages * (rank + 1) / ranks);
-    // Asks for one stage's part of K.
+    int fills = (k_tiles + WAYS - 1) / WAYS;  // of a stage, over the whole K
+    int first = int(fills * rank / ranks), last = int(fills * (rank + 1) / ranks);
+    // Asks for fill ``tile`` of the ring, into a stage.
     auto fill = [&](int stage, int tile) {
         uint32_t bar = full + stage * 8;
         barrier_expect(bar, kStageX + kStageW + kBlockScales);

@@ -45,15 +45,23 @@ class FilesView(StatusView):
 def command(chosen: Selection, layout: str = OWN) -> str:
     """The commands that compute the page's numbers again, and write the tensor in a checkpoint's
     ``layout``."""
-    where = {"builtin": f"sample:{chosen.sample}", "model": chosen.model}.get(chosen.source, "YOUR_FILE")
-    parts = [where]
-    tensor = {"model": chosen.layer, "file": chosen.file_tensor}.get(chosen.source)
-    if tensor:
-        parts += ["--tensor", tensor]
-    if chosen.source == "model" and chosen.revision:
-        parts += ["--revision", chosen.revision]
-    place = " ".join(shlex.quote(part) for part in parts)
-    return html.commands([_command(chosen, place, recipe, layout) for recipe in chosen.recipes])
+    place = _place(chosen)
+    parts = [str(place.pop("file"))]
+    for option, value in place.items():
+        parts += [f"--{option}", value] if value else []
+    words = shlex.join(parts)
+    return html.commands([_command(chosen, words, recipe, layout) for recipe in chosen.recipes])
+
+
+def _place(chosen: Selection) -> dict[str, str | None]:
+    """Where the tensor lies, as the command line's file and options; a visitor's own file by a name to
+    replace."""
+    where = {"builtin": f"sample:{chosen.sample}", "model": chosen.model}
+    return {
+        "file": where.get(chosen.source, "YOUR_FILE"),
+        "tensor": {"model": chosen.layer, "file": chosen.file_tensor}.get(chosen.source),
+        "revision": chosen.revision if chosen.source == "model" else None,
+    }
 
 
 def _command(chosen: Selection, place: str, recipe: Recipe, layout: str) -> str:
@@ -113,16 +121,10 @@ def _report(chosen: Selection, matrix: Matrix, folder: Path) -> Path:
     repaired = [recipe.label for recipe in chosen.recipes if recipe.method]
     if repaired:
         raise ValueError(f"a report holds schemes rounded to nearest, and {repaired[0]} is a method's result")
-    where = {"builtin": f"sample:{chosen.sample}", "model": chosen.model}
-    source = {
-        "file": where.get(chosen.source, "YOUR_FILE"),
-        "tensor": {"model": chosen.layer, "file": chosen.file_tensor}.get(chosen.source),
-        "revision": chosen.revision if chosen.source == "model" else None,
-    }
     schemes = list(dict.fromkeys(recipe.scheme for recipe in chosen.recipes))
     names = " ".join(map(str, schemes))
     path = folder / f"{file_name(f'{matrix.name} {names}')} report.html"
-    path.write_text(as_html(build_report(matrix, schemes, source)), encoding="utf-8")
+    path.write_text(as_html(build_report(matrix, schemes, _place(chosen))), encoding="utf-8")
     return path
 
 

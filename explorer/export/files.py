@@ -1,14 +1,30 @@
-"""Writing .safetensors files so that a reader finds a whole file or none."""
+"""Writing files so that a reader finds a whole file or none."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Another name beside ``path`` to write to, which takes its place at the end of the block, and is gone
+    after an error. ``OSError`` where something that is no regular file stands there."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no regular file; it is not replaced")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mapping[str, str]) -> None:
@@ -17,14 +33,8 @@ def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mappin
     ``OSError`` if the path cannot be written, the disk is full, or something that is no regular file stands
     there; what was there before is then untouched.
     """
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no regular file; it is not replaced")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        save_file(dict(tensors), partial, dict(about))
-        partial.replace(path)
-    except (SafetensorError, OSError) as error:
-        raise OSError(f"{path} cannot be written: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial:
+        try:
+            save_file(dict(tensors), partial, dict(about))
+        except (SafetensorError, OSError) as error:
+            raise OSError(f"{path} cannot be written: {error}") from error

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
@@ -62,8 +62,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Content:
-    """A whole report. ``numbers`` are what ``explorer report --check`` compares; ``recipe`` is what builds it
-    again: the arguments of ``build`` and of the tensor's source."""
+    """A whole report. ``numbers``, the finite ones, are what ``explorer report --check`` compares; ``recipe``
+    is what builds it again: the arguments of ``build`` and of the tensor's source."""
 
     title: str
     lead: tuple[str, ...]
@@ -72,13 +72,13 @@ class Content:
     numbers: dict[str, float]
     recipe: dict[str, Any]
     tensor_sha256: str
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str]
 
 
 def build(
     matrix: Matrix,
     schemes: Sequence[Scheme],
-    source: dict[str, Any],
+    source: Mapping[str, str | None],
     element: tuple[int, int] | None = None,
 ) -> Content:
     """The report of ``matrix`` under one or two schemes. ``source`` says where it came from (``file``,
@@ -96,7 +96,7 @@ def build(
     verdict, why = judged(*analyses)
     numbers = {
         **_numbers_of(analyses),
-        **{f"frontier.{r.scheme}": r.report.sqnr_db for r in rows if math.isfinite(r.report.sqnr_db)},
+        **{f"frontier.{r.scheme}": r.report.sqnr_db for r in rows},
     }
     names = " and ".join(_label(s) for s in schemes)
     parts = [
@@ -108,17 +108,26 @@ def build(
         *_speed(schemes),
     ]
     recipe = {**source, "schemes": [str(s) for s in schemes], "element": list(at)}
-    content = Content(
+    digest, versions = sha256_of(x), _versions()
+    provenance = {
+        "tensor": matrix.description,
+        "its SHA-256 (float32, row-major, with its shape)": digest,
+        "command": command_of(recipe),
+        **versions,
+    }
+    return Content(
         title=f"{matrix.name or 'Tensor'}: {names}",
         lead=(verdict, *([why] if why else [])),
         parts=tuple(parts),
-        appendix=(),
-        numbers=numbers,
+        appendix=(
+            _method(schemes),
+            Part("Provenance", (), (Table("provenance", ("what", "value"), tuple(provenance.items())),)),
+        ),
+        numbers={name: value for name, value in numbers.items() if math.isfinite(value)},
         recipe=recipe,
-        tensor_sha256=sha256_of(x),
-        versions=_versions(),
+        tensor_sha256=digest,
+        versions=versions,
     )
-    return Content(**{**vars(content), "appendix": (_method(schemes), _provenance(content, matrix))})
 
 
 def sha256_of(x: torch.Tensor) -> str:
@@ -284,16 +293,6 @@ def _method(schemes: Sequence[Scheme]) -> Part:
             *(f"{s}: {s.describe()}" for s in schemes),
         ),
     )
-
-
-def _provenance(content: Content, matrix: Matrix) -> Part:
-    rows = (
-        ("tensor", matrix.description),
-        ("its SHA-256 (float32, row-major, with its shape)", content.tensor_sha256),
-        ("command", command_of(content.recipe)),
-        *content.versions.items(),
-    )
-    return Part("Provenance", (), (Table("provenance", ("what", "value"), rows),))
 
 
 def _versions() -> dict[str, str]:

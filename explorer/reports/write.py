@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
+from explorer.export.files import replacing
 from explorer.reports.build import Content
 from explorer.reports.page import as_html, tables_of
 
@@ -43,13 +44,9 @@ def write(content: Content, out: Path, pdf: Path | None = None, folder: Path | N
 
 
 def _replace(path: Path, data: bytes) -> Path:
-    """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    """Whole or not at all; the path."""
+    with replacing(path) as partial:
         partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 
@@ -58,9 +55,7 @@ def _write_tables(content: Content, folder: Path) -> Iterator[Path]:
 
     for table in tables_of(content):
         frame = pandas.DataFrame([list(row) for row in table.rows], columns=list(table.columns))
-        path = folder / f"{table.name}.csv"
-        frame.to_csv(path, index=False)
-        yield path
+        yield _replace(folder / f"{table.name}.csv", frame.to_csv(index=False).encode())
         latex = frame.style.hide(axis="index").format(escape="latex", precision=6)
         latex = latex.format_index(escape="latex", axis=1)
         yield _replace(folder / f"{table.name}.tex", latex.to_latex(hrules=True).encode())
@@ -101,7 +96,5 @@ def _write_figures(content: Content, page: Page, folder: Path) -> Iterator[Path]
 
 def _data(url: str) -> bytes:
     """The bytes of a data URL."""
-    from urllib.parse import unquote_to_bytes
-
     head, _, body = url.partition(",")
     return base64.b64decode(body) if head.endswith("base64") else unquote_to_bytes(body)

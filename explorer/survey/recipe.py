@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
 from explorer.survey.rows import RECIPE_KEY, checked, parsed_json
 
@@ -128,12 +128,5 @@ def _recipe(layer: str, text: str) -> Recipe:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file under another name first, so that a reader finds all of it or none."""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no regular file; it is not replaced")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ TOKENS = (8, 16, 32, 64, 128, 256)
 MOST_SHARED = 232448 - 1024
 """Bytes of shared memory that a CTA may have, less what alignment may cost."""
 MOST_RANKS = 2
-"""CTAs of a cluster."""
+"""CTAs of a cluster at most: larger ones cost more than they bring (kernels/gemm_swap_ab.cu)."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Division:
     ways          parts of K that a CTA's warpgroups share
     ctas          on a multiprocessor at once
     ranks         CTAs of a cluster, which share K
-    synchronous   mma.sync multiplies decoded weights: up to 16 tokens that is faster than wgmma, which takes
-                  about 40 cycles for 64 rows from registers, however few tokens there are
+    synchronous   mma.sync multiplies decoded weights: up to 16 tokens that is faster than wgmma, which from
+                  registers takes as long for 8 tokens as for 64
     """
 
     tokens: int

@@ -274,6 +274,62 @@ __device__ __forceinline__ void store_columns(const Epilogue& e, const Acc (&d)[
                                                                 first_column + COLUMNS, layout, next_scales);
 }
 
+// Whether store_packed can store: outputs of 16 bits, fragments of whole runs of 64 columns, and stmatrix.
+#if __CUDA_ARCH__ >= 900
+template <int COUNT>
+constexpr bool kPacks = sizeof(Result) == 2 && COUNT % 32 == 0;
+#else
+template <int COUNT>
+constexpr bool kPacks = false;
+#endif
+
+// Four 8 × 8 matrices of 16-bit elements into shared memory, of which a thread holds two neighbours in each:
+// lane l gives the place of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(void* to, const uint32_t (&word)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(
+                     uint32_t(__cvta_generic_to_shared(to))),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+}
+
+// Stores a fragment whose columns have one scale, 64 columns at a time, through 2 KiB of shared memory; there
+// the 16-byte units of a row are permuted by row, so that nothing conflicts.
+template <typename Acc, int COUNT>
+__device__ __forceinline__ void store_packed(const Epilogue& e, const Acc (&d)[COUNT], Acc* staging,
+                                             int first_row, int first_column) {
+    int lane = threadIdx.x & 31;
+    float column = e.col_scale ? e.col_scale[0] : 1.0f;
+    float row_scales[2] = {e.load_row_scale(first_row + lane / 4),
+                           e.load_row_scale(first_row + lane / 4 + 8)};
+    uint4* units = reinterpret_cast<uint4*>(staging);
+    auto unit_at = [&](int row, int unit) { return units + row * 8 + (unit ^ (row & 7)); };
+#pragma unroll
+    for (int from = 0; from < COUNT; from += 32) {
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            uint32_t word[4];  // two rows of eight columns, then of the next eight
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                Result pair[2];
+#pragma unroll
+                for (int k = 0; k < 2; ++k)
+                    pair[k] =
+                        from_float<Result>(float(d[from + 4 * j + 2 * i + k]) * row_scales[i & 1] * column);
+                word[i] = *reinterpret_cast<uint32_t*>(pair);
+            }
+            store_matrices(unit_at(lane % 16, j + lane / 16), word);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int row = i * 4 + lane / 8, r = first_row + row, c = first_column + from * 2 + lane % 8 * 8;
+            if (r < e.m && c < e.n)
+                *reinterpret_cast<uint4*>(e.out + size_t(r) * e.n + c) = *unit_at(row, lane % 8);
+        }
+    }
+}
+
 // Stores a warp's fragment whose integer terms are staged and whose first scales are loaded.
 template <int COLUMNS, typename Acc, int COUNT>
 __device__ __forceinline__ void store_fragment(const Epilogue& e, Acc (&d)[COUNT], Acc* staging,
@@ -281,6 +337,12 @@ __device__ __forceinline__ void store_fragment(const Epilogue& e, Acc (&d)[COUNT
                                                const LaneLayout<COLUMNS>& layout,
                                                const float (&column_scales)[8]) {
     apply_staged_terms(e, d, staging, first_row);
+    if constexpr (kPacks<COUNT>) {
+        if (e.only_scales() && !(e.col_scale && e.col_stride)) {
+            store_packed(e, d, staging, first_row, first_column);
+            return;
+        }
+    }
     if (e.only_scales())
         store_columns<true, COLUMNS, 0>(e, d, staging, first_row, first_column, layout, column_scales);
     else

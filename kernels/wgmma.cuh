@@ -137,12 +137,20 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address) {
            uint64_t(1) << 62;
 }
 
+// The descriptor of what lies ``bytes`` behind, a multiple of 16; the upper half does not change.
+__device__ __forceinline__ uint64_t later(uint64_t descriptor, uint32_t bytes) {
+    return (descriptor & 0xffffffff00000000) | uint32_t(uint32_t(descriptor) + bytes / 16);
+}
+
 __device__ __forceinline__ void barrier_init(uint32_t bar, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(bar), "r"(arrivals) : "memory");
 }
 __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes)
                  : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_here(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
 // Arrives at the same barrier in CTA ``rank`` of the cluster.
 __device__ __forceinline__ void barrier_arrive(uint32_t bar, uint32_t rank) {
@@ -161,6 +169,14 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
         "@done bra finished;\nbra again;\nfinished:\n}\n" ::"r"(bar),
         "r"(parity)
         : "memory");
+}
+
+// Barrier ``id`` (1 ... 15) of ``threads`` threads of the CTA: those that wait, and those that only arrive.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ void cluster_barrier() {

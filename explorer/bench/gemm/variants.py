@@ -127,15 +127,9 @@ def _mma_builds(kind: str) -> Builds:
 
 
 def _wgmma_builds(kind: str, scale_k: kernel.ScaleK = kernel.ScaleK.NONE) -> Builds:
-    """Kernels that apply scales along K have one tile width."""
-    widths = (256, 128) if scale_k is kernel.ScaleK.NONE else (128,)
-
-    def builds(_x: Scheme, _w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
-        return tuple(
-            kernel.wgmma_build(kind, out, width, cluster, scale_k) for width in widths for cluster in (1, 2)
-        )
-
-    return builds
+    return lambda _x, _w, out: tuple(
+        kernel.wgmma_build(kind, out, tile) for tile in kernel.wgmma_tiles(scale_k)
+    )
 
 
 def mma(kind: str) -> Variant:

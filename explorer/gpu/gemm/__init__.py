@@ -13,6 +13,7 @@ from explorer.gpu.gemm.names import (
     OperandType,
     ScaleK,
     Scales,
+    Side,
     WordOp,
 )
 from explorer.gpu.gemm.rows import padded_rows, row_bits, two_bit_rows
@@ -27,12 +28,17 @@ from explorer.gpu.gemm.simt import (
 )
 from explorer.gpu.gemm.swap_ab import Division, Tiles, gemm_swap_ab, repack, swap_ab_builds
 from explorer.gpu.gemm.tensor_cores import (
+    WgmmaTile,
     block_scaled_build,
     gemm_block_scaled,
+    gemm_grouped,
     gemm_mma,
     gemm_wgmma,
+    grouped_tile,
+    grouped_tiles,
     mma_build,
     wgmma_build,
+    wgmma_tiles,
 )
 from explorer.gpu.gemm.weights import Weight, gemm_dequant_in_registers, widen, widen_build
 
@@ -47,19 +53,24 @@ __all__ = [
     "OperandType",
     "ScaleK",
     "Scales",
+    "Side",
     "Tiles",
     "Weight",
+    "WgmmaTile",
     "WordOp",
     "addsub_build",
     "block_scaled_build",
     "gemm_addsub",
     "gemm_block_scaled",
     "gemm_dequant_in_registers",
+    "gemm_grouped",
     "gemm_mma",
     "gemm_reference",
     "gemm_simt32",
     "gemm_swap_ab",
     "gemm_wgmma",
+    "grouped_tile",
+    "grouped_tiles",
     "mma_build",
     "padded_rows",
     "reference_build",
@@ -69,6 +80,7 @@ __all__ = [
     "swap_ab_builds",
     "two_bit_rows",
     "wgmma_build",
+    "wgmma_tiles",
     "widen",
     "widen_build",
 ]

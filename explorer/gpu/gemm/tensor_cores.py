@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
-from explorer.gpu.gemm.names import BlockScaledFormat, OperandType, ScaleK, macros
+from explorer.gpu.gemm.names import BlockScaledFormat, OperandType, ScaleK, Side, macros
 from explorer.gpu.gemm.rows import padded_pair
 from explorer.gpu.runtime import Build, launch, multiprocessors
 from explorer.gpu.tma import tensor_map
@@ -24,46 +24,89 @@ TILE_ROWS = 128
 MMA_STAGES = 3
 
 
+MOST_GROUPS = 256
+"""Of a grouped product: their tiles are counted in shared memory."""
+MOST_SHARED_BYTES = 232448
+"""Of dynamic shared memory that one CTA can have on Hopper."""
+CONSUMER_WARPS, BARRIER_BYTES, MOST_STAGES = 8, 128, 6
+
+
 @dataclass(frozen=True)
 class WgmmaTile:
-    """Tile width (128 or 256 columns), CTAs in a cluster, and scaling along K of one compilation of
-    gemm_wgmma.cu."""
+    """One compilation of gemm_wgmma.cu: rows (64, 128, 256) and columns (128, 256) of a CTA's tile, CTAs in a
+    cluster and the side whose tile they share, scaling along K, and whether rows of X belong to groups."""
 
+    rows: int = 128
     columns: int = 256
     cluster: int = 2
+    shared: Side = Side.W
     scale_k: ScaleK = ScaleK.NONE
+    grouped: bool = False
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """Alignment, barriers, each consumer warp's staging of 16 rows, and the groups' tiles."""
+        staging = CONSUMER_WARPS * 16 * (64 if self.scale_k is ScaleK.NONE else 32) * 4
+        return 1024 + BARRIER_BYTES + staging + (4 * (MOST_GROUPS + 1) if self.grouped else 0)
+
+    @property
+    def _stage_bytes(self) -> int:
+        """A k-tile of both sides and its scales."""
+        of_w = 0 if self.scale_k is ScaleK.NONE else self.columns // 32
+        if self.scale_k is ScaleK.COLUMN:
+            of_w = 128
+        scales = of_w + (self.rows + 4 if of_w else 0)
+        return (self.rows + self.columns) * TILE_BYTES + 4 * scales
 
     @property
     def stages(self) -> int:
-        """k-tiles that fit shared memory beside the epilogue's staging."""
-        if self.scale_k is not ScaleK.NONE:
-            return 6
-        return {256: 4, 128: 5}[self.columns]
+        """k-tiles that fit shared memory."""
+        return min(MOST_STAGES, (MOST_SHARED_BYTES - self._fixed_bytes) // self._stage_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        """Alignment, the stages with their scales, barriers, and eight warps' staging of 16 rows."""
-        promote = self.scale_k is not ScaleK.NONE
-        stage = (TILE_ROWS + self.columns) * TILE_BYTES + (1024 if promote else 0)
-        return 1024 + self.stages * stage + 128 + 8 * 16 * (32 if promote else 64) * 4
+        """Of dynamic shared memory."""
+        return self._fixed_bytes + self.stages * self._stage_bytes
+
+    def tiles(self, m: int, n: int) -> tuple[int, int]:
+        """Tiles along M and N of an output, filled to whole clusters."""
+        clusters = (1, self.cluster) if self.shared is Side.X else (self.cluster, 1)
+        return (
+            math.ceil(m / (self.rows * clusters[0])) * clusters[0],
+            math.ceil(n / (self.columns * clusters[1])) * clusters[1],
+        )
+
+    def maps(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Tensor maps of both sides; of the shared one, a CTA loads its part."""
+        parts = (self.cluster, 1) if self.shared is Side.X else (1, self.cluster)
+        return tensor_map(x, self.rows // parts[0]), tensor_map(w, self.columns // parts[1])
 
 
 @functools.cache
-def wgmma_build(
-    kind: str, dtype: torch.dtype, columns: int = 256, cluster: int = 2, scale_k: ScaleK = ScaleK.NONE
-) -> Build:
-    """The compilation of gemm_wgmma.cu for an operand type, an output, a tile width, a cluster size and
-    scaling along K."""
-    tile = WgmmaTile(columns, cluster, scale_k)
+def wgmma_build(kind: str, dtype: torch.dtype, tile: WgmmaTile) -> Build:
+    """The compilation of gemm_wgmma.cu for an operand type, an output and a tile."""
     options = macros(
         TYPE=OperandType(kind),
-        BN=columns,
-        CLUSTER=cluster,
-        SCALE_K=scale_k,
+        ROWS=tile.rows,
+        BN=tile.columns,
+        CLUSTER=tile.cluster,
+        SHARED=tile.shared,
+        SCALE_K=tile.scale_k,
+        GROUPED=tile.grouped,
         OUT=dtype,
         STAGES=tile.stages,
     )
     return Build("gemm_wgmma.cu", options)
+
+
+def wgmma_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
+    """Every tile that ``gemm_wgmma`` chooses from."""
+    # With promotion clusters are slower: CTAs stall on each other's barriers.
+    if scale_k is ScaleK.BLOCK:
+        return (WgmmaTile(128, 128, 1, Side.W, scale_k), WgmmaTile(256, 128, 1, Side.W, scale_k))
+    if scale_k is ScaleK.COLUMN:
+        return (WgmmaTile(128, 128, 1, Side.W, scale_k),)
+    return tuple(WgmmaTile(128, columns, cluster) for columns in (256, 128) for cluster in (1, 2))
 
 
 def gemm_wgmma(
@@ -74,57 +117,141 @@ def gemm_wgmma(
     scale_k: ScaleK = ScaleK.NONE,
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
-    columns: int | None = None,
-    cluster: int | None = None,
+    tile: WgmmaTile | None = None,
 ) -> Tensor:
     """Hopper's asynchronous tensor cores. ``ScaleK.BLOCK`` and ``COLUMN`` scale the accumulator of every 128
     bytes of K in float32: x_scale float32 [⌈K/128⌉, M] with w_scale [⌈N/128⌉, ⌈K/128⌉] (BLOCK), or w_scale
-    [⌈K/128⌉, N] alone. Tile width and cluster size are chosen by shape where they are not given."""
+    [⌈K/128⌉, N] alone. The tile is chosen by shape where it is not given."""
     x, w = padded_pair(x, w)
-    m, n, device = x.shape[0], w.shape[0], x.device
-    k_tiles = math.ceil(x.shape[1] / TILE_BYTES)
-    x_scale, w_scale = scales_along_k(scale_k, x_scale, w_scale, (m, n, k_tiles))
-    tile = _wgmma_tile(m, n, device, scale_k, columns, cluster)
-    tiles_m = math.ceil(math.ceil(m / TILE_ROWS) / tile.cluster) * tile.cluster
-    tiles_n = math.ceil(n / tile.columns)
-    grid = min(multiprocessors(device) // tile.cluster * tile.cluster, tiles_m * tiles_n)
-    maps = tensor_map(x, TILE_ROWS), tensor_map(w, tile.columns // tile.cluster)
+    m, n = x.shape[0], w.shape[0]
+    tile = tile or _wgmma_tile(m, n, x.device, scale_k)
+    x_scale, w_scale = scales_along_k(
+        scale_k, x_scale, w_scale, (m, n, math.ceil(x.shape[1] / TILE_BYTES))
+    )
+    return _launch(tile, x, w, kind, epilogue, (x_scale, w_scale), n)
+
+
+def _launch(
+    tile: WgmmaTile,
+    x: Tensor,
+    w: Tensor,
+    kind: str,
+    epilogue: Epilogue,
+    scales: tuple[Tensor | None, Tensor | None],
+    n: int,
+    groups: tuple[Tensor | None, int, int] = (None, 0, 0),
+) -> Tensor:
+    """Rows of X and W and their scales as the kernel reads them; ``groups``: ends, their number, capacity."""
+    m, device = x.shape[0], x.device
+    tiles_m, tiles_n = tile.tiles(m, n)
+    most = (tiles_m + groups[1]) * tiles_n  # a group's last tile may be part of one
+    grid = min(multiprocessors(device) // tile.cluster * tile.cluster, most)
     out = x.new_empty((m, n), dtype=epilogue.dtype)
     launch(
-        wgmma_build(kind, epilogue.dtype, tile.columns, tile.cluster, scale_k),
+        wgmma_build(kind, epilogue.dtype, tile),
         "gemm_wgmma",
         device,
         (grid,),
         384,
-        "PPPPiii" + EPILOGUE_TYPES,
-        (*maps, x_scale, w_scale, k_tiles, tiles_m, tiles_n, *epilogue.arguments(out)),
+        "PPPPPiiiii" + EPILOGUE_TYPES,
+        (
+            *tile.maps(x, w),
+            *scales,
+            *groups,
+            math.ceil(x.shape[1] / TILE_BYTES),
+            tiles_m,
+            tiles_n,
+            *epilogue.arguments(out),
+        ),
         tile.shared_bytes,
     )
     return out
 
 
-def _wgmma_tile(
-    m: int, n: int, device: torch.device, scale_k: ScaleK, columns: int | None, cluster: int | None
-) -> WgmmaTile:
-    promote = scale_k is not ScaleK.NONE
-    if columns is None:
-        # 256 columns reuse X more; 128 keep every multiprocessor busy where the output has few tiles.
-        wide_tiles = math.ceil(m / TILE_ROWS) * math.ceil(n / 256)
-        columns = 128 if promote or wide_tiles < multiprocessors(device) else 256
-    if cluster is None:
-        # With promotion clusters are slower: CTAs stall on each other's barriers.
-        cluster = 2 if m > TILE_ROWS and not promote else 1
-    return WgmmaTile(columns, cluster, scale_k)
+def _wgmma_tile(m: int, n: int, device: torch.device, scale_k: ScaleK) -> WgmmaTile:
+    if scale_k is not ScaleK.NONE:
+        return wgmma_tiles(scale_k)[0 if m <= TILE_ROWS else -1]
+    # 256 columns reuse X more; 128 keep every multiprocessor busy where the output has few tiles.
+    wide_tiles = math.ceil(m / TILE_ROWS) * math.ceil(n / 256)
+    return WgmmaTile(
+        128, 128 if wide_tiles < multiprocessors(device) else 256, 2 if m > TILE_ROWS else 1
+    )
+
+
+def grouped_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
+    """Tiles of ``gemm_grouped``, for few rows a group first."""
+    few = WgmmaTile(64, 256, 1, Side.W, scale_k, grouped=True)
+    if scale_k is ScaleK.NONE:
+        return few, WgmmaTile(128, 256, 2, Side.X, grouped=True)
+    wide = (WgmmaTile(rows, 128, 1, Side.W, scale_k, grouped=True) for rows in (128, 256))
+    return (few, *wide)
+
+
+MANY_ROWS = 512
+"""A group on average, from which on few of its rows are lost in tiles of 256."""
+
+
+def grouped_tile(rows: float, scale_k: ScaleK = ScaleK.NONE) -> WgmmaTile:
+    """The tile for so many ``rows`` a group on average."""
+    few, *wide = grouped_tiles(scale_k)
+    if rows <= few.rows:
+        return few
+    return wide[-1] if rows >= MANY_ROWS else wide[0]
+
+
+def gemm_grouped(
+    x: Tensor,
+    w: Tensor,
+    ends: Tensor,
+    kind: str,
+    epilogue: Epilogue,
+    capacity: int = 0,
+    x_scale: Tensor | None = None,
+    w_scale: Tensor | None = None,
+    tile: WgmmaTile | None = None,
+) -> Tensor:
+    """[rows, N]: rows of X [rows, bytes], each times the W of its group: W [groups, N, bytes].
+
+    Without a ``capacity`` (contiguous) group g has the rows from ``ends[g - 1]`` (0 for the first) to
+    ``ends[g]``, int32 [groups] on the device. With one (masked) it has the first ``ends[g]`` of the
+    ``capacity`` rows from g · ``capacity`` on. Rows of no group keep whatever the output's memory holds. The
+    counts stay on the device: nothing waits for the host. x_scale [⌈K/128⌉, rows] and w_scale [groups, ⌈N/128⌉,
+    ⌈K/128⌉] as with ``ScaleK.BLOCK``. The epilogue has no vectors. ``ValueError`` for shapes that do not fit.
+    """
+    if w.dim() != 3 or not w.numel():
+        raise ValueError(f"expected W [groups, N, bytes], got {list(w.shape)}")
+    groups, n, _ = w.shape
+    if not 1 <= groups <= MOST_GROUPS:
+        raise ValueError(f"1 to {MOST_GROUPS} groups, got {groups}")
+    if ends.dtype != torch.int32 or tuple(ends.shape) != (groups,) or ends.device != x.device:
+        raise ValueError(
+            f"expected int32 [{groups}] on {x.device}, got {ends.dtype} {list(ends.shape)} on {ends.device}"
+        )
+    if capacity and x.shape[0] != groups * capacity:
+        raise ValueError(f"expected {groups} · {capacity} rows of X, got {x.shape[0]}")
+    if epilogue.arguments(x.new_empty((x.shape[0], n), dtype=epilogue.dtype))[1:8] != (None,) * 7:
+        raise ValueError("a grouped product takes no vectors in its epilogue")
+    x, rows = padded_pair(x, w.reshape(groups * n, -1))
+    scale_k = ScaleK.NONE if x_scale is None and w_scale is None else ScaleK.BLOCK
+    if scale_k is ScaleK.BLOCK:
+        k_tiles = math.ceil(x.shape[1] / TILE_BYTES)
+        blocks = math.ceil(n / TILE_BYTES)
+        if w_scale is not None and tuple(w_scale.shape) == (groups, blocks, k_tiles):
+            w_scale = w_scale.reshape(groups * blocks, k_tiles)
+        x_scale = _padded_scale("x_scale", x_scale, (k_tiles, x.shape[0]), 4)
+        w_scale = _padded_scale("w_scale", w_scale, (groups * blocks, k_tiles), 4)
+    tile = tile or grouped_tile(x.shape[0] / groups, scale_k)
+    counts = (ends.contiguous(), groups, capacity)
+    return _launch(tile, x, rows, kind, epilogue, (x_scale, w_scale), n, counts)
 
 
 def scales_along_k(
     scale_k: ScaleK, x_scale: Tensor | None, w_scale: Tensor | None, sizes: tuple[int, int, int]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Both scales checked and with rows padded for bulk copies: x_scale to 256 values, w_scale to 4 or
-    128."""
+    """Both scales checked and with rows padded for bulk copies: x_scale to 4 values, w_scale to 4 or 128."""
     m, n, k_tiles = sizes
     if scale_k is ScaleK.BLOCK:
-        x_scale = _padded_scale("x_scale", x_scale, (k_tiles, m), 256)
+        x_scale = _padded_scale("x_scale", x_scale, (k_tiles, m), 4)
         return x_scale, _padded_scale("w_scale", w_scale, (math.ceil(n / 128), k_tiles), 4)
     if scale_k is ScaleK.COLUMN:
         return None, _padded_scale("w_scale", w_scale, (k_tiles, n), 128)

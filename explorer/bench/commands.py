@@ -20,7 +20,9 @@ from explorer import words
 from explorer.bench import analysis, methods, page, quantize
 from explorer.bench.analysis import AnalysisTiming, time_analyses
 from explorer.bench.cpu import CpuTiming, time_schemes
+from explorer.bench.gemm import grouped
 from explorer.bench.gemm import timing as gemm_timing
+from explorer.bench.gemm.grouped import CASES, GROUPED, GroupedTiming, run_cases
 from explorer.bench.gemm.limits import measure_limits
 from explorer.bench.gemm.plan import SQUARE, plan, plan_of_records, run_jobs
 from explorer.bench.gemm.table import GEMMS
@@ -122,6 +124,23 @@ def bench_gemm(
     return Benchmark(gemm_timing.NAME, machine, rows, total, gemm_line)
 
 
+def bench_grouped(
+    names: Sequence[str] | None = None, cases: Sequence[str] | None = None
+) -> Benchmark[GroupedTiming]:
+    """Grouped products (mixture of experts); ``ValueError`` without a GPU, or for names there are not."""
+    for what, asked, known in (("grouped product", names, GROUPED), ("case", cases, CASES)):
+        if unknown := [name for name in asked or () if name not in known]:
+            raise ValueError(f"no {what} {unknown[0]!r}; there are {', '.join(known)}")
+    require_gpu()
+    rows = [GROUPED[name] for name in names or GROUPED]
+    chosen = [CASES[name] for name in cases or CASES]
+    limits = measure_limits(work_device())
+    machine = this_machine(work_device(), limits=limits)
+    total = sum(len(row.variants) for row in rows) * len(chosen)
+    timings = run_cases(rows, chosen, work_device(), limits)
+    return Benchmark(grouped.NAME, machine, timings, total, grouped_line)
+
+
 def bench_methods(
     schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
 ) -> Benchmark[MethodTiming]:
@@ -187,6 +206,24 @@ def gemm_line(timing: GemmTiming) -> Line:
         "flushed µs": timing.flush.median_s * 1e6 if timing.flush else None,
         "TFLOP/s": timing.tflops,
         "of the limit": timing.share,
+        "× baseline": timing.speedup,
+        "SQNR dB": timing.sqnr_db,
+        "baseline": timing.baseline if timing.baseline_graph else timing.baseline_note[:40],
+    }
+
+
+def grouped_line(timing: GroupedTiming) -> Line:
+    """One kernel of one grouped product."""
+    return {
+        "product": timing.product,
+        "case": timing.case,
+        "kernel": timing.variant,
+        "chosen": "yes" if timing.chosen else "",
+        "µs": timing.seconds * 1e6,
+        "flushed µs": timing.flush.median_s * 1e6 if timing.flush else None,
+        "TFLOP/s": timing.tflops,
+        "of the limit": timing.share,
+        "× dense": timing.dense_s / timing.seconds,
         "× baseline": timing.speedup,
         "SQNR dB": timing.sqnr_db,
         "baseline": timing.baseline if timing.baseline_graph else timing.baseline_note[:40],

@@ -119,6 +119,30 @@ def gemm(
     _run(benchmark, record, as_json)
 
 
+@app.command(
+    epilog=examples(
+        'bench grouped --products fp8_blockwise_masked --cases "64 experts, 4 tokens each"',
+        "bench grouped --record",
+    )
+)
+def grouped(
+    products: Annotated[
+        str | None, typer.Option(help="Comma-separated grouped products.", show_default="all")
+    ] = None,
+    cases: Annotated[
+        list[str] | None, typer.Option(help="A case by its name; may be repeated.", show_default="all")
+    ] = None,
+    record: Record = False,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Products of a mixture of experts, each row of X times the W of its group, on a Hopper GPU."""
+    from explorer.bench.commands import bench_grouped
+
+    use_device(device)
+    _run(bench_grouped(split(products) if products is not None else None, cases), record, as_json)
+
+
 @app.command(epilog=examples("bench methods --schemes int4_group128_asym --repeats 1"))
 def methods(
     shape: Shapes = None,

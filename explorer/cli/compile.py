@@ -26,6 +26,7 @@ def compile(
     as_json: Json = False,
 ) -> None:
     """Compile the GPU kernels ahead of time (needs nvcc, no GPU)."""
+    from explorer.bench.gemm.grouped import all_builds as grouped_builds
     from explorer.bench.gemm.table import all_builds as gemm_builds
     from explorer.bench.quantize import all_builds
     from explorer.core.backend import gpu_arch
@@ -37,8 +38,8 @@ def compile(
         raise ValueError("no GPU found to compile for; name one with --arch, e.g. --arch sm_90a")
     jobs = [
         (build, name)
-        for name in arches
-        for build in dict.fromkeys([*all_builds(), *gemm_builds(runtime.capability_of(name))])
+        for name, chip in ((name, runtime.capability_of(name)) for name in arches)
+        for build in dict.fromkeys([*all_builds(), *gemm_builds(chip), *grouped_builds(chip)])
     ]
     records = [
         {

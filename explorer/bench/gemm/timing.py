@@ -10,10 +10,10 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -149,7 +149,7 @@ class _Bench:
 
 
 @dataclass(frozen=True)
-class _Times:
+class Times:
     """A kernel and its baseline, by graph and flushed."""
 
     graph: Spread
@@ -178,7 +178,7 @@ def time_gemm(
         bench = _prepare(gemm, shape, device, inputs, limits, repeats)
         for variant in variants:
             ours = [variant.prepare(ops) for ops in bench.sets]
-            times = _time_both(ours, bench.baseline, gemm.baseline.captured, repeats, flush)
+            times = time_both(ours, bench.baseline, gemm.baseline.captured, repeats, flush)
             yield _timing(bench, variant, times, ours[0](), device_state(device))
             del ours
         del bench
@@ -196,7 +196,9 @@ def _prepare(
     sets = _operand_sets(gemm, shape, device, inputs)
     truth = sets[0].unquantized_product()
     sets = [ops.as_served() for ops in sets]
-    baseline, note = _baseline_calls(gemm, sets)
+    baseline, note = baseline_calls(gemm.baseline.prepare, sets)
+    if baseline and not gemm.baseline.captured:
+        note = "launched one by one: it waits for the host"
     activation = None
     if gemm.x.scale is not None and not gemm.dynamic:
         activation = time_replay(graph_of([_quantize_x(o) for o in sets], False), repeats).median_s
@@ -221,7 +223,7 @@ def time_on_cpu(gemm: Gemm, shape: Shape, inputs: tuple[Tensor, Tensor] | None =
         times.append(time.perf_counter() - start)
     variant = Variant(gemm.baseline.label, "torch", gemm.baseline.prepare, lambda *_: (), (0, 0))
     bench = _Bench(gemm, [served], truth, True, None, "", None, None)
-    return _timing(bench, variant, _Times(spread(times[1:])), reference(served), None)
+    return _timing(bench, variant, Times(spread(times[1:])), reference(served), None)
 
 
 def _operand_sets(
@@ -252,10 +254,15 @@ def _quantize_x(operands: Operands) -> Call:
     return partial(quantize_kernel, operands.x.values, config_of(q.scheme), layout_of(q.shape, q.scheme))
 
 
-def _baseline_calls(gemm: Gemm, sets: Sequence[Operands]) -> tuple[list[Call] | None, str]:
+Subject = TypeVar("Subject")
+
+
+def baseline_calls(
+    prepare: Callable[[Subject], Call], sets: Sequence[Subject]
+) -> tuple[list[Call] | None, str]:
     """The baseline on each set, or None and the operator's own error message."""
     try:
-        calls: list[Call] = [gemm.baseline.prepare(ops) for ops in sets]
+        calls: list[Call] = [prepare(ops) for ops in sets]
         calls[0]()
         torch.cuda.synchronize()
     except (RuntimeError, ValueError, AttributeError, ImportError) as error:
@@ -263,22 +270,22 @@ def _baseline_calls(gemm: Gemm, sets: Sequence[Operands]) -> tuple[list[Call] | 
         # (the others). The message is shown where the baseline would stand: our kernel's time is worth having
         # without it.
         return None, str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-    return calls, "" if gemm.baseline.captured else "launched one by one: it waits for the host"
+    return calls, ""
 
 
-def _time_both(
+def time_both(
     ours: Sequence[Call], baseline: Sequence[Call] | None, captured: bool, repeats: int, flush: bool
-) -> _Times:
+) -> Times:
     """Kernel and baseline interleaved. A baseline that cannot be ``captured`` is launched one call after
     another."""
     replay = (graph_of(baseline, False) if captured else loop_of(baseline)) if baseline else None
     if _seconds_when_warm(ours[0]) > SLOW_S:
         twice = spread([event_seconds(ours[0]) for _ in range(2)])
-        return _Times(twice, None, time_replay(replay, 3) if replay else None)
+        return Times(twice, None, time_replay(replay, 3) if replay else None)
     graphs = _interleaved([graph_of(ours, False), replay], repeats)
     cold = _flushed([ours, baseline], repeats) if flush else [None, None]
     assert graphs[0] is not None
-    return _Times(graphs[0], cold[0], graphs[1], cold[1])
+    return Times(graphs[0], cold[0], graphs[1], cold[1])
 
 
 def _seconds_when_warm(call: Call) -> float:
@@ -315,7 +322,7 @@ def _flushed(contestants: Sequence[Sequence[Call] | None], repeats: int) -> list
 
 
 def _timing(
-    bench: _Bench, variant: Variant, times: _Times, output: Tensor, state: DeviceState | None
+    bench: _Bench, variant: Variant, times: Times, output: Tensor, state: DeviceState | None
 ) -> GemmTiming:
     gemm, operands = bench.gemm, bench.sets[0]
     m, n, k = operands.shape

@@ -125,9 +125,7 @@ def gemm_wgmma(
     x, w = padded_pair(x, w)
     m, n = x.shape[0], w.shape[0]
     tile = tile or _wgmma_tile(m, n, x.device, scale_k)
-    x_scale, w_scale = scales_along_k(
-        scale_k, x_scale, w_scale, (m, n, math.ceil(x.shape[1] / TILE_BYTES))
-    )
+    x_scale, w_scale = scales_along_k(scale_k, x_scale, w_scale, (m, n, math.ceil(x.shape[1] / TILE_BYTES)))
     return _launch(tile, x, w, kind, epilogue, (x_scale, w_scale), n)
 
 
@@ -173,9 +171,7 @@ def _wgmma_tile(m: int, n: int, device: torch.device, scale_k: ScaleK) -> WgmmaT
         return wgmma_tiles(scale_k)[0 if m <= TILE_ROWS else -1]
     # 256 columns reuse X more; 128 keep every multiprocessor busy where the output has few tiles.
     wide_tiles = math.ceil(m / TILE_ROWS) * math.ceil(n / 256)
-    return WgmmaTile(
-        128, 128 if wide_tiles < multiprocessors(device) else 256, 2 if m > TILE_ROWS else 1
-    )
+    return WgmmaTile(128, 128 if wide_tiles < multiprocessors(device) else 256, 2 if m > TILE_ROWS else 1)
 
 
 def grouped_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
@@ -215,8 +211,9 @@ def gemm_grouped(
     Without a ``capacity`` (contiguous) group g has the rows from ``ends[g - 1]`` (0 for the first) to
     ``ends[g]``, int32 [groups] on the device. With one (masked) it has the first ``ends[g]`` of the
     ``capacity`` rows from g · ``capacity`` on. Rows of no group keep whatever the output's memory holds. The
-    counts stay on the device: nothing waits for the host. x_scale [⌈K/128⌉, rows] and w_scale [groups, ⌈N/128⌉,
-    ⌈K/128⌉] as with ``ScaleK.BLOCK``. The epilogue has no vectors. ``ValueError`` for shapes that do not fit.
+    counts stay on the device: nothing waits for the host. x_scale [⌈K/128⌉, rows] and w_scale [groups,
+    ⌈N/128⌉, ⌈K/128⌉] as with ``ScaleK.BLOCK``. The epilogue has no vectors. ``ValueError`` for shapes that do
+    not fit.
     """
     if w.dim() != 3 or not w.numel():
         raise ValueError(f"expected W [groups, N, bytes], got {list(w.shape)}")

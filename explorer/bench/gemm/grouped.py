@@ -1,0 +1,401 @@
+"""Grouped products, as a mixture of experts needs them: each row of X times the W of its group.
+
+``GROUPED`` has a row for each format and layout of X; each has kernels from a launch a group to one launch
+for all of them. What a group's rows multiply to is the plain product of ``GEMMS``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from explorer.analysis.report import sqnr_of
+from explorer.bench.gemm import baselines, layouts
+from explorer.bench.gemm.limits import DeviceState, device_state
+from explorer.bench.gemm.operands import Operands
+from explorer.bench.gemm.table import GEMMS, Gemm
+from explorer.bench.gemm.timing import baseline_calls, time_both
+from explorer.bench.gemm.variants import HOPPER
+from explorer.bench.machine import Limits
+from explorer.bench.recordings import Recording, recorded
+from explorer.bench.timing import Call, Spread, buffer_sets, graph_of, time_replay
+from explorer.core.backend import require_gpu
+from explorer.gpu import gemm as kernel
+from explorer.gpu.runtime import Build
+
+NAME = "grouped"
+CONTIGUOUS, MASKED = "contiguous", "masked"
+LAYOUTS = {
+    CONTIGUOUS: "the groups' rows one after another, as in prefill and training",
+    MASKED: "so many rows reserved for every group, some of them used, as in decoding by CUDA graph",
+}
+BLOCK_ROWS = 128
+"""Of W: groups of fewer rows would share its scales' blocks."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of each group, N and K."""
+
+    name: str
+    counts: tuple[int, ...]
+    n: int = 4096
+    k: int = 4096
+
+    @property
+    def rows(self) -> int:
+        """Of all groups."""
+        return sum(self.counts)
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.rows * self.n * self.k
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("8 experts, 1,024 tokens each", (1024,) * 8),
+        Case("8 experts, 0 to 1,024 tokens", (300, 0, 17, 1024, 5, 129, 256, 777)),
+        Case("16 experts, 128 tokens each", (128,) * 16),
+        Case("32 experts, 64 tokens each", (64,) * 32),
+        Case("64 experts, 4 tokens each", (4,) * 64),
+    )
+}
+"""What is recorded."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedOperands:
+    """The operands of a plain product for each group. ``ends`` int32 [groups] and ``capacity`` are those of
+    ``gemm_grouped``; ``rows`` int64: where in the output the groups' rows lie."""
+
+    case: Case
+    groups: tuple[Operands, ...]
+    capacity: int
+
+    @classmethod
+    def draw(
+        cls, gemm: Gemm, case: Case, layout: str, device: torch.device, seed: int = 0
+    ) -> GroupedOperands:
+        """Random data, normal, W divided by √K; ``ValueError`` where N is no whole number of blocks."""
+        if gemm.w.block[0] not in (None, 1) and case.n % BLOCK_ROWS:
+            raise ValueError(f"N must be a multiple of {BLOCK_ROWS} for {gemm.label}, got {case.n}")
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(rows: int) -> Tensor:
+            return torch.randn(rows, case.k, generator=generator, device=device)
+
+        # A group without rows has one here that nothing reads, as a product has at least one.
+        groups = tuple(
+            gemm.operands(normal(max(count, 1)), normal(case.n) / math.sqrt(case.k)).as_served()
+            for count in case.counts
+        )
+        return cls(case, groups, max(case.counts) if layout == MASKED else 0)
+
+    @property
+    def device(self) -> torch.device:
+        return self.groups[0].x.values.device
+
+    @cached_property
+    def ends(self) -> Tensor:
+        counts = torch.tensor(self.case.counts, device=self.device)
+        return (counts if self.capacity else counts.cumsum(0)).to(torch.int32)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        if not self.capacity:
+            return torch.arange(self.case.rows, device=self.device)
+        first = [torch.arange(count) + g * self.capacity for g, count in enumerate(self.case.counts)]
+        return torch.cat(first).to(self.device)
+
+    def of_x(self, part: Callable[[Operands], Tensor]) -> Tensor:
+        """A part of every group's X along rows, in the layout's places; zeros between them."""
+        parts = [part(ops)[:count] for ops, count in zip(self.groups, self.case.counts, strict=True)]
+        if not self.capacity:
+            return torch.cat(parts)
+        shape = (len(parts) * self.capacity, *parts[0].shape[1:])
+        spread = torch.zeros(shape, dtype=parts[0].dtype, device=self.device)
+        spread[self.rows] = torch.cat(parts)
+        return spread
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """float64 [rows of groups, N]: the products of the dequantized operands, and Σ|x·w|."""
+        pairs = [
+            tuple(part[:count] for part in ops.exact())
+            for ops, count in zip(self.groups, self.case.counts, strict=True)
+        ]
+        return torch.cat([p for p, _ in pairs]), torch.cat([size for _, size in pairs])
+
+    def unquantized_product(self) -> Tensor:
+        """float64 [rows of groups, N], before any quantization to less than BF16."""
+        return torch.cat(
+            [
+                ops.unquantized_product()[:count]
+                for ops, count in zip(self.groups, self.case.counts, strict=True)
+            ]
+        )
+
+    @property
+    def bytes_moved(self) -> int:
+        """What memory has to carry at least: X, the W of every group that has rows, and Y."""
+        used = [ops for ops, count in zip(self.groups, self.case.counts, strict=True) if count]
+        per_row = (
+            self.groups[0].x.q.nbytes // self.groups[0].x.rows + self.case.n * self.groups[0].out.itemsize
+        )
+        return sum(ops.w.q.nbytes for ops in used) + self.case.rows * per_row
+
+
+@dataclass(frozen=True)
+class GroupedVariant:
+    """One way to multiply: ``prepare`` gives a call whose output has the layout's rows; ``tile`` None is a
+    launch a group."""
+
+    name: str
+    tile: kernel.WgmmaTile | None
+
+    def prepare(self, gemm: Gemm, ops: GroupedOperands) -> Call:
+        """The layouts of X and W made once, as an engine does."""
+        return _grouped(gemm, ops, self.tile) if self.tile else _one_by_one(gemm, ops)
+
+
+def _kind(gemm: Gemm) -> tuple[str, kernel.ScaleK]:
+    blocks = gemm.x.scale is not None
+    return gemm.core, kernel.ScaleK.BLOCK if blocks else kernel.ScaleK.NONE
+
+
+def _grouped(gemm: Gemm, ops: GroupedOperands, tile: kernel.WgmmaTile) -> Call:
+    kind, scale_k = _kind(gemm)
+    x = ops.of_x(lambda o: layouts.byte_rows(o.x))
+    w = torch.stack([layouts.byte_rows(o.w) for o in ops.groups])
+    x_scales = w_scales = None
+    if scale_k is kernel.ScaleK.BLOCK:
+        x_scales = ops.of_x(lambda o: layouts.x_block_scales(o.x).t()).t().contiguous()
+        w_scales = torch.stack([layouts.w_block_scales(o.w) for o in ops.groups])
+    epilogue, ends = kernel.Epilogue(gemm.out), ops.ends
+    return lambda: kernel.gemm_grouped(x, w, ends, kind, epilogue, ops.capacity, x_scales, w_scales, tile)
+
+
+def _one_by_one(gemm: Gemm, ops: GroupedOperands) -> Call:
+    """The kernel of a plain product, a launch a group: the host has to know how many rows each has."""
+    variant = gemm.variant("wgmma")
+    calls = [variant.prepare(one) for one, count in zip(ops.groups, ops.case.counts, strict=True) if count]
+    return lambda: torch.cat([call() for call in calls])
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A product of ``GEMMS`` with groups, its kernels from the plainest to the fastest, and what a user would
+    call instead."""
+
+    name: str
+    label: str
+    gemm: Gemm
+    layout: str
+    baseline: str
+    prepare_baseline: Callable[[GroupedOperands], Call]
+
+    @property
+    def variants(self) -> tuple[GroupedVariant, ...]:
+        tiles = kernel.grouped_tiles(_kind(self.gemm)[1])
+        return (
+            GroupedVariant("a launch a group", None),
+            *(GroupedVariant(f"one launch, tiles of {tile.rows} rows", tile) for tile in tiles),
+        )
+
+    def chosen(self, case: Case) -> GroupedVariant:
+        """The kernel that ``gemm_grouped`` takes: by the rows a group that X has room for."""
+        rows = max(case.counts) if self.layout == MASKED else case.rows / len(case.counts)
+        tile = kernel.grouped_tile(rows, _kind(self.gemm)[1])
+        return next(v for v in self.variants if v.tile == tile)
+
+    def builds(self) -> tuple[Build, ...]:
+        """Every compilation that its kernels can need."""
+        kind, _ = _kind(self.gemm)
+        tiles = [v.tile for v in self.variants if v.tile]
+        single = self.gemm.variant("wgmma").builds(self.gemm.x, self.gemm.w, self.gemm.out)
+        return (*(kernel.wgmma_build(kind, self.gemm.out, tile) for tile in tiles), *single)
+
+
+def _torch_grouped(ops: GroupedOperands) -> Call:
+    x = ops.of_x(lambda o: o.x.values.to(torch.bfloat16))
+    w = torch.stack([o.w.values.to(torch.bfloat16) for o in ops.groups]).transpose(1, 2)
+    return lambda: torch._grouped_mm(x, w, offs=ops.ends)
+
+
+def _torch_bmm(ops: GroupedOperands) -> Call:
+    """Every reserved row, used or not: torch has no masked product."""
+    x = ops.of_x(lambda o: o.x.values.to(torch.bfloat16)).view(len(ops.groups), ops.capacity, -1)
+    w = torch.stack([o.w.values.to(torch.bfloat16) for o in ops.groups]).transpose(1, 2)
+    return lambda: torch.bmm(x, w)
+
+
+def _torch_blocks(ops: GroupedOperands) -> Call:
+    """torch's grouped FP8 product takes one scale a row; in blocks it has single products alone."""
+    calls = [
+        baselines.SCALED_BLOCKS.prepare(one)
+        for one, count in zip(ops.groups, ops.case.counts, strict=True)
+        if count
+    ]
+    return lambda: [call() for call in calls]
+
+
+def _rows() -> Iterator[Grouped]:
+    for name, label, peer in (("bf16", "BF16", ""), ("fp8_blockwise", "FP8 in blocks", "block-wise")):
+        for layout in LAYOUTS:
+            bf16 = (
+                ("torch._grouped_mm", _torch_grouped) if layout == CONTIGUOUS else ("torch.bmm", _torch_bmm)
+            )
+            fp8 = ("torch scaled_mm, block-wise, a call a group", _torch_blocks)
+            baseline, prepare = fp8 if peer else bf16
+            yield Grouped(f"{name}_{layout}", f"{label}, {layout}", GEMMS[name], layout, baseline, prepare)
+
+
+GROUPED: dict[str, Grouped] = {row.name: row for row in _rows()}
+"""Every grouped product by name."""
+
+
+def all_builds(capability: tuple[int, int]) -> list[Build]:
+    """What the grouped products compile on a chip: Hopper alone has kernels for them."""
+    if capability[0] != HOPPER:
+        return []
+    return list(dict.fromkeys(build for row in GROUPED.values() for build in row.builds()))
+
+
+@dataclass(frozen=True)
+class GroupedTiming:
+    """One kernel of one grouped product.
+
+    Times are seconds. ``chosen``: whether ``gemm_grouped`` takes this kernel here. ``dense_s``: one product
+    of as many rows with a single W, by the plain kernel. ``floor_s``: the modelled least time. ``sqnr_db``:
+    the output against the float64 product of the X and W before quantization.
+    """
+
+    product: str
+    label: str
+    variant: str
+    case: str
+    groups: int
+    rows: int
+    n: int
+    k: int
+    chosen: bool
+    graph: Spread
+    flush: Spread | None
+    baseline: str
+    baseline_graph: Spread | None
+    baseline_flush: Spread | None
+    baseline_note: str
+    dense_s: float
+    floor_s: float | None
+    bytes_moved: int
+    sqnr_db: float
+    state: DeviceState | None
+
+    @property
+    def seconds(self) -> float:
+        """Median of the graph replays."""
+        return self.graph.median_s
+
+    @property
+    def tflops(self) -> float:
+        return 2 * self.rows * self.n * self.k / self.seconds / 1e12
+
+    @property
+    def speedup(self) -> float | None:
+        """Times as fast as the baseline, by graph replay; None where that did not run."""
+        return self.baseline_graph.median_s / self.seconds if self.baseline_graph else None
+
+    @property
+    def flushed_speedup(self) -> float | None:
+        """The same with L2 overwritten before each launch."""
+        if self.flush is None or self.baseline_flush is None:
+            return None
+        return self.baseline_flush.median_s / self.flush.median_s
+
+    @property
+    def share(self) -> float | None:
+        """Of the modelled limit."""
+        return self.floor_s / self.seconds if self.floor_s else None
+
+
+def recorded_grouped() -> Recording[GroupedTiming]:
+    """What ships as ``assets/measurements/grouped.json``; empty if it was never recorded."""
+    return recorded(NAME, GroupedTiming)
+
+
+def time_grouped(
+    row: Grouped, case: Case, device: torch.device, limits: Limits | None, repeats: int = 10
+) -> Iterator[GroupedTiming]:
+    """Every kernel of a grouped product on random data; a generator, to be stopped. ``ValueError`` without a
+    Hopper GPU."""
+    require_gpu()
+    if torch.cuda.get_device_capability(device)[0] != HOPPER:
+        raise ValueError("grouped products have kernels for sm_90a alone")
+    with torch.cuda.device(device):
+        per_set = len(case.counts) * case.n * case.k * row.gemm.w.format.bits // 8
+        count = min(buffer_sets(per_set, device), 4)
+        sets = [GroupedOperands.draw(row.gemm, case, row.layout, device, seed) for seed in range(count)]
+        truth = sets[0].unquantized_product()
+        baseline, note = baseline_calls(row.prepare_baseline, sets)
+        dense = _dense_seconds(row.gemm, case, device, repeats)
+        floor = _floor_seconds(row.gemm, case, sets[0], limits)
+        for variant in row.variants:
+            calls = [variant.prepare(row.gemm, ops) for ops in sets]
+            times = time_both(calls, baseline, True, repeats, True)
+            output = calls[0]()
+            assert isinstance(output, Tensor)
+            of_groups = output if variant.tile is None else output[sets[0].rows]
+            yield GroupedTiming(
+                product=row.name,
+                label=row.label,
+                variant=variant.name,
+                case=case.name,
+                groups=len(case.counts),
+                rows=case.rows,
+                n=case.n,
+                k=case.k,
+                chosen=variant == row.chosen(case),
+                graph=times.graph,
+                flush=times.flush,
+                baseline=row.baseline,
+                baseline_graph=times.baseline_graph,
+                baseline_flush=times.baseline_flush,
+                baseline_note=note,
+                dense_s=dense,
+                floor_s=floor,
+                bytes_moved=sets[0].bytes_moved,
+                sqnr_db=sqnr_of(truth, of_groups.double()),
+                state=device_state(device),
+            )
+
+
+def _dense_seconds(gemm: Gemm, case: Case, device: torch.device, repeats: int) -> float:
+    generator = torch.Generator(device=device).manual_seed(0)
+    x = torch.randn(case.rows, case.k, generator=generator, device=device)
+    w = torch.randn(case.n, case.k, generator=generator, device=device) / math.sqrt(case.k)
+    sets = [gemm.operands(x, w).as_served() for _ in range(buffer_sets(2 * w.numel(), device))]
+    calls = [gemm.variant("wgmma").prepare(ops) for ops in sets]
+    return time_replay(graph_of(calls, False), repeats, 2).median_s
+
+
+def _floor_seconds(gemm: Gemm, case: Case, ops: GroupedOperands, limits: Limits | None) -> float | None:
+    rate = limits.rates.get(gemm.core) if limits else None
+    if limits is None or not rate:
+        return None
+    return max(ops.bytes_moved / limits.copy, case.operations / rate)
+
+
+def run_cases(
+    rows: Sequence[Grouped], cases: Sequence[Case], device: torch.device, limits: Limits
+) -> Iterator[GroupedTiming]:
+    """Every product at every case."""
+    for case in cases:
+        for row in rows:
+            yield from time_grouped(row, case, device, limits)
+            torch.cuda.empty_cache()

@@ -180,7 +180,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     } else {
         if (BLOCKS * WAYS == 2 && CTAS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
         if (BLOCKS * WAYS == 2 && CTAS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;\n");
-        int block = threadIdx.x / 128 % BLOCKS, way = threadIdx.x / 128 / BLOCKS, thread = threadIdx.x % 128,
+        int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // in a uniform register, as descriptors are
+        int block = warpgroup % BLOCKS, way = warpgroup / BLOCKS, thread = threadIdx.x % 128,
             lane = threadIdx.x & 31;
         int q = thread / 32 * 16 + lane / 4, t = lane % 4;  // rows q and q + 8 of the block
         Acc acc[TOKENS / 2];

@@ -41,11 +41,13 @@ from explorer.bench.gemm.advice import (
     summary,
     tokens_for,
 )
+from explorer.bench.gemm.grouped import LAYOUTS, GroupedTiming, recorded_grouped
 from explorer.bench.gemm.plan import DECODE, LARGE, LAYERS, SERVING, SQUARE
 from explorer.bench.gemm.table import GEMMS, canonical_name
 from explorer.bench.gemm.timing import CPU_ROWS, GemmTiming, Shape, recorded_gemms
 from explorer.bench.machine import Machine
 from explorer.bench.recordings import Recording, RecordingError, recording_json
+from explorer.bench.tables import GROUPED_HEADERS, grouped_rows
 from explorer.core.backend import gpu_device
 from explorer.figures.speed import speed_figure
 from explorer.figures.speed_ladder import ladder_figure
@@ -369,6 +371,25 @@ def _recorded_chip() -> str:
         return "GPU"
 
 
+def _grouped_recording() -> Recording[GroupedTiming]:
+    """What ships; a damaged recording is reported when the docs are written, and empty here."""
+    try:
+        return recorded_grouped()
+    except RecordingError:
+        return Recording(Machine(), ())
+
+
+def _grouped_words() -> str:
+    """What the table of grouped products shows, and where its numbers are from."""
+    layouts = "; ".join(f"<i>{name}</i>: {what}" for name, what in LAYOUTS.items())
+    return (
+        f"{_grouped_recording().sentence}. Each row of X is multiplied by the W of its expert (N = K = "
+        f"4096), all in one launch. {layouts}. <i>× one dense product</i>: against as many rows with a single "
+        "W. The limit is <i>modelled</i> from the bytes that must move or the operations. Measure here: "
+        "<code>explorer bench grouped</code>."
+    )
+
+
 def build(page: Page) -> None:
     """Lay the section out and wire it to the selection."""
     own = gr.State(None)
@@ -446,6 +467,16 @@ def build(page: Page) -> None:
     rows = table(COLUMNS, "speed-table", pinned_columns=1, max_height=520, buttons=["copy"])
     csv_file, json_file = download_buttons()
     block(html.note(METHOD))
+    with gr.Accordion("Mixtures of experts: products in groups", open=False, elem_id="speed-grouped"):
+        block(html.note(_grouped_words()))
+        table(
+            dict.fromkeys(GROUPED_HEADERS, "str"),
+            "speed-grouped-table",
+            value=grouped_rows(_grouped_recording().rows),
+            pinned_columns=1,
+            max_height=520,
+            buttons=["copy"],
+        )
 
     extra = [view, shape, product, errors_of, own]
     inputs = [*page.selection, *extra]

@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from explorer.bench import conformance_tables, embeddings, facts, recipe_tables, recipes, tables
 from explorer.bench.analysis import recorded_analyses
 from explorer.bench.conformance import recorded_conformance, recorded_crossover
+from explorer.bench.gemm.grouped import recorded_grouped
 from explorer.bench.gemm.timing import recorded_gemms
 from explorer.bench.methods import recorded_methods
 from explorer.bench.page import recorded_page
@@ -98,6 +99,7 @@ def _context() -> dict[str, Any]:
         "quantize": recorded_quantize(),
         "analysis": recorded_analyses(),
         "gemm": recorded_gemms(),
+        "grouped": recorded_grouped(),
         "methods": recorded_methods(),
         "page": recorded_page(),
         "embeddings": embeddings.recorded_embeddings(),

@@ -13,6 +13,7 @@ from explorer import words
 from explorer.bench.analysis import AnalysisTiming
 from explorer.bench.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
 from explorer.bench.gemm.advice import at_shape, fastest
+from explorer.bench.gemm.grouped import GroupedTiming
 from explorer.bench.gemm.plan import DECODE, LARGE, SQUARE, SWEPT
 from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import GemmTiming, Shape
@@ -233,6 +234,38 @@ def _decode_row(label: str, t: GemmTiming | None, bf16: GemmTiming | None) -> li
         f"{100 * t.share:.0f} %" if t.share else "–",
         f"{t.sqnr_db:.1f} dB",
     ]
+
+
+GROUPED_HEADERS = [
+    "experts", "product", "kernel", "µs (graph / flushed)", "TFLOP/s", "× one dense product", "of the limit",
+    "× baseline (graph / flushed)", "baseline", "SQNR of the output",
+]  # fmt: skip
+
+
+def grouped_rows(timings: Sequence[GroupedTiming]) -> list[list[str]]:
+    """The kernel that is taken for each grouped product at each case, in the order of ``GROUPED_HEADERS``."""
+    return [
+        [
+            t.case,
+            t.label,
+            t.variant,
+            f"{1e6 * t.seconds:.1f} / {1e6 * t.flush.median_s:.1f}" if t.flush else f"{1e6 * t.seconds:.1f}",
+            f"{t.tflops:.0f}",
+            _times(t.dense_s / t.seconds),
+            f"{100 * t.share:.0f} %" if t.share else "–",
+            f"{_times(t.speedup)} / {_times(t.flushed_speedup)}",
+            t.baseline if t.baseline_graph else t.baseline_note,
+            f"{t.sqnr_db:.1f} dB",
+        ]
+        for t in timings
+        if t.chosen
+    ]
+
+
+def grouped_table(timings: Sequence[GroupedTiming]) -> str:
+    """``grouped_rows`` as Markdown."""
+    rows = grouped_rows(timings)
+    return markdown(GROUPED_HEADERS, rows or [[NOT_RECORDED, *[""] * (len(GROUPED_HEADERS) - 1)]])
 
 
 def _fastest_at(timings: Sequence[GemmTiming], shape: Shape) -> dict[str, GemmTiming]:

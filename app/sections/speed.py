@@ -384,7 +384,7 @@ def _grouped_words() -> str:
     layouts = "; ".join(f"<i>{name}</i>: {what}" for name, what in LAYOUTS.items())
     return (
         f"{_grouped_recording().sentence}. Each row of X is multiplied by the W of its expert (N = K = "
-        f"4096), all in one launch. {layouts}. <i>× one dense product</i>: against as many rows with a single "
+        f"4096), all in one launch. {layouts}. <i>× one dense product</i>: against as many rows with one "
         "W. The limit is <i>modelled</i> from the bytes that must move or the operations. Measure here: "
         "<code>explorer bench grouped</code>."
     )

@@ -254,12 +254,17 @@ def grouped_rows(timings: Sequence[GroupedTiming]) -> list[list[str]]:
             _times(t.dense_s / t.seconds),
             f"{100 * t.share:.0f} %" if t.share else "–",
             f"{_times(t.speedup)} / {_times(t.flushed_speedup)}",
-            t.baseline if t.baseline_graph else t.baseline_note,
+            _baseline_words(t),
             f"{t.sqnr_db:.1f} dB",
         ]
         for t in timings
         if t.chosen
     ]
+
+
+def _baseline_words(t: GroupedTiming) -> str:
+    """The baseline, with the beginning of its message where it refused."""
+    return t.baseline if t.baseline_graph else f"{t.baseline}: {t.baseline_note.split(' when ')[0]}"
 
 
 def grouped_table(timings: Sequence[GroupedTiming]) -> str:

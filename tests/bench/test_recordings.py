@@ -20,6 +20,7 @@ from explorer.bench.analysis import recorded_analyses
 from explorer.bench.conformance import recorded_conformance, recorded_crossover
 from explorer.bench.embeddings import recorded_embeddings
 from explorer.bench.gemm.table import RENAMED
+from explorer.bench.gemm.grouped import recorded_grouped
 from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
 from explorer.bench.machine import Machine, this_machine
 from explorer.bench.methods import recorded_methods
@@ -52,6 +53,7 @@ SHIPPED = {
     "embeddings": recorded_embeddings,
     "gemm": recorded_gemms,
     "gradients": recorded_gradients,
+    "grouped": recorded_grouped,
     "methods": recorded_methods,
     "page": recorded_page,
     "quantize": recorded_quantize,

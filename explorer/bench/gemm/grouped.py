@@ -178,7 +178,9 @@ def _grouped(gemm: Gemm, ops: GroupedOperands, tile: kernel.WgmmaTile) -> Call:
         x_scales = ops.of_x(lambda o: layouts.x_block_scales(o.x).t()).t().contiguous()
         w_scales = torch.stack([layouts.w_block_scales(o.w) for o in ops.groups])
     epilogue, ends = kernel.Epilogue(gemm.out), ops.ends
-    return lambda: kernel.gemm_grouped(x, w, ends, kind, epilogue, ops.capacity, x_scales, w_scales, tile)
+    return lambda: kernel.gemm_grouped(
+        x, w, ends, kind, epilogue, ops.capacity, x_scales, w_scales, tile=tile
+    )
 
 
 def _one_by_one(gemm: Gemm, ops: GroupedOperands) -> Call:
@@ -209,9 +211,8 @@ class Grouped:
         )
 
     def chosen(self, case: Case) -> GroupedVariant:
-        """The kernel that ``gemm_grouped`` takes: by the rows a group that X has room for."""
-        rows = max(case.counts) if self.layout == MASKED else case.rows / len(case.counts)
-        tile = kernel.grouped_tile(rows, _kind(self.gemm)[1])
+        """The kernel that ``gemm_grouped`` takes where it is told how many rows a group has on average."""
+        tile = kernel.grouped_tile(case.rows / len(case.counts), _kind(self.gemm)[1])
         return next(v for v in self.variants if v.tile == tile)
 
     def builds(self) -> tuple[Build, ...]:
@@ -271,9 +272,9 @@ def all_builds(capability: tuple[int, int]) -> list[Build]:
 class GroupedTiming:
     """One kernel of one grouped product.
 
-    Times are seconds. ``chosen``: whether ``gemm_grouped`` takes this kernel here. ``dense_s``: one product
-    of as many rows with a single W, by the plain kernel. ``floor_s``: the modelled least time. ``sqnr_db``:
-    the output against the float64 product of the X and W before quantization.
+    Times are seconds. ``dense_s``: one product of as many rows with a single W, by the plain kernel.
+    ``floor_s``: the modelled least time. ``sqnr_db``: the output against the float64 product of the X and W
+    before quantization.
     """
 
     product: str
@@ -284,7 +285,6 @@ class GroupedTiming:
     rows: int
     n: int
     k: int
-    chosen: bool
     graph: Spread
     flush: Spread | None
     baseline: str
@@ -296,6 +296,12 @@ class GroupedTiming:
     bytes_moved: int
     sqnr_db: float
     state: DeviceState | None
+
+    @property
+    def chosen(self) -> bool:
+        """Whether ``gemm_grouped`` takes this kernel here; of a case that is no longer known none."""
+        row, case = GROUPED.get(self.product), CASES.get(self.case)
+        return row is not None and case is not None and row.chosen(case).name == self.variant
 
     @property
     def seconds(self) -> float:
@@ -360,7 +366,6 @@ def time_grouped(
                 rows=case.rows,
                 n=case.n,
                 k=case.k,
-                chosen=variant == row.chosen(case),
                 graph=times.graph,
                 flush=times.flush,
                 baseline=row.baseline,

@@ -271,7 +271,7 @@ def gemm_swap_ab(
     if tiles.bits == 4 and tiles.x_type is OperandType.S8 and tiles.scales is Scales.ROW and k_tiles > 1024:
         raise ValueError("int32 sums of sixteen times int4 by int8 hold K up to 131,072")
     if tiles.scales is Scales.BLOCK:
-        x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
+        x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles), 256)
     division = division or division_of(m, n, k_tiles, tiles, device)
     k_tiles *= division.halves(tiles)
     if not tiles.bits:

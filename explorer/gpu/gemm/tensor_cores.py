@@ -204,6 +204,7 @@ def gemm_grouped(
     capacity: int = 0,
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
+    expected: float | None = None,
     tile: WgmmaTile | None = None,
 ) -> Tensor:
     """[rows, N]: rows of X [rows, bytes], each times the W of its group: W [groups, N, bytes].
@@ -212,8 +213,9 @@ def gemm_grouped(
     ``ends[g]``, int32 [groups] on the device. With one (masked) it has the first ``ends[g]`` of the
     ``capacity`` rows from g · ``capacity`` on. Rows of no group keep whatever the output's memory holds. The
     counts stay on the device: nothing waits for the host. x_scale [⌈K/128⌉, rows] and w_scale [groups,
-    ⌈N/128⌉, ⌈K/128⌉] as with ``ScaleK.BLOCK``. The epilogue has no vectors. ``ValueError`` for shapes that do
-    not fit.
+    ⌈N/128⌉, ⌈K/128⌉] as with ``ScaleK.BLOCK``. The epilogue has no vectors. The tile, where it is not given,
+    is that for the rows a group ``expected`` on average, by default as many as X has room for.
+    ``ValueError`` for shapes that do not fit.
     """
     if w.dim() != 3 or not w.numel():
         raise ValueError(f"expected W [groups, N, bytes], got {list(w.shape)}")
@@ -237,18 +239,23 @@ def gemm_grouped(
             w_scale = w_scale.reshape(groups * blocks, k_tiles)
         x_scale = _padded_scale("x_scale", x_scale, (k_tiles, x.shape[0]), 4)
         w_scale = _padded_scale("w_scale", w_scale, (groups * blocks, k_tiles), 4)
-    tile = tile or grouped_tile(x.shape[0] / groups, scale_k)
+    tile = tile or grouped_tile(expected or x.shape[0] / groups, scale_k)
     counts = (ends.contiguous(), groups, capacity)
     return _launch(tile, x, rows, kind, epilogue, (x_scale, w_scale), n, counts)
 
 
 def scales_along_k(
-    scale_k: ScaleK, x_scale: Tensor | None, w_scale: Tensor | None, sizes: tuple[int, int, int]
+    scale_k: ScaleK,
+    x_scale: Tensor | None,
+    w_scale: Tensor | None,
+    sizes: tuple[int, int, int],
+    x_multiple: int = 4,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Both scales checked and with rows padded for bulk copies: x_scale to 4 values, w_scale to 4 or 128."""
+    """Both scales checked and with rows padded for bulk copies: x_scale to ``x_multiple`` values, w_scale
+    to 4 or 128."""
     m, n, k_tiles = sizes
     if scale_k is ScaleK.BLOCK:
-        x_scale = _padded_scale("x_scale", x_scale, (k_tiles, m), 4)
+        x_scale = _padded_scale("x_scale", x_scale, (k_tiles, m), x_multiple)
         return x_scale, _padded_scale("w_scale", w_scale, (math.ceil(n / 128), k_tiles), 4)
     if scale_k is ScaleK.COLUMN:
         return None, _padded_scale("w_scale", w_scale, (k_tiles, n), 128)

@@ -47,26 +47,43 @@ extern "C" __global__ void __launch_bounds__(256, 2) tensor_range(
     }
 }
 
-// Cells are ``width`` columns wide; blockIdx.y walks the rows.
-extern "C" __global__ void __launch_bounds__(128) column_range(
+// Cells are ``width`` columns wide. A thread block first merges what its warps have seen of each column.
+extern "C" __global__ void __launch_bounds__(256) column_range(
     const T* x, float* range, int* unusable, uint64_t rows, uint64_t columns, uint64_t cells, int width) {
-    uint64_t column = thread_index() * RUN;
-    if (column >= columns) return;
+    constexpr int warps = 8, across = 32 * RUN;
+    __shared__ float low[kBothEnds ? warps : 1][across], high[warps][across];
+    ColumnWalk walk(rows);
+    uint64_t column = walk.column<RUN>();
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     Extent extent[RUN];
 #pragma unroll
     for (int i = 0; i < RUN; ++i) extent[i].clear();
-    for (uint64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        Run<T, RUN> run;
-        run.load(x + row * columns + column);
+    Run<T, RUN> run[ColumnWalk::kRows];
+    if (column < columns)
+        walk.rows([&](int k, uint64_t row) { run[k].load(x + row * columns + column); },
+                  [&](int k, uint64_t) {
 #pragma unroll
-        for (int i = 0; i < RUN; ++i) extent[i].add(run.at(i));
-    }
+                      for (int i = 0; i < RUN; ++i) extent[i].add(run[k].at(i));
+                  });
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
         extent[i].report(unusable);
-        uint64_t cell = (column + i) / width;
-        raise(range + cells + cell, extent[i].high);
-        raise(range + cell, kBothEnds ? extent[i].low : extent[i].high);
+        high[warp][i * 32 + lane] = extent[i].high;
+        if constexpr (kBothEnds) low[warp][i * 32 + lane] = extent[i].low;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < across; i += 32 * warps) {
+        uint64_t at = uint64_t(blockIdx.x) * across + i;
+        if (at >= columns) continue;
+        int place = i % RUN * 32 + i / RUN;
+        float top = 0.0f, bottom = 0.0f;
+        for (int k = 0; k < warps; ++k) {
+            top = fmaxf(top, high[k][place]);
+            if constexpr (kBothEnds) bottom = fmaxf(bottom, low[k][place]);
+        }
+        uint64_t cell = quotient(at, width, columns);
+        raise(range + cells + cell, top);
+        raise(range + cell, kBothEnds ? bottom : top);
     }
 }
 

@@ -19,6 +19,10 @@ BLOCKS = "QQiiQ"
 """The struct letters of ``Layout.blocks``: blocks.cuh's ``Blocks``."""
 
 
+WALKING_WARPS = 8
+"""Warps of a thread block that walks down columns; ranges.cu's ``column_range`` merges as many."""
+
+
 class Mapping(enum.Enum):
     """scale.cuh's ``Mapping``: how a range is laid over the codes."""
 
@@ -57,6 +61,7 @@ MACROS: dict[str, tuple[str, ...]] = {
     "ranges.cu": ("ELEMENT", "RUN", "MAPPING", "RANGE"),
     "scales.cu": _SCALE,
     "encode.cu": ("ELEMENT", "RUN", "CODEC", "MAPPING", "SCALE_RULE", "STOCHASTIC", "REFIT"),
+    "encode_units.cu": ("ELEMENT", "CODEC", "REFIT"),
     "dequantize.cu": ("ELEMENT", "RUN", "CODEC", "MAPPING", "SCALE", "SCALE_RULE"),
     "dequantize_units.cu": ("ELEMENT", "CODEC", "MAPPING", "SCALE", "SCALE_RULE"),
     "fake_quantize.cu": ("ELEMENT", "CODEC", "MAPPING", "SCALE_RULE", "STOCHASTIC"),
@@ -112,8 +117,14 @@ class Config:
         """Elements that a dequantizing thread takes at a time."""
         return 20 if self.per_byte else 16 if self.bits < 8 else 8
 
+    def column_run(self, dtype: torch.dtype, run: int) -> int:
+        """Elements that a thread takes at a time where each column has its step: one access of 16 bytes, or
+        ``run`` where the codes of that are not whole pairs of bytes. Few, for the steps fill registers."""
+        narrow = 16 // dtype.itemsize
+        return narrow if narrow < run and narrow * self.bits % 16 == 0 else run
+
     def build(self, file: str, dtype: torch.dtype, **tunables: int) -> Build:
-        """The compilation of ``file`` for this scheme and element type; ``tunables``: KEPT and THREADS."""
+        """The compilation of ``file`` for this scheme and element type; ``tunables``: RUN, KEPT, THREADS."""
         run = self.restored_run if file.startswith("dequantize") else self.run(dtype)
         values: dict[str, str | int] = {
             "ELEMENT": ELEMENTS[dtype],
@@ -171,10 +182,10 @@ class Launch:
 
 
 def walk_columns(layout: Layout, run: int, device: torch.device) -> tuple[int, int]:
-    """The grid of kernels that walk down columns: blocks of 128 runs across, as many down as fill the GPU.
+    """The grid of kernels that walk down columns: blocks of 32 runs across, as many down as fill the GPU.
 
-    Each walks at least 64 rows, so that its last step (an atomic for each column) is short beside the walk.
+    Each warp walks at least 16 rows, so that its columns' steps are found in little of its time.
     """
-    across = math.ceil(layout.columns / (128 * run))
-    filling = multiprocessors(device) * 16 // across
-    return across, max(1, min(math.ceil(layout.rows / 64), filling, 65535))
+    across = math.ceil(layout.columns / (32 * run))
+    filling = math.ceil(multiprocessors(device) * 8 / across)
+    return across, max(1, min(math.ceil(layout.rows / (16 * WALKING_WARPS)), filling, 65535))

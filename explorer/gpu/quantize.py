@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from explorer.gpu.config import BLOCKS, ELEMENTS, Config, Launch, Layout, Range, multiprocessors, walk_columns
+from explorer.gpu.config import (
+    BLOCKS,
+    ELEMENTS,
+    WALKING_WARPS,
+    Config,
+    Launch,
+    Layout,
+    Range,
+    multiprocessors,
+    walk_columns,
+)
 from explorer.gpu.dequantize import dequantize
 from explorer.gpu.runtime import Build
 
@@ -22,6 +32,8 @@ RANGES = tuple(kind.name.lower() for kind in Range)
 """The calibrators that a kernel has, by name."""
 THREADS = 256
 MAX_TILE_THREADS = 512
+TILE_THREADS = 64
+"""Threads of a thread block that holds a small block of the scheme: beyond them each keeps several runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +132,10 @@ class _Plan:
         return whole and self.x.data_ptr() % 16 == 0 and not self.config.per_byte
 
     @property
+    def _column_run(self) -> int:
+        return self.config.column_run(self.x.dtype, self.run)
+
+    @property
     def _groups_fit(self) -> bool:
         """Blocks lie in one row and are 1, 2, 4 … 32 runs."""
         width = self.layout.width
@@ -187,7 +203,7 @@ class _Plan:
         # Small thread blocks overlap each other's loads and barriers better than large ones; sub-byte runs of
         # float32 fill too many registers to keep four.
         crowded = self.config.bits < 8 and self.x.dtype == torch.float32 and runs <= 2 * MAX_TILE_THREADS
-        kept = 1 if runs <= THREADS else 2 if runs <= 2 * THREADS or crowded else 4
+        kept = 1 if runs <= TILE_THREADS else 2 if runs <= 2 * TILE_THREADS or crowded else 4
         most = self._tile_threads if kept == 4 else MAX_TILE_THREADS
         self._add(
             self._build("quantize_tile.cu", KEPT=kept, THREADS=most),
@@ -254,12 +270,12 @@ class _Plan:
         )
 
     def _column_range(self, ranges: Tensor) -> None:
-        layout, grid = self.layout, walk_columns(self.layout, self.run, self.x.device)
+        layout = self.layout
         self._add(
-            self._build("ranges.cu"),
+            self._build("ranges.cu", RUN=self._column_run),
             "column_range",
-            grid,
-            128,
+            walk_columns(layout, self._column_run, self.x.device),
+            32 * WALKING_WARPS,
             "PPPQQQi",
             self.x,
             ranges,
@@ -305,10 +321,10 @@ class _Plan:
             )
         elif by_runs and layout.height >= layout.rows and not self.config.two_level:
             self._add(
-                build,
+                self._build("encode.cu", RUN=self._column_run),
                 "encode_columns",
-                walk_columns(layout, self.run, self.x.device),
-                128,
+                walk_columns(layout, self._column_run, self.x.device),
+                32 * WALKING_WARPS,
                 "PPPPQQQiQ",
                 self.x,
                 self.packed,
@@ -319,6 +335,22 @@ class _Plan:
                 layout.row_bytes,
                 layout.width,
                 self.seed,
+            )
+        elif self.config.per_byte and layout.cells == 1 and not self.config.stochastic:
+            warps = layout.rows * math.ceil(layout.columns / (32 * self.run))
+            self._add(
+                self._build("encode_units.cu"),
+                "encode_units",
+                math.ceil(warps / (THREADS // 32)),
+                THREADS,
+                "PPPPQQQ",
+                self.x,
+                self.packed,
+                steps,
+                self.sums,
+                layout.rows,
+                layout.columns,
+                layout.row_bytes,
             )
         else:
             units = layout.rows * math.ceil(layout.columns / (20 if self.config.per_byte else 8))

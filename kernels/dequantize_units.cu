@@ -1,4 +1,9 @@
-// Dequantize base-three digits, five a byte, in rows of any length. -D: as dequantize.cu, without RUN.
+// Dequantize base-three digits, five a byte, in rows of any length.
+//
+//   dequantize_units              one step for the whole matrix
+//   dequantize_units_of_cells     any blocks
+//
+// -D: as dequantize.cu, without RUN.
 #include "dequantize.cuh"
 #include "units.cuh"
 
@@ -18,50 +23,62 @@ __device__ __forceinline__ void restore_unit(uint32_t word, StepOf step_of, Resu
     }
 }
 
-// A warp's values pass through shared memory, so that neighbouring lanes store neighbouring 16 bytes where rows
-// are aligned, else neighbouring elements.
+// A warp's values pass through shared memory, so that neighbouring lanes store neighbouring 16 bytes. It takes
+// two stretches, whose codes are loaded before either is restored.
+template <bool ONE_STEP>
+__device__ __forceinline__ void dequantize_stretches(const uint8_t* packed, const Stored& stored, T* out,
+                                                     const Blocks& blocks, uint64_t row_bytes) {
+    constexpr int together = 2;
+    using Values = Results<T, kUnit>;
+    using Part = Stretch<together>;
+    __shared__ __align__(16) T stage[8][kStretch];
+    int lane = threadIdx.x & 31;
+    T* staged = stage[threadIdx.x >> 5];
+    uint64_t a_row = Part::in_row(blocks.columns), index = thread_index() >> 5;
+    if (index >= blocks.rows * a_row) return;
+    Part part(index, a_row, blocks.rows, blocks.columns);
+    const uint8_t* from = packed + part.row * row_bytes + part.byte() + lane * kUnitBytes;
+    const uint8_t* end = packed + blocks.rows * row_bytes;
+    uint32_t word[together];
+#pragma unroll
+    for (int k = 0; k < together; ++k)
+        if (k * kStretch + lane * kUnit < part.count) word[k] = load_unit(from + k * 32 * kUnitBytes, packed, end);
+    float step, zero;
+    if (ONE_STEP) stored.read(0, step, zero);
+#pragma unroll
+    for (int k = 0; k < together; ++k) {
+        int first = k * kStretch + lane * kUnit;
+        if (first < part.count) {
+            Values values;
+            if constexpr (ONE_STEP) {
+                restore_unit(word[k], [&](int) { return step; }, values);
+            } else {
+                uint64_t cells = blocks.first_cell(part.row);
+                auto step_of = [&](int i) {
+                    int at = first + i < part.count ? first + i : part.count - 1;
+                    stored.read(blocks.cell_from(cells, part.element + at), step, zero);
+                    return step;
+                };
+                restore_unit(word[k], step_of, values);
+            }
+            values.store_cached(staged + lane * kUnit);
+        }
+        __syncwarp();
+        T* to = out + part.row * blocks.columns + part.element + k * kStretch;
+        int left = part.count - k * kStretch;
+        copy_stretch(to, static_cast<const T*>(staged), to, left < kStretch ? left : kStretch);
+        __syncwarp();
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(256) dequantize_units(
     const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out,
     Blocks blocks, uint64_t row_bytes) {
-    using Values = Results<T, kUnit>;
-    constexpr int each = 16 / sizeof(T);
-    __shared__ __align__(16) T stage[8][kUnitsOfWarp];
-    uint64_t rows = blocks.rows, columns = blocks.columns;
-    WarpOfRow warp(rows, columns);
-    if (warp.row >= rows) return;
-    int lane = threadIdx.x & 31;
-    T* staged = stage[threadIdx.x >> 5];
-    uint64_t first = warp.element + lane * kUnit;
-    if (first < columns) {
-        const uint8_t* from = packed + warp.row * row_bytes + warp.byte + lane * kUnitBytes;
-        uint32_t word = load_unit(from, packed, packed + rows * row_bytes);
-        Stored stored{scales, zeros, tensor_scale};
-        float step, zero;
-        Values values;
-        if (blocks.one()) {
-            stored.read(0, step, zero);
-            restore_unit(word, [&](int) { return step; }, values);
-        } else {
-            uint64_t first_cell = blocks.first_cell(warp.row);
-            auto step_of = [&](int i) {
-                uint64_t column = first + i < columns ? first + i : columns - 1;
-                stored.read(blocks.cell_from(first_cell, column), step, zero);
-                return step;
-            };
-            restore_unit(word, step_of, values);
-        }
-#pragma unroll
-        for (int i = 0; i < Values::pieces; ++i)
-            reinterpret_cast<typename Values::Piece*>(staged)[lane * Values::pieces + i] = values.piece[i];
-    }
-    __syncwarp();
-    T* to = out + warp.row * columns + warp.element;
-    int count = int(columns - warp.element < kUnitsOfWarp ? columns - warp.element : kUnitsOfWarp);
-    int wide = reinterpret_cast<uintptr_t>(to) % 16 == 0 ? count / each : 0;
-#pragma unroll
-    for (int i = 0; i < (kUnit + each - 1) / each; ++i) {
-        int piece = i * 32 + lane;
-        if (piece < wide) __stcs(reinterpret_cast<uint4*>(to) + piece, reinterpret_cast<uint4*>(staged)[piece]);
-    }
-    for (int i = wide * each + lane; i < count; i += 32) to[i] = staged[i];
+    dequantize_stretches<true>(packed, Stored{scales, zeros, tensor_scale}, out, blocks, row_bytes);
+}
+
+extern "C" __global__ void __launch_bounds__(256) dequantize_units_of_cells(
+    const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out,
+    Blocks blocks, uint64_t row_bytes) {
+    dequantize_stretches<false>(packed, Stored{scales, zeros, tensor_scale}, out, blocks, row_bytes);
 }

@@ -58,11 +58,7 @@ struct Divider {
     }
     __device__ __forceinline__ Divider(float s, float reciprocal) : step(s), inverse(reciprocal) {}
 
-    // The residual is negated twice so that -0 stays -0: q · step - x is +0 for either zero.
-    __device__ __forceinline__ float by_residual(float x) const {
-        float q = __fmul_rn(x, inverse);
-        return __fmaf_rn(-__fmaf_rn(q, step, -x), inverse, q);
-    }
+    __device__ __forceinline__ float by_residual(float x) const { return divide_by(x, step, inverse); }
 };
 
 // Calls encode(quotient), quotient(i) being value(i) over divider(i)'s step. One branch for all values: a

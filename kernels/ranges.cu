@@ -4,8 +4,8 @@
 //   column_range    one for every column, or every few columns, of rows that are whole runs
 //   block_range     one for each of any blocks, a warp each
 //
-// range[cell] and range[cells + cell] are the largest -x and x, or doubles the sums of |x|; they start at
-// zero. Bytes: each element once in. -D: ELEMENT, RUN (elements a thread), MAPPING, RANGE.
+// range[cell] and range[cells + cell] are the largest -x and x, or doubles the sums of |x| as Extent
+// scales them; they start at zero. Bytes: each element once in. -D: ELEMENT, RUN (elements a thread), MAPPING, RANGE.
 #include "blocks.cuh"
 #include "extent.cuh"
 

@@ -1,5 +1,14 @@
-// Sums for the least-squares scale.
+// Sums in double precision: of magnitudes, and for the least-squares scale.
 #pragma once
+#include <cstdint>
+
+// |v| · 2^-896: the bits of a float, subnormals too, moved to their places in a double. A conversion to double
+// has a quarter of this rate.
+constexpr double kScaledBack = 0x1p896;
+__device__ __forceinline__ double scaled_magnitude(float v) {
+    uint32_t magnitude = __float_as_uint(v) & 0x7fffffffu;
+    return __hiloint2double(int(magnitude >> 3), int(magnitude << 29));
+}
 
 // Sums of x·v and v·v (v: a code's value) over all threads, whose ratio is the least-squares scale.
 __device__ __forceinline__ void add_sums(double* sums, double xv, double vv) {

@@ -4,19 +4,42 @@
 #include "blocks.cuh"
 #include "packing.cuh"
 
-constexpr int kUnit = 20, kUnitBytes = 4, kUnitsOfWarp = 32 * kUnit;
+constexpr int kUnit = 20, kUnitBytes = 4, kStretch = 32 * kUnit;
 
-// Where a warp is: its row, and the element and the packed byte of the row that it starts with.
-struct WarpOfRow {
-    uint64_t row, element, byte;
+// The part of a row that a warp takes, TIMES units a lane: its first element, and how many it has.
+template <int TIMES>
+struct Stretch {
+    uint64_t row, element;
+    int count;
 
-    __device__ __forceinline__ explicit WarpOfRow(uint64_t rows, uint64_t columns) {
-        uint64_t warps_a_row = (columns + kUnitsOfWarp - 1) / kUnitsOfWarp, warp = thread_index() >> 5;
-        row = quotient(warp, warps_a_row, rows * warps_a_row + 32);
-        uint64_t across = warp - row * warps_a_row;
-        element = across * kUnitsOfWarp, byte = across * 32 * kUnitBytes;
+    // Stretches are numbered row by row, ``a_row`` of them in each.
+    __device__ __forceinline__ Stretch(uint64_t index, uint64_t a_row, uint64_t rows, uint64_t columns) {
+        row = quotient(index, a_row, rows * a_row);
+        element = (index - row * a_row) * (TIMES * kStretch);
+        uint64_t left = columns - element;
+        count = left < TIMES * kStretch ? int(left) : TIMES * kStretch;
     }
+    static __device__ __forceinline__ uint64_t in_row(uint64_t columns) {
+        return (columns + TIMES * kStretch - 1) / (TIMES * kStretch);
+    }
+    __device__ __forceinline__ uint64_t byte() const { return element / kUnit * kUnitBytes; }
 };
+
+// Copies up to kStretch elements between global and shared memory (16-byte aligned), by 16 bytes a lane where the global side
+// is aligned.
+template <typename T>
+__device__ __forceinline__ void copy_stretch(T* to, const T* from, const void* global, int count) {
+    constexpr int each = 16 / sizeof(T), pieces = (kStretch / each + 31) / 32;
+    int lane = threadIdx.x & 31, wide = reinterpret_cast<uintptr_t>(global) % 16 == 0 ? count / each : 0;
+    uint4 piece[pieces];
+#pragma unroll
+    for (int i = 0; i < pieces; ++i)
+        if (i * 32 + lane < wide) piece[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i * 32 + lane);
+#pragma unroll
+    for (int i = 0; i < pieces; ++i)
+        if (i * 32 + lane < wide) __stcs(reinterpret_cast<uint4*>(to) + i * 32 + lane, piece[i]);
+    for (int i = wide * each + lane; i < count; i += 32) to[i] = from[i];
+}
 
 // Stores a word from each lane, one after another, at any address; ``bytes`` of them exist. Words of memory
 // take bytes from two lanes; those that are not whole are stored byte by byte.

@@ -182,10 +182,8 @@ class Launch:
 
 
 def walk_columns(layout: Layout, run: int, device: torch.device) -> tuple[int, int]:
-    """The grid of kernels that walk down columns: blocks of 32 runs across, as many down as fill the GPU.
-
-    Each warp walks at least 16 rows, so that its columns' steps are found in little of its time.
-    """
+    """The grid of kernels that walk down columns: blocks of 32 runs across, and as many down as leave the last
+    of them little of the time, of at least 8 rows a warp."""
     across = math.ceil(layout.columns / (32 * run))
-    filling = math.ceil(multiprocessors(device) * 8 / across)
-    return across, max(1, min(math.ceil(layout.rows / (16 * WALKING_WARPS)), filling, 65535))
+    enough = math.ceil(multiprocessors(device) * 32 / across)
+    return across, max(1, min(math.ceil(layout.rows / (8 * WALKING_WARPS)), enough, 65535))

@@ -53,9 +53,10 @@ def _choose(packed: Tensor, tensors: tuple[Tensor | None, ...], config: Config, 
     run, rows, columns = config.restored_run, layout.rows, layout.columns
     if config.per_byte:
         build = config.build("dequantize_units.cu", out.dtype)
-        blocks = math.ceil(rows * math.ceil(columns / (32 * run)) / (THREADS // 32))
+        blocks = math.ceil(rows * math.ceil(columns / (2 * 32 * run)) / (THREADS // 32))
         arguments: tuple[object, ...] = (*tensors, *layout.blocks, layout.row_bytes)
-        return Launch(build, "dequantize_units", (blocks,), THREADS, f"PPPPP{BLOCKS}Q", arguments)
+        kernel = "dequantize_units" if layout.cells == 1 else "dequantize_units_of_cells"
+        return Launch(build, kernel, (blocks,), THREADS, f"PPPPP{BLOCKS}Q", arguments)
     one_step = layout.cells == 1 or config.cast
     aligned = columns % run == 0 and packed.data_ptr() % 16 == 0 and packed.is_contiguous()
     build = config.build("dequantize.cu", out.dtype)

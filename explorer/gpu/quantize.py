@@ -255,10 +255,11 @@ class _Plan:
         self._encode(steps, self.zeros)
 
     def _tensor_range(self, range_: Tensor) -> None:
-        enough = math.ceil(self.x.numel() / (THREADS * self.run * 2))
+        run = 32 // self.x.element_size()
+        enough = math.ceil(self.x.numel() / (THREADS * run * 2))
         blocks = max(1, min(enough, multiprocessors(self.x.device) * 8))
         self._add(
-            self._build("ranges.cu"),
+            self._build("ranges.cu", RUN=run),
             "tensor_range",
             blocks,
             THREADS,
@@ -341,7 +342,7 @@ class _Plan:
             self._add(
                 self._build("encode_units.cu"),
                 "encode_units",
-                math.ceil(warps / (THREADS // 32)),
+                min(math.ceil(warps / (THREADS // 32)), multiprocessors(self.x.device) * 8),
                 THREADS,
                 "PPPPQQQ",
                 self.x,

@@ -9,6 +9,8 @@
 
 using T = ELEMENT;
 
+constexpr int kTogether = 4 / sizeof(T);  // stretches that a warp takes
+
 // The 20 values of a unit; step_of(i) is element i's step. The digits of a byte come last digit first.
 template <typename StepOf>
 __device__ __forceinline__ void restore_unit(uint32_t word, StepOf step_of, Results<T, kUnit>& results) {
@@ -23,14 +25,13 @@ __device__ __forceinline__ void restore_unit(uint32_t word, StepOf step_of, Resu
     }
 }
 
-// A warp's values pass through shared memory, so that neighbouring lanes store neighbouring 16 bytes. It takes
-// two stretches, whose codes are loaded before either is restored.
+// A warp's values pass through shared memory, so that neighbouring lanes store neighbouring 16 bytes. The
+// codes of all its stretches are loaded before any is restored.
 template <bool ONE_STEP>
 __device__ __forceinline__ void dequantize_stretches(const uint8_t* packed, const Stored& stored, T* out,
                                                      const Blocks& blocks, uint64_t row_bytes) {
-    constexpr int together = 2;
     using Values = Results<T, kUnit>;
-    using Part = Stretch<together>;
+    using Part = Stretch<kTogether>;
     __shared__ __align__(16) T stage[8][kStretch];
     int lane = threadIdx.x & 31;
     T* staged = stage[threadIdx.x >> 5];
@@ -39,14 +40,15 @@ __device__ __forceinline__ void dequantize_stretches(const uint8_t* packed, cons
     Part part(index, a_row, blocks.rows, blocks.columns);
     const uint8_t* from = packed + part.row * row_bytes + part.byte() + lane * kUnitBytes;
     const uint8_t* end = packed + blocks.rows * row_bytes;
-    uint32_t word[together];
+    uint32_t word[kTogether];
 #pragma unroll
-    for (int k = 0; k < together; ++k)
-        if (k * kStretch + lane * kUnit < part.count) word[k] = load_unit(from + k * 32 * kUnitBytes, packed, end);
+    for (int k = 0; k < kTogether; ++k)
+        if (k * kStretch + lane * kUnit < part.count)
+            word[k] = load_unit(from + k * 32 * kUnitBytes, packed, end);
     float step, zero;
     if (ONE_STEP) stored.read(0, step, zero);
 #pragma unroll
-    for (int k = 0; k < together; ++k) {
+    for (int k = 0; k < kTogether; ++k) {
         int first = k * kStretch + lane * kUnit;
         if (first < part.count) {
             Values values;
@@ -66,19 +68,19 @@ __device__ __forceinline__ void dequantize_stretches(const uint8_t* packed, cons
         __syncwarp();
         T* to = out + part.row * blocks.columns + part.element + k * kStretch;
         int left = part.count - k * kStretch;
-        copy_stretch(to, static_cast<const T*>(staged), to, left < kStretch ? left : kStretch);
+        copy_stretch<false>(to, staged, left < kStretch ? left : kStretch);
         __syncwarp();
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) dequantize_units(
-    const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out,
-    Blocks blocks, uint64_t row_bytes) {
+extern "C" __global__ void __launch_bounds__(256)
+    dequantize_units(const uint8_t* packed, const void* scales, const int8_t* zeros,
+                     const float* tensor_scale, T* out, Blocks blocks, uint64_t row_bytes) {
     dequantize_stretches<true>(packed, Stored{scales, zeros, tensor_scale}, out, blocks, row_bytes);
 }
 
-extern "C" __global__ void __launch_bounds__(256) dequantize_units_of_cells(
-    const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out,
-    Blocks blocks, uint64_t row_bytes) {
+extern "C" __global__ void __launch_bounds__(256)
+    dequantize_units_of_cells(const uint8_t* packed, const void* scales, const int8_t* zeros,
+                              const float* tensor_scale, T* out, Blocks blocks, uint64_t row_bytes) {
     dequantize_stretches<false>(packed, Stored{scales, zeros, tensor_scale}, out, blocks, row_bytes);
 }

@@ -13,8 +13,9 @@
 using T = ELEMENT;
 constexpr int kRunBytes = packed_bytes<Q>(RUN);
 
-extern "C" __global__ void __launch_bounds__(256) encode_flat(
-    const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t runs, uint64_t seed) {
+extern "C" __global__ void __launch_bounds__(256)
+    encode_flat(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t runs,
+                uint64_t seed) {
     uint64_t run = thread_index();
     if (run >= runs) return;
     Run<T, RUN> values;
@@ -24,9 +25,9 @@ extern "C" __global__ void __launch_bounds__(256) encode_flat(
 }
 
 // Lanes lie across the columns and warps down the rows (blocks.cuh's ColumnWalk).
-extern "C" __global__ void __launch_bounds__(256) encode_columns(
-    const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows, uint64_t columns,
-    uint64_t row_bytes, int width, uint64_t seed) {
+extern "C" __global__ void __launch_bounds__(256)
+    encode_columns(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows,
+                   uint64_t columns, uint64_t row_bytes, int width, uint64_t seed) {
     ColumnWalk walk(rows);
     uint64_t column = walk.column<RUN>();
     if (column >= columns) return;
@@ -41,25 +42,24 @@ extern "C" __global__ void __launch_bounds__(256) encode_columns(
         zero[i] = kAsymmetric ? float(zeros[cell]) : 0.0f;
     }
     Run<T, RUN> run[ColumnWalk::kRows];
-    walk.rows(
-        [&](int k, uint64_t row) { run[k].load(x + row * columns + column); },
-        [&](int k, uint64_t row) {
-            uint32_t word[(kRunBytes + 3) / 4] = {};
-            with_quotients(
-                by_residual, [&](int i) { return run[k].at(i); },
-                [&](int i) { return Divider(step[i], inverse[i]); },
-                [&](auto quotient) {
-                    auto zero_of = [&](int i) { return zero[i]; };
-                    encode_words<RUN, false>(word, quotient, zero_of, seed, row * columns + column);
-                });
-            store_bytes<kRunBytes>(packed + row * row_bytes + column / RUN * kRunBytes, word);
-        });
+    walk.rows([&](int k, uint64_t row) { run[k].load(x + row * columns + column); },
+              [&](int k, uint64_t row) {
+                  uint32_t word[(kRunBytes + 3) / 4] = {};
+                  with_quotients(
+                      by_residual, [&](int i) { return run[k].at(i); },
+                      [&](int i) { return Divider(step[i], inverse[i]); },
+                      [&](auto quotient) {
+                          auto zero_of = [&](int i) { return zero[i]; };
+                          encode_words<RUN, false>(word, quotient, zero_of, seed, row * columns + column);
+                      });
+                  store_bytes<kRunBytes>(packed + row * row_bytes + column / RUN * kRunBytes, word);
+              });
 }
 
 // A thread takes one packing unit of a row and stores it byte by byte where it does not lie on a word.
-extern "C" __global__ void __launch_bounds__(256) encode_any(
-    const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, double* sums, Blocks blocks,
-    uint64_t row_bytes, uint64_t seed) {
+extern "C" __global__ void __launch_bounds__(256)
+    encode_any(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, double* sums,
+               Blocks blocks, uint64_t row_bytes, uint64_t seed) {
     constexpr int unit = kPerByte<Q> ? 20 : 8, unit_bytes = packed_bytes<Q>(unit);
     constexpr bool runs = unit == RUN;  // a unit is as long as a run: it may be loaded as one
     uint64_t rows = blocks.rows, columns = blocks.columns;

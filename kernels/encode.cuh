@@ -64,7 +64,8 @@ struct Divider {
 // Calls encode(quotient), quotient(i) being value(i) over divider(i)'s step. One branch for all values: a
 // branch for each would keep their arithmetic from overlapping. ``by_residual``: all dividers allow it.
 template <typename Value, typename DividerOf, typename Encode>
-__device__ __forceinline__ void with_quotients(bool by_residual, Value value, DividerOf divider, Encode encode) {
+__device__ __forceinline__ void with_quotients(bool by_residual, Value value, DividerOf divider,
+                                               Encode encode) {
     if constexpr (SCALE_RULE == CAST)
         encode(value);
     else if constexpr (kPowerOfTwo)
@@ -170,8 +171,7 @@ __device__ __forceinline__ void encode_words(uint32_t* word, Quotient quotient, 
         encode_summed<N, SAME_ZERO>(word, quotient, zero);
     } else {
 #pragma unroll
-        for (int i = 0; i < N; ++i)
-            put_code<Q>(word, i, encode_one(quotient(i), zero(i), seed, element + i));
+        for (int i = 0; i < N; ++i) put_code<Q>(word, i, encode_one(quotient(i), zero(i), seed, element + i));
     }
 }
 
@@ -181,15 +181,27 @@ __device__ const Nf4Cells kNf4Cells;
 
 // Encodes a run and writes it; ``element`` is the index of its first element.
 template <typename T, int N, typename C = Q>
-__device__ __forceinline__ void encode_run(
-    const Run<T, N>& run, const Divider& divide_by, float zero, uint64_t seed, uint64_t element,
-    uint8_t* out) {
+__device__ __forceinline__ void encode_run(const Run<T, N>& run, const Divider& divide_by, float zero,
+                                           uint64_t seed, uint64_t element, uint8_t* out) {
     constexpr int bytes = packed_bytes<Q>(N);
     uint32_t word[(bytes + 3) / 4] = {};
     if constexpr (kBounded) {
         Bounds<C> bounds(divide_by.step);
+        if constexpr (C::bits == 1) {
+            // Bits are summed as floats above 2^23: integer additions that depend on a comparison would take
+            // the pipe of the comparisons.
 #pragma unroll
-        for (int i = 0; i < N; ++i) put_code<Q>(word, i, bounds.encode(run.at(i)));
+            for (int i = 0; i < N; i += 16) {
+                float sum = 8388608.0f;
+#pragma unroll
+                for (int k = 0; k < 16; ++k)
+                    sum = __fmaf_rn(run.at(i + k) >= bounds.low ? 1.0f : 0.0f, float(1 << k), sum);
+                put_bits<16>(word, i, __float_as_uint(sum) & 0xffffu);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; ++i) put_code<C>(word, i, bounds.encode(run.at(i)));
+        }
     } else {
         with_quotients(
             divide_by.exact_by_residual, [&](int i) { return run.at(i); }, [&](int) { return divide_by; },

@@ -1,4 +1,5 @@
-// Base-three codes under one step for the whole matrix, five a byte, in rows of any length; least-squares sums.
+// Base-three codes under one step for the whole matrix, five a byte, in rows of any length; least-squares
+// sums.
 //
 // Bytes: each element once in, each code once out. -D: ELEMENT, CODEC, REFIT.
 #include "memory.cuh"
@@ -8,12 +9,14 @@
 using T = ELEMENT;
 using Q = CODEC;
 constexpr float kWhole = 8388608.0f;
+constexpr int kThreadBlocks = sizeof(T) == 4 ? 4 : 5;  // of a multiprocessor, as registers allow
 
-// Elements pass through shared memory, so that neighbouring lanes load neighbouring 16 bytes. Those that a unit
-// does not have are NaN, whose code is 0. Warps take stretches in turn, so that few thread blocks add to ``sums``.
-extern "C" __global__ void __launch_bounds__(256) encode_units(
-    const T* x, uint8_t* packed, const float* steps, double* sums, uint64_t rows, uint64_t columns,
-    uint64_t row_bytes) {
+// Elements pass through shared memory, so that neighbouring lanes load neighbouring 16 bytes. Those that a
+// unit does not have are NaN, whose code is 0. Warps take stretches in turn, so that few thread blocks add to
+// ``sums``.
+extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
+    encode_units(const T* x, uint8_t* packed, const float* steps, double* sums, uint64_t rows,
+                 uint64_t columns, uint64_t row_bytes) {
     __shared__ __align__(16) T stage[8][kStretch];
     int lane = threadIdx.x & 31;
     T* staged = stage[threadIdx.x >> 5];
@@ -24,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_units(
     for (uint64_t index = thread_index() >> 5; index < rows * a_row; index += thread_count() >> 5) {
         Stretch<1> stretch(index, a_row, rows, columns);
         const T* from = x + stretch.row * columns + stretch.element;
-        copy_stretch(staged, from, from, stretch.count);
+        copy_stretch<true>(staged, from, stretch.count);
         __syncwarp();
         int left = stretch.count - lane * kUnit;
         Run<T, kUnit> run;

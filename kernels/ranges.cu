@@ -5,7 +5,8 @@
 //   block_range     one for each of any blocks, a warp each
 //
 // range[cell] and range[cells + cell] are the largest -x and x, or doubles the sums of |x| as Extent
-// scales them; they start at zero. Bytes: each element once in. -D: ELEMENT, RUN (elements a thread), MAPPING, RANGE.
+// scales them; they start at zero. Bytes: each element once in. -D: ELEMENT, RUN (elements a thread),
+// MAPPING, RANGE.
 #include "blocks.cuh"
 #include "extent.cuh"
 
@@ -17,8 +18,8 @@ __device__ __forceinline__ void raise(float* target, float value) {
 }
 
 // Two runs are loaded before either is used: more bytes in flight.
-extern "C" __global__ void __launch_bounds__(256, 2) tensor_range(
-    const T* x, float* range, int* unusable, uint64_t elements) {
+extern "C" __global__ void __launch_bounds__(256, 6)
+    tensor_range(const T* x, float* range, int* unusable, uint64_t elements) {
     uint64_t first = thread_index(), stride = thread_count();
     uint64_t runs = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? elements / RUN : 0, run = first;
     Extent extent;
@@ -48,8 +49,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) tensor_range(
 }
 
 // Cells are ``width`` columns wide. A thread block first merges what its warps have seen of each column.
-extern "C" __global__ void __launch_bounds__(256) column_range(
-    const T* x, float* range, int* unusable, uint64_t rows, uint64_t columns, uint64_t cells, int width) {
+extern "C" __global__ void __launch_bounds__(256)
+    column_range(const T* x, float* range, int* unusable, uint64_t rows, uint64_t columns, uint64_t cells,
+                 int width) {
     constexpr int warps = 8, across = 32 * RUN;
     __shared__ float low[kBothEnds ? warps : 1][across], high[warps][across];
     ColumnWalk walk(rows);
@@ -87,8 +89,8 @@ extern "C" __global__ void __launch_bounds__(256) column_range(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) block_range(
-    const T* x, float* range, int* unusable, Blocks blocks, uint64_t cells) {
+extern "C" __global__ void __launch_bounds__(256)
+    block_range(const T* x, float* range, int* unusable, Blocks blocks, uint64_t cells) {
     uint64_t cell = thread_index() >> 5;
     if (cell >= cells) return;
     Cell block = blocks.at(cell);

@@ -2,8 +2,8 @@
 #pragma once
 #include <cstdint>
 
-// |v| · 2^-896: the bits of a float, subnormals too, moved to their places in a double. A conversion to double
-// has a quarter of this rate.
+// |v| · 2^-896: the bits of a float, subnormals too, moved to their places in a double. A conversion to
+// double has a quarter of this rate.
 constexpr double kScaledBack = 0x1p896;
 __device__ __forceinline__ double scaled_magnitude(float v) {
     uint32_t magnitude = __float_as_uint(v) & 0x7fffffffu;

@@ -25,19 +25,32 @@ struct Stretch {
     __device__ __forceinline__ uint64_t byte() const { return element / kUnit * kUnitBytes; }
 };
 
-// Copies up to kStretch elements between global and shared memory (16-byte aligned), by 16 bytes a lane where the global side
-// is aligned.
-template <typename T>
-__device__ __forceinline__ void copy_stretch(T* to, const T* from, const void* global, int count) {
+// Copies up to kStretch elements from global to shared memory (LOAD) or back, 16 bytes a lane where the
+// global side is aligned; the shared one is.
+template <bool LOAD, typename T>
+__device__ __forceinline__ void copy_stretch(T* to, const T* from, int count) {
     constexpr int each = 16 / sizeof(T), pieces = (kStretch / each + 31) / 32;
-    int lane = threadIdx.x & 31, wide = reinterpret_cast<uintptr_t>(global) % 16 == 0 ? count / each : 0;
+    auto global = reinterpret_cast<uintptr_t>(LOAD ? from : to);
+    int lane = threadIdx.x & 31, wide = global % 16 == 0 ? count / each : 0;
+    auto source = reinterpret_cast<const uint4*>(from) + lane;
+    auto target = reinterpret_cast<uint4*>(to) + lane;
     uint4 piece[pieces];
 #pragma unroll
     for (int i = 0; i < pieces; ++i)
-        if (i * 32 + lane < wide) piece[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i * 32 + lane);
+        if (i * 32 + lane < wide) {
+            if constexpr (LOAD)
+                piece[i] = __ldcs(source + i * 32);
+            else
+                piece[i] = source[i * 32];
+        }
 #pragma unroll
     for (int i = 0; i < pieces; ++i)
-        if (i * 32 + lane < wide) __stcs(reinterpret_cast<uint4*>(to) + i * 32 + lane, piece[i]);
+        if (i * 32 + lane < wide) {
+            if constexpr (LOAD)
+                target[i * 32] = piece[i];
+            else
+                __stcs(target + i * 32, piece[i]);
+        }
     for (int i = wide * each + lane; i < count; i += 32) to[i] = from[i];
 }
 

@@ -19,6 +19,8 @@ BLOCKS = "QQiiQ"
 """The struct letters of ``Layout.blocks``: blocks.cuh's ``Blocks``."""
 
 
+SMALL = 2**25
+"""Elements below which a matrix does not fill a GPU several times with long runs."""
 WALKING_WARPS = 8
 """Warps of a thread block that walks down columns; ranges.cu's ``column_range`` merges as many."""
 
@@ -104,12 +106,14 @@ class Config:
     def two_level(self) -> bool:
         return self.scale_rule is ScaleRule.TWO_LEVEL
 
-    def run(self, dtype: torch.dtype) -> int:
-        """Elements of ``dtype`` that a quantizing thread takes at a time: whole packing units and loads."""
+    def run(self, dtype: torch.dtype, elements: int) -> int:
+        """Elements of ``dtype`` that a quantizing thread takes at a time of so many: whole packing units and
+        loads. Long runs share the work of a scale; in a small matrix they leave too few threads."""
         if self.per_byte:
             return 20
         if self.bits < 8:
-            return 32 if self.wide and dtype != torch.float32 else 16
+            few = elements < SMALL and not self.asymmetric
+            return 32 if self.wide and dtype != torch.float32 and not few else 16
         return 16 if self.bits == 8 and dtype != torch.float32 else 8
 
     @property
@@ -124,11 +128,11 @@ class Config:
         return narrow if narrow < run and narrow * self.bits % 16 == 0 else run
 
     def build(self, file: str, dtype: torch.dtype, **tunables: int) -> Build:
-        """The compilation of ``file`` for this scheme and element type; ``tunables``: RUN, KEPT, THREADS."""
-        run = self.restored_run if file.startswith("dequantize") else self.run(dtype)
+        """The compilation of ``file`` for this scheme and element type; ``tunables``: KEPT, THREADS,
+        and RUN, which is ``restored_run`` unless given."""
         values: dict[str, str | int] = {
             "ELEMENT": ELEMENTS[dtype],
-            "RUN": run,
+            "RUN": self.restored_run,
             "CODEC": self.codec,
             "MAPPING": self.mapping.name,
             "SCALE": self.scale_codec,
@@ -182,8 +186,8 @@ class Launch:
 
 
 def walk_columns(layout: Layout, run: int, device: torch.device) -> tuple[int, int]:
-    """The grid of kernels that walk down columns: blocks of 32 runs across, and as many down as leave the last
-    of them little of the time, of at least 8 rows a warp."""
+    """The grid of kernels that walk down columns: blocks of 32 runs across, and as many down as leave the
+    last of them little of the time, of at least 16 rows a warp."""
     across = math.ceil(layout.columns / (32 * run))
     enough = math.ceil(multiprocessors(device) * 32 / across)
-    return across, max(1, min(math.ceil(layout.rows / (8 * WALKING_WARPS)), enough, 65535))
+    return across, max(1, min(math.ceil(layout.rows / (16 * WALKING_WARPS)), enough, 65535))

@@ -53,7 +53,8 @@ def _choose(packed: Tensor, tensors: tuple[Tensor | None, ...], config: Config, 
     run, rows, columns = config.restored_run, layout.rows, layout.columns
     if config.per_byte:
         build = config.build("dequantize_units.cu", out.dtype)
-        blocks = math.ceil(rows * math.ceil(columns / (2 * 32 * run)) / (THREADS // 32))
+        warp_takes = 32 * run * (4 // out.dtype.itemsize)
+        blocks = math.ceil(rows * math.ceil(columns / warp_takes) / (THREADS // 32))
         arguments: tuple[object, ...] = (*tensors, *layout.blocks, layout.row_bytes)
         kernel = "dequantize_units" if layout.cells == 1 else "dequantize_units_of_cells"
         return Launch(build, kernel, (blocks,), THREADS, f"PPPPP{BLOCKS}Q", arguments)
@@ -74,8 +75,8 @@ def _choose(packed: Tensor, tensors: tuple[Tensor | None, ...], config: Config, 
         grid = walk_columns(layout, run, packed.device)
         return Launch(build, "dequantize_columns", grid, 32 * WALKING_WARPS, "PPPPPQQQi", arguments)
     arguments = (*tensors, *layout.blocks, layout.row_bytes)
-    grid = (math.ceil(out.numel() / THREADS),)
-    return Launch(build, "dequantize_any", grid, THREADS, f"PPPPP{BLOCKS}Q", arguments)
+    elements = (math.ceil(out.numel() / THREADS),)
+    return Launch(build, "dequantize_any", elements, THREADS, f"PPPPP{BLOCKS}Q", arguments)
 
 
 def _shift(config: Config, layout: Layout) -> int:

@@ -188,7 +188,9 @@ def test_random_bit_patterns_match(name: str) -> None:
     check(x, Scheme("t", "t", FORMATS[name], (1, 128)))
 
 
-@pytest.mark.parametrize("name", ["fp8_e4m3fnuz_row", "fp8_e5m2fnuz_row", "ternary_absmean", "binary_row", "nvfp4"])
+@pytest.mark.parametrize(
+    "name", ["fp8_e4m3fnuz_row", "fp8_e5m2fnuz_row", "ternary_absmean", "binary_row", "nvfp4"]
+)
 @pytest.mark.parametrize("step", [1.0, 0.37, 3.0**-5])
 def test_ties_and_tiny_values_match(name: str, step: float) -> None:
     """Multiples of a quarter of a step, and values down to the smallest float32 beside large ones."""
@@ -201,7 +203,9 @@ def test_ties_and_tiny_values_match(name: str, step: float) -> None:
         check(x.to(dtype), SCHEMES[name])
 
 
-@pytest.mark.parametrize("name", ["int4", "int3", "int2", "int8", "float6_e3m2fn", "float8_e5m2fnuz", "nf4", "binary"])
+@pytest.mark.parametrize(
+    "name", ["int4", "int3", "int2", "int8", "float6_e3m2fn", "float8_e5m2fnuz", "nf4", "binary"]
+)
 @pytest.mark.parametrize("width", [1, 3, 8])
 def test_columns_of_every_width_match(name: str, width: int) -> None:
     """Steps of single columns and of a few: by runs of one access, by whole packing units, by elements."""

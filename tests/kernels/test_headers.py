@@ -1,7 +1,7 @@
 """Headers with tables of their own, compiled for the host and run.
 
-If these fail, two codes of a repacked tile share a bit or a weight is multiplied twice, or NF4, FNUZ, ternary or
-binary codes on a GPU are others than on a CPU.
+If these fail, two codes of a repacked tile share a bit or a weight is multiplied twice, or NF4, FNUZ, ternary
+or binary codes on a GPU are others than on a CPU.
 """
 
 from __future__ import annotations

@@ -391,8 +391,7 @@ struct Binary {
     static HD uint32_t encode(float v) { return v >= 0.0f ? 1u : 0u; }
 };
 
-// Codebooks whose codes are found by comparing x with bounds that hold the step: bound(i, step) is the least x
-// that has a code above i.
+// Codebooks whose codes are found by comparing x with bounds that hold the step (Bounds).
 template <typename TABLE>
 struct CodebookCodec;
 template <typename Q>

@@ -275,11 +275,11 @@ class _Plan:
         )
 
     def _column_range(self, ranges: Tensor) -> None:
-        layout = self.layout
+        layout, run = self.layout, 16 // self.x.element_size()
         self._add(
-            self._build("ranges.cu", RUN=self._column_run),
+            self._build("ranges.cu", RUN=run),
             "column_range",
-            walk_columns(layout, self._column_run, self.x.device),
+            walk_columns(layout, run, self.x.device),
             32 * WALKING_WARPS,
             "PPPQQQi",
             self.x,

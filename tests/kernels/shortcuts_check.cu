@@ -1,5 +1,5 @@
-// What replaces arithmetic in the headers, on the host: bounds of x instead of a division by the step, FNUZ codes
-// from E4M3 and E5M2 codes, base-three digits by fractions. Prints "ok", or the first that differs.
+// What replaces arithmetic in the headers, on the host: bounds of x instead of a division by the step, FNUZ
+// codes from E4M3 and E5M2 codes, base-three digits by fractions. Prints "ok", or the first that differs.
 #include <cstdint>
 #include <cstdio>
 
@@ -17,7 +17,8 @@ template <typename Q>
 static bool bounds_are_exact(float step, float x) {
     Bounds<Q> bounds(step);
     if (x != x || bounds.encode(x) == Q::encode(x / step)) return true;
-    std::printf("%a / %a: the bounds give %u, the quotient %u\n", x, step, bounds.encode(x), Q::encode(x / step));
+    unsigned found = bounds.encode(x), wanted = Q::encode(x / step);
+    std::printf("%a / %a: the bounds give %u, the quotient %u\n", x, step, found, wanted);
     return false;
 }
 

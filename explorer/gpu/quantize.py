@@ -294,7 +294,7 @@ class _Plan:
     def _block_range(self, ranges: Tensor) -> None:
         cells = self.layout.cells
         self._add(
-            self._build("ranges.cu"),
+            self._build("ranges.cu", RUN=16 // self.x.element_size()),
             "block_range",
             math.ceil(cells / (THREADS // 32)),
             THREADS,

@@ -54,3 +54,34 @@ struct Blocks {
         return {top, left, tall, wide};
     }
 };
+
+// How a thread block goes through a matrix column by column: its lanes lie across the columns, a run each,
+// its warps and the blocks along y of the grid take rows in turn. Several rows are loaded before any is used.
+struct ColumnWalk {
+    static constexpr int kRows = 4;
+    uint64_t first, stride, end;
+
+    __device__ __forceinline__ explicit ColumnWalk(uint64_t rows) {
+        uint64_t warps = blockDim.x >> 5;
+        first = blockIdx.y * warps + (threadIdx.x >> 5), stride = gridDim.y * warps, end = rows;
+    }
+
+    // The first column of this lane's run.
+    template <int N>
+    __device__ __forceinline__ uint64_t column() const {
+        return (uint64_t(blockIdx.x) * 32 + (threadIdx.x & 31)) * N;
+    }
+
+    // Calls load(k, row) for up to kRows rows, then use(k, row) for the same ones.
+    template <typename Load, typename Use>
+    __device__ __forceinline__ void rows(Load load, Use use) const {
+        for (uint64_t row = first; row < end; row += kRows * stride) {
+#pragma unroll
+            for (int k = 0; k < kRows; ++k)
+                if (row + k * stride < end) load(k, row + k * stride);
+#pragma unroll
+            for (int k = 0; k < kRows; ++k)
+                if (row + k * stride < end) use(k, row + k * stride);
+        }
+    }
+};

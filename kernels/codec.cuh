@@ -43,6 +43,15 @@ HD float float_of(uint32_t u) {
 HD float least(float a, float b) { return a < b ? a : b; }
 HD float most(float a, float b) { return a > b ? a : b; }
 
+// The smaller of two numbers, neither of which is NaN, in one instruction.
+HD float smaller(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return fminf(a, b);
+#else
+    return least(a, b);
+#endif
+}
+
 // 2^e for -126 <= e <= 127.
 HD constexpr float power_of_two(int e) {
     float v = 1.0f;
@@ -68,7 +77,39 @@ HD float whole_below(float v) {
 #endif
 }
 
+// a · b + c, rounded once.
+HD float fused(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(a, b, c);
+#else
+    return __builtin_fmaf(a, b, c);
+#endif
+}
+
 enum Specials { IEEE = 0, FN = 1, FNUZ = 2, NONE = 3 };
+
+// Whether a float format's codes come from FloatCodec::magnitude_bits.
+template <typename Q>
+constexpr bool has_magnitude_bits = false;
+template <int E, int M, int BIAS, int SPECIALS>
+struct FloatCodec;
+template <int M>
+constexpr bool has_magnitude_bits<FloatCodec<2, M, 1, NONE>> = true;
+
+// Four FNUZ codes of M mantissa bits from the hardware's E4M3 or E5M2 codes of the same values and of their
+// doubles. The bias is larger by one, so that codes lie a binade higher; where that binade is below the
+// hardware's normal numbers, the doubles' codes have one more digit. Zero has no sign. ``beyond`` becomes
+// nonzero where a code is larger than the format's, or NaN.
+template <int M>
+HD uint32_t fnuz_codes(uint32_t codes, uint32_t doubled, uint32_t& beyond) {
+    constexpr uint32_t ones = 0x01010101u, signs = 0x80u * ones, magnitudes = 0x7fu * ones;
+    uint32_t raised = (codes & magnitudes) + (ones << M);
+    beyond |= raised & signs;
+    // A sign bit where a code is in the second binade of normal numbers or above, then 255 in its byte.
+    uint32_t normal = (raised + ones * (0x80u - (3u << M))) & signs, all = (normal >> 7) * 255u;
+    uint32_t magnitude = (raised & all) | (doubled & magnitudes & ~all);
+    return magnitude | (codes & signs & (magnitude + magnitudes));
+}
 
 template <int E, int M, int BIAS, int SPECIALS>
 struct FloatCodec {
@@ -79,6 +120,7 @@ struct FloatCodec {
     static constexpr uint32_t reserved_codes = SPECIALS == IEEE ? (1u << M) : SPECIALS == FN ? 1u : 0u;
     static constexpr uint32_t max_code = magnitude_mask - reserved_codes;
     static constexpr uint32_t nan_code = SPECIALS == FNUZ ? sign_bit : magnitude_mask;
+    static constexpr bool fnuz = SPECIALS == FNUZ;
 
     static HD constexpr float max_value() {
         float significand = 1.0f + float(max_code & ((1u << M) - 1)) / float(1u << M);
@@ -117,7 +159,20 @@ struct FloatCodec {
             return pair & 0xffu;
         }
 #endif
+        if constexpr (has_magnitude_bits<FloatCodec>)
+            return (magnitude_bits(v) - kMagnitudeBits) | ((bits_of(v) >> (31 - (E + M))) & sign_bit);
         return encode_generic(v);
+    }
+
+    // kMagnitudeBits + the code of |v|, for formats of three binades (E = 2, of bias 1) without NaN. The code
+    // is a concave function of |v|, a line in each binade: the least of the lines, each rounded to a whole
+    // number by an addition, is the rounded code. Even codes are even mantissas, so ties go the same way.
+    static constexpr uint32_t kMagnitudeBits = 0x4b000000u;  // of 2^23, above which floats are whole numbers
+    static HD uint32_t magnitude_bits(float v) {
+        constexpr float whole = 8388608.0f, first = 1 << M;  // the codes of 1, 2 and 4 are 1, 2 and 3 · 2^M
+        float a = smaller(float_of(bits_of(v) & 0x7fffffffu), max_value());
+        float lower = fused(a, first, whole), middle = fused(a, first / 2, whole + first);
+        return bits_of(smaller(smaller(lower, middle), fused(a, first / 4, whole + 2 * first)));
     }
 
     static HD uint32_t encode_stochastic(float v, float noise) {
@@ -334,6 +389,48 @@ struct Binary {
     static constexpr int bits = 1, count = 2, per_byte = 0;
     static HD float level(int i) { return i ? 1.0f : -1.0f; }
     static HD uint32_t encode(float v) { return v >= 0.0f ? 1u : 0u; }
+};
+
+// Codebooks whose codes are found by comparing x with bounds that hold the step (Bounds).
+template <typename TABLE>
+struct CodebookCodec;
+template <typename Q>
+constexpr bool is_bounded = false;
+template <>
+constexpr bool is_bounded<CodebookCodec<Ternary>> = true;
+template <>
+constexpr bool is_bounded<CodebookCodec<Binary>> = true;
+
+// The codes of x / step from x and the bounds of a step that is not negative.
+template <typename Q>
+struct Bounds;
+template <>
+struct Bounds<CodebookCodec<Ternary>> {
+    float low, high;
+
+    // x / step rounds to at most 0.5 up to half the step, rounded down. Of a zero step 0 / 0 has the code 0.
+    HD explicit Bounds(float step) {
+        float half = 0.5f * step;
+        if (half + half > step) half = float_of(bits_of(half) - 1);
+        high = float_of(bits_of(half) + 1);
+        low = step == 0.0f ? high : -half;
+    }
+    // One (or the place of a digit) for each bound that x reaches.
+    HD uint32_t encode(float x, uint32_t one = 1) const {
+        return (x >= low ? one : 0u) + (x >= high ? one : 0u);
+    }
+};
+template <>
+struct Bounds<CodebookCodec<Binary>> {
+    float low;
+
+    // x / step rounds to -0, which is not negative, up to half the smallest float32 times the step. Of a zero
+    // step 0 / 0 has the code 0.
+    HD explicit Bounds(float step) {
+        float smallest = float_of(1u);
+        low = step == 0.0f ? smallest : -(whole_below(0.5f * step) * smallest);
+    }
+    HD uint32_t encode(float x) const { return x >= low ? 1u : 0u; }
 };
 
 template <typename TABLE>

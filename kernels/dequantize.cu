@@ -67,25 +67,29 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_runs(
     results.store(out + run * RUN);
 }
 
-extern "C" __global__ void __launch_bounds__(128) dequantize_columns(
+extern "C" __global__ void __launch_bounds__(256) dequantize_columns(
     const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out,
     uint64_t rows, uint64_t columns, uint64_t row_bytes, int width) {
     fill_table();
-    uint64_t column = thread_index() * RUN;
+    ColumnWalk walk(rows);
+    uint64_t column = walk.column<RUN>();
     if (column >= columns) return;
     float step[RUN], zero[RUN];
     Stored stored{scales, zeros, tensor_scale};
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) stored.read((column + i) / width, step[i], zero[i]);
-    for (uint64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        uint32_t word[(kRunBytes + 3) / 4];
-        load_bytes<kRunBytes>(packed + row * row_bytes + column / RUN * kRunBytes, word);
-        Results<T, RUN> results;
+    for (int i = 0; i < RUN; ++i) stored.read(quotient(column + i, width, columns), step[i], zero[i]);
+    uint32_t word[ColumnWalk::kRows][(kRunBytes + 3) / 4];
+    walk.rows(
+        [&](int k, uint64_t row) {
+            load_bytes<kRunBytes>(packed + row * row_bytes + column / RUN * kRunBytes, word[k]);
+        },
+        [&](int k, uint64_t row) {
+            Results<T, RUN> results;
 #pragma unroll
-        for (int i = 0; i < RUN; ++i)
-            results.value[i] = restored_as<T>(restore(code_at<Q>(word, i), step[i], zero[i]));
-        results.store(out + row * columns + column);
-    }
+            for (int i = 0; i < RUN; ++i)
+                results.value[i] = restored_as<T>(restore(code_at<Q>(word[k], i), step[i], zero[i]));
+            results.store(out + row * columns + column);
+        });
 }
 
 extern "C" __global__ void __launch_bounds__(256) dequantize_any(

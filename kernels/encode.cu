@@ -8,12 +8,14 @@
 // need rows of whole runs), CODEC, MAPPING, SCALE_RULE, STOCHASTIC, REFIT.
 #include "blocks.cuh"
 #include "encode.cuh"
+#include "sums.cuh"
 
 using T = ELEMENT;
 constexpr int kRunBytes = packed_bytes<Q>(RUN);
 
-extern "C" __global__ void __launch_bounds__(256) encode_flat(
-    const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t runs, uint64_t seed) {
+extern "C" __global__ void __launch_bounds__(256)
+    encode_flat(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t runs,
+                uint64_t seed) {
     uint64_t run = thread_index();
     if (run >= runs) return;
     Run<T, RUN> values;
@@ -22,64 +24,42 @@ extern "C" __global__ void __launch_bounds__(256) encode_flat(
     encode_run(values, Divider(step), zero, seed, run * RUN, packed + run * kRunBytes);
 }
 
-extern "C" __global__ void __launch_bounds__(128) encode_columns(
-    const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows, uint64_t columns,
-    uint64_t row_bytes, int width, uint64_t seed) {
-    uint64_t column = thread_index() * RUN;
+// Lanes lie across the columns and warps down the rows (blocks.cuh's ColumnWalk).
+extern "C" __global__ void __launch_bounds__(256)
+    encode_columns(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows,
+                   uint64_t columns, uint64_t row_bytes, int width, uint64_t seed) {
+    ColumnWalk walk(rows);
+    uint64_t column = walk.column<RUN>();
     if (column >= columns) return;
     float step[RUN], inverse[RUN], zero[RUN];
     bool by_residual = true;
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
-        uint64_t cell = (column + i) / width;
+        uint64_t cell = quotient(column + i, width, columns);
         Divider divide_by(steps[cell]);
         step[i] = divide_by.step, inverse[i] = divide_by.inverse;
         by_residual &= divide_by.exact_by_residual;
         zero[i] = kAsymmetric ? float(zeros[cell]) : 0.0f;
     }
-    for (uint64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        Run<T, RUN> run;
-        run.load(x + row * columns + column);
-        uint64_t element = row * columns + column;
-        if constexpr (kStochastic && RUN % 4 == 0) element &= ~uint64_t(3);  // as in encode_run
-        uint32_t word[(kRunBytes + 3) / 4] = {};
-#pragma unroll
-        for (int i = 0; i < RUN; ++i) {
-            // One test for all columns, outside the loop's arithmetic: a test for each would cost a branch a
-            // column.
-            float v = run.at(i), scaled;
-            if (by_residual && !kPowerOfTwo) {
-                float q = __fmul_rn(v, inverse[i]);
-                q = __fmaf_rn(__fmaf_rn(-q, step[i], v), inverse[i], q);
-                scaled = Q::is_integer ? q : copysignf(q, v);
-            } else {
-                scaled = kPowerOfTwo ? __fmul_rn(v, inverse[i]) : __fdiv_rn(v, step[i]);
-            }
-            put_code<Q>(word, i, encode_one(scaled, zero[i], seed, element + i));
-        }
-        store_bytes<kRunBytes>(packed + row * row_bytes + column / RUN * kRunBytes, word);
-    }
-}
-
-// Sums of x·v and v·v (v: a code's value) over all threads, whose ratio is the least-squares scale.
-__device__ __forceinline__ void add_sums(double* sums, double xv, double vv) {
-    for (int offset = 16; offset; offset >>= 1) {
-        xv += __shfl_xor_sync(0xffffffffu, xv, offset);
-        vv += __shfl_xor_sync(0xffffffffu, vv, offset);
-    }
-    __shared__ double part[2][32];
-    if ((threadIdx.x & 31) == 0) part[0][threadIdx.x >> 5] = xv, part[1][threadIdx.x >> 5] = vv;
-    __syncthreads();
-    if (threadIdx.x) return;
-    for (int i = 1; i < blockDim.x >> 5; ++i) xv += part[0][i], vv += part[1][i];
-    atomicAdd(sums, xv);
-    atomicAdd(sums + 1, vv);
+    Run<T, RUN> run[ColumnWalk::kRows];
+    walk.rows([&](int k, uint64_t row) { run[k].load(x + row * columns + column); },
+              [&](int k, uint64_t row) {
+                  uint32_t word[(kRunBytes + 3) / 4] = {};
+                  with_quotients(
+                      by_residual, [&](int i) { return run[k].at(i); },
+                      [&](int i) { return Divider(step[i], inverse[i]); },
+                      [&](auto quotient) {
+                          auto zero_of = [&](int i) { return zero[i]; };
+                          encode_words<RUN, false>(word, quotient, zero_of, seed, row * columns + column);
+                      });
+                  store_bytes<kRunBytes>(packed + row * row_bytes + column / RUN * kRunBytes, word);
+              });
 }
 
 // A thread takes one packing unit of a row and stores it byte by byte where it does not lie on a word.
-extern "C" __global__ void __launch_bounds__(256) encode_any(
-    const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, double* sums, Blocks blocks,
-    uint64_t row_bytes, uint64_t seed) {
+extern "C" __global__ void __launch_bounds__(256)
+    encode_any(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, double* sums,
+               Blocks blocks, uint64_t row_bytes, uint64_t seed) {
     constexpr int unit = kPerByte<Q> ? 20 : 8, unit_bytes = packed_bytes<Q>(unit);
     constexpr bool runs = unit == RUN;  // a unit is as long as a run: it may be loaded as one
     uint64_t rows = blocks.rows, columns = blocks.columns;

@@ -3,6 +3,7 @@
 #pragma once
 #include "memory.cuh"
 #include "scale.cuh"
+#include "sums.cuh"
 
 // minmax; mean |x|; 1.4 · mean |x| (Ternary Weight Networks).
 enum Range { MINMAX, ABSMEAN, TWN };
@@ -11,8 +12,8 @@ constexpr bool kBothEnds = MAPPING == ASYMMETRIC || MAPPING == NO_CLIP;
 constexpr bool kMean = RANGE != MINMAX;
 
 // What has been seen of a block. ``low`` and ``high`` are the largest -x and x (where one scale serves both
-// sides, ``high`` is the largest |x|), ``sum`` is that of |x|; ``poison`` is NaN if any element is not
-// finite.
+// sides, ``high`` is the largest |x|), ``sum`` is that of |x| · 2^-896; ``poison`` is NaN if any element is
+// not finite.
 struct Extent {
     float low, high, poison;
     double sum;
@@ -21,7 +22,7 @@ struct Extent {
 
     __device__ __forceinline__ void add(float v) {
         if constexpr (kMean) {
-            sum += double(fabsf(v));
+            sum += scaled_magnitude(v);
         } else if constexpr (kBothEnds) {
             low = fmaxf(low, -v);
             high = fmaxf(high, v);
@@ -94,7 +95,7 @@ struct Extent {
     // [lo, hi] with lo <= 0 <= hi, as the calibrator gives it for ``count`` elements.
     __device__ __forceinline__ void range(double count, float& lo, float& hi) const {
         if constexpr (kMean) {
-            hi = float(sum / count);
+            hi = float(sum * kScaledBack / count);
             if (RANGE == TWN) hi *= 1.4f;
             lo = -hi;
         } else {

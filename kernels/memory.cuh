@@ -64,6 +64,14 @@ struct Run {
 
     __device__ __forceinline__ void load(const T* from) { load_bytes<N * sizeof(T)>(from, word); }
 
+    // From shared memory.
+    __device__ __forceinline__ void load_cached(const T* from) {
+        using Piece = std::conditional_t<N * sizeof(T) % 16 == 0, uint4, uint2>;
+#pragma unroll
+        for (int i = 0; i < N * sizeof(T) / sizeof(Piece); ++i)
+            reinterpret_cast<Piece*>(word)[i] = reinterpret_cast<const Piece*>(from)[i];
+    }
+
     __device__ __forceinline__ float at(int i) const {
         if constexpr (sizeof(T) == 4) return __uint_as_float(word[i]);
         if constexpr (std::is_same_v<T, __nv_bfloat16>)
@@ -84,5 +92,10 @@ union Results {
     __device__ __forceinline__ void store(T* to) const {
 #pragma unroll
         for (int i = 0; i < pieces; ++i) __stcs(reinterpret_cast<Piece*>(to) + i, piece[i]);
+    }
+    // To shared memory.
+    __device__ __forceinline__ void store_cached(T* to) const {
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) reinterpret_cast<Piece*>(to)[i] = piece[i];
     }
 };

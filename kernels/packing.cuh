@@ -18,18 +18,30 @@ HD constexpr int packed_bytes(int count) {
         return count * Q::bits / 8;
 }
 
-// byte / 3^digits for bytes of five digits, below 243, by a multiplication and a shift.
-HD uint32_t third(uint32_t byte, int digits) {
-    constexpr uint32_t factors[6] = {1, 171, 57, 19, 203, 0}, shifts[6] = {0, 9, 9, 9, 14, 0};
-    return byte * factors[digits] >> shifts[digits];
+// The five digits of a byte below 243, the last (of 3^4) first. byte / 243 as a fraction of 2^16, rounded up:
+// times three, the next digit stands above the fraction.
+struct DigitsOfByte {
+    uint32_t fraction;
+
+    HD explicit DigitsOfByte(uint32_t byte) : fraction(byte * 270) {}
+    HD uint32_t next() {
+        uint32_t tripled = fraction * 3;
+        fraction = tripled & 0xffffu;
+        return tripled >> 16;
+    }
+};
+
+// What a one stands for as digit i of the 20 in a word.
+HD constexpr uint32_t place_of_digit(int i) {
+    constexpr uint32_t powers[5] = {1, 3, 9, 27, 81};
+    return powers[i % 5] << (8 * (i / 5 % 4));
 }
 
 // Adds code i to zeroed words; ``i`` is known when the loop round it is unrolled.
 template <typename Q>
 __device__ __forceinline__ void put_code(uint32_t* word, int i, uint32_t code) {
     if constexpr (kPerByte<Q> > 0) {
-        constexpr uint32_t powers[5] = {1, 3, 9, 27, 81};
-        word[i / 20] += (code * powers[i % 5]) << (8 * (i / 5 % 4));
+        word[i / 20] += code * place_of_digit(i);
     } else {
         constexpr int b = Q::bits;
         word[i * b / 32] |= code << (i * b % 32);
@@ -37,17 +49,27 @@ __device__ __forceinline__ void put_code(uint32_t* word, int i, uint32_t code) {
     }
 }
 
+// Adds the low COUNT bits of ``bits``, above which are zeros, to zeroed words from bit ``at`` on.
+template <int COUNT>
+__device__ __forceinline__ void put_bits(uint32_t* word, int at, uint32_t bits) {
+    word[at / 32] |= bits << (at % 32);
+    if (at % 32 + COUNT > 32) word[at / 32 + 1] |= bits >> (32 - at % 32);
+}
+
+// A word with a one at every ``bits``-th bit, ``count`` of them.
+HD constexpr uint32_t ones_every(int bits, int count) {
+    uint32_t word = 0;
+    for (int i = 0; i < count; ++i) word |= 1u << (bits * i);
+    return word;
+}
+
+// Code i of plain bits; base-three digits come from DigitsOfByte.
 template <typename Q>
 __device__ __forceinline__ uint32_t code_at(const uint32_t* word, int i) {
-    if constexpr (kPerByte<Q> > 0) {
-        uint32_t byte = (word[i / 20] >> (8 * (i / 5 % 4))) & 0xff;
-        return third(byte, i % 5) - 3 * third(byte, i % 5 + 1);
-    } else {
-        constexpr int b = Q::bits;
-        uint32_t code = word[i * b / 32] >> (i * b % 32);
-        if (i * b % 32 + b > 32) code |= word[i * b / 32 + 1] << (32 - i * b % 32);
-        return b < 32 ? code & ((1u << (b & 31)) - 1) : code;
-    }
+    constexpr int b = Q::bits;
+    uint32_t code = word[i * b / 32] >> (i * b % 32);
+    if (i * b % 32 + b > 32) code |= word[i * b / 32 + 1] << (32 - i * b % 32);
+    return b < 32 ? code & ((1u << (b & 31)) - 1) : code;
 }
 
 // One code of a row of any alignment, read byte by byte.

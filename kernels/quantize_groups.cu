@@ -21,6 +21,12 @@ extern "C" __global__ void __launch_bounds__(256)
     bool live = run < runs;
     Run<T, RUN> values = {};
     if (live) values.load(x + run * RUN);
+    // One thread divides for all.
+    __shared__ TensorScale tensor_scale;
+    if constexpr (SCALE_RULE == TWO_LEVEL) {
+        if (threadIdx.x == 0) tensor_scale = tensor_scale_from(amax);
+        __syncthreads();
+    }
     Extent extent;
     extent.clear();
     extent.add_run(values);
@@ -30,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(256)
     uint64_t cell = run >> (__ffs(lanes) - 1);
     float lo, hi, zero;
     extent.range(double(lanes) * RUN, lo, hi);
-    float step =
-        settle(lo, hi, tensor_scale_from(amax), scales, zeros, cell, live && (run & (lanes - 1)) == 0, zero);
+    float step = settle(lo, hi, SCALE_RULE == TWO_LEVEL ? tensor_scale : TensorScale{}, scales, zeros, cell,
+                        live && (run & (lanes - 1)) == 0, zero);
     uint8_t* out = packed + run * packed_bytes<Q>(RUN);
     if constexpr (kCells)
         encode_run_in_cells(values, Divider(step), live, out);

@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, kThreadBlocks) quantize_ti
     if (threadIdx.x < 32) {
         float lo, hi, zero;
         extent.range(double(tall) * across * RUN, lo, hi);
-        float step = settle(lo, hi, 1.0f, scales, zeros, blockIdx.x, threadIdx.x == 0, zero);
+        float step = settle(lo, hi, {}, scales, zeros, blockIdx.x, threadIdx.x == 0, zero);
         if (threadIdx.x == 0) settled[0] = step, settled[1] = zero;
     }
     __syncthreads();

@@ -4,8 +4,9 @@
 //   column_range    one for every column, or every few columns, of rows that are whole runs
 //   block_range     one for each of any blocks, a warp each
 //
-// range[cell] and range[cells + cell] are the largest -x and x, or doubles the sums of |x|; they start at
-// zero. Bytes: each element once in. -D: ELEMENT, RUN (elements a thread), MAPPING, RANGE.
+// range[cell] and range[cells + cell] are the largest -x and x, or doubles the sums of |x| as Extent
+// scales them; they start at zero. Bytes: each element once in. -D: ELEMENT, RUN (elements a thread),
+// MAPPING, RANGE.
 #include "blocks.cuh"
 #include "extent.cuh"
 
@@ -17,8 +18,8 @@ __device__ __forceinline__ void raise(float* target, float value) {
 }
 
 // Two runs are loaded before either is used: more bytes in flight.
-extern "C" __global__ void __launch_bounds__(256, 2) tensor_range(
-    const T* x, float* range, int* unusable, uint64_t elements) {
+extern "C" __global__ void __launch_bounds__(256, 6)
+    tensor_range(const T* x, float* range, int* unusable, uint64_t elements) {
     uint64_t first = thread_index(), stride = thread_count();
     uint64_t runs = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? elements / RUN : 0, run = first;
     Extent extent;
@@ -47,31 +48,49 @@ extern "C" __global__ void __launch_bounds__(256, 2) tensor_range(
     }
 }
 
-// Cells are ``width`` columns wide; blockIdx.y walks the rows.
-extern "C" __global__ void __launch_bounds__(128) column_range(
-    const T* x, float* range, int* unusable, uint64_t rows, uint64_t columns, uint64_t cells, int width) {
-    uint64_t column = thread_index() * RUN;
-    if (column >= columns) return;
+// Cells are ``width`` columns wide. A thread block first merges what its warps have seen of each column.
+extern "C" __global__ void __launch_bounds__(256)
+    column_range(const T* x, float* range, int* unusable, uint64_t rows, uint64_t columns, uint64_t cells,
+                 int width) {
+    constexpr int warps = 8, across = 32 * RUN;
+    __shared__ float low[kBothEnds ? warps : 1][across], high[warps][across];
+    ColumnWalk walk(rows);
+    uint64_t column = walk.column<RUN>();
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     Extent extent[RUN];
 #pragma unroll
     for (int i = 0; i < RUN; ++i) extent[i].clear();
-    for (uint64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        Run<T, RUN> run;
-        run.load(x + row * columns + column);
+    Run<T, RUN> run[ColumnWalk::kRows];
+    if (column < columns)
+        walk.rows([&](int k, uint64_t row) { run[k].load(x + row * columns + column); },
+                  [&](int k, uint64_t) {
 #pragma unroll
-        for (int i = 0; i < RUN; ++i) extent[i].add(run.at(i));
-    }
+                      for (int i = 0; i < RUN; ++i) extent[i].add(run[k].at(i));
+                  });
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
         extent[i].report(unusable);
-        uint64_t cell = (column + i) / width;
-        raise(range + cells + cell, extent[i].high);
-        raise(range + cell, kBothEnds ? extent[i].low : extent[i].high);
+        high[warp][i * 32 + lane] = extent[i].high;
+        if constexpr (kBothEnds) low[warp][i * 32 + lane] = extent[i].low;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < across; i += 32 * warps) {
+        uint64_t at = uint64_t(blockIdx.x) * across + i;
+        if (at >= columns) continue;
+        int place = i % RUN * 32 + i / RUN;
+        float top = 0.0f, bottom = 0.0f;
+        for (int k = 0; k < warps; ++k) {
+            top = fmaxf(top, high[k][place]);
+            if constexpr (kBothEnds) bottom = fmaxf(bottom, low[k][place]);
+        }
+        uint64_t cell = quotient(at, width, columns);
+        raise(range + cells + cell, top);
+        raise(range + cell, kBothEnds ? bottom : top);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) block_range(
-    const T* x, float* range, int* unusable, Blocks blocks, uint64_t cells) {
+extern "C" __global__ void __launch_bounds__(256)
+    block_range(const T* x, float* range, int* unusable, Blocks blocks, uint64_t cells) {
     uint64_t cell = thread_index() >> 5;
     if (cell >= cells) return;
     Cell block = blocks.at(cell);

@@ -28,6 +28,14 @@ HD float divide(float a, float b) {
 #endif
 }
 
+// a / b by its correctly rounded reciprocal and one residual step (Markstein): correctly rounded where a and
+// b are far from overflow and underflow. The residual is negated twice so that -0 / b stays -0: q · b - a is
+// +0 for either zero.
+HD float divide_by(float a, float b, float inverse) {
+    float q = a * inverse;
+    return fused(-fused(q, b, -a), inverse, q);
+}
+
 HD int floor_log2(float v) { return int((bits_of(v) >> 23) & 0xff) - 127; }
 HD int ceil_log2(float v) { return ceil_exponent_code(v) - 127; }
 
@@ -57,11 +65,28 @@ HD int scale_exponent(ScaleRule rule, float amax) {
     return e < -127 ? -127 : e > 127 ? 127 : e;
 }
 
-// The float32 over the whole tensor of a two-level scheme; ``amax`` is the tensor's.
+// The float32 over the whole tensor of a two-level scheme, whose largest magnitude is ``amax``. Other rules
+// do not read it.
+struct TensorScale {
+    float value, inverse;
+};
 template <typename Q, typename S>
-HD float tensor_scale_of(float amax) {
+HD TensorScale tensor_scale_of(float amax) {
     float scale = divide(amax, Q::max_value() * S::max_value());
-    return amax == 0.0f ? 1.0f : most(scale, float_of(0x00800000u));
+    scale = amax == 0.0f ? 1.0f : most(scale, float_of(0x00800000u));
+    return {scale, divide(1.0f, scale)};
+}
+
+// The unrounded scale of a block under a tensor scale.
+template <typename Q>
+HD float raw_scale_under(TensorScale tensor, Mapping mapping, float low, float high) {
+    constexpr float far = power_of_two(60);
+    float amax = most(-low, high);
+    bool near = tensor.value >= 1.0f / far && tensor.value <= far && amax >= 1.0f / far && amax <= far;
+    if (!Q::is_integer && near)
+        return divide_by(divide_by(amax, Q::max_value(), 1.0f / Q::max_value()), tensor.value,
+                         tensor.inverse);
+    return divide(raw_scale<Q>(mapping, low, high), tensor.value);
 }
 
 // A block's scale: ``code`` as it is stored, ``step`` what the values of codes are multiplied by.
@@ -73,20 +98,20 @@ struct Scale {
 // The scale of a block that spans [low, high], at least ``smallest``. An empty block's restores zeros: 1, or
 // for elements without a zero 0, or the smallest.
 template <typename Q, typename S>
-HD Scale scale_for(
-    Mapping mapping, ScaleRule rule, float smallest, float low, float high, float tensor_scale) {
+HD Scale scale_for(Mapping mapping, ScaleRule rule, float smallest, float low, float high,
+                   TensorScale tensor) {
     if (rule == CAST) return {0, 1.0f};
     bool empty = mapping == ASYMMETRIC ? high - low == 0.0f : most(-low, high) == 0.0f;
     if (is_power_of_two(rule)) {
         uint32_t code = empty ? (has_zero<Q> ? 127 : 0) : 127 + scale_exponent<Q>(rule, most(-low, high));
         return {code, S::decode(code)};
     }
-    float raw = raw_scale<Q>(mapping, low, high);
-    if (rule == TWO_LEVEL) raw = divide(raw, tensor_scale);
+    float raw =
+        rule == TWO_LEVEL ? raw_scale_under<Q>(tensor, mapping, low, high) : raw_scale<Q>(mapping, low, high);
     float clamped = least(most(raw, smallest), S::max_value()), of_zeros = has_zero<Q> ? 1.0f : 0.0f;
     uint32_t code = S::encode(empty ? of_zeros : clamped);
     float value = S::decode(code);
-    return {code, rule == TWO_LEVEL ? value * tensor_scale : value};
+    return {code, rule == TWO_LEVEL ? value * tensor.value : value};
 }
 
 template <typename Q>

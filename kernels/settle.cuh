@@ -7,14 +7,14 @@
 using Q = CODEC;
 using ScaleCodec = SCALE;
 
-__device__ __forceinline__ float tensor_scale_from(const float* amax) {
-    return SCALE_RULE == TWO_LEVEL ? tensor_scale_of<Q, ScaleCodec>(fmaxf(amax[0], amax[1])) : 1.0f;
+__device__ __forceinline__ TensorScale tensor_scale_from(const float* amax) {
+    if constexpr (SCALE_RULE == TWO_LEVEL) return tensor_scale_of<Q, ScaleCodec>(fmaxf(amax[0], amax[1]));
+    return {};
 }
 
 // The scale and zero point of a cell that spans [lo, hi]; stored by the thread for which ``write`` holds.
-__device__ __forceinline__ float settle(
-    float lo, float hi, float tensor_scale, void* scales, int8_t* zeros, uint64_t cell, bool write,
-    float& zero) {
+__device__ __forceinline__ float settle(float lo, float hi, TensorScale tensor_scale, void* scales,
+                                        int8_t* zeros, uint64_t cell, bool write, float& zero) {
     Scale scale = scale_for<Q, ScaleCodec>(MAPPING, SCALE_RULE, SMALLEST_SCALE, lo, hi, tensor_scale);
     zero = kAsymmetric ? zero_point_of<Q>(lo, scale.step) : 0.0f;
     if (write && SCALE_RULE != CAST) {

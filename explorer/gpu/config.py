@@ -19,6 +19,12 @@ BLOCKS = "QQiiQ"
 """The struct letters of ``Layout.blocks``: blocks.cuh's ``Blocks``."""
 
 
+SMALL = 2**25
+"""Elements below which a matrix does not fill a GPU several times with long runs."""
+WALKING_WARPS = 8
+"""Warps of a thread block that walks down columns; ranges.cu's ``column_range`` merges as many."""
+
+
 class Mapping(enum.Enum):
     """scale.cuh's ``Mapping``: how a range is laid over the codes."""
 
@@ -57,6 +63,7 @@ MACROS: dict[str, tuple[str, ...]] = {
     "ranges.cu": ("ELEMENT", "RUN", "MAPPING", "RANGE"),
     "scales.cu": _SCALE,
     "encode.cu": ("ELEMENT", "RUN", "CODEC", "MAPPING", "SCALE_RULE", "STOCHASTIC", "REFIT"),
+    "encode_units.cu": ("ELEMENT", "CODEC", "REFIT"),
     "dequantize.cu": ("ELEMENT", "RUN", "CODEC", "MAPPING", "SCALE", "SCALE_RULE"),
     "dequantize_units.cu": ("ELEMENT", "CODEC", "MAPPING", "SCALE", "SCALE_RULE"),
     "fake_quantize.cu": ("ELEMENT", "CODEC", "MAPPING", "SCALE_RULE", "STOCHASTIC"),
@@ -99,12 +106,14 @@ class Config:
     def two_level(self) -> bool:
         return self.scale_rule is ScaleRule.TWO_LEVEL
 
-    def run(self, dtype: torch.dtype) -> int:
-        """Elements of ``dtype`` that a quantizing thread takes at a time: whole packing units and loads."""
+    def run(self, dtype: torch.dtype, elements: int) -> int:
+        """Elements of ``dtype`` that a quantizing thread takes at a time of so many: whole packing units and
+        loads. Long runs share the work of a scale; in a small matrix they leave too few threads."""
         if self.per_byte:
             return 20
         if self.bits < 8:
-            return 32 if self.wide and dtype != torch.float32 else 16
+            few = elements < SMALL and not self.asymmetric
+            return 32 if self.wide and dtype != torch.float32 and not few else 16
         return 16 if self.bits == 8 and dtype != torch.float32 else 8
 
     @property
@@ -112,12 +121,18 @@ class Config:
         """Elements that a dequantizing thread takes at a time."""
         return 20 if self.per_byte else 16 if self.bits < 8 else 8
 
+    def column_run(self, dtype: torch.dtype, run: int) -> int:
+        """Elements that a thread takes at a time where each column has its step: one access of 16 bytes, or
+        ``run`` where the codes of that are not whole pairs of bytes. Few, for the steps fill registers."""
+        narrow = 16 // dtype.itemsize
+        return narrow if narrow < run and narrow * self.bits % 16 == 0 else run
+
     def build(self, file: str, dtype: torch.dtype, **tunables: int) -> Build:
-        """The compilation of ``file`` for this scheme and element type; ``tunables``: KEPT and THREADS."""
-        run = self.restored_run if file.startswith("dequantize") else self.run(dtype)
+        """The compilation of ``file`` for this scheme and element type; ``tunables``: KEPT, THREADS,
+        and RUN, which is ``restored_run`` unless given."""
         values: dict[str, str | int] = {
             "ELEMENT": ELEMENTS[dtype],
-            "RUN": run,
+            "RUN": self.restored_run,
             "CODEC": self.codec,
             "MAPPING": self.mapping.name,
             "SCALE": self.scale_codec,
@@ -171,10 +186,8 @@ class Launch:
 
 
 def walk_columns(layout: Layout, run: int, device: torch.device) -> tuple[int, int]:
-    """The grid of kernels that walk down columns: blocks of 128 runs across, as many down as fill the GPU.
-
-    Each walks at least 64 rows, so that its last step (an atomic for each column) is short beside the walk.
-    """
-    across = math.ceil(layout.columns / (128 * run))
-    filling = multiprocessors(device) * 16 // across
-    return across, max(1, min(math.ceil(layout.rows / 64), filling, 65535))
+    """The grid of kernels that walk down columns: blocks of 32 runs across, and as many down as leave the
+    last of them little of the time, of at least 16 rows a warp."""
+    across = math.ceil(layout.columns / (32 * run))
+    enough = math.ceil(multiprocessors(device) * 32 / across)
+    return across, max(1, min(math.ceil(layout.rows / (16 * WALKING_WARPS)), enough, 65535))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from explorer.gpu.config import BLOCKS, Config, Launch, Layout, walk_columns
+from explorer.gpu.config import BLOCKS, WALKING_WARPS, Config, Launch, Layout, walk_columns
 from explorer.gpu.runtime import Build
 
 THREADS = 256
@@ -51,6 +51,13 @@ def _choose(packed: Tensor, tensors: tuple[Tensor | None, ...], config: Config, 
     out = tensors[-1]
     assert out is not None
     run, rows, columns = config.restored_run, layout.rows, layout.columns
+    if config.per_byte:
+        build = config.build("dequantize_units.cu", out.dtype)
+        warp_takes = 32 * run * (4 // out.dtype.itemsize)
+        blocks = math.ceil(rows * math.ceil(columns / warp_takes) / (THREADS // 32))
+        arguments: tuple[object, ...] = (*tensors, *layout.blocks, layout.row_bytes)
+        kernel = "dequantize_units" if layout.cells == 1 else "dequantize_units_of_cells"
+        return Launch(build, kernel, (blocks,), THREADS, f"PPPPP{BLOCKS}Q", arguments)
     one_step = layout.cells == 1 or config.cast
     aligned = columns % run == 0 and packed.data_ptr() % 16 == 0 and packed.is_contiguous()
     build = config.build("dequantize.cu", out.dtype)
@@ -58,18 +65,18 @@ def _choose(packed: Tensor, tensors: tuple[Tensor | None, ...], config: Config, 
         runs = out.numel() // run
         numbers: tuple[int, ...] = (runs, _shift(config, layout), columns // run, layout.height, layout.width)
         arguments = (*tensors, *numbers, layout.grid[1])
-        grid: tuple[int, ...] = (math.ceil(runs / THREADS),)
-        return Launch(build, "dequantize_runs", grid, THREADS, "PPPPPQiIiiI", arguments)
+        return Launch(
+            build, "dequantize_runs", (math.ceil(runs / THREADS),), THREADS, "PPPPPQiIiiI", arguments
+        )
     if aligned and layout.height >= rows:
+        run = config.column_run(out.dtype, run)
+        build = config.build("dequantize.cu", out.dtype, RUN=run)
         arguments = (*tensors, rows, columns, layout.row_bytes, layout.width)
         grid = walk_columns(layout, run, packed.device)
-        return Launch(build, "dequantize_columns", grid, 128, "PPPPPQQQi", arguments)
-    kernel, threads = "dequantize_any", out.numel()
-    if config.per_byte:
-        kernel, threads = "dequantize_units", rows * math.ceil(columns / run)
-        build = config.build("dequantize_units.cu", out.dtype)
+        return Launch(build, "dequantize_columns", grid, 32 * WALKING_WARPS, "PPPPPQQQi", arguments)
     arguments = (*tensors, *layout.blocks, layout.row_bytes)
-    return Launch(build, kernel, (math.ceil(threads / THREADS),), THREADS, f"PPPPP{BLOCKS}Q", arguments)
+    elements = (math.ceil(out.numel() / THREADS),)
+    return Launch(build, "dequantize_any", elements, THREADS, f"PPPPP{BLOCKS}Q", arguments)
 
 
 def _shift(config: Config, layout: Layout) -> int:

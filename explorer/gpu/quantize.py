@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from explorer.gpu.config import BLOCKS, ELEMENTS, Config, Launch, Layout, Range, multiprocessors, walk_columns
+from explorer.gpu.config import (
+    BLOCKS,
+    ELEMENTS,
+    WALKING_WARPS,
+    Config,
+    Launch,
+    Layout,
+    Range,
+    multiprocessors,
+    walk_columns,
+)
 from explorer.gpu.dequantize import dequantize
 from explorer.gpu.runtime import Build
 
@@ -22,6 +32,8 @@ RANGES = tuple(kind.name.lower() for kind in Range)
 """The calibrators that a kernel has, by name."""
 THREADS = 256
 MAX_TILE_THREADS = 512
+TILE_THREADS = 64
+"""Threads of a thread block that holds a small block of the scheme: beyond them each keeps several runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +76,7 @@ def quantize(
     """
     if x.dtype not in ELEMENTS or not x.is_cuda or not x.is_contiguous():
         raise ValueError("expected a contiguous CUDA tensor of float32, bfloat16 or float16")
-    output = _Plan(x, config, layout, seed).output(steps, zeros)
+    output = _Plan(x, config, layout, seed, steps is None).output(steps, zeros)
     for launch in output.launches:
         launch.start(x.device)
     return output
@@ -73,7 +85,7 @@ def quantize(
 def launches(config: Config, layout: Layout, dtype: torch.dtype) -> tuple[Launch, ...]:
     """What ``quantize`` would launch for an aligned matrix of this layout, without any memory."""
     x = torch.empty((layout.rows, layout.columns), dtype=dtype, device="meta")
-    return _Plan(x, config, layout, 0).output(None, None).launches
+    return _Plan(x, config, layout, 0, True).output(None, None).launches
 
 
 def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
@@ -84,16 +96,25 @@ def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
 class _Plan:
     """One quantization: its outputs, and the launches that fill them."""
 
-    def __init__(self, x: Tensor, config: Config, layout: Layout, seed: int) -> None:
+    def __init__(self, x: Tensor, config: Config, layout: Layout, seed: int, finds_steps: bool) -> None:
         self.x, self.config, self.layout, self.seed = x, config, layout, seed
-        self.run = config.run(x.dtype)
+        self.run = config.run(x.dtype, layout.rows * layout.columns)
         self.launches: list[Launch] = []
         self.packed = x.new_empty((layout.rows, layout.row_bytes), dtype=torch.uint8)
         self.scales = x.new_empty(layout.grid, dtype=config.scale_dtype)
         self.zeros = x.new_empty(layout.grid, dtype=torch.int8) if config.asymmetric else None
-        self.amax = x.new_zeros(2, dtype=torch.float32) if config.two_level else None
-        self.bad = x.new_zeros(1, dtype=torch.int32)
-        self.sums = x.new_zeros(2, dtype=torch.float64) if config.refit else None
+        one_pass = config.cast or self._groups_fit or self._tiles_fit
+        cells = layout.cells if finds_steps and not one_pass else 0
+        sums, ranges, amax, bad = self._zeroed(2 * config.refit, cells, 2 * config.two_level, 1)
+        self.sums = sums.view(torch.float64) if config.refit else None
+        self.ranges = ranges.view(torch.float64 if config.range is not Range.MINMAX else torch.float32)
+        self.amax = amax.view(torch.float32)[:2] if config.two_level else None
+        self.bad = bad.view(torch.int32)[:1]
+
+    def _zeroed(self, *counts: int) -> tuple[Tensor, ...]:
+        """int64 tensors of so many zeros, side by side: one launch fills all, which counts in a small
+        matrix."""
+        return self.x.new_zeros(sum(counts), dtype=torch.int64).split(list(counts))
 
     def output(self, steps: Tensor | None, zeros: Tensor | None) -> Output:
         if self.x.numel():
@@ -118,6 +139,10 @@ class _Plan:
         """Rows are whole runs and everything is aligned for 16-byte accesses."""
         whole = self.layout.columns % self.run == 0
         return whole and self.x.data_ptr() % 16 == 0 and not self.config.per_byte
+
+    @property
+    def _column_run(self) -> int:
+        return self.config.column_run(self.x.dtype, self.run)
 
     @property
     def _groups_fit(self) -> bool:
@@ -159,7 +184,7 @@ class _Plan:
         self.launches.append(Launch(build, kernel, grid, threads, types, arguments))
 
     def _build(self, file: str, **tunables: int) -> Build:
-        return self.config.build(file, self.x.dtype, **tunables)
+        return self.config.build(file, self.x.dtype, **{"RUN": self.run} | tunables)
 
     def _by_groups(self) -> None:
         if self.amax is not None:
@@ -187,7 +212,7 @@ class _Plan:
         # Small thread blocks overlap each other's loads and barriers better than large ones; sub-byte runs of
         # float32 fill too many registers to keep four.
         crowded = self.config.bits < 8 and self.x.dtype == torch.float32 and runs <= 2 * MAX_TILE_THREADS
-        kept = 1 if runs <= THREADS else 2 if runs <= 2 * THREADS or crowded else 4
+        kept = 1 if runs <= TILE_THREADS else 2 if runs <= 2 * TILE_THREADS or crowded else 4
         most = self._tile_threads if kept == 4 else MAX_TILE_THREADS
         self._add(
             self._build("quantize_tile.cu", KEPT=kept, THREADS=most),
@@ -209,12 +234,7 @@ class _Plan:
         """A maximum (or mean) for every block first, scales from those, then the codes."""
         if self.amax is not None:
             self._tensor_range(self.amax)
-        cells, mean = self.layout.cells, self.config.range is not Range.MINMAX
-        ranges = (
-            self.x.new_zeros(cells, dtype=torch.float64)
-            if mean
-            else self.x.new_zeros(2 * cells, dtype=torch.float32)
-        )
+        cells, mean, ranges = self.layout.cells, self.config.range is not Range.MINMAX, self.ranges
         if cells == 1 and self.x.data_ptr() % 16 == 0:
             self._tensor_range(ranges)
         elif self.layout.height >= self.layout.rows and not mean and self._whole_runs and cells > 1:
@@ -239,10 +259,11 @@ class _Plan:
         self._encode(steps, self.zeros)
 
     def _tensor_range(self, range_: Tensor) -> None:
-        enough = math.ceil(self.x.numel() / (THREADS * self.run * 2))
-        blocks = max(1, min(enough, multiprocessors(self.x.device) * 8))
+        run = 32 // self.x.element_size()
+        enough = math.ceil(self.x.numel() / (THREADS * run * 2))
+        blocks = max(1, min(enough, multiprocessors(self.x.device) * 12))
         self._add(
-            self._build("ranges.cu"),
+            self._build("ranges.cu", RUN=run),
             "tensor_range",
             blocks,
             THREADS,
@@ -254,12 +275,12 @@ class _Plan:
         )
 
     def _column_range(self, ranges: Tensor) -> None:
-        layout, grid = self.layout, walk_columns(self.layout, self.run, self.x.device)
+        layout, run = self.layout, 16 // self.x.element_size()
         self._add(
-            self._build("ranges.cu"),
+            self._build("ranges.cu", RUN=run),
             "column_range",
-            grid,
-            128,
+            walk_columns(layout, run, self.x.device),
+            32 * WALKING_WARPS,
             "PPPQQQi",
             self.x,
             ranges,
@@ -273,7 +294,7 @@ class _Plan:
     def _block_range(self, ranges: Tensor) -> None:
         cells = self.layout.cells
         self._add(
-            self._build("ranges.cu"),
+            self._build("ranges.cu", RUN=16 // self.x.element_size()),
             "block_range",
             math.ceil(cells / (THREADS // 32)),
             THREADS,
@@ -305,10 +326,10 @@ class _Plan:
             )
         elif by_runs and layout.height >= layout.rows and not self.config.two_level:
             self._add(
-                build,
+                self._build("encode.cu", RUN=self._column_run),
                 "encode_columns",
-                walk_columns(layout, self.run, self.x.device),
-                128,
+                walk_columns(layout, self._column_run, self.x.device),
+                32 * WALKING_WARPS,
                 "PPPPQQQiQ",
                 self.x,
                 self.packed,
@@ -319,6 +340,22 @@ class _Plan:
                 layout.row_bytes,
                 layout.width,
                 self.seed,
+            )
+        elif self.config.per_byte and layout.cells == 1 and not self.config.stochastic:
+            warps = layout.rows * math.ceil(layout.columns / (32 * self.run))
+            self._add(
+                self._build("encode_units.cu"),
+                "encode_units",
+                min(math.ceil(warps / (THREADS // 32)), multiprocessors(self.x.device) * 20),
+                THREADS,
+                "PPPPQQQ",
+                self.x,
+                self.packed,
+                steps,
+                self.sums,
+                layout.rows,
+                layout.columns,
+                layout.row_bytes,
             )
         else:
             units = layout.rows * math.ceil(layout.columns / (20 if self.config.per_byte else 8))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import FORMATS, SCHEMES, Scheme, quantize
+from explorer import FORMATS, SCHEMES, MappingType, Scheme, quantize
 from explorer.core.cuda import quantize_on_device
 from explorer.gpu import runtime
 from tests.core.test_scale_formats import SCALE_FORMATS, scheme_with
@@ -35,6 +35,9 @@ SHAPES = [
     (7, 5000),
     (300, 4096),
     (2, 40000),
+    (9, 648),
+    (33, 660),
+    (17, 1283),
     (0, 8),
 ]
 
@@ -160,7 +163,16 @@ def test_extreme_scales_divide_exactly() -> None:
         x = (
             torch.randn(16, 512, generator=torch.Generator().manual_seed(exponent)).double() * 2.0**exponent
         ).float()
-        for name in ("int8_row", "fp8_e4m3_1x128", "mxfp4", "nf4_block64"):
+        for name in (
+            "int8_row",
+            "int8_column_asym",
+            "fp8_e4m3_1x128",
+            "fp8_e5m2fnuz_row",
+            "mxfp4",
+            "nf4_block64",
+            "ternary_absmean_ls",
+            "binary_row",
+        ):
             check(x, SCHEMES[name])
 
 
@@ -174,6 +186,53 @@ def test_random_bit_patterns_match(name: str) -> None:
     x = torch.where(x.abs() < 2.0**100, x, torch.zeros(())).nan_to_num(0)
     x = torch.where(x.abs() < 2.0**-100, torch.randn(4096, 4096), x)
     check(x, Scheme("t", "t", FORMATS[name], (1, 128)))
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8_e4m3fnuz_row", "fp8_e5m2fnuz_row", "ternary_absmean", "binary_row", "nvfp4"]
+)
+@pytest.mark.parametrize("step", [1.0, 0.37, 3.0**-5])
+def test_ties_and_tiny_values_match(name: str, step: float) -> None:
+    """Multiples of a quarter of a step, and values down to the smallest float32 beside large ones."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-40, 41, (24, 2560), generator=generator) * (0.25 * step)
+    x[:, ::16] = 10 * step
+    x[8:, 1::16] *= 2.0**-22
+    x[16:, 2::16] *= 2.0**-130
+    for dtype in DTYPES:
+        check(x.to(dtype), SCHEMES[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["int4", "int3", "int2", "int8", "float6_e3m2fn", "float8_e5m2fnuz", "nf4", "binary"]
+)
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_columns_of_every_width_match(name: str, width: int) -> None:
+    """Steps of single columns and of a few: by runs of one access, by whole packing units, by elements."""
+    mappings = [MappingType.SYMMETRIC] + [MappingType.ASYMMETRIC] * name.startswith("int")
+    for mapping in mappings:
+        scheme = Scheme("t", "t", FORMATS[name], (None, width), mapping=mapping)
+        for rows, columns in ((5, 33), (70, 1024), (700, 48)):
+            for dtype in DTYPES:
+                check(draw(rows, columns, dtype), scheme)
+
+
+def test_base_three_rows_of_any_length_and_alignment() -> None:
+    """Packed rows of ternary codes begin at any address; inputs may not be aligned either."""
+    base = draw(23, 2000, torch.bfloat16)
+    for columns in (1, 4, 5, 19, 20, 21, 639, 640, 641, 643, 1283, 1999):
+        for offset in (0, 1):
+            view = base[:, offset : offset + columns]
+            for dtype in DTYPES:
+                for name in ("ternary_absmean", "ternary_twn"):
+                    check(view.to(dtype), SCHEMES[name])
+    for block in ((1, 64), (2, 7), (None, 1)):
+        scheme = dataclasses.replace(SCHEMES["ternary_absmean"], block=block)
+        check(base[:, :1283], scheme)
+    flat = torch.empty(23 * 640 + 1, dtype=torch.bfloat16, device="cuda")
+    flat[1:] = base[:, :640].reshape(-1).cuda()
+    want = quantize(base[:, :640].float(), SCHEMES["ternary_absmean"])
+    assert torch.equal(quantize(flat[1:].view(23, 640), SCHEMES["ternary_absmean"]).packed.cpu(), want.packed)
 
 
 def test_non_finite_is_refused() -> None:

@@ -16,7 +16,7 @@ void check(ScaleRule rule, float smallest) {
     std::vector<uint32_t> codes;
     std::vector<float> steps;
     for (size_t i = 0; i < ranges.size(); i += 2) {
-        Scale scale = scale_for<CODEC, S>(MAPPING, rule, smallest, ranges[i], ranges[i + 1], 1.0f);
+        Scale scale = scale_for<CODEC, S>(MAPPING, rule, smallest, ranges[i], ranges[i + 1], {});
         codes.push_back(scale.code);
         steps.push_back(scale.step);
     }

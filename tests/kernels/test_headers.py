@@ -1,7 +1,7 @@
 """Headers with tables of their own, compiled for the host and run.
 
-If these fail, two codes of a repacked tile share a bit or a weight is multiplied twice, or NF4 on a GPU
-rounds to other levels than on a CPU.
+If these fail, two codes of a repacked tile share a bit or a weight is multiplied twice, or NF4, FNUZ, ternary
+or binary codes on a GPU are others than on a CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from explorer.paths import KERNELS
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["fragments_check", "cells_check"])
+@pytest.mark.parametrize("name", ["fragments_check", "cells_check", "shortcuts_check"])
 def test_the_program_finds_nothing_wrong(name: str, nvcc: str, tmp_path: Path) -> None:
     program = tmp_path / "check"
     source = HERE / f"{name}.cu"

@@ -19,8 +19,8 @@ from explorer.bench import recordings
 from explorer.bench.analysis import recorded_analyses
 from explorer.bench.conformance import recorded_conformance, recorded_crossover
 from explorer.bench.embeddings import recorded_embeddings
-from explorer.bench.gemm.table import RENAMED
 from explorer.bench.gemm.grouped import recorded_grouped
+from explorer.bench.gemm.table import RENAMED
 from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
 from explorer.bench.machine import Machine, this_machine
 from explorer.bench.methods import recorded_methods

@@ -19,9 +19,10 @@ from playwright.sync_api import Browser, Request
 
 from explorer import SCHEMES, load_matrix
 from explorer.cli import main
-from explorer.reports import as_html, build
-from explorer.reports.build import command_of, sha256_of
+from explorer.methods.recipe import Recipe
+from explorer.reports import as_html, command_of, tensor_report
 from explorer.reports.check import read_record
+from explorer.reports.tensor import sha256_of
 from explorer.sources.tensors import Matrix
 
 SOURCE = {"file": "sample:mlp_up"}
@@ -58,8 +59,8 @@ def _url(request: Request) -> str:
 
 def test_what_is_said_is_what_was_computed(folder: Path) -> None:
     """The key numbers in the file's table are the library's."""
-    analysis = SCHEMES["nvfp4"]
-    content = build(load_matrix("sample:mlp_up"), [SCHEMES["int4_group128_asym"], analysis], SOURCE)
+    recipes = [Recipe(SCHEMES[name]) for name in ("int4_group128_asym", "nvfp4")]
+    content = tensor_report(load_matrix("sample:mlp_up"), recipes, SOURCE)
     frame = pandas.read_csv(folder / "files" / "numbers.csv").set_index("quantity")
     assert frame.iloc[0, 1] == pytest.approx(content.numbers["B.sqnr_db"], rel=1e-9)
     assert read_record(folder / "r.html")["numbers"]["A.sqnr_db"] == pytest.approx(19.47, abs=0.01)
@@ -130,20 +131,21 @@ def test_wrong_input_is_refused(
 def test_hard_tensors_have_reports(values: torch.Tensor) -> None:
     """All zeros, one value, one row: sections that mean nothing for them are left out."""
     matrix = Matrix(values, "w", "test", tuple(values.shape), "float32")
-    assert "In numbers" in as_html(build(matrix, [SCHEMES["nvfp4"], SCHEMES["fp32"]], {"file": "w.npy"}))
+    recipes = [Recipe(SCHEMES["nvfp4"]), Recipe(SCHEMES["fp32"])]
+    assert "In numbers" in as_html(tensor_report(matrix, recipes, {"file": "w.npy"}))
 
 
 def test_names_of_a_file_are_text(tmp_path: Path) -> None:
     """A tensor's name cannot become part of the file's program."""
     name = "</script><script>alert(1)</script>"
     matrix = Matrix(torch.randn(32, 64), name, name, (32, 64), "float32")
-    text = as_html(build(matrix, [SCHEMES["int8_row"]], {"file": name}))
+    text = as_html(tensor_report(matrix, [Recipe(SCHEMES["int8_row"])], {"file": name}))
     assert "<script>alert(1)" not in text
 
 
 def test_the_command_builds_the_report_again() -> None:
     recipe = {"file": "a b.npy", "tensor": "w", "revision": None, "schemes": ["nvfp4"], "element": [1, 2]}
     assert command_of(recipe) == (
-        "python -m explorer report 'a b.npy' --schemes nvfp4 --tensor w --element 1,2 --out report.html"
+        "python -m explorer report 'a b.npy' --tensor w --schemes nvfp4 --element 1,2 --out report.html"
     )
     assert sha256_of(torch.zeros(2, 3)) != sha256_of(torch.zeros(3, 2))

@@ -73,7 +73,7 @@ def edited_tables(text: str, now: Content) -> list[str]:
 
 def _tables(text: str) -> dict[str, list[str]]:
     """Cells of each table."""
-    found = re.findall(r'<table id="table-([\w-]+)">(.*?)</table>', text, re.S)
+    found = re.findall(r'<table id="table-([\w-]+)"[^>]*>(.*?)</table>', text, re.S)
     return {name: re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", body, re.S) for name, body in found}
 
 

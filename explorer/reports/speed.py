@@ -23,7 +23,6 @@ COLUMNS = (
     "product",
     "kernel",
     "on this chip",
-    "M×N×K",
     "µs",
     "µs, L2 flushed",
     "TFLOP/s",
@@ -104,21 +103,34 @@ def timings_in(measured: Mapping[str, Any]) -> Recording[GemmTiming]:
 
 
 def timing_table(name: str, timings: Sequence[GemmTiming]) -> Table:
-    """A line for each timing."""
-    return Table(name, COLUMNS, tuple(_line(timing) for timing in timings))
+    """A line for each timing, with its shape where they are of several."""
+    rows = [_line(timing) for timing in timings]
+    if len({timing.shape for timing in timings}) < 2:
+        return Table(name, COLUMNS, tuple(rows))
+    shaped = tuple((t.shape_text, *row) for t, row in zip(timings, rows, strict=True))
+    return Table(name, ("M×N×K", *COLUMNS), shaped)
 
 
 def _line(t: GemmTiming) -> tuple[Any, ...]:
     numbers = (
         t.seconds * 1e6,
-        t.flush.median_s * 1e6 if t.flush else "",
+        t.flush.median_s * 1e6 if t.flush else None,
         t.tflops,
-        100 * t.share if t.share else "",
-        t.speedup or "",
+        100 * t.share if t.share else None,
+        t.speedup,
     )
-    note = f": {t.baseline_note}" if t.baseline_note else ""
+    baseline = t.baseline if t.baseline_graph else f"{t.baseline}: did not run"
     how = "native" if t.native else "emulated"
-    return t.label, t.variant, how, t.shape_text, *numbers, t.baseline + note, t.sqnr_db, t.weight_bytes / 1e6
+    short = (float(f"{number:.4g}") if number else "" for number in numbers)
+    return (
+        t.label,
+        t.variant,
+        how,
+        *short,
+        baseline,
+        round(t.sqnr_db, 2),
+        float(f"{t.weight_bytes / 1e6:.4g}"),
+    )
 
 
 def _shape(recording: Recording[GemmTiming], wanted: Sequence[int] | None) -> Shape:
@@ -173,7 +185,9 @@ def _limits(
     over_m = swept(recording.rows, at)
     if len({timing.shape[0] for timing in over_m}) > 2:
         reading = "Time against the number of tokens M; × where torch's BF16 overtakes."
-        figures.append(("sweep", sweep_figure(over_m, "report", marked), reading))
+        figure = sweep_figure(over_m, "report", marked)
+        figure.data = [trace for trace in figure.data if trace.visible != "legendonly"]  # nobody clicks paper
+        figures.append(("sweep", figure, reading))
     if recording.limits:
         reading = "What bounds each product: memory (the slope) or the tensor cores (the ceilings), modelled."
         figures.append(("roofline", roofline_figure(here, recording.limits, "report", marked), reading))

@@ -25,7 +25,7 @@ from explorer.survey import (
     recipe_of,
 )
 from explorer.survey.apply import constraints_of
-from explorer.survey.check import Check
+from explorer.survey.check import SAME_SIZE, Check
 from explorer.survey.verdict import about, truth, verdict
 
 RUN = "check"
@@ -83,7 +83,6 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
     """The report of what a budget buys by a survey. ``place``: where the command finds the survey; ``check``:
     what `explorer check` measured of the recipe, with the ``model`` at another place than the survey's."""
     found, asked, front, choice = one.survey, one.asked, one.front, one.choice
-    row = SENSITIVITIES[front.signal]
     numbers = _numbers(one)
     parts = [_sizes(one), _layers(one), _recipe_part(one), _budgets(one)]
     if check is not None:
@@ -95,7 +94,7 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
     texts = f"{head.texts} texts, {words.count(head.tokens)} tokens" if head.loss else "the model was not run"
     return content(
         title=f"{Path(head.model).name}: which layers suffer, and what {choice.bits:.3g} bits a weight buy",
-        lead=(verdict(front, choice), about(found), f"Layers are ranked by {row.label}. {row.trust}"),
+        lead=(verdict(front, choice), about(found), _how_known(one, check)),
         parts=parts,
         method=_method(one),
         about={
@@ -122,6 +121,18 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
     )
 
 
+def _how_known(one: Bought, check: Check | None) -> str:
+    """What of the losses is predicted, and what was measured for this report."""
+    if not SENSITIVITIES[one.front.signal].is_loss:
+        return "Nothing here is a loss: layers are ranked by what rounding does to each alone."
+    text = "Losses are predicted from the survey, by the sum over layers of what rounding each costs"
+    return (
+        f"{text}; those under Measured are of the model as it runs."
+        if check
+        else f"{text}; none is measured."
+    )
+
+
 def _numbers(one: Bought) -> dict[str, float]:
     choice, front = one.choice, one.front
     numbers = {
@@ -144,7 +155,7 @@ def _sizes(one: Bought) -> Part:
     choice, front = one.choice, one.front
     loss = cost_label(one.survey, front.signal)
     kept = front.kept_bytes
-    smaller = [u for u in front.uniform if u.bits <= choice.bits]
+    smaller = [u for u in front.uniform if u.bits <= choice.bits + SAME_SIZE]
     best = min(smaller, key=lambda u: u.loss, default=None)
     rows: list[tuple[Any, ...]] = [
         ("bits a weight, scales included", choice.bits),
@@ -152,10 +163,11 @@ def _sizes(one: Bought) -> Part:
         ("the rest of the model, as it is stored", words.bytes_(kept)),
         ("the whole model", words.bytes_(kept + choice.bytes)),
         (loss, choice.loss),
-        ("no choice of this size has less than", choice.loss - choice.gap),
+        (f"{loss}: no choice of this size has less than", choice.loss - choice.gap),
     ]
     if best is not None:
-        rows.append((f"one scheme for all layers, {label_of_text(best.scheme)}: {loss}", best.loss))
+        single = f"{label_of_text(best.scheme)} for all layers ({best.bits:.2f} bits)"
+        rows.append((f"{single}: {loss}", best.loss))
     return Part("In numbers", (), (Table("numbers", ("quantity", "value"), tuple(rows)),))
 
 
@@ -275,13 +287,12 @@ def _method(one: Bought) -> Sequence[str]:
     row = SENSITIVITIES[one.front.signal]
     return (
         "Every linear layer was rounded to nearest by every scheme of the survey. What that costs the model "
-        f"is estimated by {row.label}: {row.trust}",
+        f"is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
         "Costs of layers add up, so that a budget is a multiple-choice knapsack. A Lagrange multiplier "
         "solves it for every budget at once, and bounds what any other choice of the size could reach.",
         "Bits a weight are of codes, scales and zero points, over the layers that schemes are chosen for; "
         "embeddings, norms and the head stay as they are stored.",
-        "The predicted loss is of rounding to nearest and is no measurement"
-        + (": those of the section Measured are." if row.is_loss else "."),
+        "The predicted loss is of rounding to nearest and is no measurement.",
     )
 
 

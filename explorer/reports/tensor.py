@@ -124,6 +124,7 @@ def tensor_report(
         about={
             "tensor": matrix.description,
             "its SHA-256 (float32, row-major, with its shape)": digest,
+            **({"the inputs' SHA-256": sha256_of(more.inputs)} if more.inputs is not None else {}),
         },
         numbers=numbers,
         recipe=_recipe(source, recipes, at, more, measured),
@@ -317,7 +318,10 @@ def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, floa
     if part.shape[0] < all_rows:
         said.append(f"The first {words.count(part.shape[0])} of {words.count(all_rows)} rows were used.")
     what = "your range" if own is not None else f"that of the highest SQNR, {drawn.label}"
-    shaded = f"Above the histogram of the values the range of each calibrator; the lines are {what}."
+    shaded = (
+        f"Above the histogram of the values the range of each calibrator; the lines are {what}, shaded what "
+        "lies beyond."
+    )
     curves = (
         "What each calibrator minimises over the threshold, and the share of the values whose magnitude is "
         "beyond it; a dot where each chooses."
@@ -375,7 +379,7 @@ def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part
     seen, held = halves(x)
     quantized = f", its inputs quantized by {of_inputs.label or of_inputs}" if of_inputs else ""
     how = (
-        f"The output is measured on {words.count(held.shape[0])} tokens that no method has seen{quantized}; "
+        f"The output is computed on {words.count(held.shape[0])} tokens that no method has seen{quantized}; "
         f"the {words.count(seen.shape[0])} others calibrate."
     )
     rows = tuple(_method_row(o) for o in outcomes)

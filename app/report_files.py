@@ -21,7 +21,7 @@ from explorer.reports import Content, command_of, write
 from explorer.reports.write import check_printer
 
 HTML, PDF, PARTS = "page", "pdf", "parts"
-KINDS = {HTML: "report (.html)", PDF: "report (.pdf)", PARTS: "its figures and tables (.zip)"}
+KINDS = {HTML: "report (.html)", PDF: "report (.pdf)", PARTS: "the report's figures and tables (.zip)"}
 """What a report is written as, and how the page calls it."""
 PRINTED = (PDF, PARTS)
 Compose = Callable[[Progress], Content]
@@ -63,7 +63,7 @@ def steps_of(compose: Compose, kinds: Sequence[str], folder: Path) -> Generator[
     if parts:
         paths.append(shutil.make_archive(str(parts), "zip", folder, parts.name))
         shutil.rmtree(parts)
-    return Written(paths, command_of(content.recipe), left_out)
+    return Written(paths, command_of(content.recipe).removeprefix("python -m "), left_out)
 
 
 def _printable(kinds: list[str]) -> tuple[list[str], str]:

@@ -112,7 +112,8 @@ def make(
 ) -> Iterator[FilesView]:
     """The quantized tensor by each scheme, in this project's or a checkpoint's ``layout``, its numbers
     (.json), and the report of A and B, as files to download. The report holds the visitor's ``own`` range (a
-    share of min-max; 1 is none), what methods left of this layer, and what was timed for the visitor."""
+    share of min-max) where it was moved, what methods left of this layer, and what was timed for the
+    visitor."""
     if not kinds:
         raise ValueError("choose at least one kind of file")
     steps = analysing(chosen)

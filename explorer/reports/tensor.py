@@ -56,7 +56,7 @@ class Methods:
     outcomes: tuple[Outcome, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class More:
     """What a tensor's report holds beside the tensor under its schemes.
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from app import limits, report_files
+from app.controls import DEFAULT_RANGE
 from app.learn import training
 from app.sections import methods, speed, survey, take_away
 from app.sections.methods import Owner
@@ -23,6 +24,7 @@ from explorer.bench.machine import Machine
 from explorer.bench.recordings import Recording
 from explorer.methods.evaluate import Outcome
 from explorer.reports.check import read_record
+from explorer.reports.tensor import More
 from explorer.reports.training import Settings
 from explorer.training.digits import train
 
@@ -95,9 +97,8 @@ def test_what_was_run_is_in_the_report_of_the_tensor() -> None:
     outcome = run[-1].owner.outcomes[-1]
     assert numbers["methods.int4_group64+gptq.output_sqnr_db"] == outcome.output_sqnr_db
     assert recipe["measured"]["machine"]["cpu"] == "a CPU of mine" and numbers["B.sqnr_db"]
-    other = dataclasses.astuple(Selection(scheme="nvfp4"))
-    recipe = record(last(take_away.make(*other, ["page"], "own", 1.0, run[-1].owner)))["recipe"]
-    assert "methods" not in recipe and recipe["own"] is None and "measured" not in recipe
+    untouched = take_away._more(Selection(scheme="nvfp4"), [], DEFAULT_RANGE, run[-1].owner, None)
+    assert untouched == More(analyses=())
 
 
 def outcome(method: str, scheme: str) -> Outcome:

@@ -35,7 +35,7 @@ _ANALYSES = BoundedCache[Analysis](256 << 20)
 _LAYERS = BoundedCache[QuantizedLayer](256 << 20)
 _OUTPUTS = BoundedCache[float](1024)
 REPORTED_EVERY_S = 0.3
-ASKED_EVERY_S = 0.1
+SAID_AGAIN_S = 0.5
 
 
 def analyses_of(chosen: Selection, progress: Progress | None = None) -> tuple[Matrix, Pairs]:
@@ -72,8 +72,11 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
 
 def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int], None, Result]:
     """Run ``compute`` in a thread of its own; yield (done, total) of what it reports, at most so often, and
-    return its result. Closing the generator stops it at its next report; a visitor who stops it need not wait
-    for that."""
+    return its result. Closing the generator stops it at its next report.
+
+    Between reports the last one comes again: Gradio ends a stopped run only where it yields, and until then
+    the page takes no click that starts the next one.
+    """
     said: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
     results: list[Result] = []
     errors: list[Exception] = []
@@ -96,7 +99,18 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     try:
         shown = 0.0
-        while (step := _next(said)) is not None:
+        last: tuple[int, int] | None = None
+        while True:
+            try:
+                step = said.get(timeout=SAID_AGAIN_S)
+            except queue.Empty:
+                checkpoint()
+                if last is not None:
+                    yield last
+                continue
+            if step is None:
+                break
+            last = step
             if time.monotonic() - shown > REPORTED_EVERY_S:
                 yield step
                 shown = time.monotonic()
@@ -105,16 +119,6 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
     if errors:
         raise errors[0]
     return results[0]
-
-
-def _next(said: queue.SimpleQueue[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """What is said next. While nothing is, it is asked whether anybody still waits: the page takes no new run
-    before this one has ended."""
-    while True:
-        try:
-            return said.get(timeout=ASKED_EVERY_S)
-        except queue.Empty:
-            checkpoint()
 
 
 def keep_layer(chosen: Selection, recipe: Recipe, layer: QuantizedLayer) -> None:

@@ -180,6 +180,25 @@ def test_results_go_with_their_tensor() -> None:
     assert unchanged(methods.cleared(*moved, other).table)
 
 
+def test_a_step_that_takes_long_does_not_hold_the_page() -> None:
+    """Gradio ends a stopped run where it yields next: if nothing came between two reports, a click on Run
+    after Stop would be lost until then."""
+    go_on = threading.Event()
+
+    def slow(progress: Any) -> str:
+        progress(1, 2)
+        go_on.wait(30)
+        return "done"
+
+    steps = analyses.reported(slow)
+    assert [next(steps), next(steps), next(steps)] == [(1, 2)] * 3
+    go_on.set()
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(steps)
+    assert end.value.value == "done"
+
+
 def test_a_long_computation_reports_and_is_stopped() -> None:
     """A closed page must not keep the machine busy; an error reaches whoever waits."""
     steps = analyses.reported(endless)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.page.test_browser import open_page
+from tests.page.test_browser import idle, open_page
 
 
 def click(page: Page, target: Locator) -> None:
@@ -25,6 +25,7 @@ def test_commands_are_of_the_schemes_that_are_chosen(page: Page, url: str) -> No
     open_page(page, url, "tab=tensor&section=take-away&scheme=int4_row&second=nvfp4&sample=attention_query")
     commands = page.locator("#commands")
     expect(commands).to_contain_text("nvfp4")
+    idle(page)
     page.evaluate("explorer.kept = explorer.follow; explorer.follow = () => {}")  # the numbers do not come
     click(page, page.locator("#acts [data-act=clear]"))
     expect(commands).not_to_contain_text("nvfp4")
@@ -37,6 +38,7 @@ def test_a_report_is_made_printed_and_stopped(page: Page, url: str, tmp_path: Pa
     """A survey's report as a file from disk, with how far it is; a print that is stopped gives no file."""
     open_page(page, url, "tab=model&section=survey")
     expect(page.locator("#survey-sentence")).to_contain_text("bits a weight")
+    idle(page)
     kinds = page.locator("#report_survey-kinds")
     for kind in ("report (.pdf)", "figures and tables"):
         click(page, kinds.get_by_label(kind))
@@ -47,7 +49,7 @@ def test_a_report_is_made_printed_and_stopped(page: Page, url: str, tmp_path: Pa
     click(page, stop)
     expect(page.locator("#report_survey-stopped")).to_contain_text("no report was made")
     expect(page.locator("#report_survey-files")).to_be_hidden()
-    click(page, make)
+    click(page, make)  # at once: the stopped run must not be in its way
     files = page.locator("#report_survey-files")
     expect(files).to_be_visible(timeout=60_000)
     links = files.locator("a[download]")
@@ -59,5 +61,9 @@ def test_a_report_is_made_printed_and_stopped(page: Page, url: str, tmp_path: Pa
         path = tmp_path / download.value.suggested_filename
         download.value.save_as(path)
         kept[path.suffix] = path.read_bytes()
-    assert kept[".pdf"].startswith(b"%PDF") and kept[".zip"].startswith(b"PK") and b"explorer-report" in kept[".html"]
+    assert (
+        kept[".pdf"].startswith(b"%PDF")
+        and kept[".zip"].startswith(b"PK")
+        and b"explorer-report" in kept[".html"]
+    )
     expect(page.locator("#report_survey-command")).to_contain_text("explorer report survey all-MiniLM-L6-v2")

@@ -12,9 +12,14 @@ from tests.page.test_browser import idle, open_page
 
 
 def click(page: Page, target: Locator) -> None:
-    """At the coordinates where a hand sees it."""
-    target.scroll_into_view_if_needed()
-    box = target.bounding_box()
+    """At the coordinates where a hand sees it, once it stands still."""
+    box = None
+    for _ in range(50):
+        target.scroll_into_view_if_needed()
+        before, box = box, target.bounding_box()
+        if box and box == before:
+            break
+        page.wait_for_timeout(100)
     assert box
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
@@ -42,6 +47,7 @@ def test_a_report_is_made_printed_and_stopped(page: Page, url: str, tmp_path: Pa
     kinds = page.locator("#report_survey-kinds")
     for kind in ("report (.pdf)", "figures and tables"):
         click(page, kinds.get_by_label(kind))
+        expect(kinds.get_by_label(kind)).to_be_checked()
     make = page.locator("#report_survey")
     stop = make.locator("xpath=following::button[normalize-space()='Stop'][1]")
     click(page, make)

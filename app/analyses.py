@@ -26,7 +26,7 @@ from explorer.methods.evaluate import halves
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.methods.repaired import RepairedAnalysis, analyse_layer
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.sources.tensors import Matrix
 
 Result = TypeVar("Result")
@@ -35,6 +35,7 @@ _ANALYSES = BoundedCache[Analysis](256 << 20)
 _LAYERS = BoundedCache[QuantizedLayer](256 << 20)
 _OUTPUTS = BoundedCache[float](1024)
 REPORTED_EVERY_S = 0.3
+SAID_AGAIN_S = 0.5
 
 
 def analyses_of(chosen: Selection, progress: Progress | None = None) -> tuple[Matrix, Pairs]:
@@ -71,7 +72,11 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
 
 def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int], None, Result]:
     """Run ``compute`` in a thread of its own; yield (done, total) of what it reports, at most so often, and
-    return its result. Closing the generator stops it at its next report."""
+    return its result. Closing the generator stops it at its next report.
+
+    Between reports the last one comes again: Gradio ends a stopped run only where it yields, and until then
+    the page takes no click that starts the next one.
+    """
     said: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
     results: list[Result] = []
     errors: list[Exception] = []
@@ -94,7 +99,18 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     try:
         shown = 0.0
-        while (step := said.get()) is not None:
+        last: tuple[int, int] | None = None
+        while True:
+            try:
+                step = said.get(timeout=SAID_AGAIN_S)
+            except queue.Empty:
+                checkpoint()
+                if last is not None:
+                    yield last
+                continue
+            if step is None:
+                break
+            last = step
             if time.monotonic() - shown > REPORTED_EVERY_S:
                 yield step
                 shown = time.monotonic()

@@ -41,6 +41,8 @@ class Page:
     events: what changes it.
     shown: source, file and tensor of the file that are shown, None before the first answer.
     told: why a file was refused, until that is shown.
+    tried, timed: what the visitor's methods left of the layer, and which products were timed for the visitor:
+        the sections that run them fill these, and reports hold them.
     position: row, column, and whether the largest error is followed instead.
     kept: by their keys in the address, the controls of sections that it keeps.
     pairs: events after which both schemes' controls have to be spelled anew, and how their endpoints' names
@@ -52,6 +54,8 @@ class Page:
     tensor_left: Any
     shown: Control
     told: Control
+    tried: Control
+    timed: Control
     seen: dict[str, Control] = field(default_factory=dict)
     followers: list[Follower] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)

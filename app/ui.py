@@ -42,7 +42,8 @@ def build() -> gr.Blocks:
         block(_header(), js_on_load="explorer.header(element)", elem_id="header")
         left = hidden("explorer.onTensor(() => trigger('left'))").left
         bar = build_bar(first_sight()["chips"])
-        page = Page(bar, block(elem_id="notice"), left, shown=gr.State(None), told=gr.State(""))
+        held: dict[str, Any] = {name: gr.State(None) for name in ("shown", "tried", "timed")}
+        page = Page(bar, block(elem_id="notice"), left, told=gr.State(""), **held)
         for place in PLACES:
             with gr.Column(elem_id=f"place-{place.NAME}", elem_classes="place"):
                 place.build(page)

@@ -179,6 +179,7 @@ Object.assign(explorer, {
     const now = JSON.stringify(values);
     if (visit && now === explorer.chosen) return;
     explorer.chosen = now;
+    explorer.chosenAnew?.();
     explorer.follow?.();
   },
 
@@ -190,6 +191,11 @@ Object.assign(explorer, {
   /* Call `follow()` after each change of the selection. */
   onChange(follow) {
     explorer.follow = follow;
+  },
+
+  /* Call `chosenAnew()` as soon as the selection is another one, before anything is computed of it. */
+  onChosen(chosenAnew) {
+    explorer.chosenAnew = chosenAnew;
   },
 
   /* The selection goes to be shown. `values` end with what the controls hold of the position, which an

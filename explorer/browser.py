@@ -28,8 +28,10 @@ def chromium() -> Iterator[Browser]:
     api, path = playwright_api(), chromium_path()
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield browser
-        browser.close()
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 def playwright_api() -> Any:

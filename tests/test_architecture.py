@@ -20,7 +20,9 @@ LEVELS = [
     {"explorer.models", "explorer.checkpoints"},
     {"explorer.survey"},
     {"explorer.bench"},
-    {"explorer.figures", "explorer.cli"},
+    {"explorer.figures"},
+    {"explorer.reports"},
+    {"explorer.cli"},
     {"app", "explorer.__main__"},
 ]
 """A module may import from its own package and from levels above in this list; those of one level do not know

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import explorer
 from explorer import SCHEMES, compare, gpu, load_matrix, paths, quantize
-from explorer.cli import bench, main
+from explorer.cli import bench, main, report
 from explorer.cli.app import app
 from explorer.cli.output import Table, counted, render
 from explorer.core import backend
@@ -106,8 +106,16 @@ def test_every_command_is_run_by_a_test() -> None:
     run_here = {" ".join(line.split()[: 1 + line.startswith("bench")]) for line in COMMANDS}
     elsewhere = {"layers", "capture", "embed", "compile", "docs", "bench quantize", "bench page"}
     elsewhere |= {"survey", "recipe", "check", "apply"}  # tests/survey/test_commands.py
-    elsewhere |= {"report"}  # tests/test_reports.py
-    assert run_here | elsewhere == known | bench_commands
+    kinds = {
+        f"report {c.name or c.callback.__name__}" for c in report.kinds.registered_commands if c.callback
+    }
+    elsewhere |= {
+        "report tensor",
+        "report survey",
+        "report speed",
+        "report training",
+    }  # tests/test_reports.py
+    assert run_here | elsewhere == known | bench_commands | kinds
 
 
 def _registered(group: typer.Typer) -> list[Any]:

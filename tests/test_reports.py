@@ -5,8 +5,11 @@ If these fail, a figure in somebody's document cannot be traced, or opens to not
 
 from __future__ import annotations
 
+import contextlib
+import html
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +21,23 @@ import torch
 from playwright.sync_api import Browser, Request
 
 from explorer import SCHEMES, load_matrix
+from explorer.analysis.calibration import compare_calibrators
+from explorer.bench.gemm.table import GEMMS
+from explorer.bench.gemm.timing import time_on_cpu
+from explorer.bench.machine import Machine
+from explorer.bench.recordings import recording_json
 from explorer.cli import main
-from explorer.reports import as_html, build
-from explorer.reports.build import command_of, sha256_of
+from explorer.methods.evaluate import evaluate_all
+from explorer.methods.recipe import Recipe
+from explorer.reports import again, as_html, command_of, moved, survey_report, tensor_report
+from explorer.reports.again import KINDS
 from explorer.reports.check import read_record
+from explorer.reports.content import content
+from explorer.reports.survey import Asked, bought, find_survey
+from explorer.reports.tensor import sha256_of
 from explorer.sources.tensors import Matrix
+from explorer.survey.check import Check, Checked
+from explorer.survey.loss import Loss
 
 SOURCE = {"file": "sample:mlp_up"}
 
@@ -58,8 +73,8 @@ def _url(request: Request) -> str:
 
 def test_what_is_said_is_what_was_computed(folder: Path) -> None:
     """The key numbers in the file's table are the library's."""
-    analysis = SCHEMES["nvfp4"]
-    content = build(load_matrix("sample:mlp_up"), [SCHEMES["int4_group128_asym"], analysis], SOURCE)
+    recipes = [Recipe(SCHEMES[name]) for name in ("int4_group128_asym", "nvfp4")]
+    content = tensor_report(load_matrix("sample:mlp_up"), recipes, SOURCE)
     frame = pandas.read_csv(folder / "files" / "numbers.csv").set_index("quantity")
     assert frame.iloc[0, 1] == pytest.approx(content.numbers["B.sqnr_db"], rel=1e-9)
     assert read_record(folder / "r.html")["numbers"]["A.sqnr_db"] == pytest.approx(19.47, abs=0.01)
@@ -88,8 +103,121 @@ def test_a_report_is_checked(folder: Path, capsys: pytest.CaptureFixture[str], t
     edited = re.sub(r'"B.sqnr_db": [\d.]+', '"B.sqnr_db": 33.25', (folder / "r.html").read_text())
     (tmp_path / "edited.html").write_text(edited)
     assert main(["report", "--check", str(tmp_path / "edited.html"), "--json"]) == 1
-    (moved,) = json.loads(capsys.readouterr().out)["moved"]
-    assert moved["name"] == "B.sqnr_db" and moved["said"] == 33.25
+    (number,) = json.loads(capsys.readouterr().out)["moved"]
+    assert number["name"] == "B.sqnr_db" and number["said"] == 33.25
+
+
+WEIGHT = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).numpy()
+INPUTS = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)).numpy()
+OF_ALL = {
+    "tensor": "w.npy --schemes int4_group32_asym,int4_group32_asym+gptq --inputs x.npy --methods rtn,gptq "
+    "--own 0.5 --timings t.json",
+    "survey": "survey all-MiniLM-L6-v2 --bits 4 --for compressed-tensors --fuse --keep layer.0",
+    "speed": "speed --schemes nvfp4,bf16",
+    "training": "training --widths 4 --seeds 1 --epochs 1 --again 1 --activations int8_row",
+}
+"""A small report of each kind, with all that it can hold but a model that is run."""
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the commands of ``OF_ALL`` read, and their reports, a file a kind."""
+    made = tmp_path_factory.mktemp("kinds")
+    np.save(made / "w.npy", WEIGHT)
+    np.save(made / "x.npy", INPUTS)
+    timing = time_on_cpu(GEMMS["bf16"], (8, 16, 32))
+    (made / "t.json").write_text(json.dumps(recording_json(Machine(cpu="a CPU"), [timing])))
+    with contextlib.chdir(made):
+        for kind, command in OF_ALL.items():
+            assert main(["report", *command.split(), "--out", f"{kind}.html"]) == 0
+    return made
+
+
+def test_every_kind_is_tried_here() -> None:
+    """A kind of report without a row above would not be checked by anything below."""
+    assert set(OF_ALL) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", OF_ALL)
+def test_every_kind_is_checked(
+    kind: str, reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, ``--check`` cannot compute a report again, or lets an edited number or table pass."""
+    monkeypatch.chdir(reports)
+    path = reports / f"{kind}.html"
+    assert main(["report", "--check", path.name]) == 0
+    assert "numbers are the same" in capsys.readouterr().out
+    text, record = path.read_text(), read_record(path)
+    name = next(name for name, value in record["numbers"].items() if value)
+    other = text.replace(f'"{name}": {record["numbers"][name]!r}', f'"{name}": 123.25', 1)
+    (reports / "moved.html").write_text(other)
+    assert main(["report", "--check", "moved.html", "--json"]) == 1
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["moved"]] == [name]
+    cell = re.search(r'<td class="number">([\d.,e+-]+)</td>', text)
+    assert cell
+    (reports / "edited.html").write_text(text.replace(cell[0], '<td class="number">77</td>', 1))
+    assert main(["report", "--check", "edited.html"]) == 1
+    assert "show something else" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", OF_ALL)
+def test_the_command_in_a_report_writes_it_again(
+    kind: str, reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, the appendix names a command that gives other numbers, or none. Timings are read from
+    the file that the reader has to name."""
+    monkeypatch.chdir(reports)
+    record = read_record(reports / f"{kind}.html")
+    said = command_of(record["recipe"], "again.html")
+    assert html.escape(command_of(record["recipe"]), quote=True) in (reports / f"{kind}.html").read_text()
+    words = shlex.split(said.replace("YOUR_TIMINGS.json", "t.json"))
+    assert words[:3] == ["python", "-m", "explorer"] and main(words[3:]) == 0
+    now = read_record(reports / "again.html")
+    assert now["numbers"] == record["numbers"] and now["recipe"] == record["recipe"]
+
+
+def test_a_tensors_report_holds_what_was_run(reports: Path) -> None:
+    """If this fails, methods, one's own range or timings are lost, or stand without their source."""
+    text = (reports / "tensor.html").read_text()
+    numbers = read_record(reports / "tensor.html")["numbers"]
+    w, x = torch.from_numpy(WEIGHT), torch.from_numpy(INPUTS)
+    (outcome,) = evaluate_all(["gptq"], [SCHEMES["int4_group32_asym"]], w, x)
+    assert numbers["methods.int4_group32_asym+gptq.output_sqnr_db"] == pytest.approx(outcome.output_sqnr_db)
+    assert numbers["B.sqnr_db"] == pytest.approx(outcome.weight_sqnr_db)
+    own = compare_calibrators(w, SCHEMES["int4_group32_asym"], 0.5).choices[-1]
+    assert numbers["range.own.high"] == pytest.approx(own.high) and "your range" in text
+    assert "Measured on one a CPU" in text and "Recorded on one NVIDIA" in text
+
+
+def test_a_search_may_end_elsewhere_on_another_machine() -> None:
+    """If this fails, GPTQ's rounding on another processor is said to be another result, or nothing is."""
+    numbers = {"methods.nvfp4+gptq.output_sqnr_db": 20.0, "A.sqnr_db": 20.0}
+    now = content("", (), (), (), {}, numbers, {"file": "w"}, "", loose=("methods.",))
+    for change, wanted in ((2e-4, ["A.sqnr_db"]), (2e-2, [*sorted(numbers)])):
+        said = {"numbers": {name: value * (1 + change) for name, value in numbers.items()}}
+        assert [row.name for row in moved(said, now)] == wanted
+
+
+def test_what_a_check_of_the_recipe_measured_is_in_the_report() -> None:
+    """If this fails, a predicted loss passes for a measured one, or the other way round."""
+    one = bought(find_survey("all-MiniLM-L6-v2"), Asked(4.0))
+    loss = Loss("embedding", 0.0312, 0.03, 0.033, 240, 4000)
+    check = Check((Checked("recipe", "fisher_diagonal", one.choice.bits, one.choice.loss, loss),), "", True)
+    plain, checked = survey_report("m", one), survey_report("m", one, check, "folder")
+    assert "none is measured" in " ".join(plain.lead) and "Measured" in [p.title for p in checked.parts]
+    assert checked.numbers["check.recipe.fisher_diagonal.loss"] == 0.0312
+    assert "--check-model --model folder" in command_of(checked.recipe)
+
+
+def test_an_old_report_is_still_read(tmp_path: Path) -> None:
+    """Reports say of what kind they are since there are several; those before were of tensors."""
+    record = {"recipe": {"file": "w.npy"}, "tensor_sha256": "0", "versions": {}, "numbers": {}}
+    text = f'<script type="application/json" id="explorer-report">{json.dumps(record)}</script>'
+    (tmp_path / "old.html").write_text(text)
+    assert read_record(tmp_path / "old.html")["sha256"] == "0"
+    for recipe, words in (({"kind": "pear"}, "unknown kind"), ({"kind": "survey"}, "how it was made")):
+        with pytest.raises(ValueError, match=words):
+            again(recipe)
 
 
 def test_another_tensor_is_noticed(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -108,6 +236,20 @@ def test_another_tensor_is_noticed(folder: Path, capsys: pytest.CaptureFixture[s
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--element", "9999,0"], "no element (9999, 0)"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--element", "one"], "ROW,COLUMN"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--out", "r.txt"], ".html"),
+        (["report", "sample:mlp_up", "--schemes", "nvfp4", "--own", "2"], "share of min-max"),
+        (["report", "sample:mlp_up", "--schemes", "int4_group128+gptq"], "name them by --inputs"),
+        (["report", "sample:mlp_up", "--schemes", "nvfp4", "--methods", "gptq"], "name them by --inputs"),
+        (["report", "sample:mlp_up", "--schemes", "nvfp4", "--methods", "x", "--inputs", "y"], "'x'"),
+        (["report", "sample:mlp_up", "--schemes", "nvfp4", "--timings", __file__], "no JSON file"),
+        (["report", "survey", "none.jsonl"], "all-MiniLM-L6-v2"),
+        (["report", "survey", "../surveys/all-MiniLM-L6-v2"], "is no survey's file"),
+        (["report", "survey", "all-MiniLM-L6-v2", "--signal", "pear"], "no signal 'pear'"),
+        (["report", "survey", "all-MiniLM-L6-v2", "--keep", "pear"], "no layer's name matches"),
+        (["report", "survey", "all-MiniLM-L6-v2", "--model", "x"], "--check-model"),
+        (["report", "speed", "--shape", "3x5x7"], "nothing was timed at 3x5x7"),
+        (["report", "speed", "--schemes", "nvfp4,mxfp4,int8_row"], "one or two schemes"),
+        (["report", "training", "--widths", "pear"], "no width 'pear'"),
+        (["report", "pear"], "name a tensor"),
         (["report", "--check", __file__], "no report"),
         (["report", "--check", "none.html"], "cannot be read"),
         (["report", "--check", __file__, "--schemes", "nvfp4"], "nothing is written"),
@@ -130,20 +272,21 @@ def test_wrong_input_is_refused(
 def test_hard_tensors_have_reports(values: torch.Tensor) -> None:
     """All zeros, one value, one row: sections that mean nothing for them are left out."""
     matrix = Matrix(values, "w", "test", tuple(values.shape), "float32")
-    assert "In numbers" in as_html(build(matrix, [SCHEMES["nvfp4"], SCHEMES["fp32"]], {"file": "w.npy"}))
+    recipes = [Recipe(SCHEMES["nvfp4"]), Recipe(SCHEMES["fp32"])]
+    assert "In numbers" in as_html(tensor_report(matrix, recipes, {"file": "w.npy"}))
 
 
 def test_names_of_a_file_are_text(tmp_path: Path) -> None:
     """A tensor's name cannot become part of the file's program."""
     name = "</script><script>alert(1)</script>"
     matrix = Matrix(torch.randn(32, 64), name, name, (32, 64), "float32")
-    text = as_html(build(matrix, [SCHEMES["int8_row"]], {"file": name}))
+    text = as_html(tensor_report(matrix, [Recipe(SCHEMES["int8_row"])], {"file": name}))
     assert "<script>alert(1)" not in text
 
 
 def test_the_command_builds_the_report_again() -> None:
     recipe = {"file": "a b.npy", "tensor": "w", "revision": None, "schemes": ["nvfp4"], "element": [1, 2]}
     assert command_of(recipe) == (
-        "python -m explorer report 'a b.npy' --schemes nvfp4 --tensor w --element 1,2 --out report.html"
+        "python -m explorer report 'a b.npy' --tensor w --schemes nvfp4 --element 1,2 --out report.html"
     )
     assert sha256_of(torch.zeros(2, 3)) != sha256_of(torch.zeros(3, 2))

@@ -16,6 +16,7 @@ from app import html, limits
 from app.choices import input_scheme
 from app.files import NOTHING_YET, downloads
 from app.page import Page
+from app.report_files import ReportView, build_report, report_steps
 from app.theme import plot_data
 from app.views import Control, Shown, StatusView, View, listen, shows
 from app.widgets import (
@@ -31,6 +32,8 @@ from app.widgets import (
 from explorer import Scheme
 from explorer.core.serialize import to_json
 from explorer.figures.training import accuracy_figure, curves_figure, steps_figure, underflow_figure
+from explorer.reports import training_report
+from explorer.reports.training import Settings
 from explorer.training.digits import (
     WIDTHS,
     Trained,
@@ -79,6 +82,15 @@ class TrainingView(StatusView):
     table: Shown
     csv_file: Shown
     json_file: Shown
+    done: Shown
+
+
+@dataclass(frozen=True)
+class Done:
+    """The networks of a run so far, and what the run was asked for."""
+
+    settings: Settings
+    results: tuple[Trained, ...]
 
 
 @dataclass(frozen=True)
@@ -99,13 +111,13 @@ def run(widths: list[str], seeds: float, epochs: float, again: float, inputs: st
         raise ValueError("choose at least one width")
     if not (1 <= seeds <= MOST_SEEDS and 1 <= epochs <= MOST_EPOCHS and 1 <= again <= MOST_EPOCHS):
         raise ValueError(f"seeds are 1 … {MOST_SEEDS}, epochs 1 … {MOST_EPOCHS}")
-    chosen = [w for w in WIDTHS if w in widths]
-    yield from _networks(chosen, int(seeds), int(epochs), int(again), input_scheme(inputs))
+    chosen, of_inputs = tuple(w for w in WIDTHS if w in widths), input_scheme(inputs)
+    settings = Settings(chosen, int(seeds), int(epochs), int(again), str(of_inputs) if of_inputs else "")
+    yield from _networks(settings, of_inputs)
 
 
-def _networks(
-    widths: list[str], seeds: int, epochs: int, again: int, inputs: Scheme | None
-) -> Iterator[TrainingView]:
+def _networks(settings: Settings, inputs: Scheme | None) -> Iterator[TrainingView]:
+    widths, seeds, epochs, again = settings.widths, settings.seeds, settings.epochs, settings.again
     total, longest = count(widths, seeds), limits.current().run_seconds
     results: list[Trained] = []
     end, drawn_at = time.monotonic() + longest, 0.0
@@ -118,12 +130,14 @@ def _networks(
             words = f"Stopped after {longest:.0f} s, the longest a run may take here: {words}"
         drawn = last or late or time.monotonic() - drawn_at > DRAWN_EVERY_S
         drawn_at = time.monotonic() if drawn else drawn_at
-        yield _shown(html.status(words), results, drawn, last or late)
+        done = Done(settings, tuple(results))
+        yield _shown(html.status(words), done, drawn, last or late)
         if late:
             return
 
 
-def _shown(status: str, results: list[Trained], drawn: bool, finished: bool) -> TrainingView:
+def _shown(status: str, done: Done, drawn: bool, finished: bool) -> TrainingView:
+    results = done.results
     lines = [
         [r.width, r.stage, *(_percent(share) for share in (r.mean, r.least, r.most)), r.seeds]
         for r in accuracy_rows(results)
@@ -141,7 +155,16 @@ def _shown(status: str, results: list[Trained], drawn: bool, finished: bool) -> 
         table=lines,
         csv_file=files.csv,
         json_file=files.json,
+        done=done,
     )
+
+
+@shows(ReportView)
+def report(done: Done | None, kinds: list[str]) -> Iterator[ReportView]:
+    """The visitor's run as a report; ``kinds``: of ``report_files.KINDS``."""
+    if done is None:
+        raise ValueError("nothing is trained yet: Train first")
+    yield from report_steps(lambda progress: training_report(done.settings, done.results), kinds)
 
 
 def _percent(share: Any) -> float:
@@ -211,6 +234,8 @@ def _build_results(status: Control) -> TrainingView:
         )
     rows = table(COLUMNS, "training-table", max_height=480, buttons=["copy"])
     csv_file, json_file = download_buttons()
+    done = gr.State(None)
+    build_report(report, [done], "report_training", "Report of this run")
     return TrainingView(
         status=status,
         sentence=sentence,
@@ -220,6 +245,7 @@ def _build_results(status: Control) -> TrainingView:
         table=rows,
         csv_file=csv_file,
         json_file=json_file,
+        done=done,
     )
 
 

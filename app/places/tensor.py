@@ -22,5 +22,8 @@ def build(page: Page) -> None:
         heading("Improve the rounding", "methods that use the layer's inputs, on this layer")
         methods.build(page)
     with page.section("take-away"):
-        heading("Take it away", "the quantized tensor, its numbers, and the command that computes them")
+        heading(
+            "Take it away",
+            "the quantized tensor, its numbers, a report of this page, and the commands that make them",
+        )
         take_away.build(page)

@@ -24,6 +24,7 @@ from explorer import CALIBRATORS
 from explorer.analysis.calibration import (
     ChosenRange,
     StaticVsDynamic,
+    calibrated_rows,
     compare_calibrators,
     static_and_dynamic,
     static_summary,
@@ -34,8 +35,6 @@ from explorer.figures.calibration import amount_figure, objectives_figure, range
 from explorer.methods.recipe import Recipe
 from explorer.schemes.calibrators import calibrator_named, share_of_minmax
 
-MOST_ELEMENTS = 1 << 21
-"""Of a larger tensor only the first rows are used: each calibrator quantizes them some eighty times."""
 COLUMNS = {
     "method": "str",
     "low": "number",
@@ -82,8 +81,8 @@ def show(chosen: Selection, own: float | None) -> CalibrationView:
     matrix, scheme, share = matrix_of(chosen), chosen.recipes[0].scheme, float(own or 1.0)
     if not 0 < share <= 1:
         raise ValueError("your range is a share of the largest value, above 0 and at most 1")
-    rows = max(1, min(matrix.values.shape[0], MOST_ELEMENTS // max(matrix.values.shape[1], 1)))
-    x = matrix.values[:rows].float()
+    x = calibrated_rows(matrix.values)
+    rows = x.shape[0]
     with gpu_lock():
         report = compare_calibrators(x, scheme, share)
         amounts, held = _independent_of_own_range(chosen, x)

@@ -91,10 +91,13 @@ class MethodsView(StatusView):
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose results are shown: the layer's name, and the selected tensor that it is (None: it is another)."""
+    """Whose results are shown: the layer's name, the selected tensor that it is (None: it is another); for
+    reports what came out, without the layers, and the scheme of the inputs."""
 
     label: str
     tensor: tuple[Hashable, ...] | None
+    outcomes: tuple[Outcome, ...] = ()
+    activations: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +109,10 @@ class Layer:
     inputs: Tensor
     here: Selection | None
 
-    @property
-    def owner(self) -> Owner:
-        return Owner(self.label, tensor_key(self.here) if self.here else None)
+    def owner(self, outcomes: Sequence[Outcome]) -> Owner:
+        """What is kept of a run so far."""
+        kept = tuple(replace(outcome, layer=None) for outcome in outcomes)
+        return Owner(self.label, tensor_key(self.here) if self.here else None, kept, outcomes[0].activations)
 
 
 @shows(MethodsView)
@@ -180,7 +184,7 @@ def _shown(status: str, layer: Layer, outcomes: list[Outcome], finished: bool) -
         csv_file=files.csv,
         json_file=files.json,
         results=_results(outcomes),
-        owner=layer.owner,
+        owner=layer.owner(outcomes),
     )
     if fresh or film is not _with_snapshots(before):
         view = replace(view, film=plot_data(snapshots_figure(film, layer.weight, label)))
@@ -331,7 +335,7 @@ def _build_use(page: Page, owner: Control) -> Control:
 
 
 def _build_results(page: Page, status: Control) -> MethodsView:
-    owner = gr.State(None)
+    owner = page.tried
     sentence = block(elem_id="methods-sentence")
     result = _build_use(page, owner)
     bars = plot_card(

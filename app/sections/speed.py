@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from app.controls import DEFAULT_PRODUCT
 from app.files import NOTHING_YET, Downloads, downloads
 from app.gpu_lock import gpu_lock
 from app.page import Page
+from app.report_files import ReportView, build_report, report_steps
 from app.sections.speed_live import Own, RunView, run
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.selection import Selection, matrix_of, tensor_key
@@ -39,6 +40,7 @@ from explorer.bench.gemm.advice import (
     points,
     products_of,
     summary,
+    swept,
     tokens_for,
 )
 from explorer.bench.gemm.grouped import LAYOUTS, GroupedTiming, recorded_grouped
@@ -54,6 +56,7 @@ from explorer.figures.speed_ladder import ladder_figure
 from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
+from explorer.reports import speed_report
 
 RECORDED, LIVE = "recorded", "live"
 RANDOM, LAYER = "random", "layer"
@@ -188,11 +191,11 @@ def _marked_figures(
 ) -> dict[str, str]:
     """The four figures in which the products of A and B are marked."""
     name, marks = f"{recording.machine.gpu or 'here'} {place.text}", dict(marked)
-    swept = _swept(recording.rows, place.shape) if place.shape else []
+    over_m = swept(recording.rows, place.shape) if place.shape else []
     return {
         "tradeoff": plot_data(tradeoff_figure(every, name, marks)),
         "bars": plot_data(speed_figure(here, name, marks)),
-        "sweep": plot_data(sweep_figure(swept, name, marks)),
+        "sweep": plot_data(sweep_figure(over_m, name, marks)),
         "roofline": plot_data(roofline_figure(here, recording.limits, name, marks)),
     }
 
@@ -287,25 +290,6 @@ def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
     return {text: sizes[text] for text in dict.fromkeys([*first, *sizes])}
 
 
-FEWEST_OF_A_CURVE = 5
-"""Numbers of tokens from which on a shape of its own is drawn over M: layers are recorded at three."""
-
-
-def _swept(timings: Sequence[GemmTiming], shape: Shape) -> list[GemmTiming]:
-    """The timings at one N and K over M: the shape's own, or those measured at the most M."""
-    by_sides: dict[tuple[int, int], list[GemmTiming]] = {}
-    for timing in timings:
-        by_sides.setdefault(timing.shape[1:], []).append(timing)
-    own = by_sides.get(shape[1:], [])
-    if _count_of_m(own) >= FEWEST_OF_A_CURVE:
-        return own
-    return max(by_sides.values(), key=_count_of_m, default=[])
-
-
-def _count_of_m(timings: Sequence[GemmTiming]) -> int:
-    return len({timing.shape[0] for timing in timings})
-
-
 def _source(view: str, recording: Own, any_here: bool) -> str:
     if view == RECORDED:
         return recording.sentence + "."
@@ -363,6 +347,20 @@ def from_layer(chosen: Selection, tokens: float | None) -> ShapeView:
     return ShapeView(m=int(tokens or 1), n=int(n), k=int(k))
 
 
+@shows(ReportView)
+def report(
+    chosen: Selection, view: str, shape: str | None, own: Own | None, kinds: list[str]
+) -> Iterator[ReportView]:
+    """The products at the shape that is shown as a report, A and B marked; ``kinds``: of
+    ``report_files.KINDS``."""
+    if view != RECORDED and not own:
+        raise ValueError("nothing is measured here yet: Run first, or take the recorded numbers")
+    recording: Own = own if view != RECORDED and own else recorded_gemms()
+    at = _place(chosen, recording.rows, shape).shape
+    timed = None if view == RECORDED else recording
+    yield from report_steps(lambda progress: speed_report(timed, at, chosen.recipes), kinds)
+
+
 def _recorded_chip() -> str:
     """The GPU whose numbers ship, for a label; a damaged recording is reported when it is shown."""
     try:
@@ -392,7 +390,7 @@ def _grouped_words() -> str:
 
 def build(page: Page) -> None:
     """Lay the section out and wire it to the selection."""
-    own = gr.State(None)
+    own = page.timed
     with gr.Row():
         view = gr.Radio(
             [(f"Recorded on an {_recorded_chip()}", RECORDED), ("Measured here", LIVE)],
@@ -466,6 +464,7 @@ def build(page: Page) -> None:
         code = gr.Code(language="cpp", interactive=False, show_label=False, max_lines=40)
     rows = table(COLUMNS, "speed-table", pinned_columns=1, max_height=520, buttons=["copy"])
     csv_file, json_file = download_buttons()
+    build_report(report, [*page.selection, view, shape, own], "report_speed", "Report of this shape")
     block(html.note(METHOD))
     with gr.Accordion("Mixtures of experts: products in groups", open=False, elem_id="speed-grouped"):
         block(html.note(_grouped_words()))

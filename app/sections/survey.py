@@ -20,6 +20,7 @@ from app.cache import BoundedCache
 from app.files import fresh_folder
 from app.models import runnable_model
 from app.page import Page
+from app.report_files import ReportView, build_report, report_steps
 from app.selection import Selection
 from app.slider import FreeSlider
 from app.theme import plot_data
@@ -41,28 +42,24 @@ from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.figures.style import empty, file_name
 from explorer.figures.survey import budget_figure, heat_figure, strip_figure
 from explorer.progress import Progress
+from explorer.reports import survey_report
+from explorer.reports.survey import USUAL_BITS, Asked, Bought, bought
 from explorer.schemes.text import label_of_text
 from explorer.sources.stamped import stamp_of
 from explorer.survey import (
     SENSITIVITIES,
     SURVEYS,
-    Choice,
-    Frontier,
     Survey,
-    frontier,
     load_survey,
-    recipe_of,
 )
-from explorer.survey.apply import card_of, check_weights, codes_of, constraints_of, folder_of
-from explorer.survey.check import Checked, check_recipe
-from explorer.survey.recipe import ModelRecipe
+from explorer.survey.apply import card_of, check_weights, codes_of, folder_of
+from explorer.survey.check import Check, Checked, check_recipe
 from explorer.survey.run import SCHEMES, Plan, survey_model
 from explorer.survey.verdict import about, truth, verdict
 
 TITLE, NAME = "Which layer suffers", "survey"
 ANY = "any"
 OWN = "own"
-USUAL_BITS = 4.5
 MOST_BITS = 32
 STEP = 0.01
 """Bits a weight: of the slider."""
@@ -105,6 +102,7 @@ class BudgetView(View):
     table: Shown
     exported: Shown
     archive: Shown
+    result: Shown
 
     @classmethod
     def refused(cls, message: str) -> BudgetView:
@@ -127,6 +125,7 @@ class BudgetView(View):
             table=[],
             exported="",
             archive=gr.update(value=None, interactive=False),
+            result=None,
             **shown,
         )
 
@@ -143,10 +142,20 @@ class RunView(StatusView):
 
 @dataclass(frozen=True)
 class CheckView(StatusView):
-    """How far the check is; what was measured, in words and as a table."""
+    """How far the check is; what was measured, in words and as a table, and for the report (``Run``)."""
 
     sentence: Shown
     table: Shown
+    result: Shown
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a check measured: of which recipe (its JSON), of a model at which place."""
+
+    recipe: str
+    check: Check
+    place: str
 
 
 @dataclass(frozen=True)
@@ -169,26 +178,19 @@ def _survey(which: str, own: str | None) -> Survey:
     return _SURVEYS.get((str(path), stamp_of(path)), lambda: load_survey(path), lambda _: 1)
 
 
-@dataclass(frozen=True)
-class Bought:
-    """The survey that is asked of, the frontier under the visitor's constraints, the choice, its recipe."""
-
-    survey: Survey
-    front: Frontier
-    choice: Choice
-    recipe: ModelRecipe
-
-
 def _bought(
     which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
 ) -> Bought:
     """What a budget buys; one beyond the frontier's ends is its end."""
     found = _survey(which, own)
-    patterns = tuple(part.strip() for part in keep.split(",") if part.strip())
-    constraints = constraints_of("" if target == ANY else target, keep=patterns, fuse=fuse)
-    front = frontier(found, signal if signal in found.head.signals else "", constraints)
-    choice = front.at(min(max(bits or USUAL_BITS, front.least), front.most))
-    return Bought(found, front, choice, recipe_of(found, choice, front.signal, constraints=constraints))
+    asked = Asked(
+        bits=bits or USUAL_BITS,
+        signal=signal if signal in found.head.signals else "",
+        target="" if target == ANY else target,
+        keep=tuple(part.strip() for part in keep.split(",") if part.strip()),
+        fuse=bool(fuse),
+    )
+    return bought(found, asked)
 
 
 @shows(SurveyView)
@@ -219,14 +221,14 @@ def budget(
     without the layers whose names match ``keep``; with ``fuse`` query, key and value get one scheme, and so
     do gate and up. Returns the slider, the verdict, the curve, the recipe as a strip and as a file, and the
     commands."""
-    bought = _bought(which, own, signal, target, keep, fuse, bits)
-    found, front, choice = bought.survey, bought.front, bought.choice
+    one = _bought(which, own, signal, target, keep, fuse, bits)
+    found, front, choice = one.survey, one.front, one.choice
     path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
-    bought.recipe.save(path)
+    one.recipe.save(path)
     low, high = math.floor(100 * front.least) / 100, math.ceil(100 * front.most) / 100
-    value, one = min(max(bits or USUAL_BITS, low), high), low == high
+    value, single = min(max(bits or USUAL_BITS, low), high), low == high
     return BudgetView.of_another_recipe(
-        bits=gr.update(minimum=low, maximum=high + STEP * one, value=value, interactive=not one),
+        bits=gr.update(minimum=low, maximum=high + STEP * single, value=value, interactive=not single),
         sentence=html.sentence(verdict(front, choice)),
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
@@ -339,8 +341,8 @@ def check(
 ) -> Iterator[CheckView]:
     """Run the model that the recipe makes on held-out sentences, beside single schemes of its size and the
     same budget by another signal. ``where``: the model, if it is not where the survey found it."""
-    bought = _bought(which, own, signal, target, keep, fuse, bits)
-    found, recipe = bought.survey, bought.recipe
+    one = _bought(which, own, signal, target, keep, fuse, bits)
+    found, recipe = one.survey, one.recipe
     place = where.strip() or found.head.model
     yield CheckView.unchanged(status=html.status(f"Loading {place} …"))
     model = runnable_model(place, head=True)
@@ -350,6 +352,7 @@ def check(
         status=html.status(f"The recipe of {recipe.bits:.2f} bits, run on held-out sentences:"),
         sentence=html.sentence(truth(result)),
         table=[_line(row) for row in result.rows],
+        result=Run(recipe.to_json(), result, where.strip()),
     )
 
 
@@ -367,8 +370,8 @@ def export(
     """The model by the recipe as a checkpoint of ``target``, in one archive."""
     if target == ANY:
         raise ValueError("choose a checkpoint format first: its schemes are not all of the survey's")
-    bought = _bought(which, own, signal, target, keep, fuse, bits)
-    found, recipe = bought.survey, bought.recipe
+    one = _bought(which, own, signal, target, keep, fuse, bits)
+    found, recipe = one.survey, one.recipe
     place = where.strip() or found.head.model
     runnable_model(place)
     check_weights(recipe, place)
@@ -394,6 +397,27 @@ def export(
         status=html.status(said),
         archive=gr.update(value=archive, interactive=True),
     )
+
+
+@shows(ReportView)
+def report(
+    which: str,
+    own: str | None,
+    signal: str | None,
+    target: str,
+    keep: str,
+    fuse: bool,
+    bits: float | None,
+    run: Run | None,
+    kinds: list[str],
+) -> Iterator[ReportView]:
+    """The survey and what the budget buys as a report, with what a check of this recipe has measured;
+    ``kinds``: of ``report_files.KINDS``."""
+    one = _bought(which, own, signal, target, keep, fuse, bits)
+    here = run if run and run.recipe == one.recipe.to_json() else None
+    place = "YOUR_SURVEY.jsonl" if which == OWN else which
+    check, model = (here.check, here.place or None) if here else (None, None)
+    yield from report_steps(lambda progress: survey_report(place, one, check, model), kinds)
 
 
 def _told(
@@ -488,6 +512,7 @@ def build(page: Page) -> None:
             status=check_status,
             sentence=block(elem_id="survey-truth"),
             table=table(COLUMNS, "survey-table", buttons=["copy"]),
+            result=gr.State(None),
         )
     exported = ExportView(status=block(elem_id="survey-exported"), archive=archive)
     budget_view = BudgetView(
@@ -497,8 +522,11 @@ def build(page: Page) -> None:
         table=checked.table,
         exported=exported.status,
         archive=archive,
+        result=checked.result,
     )
 
+    reported_of = [which, own, signal, target, keep, fuse, bits, checked.result]
+    build_report(report, reported_of, "report_survey", "Report of the survey and this budget")
     shown = SurveyView(status=status, signal=signal, heat=heat)
     asked = [which, own, signal, target, keep, fuse, bits]
     page.follow(first, [which, own, signal], shown, api_name="survey")
@@ -520,8 +548,8 @@ def build(page: Page) -> None:
         (keep.submit, "keep_now"),
         (fuse.input, "fuse"),
     ):
-        bought = listen(changed, budget, asked, budget_view, api_name=f"survey_{what}", **unlisted)
-        taken_in.append(bought.then)
+        event = listen(changed, budget, asked, budget_view, api_name=f"survey_{what}", **unlisted)
+        taken_in.append(event.then)
     made_here = RunView(status=run_status, own=own, which=which, file=made, unfinished=gr.State(None))
     _build_runs(start, stop, stopped, file, made_here, where)
     show_on(own.change, "own")

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from app import html
-from app.analyses import analyses_of
+from app import html, report_files
+from app.analyses import Pairs, analysing
+from app.controls import DEFAULT_RANGE
 from app.files import fresh_folder
+from app.gpu_lock import gpu_lock
 from app.page import Page
-from app.sections.layer_inputs import LAYERS
-from app.selection import Selection
+from app.report_files import KINDS
+from app.sections.layer_inputs import LAYERS, own_layer
+from app.sections.methods import Owner
+from app.sections.speed_live import Own
+from app.selection import Selection, tensor_key
 from app.views import Shown, StatusView, listen, shows
-from app.widgets import LATEST, QUIET, block
+from app.widgets import LATEST, QUIET, RunButtons, block, hidden, stop_button
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.serialize import to_json
 from explorer.figures.style import file_name
+from explorer.methods.evaluate import Outcome
 from explorer.methods.files import save_layer
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.methods.repaired import RepairedAnalysis
-from explorer.reports import as_html
-from explorer.reports import build as build_report
+from explorer.progress import Progress
+from explorer.reports import Content, tensor_report
+from explorer.reports.tensor import Methods, More
 from explorer.sources.tensors import Matrix
 
 OWN = "own"
@@ -50,7 +57,10 @@ def command(chosen: Selection, layout: str = OWN) -> str:
     for option, value in place.items():
         parts += [f"--{option}", value] if value else []
     words = shlex.join(parts)
-    return html.commands([_command(chosen, words, recipe, layout) for recipe in chosen.recipes])
+    lines = [_command(chosen, words, recipe, layout) for recipe in chosen.recipes]
+    schemes = ",".join(dict.fromkeys(map(str, chosen.recipes)))
+    inputs = f" --inputs {_inputs(chosen)}" if any(recipe.method for recipe in chosen.recipes) else ""
+    return html.commands([*lines, f"explorer report {words} --schemes {shlex.quote(schemes)}{inputs}"])
 
 
 def _place(chosen: Selection) -> dict[str, str | None]:
@@ -74,31 +84,63 @@ def _command(chosen: Selection, place: str, recipe: Recipe, layout: str) -> str:
 
 
 def _inputs(chosen: Selection) -> str:
+    """``_inputs_place`` as the command line takes it, after ``--inputs``."""
+    place = _inputs_place(chosen)
+    tensor = place["inputs_tensor"]
+    return f"{place['inputs']}" + (f" --inputs-tensor {shlex.quote(tensor)}" if tensor else "")
+
+
+def _inputs_place(chosen: Selection) -> dict[str, str | None]:
     """Where the command finds the layer's inputs; those of a model have to be captured first."""
-    if chosen.source == "builtin":
-        return f"sample:{LAYERS[chosen.sample][1]}" if chosen.sample in LAYERS else "YOUR_INPUTS"
-    if chosen.source == "file":
-        name = (chosen.file_tensor or "weight").removesuffix("weight") + "activations"
-        return f"YOUR_FILE --inputs-tensor {shlex.quote(name)}"
-    return "YOUR_INPUTS"
+    place, tensor = "YOUR_INPUTS", None
+    if chosen.source == "builtin" and chosen.sample in LAYERS:
+        place = f"sample:{LAYERS[chosen.sample][1]}"
+    elif chosen.source == "file":
+        place = "YOUR_FILE"
+        tensor = (chosen.file_tensor or "weight").removesuffix("weight") + "activations"
+    return {"inputs": place, "inputs_tensor": tensor}
 
 
 @shows(FilesView)
-def make(chosen: Selection, kinds: Sequence[str], layout: str = OWN) -> FilesView:
-    """The quantized tensor by each scheme, in this project's or a checkpoint's ``layout``, and the report
-    (.json), as files to download."""
+def make(
+    chosen: Selection,
+    kinds: Sequence[str],
+    layout: str = OWN,
+    own: float | None = None,
+    tried: Owner | None = None,
+    timed: Own | None = None,
+) -> Iterator[FilesView]:
+    """The quantized tensor by each scheme, in this project's or a checkpoint's ``layout``, its numbers
+    (.json), and the report of A and B, as files to download. The report holds the visitor's ``own`` range (a
+    share of min-max) where it was moved, what methods left of this layer, and what was timed for the
+    visitor."""
     if not kinds:
         raise ValueError("choose at least one kind of file")
-    matrix, pairs = analyses_of(chosen)
+    steps = analysing(chosen)
+    while True:
+        try:
+            yield FilesView.unchanged(status=html.status(next(steps)))
+        except StopIteration as end:
+            matrix, pairs = end.value
+            break
     folder, files = fresh_folder(), list[str]()
     left_out = ""
-    if "page" in kinds:
-        try:
-            files.append(str(_report(chosen, matrix, folder)))
-        except ValueError as refused:
-            if list(kinds) == ["page"]:
-                raise
-            left_out = f" No report: {refused}."
+    reports = [kind for kind in KINDS if kind in kinds]
+    if reports:
+        more = _more(chosen, pairs, own, tried, timed)
+        written = report_files.steps_of(lambda step: _report(chosen, matrix, more, step), reports, folder)
+        while True:
+            try:
+                yield FilesView.unchanged(status=html.status(next(written)))
+            except StopIteration as end:
+                files += end.value.paths
+                left_out = end.value.left_out
+                break
+            except ValueError as refused:
+                if set(kinds) <= set(KINDS):
+                    raise
+                left_out = str(refused)
+                break
     for recipe, analysis in pairs:
         name = file_name(f"{matrix.name} {recipe}")
         if "tensor" in kinds:
@@ -109,23 +151,46 @@ def make(chosen: Selection, kinds: Sequence[str], layout: str = OWN) -> FilesVie
             record = {"tensor": matrix.description, "scheme": str(recipe), **to_json(analysis.report)}
             path.write_text(json.dumps(record, indent=2), encoding="utf-8")
             files.append(str(path))
-    return FilesView(
-        status=html.status(f"{len(files)} file{'s' * (len(files) > 1)}.{left_out}"),
+    yield FilesView(
+        status=html.status(f"{len(files)} file{'s' * (len(files) > 1)}. {left_out}".strip()),
         files=gr.update(value=files, visible=True),
     )
 
 
-def _report(chosen: Selection, matrix: Matrix, folder: Path) -> Path:
-    """The report of A and B as one HTML file; ``ValueError`` for results of methods, which it does not
-    hold."""
-    repaired = [recipe.label for recipe in chosen.recipes if recipe.method]
-    if repaired:
-        raise ValueError(f"a report holds schemes rounded to nearest, and {repaired[0]} is a method's result")
-    schemes = list(dict.fromkeys(recipe.scheme for recipe in chosen.recipes))
-    names = " ".join(map(str, schemes))
-    path = folder / f"{file_name(f'{matrix.name} {names}')} report.html"
-    path.write_text(as_html(build_report(matrix, schemes, _place(chosen))), encoding="utf-8")
-    return path
+def _more(chosen: Selection, pairs: Pairs, own: float | None, tried: Owner | None, timed: Own | None) -> More:
+    """What was run for the visitor beside the schemes: of methods only what they left of this layer."""
+    here = tried if tried and tried.tensor == tensor_key(chosen) else None
+    methods = _whole_run(here.outcomes, here.activations) if here else None
+    needed = methods is not None or any(recipe.method for recipe, _ in pairs)
+    return More(
+        own=own if own is not None and own != DEFAULT_RANGE else None,
+        inputs=own_layer(chosen)[2] if needed else None,
+        methods=methods,
+        timings=timed or None,
+        analyses=tuple(analysis for _, analysis in pairs),
+    )
+
+
+def _whole_run(outcomes: Sequence[Outcome], activations: str) -> Methods | None:
+    """Results as the command makes them, every method under every scheme: of a run that was stopped the
+    schemes that are done, or of the first one the methods."""
+    schemes = list(dict.fromkeys(o.scheme for o in outcomes))
+    names = list(dict.fromkeys(o.method for o in outcomes))
+    whole = [s for s in schemes if sum(o.scheme == s for o in outcomes) == len(names)]
+    kept = tuple(o for o in outcomes if o.scheme in whole)
+    return Methods(tuple(names), tuple(whole), activations, kept) if kept else None
+
+
+def _report(chosen: Selection, matrix: Matrix, more: More, progress: Progress) -> Content:
+    """The report of A and B; the same scheme twice is one."""
+    recipes, analyses = [], []
+    for recipe, analysis in zip(chosen.recipes, more.analyses or (), strict=True):
+        if recipe not in recipes:
+            recipes.append(recipe)
+            analyses.append(analysis)
+    source = _place(chosen) | _inputs_place(chosen)
+    with gpu_lock():
+        return tensor_report(matrix, recipes, source, replace(more, analyses=tuple(analyses)), progress)
 
 
 def _write(layer: QuantizedLayer, tensor: str, layout: str, path: Path, recipe: str) -> Path:
@@ -147,27 +212,33 @@ def build(page: Page) -> None:
     """Lay the section out: the command follows the selection, files are made when asked for."""
     commands = block(elem_id="commands")
     with gr.Row(elem_classes="tight stacked"):
-        kinds = gr.CheckboxGroup(
-            [("quantized tensor", "tensor"), ("all numbers (.json)", "report"), ("report (.html)", "page")],
-            value=["tensor"],
-            label="Files of A and B",
-            elem_id="take-kinds",
-        )
+        choices = [("quantized tensor", "tensor"), ("all numbers (.json)", "report")]
+        choices += [(label, kind) for kind, label in KINDS.items()]
+        kinds = gr.CheckboxGroup(choices, value=["tensor"], label="Files of A and B", elem_id="take-kinds")
         layouts = [("this project's (.safetensors)", OWN)]
         layouts += [(f"{row.label} ({row.suffix})", row.name) for row in EXPORTS.values()]
         layout = gr.Dropdown(layouts, value=OWN, label="Layout of the tensor", elem_id="take-layout")
         start = gr.Button("Make the files", variant="primary", min_width=140, elem_id="take")
-    page.follow(command, [layout], commands, api_name="command")
+        stop = stop_button()
     inputs = [*page.selection, layout]
     unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
+    # At once, not when the section is on the screen and the numbers are shown: commands of a scheme that is
+    # no longer chosen would stand there meanwhile.
+    chosen_anew: Any = hidden("explorer.onChosen(() => trigger('chosen'))")
+    listen(chosen_anew.chosen, command, inputs, commands, api_name="command", **LATEST)
     listen(layout.input, command, inputs, commands, api_name="command_layout", **unlisted)
+    stopped = block(elem_id="take-stopped")
     status = block(elem_id="take-status")
     files = gr.Files(visible=False, interactive=False, label="Your files", elem_id="take-files")
-    listen(
+    buttons = RunButtons((start,), stop, stopped)
+    buttons.begin_on(start.click)
+    running = listen(
         start.click,
         make,
-        [*page.selection, kinds, layout],
+        [*page.selection, kinds, layout, page.kept["range"], page.tried, page.timed],
         FilesView(status=status, files=files),
         api_name="take",
+        concurrency_id="report",
         **QUIET,
     )
+    buttons.end_with(running, message="Stopped: no files were made.")

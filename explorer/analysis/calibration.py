@@ -31,6 +31,9 @@ from explorer.schemes.calibrators import (
 SHOWN = ("minmax", "percentile", "mse", "entropy")
 """Calibrators that are compared; the others belong to ternary and binary codes."""
 CURVE_POINTS = 60
+CALIBRATED = 1 << 21
+"""Elements: of a larger tensor the first rows are used, because each calibrator quantizes them some eighty
+times."""
 HISTOGRAM_BINS = 200
 GAIN_DB = 0.05
 """A difference in SQNR that a sentence mentions."""
@@ -57,7 +60,7 @@ class CalibrationReport:
     """Every method's range for one tensor, and what they minimise as curves over the threshold.
 
     ``edges`` [bins + 1] and ``counts`` [bins] are the histogram of the values. At each of ``thresholds``
-    [points] on |x|: ``squared_error`` is Σ(x - x̂)² / Σx², ``clipped`` the share of elements beyond it, and
+    [points] on |x|: ``squared_error`` is Σ(x - x̂)² / Σx², ``beyond`` the share of elements beyond it, and
     ``kl`` the KL divergence in nats that the entropy method minimises (NaN where it is not defined).
     """
 
@@ -66,9 +69,14 @@ class CalibrationReport:
     counts: np.ndarray
     thresholds: np.ndarray
     squared_error: np.ndarray
-    clipped: np.ndarray
+    beyond: np.ndarray
     kl: np.ndarray
     choices: tuple[ChosenRange, ...]
+
+
+def calibrated_rows(x: Tensor) -> Tensor:
+    """The first rows of the matrix ``x``, at least one and about ``CALIBRATED`` elements, in float32."""
+    return x[: max(1, CALIBRATED // max(x.shape[1], 1))].float()
 
 
 def whole_tensor(scheme: Scheme) -> Scheme:
@@ -130,7 +138,7 @@ def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> 
         counts=counts,
         thresholds=shares * (full.threshold or 1.0),
         squared_error=_squared_error(x, scheme, full, shares),
-        clipped=_clipped(magnitudes, shares),
+        beyond=_beyond(magnitudes, shares),
         kl=_kl(magnitudes, shares, 1 << (scheme.format.bits - 1)),
         choices=tuple(choices),
     )
@@ -142,7 +150,7 @@ def _squared_error(x: Tensor, scheme: Scheme, full: ChosenRange, shares: np.ndar
     return np.array([choice.report.relative_error**2 for choice in scaled])
 
 
-def _clipped(magnitudes: Tensor, shares: np.ndarray) -> np.ndarray:
+def _beyond(magnitudes: Tensor, shares: np.ndarray) -> np.ndarray:
     """The share of elements whose |x| is beyond each share of the largest, from the histogram [1, bins]."""
     below = np.concatenate([[0], np.cumsum(magnitudes[0].cpu().numpy())])
     return 1 - np.interp(shares, np.linspace(0, 1, ENTROPY_BINS + 1), below / below[-1])
@@ -175,7 +183,7 @@ def summary(report: CalibrationReport) -> str:
         f"With one scale for all values, {name} has the highest SQNR with {best.label}: "
         f"{best.report.sqnr_db:.2f} dB, {gain:.2f} dB more than min-max. Its range ends at "
         f"{100 * share:.0f} % of the largest value: {100 * best.report.clipped:.3g} % of the values are "
-        "clipped, and all others are rounded to a finer grid."
+        "clipped (beyond the outermost codes), and all others are rounded to a finer grid."
     )
 
 

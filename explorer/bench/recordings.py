@@ -143,6 +143,16 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def recording_of(value: Any, row: type[Row]) -> Recording[Row]:
+    """The inverse of ``recording_json``; ``RecordingError`` says what is wrong first."""
+    try:
+        return cast(Recording[Row], _adapter(cast(Any, Recording)[row]).validate_python(value))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise RecordingError(f"this is no recording of {row.__name__}: {place}: {first['msg']}") from error
+
+
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{SIGNIFICANT_DIGITS}g}")

@@ -1,77 +1,341 @@
-"""The command that writes a report, and checks one."""
+"""The commands that write a report, and check one."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from explorer.cli.device import Device, use_device
-from explorer.cli.options import TENSORS, Json, Revision, TensorName, check_out, examples, parse_schemes
-from explorer.cli.output import Table, print_json, print_table, reporting
+from explorer.cli.options import (
+    SOURCES,
+    TENSORS,
+    Activations,
+    Json,
+    Revision,
+    TensorName,
+    check_out,
+    examples,
+    sizes,
+    split,
+)
+from explorer.cli.output import Table, hide_bars_of_transformers, print_json, print_table, reporting
+
+if TYPE_CHECKING:
+    from explorer.methods.recipe import Recipe
+    from explorer.reports import Content, Where
+
+DEFAULT = "tensor"
+
+
+class OfATensor(TyperGroup):
+    """``report W.npy`` is ``report tensor W.npy``: only the other kinds of reports have to be named."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """The arguments, with the command that is left out."""
+        named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, list(args) if named else [DEFAULT, *args])
+
 
 app = typer.Typer()
+kinds = typer.Typer(
+    cls=OfATensor,
+    help="A report as one HTML file that asks no network: of a tensor, or of what is named below. "
+    f"`report FILE` is short for `report {DEFAULT} FILE`; its options: `report {DEFAULT} --help`.",
+    epilog=examples(
+        "report sample:mlp_up --schemes int4_group128_asym,nvfp4 --out report.html",
+        "report survey all-MiniLM-L6-v2 --bits 4.5 --pdf report.pdf",
+        "report --check report.html",
+    ),
+)
+app.add_typer(kinds, name="report", rich_help_panel=TENSORS)
+
+Out = Annotated[str | None, typer.Option(help="The HTML file.", show_default="report.html")]
+Pdf = Annotated[str | None, typer.Option(help="Print it to this file too (needs Chromium).")]
+Figures = Annotated[
+    str | None,
+    typer.Option(help="Write figures (SVG, PDF, PNG) and tables (CSV, LaTeX) to this folder."),
+]
+Timings = Annotated[
+    str | None,
+    typer.Option(help="Products timed on your machine: the JSON of `bench gemm --json` or of the page."),
+]
+CHECKS = (
+    "--check takes a report and, where they lie elsewhere, its tensor, survey, --inputs or --model; nothing"
+)
 
 
-@app.command(
-    rich_help_panel=TENSORS,
+@kinds.command(
+    DEFAULT,
     epilog=examples(
         "report sample:mlp_up --schemes int4_group128_asym,nvfp4 --out report.html",
         "report W.safetensors --tensor w --schemes nvfp4 --pdf report.pdf --figures figures",
+        "report sample:mlp_up --schemes int4_group128,int4_group128+gptq --inputs sample:mlp_up_in "
+        "--methods rtn,gptq,awq",
         "report --check report.html",
         "report W.safetensors --check report.html",
     ),
 )
-def report(
-    file: Annotated[
-        str | None, typer.Argument(help="A tensor file, a model folder, a Hub id, or sample:NAME.")
+def tensor(
+    file: Annotated[str | None, typer.Argument(help=f"{SOURCES[0].upper()}{SOURCES[1:]}.")] = None,
+    schemes: Annotated[
+        str | None, typer.Option(help="One or two schemes, A and B; SCHEME+METHOD for a method's result.")
     ] = None,
-    schemes: Annotated[str | None, typer.Option(help="One or two schemes, A and B.")] = None,
     tensor: TensorName = None,
     revision: Revision = None,
     element: Annotated[
         str | None, typer.Option(help="ROW,COLUMN to look into.", show_default="A's largest error")
     ] = None,
-    out: Annotated[str | None, typer.Option(help="The HTML file.", show_default="report.html")] = None,
-    pdf: Annotated[str | None, typer.Option(help="Print it to this file too (needs Chromium).")] = None,
-    figures: Annotated[
-        str | None,
-        typer.Option(help="Write figures (SVG, PDF, PNG) and tables (CSV, LaTeX) to this folder."),
+    own: Annotated[
+        float | None, typer.Option(help="A range of your own, as a share (0 ... 1) of min-max.")
     ] = None,
+    inputs: Annotated[
+        str | None, typer.Option(help="The layer's inputs [tokens, K], for methods; half are held out.")
+    ] = None,
+    inputs_tensor: Annotated[
+        str | None, typer.Option(help="Which tensor of the inputs, if there are several.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods to compare on the inputs, comma-separated, e.g. rtn,gptq.")
+    ] = None,
+    method_schemes: Annotated[
+        str | None, typer.Option(help="Schemes to compare them under.", show_default="those of A and B")
+    ] = None,
+    activations: Activations = None,
+    timings: Timings = None,
+    out: Out = None,
+    pdf: Pdf = None,
+    figures: Figures = None,
     check: Annotated[
-        str | None, typer.Option(help="Compute this report's numbers again and say which moved.")
+        str | None, typer.Option(help="Compute this report's numbers again and say which moved; of any kind.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With --check: where a survey's model lies.", hidden=True)
     ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """What the page shows of a tensor under one or two schemes, as one HTML file that asks no network."""
-    from explorer.reports import build, write
+    """What the page shows of a tensor under one or two schemes."""
+    from explorer.reports.tensor import Methods, More, tensor_report
     from explorer.sources import load_matrix
 
     use_device(device)
     if check:
-        if any((schemes, element, out, pdf, figures)):
-            raise ValueError(
-                "--check takes a report and, where it lies elsewhere, its tensor; nothing is written"
-            )
-        _check(Path(check), file, as_json)
+        new = (schemes, element, own, methods, method_schemes, activations, timings, out, pdf, figures)
+        if any(new):
+            raise ValueError(f"{CHECKS} is written")
+        from explorer.reports import Where
+
+        _check(Path(check), Where(file, inputs, model), as_json)
         return
     if file is None or schemes is None:
         raise ValueError("name a tensor and --schemes, or a report to --check")
-    chosen, at, out = parse_schemes(schemes), _element(element), out or "report.html"
+    recipes, at = _recipes(schemes), _element(element)
+    if (methods or any(recipe.method for recipe in recipes)) and not inputs:
+        raise ValueError("methods need the layer's inputs: name them by --inputs")
+    tried = None
+    if methods is not None:
+        under = _recipes(method_schemes) if method_schemes else recipes
+        own_schemes = tuple(dict.fromkeys(str(recipe.scheme) for recipe in under))
+        tried = Methods(_methods(methods), own_schemes, _scheme(activations))
+    files = _files(out, pdf, figures)
+    timed = _timings(timings)
+    with reporting("reading", as_json, in_bytes=True) as progress:
+        matrix = load_matrix(file, tensor, revision, progress=progress)
+    x = load_matrix(inputs, inputs_tensor).values if inputs else None
+    source = {
+        "file": file,
+        "tensor": tensor,
+        "revision": revision,
+        "inputs": inputs,
+        "inputs_tensor": inputs_tensor,
+    }
+    more = More(element=at, own=own, inputs=x, methods=tried, timings=timed)
+    with reporting("sections", as_json) as progress:
+        content = tensor_report(matrix, recipes, source, more, progress)
+    _write(content, files, as_json)
+
+
+@kinds.command(
+    epilog=examples(
+        "report survey all-MiniLM-L6-v2 --bits 4.5 --out report.html",
+        "report survey model.jsonl --bits 4 --for compressed-tensors --fuse --check-model --pdf report.pdf",
+    )
+)
+def survey(
+    file: Annotated[
+        str, typer.Argument(metavar="SURVEY", help="A file of `explorer survey`, or a recorded one's name.")
+    ],
+    bits: Annotated[float, typer.Option(help="The budget: mean bits a weight, scales counted.")] = 4.5,
+    signal: Annotated[
+        str, typer.Option(help="What layers are ranked by.", show_default="the survey's best signal")
+    ] = "",
+    target: Annotated[
+        str, typer.Option("--for", help="Only schemes that a checkpoint format carries together.")
+    ] = "",
+    keep: Annotated[
+        str | None, typer.Option(help="Layers left as they are: parts of names or patterns, comma-separated.")
+    ] = None,
+    fuse: Annotated[
+        bool, typer.Option("--fuse", help="One scheme for query, key and value, and for gate and up.")
+    ] = False,
+    check_model: Annotated[
+        bool, typer.Option("--check-model", help="Run the model that the recipe makes: its true loss.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or Hub id.", show_default="the survey's own")
+    ] = None,
+    out: Out = None,
+    pdf: Pdf = None,
+    figures: Figures = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Which layers of a model suffer, and what a budget of bits buys."""
+    hide_bars_of_transformers(as_json)
+    from explorer.reports.again import again
+    from explorer.reports.content import SURVEY
+
+    if model and not check_model:
+        raise ValueError("--model is the model that --check-model runs")
+    use_device(device)
+    files = _files(out, pdf, figures)
+    recipe = {
+        "kind": SURVEY,
+        "file": file,
+        "bits": bits,
+        "signal": signal,
+        "for": target,
+        "keep": split(keep) if keep else [],
+        "fuse": fuse,
+        "check_model": check_model,
+        "model": model,
+    }
+    with reporting("models", as_json) as progress:
+        content = again(recipe, progress=progress)
+    _write(content, files, as_json)
+
+
+@kinds.command(
+    epilog=examples(
+        "report speed --shape 1x8192x8192 --schemes nvfp4,int4_group128 --out report.html",
+        "report speed --timings timings.json --out report.html",
+    )
+)
+def speed(
+    shape: Annotated[str | None, typer.Option(help="M x N x K.", show_default="one token")] = None,
+    schemes: Annotated[str | None, typer.Option(help="One or two schemes to mark, A and B.")] = None,
+    timings: Timings = None,
+    out: Out = None,
+    pdf: Pdf = None,
+    figures: Figures = None,
+    as_json: Json = False,
+) -> None:
+    """Matrix products at one shape: recorded on a named GPU, or timed on your machine."""
+    from explorer.reports.speed import speed_report
+
+    recipes, files = _recipes(schemes) if schemes else [], _files(out, pdf, figures)
+    at = sizes(shape, 3, "M x N x K") if shape else None
+    _write(speed_report(_timings(timings), at, recipes), files, as_json)
+
+
+@kinds.command(epilog=examples("report training --widths 8,4,ternary --seeds 1 --out report.html"))
+def training(
+    widths: Annotated[
+        str | None, typer.Option(help="Comma-separated: 8 ... 2, ternary, binary.", show_default="all")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Networks of each kind.")] = 3,
+    epochs: Annotated[int, typer.Option(help="Epochs of the float32 network.")] = 20,
+    again: Annotated[int, typer.Option(help="Epochs of training on.")] = 8,
+    activations: Activations = None,
+    out: Out = None,
+    pdf: Pdf = None,
+    figures: Figures = None,
+    as_json: Json = False,
+) -> None:
+    """Accuracy against bits on images of digits, before and after training through the rounding."""
+    from explorer.reports.training import Settings, trained, training_report
+    from explorer.training.digits import WIDTHS
+
+    files = _files(out, pdf, figures)
+    names = tuple(split(widths)) if widths is not None else tuple(WIDTHS)
+    settings = Settings(names, seeds, epochs, again, _scheme(activations))
+    with reporting("networks", as_json) as progress:
+        results = trained(settings, progress)
+    _write(training_report(settings, results), files, as_json)
+
+
+Files = tuple[Path, Path | None, Path | None]
+"""The HTML file, and where they were asked for the print and the folder of figures and tables."""
+
+
+def _files(out: str | None, pdf: str | None, figures: str | None) -> Files:
+    """``ValueError`` before any work if one of them cannot be written."""
+    from explorer.reports.write import check_printer
+
+    out = out or "report.html"
     for path, suffix in ((out, ".html"), (pdf, ".pdf")):
         if path is not None:
             check_out(path, suffix)
-    with reporting("reading", as_json, in_bytes=True) as progress:
-        matrix = load_matrix(file, tensor, revision, progress=progress)
-    content = build(matrix, chosen, {"file": file, "tensor": tensor, "revision": revision}, at)
-    written = write(content, Path(out), Path(pdf) if pdf else None, Path(figures) if figures else None)
+    if pdf or figures:
+        check_printer()
+    return Path(out), Path(pdf) if pdf else None, Path(figures) if figures else None
+
+
+def _write(content: Content, files: Files, as_json: bool) -> None:
+    from explorer.reports import write
+
+    with reporting("files", as_json) as progress:
+        written = write(content, *files, progress)
     if as_json:
         print_json({"written": [str(path) for path in written], "numbers": content.numbers})
         return
     for each in written:
         print(f"written: {each}")
+
+
+def _recipes(texts: str) -> list[Recipe]:
+    from explorer.methods.recipe import Recipe
+
+    return [Recipe.parse(text) for text in split(texts)]
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    """``ValueError`` for a name that no method has."""
+    from explorer.methods import names_in
+
+    names = tuple(split(text))
+    for name in names:
+        names_in(name)
+    return names
+
+
+def _scheme(text: str | None) -> str:
+    """A scheme's canonical text, "" for none."""
+    from explorer.schemes import Scheme
+
+    return str(Scheme.parse(text)) if text else ""
+
+
+def _timings(path: str | None):  # type: ignore[no-untyped-def]  # a recording, imported where it is read
+    """Timings in a file; None of none."""
+    import json
+
+    from explorer.reports.speed import timings_in
+
+    if path is None:
+        return None
+    try:
+        found = timings_in(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"--timings {path} is no JSON file: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"--timings {path}: {error}") from error
+    if not found:
+        raise ValueError(f"--timings {path} has no timing in it")
+    return found
 
 
 def _element(text: str | None) -> tuple[int, int] | None:
@@ -84,27 +348,23 @@ def _element(text: str | None) -> tuple[int, int] | None:
     return row, column
 
 
-def _check(path: Path, file: str | None, as_json: bool) -> None:
-    """Exits with 1 where the tensor or a number is another one now. ``file`` is where the tensor lies here,
-    of a report that was made elsewhere."""
-    from explorer.reports import as_html, build, moved
-    from explorer.reports.build import sha256_of
+def _check(path: Path, where: Where, as_json: bool) -> None:
+    """Exits with 1 where what the report is about, or a number, is another one now."""
+    from explorer.reports import again, moved
     from explorer.reports.check import edited_tables, read_record
-    from explorer.sources import load_matrix
+    from explorer.reports.content import TENSOR
 
     record = read_record(path)
-    recipe = record["recipe"]
-    matrix = load_matrix(file or recipe["file"], recipe.get("tensor"), recipe.get("revision"))
-    same_tensor = sha256_of(matrix.values) == record["tensor_sha256"]
-    if not same_tensor and not as_json:
-        print("the tensor is another one than the report's (SHA-256)")
-    source = {key: recipe.get(key) for key in ("file", "tensor", "revision")}
-    row, column = recipe["element"]
-    now = build(matrix, parse_schemes(",".join(recipe["schemes"])), source, (int(row), int(column)))
+    with reporting("computing again", as_json) as progress:
+        now = again(record["recipe"], where, progress)
+    same = now.sha256 == record["sha256"]
+    kind = record["recipe"].get("kind", TENSOR)
+    if not same and not as_json:
+        print(f"what it is about ({kind}) is another one than the report's (SHA-256)")
     changes = moved(record, now)
-    edited = edited_tables(path.read_text(encoding="utf-8"), as_html(now)) if not changes else []
+    edited = edited_tables(path.read_text(encoding="utf-8"), now) if not changes else []
     if as_json:
-        print_json({"same_tensor": same_tensor, "moved": [vars(c) for c in changes], "edited": edited})
+        print_json({"kind": kind, "same": same, "moved": [vars(c) for c in changes], "edited": edited})
     else:
         if edited:
             print(f"tables that show something else than these numbers give: {', '.join(edited)}")
@@ -112,5 +372,7 @@ def _check(path: Path, file: str | None, as_json: bool) -> None:
             print_table(Table(("number", "in the report", "now"), [[m.name, m.said, m.now] for m in changes]))
         count = len(record["numbers"])
         print(f"{len(changes)} of {count} numbers moved" if changes else f"all {count} numbers are the same")
-    if changes or edited or not same_tensor:
+        if record["recipe"].get("measured"):
+            print("timings stand in the report as they were measured; they are not measured again")
+    if changes or edited or not same:
         raise typer.Exit(1)

@@ -143,13 +143,13 @@ def objectives_figure(report: CalibrationReport, name: str) -> go.Figure:
         )
     fig.add_scatter(
         x=report.thresholds,
-        y=report.clipped,
+        y=report.beyond,
         mode="lines",
-        name="share of |x| clipped",
+        name="share of values beyond the threshold",
         line={"color": COLORS["percentile"], "width": 2},
-        hovertemplate="clipped at %{x:.4g}: %{y:.4g}<extra></extra>",
+        hovertemplate="beyond %{x:.4g}: %{y:.4g} of the values<extra></extra>",
     )
-    by_method = {"mse": report.squared_error, "entropy": report.kl, "percentile": report.clipped}
+    by_method = {"mse": report.squared_error, "entropy": report.kl, "percentile": report.beyond}
     for choice in report.choices:
         values = by_method.get(choice.method, report.squared_error)
         height = float(np.interp(choice.threshold, report.thresholds, values))

@@ -28,8 +28,9 @@ LEAST_GAIN_DB = 0.1
 class Outcome:
     """One method under one scheme. Errors are relative, ‖Y - Ŷ‖ / ‖Y‖.
 
-    ``channel_error`` [N]: each output channel's; ``seconds``: the method's own time. ``refused`` says why the
-    method cannot serve the scheme; then the numbers are NaN and there is no ``layer``.
+    ``channel_error`` [N]: each output channel's; ``objective``: the method's own as it went, empty where it
+    has none; ``seconds``: its time. ``refused`` says why the method cannot serve the scheme; then
+    the numbers are NaN and there is no ``layer``.
     """
 
     method: str
@@ -40,15 +41,11 @@ class Outcome:
     output_sqnr_db: float = math.nan
     weight_sqnr_db: float = math.nan
     channel_error: tuple[float, ...] = ()
+    objective: tuple[float, ...] = ()
     bits: float = math.nan
     seconds: float = 0.0
     layer: QuantizedLayer | None = None
     refused: str = ""
-
-    @property
-    def objective(self) -> tuple[float, ...]:
-        """The method's own objective as it went; empty where it has none."""
-        return self.layer.objective if self.layer else ()
 
     @property
     def scheme_label(self) -> str:
@@ -58,7 +55,7 @@ class Outcome:
     def record(self) -> dict[str, Any]:
         """The numbers as JSON values."""
         numbers: dict[str, Any] = to_json(dataclasses.replace(self, layer=None))
-        del numbers["layer"]
+        del numbers["layer"], numbers["objective"]
         return numbers
 
 
@@ -102,6 +99,7 @@ def evaluate(
         output_sqnr_db=_db(error),
         weight_sqnr_db=_db(_share(lost_of_weight, weight.double().square().sum())),
         channel_error=tuple((lost / channels.clamp(min=1e-300)).sqrt().tolist()),
+        objective=layer.objective,
         bits=layer.bits_per_weight,
         seconds=seconds,
         layer=layer,

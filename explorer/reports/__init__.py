@@ -1,8 +1,17 @@
-"""Reports: what the page shows of one tensor and one or two schemes, as files that leave it."""
+"""Reports: what the page shows of a tensor, a model's survey, matrix products or a training, as files that
+leave it. One piece builds them for the page and for the command line."""
 
-from explorer.reports.build import Content, Table, build
+from explorer.reports.again import Where, again
 from explorer.reports.check import Moved, moved
+from explorer.reports.content import Content, Table, command_of
 from explorer.reports.page import as_html
+from explorer.reports.speed import speed_report
+from explorer.reports.survey import survey_report
+from explorer.reports.tensor import tensor_report
+from explorer.reports.training import training_report
 from explorer.reports.write import write
 
-__all__ = ["Content", "Moved", "Table", "as_html", "build", "moved", "write"]
+__all__ = [
+    "Content", "Moved", "Table", "Where", "again", "as_html", "command_of", "moved", "speed_report",
+    "survey_report", "tensor_report", "training_report", "write",
+]  # fmt: skip

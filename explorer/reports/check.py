@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from explorer.reports.build import Content
-from explorer.reports.page import NUMBERS_ID
+from explorer.reports.content import Content
+from explorer.reports.page import NUMBERS_ID, as_html, tables_of
 
 TOLERANCE = 1e-6
 """Relative difference from which on a number has moved: sums in another order differ by less."""
+LOOSE = 1e-3
+"""The same of what a method's search or a model's run ends in: other machines round on the way, and end
+elsewhere."""
+SHOWN, LOOSE_SHOWN = 1e-5, 1e-2
+"""The same of what tables show, in six digits."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,10 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(found.group(1)) if found else None
     except json.JSONDecodeError:
         record = None
-    keys = {"recipe", "tensor_sha256", "versions", "numbers"}
-    if not isinstance(record, dict) or not keys <= record.keys():
+    if isinstance(record, dict) and "tensor_sha256" in record:  # of reports before those of other kinds
+        record["sha256"] = record.pop("tensor_sha256")
+    keys = {"recipe", "sha256", "versions", "numbers"}
+    if not isinstance(record, dict) or not keys <= record.keys() or not isinstance(record["recipe"], dict):
         raise ValueError(f"{path} is no report of `explorer report`: it has no numbers to compare")
     return record
 
@@ -48,36 +55,54 @@ def moved(record: dict[str, Any], now: Content) -> list[Moved]:
     said = record["numbers"]
     names = sorted(said.keys() | now.numbers.keys())
     pairs = [Moved(name, said.get(name), now.numbers.get(name)) for name in names]
-    return [pair for pair in pairs if not _same(pair.said, pair.now)]
+    return [
+        pair for pair in pairs if not _same(pair, LOOSE if pair.name.startswith(now.loose) else TOLERANCE)
+    ]
 
 
-def edited_tables(text: str, now: str) -> list[str]:
+def edited_tables(text: str, now: Content) -> list[str]:
     """Names of the tables that show something else in a report's ``text`` than they do ``now``, machine and
     versions aside: numbers may differ as far as ``moved`` allows, in the digits shown."""
-    here, there = _tables(text), _tables(now)
+    here, there = _tables(text), _tables(as_html(now))
+    loose = {table.name for table in tables_of(now) if table.loose}
     names = (here.keys() | there.keys()) - {"provenance"}
-    return sorted(name for name in names if not _alike(here.get(name, []), there.get(name, [])))
+    return sorted(
+        name for name in names if not _alike(here.get(name, []), there.get(name, []), name in loose)
+    )
 
 
 def _tables(text: str) -> dict[str, list[str]]:
     """Cells of each table."""
-    found = re.findall(r'<table id="table-([\w-]+)">(.*?)</table>', text, re.S)
+    found = re.findall(r'<table id="table-([\w-]+)"[^>]*>(.*?)</table>', text, re.S)
     return {name: re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", body, re.S) for name, body in found}
 
 
-def _alike(a: list[str], b: list[str]) -> bool:
-    return len(a) == len(b) and all(x == y or _near(x, y) for x, y in zip(a, b, strict=True))
+def _alike(a: list[str], b: list[str], loose: bool) -> bool:
+    """Cell by cell; of ``loose`` tables a text with digits in it may be another one."""
+    if len(a) != len(b):
+        return False
+    near = LOOSE_SHOWN if loose else SHOWN
+    return all(
+        x == y or _near(x, y, near) or (loose and _arithmetic(x, y)) for x, y in zip(a, b, strict=True)
+    )
 
 
-def _near(a: str, b: str) -> bool:
+def _near(a: str, b: str, tolerance: float) -> bool:
     try:
         x, y = float(a.replace(",", "")), float(b.replace(",", ""))
     except ValueError:
         return False
-    return abs(x - y) <= 1e-5 * max(abs(x), abs(y))
+    return abs(x - y) <= tolerance * max(abs(x), abs(y))
 
 
-def _same(a: float | None, b: float | None) -> bool:
-    if a is None or b is None:
+def _arithmetic(a: str, b: str) -> bool:
+    """Whether both are texts with numbers in them, as a code's arithmetic is, and no numbers themselves."""
+    return all(re.search(r"\d", text) and re.search(r"[^\d.,e+-]", text) for text in (a, b))
+
+
+def _same(pair: Moved, tolerance: float) -> bool:
+    if pair.said is None or pair.now is None:
         return False
-    return a == b or abs(a - b) <= TOLERANCE * max(abs(a), abs(b))
+    return pair.said == pair.now or abs(pair.said - pair.now) <= tolerance * max(
+        abs(pair.said), abs(pair.now)
+    )

@@ -13,7 +13,7 @@ import plotly
 from plotly.io import to_json
 
 from explorer.paths import ASSETS
-from explorer.reports.build import Content, Part, Table
+from explorer.reports.content import Content, Part, Table
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NUMBERS_ID = "explorer-report"
@@ -40,7 +40,7 @@ def record_of(content: Content) -> dict[str, Any]:
     """What is needed to build the report again and to compare its numbers."""
     return {
         "recipe": content.recipe,
-        "tensor_sha256": content.tensor_sha256,
+        "sha256": content.sha256,
         "versions": content.versions,
         "numbers": content.numbers,
     }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from explorer.export.files import replacing
-from explorer.reports.build import Content
+from explorer.progress import Progress, checkpoint
+from explorer.reports.content import Content
 from explorer.reports.page import as_html, tables_of
 
 Page = Any
@@ -20,27 +21,53 @@ SCALE = 2
 WIDTH = 860
 
 
-def write(content: Content, out: Path, pdf: Path | None = None, folder: Path | None = None) -> list[Path]:
+def write(
+    content: Content,
+    out: Path | None,
+    pdf: Path | None = None,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
     """Write the report to ``out`` and, where they are asked for, its print to ``pdf`` and its figures and
     tables to ``folder``; the files that were written. Print and figures need the extra ``report`` and
     Chromium; ``ValueError`` where they are missing, before anything is written."""
-    from explorer.browser import chromium_path, playwright_api
-
     if pdf or folder:
-        playwright_api(), chromium_path()
+        check_printer()
+    figures = sum(len(part.figures) for part in content.parts)
+    total = 1 + (2 if pdf or folder else 0) + (figures if folder else 0)
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        checkpoint()
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
     text = as_html(content)
-    written = [_replace(out, text.encode())]
+    written = [_replace(out, text.encode())] if out else []
+    step()
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         written += _write_tables(content, folder)
     if pdf or folder:
         with _opened(text) as page:
+            step()
             if pdf:
                 page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
                 written.append(_replace(pdf, page.pdf(prefer_css_page_size=True, print_background=True)))
+            step()
             if folder:
-                written += _write_figures(content, page, folder)
+                written += _write_figures(content, page, folder, step)
     return written
+
+
+def check_printer() -> None:
+    """``ValueError`` that says what to install where nothing can be printed here."""
+    from explorer.browser import chromium_path, playwright_api
+
+    playwright_api()
+    chromium_path()
 
 
 def _replace(path: Path, data: bytes) -> Path:
@@ -75,7 +102,7 @@ def _opened(text: str) -> Iterator[Page]:
         context.close()
 
 
-def _write_figures(content: Content, page: Page, folder: Path) -> Iterator[Path]:
+def _write_figures(content: Content, page: Page, folder: Path, step: Callable[[], None]) -> Iterator[Path]:
     for part in content.parts:
         for name, figure, _ in part.figures:
             height = int(figure.layout.height or 400)
@@ -92,6 +119,7 @@ def _write_figures(content: Content, page: Page, folder: Path) -> Iterator[Path]
             printed = alone.pdf(width=f"{WIDTH}px", height=f"{height + 1}px", print_background=True)
             yield _replace(folder / f"{name}.pdf", printed)
             alone.close()
+            step()
 
 
 def _data(url: str) -> bytes:

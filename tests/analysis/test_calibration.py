@@ -44,7 +44,7 @@ def test_a_comparison_of_calibrators_is_consistent(name: str, heavy: torch.Tenso
     )
     assert best.report.mse <= by_method["own"].report.mse * 1.02
     assert by_method["own"].threshold == pytest.approx(0.5 * base.threshold)
-    assert int(report.counts.sum()) == heavy.numel() and bool((np.diff(report.clipped) <= 0).all())
+    assert int(report.counts.sum()) == heavy.numel() and bool((np.diff(report.beyond) <= 0).all())
     assert report.squared_error[-1] == pytest.approx(base.report.relative_error**2)
     assert report.squared_error.min() >= 0.9 * best.report.relative_error**2
 

@@ -136,7 +136,7 @@ def test_a_repaired_scheme_is_computed_from_its_link() -> None:
     command = unescape(take_away.command(*values))
     assert "explorer methods sample:attention_query --inputs sample:query_in" in command
     assert "--methods autoround" in command
-    made = take_away.make(*values, ["tensor", "report"])
+    made = last(take_away.make(*values, ["tensor", "report"]))
     layer = load_layer(made.files["value"][2])
     assert layer.residues, "the correction is in the file"
     assert "GB/s" in overview.kernel(*values), "the kernel is that of the scheme"
@@ -178,6 +178,25 @@ def test_results_go_with_their_tensor() -> None:
     assert gone.table == [] and gone.sentence == "" and gone.owner is None and not gone.bars
     other = dataclasses.replace(run.owner, tensor=None)
     assert unchanged(methods.cleared(*moved, other).table)
+
+
+def test_a_step_that_takes_long_does_not_hold_the_page() -> None:
+    """Gradio ends a stopped run where it yields next: if nothing came between two reports, a click on Run
+    after Stop would be lost until then."""
+    go_on = threading.Event()
+
+    def slow(progress: Any) -> str:
+        progress(1, 2)
+        go_on.wait(30)
+        return "done"
+
+    steps = analyses.reported(slow)
+    assert [next(steps), next(steps), next(steps)] == [(1, 2)] * 3
+    go_on.set()
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(steps)
+    assert end.value.value == "done"
 
 
 def test_a_long_computation_reports_and_is_stopped() -> None:

@@ -34,3 +34,11 @@ def test_methods_have_colours_of_their_own() -> None:
     colors = [COLORS[method] for method in SHOWN]
     assert len(set(colors)) == len(colors) and not {A, B} & set(colors)
     assert len(objectives_figure(compare_calibrators(X, SCHEMES["int4_row"]), "n").data) >= 3
+
+
+def test_beyond_a_threshold_is_not_called_clipped() -> None:
+    """The curve counts values beyond a threshold, the table those beyond the outermost codes, which rounding
+    would not bring back: under one name they contradict each other."""
+    report = compare_calibrators(torch.randn(64, 64), SCHEMES["int4_row"])
+    names = [trace.name or "" for trace in objectives_figure(report, "test").data]
+    assert any("beyond the threshold" in name for name in names) and not any("clip" in n for n in names)

@@ -118,6 +118,25 @@ def nearest(shapes: Iterable[Shape], wanted: Shape) -> Shape | None:
     return min(shapes, key=distance, default=None)
 
 
+FEWEST_OF_A_CURVE = 5
+"""Numbers of tokens from which on a shape of its own is drawn over M: layers are recorded at three."""
+
+
+def swept(timings: Iterable[GemmTiming], shape: Shape) -> list[GemmTiming]:
+    """The timings at one N and K over M: the shape's own, or those measured at the most M."""
+    by_sides: dict[tuple[int, int], list[GemmTiming]] = {}
+    for timing in timings:
+        by_sides.setdefault(timing.shape[1:], []).append(timing)
+    own = by_sides.get(shape[1:], [])
+    if _count_of_m(own) >= FEWEST_OF_A_CURVE:
+        return own
+    return max(by_sides.values(), key=_count_of_m, default=[])
+
+
+def _count_of_m(timings: Iterable[GemmTiming]) -> int:
+    return len({timing.shape[0] for timing in timings})
+
+
 def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Gemm]) -> dict[str, float]:
     """SQNR in dB of each product's output X·Wᵀ against float64 of the unquantized X [M, K] and W [N, K], on
     their device. Products without error are left out."""

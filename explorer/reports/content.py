@@ -1,0 +1,123 @@
+"""What every report is made of, and what it says of itself: the command, versions, the machine.
+
+Nothing here knows how a report is written: ``explorer.reports.page`` makes one HTML file of it,
+``explorer.reports.write`` the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from explorer.bench.machine import this_machine
+from explorer.core.backend import work_device
+from explorer.version import __version__
+
+TENSOR, SURVEY, SPEED, TRAINING = "tensor", "survey", "speed", "training"
+"""Kinds of reports: what the command calls them, and ``recipe["kind"]``."""
+NO_OPTION = ("kind", "file", "measured")
+"""Keys of a recipe that are none of the command's options."""
+TIMINGS = "YOUR_TIMINGS.json"
+"""Where the command finds timings that were measured on the page: its download, by a name to replace."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report: its name (also its file's), columns, and rows of numbers and texts. ``loose``:
+    its numbers come of a search or a training, which other machines' arithmetic ends elsewhere."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    loose: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section: heading, paragraphs before its tables and figures; a figure comes with its name and how to
+    read it."""
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: tuple[tuple[str, go.Figure, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Content:
+    """A whole report. ``numbers`` are what ``explorer report --check`` compares, those whose names begin
+    with one of ``loose`` as the tables of that name; ``recipe`` is what builds it again: the kind, and the
+    command's options. ``sha256`` is of what it is about: the tensor, the survey's file, the timings."""
+
+    title: str
+    lead: tuple[str, ...]
+    parts: tuple[Part, ...]
+    appendix: tuple[Part, ...]
+    numbers: dict[str, float]
+    recipe: dict[str, Any]
+    sha256: str
+    versions: dict[str, str]
+    loose: tuple[str, ...] = ()
+
+
+def content(
+    title: str,
+    lead: Sequence[str],
+    parts: Sequence[Part],
+    method: Sequence[str],
+    about: Mapping[str, str],
+    numbers: Mapping[str, float],
+    recipe: Mapping[str, Any],
+    sha256: str,
+    loose: Sequence[str] = (),
+) -> Content:
+    """A report with its appendix: ``method`` in paragraphs, and where everything is from (``about``, the
+    command, versions, the machine). Of ``numbers`` the finite ones count."""
+    versions = _versions()
+    provenance = {**about, "command": command_of(recipe), **versions}
+    table = Table("provenance", ("what", "value"), tuple(provenance.items()))
+    return Content(
+        title=title,
+        lead=tuple(text for text in lead if text),
+        parts=tuple(parts),
+        appendix=(Part("Method", tuple(method)), Part("Provenance", (), (table,))),
+        numbers={name: float(value) for name, value in numbers.items() if math.isfinite(value)},
+        recipe=dict(recipe),
+        sha256=sha256,
+        versions=versions,
+        loose=tuple(loose),
+    )
+
+
+def command_of(recipe: Mapping[str, Any], out: str = "report.html") -> str:
+    """The command that builds the report again: a recipe's keys are the options, its values what they get."""
+    kind = recipe.get("kind", TENSOR)
+    command = ["python", "-m", "explorer", "report", *([] if kind == TENSOR else [kind])]
+    command += [str(recipe["file"])] if recipe.get("file") else []
+    for key, value in recipe.items():
+        if key in NO_OPTION or value is None or value is False or value == "" or value == []:
+            continue
+        separator = "x" if key == "shape" else ","
+        text = separator.join(map(str, value)) if isinstance(value, list) else str(value)
+        command += [f"--{key.replace('_', '-')}", *([] if value is True else [text])]
+    command += ["--timings", TIMINGS] if recipe.get("measured") else []
+    return shlex.join([*command, "--out", out])
+
+
+def _versions() -> dict[str, str]:
+    machine = this_machine(work_device(), ("numpy", "plotly"))
+    chip = machine.chip or "this machine"
+    return {
+        "quantization-explorer": __version__,
+        "commit": machine.commit,
+        "machine": chip,
+        "torch": machine.torch,
+        "python": machine.python,
+        "date": machine.date,
+        **machine.packages,
+    }

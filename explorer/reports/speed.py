@@ -1,0 +1,199 @@
+"""The report of matrix products at one shape: recorded on a named GPU, or timed on the reader's machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from explorer import words
+from explorer.bench.gemm.advice import ENOUGH_DB, at_shape, points, products_of, summary, swept
+from explorer.bench.gemm.plan import DECODE
+from explorer.bench.gemm.timing import GemmTiming, Shape, recorded_gemms
+from explorer.bench.recordings import NOT_RECORDED, Recording, recording_json, recording_of
+from explorer.figures.speed import speed_figure
+from explorer.figures.speed_roofline import roofline_figure
+from explorer.figures.speed_sweep import sweep_figure
+from explorer.figures.speed_tradeoff import tradeoff_figure
+from explorer.methods.recipe import Recipe
+from explorer.reports.content import SPEED, Content, Part, Table, content
+
+COLUMNS = (
+    "product",
+    "kernel",
+    "on this chip",
+    "µs",
+    "µs, L2 flushed",
+    "TFLOP/s",
+    "of the limit (%)",
+    "× baseline",
+    "baseline",
+    "SQNR (dB)",
+    "W (MB)",
+)
+METHOD = (
+    "Kernel and baseline get the same random data and are interleaved. µs: CUDA-graph replay over buffers "
+    "that together exceed twice the L2 cache, median; flushed: one launch at a time, L2 overwritten before. "
+    "Without a GPU both are torch's own, called in a loop.",
+    "A product's limit is modelled: the bytes that it moves over the measured speed of a copy, or its "
+    "operations over the measured rate of the tensor cores, whichever takes longer. Native: the tensor cores "
+    "take both operands as they are; emulated: they are widened first.",
+    "SQNR is that of the output against the float64 product of the unquantized X and W, on random normal "
+    f"data; {ENOUGH_DB:.0f} dB, a tenth of the signal, is what one layer can usually afford.",
+)
+
+
+def speed_report(
+    timings: Recording[GemmTiming] | None = None,
+    shape: Sequence[int] | None = None,
+    recipes: Sequence[Recipe] = (),
+) -> Content:
+    """The report of the products at ``shape`` (M, N, K): those of ``timings``, or of what ships as recorded;
+    those that take the weights of ``recipes`` (A, B) are marked. Without a shape the first one is taken, of
+    the recorded ones one token. ``ValueError`` where nothing was timed, or not there, with the shapes there
+    are."""
+    if len(recipes) > 2:
+        raise ValueError(f"a report marks one or two schemes, A and B, not {len(recipes)}")
+    measured = as_measured(timings)
+    recording = timings_in(measured) if measured else recorded_gemms()
+    if not recording:
+        raise ValueError(f"speed: {NOT_RECORDED}; time products first and name the file by --timings")
+    at = _shape(recording, shape)
+    here = at_shape(recording.rows, at)
+    marked = {
+        name: letter
+        for letter, recipe in reversed([*zip("AB", recipes, strict=False)])
+        for name in products_of(recipe.scheme)
+    }
+    text = " × ".join(map(words.count, at))
+    chip = recording.machine.chip or "an unnamed machine"
+    source = f"Measured on one {recording.machine.describe()}, by who made this report."
+    return content(
+        title=f"Matrix products at {text} on {chip}",
+        lead=(
+            summary(points(here), here, text),
+            source if measured else f"{recording.sentence}; not on the machine that made this report.",
+        ),
+        parts=(_products(here, marked, recipes), *_limits(recording, here, marked, at)),
+        method=METHOD,
+        about={
+            "timings": source if measured else recording.source,
+            "their SHA-256": _sha256(recording),
+        },
+        numbers=_numbers(here),
+        recipe={
+            "kind": SPEED,
+            "shape": list(at),
+            "schemes": list(map(str, recipes)),
+            **({"measured": measured} if measured else {}),
+        },
+        sha256=_sha256(recording),
+    )
+
+
+def as_measured(timings: Recording[GemmTiming] | None) -> dict[str, Any] | None:
+    """Timings as a report keeps them, to be checked without the file that they came from; None of none."""
+    return recording_json(timings.machine, timings.rows) if timings else None
+
+
+def timings_in(measured: Mapping[str, Any]) -> Recording[GemmTiming]:
+    """The inverse of ``as_measured``; ``ValueError`` says what is wrong."""
+    return recording_of(measured, GemmTiming)
+
+
+def timing_table(name: str, timings: Sequence[GemmTiming]) -> Table:
+    """A line for each timing, with its shape where they are of several."""
+    rows = [_line(timing) for timing in timings]
+    if len({timing.shape for timing in timings}) < 2:
+        return Table(name, COLUMNS, tuple(rows))
+    shaped = tuple((t.shape_text, *row) for t, row in zip(timings, rows, strict=True))
+    return Table(name, ("M×N×K", *COLUMNS), shaped)
+
+
+def _line(t: GemmTiming) -> tuple[Any, ...]:
+    numbers = (
+        t.seconds * 1e6,
+        t.flush.median_s * 1e6 if t.flush else None,
+        t.tflops,
+        100 * t.share if t.share else None,
+        t.speedup,
+    )
+    baseline = t.baseline if t.baseline_graph else f"{t.baseline}: did not run"
+    how = "native" if t.native else "emulated"
+    short = (float(f"{number:.4g}") if number else "" for number in numbers)
+    return (
+        t.label,
+        t.variant,
+        how,
+        *short,
+        baseline,
+        round(t.sqnr_db, 2),
+        float(f"{t.weight_bytes / 1e6:.4g}"),
+    )
+
+
+def _shape(recording: Recording[GemmTiming], wanted: Sequence[int] | None) -> Shape:
+    shapes = list(dict.fromkeys(timing.shape for timing in recording.rows))
+    if wanted is None:
+        return DECODE if DECODE in shapes else shapes[0]
+    found = next((shape for shape in shapes if shape == tuple(wanted)), None)
+    if found is None:
+        named = ", ".join("x".join(map(str, shape)) for shape in shapes[:6])
+        more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
+        raise ValueError(f"nothing was timed at {'x'.join(map(str, wanted))}; there are {named}{more}")
+    return found
+
+
+def _numbers(here: Sequence[GemmTiming]) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for t in here:
+        numbers |= {f"{t.gemm}.{t.variant}.us": t.seconds * 1e6, f"{t.gemm}.{t.variant}.sqnr_db": t.sqnr_db}
+    return numbers
+
+
+def _products(here: Sequence[GemmTiming], marked: dict[str, str], recipes: Sequence[Recipe]) -> Part:
+    name = "report"
+    said = [
+        f"{letter}: {recipe.label}"
+        + ("." if letter in marked.values() else "; no product of this scheme was timed here.")
+        for letter, recipe in zip("AB", recipes, strict=False)
+    ]
+    figures = (
+        (
+            "tradeoff",
+            tradeoff_figure(points(here), name, marked),
+            "Each product by its time, quantizing X included, and its output's error: left is faster, up is "
+            "more accurate; a larger dot has more bytes of W."
+            + (" The rings are A and B." if marked else ""),
+        ),
+        (
+            "products",
+            speed_figure(here, name, marked),
+            "Each product's fastest kernel, its baseline, and the chip's modelled limit: left is faster.",
+        ),
+    )
+    return Part("Products", tuple(said), (timing_table("products", here),), figures)
+
+
+def _limits(
+    recording: Recording[GemmTiming], here: Sequence[GemmTiming], marked: dict[str, str], at: Shape
+) -> list[Part]:
+    """Time over tokens where that was measured, and what the chip can do at most; nothing where neither is
+    known."""
+    figures = []
+    over_m = swept(recording.rows, at)
+    if len({timing.shape[0] for timing in over_m}) > 2:
+        reading = "Time against the number of tokens M; × where torch's BF16 overtakes."
+        figure = sweep_figure(over_m, "report", marked)
+        figure.data = [trace for trace in figure.data if trace.visible != "legendonly"]  # nobody clicks paper
+        figures.append(("sweep", figure, reading))
+    if recording.limits:
+        reading = "What bounds each product: memory (the slope) or the tensor cores (the ceilings), modelled."
+        figures.append(("roofline", roofline_figure(here, recording.limits, "report", marked), reading))
+    return [Part("What bounds them", (), (), tuple(figures))] if figures else []
+
+
+def _sha256(recording: Recording[GemmTiming]) -> str:
+    text = json.dumps(recording_json(recording.machine, recording.rows), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,302 @@
+"""The report of a model's survey: which layers suffer, what a budget of bits buys, and its recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from explorer import words
+from explorer.figures.survey import budget_figure, cost_label, heat_figure, strip_figure
+from explorer.reports.content import SURVEY, Content, Part, Table, content
+from explorer.schemes.text import label_of_text
+from explorer.survey import (
+    SENSITIVITIES,
+    SURVEYS,
+    Choice,
+    Frontier,
+    ModelRecipe,
+    Survey,
+    frontier,
+    load_survey,
+    recipe_of,
+)
+from explorer.survey.apply import constraints_of
+from explorer.survey.check import SAME_SIZE, Check
+from explorer.survey.verdict import about, truth, verdict
+
+RUN = "check"
+"""The table of models that were run, and how the names of its numbers begin."""
+USUAL_BITS = 4.5
+BUDGETS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
+"""Bits a weight that the table of budgets has, as far as the frontier reaches."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a survey: the options of `explorer recipe`. ``bits`` beyond the frontier's ends are
+    its end."""
+
+    bits: float = USUAL_BITS
+    signal: str = ""
+    target: str = ""
+    keep: tuple[str, ...] = ()
+    fuse: bool = False
+
+
+@dataclass(frozen=True)
+class Bought:
+    """The survey that was asked, by which signal, the frontier, the choice, and its recipe."""
+
+    survey: Survey
+    asked: Asked
+    front: Frontier
+    choice: Choice
+    recipe: ModelRecipe
+
+
+def bought(found: Survey, asked: Asked) -> Bought:
+    """What a budget buys; ``ValueError`` for what the survey does not have."""
+    constraints = constraints_of(asked.target, keep=asked.keep, fuse=asked.fuse)
+    front = frontier(found, asked.signal, constraints)
+    choice = front.at(min(max(asked.bits, front.least), front.most))
+    return Bought(
+        found, asked, front, choice, recipe_of(found, choice, front.signal, constraints=constraints)
+    )
+
+
+def find_survey(where: str) -> Survey:
+    """The survey in a file, or the recorded one of that name; ``ValueError`` names those there are."""
+    path, shipped = Path(where), SURVEYS / f"{where}.jsonl"
+    if not path.is_file() and shipped.parent == SURVEYS and shipped.is_file():
+        return load_survey(shipped)
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in SURVEYS.glob("*.jsonl")))
+        raise ValueError(f"{where} is no survey's file (.jsonl, of `explorer survey`), nor one of {names}")
+    return load_survey(path)
+
+
+def survey_report(place: str, one: Bought, check: Check | None = None, model: str | None = None) -> Content:
+    """The report of what a budget buys by a survey. ``place``: where the command finds the survey; ``check``:
+    what `explorer check` measured of the recipe, with the ``model`` at another place than the survey's."""
+    found, asked, front, choice = one.survey, one.asked, one.front, one.choice
+    numbers = _numbers(one)
+    parts = [_sizes(one), _layers(one), _recipe_part(one), _budgets(one)]
+    if check is not None:
+        parts.append(_checked(check))
+        for each in check.rows:
+            numbers[f"{RUN}.{each.what}.{each.name}.loss"] = each.loss.value
+    digest = _sha256(found)
+    head = found.head
+    texts = f"{head.texts} texts, {words.count(head.tokens)} tokens" if head.loss else "the model was not run"
+    return content(
+        title=f"{Path(head.model).name}: which layers suffer, and what {choice.bits:.3g} bits a weight buy",
+        lead=(verdict(front, choice), about(found), _how_known(one, check)),
+        parts=parts,
+        method=_method(one),
+        about={
+            "model": head.model,
+            "its weights' SHA-256": head.weights_sha256 or "not computed",
+            "survey's SHA-256 (its content)": digest,
+            "surveyed on": texts,
+            "surveyed with": ", ".join(f"{name} {version}" for name, version in head.versions.items()),
+        },
+        numbers=numbers,
+        recipe={
+            "kind": SURVEY,
+            "file": place,
+            "bits": asked.bits,
+            "signal": front.signal,
+            "for": asked.target,
+            "keep": list(asked.keep),
+            "fuse": asked.fuse,
+            "check_model": check is not None,
+            "model": model if check is not None else None,
+        },
+        sha256=digest,
+        loose=(f"{RUN}.",),
+    )
+
+
+def _how_known(one: Bought, check: Check | None) -> str:
+    """What of the losses is predicted, and what was measured for this report."""
+    if not SENSITIVITIES[one.front.signal].is_loss:
+        return "Nothing here is a loss: layers are ranked by what rounding does to each alone."
+    text = "Losses are predicted from the survey, by the sum over layers of what rounding each costs"
+    return (
+        f"{text}; those under Measured are of the model as it runs."
+        if check
+        else f"{text}; none is measured."
+    )
+
+
+def _numbers(one: Bought) -> dict[str, float]:
+    choice, front = one.choice, one.front
+    numbers = {
+        "choice.bits": choice.bits,
+        "choice.bytes": float(choice.bytes),
+        "choice.loss": choice.loss,
+        "choice.gap": choice.gap,
+        "model.bytes": float(front.kept_bytes + choice.bytes),
+    }
+    numbers |= {f"single.{u.scheme}.bits": u.bits for u in front.uniform}
+    numbers |= {f"single.{u.scheme}.loss": u.loss for u in front.uniform}
+    return numbers | {
+        f"layer.{name}.cost": one.survey.layer(name).costs[front.signal][scheme]
+        for name, scheme in choice.schemes.items()
+    }
+
+
+def _sizes(one: Bought) -> Part:
+    """The choice beside the single schemes that are as small."""
+    choice, front = one.choice, one.front
+    loss = cost_label(one.survey, front.signal)
+    kept = front.kept_bytes
+    smaller = [u for u in front.uniform if u.bits <= choice.bits + SAME_SIZE]
+    best = min(smaller, key=lambda u: u.loss, default=None)
+    rows: list[tuple[Any, ...]] = [
+        ("bits a weight, scales included", choice.bits),
+        ("codes and scales", words.bytes_(choice.bytes)),
+        ("the rest of the model, as it is stored", words.bytes_(kept)),
+        ("the whole model", words.bytes_(kept + choice.bytes)),
+        (loss, choice.loss),
+        (f"{loss}: no choice of this size has less than", choice.loss - choice.gap),
+    ]
+    if best is not None:
+        single = f"{label_of_text(best.scheme)} for all layers ({best.bits:.2f} bits)"
+        rows.append((f"{single}: {loss}", best.loss))
+    return Part("In numbers", (), (Table("numbers", ("quantity", "value"), tuple(rows)),))
+
+
+def _layers(one: Bought) -> Part:
+    """Which layers suffer from which scheme; the choice layer by layer, the costliest first."""
+    found, choice, signal = one.survey, one.choice, one.front.signal
+    rows = []
+    for name, scheme in choice.schemes.items():
+        layer = found.layer(name)
+        cost = layer.costs[signal][scheme]
+        shape = "×".join(map(str, layer.shape))
+        share = 100 * cost / max(choice.loss, 1e-300)
+        rows.append((name, layer.kind, shape, label_of_text(scheme), layer.bits[scheme], cost, share))
+    rows.sort(key=lambda row: -row[5])
+    columns = ("layer", "kind", "shape", "scheme", "bits", "cost", "share (%)")
+    reading = (
+        "Each row is a layer, each column a scheme, from few bits to many: dark costs little, bright much. "
+        "The scale is logarithmic."
+    )
+    worst = rows[0] if rows else None
+    said = (
+        (f"Of the choice, {worst[0]} costs most: {worst[6]:.3g} % of the whole at {worst[3]}.",)
+        if worst and worst[5] > 0
+        else ()
+    )
+    figures = (("layers", heat_figure(found, signal), reading),)
+    return Part("Which layer suffers", said, (Table("layers", columns, tuple(rows)),), figures)
+
+
+def _recipe_part(one: Bought) -> Part:
+    found, choice, asked = one.survey, one.choice, one.asked
+    rows = []
+    for scheme in dict.fromkeys(choice.schemes.values()):
+        layers = [found.layer(name) for name, text in choice.schemes.items() if text == scheme]
+        weights = sum(layer.weights for layer in layers)
+        bits = sum(layer.bits[scheme] * layer.weights for layer in layers) / max(weights, 1)
+        rows.append((label_of_text(scheme), scheme, len(layers), weights, bits))
+    rows.sort(key=lambda row: row[4])
+    bounds = [
+        f"schemes that {asked.target} carries together" if asked.target else "",
+        f"layers left as they are: {', '.join(asked.keep)}" if asked.keep else "",
+        "one scheme for query, key and value, and for gate and up" if asked.fuse else "",
+    ]
+    named = "; ".join(bound for bound in bounds if bound)
+    reading = "A block a layer, in the model's order, as wide as it has weights."
+    return Part(
+        "The recipe",
+        (f"Chosen under: {named}.",) if named else (),
+        (Table("recipe", ("scheme", "text", "layers", "weights", "bits"), tuple(rows)),),
+        (("recipe", strip_figure(found, choice), reading),),
+    )
+
+
+def _budgets(one: Bought) -> Part:
+    front = one.front
+    loss = cost_label(one.survey, front.signal)
+    wanted = [bits for bits in BUDGETS if front.least <= bits <= front.most]
+    rows: list[tuple[Any, ...]] = []
+    for bits in wanted:
+        choice = front.at(bits)
+        rows.append((bits, choice.bits, words.bytes_(front.kept_bytes + choice.bytes), choice.loss))
+    single = sorted(front.uniform, key=lambda u: u.bits)
+    tables = [
+        Table(
+            "single-schemes",
+            ("one scheme for all layers", "text", "bits", "whole model", loss),
+            tuple(
+                (
+                    label_of_text(u.scheme),
+                    u.scheme,
+                    u.bits,
+                    words.bytes_(front.kept_bytes + u.bits * front.weights / 8),
+                    u.loss,
+                )
+                for u in single
+            ),
+        )
+    ]
+    if rows:
+        columns = ("budget (bits a weight)", "bits taken", "whole model", loss)
+        tables.insert(0, Table("budgets", columns, tuple(rows)))
+    reading = (
+        "The line: the best choice for each size; grey: one scheme for all layers; the ring: this budget. "
+        "Left is smaller, down is better."
+    )
+    refused = tuple(f"Left out: {label_of_text(name)}: {why}." for name, why in front.refused.items())
+    figures = (("budgets", budget_figure(one.survey, front, one.choice), reading),)
+    return Part("Every budget", refused, tuple(tables), figures)
+
+
+def _checked(check: Check) -> Part:
+    """What the assembled model loses, measured on the machine that made the report."""
+    loss = check.rows[0].loss
+    unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
+    which = "the built-in held-out sentences" if check.built_in_texts else "texts of one's own"
+    how = (
+        f"The model was run on {which}, {loss.texts} texts, {words.count(loss.tokens)} tokens, on the "
+        f"machine named in the appendix. Loss: {unit}; the interval is that of 95 % over texts."
+    )
+    rows = tuple(
+        (
+            row.what,
+            SENSITIVITIES[row.name].label if row.name in SENSITIVITIES else label_of_text(row.name),
+            row.bits,
+            "" if row.predicted is None else row.predicted,
+            row.loss.value,
+            "" if row.loss.low is None else row.loss.low,
+            "" if row.loss.high is None else row.loss.high,
+        )
+        for row in check.rows
+    )
+    columns = ("model", "scheme or signal", "bits", "predicted loss", "true loss", "from", "to")
+    return Part("Measured", (truth(check), how), (Table(RUN, columns, rows, loose=True),))
+
+
+def _method(one: Bought) -> Sequence[str]:
+    row = SENSITIVITIES[one.front.signal]
+    return (
+        "Every linear layer was rounded to nearest by every scheme of the survey. What that costs the model "
+        f"is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
+        "Costs of layers add up, so that a budget is a multiple-choice knapsack. A Lagrange multiplier "
+        "solves it for every budget at once, and bounds what any other choice of the size could reach.",
+        "Bits a weight are of codes, scales and zero points, over the layers that schemes are chosen for; "
+        "embeddings, norms and the head stay as they are stored.",
+        "The predicted loss is of rounding to nearest and is no measurement.",
+    )
+
+
+def _sha256(found: Survey) -> str:
+    """Of what the survey says: a copy of its file has the same."""
+    text = json.dumps([asdict(found.head), [asdict(layer) for layer in found.layers]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

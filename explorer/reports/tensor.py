@@ -1,0 +1,471 @@
+"""The report of one tensor under one or two schemes: what the Tensor place of the page shows of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer import words
+from explorer.analysis.calibration import ChosenRange, calibrated_rows, compare_calibrators
+from explorer.analysis.calibration import summary as calibration_summary
+from explorer.analysis.schemes import ComparisonRow, mark_frontier, survey
+from explorer.analysis.sliced import analyse_anywhere
+from explorer.analysis.tensor import Analysis, Side
+from explorer.analysis.verdict import judged
+from explorer.bench.gemm.advice import ENOUGH_DB, at_shape, fastest, points, products_of, summary
+from explorer.bench.gemm.plan import DECODE
+from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
+from explorer.bench.recordings import Recording
+from explorer.core.backend import work_device
+from explorer.figures.calibration import objectives_figure, range_figure
+from explorer.figures.compare import frontier_figure
+from explorer.figures.methods import channel_error_figure, objective_figure, output_figure
+from explorer.figures.speed import speed_figure
+from explorer.figures.tensor import error_figure, error_map_figures
+from explorer.figures.values import values_figure
+from explorer.methods import apply, label_of, names_in
+from explorer.methods.evaluate import Outcome, evaluate_all, halves
+from explorer.methods.evaluate import summary as methods_summary
+from explorer.methods.recipe import Recipe
+from explorer.methods.repaired import analyse_layer, inspect, levels_of
+from explorer.progress import Progress, checkpoint
+from explorer.reports.content import TENSOR, Content, Part, Table, content
+from explorer.reports.speed import as_measured, timing_table, timings_in
+from explorer.schemes import SCHEMES, Scheme
+from explorer.sources.tensors import Matrix
+
+LETTERS = "AB"
+METHODS = "methods"
+"""The table of the methods' results, and how the names of its numbers begin."""
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Methods on the layer: their names, the schemes, what quantizes the inputs meanwhile ("" nothing).
+    ``outcomes``: what they left, where they were run already; else the report runs them."""
+
+    names: tuple[str, ...]
+    schemes: tuple[str, ...]
+    activations: str = ""
+    outcomes: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True)
+class More:
+    """What a tensor's report holds beside the tensor under its schemes.
+
+    element     (row, column) to look into; by default that of A's largest error
+    own         a range of the reader's, as a share (0 ... 1) of min-max, beside the calibrators'
+    inputs      [tokens, K] of the layer whose weight the tensor is: for methods
+    methods     methods to compare on those
+    timings     products that were timed on a machine of the reader's
+    analyses    what the schemes do to the tensor, where that is known already
+    """
+
+    element: tuple[int, int] | None = None
+    own: float | None = None
+    inputs: Tensor | None = None
+    methods: Methods | None = None
+    timings: Recording[GemmTiming] | None = None
+    analyses: tuple[Analysis, ...] | None = None
+
+
+def tensor_report(
+    matrix: Matrix,
+    recipes: Sequence[Recipe],
+    source: Mapping[str, str | None],
+    more: More | None = None,
+    progress: Progress | None = None,
+) -> Content:
+    """The report of ``matrix`` under one or two recipes. ``source`` says where it came from (``file``,
+    ``tensor``, ``revision``, ``inputs``, ``inputs_tensor``), for the command that repeats this.
+    ``ValueError`` for other counts of recipes, an element outside, and methods without inputs."""
+    more = more or More()
+    if not 1 <= len(recipes) <= 2:
+        raise ValueError(f"a report has one or two schemes, not {len(recipes)}")
+    if more.own is not None and not 0 < more.own <= 1:
+        raise ValueError(f"a range of one's own is a share of min-max, above 0 and at most 1, not {more.own}")
+    analyses = more.analyses or tuple(_analysis(matrix, recipe, more.inputs) for recipe in recipes)
+    sides = [Side(r.label, a) for r, a in zip(recipes, analyses, strict=True)]
+    at = more.element or analyses[0].report.max_error_at
+    rows, columns = matrix.values.shape
+    if not (0 <= at[0] < rows and 0 <= at[1] < columns):
+        raise ValueError(f"no element ({at[0]}, {at[1]}) in {rows} × {columns}")
+    measured = as_measured(more.timings)
+    numbers = dict(_numbers_of(analyses))
+    parts: list[Part] = []
+    makers = (
+        lambda: _key_numbers(analyses, recipes),
+        lambda: _frontier(matrix.values, sides, numbers),
+        lambda: _errors(sides, at),
+        lambda: _element(matrix, sides, at),
+        lambda: _range(matrix.values, recipes[0].scheme, more.own, numbers),
+        lambda: _methods(matrix.values, more, numbers),
+        lambda: _speed([r.scheme for r in recipes], measured),
+    )
+    for index, make in enumerate(makers):
+        checkpoint()
+        if progress is not None:
+            progress(index, len(makers))
+        parts += make()
+    verdict, why = judged(*analyses)
+    digest = sha256_of(matrix.values)
+    return content(
+        title=f"{matrix.name or 'Tensor'}: {' and '.join(r.label for r in recipes)}",
+        lead=(verdict, why),
+        parts=parts,
+        method=_method(recipes),
+        about={
+            "tensor": matrix.description,
+            "its SHA-256 (float32, row-major, with its shape)": digest,
+            **({"the inputs' SHA-256": sha256_of(more.inputs)} if more.inputs is not None else {}),
+        },
+        numbers=numbers,
+        recipe=_recipe(source, recipes, at, more, measured),
+        sha256=digest,
+        loose=_loose(recipes),
+    )
+
+
+def _recipe(
+    source: Mapping[str, str | None],
+    recipes: Sequence[Recipe],
+    at: tuple[int, int],
+    more: More,
+    measured: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The options that build the report again; of the source's inputs only where they were needed."""
+    needed = more.methods is not None or any(recipe.method for recipe in recipes)
+    kept = ("file", "tensor", "revision", *(("inputs", "inputs_tensor") if needed else ()))
+    recipe: dict[str, Any] = {"kind": TENSOR, **{key: source.get(key) for key in kept}}
+    recipe |= {"schemes": list(map(str, recipes)), "element": list(at), "own": more.own}
+    if more.methods:
+        tried = more.methods
+        recipe |= {"methods": list(tried.names), "method_schemes": list(tried.schemes)}
+        recipe["activations"] = tried.activations
+    return recipe | ({"measured": measured} if measured else {})
+
+
+def _loose(recipes: Sequence[Recipe]) -> tuple[str, ...]:
+    """Numbers and tables that come of a method's search."""
+    repaired = [letter for letter, recipe in zip(LETTERS, recipes, strict=False) if recipe.method]
+    return (f"{METHODS}.", *(f"{letter}." for letter in repaired))
+
+
+def _analysis(matrix: Matrix, recipe: Recipe, inputs: Tensor | None) -> Analysis:
+    """What a recipe does to the tensor; a method sees the first half of the layer's inputs, as on the
+    page."""
+    if not recipe.method:
+        return analyse_anywhere(matrix.values, recipe.scheme)
+    w, x = _layer(matrix.values, inputs, label_of(recipe.method))
+    return analyse_layer(w, apply(recipe.method, w, recipe.scheme, halves(x)[0]), recipe.method)
+
+
+def _layer(values: Tensor, inputs: Tensor | None, what: str) -> tuple[Tensor, Tensor]:
+    """The layer's weight and inputs where methods work; ``ValueError`` without inputs that fit."""
+    if inputs is None:
+        raise ValueError(f"{what} needs the layer's inputs: name them by --inputs")
+    if inputs.shape[1] != values.shape[1]:
+        raise ValueError(
+            f"the weight has {values.shape[1]} columns, the inputs {inputs.shape[1]}: both must be the "
+            "layer's input channels K of weight [N, K] and inputs [tokens, K]"
+        )
+    device = work_device()
+    return values.float().to(device), inputs.float().to(device)
+
+
+def sha256_of(x: torch.Tensor) -> str:
+    """Of the matrix as float32 bytes in row-major order, with its shape before them."""
+    digest = hashlib.sha256(repr(tuple(x.shape)).encode())
+    digest.update(x.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+QUANTITIES = (
+    ("SQNR (dB)", "sqnr_db", 1),
+    ("relative error ‖x̂ − x‖ / ‖x‖", "relative_error", 1),
+    ("largest error", "max_error", 1),
+    ("cosine", "cosine", 1),
+    ("rounded to zero (%)", "zeroed", 100),
+    ("clipped: beyond the codes (%)", "clipped", 100),
+)
+"""Rows of the table of key numbers: in words, a report's attribute, and what it is shown times."""
+
+
+def _numbers_of(analyses: Sequence[Analysis]) -> dict[str, float]:
+    numbers = {}
+    for letter, analysis in zip(LETTERS, analyses, strict=False):
+        report = analysis.report
+        for _, name, _ in QUANTITIES:
+            numbers[f"{letter}.{name}"] = float(getattr(report, name))
+        numbers |= {f"{letter}.bits": report.bits.total, f"{letter}.nbytes": float(report.nbytes)}
+    return numbers
+
+
+def _key_numbers(analyses: Sequence[Analysis], recipes: Sequence[Recipe]) -> list[Part]:
+    reports = [a.report for a in analyses]
+    rows: list[tuple[Any, ...]] = [
+        (text, *(times * float(getattr(r, name)) for r in reports)) for text, name, times in QUANTITIES
+    ]
+    rows += [("bits per element, scales included", *(r.bits.total for r in reports))]
+    rows += [("bytes", *(r.nbytes for r in reports))]
+    headers = ("quantity", *(f"{x}: {r.label}" for x, r in zip(LETTERS, recipes, strict=False)))
+    sentences = [f"{x}: {r.describe()}" for x, r in zip(LETTERS, recipes, strict=False)]
+    table = Table("numbers", headers, tuple(rows), any(r.method for r in recipes))
+    return [Part("In numbers", tuple(sentences), (table,))]
+
+
+def _frontier(x: Tensor, sides: Sequence[Side], numbers: dict[str, float]) -> list[Part]:
+    """Every named scheme on the tensor; puts their SQNRs into ``numbers``."""
+    rows = mark_frontier(survey(x, SCHEMES.values()))
+    numbers |= {f"frontier.{r.scheme}": r.report.sqnr_db for r in rows}
+    chosen = [ComparisonRow(side.analysis.q.scheme, side.analysis.report) for side in sides]
+    table = tuple(
+        (
+            r.scheme.label or str(r.scheme),
+            str(r.scheme),
+            r.report.bits.total,
+            r.report.sqnr_db,
+            "yes" if r.on_frontier else "",
+        )
+        for r in sorted(rows, key=lambda r: r.report.bits.total)
+    )
+    reading = (
+        "Every named scheme on this tensor: right is larger, up is more accurate. No other scheme is more "
+        "accurate at the same bits than those on the dotted line. The rings are A and B."
+    )
+    return [
+        Part(
+            "Among all schemes",
+            (),
+            (Table("schemes", ("scheme", "text", "bits", "SQNR (dB)", "on the frontier"), table),),
+            (("frontier", frontier_figure(rows, "report", *chosen), reading),),
+        )
+    ]
+
+
+def _errors(sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
+    shape = sides[0].analysis.q.shape
+    maps = error_map_figures(sides, shape, at, "report")
+    reading = "Each cell shows the largest |error| under it; the mark is the element below."
+    named = zip(LETTERS, maps, strict=False)
+    return [
+        Part(
+            "Where the error is",
+            (),
+            (),
+            (
+                ("errors", error_figure(sides, "report"), "How far each element moved, as shares of all."),
+                *((f"error-map-{letter.lower()}", fig, f"{letter}. {reading}") for letter, fig in named),
+            ),
+        )
+    ]
+
+
+def _element(matrix: Matrix, sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
+    seen = [inspect(matrix.values, side.analysis, *at) for side in sides]
+    tables = tuple(
+        Table(
+            f"element-{letter.lower()}",
+            ("quantity", f"{letter}: {side.label}"),
+            tuple(e.arithmetic),
+            " by " in side.label,
+        )
+        for letter, side, e in zip(LETTERS, sides, seen, strict=False)
+    )
+    levels = [levels_of(side.analysis, *at) for side in sides]
+    figure = values_figure(sides[0].analysis.before, sides, levels, "report")
+    reading = "Grey: the tensor; coloured: what it became; ticks: what the element's block can represent."
+    value = f"{seen[0].value:.9g}"
+    place = f"The element in row {at[0]}, column {at[1]} is {value}. Its arithmetic, with the numbers:"
+    return [Part("One element", (place,), tables, (("values", figure, reading),))]
+
+
+RANGE_COLUMNS = (
+    "calibrator",
+    "from",
+    "to",
+    "SQNR (dB)",
+    "clipped: beyond the codes (%)",
+    "largest error",
+)
+
+
+def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, float]) -> list[Part]:
+    """What each calibrator would choose as A's range with one scale, and the reader's ``own``; nothing where
+    a scheme has none, or there is nothing but zeros."""
+    if scheme.scale is None or not bool(x.any()):
+        return []
+    part, all_rows = calibrated_rows(x), x.shape[0]
+    report = compare_calibrators(part, scheme, own)
+    best = max(report.choices, key=lambda choice: choice.report.sqnr_db)
+    drawn = next((choice for choice in report.choices if choice.method == "own"), best)
+    for choice in report.choices:
+        numbers |= {
+            f"range.{choice.method}.low": choice.low,
+            f"range.{choice.method}.high": choice.high,
+            f"range.{choice.method}.sqnr_db": choice.report.sqnr_db,
+        }
+    said = [calibration_summary(report)]
+    if own is not None:
+        said.append(_own_words(own, drawn, best))
+    if part.shape[0] < all_rows:
+        said.append(f"The first {words.count(part.shape[0])} of {words.count(all_rows)} rows were used.")
+    what = "your range" if own is not None else f"that of the highest SQNR, {drawn.label}"
+    shaded = (
+        f"Above the histogram of the values the range of each calibrator; the lines are {what}, shaded what "
+        "lies beyond."
+    )
+    curves = (
+        "What each calibrator minimises over the threshold, and the share of the values whose magnitude is "
+        "beyond it; a dot where each chooses."
+    )
+    rows = tuple(_range_row(choice) for choice in report.choices)
+    figures = (
+        ("ranges", range_figure(report, drawn.low, drawn.high, "report"), shaded),
+        ("calibration", objectives_figure(report, "report"), curves),
+    )
+    return [Part("The range", tuple(said), (Table("ranges", RANGE_COLUMNS, rows),), figures)]
+
+
+def _own_words(own: float, drawn: ChosenRange, best: ChosenRange) -> str:
+    text = (
+        f"Your range, {100 * own:.3g} % of min-max, leaves {drawn.report.sqnr_db:.2f} dB and clips "
+        f"{100 * drawn.report.clipped:.3g} % of the values"
+    )
+    if drawn is best:
+        return f"{text}: no calibrator's leaves more."
+    return f"{text}; {best.label} leaves {best.report.sqnr_db:.2f} dB."
+
+
+def _range_row(choice: ChosenRange) -> tuple[Any, ...]:
+    r = choice.report
+    return choice.label, choice.low, choice.high, r.sqnr_db, 100 * r.clipped, r.max_error
+
+
+METHOD_COLUMNS = (
+    "method",
+    "scheme",
+    "output SQNR (dB)",
+    "output error (%)",
+    "weight SQNR (dB)",
+    "bits",
+    "what it does",
+)
+
+
+def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part]:
+    """What methods leave of the layer's output error; nothing where none was asked for."""
+    tried = more.methods
+    if tried is None:
+        return []
+    w, x = _layer(values, more.inputs, "comparing methods")
+    of_inputs = Scheme.parse(tried.activations) if tried.activations else None
+    schemes = [Scheme.parse(text) for text in tried.schemes]
+    outcomes = tried.outcomes or tuple(_run(tried.names, schemes, w, x, of_inputs))
+    for o in outcomes:
+        if not o.refused:
+            name = f"{METHODS}.{o.scheme}+{o.method}"
+            numbers |= {
+                f"{name}.output_sqnr_db": o.output_sqnr_db,
+                f"{name}.weight_sqnr_db": o.weight_sqnr_db,
+            }
+    seen, held = halves(x)
+    quantized = f", its inputs quantized by {of_inputs.label or of_inputs}" if of_inputs else ""
+    how = (
+        f"The output is computed on {words.count(held.shape[0])} tokens that no method has seen{quantized}; "
+        f"the {words.count(seen.shape[0])} others calibrate."
+    )
+    rows = tuple(_method_row(o) for o in outcomes)
+    figures = [("methods", output_figure(outcomes, "report"), "The layer's output: longer is better.")]
+    if any(o.objective and o.objective[0] for o in outcomes):
+        reading = "What the searching methods minimised, relative to its start; a dot where it is least."
+        figures.append(("objectives", objective_figure(outcomes, "report"), reading))
+    if any(o.channel_error for o in outcomes):
+        reading = "Each method's output channels under the first scheme, sorted by their error."
+        figures.append(("channel-error", channel_error_figure(outcomes, "report"), reading))
+    said = (methods_summary(outcomes, x), how)
+    table = Table(METHODS, METHOD_COLUMNS, rows, loose=True)
+    return [Part("Methods that use the layer's inputs", said, (table,), tuple(figures))]
+
+
+def _run(
+    names: Sequence[str], schemes: Sequence[Scheme], w: Tensor, x: Tensor, of_inputs: Scheme | None
+) -> Iterator[Outcome]:
+    """Every method under every scheme; what a layer holds beside its numbers is dropped as it comes."""
+    for outcome in evaluate_all(names, schemes, w, x, of_inputs):
+        checkpoint()
+        yield dataclasses.replace(outcome, layer=None)
+
+
+def _method_row(o: Outcome) -> tuple[Any, ...]:
+    why = f"refused: {o.refused}" if o.refused else " and ".join(row.why for row in names_in(o.method))
+    numbers = (o.output_sqnr_db, 100 * o.output_error, o.weight_sqnr_db, o.bits)
+    return (o.label, o.scheme_label, *(("",) * 4 if o.refused else numbers), why)
+
+
+def _speed(schemes: Sequence[Scheme], measured: Mapping[str, Any] | None) -> list[Part]:
+    """Recorded products of one token, with those that take A's and B's weights marked; and what was measured
+    on the reader's machine."""
+    marked = {n: x for x, s in reversed([*zip(LETTERS, schemes, strict=False)]) for n in products_of(s)}
+    return [*_recorded_speed(marked), *_own_speed(marked, measured)]
+
+
+def _recorded_speed(marked: dict[str, str]) -> list[Part]:
+    recording = recorded_gemms()
+    here = at_shape(recording.rows, DECODE)
+    if not here:
+        return []
+    shape = " × ".join(map(words.count, DECODE))
+    source = f"{recording.sentence}; not on the machine that made this report."
+    of_random = (
+        "The error in this sentence is that of the product's output on random normal data, not on this "
+        f"tensor; {ENOUGH_DB:.0f} dB, a tenth of the signal, is what one layer can usually afford."
+    )
+    said = (source, summary(points(here), here, shape), of_random, *_marked_words(here, marked))
+    reading = f"One token, {shape}: each product's fastest kernel, torch, and the chip's modelled limit."
+    return [Part("Speed", said, (), (("speed", speed_figure(here, "report", marked), reading),))]
+
+
+def _own_speed(marked: dict[str, str], measured: Mapping[str, Any] | None) -> list[Part]:
+    if measured is None:
+        return []
+    recording = timings_in(measured)
+    shape = recording.rows[0].shape
+    here = at_shape(recording.rows, shape)
+    text = " × ".join(map(words.count, shape))
+    said = (
+        f"Measured on one {recording.machine.describe()}, by who made this report.",
+        summary(points(here), here, text),
+        *_marked_words(here, marked),
+    )
+    reading = f"{text}: each product's fastest kernel of those that were timed, and what it stands beside."
+    figure = speed_figure(here, "report", marked)
+    table = timing_table("speed-measured", recording.rows)
+    return [Part("Speed, measured", said, (table,), (("speed-measured", figure, reading),))]
+
+
+def _marked_words(here: Sequence[GemmTiming], marked: Mapping[str, str]) -> list[str]:
+    return [
+        f"{letter} as weights: {t.label}, {words.duration(t.seconds)} ({t.variant})."
+        for t in fastest(here)
+        if (letter := marked.get(t.gemm))
+    ]
+
+
+def _method(recipes: Sequence[Recipe]) -> tuple[str, ...]:
+    return (
+        "A scheme cuts the matrix into blocks, finds a range for each (here as its name says, by default "
+        "the smallest and the largest value), divides by the step, rounds to the nearest code (ties to "
+        "even), and stores codes and scales. Restored values are code times step.",
+        "SQNR is 10 · log10(Σx² / Σ(x̂ − x)²): 6 dB more is half the error. Bits per element are of "
+        "codes, scales and zero points.",
+        "The frontier is computed on a sample of rows where the tensor is large; A and B on all of it.",
+        *(f"{r}: {r.describe()}" for r in recipes),
+    )

@@ -1,0 +1,75 @@
+"""Reports by hand. If these fail, a click makes no report, Stop does not stop it, or what is to be taken away
+is of schemes that are no longer chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.page.test_browser import idle, open_page
+
+
+def click(page: Page, target: Locator) -> None:
+    """At the coordinates where a hand sees it, once it stands still."""
+    box = None
+    for _ in range(50):
+        target.scroll_into_view_if_needed()
+        before, box = box, target.bounding_box()
+        if box and box == before:
+            break
+        page.wait_for_timeout(100)
+    assert box
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+
+
+@pytest.mark.shared_page
+def test_commands_are_of_the_schemes_that_are_chosen(page: Page, url: str) -> None:
+    """Without B its command goes at once, while the numbers are still computed."""
+    open_page(page, url, "tab=tensor&section=take-away&scheme=int4_row&second=nvfp4&sample=attention_query")
+    commands = page.locator("#commands")
+    expect(commands).to_contain_text("nvfp4")
+    idle(page)
+    page.evaluate("explorer.kept = explorer.follow; explorer.follow = () => {}")  # the numbers do not come
+    click(page, page.locator("#acts [data-act=clear]"))
+    expect(commands).not_to_contain_text("nvfp4")
+    expect(commands).to_contain_text("--schemes int4_row")
+    page.evaluate("explorer.follow = explorer.kept; explorer.follow()")
+    expect(page.locator("#chip-b")).to_have_text("compare with …")
+
+
+def test_a_report_is_made_printed_and_stopped(page: Page, url: str, tmp_path: Path) -> None:
+    """A survey's report as a file from disk, with how far it is; a print that is stopped gives no file."""
+    open_page(page, url, "tab=model&section=survey")
+    expect(page.locator("#survey-sentence")).to_contain_text("bits a weight")
+    idle(page)
+    kinds = page.locator("#report_survey-kinds")
+    for kind in ("report (.pdf)", "figures and tables"):
+        click(page, kinds.get_by_label(kind))
+        expect(kinds.get_by_label(kind)).to_be_checked()
+    make = page.locator("#report_survey")
+    stop = make.locator("xpath=following::button[normalize-space()='Stop'][1]")
+    click(page, make)
+    expect(stop).to_be_visible()
+    click(page, stop)
+    expect(page.locator("#report_survey-stopped")).to_contain_text("no report was made")
+    expect(page.locator("#report_survey-files")).to_be_hidden()
+    click(page, make)  # at once: the stopped run must not be in its way
+    files = page.locator("#report_survey-files")
+    expect(files).to_be_visible(timeout=60_000)
+    links = files.locator("a[download]")
+    expect(links).to_have_count(3)
+    kept = {}
+    for link in links.all():
+        with page.expect_download() as download:
+            click(page, link)
+        path = tmp_path / download.value.suggested_filename
+        download.value.save_as(path)
+        kept[path.suffix] = path.read_bytes()
+    assert (
+        kept[".pdf"].startswith(b"%PDF")
+        and kept[".zip"].startswith(b"PK")
+        and b"explorer-report" in kept[".html"]
+    )
+    expect(page.locator("#report_survey-command")).to_contain_text("explorer report survey all-MiniLM-L6-v2")

@@ -9,7 +9,12 @@
 using T = ELEMENT;
 using Q = CODEC;
 constexpr float kWhole = 8388608.0f;
-constexpr int kThreadBlocks = sizeof(T) == 4 ? 4 : 5;  // of a multiprocessor, as registers allow
+// Of a multiprocessor, as registers allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kThreadBlocks = sizeof(T) == 4 ? 3 : 4;
+#else
+constexpr int kThreadBlocks = sizeof(T) == 4 ? 4 : 5;
+#endif
 
 // Elements pass through shared memory, so that neighbouring lanes load neighbouring 16 bytes. Those that a
 // unit does not have are NaN, whose code is 0. Warps take stretches in turn, so that few thread blocks add to

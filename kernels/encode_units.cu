@@ -11,7 +11,7 @@ using Q = CODEC;
 constexpr float kWhole = 8388608.0f;
 // Of a multiprocessor, as registers allow.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kThreadBlocks = sizeof(T) == 4 ? 3 : 4;
+constexpr int kThreadBlocks = sizeof(T) == 4 ? 2 : 3;
 #else
 constexpr int kThreadBlocks = sizeof(T) == 4 ? 4 : 5;
 #endif

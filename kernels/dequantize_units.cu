@@ -79,7 +79,9 @@ extern "C" __global__ void __launch_bounds__(256)
     dequantize_stretches<true>(packed, Stored{scales, zeros, tensor_scale}, out, blocks, row_bytes);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// With as many registers as two thread blocks leave: for sm_120a the compiler would choose so few that they
+// spill.
+extern "C" __global__ void __launch_bounds__(256, 2)
     dequantize_units_of_cells(const uint8_t* packed, const void* scales, const int8_t* zeros,
                               const float* tensor_scale, T* out, Blocks blocks, uint64_t row_bytes) {
     dequantize_stretches<false>(packed, Stored{scales, zeros, tensor_scale}, out, blocks, row_bytes);

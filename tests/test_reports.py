@@ -34,7 +34,7 @@ from explorer.reports.again import KINDS
 from explorer.reports.check import read_record
 from explorer.reports.content import content
 from explorer.reports.survey import Asked, bought, find_survey
-from explorer.reports.tensor import sha256_of
+from explorer.reports.tensor import MOST_TOKENS, sha256_of
 from explorer.sources.tensors import Matrix
 from explorer.survey.check import Check, Checked
 from explorer.survey.loss import Loss
@@ -158,6 +158,63 @@ def test_every_kind_is_checked(
     (reports / "edited.html").write_text(text.replace(cell[0], '<td class="number">77</td>', 1))
     assert main(["report", "--check", "edited.html"]) == 1
     assert "show something else" in capsys.readouterr().out
+
+
+EDITS = {
+    "methods": [(r"<td>INT4 ", "<td>INT2 "), (r"<th([^>]*)>method", r"<th\1>how"), (r"GPTQ", "AWQ")],
+    "numbers": [(r"by GPTQ", "by AWQ"), (r"INT4", "INT3")],
+    "element-b": [(r"<th([^>]*)>quantity", r"<th\1>size")],
+}
+"""Of tables whose numbers may end elsewhere: what is changed in the report of a tensor."""
+
+
+@pytest.mark.parametrize(("table", "edit"), [(t, edit) for t, edits in EDITS.items() for edit in edits])
+def test_edited_texts_are_noticed_where_numbers_are_loose(
+    table: str,
+    edit: tuple[str, str],
+    reports: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If this fails, a report that names another scheme or method than it tried passes its check."""
+    monkeypatch.chdir(reports)
+    text = (reports / "tensor.html").read_text()
+    found = re.search(rf'<table id="table-{table}".*?</table>', text, re.S)
+    assert found
+    other, changed = re.subn(*edit, found[0], count=1)
+    assert changed, found[0][:600]
+    (reports / "worded.html").write_text(text.replace(found[0], other))
+    assert main(["report", "--check", "worded.html"]) == 1
+    assert table in capsys.readouterr().out
+
+
+def test_a_report_takes_as_many_tokens_as_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a report that the page made of a file with many tokens fails its own check."""
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(MOST_TOKENS + 904, 64, generator=torch.Generator().manual_seed(2))
+    np.save("w.npy", WEIGHT)
+    np.save("x.npy", x.numpy())
+    assert (
+        main(
+            [
+                "report",
+                "w.npy",
+                "--schemes",
+                "int4_group32",
+                "--inputs",
+                "x.npy",
+                "--methods",
+                "rtn",
+                "--out",
+                "r.html",
+            ]
+        )
+        == 0
+    )
+    numbers = read_record(tmp_path / "r.html")["numbers"]
+    scheme, w = SCHEMES["int4_group32"], torch.from_numpy(WEIGHT)
+    (outcome,) = evaluate_all(["rtn"], [scheme], w, x[:MOST_TOKENS])
+    assert numbers["methods.int4_group32+rtn.output_sqnr_db"] == pytest.approx(outcome.output_sqnr_db)
 
 
 @pytest.mark.parametrize("kind", OF_ALL)

@@ -20,6 +20,7 @@ from explorer import SourceError
 from explorer.core.backend import work_device
 from explorer.models.capture import capture, linear_layers, save_captured
 from explorer.models.evaluate import MODEL, calibration_texts
+from explorer.reports.tensor import MOST_TOKENS
 from explorer.sources import load_sample
 
 THIS, BUILTIN, FILE, TEXT = "this", "builtin", "file", "text"
@@ -29,7 +30,7 @@ LAYERS = {
     "attention_query": ("attention query, layer 0", "query_in"),
 }
 """Built-in layers: the sample that is the weight, its label, and the sample that holds its inputs."""
-MOST_TOKENS, MOST_TEXT = 4096, 200_000
+MOST_TEXT = 200_000
 TEXT_HINT = "a line is a document; the model reads them one by one, until enough tokens are kept"
 NO_PAIR = (
     "the file needs two tensors of one layer, called NAME.weight [N, K] and NAME.activations [tokens, K]"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from explorer.reports.content import Content
+from explorer.reports.content import Content, Table
 from explorer.reports.page import NUMBERS_ID, as_html, tables_of
 
 TOLERANCE = 1e-6
@@ -16,8 +16,9 @@ TOLERANCE = 1e-6
 LOOSE = 1e-3
 """The same of what a method's search or a model's run ends in: other machines round on the way, and end
 elsewhere."""
-SHOWN, LOOSE_SHOWN = 1e-5, 1e-2
+SHOWN, LOOSE_SHOWN = 1e-5, LOOSE + 1e-5
 """The same of what tables show, in six digits."""
+NUMBER = re.compile(r"[+−-]?[\d.,]*\d(?:e[+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -64,26 +65,36 @@ def edited_tables(text: str, now: Content) -> list[str]:
     """Names of the tables that show something else in a report's ``text`` than they do ``now``, machine and
     versions aside: numbers may differ as far as ``moved`` allows, in the digits shown."""
     here, there = _tables(text), _tables(as_html(now))
-    loose = {table.name for table in tables_of(now) if table.loose}
+    tables = {table.name: table for table in tables_of(now)}
     names = (here.keys() | there.keys()) - {"provenance"}
     return sorted(
-        name for name in names if not _alike(here.get(name, []), there.get(name, []), name in loose)
+        name for name in names if not _alike(here.get(name, []), there.get(name, []), tables.get(name))
     )
 
 
-def _tables(text: str) -> dict[str, list[str]]:
+Cell = tuple[str, str]
+"""Its tag, "td" or "th", and its content."""
+
+
+def _tables(text: str) -> dict[str, list[Cell]]:
     """Cells of each table."""
     found = re.findall(r'<table id="table-([\w-]+)"[^>]*>(.*?)</table>', text, re.S)
-    return {name: re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", body, re.S) for name, body in found}
+    return {name: re.findall(r"<(t[dh])\b[^>]*>(.*?)</t[dh]>", body, re.S) for name, body in found}
 
 
-def _alike(a: list[str], b: list[str], loose: bool) -> bool:
-    """Cell by cell; of ``loose`` tables a text with digits in it may be another one."""
-    if len(a) != len(b):
+def _alike(here: list[Cell], there: list[Cell], table: Table | None) -> bool:
+    """Cell by cell. Headings are the same, and texts too, but for the numbers in those that were ``worked``
+    out."""
+    if len(here) != len(there) or table is None:
         return False
-    near = LOOSE_SHOWN if loose else SHOWN
+    tolerance = LOOSE_SHOWN if table.loose else SHOWN
     return all(
-        x == y or _near(x, y, near) or (loose and _arithmetic(x, y)) for x, y in zip(a, b, strict=True)
+        a == b
+        or (
+            a[0] == b[0] == "td"
+            and (_near(a[1], b[1], tolerance) or (table.worked and _same_words(a[1], b[1])))
+        )
+        for a, b in zip(here, there, strict=True)
     )
 
 
@@ -95,9 +106,10 @@ def _near(a: str, b: str, tolerance: float) -> bool:
     return abs(x - y) <= tolerance * max(abs(x), abs(y))
 
 
-def _arithmetic(a: str, b: str) -> bool:
-    """Whether both are texts with numbers in them, as a code's arithmetic is, and no numbers themselves."""
-    return all(re.search(r"\d", text) and re.search(r"[^\d.,e+-]", text) for text in (a, b))
+def _same_words(a: str, b: str) -> bool:
+    """Whether two texts differ in their numbers alone, and are no numbers themselves."""
+    words = NUMBER.sub("", a)
+    return words == NUMBER.sub("", b) and bool(words.strip())
 
 
 def _same(pair: Moved, tolerance: float) -> bool:

@@ -29,12 +29,14 @@ TIMINGS = "YOUR_TIMINGS.json"
 @dataclass(frozen=True)
 class Table:
     """A table of the report: its name (also its file's), columns, and rows of numbers and texts. ``loose``:
-    its numbers come of a search or a training, which other machines' arithmetic ends elsewhere."""
+    its numbers come of a search or a training, which other machines' arithmetic ends elsewhere; ``worked``:
+    so do those in its texts, each the arithmetic of one code."""
 
     name: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     loose: bool = False
+    worked: bool = False
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ from explorer.schemes import SCHEMES, Scheme
 from explorer.sources.tensors import Matrix
 
 LETTERS = "AB"
+MOST_TOKENS = 4096
+"""Of a layer's inputs, the first so many are used, on the page as in a report."""
 METHODS = "methods"
 """The table of the methods' results, and how the names of its numbers begin."""
 
@@ -62,7 +64,7 @@ class More:
 
     element     (row, column) to look into; by default that of A's largest error
     own         a range of the reader's, as a share (0 ... 1) of min-max, beside the calibrators'
-    inputs      [tokens, K] of the layer whose weight the tensor is: for methods
+    inputs      [tokens, K] of the layer whose weight the tensor is: for methods; the first ``MOST_TOKENS``
     methods     methods to compare on those
     timings     products that were timed on a machine of the reader's
     analyses    what the schemes do to the tensor, where that is known already
@@ -87,6 +89,8 @@ def tensor_report(
     ``tensor``, ``revision``, ``inputs``, ``inputs_tensor``), for the command that repeats this.
     ``ValueError`` for other counts of recipes, an element outside, and methods without inputs."""
     more = more or More()
+    if more.inputs is not None:
+        more = dataclasses.replace(more, inputs=more.inputs[:MOST_TOKENS])
     if not 1 <= len(recipes) <= 2:
         raise ValueError(f"a report has one or two schemes, not {len(recipes)}")
     if more.own is not None and not 0 < more.own <= 1:
@@ -104,7 +108,7 @@ def tensor_report(
         lambda: _key_numbers(analyses, recipes),
         lambda: _frontier(matrix.values, sides, numbers),
         lambda: _errors(sides, at),
-        lambda: _element(matrix, sides, at),
+        lambda: _element(matrix, sides, recipes, at),
         lambda: _range(matrix.values, recipes[0].scheme, more.own, numbers),
         lambda: _methods(matrix.values, more, numbers),
         lambda: _speed([r.scheme for r in recipes], measured),
@@ -124,13 +128,19 @@ def tensor_report(
         about={
             "tensor": matrix.description,
             "its SHA-256 (float32, row-major, with its shape)": digest,
-            **({"the inputs' SHA-256": sha256_of(more.inputs)} if more.inputs is not None else {}),
+            **_about_inputs(more.inputs),
         },
         numbers=numbers,
         recipe=_recipe(source, recipes, at, more, measured),
         sha256=digest,
         loose=_loose(recipes),
     )
+
+
+def _about_inputs(inputs: Tensor | None) -> dict[str, str]:
+    if inputs is None:
+        return {}
+    return {f"SHA-256 of the inputs ({len(inputs):,} tokens)": sha256_of(inputs)}
 
 
 def _recipe(
@@ -268,16 +278,19 @@ def _errors(sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
     ]
 
 
-def _element(matrix: Matrix, sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
+def _element(
+    matrix: Matrix, sides: Sequence[Side], recipes: Sequence[Recipe], at: tuple[int, int]
+) -> list[Part]:
     seen = [inspect(matrix.values, side.analysis, *at) for side in sides]
     tables = tuple(
         Table(
             f"element-{letter.lower()}",
             ("quantity", f"{letter}: {side.label}"),
             tuple(e.arithmetic),
-            " by " in side.label,
+            loose=bool(recipe.method),
+            worked=bool(recipe.method),
         )
-        for letter, side, e in zip(LETTERS, sides, seen, strict=False)
+        for letter, side, recipe, e in zip(LETTERS, sides, recipes, seen, strict=False)
     )
     levels = [levels_of(side.analysis, *at) for side in sides]
     figure = values_figure(sides[0].analysis.before, sides, levels, "report")

@@ -17,8 +17,7 @@ constexpr int kThreadBlocks = sizeof(T) == 4 ? 4 : 5;
 #endif
 
 // Elements pass through shared memory, so that neighbouring lanes load neighbouring 16 bytes. Those that a
-// unit does not have are NaN, whose code is 0. Warps take stretches in turn, so that few thread blocks add to
-// ``sums``.
+// unit does not have get the code 0. Warps take stretches in turn, so that few thread blocks add to ``sums``.
 extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
     encode_units(const T* x, uint8_t* packed, const float* steps, double* sums, uint64_t rows,
                  uint64_t columns, uint64_t row_bytes) {

@@ -32,9 +32,10 @@ from explorer.methods.recipe import Recipe
 from explorer.reports import again, as_html, command_of, moved, survey_report, tensor_report
 from explorer.reports.again import KINDS
 from explorer.reports.check import read_record
-from explorer.reports.content import content
+from explorer.reports.content import Part, Table, content
 from explorer.reports.survey import Asked, bought, find_survey
 from explorer.reports.tensor import MOST_TOKENS, sha256_of
+from explorer.reports.write import write_tables
 from explorer.sources.tensors import Matrix
 from explorer.survey.check import Check, Checked
 from explorer.survey.loss import Loss
@@ -347,3 +348,13 @@ def test_the_command_builds_the_report_again() -> None:
         "python -m explorer report 'a b.npy' --tensor w --schemes nvfp4 --element 1,2 --out report.html"
     )
     assert sha256_of(torch.zeros(2, 3)) != sha256_of(torch.zeros(3, 2))
+
+
+def test_small_numbers_are_in_latex_too(tmp_path: Path) -> None:
+    """If this fails, a loss of 3e-7 is 0.000000 in a paper."""
+    part = Part(
+        "Losses", (), (Table("losses", ("scheme", "loss"), (("INT8_row", 7.54208e-05), ("x", 3e-7))),)
+    )
+    assert list(write_tables(content("", (), (part,), (), {}, {}, {"file": "w"}, ""), tmp_path))
+    text = (tmp_path / "losses.tex").read_text()
+    assert "INT8\\_row & 7.54208e-05" in text and "x & 3e-07" in text

@@ -62,7 +62,7 @@ MACROS: dict[str, tuple[str, ...]] = {
     "quantize_tile.cu": (*_ONE_PASS, "KEPT", "THREADS"),
     "ranges.cu": ("ELEMENT", "RUN", "MAPPING", "RANGE"),
     "scales.cu": _SCALE,
-    "encode.cu": ("ELEMENT", "RUN", "CODEC", "MAPPING", "SCALE_RULE", "STOCHASTIC", "REFIT"),
+    "encode.cu": ("ELEMENT", "RUN", "CODEC", "MAPPING", "SCALE_RULE", "STOCHASTIC", "REFIT", "GIVEN"),
     "encode_units.cu": ("ELEMENT", "CODEC", "REFIT"),
     "dequantize.cu": ("ELEMENT", "RUN", "CODEC", "MAPPING", "SCALE", "SCALE_RULE"),
     "dequantize_units.cu": ("ELEMENT", "CODEC", "MAPPING", "SCALE", "SCALE_RULE"),
@@ -141,6 +141,7 @@ class Config:
             "RANGE": self.range.name,
             "STOCHASTIC": int(self.stochastic),
             "REFIT": int(self.refit),
+            "GIVEN": 0,
             **tunables,
         }
         return Build(file, tuple((name, str(values[name])) for name in MACROS[file]))

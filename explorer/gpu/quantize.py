@@ -124,7 +124,7 @@ class _Plan:
 
     def _choose(self, steps: Tensor | None, zeros: Tensor | None) -> None:
         if steps is not None:
-            self._encode(steps, zeros)
+            self._encode(steps, zeros, given=True)
         elif self.config.cast:
             self._encode(self.x.new_ones(1, dtype=torch.float32), None)
         elif self._groups_fit:
@@ -306,8 +306,8 @@ class _Plan:
             cells,
         )
 
-    def _encode(self, steps: Tensor, zeros: Tensor | None) -> None:
-        build, layout = self._build("encode.cu"), self.layout
+    def _encode(self, steps: Tensor, zeros: Tensor | None, given: bool = False) -> None:
+        build, layout = self._build("encode.cu", GIVEN=int(given)), self.layout
         by_runs = self._whole_runs and not self.config.refit
         if by_runs and (self.config.cast or layout.cells == 1):
             runs = self.x.numel() // self.run
@@ -326,7 +326,7 @@ class _Plan:
             )
         elif by_runs and layout.height >= layout.rows and not self.config.two_level:
             self._add(
-                self._build("encode.cu", RUN=self._column_run),
+                self._build("encode.cu", RUN=self._column_run, GIVEN=int(given)),
                 "encode_columns",
                 walk_columns(layout, self._column_run, self.x.device),
                 32 * WALKING_WARPS,

@@ -68,7 +68,7 @@ def speed_report(
     }
     text = " × ".join(map(words.count, at))
     chip = recording.machine.chip or "an unnamed machine"
-    source = f"Measured on one {recording.machine.describe()}, by who made this report."
+    source = f"Measured on one {recording.machine.describe()}, as the file of the timings says."
     return content(
         title=f"Matrix products at {text} on {chip}",
         lead=(

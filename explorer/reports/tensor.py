@@ -454,7 +454,7 @@ def _own_speed(marked: dict[str, str], measured: Mapping[str, Any] | None) -> li
     here = at_shape(recording.rows, shape)
     text = " × ".join(map(words.count, shape))
     said = (
-        f"Measured on one {recording.machine.describe()}, by who made this report.",
+        f"Measured on one {recording.machine.describe()}, as the file of the timings says.",
         summary(points(here), here, text),
         *_marked_words(here, marked),
     )

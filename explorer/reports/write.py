@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 from explorer.export.files import replacing
 from explorer.progress import Progress, checkpoint
 from explorer.reports.content import Content
-from explorer.reports.page import as_html, tables_of
+from explorer.reports.page import as_html, cell, tables_of
 
 Page = Any
 """playwright's, which is not needed for the HTML file."""
@@ -49,7 +49,7 @@ def write(
     step()
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        written += _write_tables(content, folder)
+        written += write_tables(content, folder)
     if pdf or folder:
         with _opened(text) as page:
             step()
@@ -77,13 +77,15 @@ def _replace(path: Path, data: bytes) -> Path:
     return path
 
 
-def _write_tables(content: Content, folder: Path) -> Iterator[Path]:
+def write_tables(content: Content, folder: Path) -> Iterator[Path]:
+    """Every table as CSV and as LaTeX (booktabs) in ``folder``; the files, as they are written."""
     import pandas
 
     for table in tables_of(content):
         frame = pandas.DataFrame([list(row) for row in table.rows], columns=list(table.columns))
         yield _replace(folder / f"{table.name}.csv", frame.to_csv(index=False).encode())
-        latex = frame.style.hide(axis="index").format(escape="latex", precision=6)
+        # Numbers in the six digits of the HTML: a precision would count decimals, and lose small ones.
+        latex = frame.astype(object).map(cell).style.hide(axis="index").format(escape="latex")
         latex = latex.format_index(escape="latex", axis=1)
         yield _replace(folder / f"{table.name}.tex", latex.to_latex(hrules=True).encode())
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from explorer import FORMATS, SCHEMES, MappingType, Scheme, quantize
+from explorer.core.backend import REFERENCE
 from explorer.core.cuda import quantize_on_device
 from explorer.gpu import runtime
 from tests.core.test_scale_formats import SCALE_FORMATS, scheme_with
@@ -174,6 +175,16 @@ def test_extreme_scales_divide_exactly() -> None:
             "binary_row",
         ):
             check(x, SCHEMES[name])
+
+
+@pytest.mark.parametrize("name", ["int8_row", "int8_column", "fp8_e4m3_tensor", "nvfp4", "mxfp4"])
+def test_quotients_beyond_float32_are_clamped(name: str) -> None:
+    """Given scales may be far too small for the values: codes are the outermost, of the right sign."""
+    small, scheme = draw(16, 512, torch.float32) * 2.0**-40, SCHEMES[name]
+    x = torch.where(torch.arange(512) % 2 == 0, 2.0**100, -(2.0**100)).expand(16, 512).contiguous()
+    want = REFERENCE.encode(x, quantize(small, scheme).scales, scheme)[0]
+    got = quantize_on_device(x.cuda(), scheme, quantize(small.cuda(), scheme).scales)[0]
+    assert_bitwise_equal(got, want, x, name)
 
 
 @pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f.bits <= 8 and n != "float8_e8m0fnu"])

@@ -124,7 +124,7 @@ def gemm_wgmma(
     [⌈K/128⌉, N] alone. The tile is chosen by shape where it is not given."""
     x, w = padded_pair(x, w)
     m, n = x.shape[0], w.shape[0]
-    tile = tile or _wgmma_tile(m, n, x.device, scale_k)
+    tile = _checked(tile or _wgmma_tile(m, n, x.device, scale_k), scale_k, grouped=False)
     x_scale, w_scale = scales_along_k(scale_k, x_scale, w_scale, (m, n, math.ceil(x.shape[1] / TILE_BYTES)))
     return _launch(tile, x, w, kind, epilogue, (x_scale, w_scale), n)
 
@@ -166,9 +166,26 @@ def _launch(
     return out
 
 
+def _checked(tile: WgmmaTile, scale_k: ScaleK, grouped: bool) -> WgmmaTile:
+    """The tile, or ``ValueError`` where it is another product's, or CTAs of a cluster could leave each other
+    waiting."""
+    if tile.scale_k is not scale_k or tile.grouped is not grouped:
+        kind = f"{'grouped' if grouped else 'plain'} products with {scale_k} scales along K"
+        raise ValueError(f"{tile} is not for {kind}")
+    if grouped and tile.cluster > 1 and tile.shared is not Side.X:
+        raise ValueError("CTAs of a cluster share X in grouped products: a group may have an odd number")
+    return tile
+
+
+def _waves(tile: WgmmaTile, m: int, n: int, device: torch.device) -> int:
+    """How many tiles one after another a multiprocessor multiplies at most."""
+    return math.ceil(math.prod(tile.tiles(m, n)) / multiprocessors(device))
+
+
 def _wgmma_tile(m: int, n: int, device: torch.device, scale_k: ScaleK) -> WgmmaTile:
     if scale_k is not ScaleK.NONE:
-        return wgmma_tiles(scale_k)[0 if m <= TILE_ROWS else -1]
+        # The fewest rows one after another; of as many, more at a time.
+        return min(reversed(wgmma_tiles(scale_k)), key=lambda tile: tile.rows * _waves(tile, m, n, device))
     # 256 columns reuse X more; 128 keep every multiprocessor busy where the output has few tiles.
     wide_tiles = math.ceil(m / TILE_ROWS) * math.ceil(n / 256)
     return WgmmaTile(128, 128 if wide_tiles < multiprocessors(device) else 256, 2 if m > TILE_ROWS else 1)
@@ -228,7 +245,7 @@ def gemm_grouped(
         )
     if capacity and x.shape[0] != groups * capacity:
         raise ValueError(f"expected {groups} · {capacity} rows of X, got {x.shape[0]}")
-    if epilogue.arguments(x.new_empty((x.shape[0], n), dtype=epilogue.dtype))[1:8] != (None,) * 7:
+    if any(v is not None for v in (epilogue.row_scale, epilogue.col_scale, epilogue.bias)):
         raise ValueError("a grouped product takes no vectors in its epilogue")
     x, rows = padded_pair(x, w.reshape(groups * n, -1))
     scale_k = ScaleK.NONE if x_scale is None and w_scale is None else ScaleK.BLOCK
@@ -239,7 +256,8 @@ def gemm_grouped(
             w_scale = w_scale.reshape(groups * blocks, k_tiles)
         x_scale = _padded_scale("x_scale", x_scale, (k_tiles, x.shape[0]), 4)
         w_scale = _padded_scale("w_scale", w_scale, (groups * blocks, k_tiles), 4)
-    tile = tile or grouped_tile(expected or x.shape[0] / groups, scale_k)
+    expected = x.shape[0] / groups if expected is None else expected
+    tile = _checked(tile or grouped_tile(expected, scale_k), scale_k, grouped=True)
     counts = (ends.contiguous(), groups, capacity)
     return _launch(tile, x, rows, kind, epilogue, (x_scale, w_scale), n, counts)
 
@@ -270,7 +288,9 @@ def _padded_scale(name: str, scale: Tensor | None, shape: tuple[int, int], multi
             f"{name} must be contiguous float32 {list(shape)}, got {scale.dtype} {list(scale.shape)}"
         )
     left = -scale.shape[1] % multiple
-    return torch.nn.functional.pad(scale, (0, left)) if left else scale
+    if left:
+        return torch.nn.functional.pad(scale, (0, left))
+    return scale if scale.data_ptr() % 16 == 0 else scale.clone()  # bulk copies start at multiples of 16
 
 
 @functools.cache

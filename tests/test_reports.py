@@ -100,7 +100,7 @@ def test_a_report_is_checked(folder: Path, capsys: pytest.CaptureFixture[str], t
     shown = (folder / "r.html").read_text().replace(">20.4815<", ">25.4815<")
     (tmp_path / "shown.html").write_text(shown)
     assert main(["report", "--check", str(tmp_path / "shown.html")]) == 1
-    assert "show something else" in capsys.readouterr().out
+    assert "shows something else" in capsys.readouterr().out
     edited = re.sub(r'"B.sqnr_db": [\d.]+', '"B.sqnr_db": 33.25', (folder / "r.html").read_text())
     (tmp_path / "edited.html").write_text(edited)
     assert main(["report", "--check", str(tmp_path / "edited.html"), "--json"]) == 1
@@ -158,7 +158,7 @@ def test_every_kind_is_checked(
     assert cell
     (reports / "edited.html").write_text(text.replace(cell[0], '<td class="number">77</td>', 1))
     assert main(["report", "--check", "edited.html"]) == 1
-    assert "show something else" in capsys.readouterr().out
+    assert "shows something else" in capsys.readouterr().out
 
 
 EDITS = {
@@ -187,6 +187,45 @@ def test_edited_texts_are_noticed_where_numbers_are_loose(
     (reports / "worded.html").write_text(text.replace(found[0], other))
     assert main(["report", "--check", "worded.html"]) == 1
     assert table in capsys.readouterr().out
+
+
+SURVEY_EDITS = {
+    "the lead": (r"predicted loss 0\.\d+", "predicted loss 0.0142"),
+    "the title": (r"<h1>(.*?)4 bits", r"<h1>\g<1>2 bits"),
+    "a sentence": (r"(\d+\.\d+) % of the whole", "1.65 % of the whole"),
+    "the command": (r"--bits 4\.0", "--bits 3.5"),
+    "a checksum": (r"<td>[0-9a-f]{8}", "<td>00000000"),
+    "an added table": (r"</section>", "<table><tr><td>99</td></tr></table></section>"),
+    "a heading": (r"<h2>Every budget", "<h2>Any budget"),
+    "a figure": (r'"z":\{"dtype":"f8","bdata":".{8}', '"z":{"dtype":"f8","bdata":"AAAAAAAA'),
+}
+
+
+@pytest.mark.parametrize("what", SURVEY_EDITS)
+def test_what_people_quote_is_checked(
+    what: str, reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, a report whose sentences or figures were altered passes its check."""
+    monkeypatch.chdir(reports)
+    text = (reports / "survey.html").read_text()
+    other, changed = re.subn(*SURVEY_EDITS[what], text, count=1)
+    assert changed and other != text
+    (reports / "quoted.html").write_text(other)
+    assert main(["report", "--check", "quoted.html"]) == 1
+    out = capsys.readouterr().out
+    assert "shows something else" in out and "are the same" not in out
+
+
+def test_sentences_of_another_version_are_not_compared(
+    reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, every report is said to be edited once the explorer words something otherwise."""
+    monkeypatch.chdir(reports)
+    record = read_record(reports / "survey.html")
+    text = (reports / "survey.html").read_text().replace("Every budget", "Each budget")
+    (reports / "older.html").write_text(text.replace(f'"{record["versions"]["commit"]}"', '"1234567"'))
+    assert main(["report", "--check", "older.html"]) == 0
+    assert "another version" in capsys.readouterr().out
 
 
 def test_a_report_takes_as_many_tokens_as_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,7 +351,7 @@ def _element(text: str | None) -> tuple[int, int] | None:
 def _check(path: Path, where: Where, as_json: bool) -> None:
     """Exits with 1 where what the report is about, or a number, is another one now."""
     from explorer.reports import again, moved
-    from explorer.reports.check import edited_tables, read_record
+    from explorer.reports.check import by_this_version, edited, read_record
     from explorer.reports.content import TENSOR
 
     record = read_record(path)
@@ -362,17 +362,40 @@ def _check(path: Path, where: Where, as_json: bool) -> None:
     if not same and not as_json:
         print(f"what it is about ({kind}) is another one than the report's (SHA-256)")
     changes = moved(record, now)
-    edited = edited_tables(path.read_text(encoding="utf-8"), now) if not changes else []
+    whole = by_this_version(record, now)
+    other = edited(path.read_text(encoding="utf-8"), now, whole) if not changes else []
     if as_json:
-        print_json({"kind": kind, "same": same, "moved": [vars(c) for c in changes], "edited": edited})
+        print_json(
+            {
+                "kind": kind,
+                "same": same,
+                "moved": [vars(c) for c in changes],
+                "edited": [vars(e) for e in other],
+                "sentences_compared": whole,
+            }
+        )
     else:
-        if edited:
-            print(f"tables that show something else than these numbers give: {', '.join(edited)}")
-        if changes:
-            print_table(Table(("number", "in the report", "now"), [[m.name, m.said, m.now] for m in changes]))
         count = len(record["numbers"])
-        print(f"{len(changes)} of {count} numbers moved" if changes else f"all {count} numbers are the same")
+        if other:
+            print("the report shows something else than its numbers give:")
+            lines = [[e.place, _short(e.said), _short(e.now)] for e in other[:MOST_EDITS]]
+            print_table(Table(("where", "in the report", "now"), lines))
+        elif changes:
+            print_table(Table(("number", "in the report", "now"), [[m.name, m.said, m.now] for m in changes]))
+            print(f"{len(changes)} of {count} numbers moved")
+        else:
+            print(f"all {count} numbers are the same")
+        if not whole:
+            print("another version of the explorer wrote it: sentences and figures are not compared")
         if record["recipe"].get("measured"):
             print("timings stand in the report as they were measured; they are not measured again")
-    if changes or edited or not same:
+    if changes or other or not same:
         raise typer.Exit(1)
+
+
+MOST_EDITS = 10
+"""Of what a report shows otherwise that is listed."""
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[:most]} …"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from dataclasses import dataclass
+from html import unescape
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from explorer.reports.content import Content, Table
 from explorer.reports.page import NUMBERS_ID, as_html, tables_of
@@ -18,7 +23,9 @@ LOOSE = 1e-3
 elsewhere."""
 SHOWN, LOOSE_SHOWN = 1e-5, LOOSE + 1e-5
 """The same of what tables show, in six digits."""
-NUMBER = re.compile(r"[+−-]?[\d.,]*\d(?:e[+-]?\d+)?")
+NUMBER = re.compile(r"[+−-]?\d[\d.,]*(?:e[+-]?\d+)?")
+VERSION = ("quantization-explorer", "commit")
+"""What decides how a report is worded and laid out."""
 
 
 @dataclass(frozen=True)
@@ -61,55 +68,125 @@ def moved(record: dict[str, Any], now: Content) -> list[Moved]:
     ]
 
 
-def edited_tables(text: str, now: Content) -> list[str]:
-    """Names of the tables that show something else in a report's ``text`` than they do ``now``, machine and
-    versions aside: numbers may differ as far as ``moved`` allows, in the digits shown."""
-    here, there = _tables(text), _tables(as_html(now))
-    tables = {table.name: table for table in tables_of(now)}
-    names = (here.keys() | there.keys()) - {"provenance"}
-    return sorted(
-        name for name in names if not _alike(here.get(name, []), there.get(name, []), tables.get(name))
-    )
+@dataclass(frozen=True)
+class Edited:
+    """Something that a report shows and that its numbers do not give: where it stands, what it says, and what
+    they give ("" where there is no such thing)."""
+
+    place: str
+    said: str
+    now: str
 
 
-Cell = tuple[str, str]
-"""Its tag, "td" or "th", and its content."""
+def by_this_version(record: dict[str, Any], now: Content) -> bool:
+    """Whether a report was written by this version of the explorer: another one may say things otherwise."""
+    return all(record["versions"].get(key) == now.versions.get(key) for key in VERSION)
 
 
-def _tables(text: str) -> dict[str, list[Cell]]:
-    """Cells of each table."""
-    found = re.findall(r'<table id="table-([\w-]+)"[^>]*>(.*?)</table>', text, re.S)
-    return {name: re.findall(r"<(t[dh])\b[^>]*>(.*?)</t[dh]>", body, re.S) for name, body in found}
+def edited(text: str, now: Content, whole: bool) -> list[Edited]:
+    """What stands in a report's ``text`` that is not what ``now`` gives, machine and versions aside: tables,
+    and of the ``whole`` report headings, sentences and figures. Numbers may differ as far as ``moved``
+    allows, in the digits shown; figures are not compared where a method chose the codes or a model was
+    run."""
+    other, tables = as_html(now), {table.name: table for table in tables_of(now)}
+    here, there = _shown(text, now), _shown(other, now)
+    if not whole:
+        here, there = ([one for one in every if one.table] for every in (here, there))
+    found = [
+        Edited(a.place if a else b.place if b else "", a.text if a else "", b.text if b else "")
+        for a, b in zip_longest(here, there)
+        if a is None or b is None or not _alike(a, b, tables.get(b.table))
+    ]
+    if whole and not any(table.loose for table in tables.values()):
+        ours, theirs = _figures(text), _figures(other)
+        names = sorted(ours.keys() | theirs.keys())
+        changed = [n for n in names if not _alike_json(ours.get(n), theirs.get(n))]
+        found += [Edited(f"figure {name}", "other curves or marks", "") for name in changed]
+    return found
 
 
-def _alike(here: list[Cell], there: list[Cell], table: Table | None) -> bool:
-    """Cell by cell. Headings are the same, and texts too, but for the numbers in those that were ``worked``
-    out."""
-    if len(here) != len(there) or table is None:
+@dataclass(frozen=True)
+class _Text:
+    """A piece of a report's text, the element that it stands in, and the table's name, if it is in one."""
+
+    tag: str
+    text: str
+    table: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"table {self.table}" if self.table else "text"
+
+
+def _shown(text: str, now: Content) -> list[_Text]:
+    """Every text of the body, in order, but for the rows that name the machine and versions."""
+    body = text[text.find("<body") : text.find("<script", text.find("<body"))]
+    names = "|".join(map(re.escape, now.versions))
+    body = re.sub(rf"<tr><td>(?:{names})</td><td[^>]*>[^<]*</td></tr>", "", body)
+    shown, tag, table = [], "", ""
+    for part in re.findall(r"<[^>]*>|[^<]+", body):
+        if part.startswith("<table"):
+            name = re.search(r'id="table-([\w-]+)"', part)
+            table = name[1] if name else "without a name"
+        elif part == "</table>":
+            table = ""
+        if part.startswith("<"):
+            tag = part[1:-1].split(" ")[0]
+        elif part.strip():
+            shown.append(_Text(tag, " ".join(unescape(part).split()), table))
+    return shown
+
+
+def _alike(a: _Text, b: _Text, table: Table | None) -> bool:
+    """The same text, or the same words with numbers that are near. Of texts that were ``worked`` out the
+    numbers do not count."""
+    if a == b:
+        return True
+    words = NUMBER.sub("", a.text)
+    if (a.tag, a.table) != (b.tag, b.table) or a.tag == "th" or words != NUMBER.sub("", b.text):
         return False
-    tolerance = LOOSE_SHOWN if table.loose else SHOWN
-    return all(
-        a == b
-        or (
-            a[0] == b[0] == "td"
-            and (_near(a[1], b[1], tolerance) or (table.worked and _same_words(a[1], b[1])))
-        )
-        for a, b in zip(here, there, strict=True)
-    )
+    if table is not None and table.worked and words.strip():
+        return True
+    near = LOOSE_SHOWN if table is not None and table.loose else SHOWN
+    pairs = zip(NUMBER.findall(a.text), NUMBER.findall(b.text), strict=False)
+    return all(_near(x, y, near, rounded=table is None) for x, y in pairs)
 
 
-def _near(a: str, b: str, tolerance: float) -> bool:
+def _near(a: str, b: str, tolerance: float, rounded: bool) -> bool:
+    """``rounded``: numbers of a sentence, with few decimals: the last one may be another."""
     try:
-        x, y = float(a.replace(",", "")), float(b.replace(",", ""))
+        x, y = (float(text.replace(",", "").replace("−", "-").rstrip(".")) for text in (a, b))
     except ValueError:
-        return False
-    return abs(x - y) <= tolerance * max(abs(x), abs(y))
+        return a == b
+    decimals = len(a.partition(".")[2].rstrip(".")) if "e" not in a else 0
+    last = 1.001 * 10.0**-decimals if rounded and decimals else 0.0
+    return abs(x - y) <= max(last, tolerance * max(abs(x), abs(y)))
 
 
-def _same_words(a: str, b: str) -> bool:
-    """Whether two texts differ in their numbers alone, and are no numbers themselves."""
-    words = NUMBER.sub("", a)
-    return words == NUMBER.sub("", b) and bool(words.strip())
+def _figures(text: str) -> dict[str, Any]:
+    """The figures of a report by name, as they are drawn."""
+    found = re.search(r"const figures = \{ (.*?)\n? ?\};\n", text, re.S)
+    if not found:
+        return {}
+    lines = re.findall(r'^"([\w-]+)": (\{.*\}),$', found[1], re.M)
+    try:
+        return {name: json.loads(drawn) for name, drawn in lines}
+    except json.JSONDecodeError:
+        return {}
+
+
+def _alike_json(a: Any, b: Any) -> bool:
+    """Whether two figures are the same but for rounding."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        if a.keys() == b.keys() == {"dtype", "bdata"} or a.keys() == b.keys() == {"dtype", "bdata", "shape"}:
+            x, y = (np.frombuffer(base64.b64decode(one["bdata"]), one["dtype"]) for one in (a, b))
+            return x.shape == y.shape and bool(np.allclose(x, y, LOOSE, 0.0, equal_nan=True))
+        return a.keys() == b.keys() and all(_alike_json(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_alike_json, a, b))
+    if isinstance(a, float) and isinstance(b, float | int):
+        return abs(a - b) <= LOOSE * max(abs(a), abs(b))
+    return bool(a == b)
 
 
 def _same(pair: Moved, tolerance: float) -> bool:

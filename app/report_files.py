@@ -14,7 +14,7 @@ from app import html
 from app.analyses import reported
 from app.files import fresh_folder
 from app.views import Control, Shown, StatusView, listen
-from app.widgets import QUIET, RunButtons, block, stop_button
+from app.widgets import PRIVATE, QUIET, RunButtons, block, stop_button
 from explorer.figures.style import file_name
 from explorer.progress import Progress
 from explorer.reports import Content, command_of, write
@@ -50,7 +50,7 @@ def steps_of(compose: Compose, kinds: Sequence[str], folder: Path) -> Generator[
     can be printed, the kinds that are printed are left out; ``ValueError`` if no other was asked for."""
     kinds, left_out = _printable([kind for kind in KINDS if kind in kinds])
     content = yield from _counted(compose, "sections of the report")
-    name = file_name(f"{content.title} report")
+    name = file_name(f"{content.title} report".replace(",", ""))  # 4096, not 4-096
     page = folder / f"{name}.html" if HTML in kinds else None
     pdf = folder / f"{name}.pdf" if PDF in kinds else None
     parts = folder / f"{name} figures and tables" if PARTS in kinds else None
@@ -134,7 +134,10 @@ def build_report(handler: Any, inputs: Sequence[Control], api_name: str, about: 
     )
     buttons = RunButtons((start,), stop, stopped)
     buttons.begin_on(start.click)
+    # The report before is not that of what is chosen now.
+    start.click(lambda: ["", gr.update(visible=False), ""], None, outputs.in_order(), queue=False, **PRIVATE)
     running = listen(
         start.click, handler, [*inputs, kinds], outputs, api_name=api_name, concurrency_id="report", **QUIET
     )
-    buttons.end_with(running, message="Stopped: no report was made.")
+    halted = buttons.end_with(running, message="Stopped: no report was made.")
+    halted.then(lambda: "", None, outputs.status, **PRIVATE)

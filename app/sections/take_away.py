@@ -23,7 +23,7 @@ from app.sections.methods import Owner
 from app.sections.speed_live import Own
 from app.selection import Selection, tensor_key
 from app.views import Shown, StatusView, listen, shows
-from app.widgets import LATEST, QUIET, RunButtons, block, hidden, stop_button
+from app.widgets import LATEST, PRIVATE, QUIET, RunButtons, block, hidden, stop_button
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.serialize import to_json
 from explorer.figures.style import file_name
@@ -232,6 +232,8 @@ def build(page: Page) -> None:
     files = gr.Files(visible=False, interactive=False, label="Your files", elem_id="take-files")
     buttons = RunButtons((start,), stop, stopped)
     buttons.begin_on(start.click)
+    # The files before are not those of what is chosen now.
+    start.click(lambda: ["", gr.update(visible=False)], None, [status, files], queue=False, **PRIVATE)
     running = listen(
         start.click,
         make,
@@ -241,4 +243,5 @@ def build(page: Page) -> None:
         concurrency_id="report",
         **QUIET,
     )
-    buttons.end_with(running, message="Stopped: no files were made.")
+    halted = buttons.end_with(running, message="Stopped: no files were made.")
+    halted.then(lambda: "", None, status, **PRIVATE)

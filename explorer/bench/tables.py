@@ -13,7 +13,7 @@ from explorer import words
 from explorer.bench.analysis import AnalysisTiming
 from explorer.bench.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
 from explorer.bench.gemm.advice import at_shape, fastest
-from explorer.bench.gemm.grouped import GroupedTiming
+from explorer.bench.gemm.grouped import CASES, GroupedTiming
 from explorer.bench.gemm.plan import DECODE, LARGE, SQUARE, SWEPT
 from explorer.bench.gemm.table import GEMMS
 from explorer.bench.gemm.timing import GemmTiming, Shape
@@ -237,8 +237,8 @@ def _decode_row(label: str, t: GemmTiming | None, bf16: GemmTiming | None) -> li
 
 
 GROUPED_HEADERS = [
-    "experts", "product", "kernel", "µs (graph / flushed)", "TFLOP/s", "× one dense product", "of the limit",
-    "× baseline (graph / flushed)", "baseline", "SQNR of the output",
+    "experts × tokens", "product", "kernel", "µs (graph / flushed)", "TFLOP/s", "× one dense product",
+    "of the limit", "× baseline (graph / flushed)", "baseline", "SQNR of the output",
 ]  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def grouped_rows(timings: Sequence[GroupedTiming]) -> list[list[str]]:
     """The kernel that is taken for each grouped product at each case, in the order of ``GROUPED_HEADERS``."""
     return [
         [
-            t.case,
+            CASES[t.case].short,
             t.label,
             t.variant,
             f"{1e6 * t.seconds:.1f} / {1e6 * t.flush.median_s:.1f}" if t.flush else f"{1e6 * t.seconds:.1f}",

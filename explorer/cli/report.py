@@ -52,6 +52,8 @@ kinds = typer.Typer(
 )
 app.add_typer(kinds, name="report", rich_help_panel=TENSORS)
 
+ROUNDED = 0.005
+"""Bits a weight: how far a budget with two decimals may lie below what was meant."""
 Out = Annotated[str | None, typer.Option(help="The HTML file.", show_default="report.html")]
 Pdf = Annotated[str | None, typer.Option(help="Print it to this file too (needs Chromium).")]
 Figures = Annotated[
@@ -92,7 +94,7 @@ def tensor(
         float | None, typer.Option(help="A range of your own, as a share (0 ... 1) of min-max.")
     ] = None,
     inputs: Annotated[
-        str | None, typer.Option(help="The layer's inputs [tokens, K], for methods; half are held out.")
+        str | None, typer.Option(help="The layer's inputs (tokens × K), for methods; half are held out.")
     ] = None,
     inputs_tensor: Annotated[
         str | None, typer.Option(help="Which tensor of the inputs, if there are several.")
@@ -215,6 +217,9 @@ def survey(
     }
     with reporting("models", as_json) as progress:
         content = again(recipe, progress=progress)
+    if content.numbers["choice.bits"] > bits + ROUNDED:
+        least = content.numbers["choice.bits"]
+        raise ValueError(f"{bits:g} bits a weight are fewer than these schemes take: {least:.4g}")
     _write(content, files, as_json)
 
 

@@ -59,7 +59,8 @@ class Bought:
 
 
 def bought(found: Survey, asked: Asked) -> Bought:
-    """What a budget buys; ``ValueError`` for what the survey does not have."""
+    """What a budget buys; one beyond the frontier's ends buys what its end does. ``ValueError`` for what the
+    survey does not have."""
     constraints = constraints_of(asked.target, keep=asked.keep, fuse=asked.fuse)
     front = frontier(found, asked.signal, constraints)
     choice = front.at(min(max(asked.bits, front.least), front.most))

@@ -47,6 +47,13 @@ class Case:
     k: int = 4096
 
     @property
+    def short(self) -> str:
+        """How many groups by how many rows: "8 × 1,024", or "8 × 0 … 1,024"."""
+        least, most = min(self.counts), max(self.counts)
+        rows = f"{most:,}" if least == most else f"{least:,} … {most:,}"
+        return f"{len(self.counts)} × {rows}"
+
+    @property
     def rows(self) -> int:
         """Of all groups."""
         return sum(self.counts)

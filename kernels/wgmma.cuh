@@ -149,9 +149,6 @@ __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
-__device__ __forceinline__ void barrier_arrive_here(uint32_t bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
-}
 // Arrives at the same barrier in CTA ``rank`` of the cluster.
 __device__ __forceinline__ void barrier_arrive(uint32_t bar, uint32_t rank) {
     asm volatile(

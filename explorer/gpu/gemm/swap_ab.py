@@ -13,7 +13,7 @@ from torch import Tensor
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
 from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, Scales, macros
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
-from explorer.gpu.gemm.tensor_cores import scales_along_k
+from explorer.gpu.gemm.tensor_cores import MOST_SHARED_BYTES, scales_along_k
 from explorer.gpu.runtime import Build, launch, multiprocessors
 from explorer.gpu.tma import tensor_map
 
@@ -21,7 +21,7 @@ TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
 """Rows and elements of K of a repacked tile; bytes of K in a row of a tile in shared memory."""
 TOKENS = (8, 16, 32, 64, 128, 256)
 """Tokens of a CTA."""
-MOST_SHARED = 232448 - 1024
+MOST_SHARED = MOST_SHARED_BYTES - 1024
 """Bytes of shared memory that a CTA may have, less what alignment may cost."""
 MOST_RANKS = 2
 """CTAs of a cluster at most: larger ones cost more than they bring (kernels/gemm_swap_ab.cu)."""

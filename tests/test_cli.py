@@ -104,7 +104,16 @@ def test_every_command_is_run_by_a_test() -> None:
     known = {command.name or command.callback.__name__ for command in _registered(app)}
     bench_commands = {f"bench {command.callback.__name__}" for command in bench.app.registered_commands}
     run_here = {" ".join(line.split()[: 1 + line.startswith("bench")]) for line in COMMANDS}
-    elsewhere = {"layers", "capture", "embed", "compile", "docs", "bench quantize", "bench page"}
+    elsewhere = {
+        "layers",
+        "capture",
+        "embed",
+        "compile",
+        "docs",
+        "bench quantize",
+        "bench grouped",
+        "bench page",
+    }
     elsewhere |= {"survey", "recipe", "check", "apply"}  # tests/survey/test_commands.py
     kinds = {
         f"report {c.name or c.callback.__name__}" for c in report.kinds.registered_commands if c.callback
@@ -379,7 +388,7 @@ USAGE = [
     (("quantize", "sample:mlp_up"), "--scheme"),
     (("quantise",), "quantise"),
     (("formats", "--yaml"), "--yaml"),
-    (("bench",), "one of cpu, quantize, gemm, methods, analysis, page"),
+    (("bench",), "one of cpu, quantize, gemm, grouped, methods, analysis, page"),
     (("quantize", "sample:mlp_up"), "A name from `explorer schemes`, or a scheme spelled out"),
     (("capture",), "A folder with safetensors and a tokenizer, or a Hub id"),
     (("bench", "gpu"), "gpu"),
@@ -541,3 +550,21 @@ def test_out_writes_what_was_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(capsys, "quantize", "sample:attention_query", "--scheme", "mxfp4", "--out", str(out))[0] == 0
     x = load_matrix("sample:attention_query").values
     assert torch.equal(load_quantized(out).dequantize(), quantize(x, SCHEMES["mxfp4"]).dequantize())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "GPU"),
+        ("--products pear", "no grouped product 'pear'; there are bf16_contiguous"),
+        ("--cases pear", "no case 'pear'; there are 8 experts"),
+    ],
+)
+def test_bench_grouped_says_what_it_needs(
+    options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU, or for a name there is not, one line says so. (With one: tests/gpu/test_grouped.py.)"""
+    if not options and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    code, _, err = run(capsys, "bench", "grouped", *options.split())
+    assert code == 2 and words in err

@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from app import limits
 from app.cache import BoundedCache
@@ -30,6 +30,8 @@ from explorer.progress import Progress, checkpoint
 from explorer.sources.tensors import Matrix
 
 Result = TypeVar("Result")
+Step = TypeVar("Step")
+Said = TypeVar("Said")
 Pairs = list[tuple[Recipe, Analysis]]
 _ANALYSES = BoundedCache[Analysis](256 << 20)
 _LAYERS = BoundedCache[QuantizedLayer](256 << 20)
@@ -62,12 +64,20 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
         return analyses_of(chosen)
     label = " and ".join(label_of(recipe.method) for recipe in missing)
     steps = reported(lambda progress: analyses_of(chosen, progress))
+    found = yield from each(
+        steps, lambda step: f"{label} on this layer's inputs: {step[0]} of {step[1]} steps"
+    )
+    return found
+
+
+def each(steps: Generator[Step, None, Result], say: Callable[[Step], Said]) -> Generator[Said, None, Result]:
+    """What is to be said of each step; returns what the steps return."""
     while True:
         try:
-            done, total = next(steps)
+            step = next(steps)
         except StopIteration as end:
-            return end.value
-        yield f"{label} on this layer's inputs: {done} of {total} steps"
+            return cast(Result, end.value)
+        yield say(step)
 
 
 def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int], None, Result]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from app import html
-from app.analyses import reported
+from app.analyses import each, reported
 from app.files import fresh_folder
 from app.views import Control, Shown, StatusView, listen
 from app.widgets import PRIVATE, QUIET, RunButtons, block, stop_button
@@ -85,27 +85,16 @@ def _printable(kinds: list[str]) -> tuple[list[str], str]:
 
 
 def _counted(compute: Callable[[Progress], Any], what: str) -> Generator[str, None, Any]:
-    steps = reported(compute)
-    while True:
-        try:
-            done, total = next(steps)
-        except StopIteration as end:
-            return end.value
-        yield f"{done} of {total} {what}"
+    result = yield from each(reported(compute), lambda step: f"{step[0]} of {step[1]} {what}")
+    return result
 
 
-def report_steps(compose: Compose, kinds: Sequence[str]) -> Iterator[ReportView]:
+def report_steps(compose: Compose, kinds: Sequence[str]) -> Generator[ReportView, None, None]:
     """The steps of a handler that shows a report's files; ``ValueError`` where no kind is chosen."""
     if not any(kind in KINDS for kind in kinds or ()):
         raise ValueError("choose at least one kind of file")
     steps = steps_of(compose, kinds, fresh_folder())
-    while True:
-        try:
-            words = next(steps)
-        except StopIteration as end:
-            found: Written = end.value
-            break
-        yield ReportView.unchanged(status=html.status(words))
+    found = yield from each(steps, lambda words: ReportView.unchanged(status=html.status(words)))
     count = len(found.paths)
     yield ReportView(
         status=html.status(f"{count} file{'s' * (count > 1)}. {found.left_out}".strip()),

@@ -36,7 +36,7 @@ constexpr ScaleK kScaleK = ScaleK::SCALE_K;
 constexpr bool kPromote = kScaleK != ScaleK::NONE, kSharesX = Side::SHARED == Side::X;
 using Acc = Accumulator<kType>;
 using Total = std::conditional_t<kPromote, float, Acc>;
-constexpr int kTileBytes = 128, kGroupedRows = 2048, kConsumers = 256;
+constexpr int kTileBytes = 128, kStripRows = 2048, kConsumers = 256;
 constexpr int kTileX = ROWS * kTileBytes, kTileW = BN * kTileBytes;
 // A warpgroup's part of the tile: kPieces of 64 rows, kWide columns.
 constexpr int kPieces = ROWS == 256 ? 2 : 1, kWide = ROWS == 64 ? BN / 2 : BN, kSums = kWide / 2;
@@ -78,7 +78,7 @@ struct Schedule {
             rows_of_tiles = (tiles_before[group + 1] - tiles_before[group]) / tiles_n;
             first = first_row(group), end = end_row(group);
         }
-        constexpr int kTogether = kGroupedRows / ROWS;
+        constexpr int kTogether = kStripRows / ROWS;
         int beside = index % kAcross, cell = index / kAcross, across = tiles_n / kAcross;
         int strip = cell / (kTogether * across), left = cell - strip * kTogether * across;
         int height = min(kTogether, rows_of_tiles - strip * kTogether);
@@ -198,17 +198,18 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
         Epilogue e = EPILOGUE;
         int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4;
-        int row_of_group = ROWS == 64 ? 0 : (warpgroup - 1) * 64 * kPieces;
-        int column_of_group = ROWS == 64 ? (warpgroup - 1) * kWide : 0;
-        uint64_t first_x = tile_descriptor(tile_x + row_of_group * kTileBytes);
-        uint64_t first_w = tile_descriptor(tile_w + column_of_group * kTileBytes);
+        // Where in the tile this warpgroup works.
+        int own_row = ROWS == 64 ? 0 : (warpgroup - 1) * 64 * kPieces;
+        int own_column = ROWS == 64 ? (warpgroup - 1) * kWide : 0;
+        uint64_t first_x = tile_descriptor(tile_x + own_row * kTileBytes);
+        uint64_t first_w = tile_descriptor(tile_w + own_column * kTileBytes);
         int stage = 0;
         uint32_t phase = 0;
         if (kPromote && warpgroup == 2) named_barrier_arrive(1, kConsumers);
         for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
             Tile tile = schedule.tile(index);
             if constexpr (GROUPED) e.m = tile.end;
-            int first_row = tile.row + row_of_group + warp * 16, first_column = tile.column + column_of_group;
+            int first_row = tile.row + own_row + warp * 16, first_column = tile.column + own_column;
             // One piece times the stage's W.
             auto multiply_piece = [&](Acc(&into)[kSums], int piece, bool accumulate) {
                 // Warpgroups that promote take turns: otherwise both would promote at the same time, and
@@ -255,9 +256,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 };
                 auto row_scales = [&](const float* scales, int piece, int k_tile) {
                     if constexpr (kScaleK != ScaleK::BLOCK) return make_float2(1.0f, 1.0f);
-                    const float* of_row =
-                        scales + tile.row % 4 + row_of_group + piece * 64 + warp * 16 + lane / 4;
-                    float of_w = scales[kXScales + column_of_group / 128 * 4 + k_tile % 4];
+                    const float* of_row = scales + tile.row % 4 + own_row + piece * 64 + warp * 16 + lane / 4;
+                    float of_w = scales[kXScales + own_column / 128 * 4 + k_tile % 4];
                     return make_float2(of_row[0] * of_w, of_row[8] * of_w);
                 };
                 auto promote = [&](Total(&to)[kSums], Acc(&from)[kSums], float2 row, const float* scales) {

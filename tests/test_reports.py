@@ -27,14 +27,14 @@ from explorer.bench.gemm.timing import time_on_cpu
 from explorer.bench.machine import Machine
 from explorer.bench.recordings import recording_json
 from explorer.cli import main
-from explorer.methods.evaluate import evaluate_all
+from explorer.methods.evaluate import MOST_TOKENS, evaluate_all
 from explorer.methods.recipe import Recipe
 from explorer.reports import again, as_html, command_of, moved, survey_report, tensor_report
 from explorer.reports.again import KINDS
 from explorer.reports.check import read_record
 from explorer.reports.content import Part, Table, content
 from explorer.reports.survey import Asked, bought, find_survey
-from explorer.reports.tensor import MOST_TOKENS, sha256_of
+from explorer.reports.tensor import sha256_of
 from explorer.reports.write import write_tables
 from explorer.sources.tensors import Matrix
 from explorer.survey.check import Check, Checked

@@ -18,9 +18,9 @@ from app.views import Control, Shown, StatusView, View, listen, shows
 from app.widgets import PRIVATE, QUIET, block
 from explorer import SourceError
 from explorer.core.backend import work_device
+from explorer.methods.evaluate import MOST_TOKENS
 from explorer.models.capture import capture, linear_layers, save_captured
 from explorer.models.evaluate import MODEL, calibration_texts
-from explorer.reports.tensor import MOST_TOKENS
 from explorer.sources import load_sample
 
 THIS, BUILTIN, FILE, TEXT = "this", "builtin", "file", "text"

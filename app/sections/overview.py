@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import gradio as gr
 
 from app import html
-from app.analyses import Pairs, analyses_of, analysing, output_sqnr, sides_of
+from app.analyses import Pairs, analyses_of, analysing, each, output_sqnr, sides_of
 from app.gpu_lock import gpu_lock
 from app.page import Page
 from app.sections.element import ElementView, build_element, inside, shown_element
@@ -130,13 +130,8 @@ def show(
 
 def _analysing(chosen: Selection) -> Generator[TensorView, None, tuple[Matrix, Pairs]]:
     """``analysing``, its words in the line above the numbers."""
-    steps = analysing(chosen)
-    while True:
-        try:
-            words = next(steps)
-        except StopIteration as end:
-            return end.value
-        yield TensorView.unchanged(notice=_notice(words))
+    found = yield from each(analysing(chosen), lambda words: TensorView.unchanged(notice=_notice(words)))
+    return found
 
 
 def output_words(recipes: Sequence[Recipe], outputs: Sequence[float]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from app import html, report_files
-from app.analyses import Pairs, analysing
+from app.analyses import Pairs, analysing, each
 from app.controls import DEFAULT_RANGE
 from app.files import fresh_folder
 from app.gpu_lock import gpu_lock
@@ -116,31 +116,20 @@ def make(
     visitor."""
     if not kinds:
         raise ValueError("choose at least one kind of file")
-    steps = analysing(chosen)
-    while True:
-        try:
-            yield FilesView.unchanged(status=html.status(next(steps)))
-        except StopIteration as end:
-            matrix, pairs = end.value
-            break
+    matrix, pairs = yield from each(analysing(chosen), _status)
     folder, files = fresh_folder(), list[str]()
     left_out = ""
     reports = [kind for kind in KINDS if kind in kinds]
     if reports:
         more = _more(chosen, pairs, own, tried, timed)
         written = report_files.steps_of(lambda step: _report(chosen, matrix, more, step), reports, folder)
-        while True:
-            try:
-                yield FilesView.unchanged(status=html.status(next(written)))
-            except StopIteration as end:
-                files += end.value.paths
-                left_out = end.value.left_out
-                break
-            except ValueError as refused:
-                if set(kinds) <= set(KINDS):
-                    raise
-                left_out = str(refused)
-                break
+        try:
+            found = yield from each(written, _status)
+            files, left_out = [*found.paths], found.left_out
+        except ValueError as refused:
+            if set(kinds) <= set(KINDS):
+                raise
+            left_out = str(refused)
     for recipe, analysis in pairs:
         name = file_name(f"{matrix.name} {recipe}")
         if "tensor" in kinds:
@@ -155,6 +144,10 @@ def make(
         status=html.status(f"{len(files)} file{'s' * (len(files) > 1)}. {left_out}".strip()),
         files=gr.update(value=files, visible=True),
     )
+
+
+def _status(words: str) -> FilesView:
+    return FilesView.unchanged(status=html.status(words))
 
 
 def _more(chosen: Selection, pairs: Pairs, own: float | None, tried: Owner | None, timed: Own | None) -> More:

@@ -59,6 +59,10 @@ class Outcome:
         return numbers
 
 
+MOST_TOKENS = 4096
+"""Of a layer's inputs, the first so many are used, on the page as in a report."""
+
+
 def halves(activations: Tensor) -> tuple[Tensor, Tensor]:
     """Rows to calibrate on, and rows held out to measure on. ``ValueError`` for fewer than two."""
     if activations.shape[0] < 2:

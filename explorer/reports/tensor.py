@@ -30,7 +30,7 @@ from explorer.figures.speed import speed_figure
 from explorer.figures.tensor import error_figure, error_map_figures
 from explorer.figures.values import values_figure
 from explorer.methods import apply, label_of, names_in
-from explorer.methods.evaluate import Outcome, evaluate_all, halves
+from explorer.methods.evaluate import MOST_TOKENS, Outcome, evaluate_all, halves
 from explorer.methods.evaluate import summary as methods_summary
 from explorer.methods.recipe import Recipe
 from explorer.methods.repaired import analyse_layer, inspect, levels_of
@@ -41,8 +41,6 @@ from explorer.schemes import SCHEMES, Scheme
 from explorer.sources.tensors import Matrix
 
 LETTERS = "AB"
-MOST_TOKENS = 4096
-"""Of a layer's inputs, the first so many are used, on the page as in a report."""
 METHODS = "methods"
 """The table of the methods' results, and how the names of its numbers begin."""
 

@@ -18,7 +18,7 @@ from explorer.bench.gemm import baselines, layouts
 from explorer.bench.gemm.limits import DeviceState, device_state
 from explorer.bench.gemm.operands import Operands
 from explorer.bench.gemm.table import GEMMS, Gemm
-from explorer.bench.gemm.timing import baseline_calls, time_both
+from explorer.bench.gemm.timing import AgainstBaseline, baseline_calls, least_seconds, time_both
 from explorer.bench.gemm.variants import HOPPER
 from explorer.bench.machine import Limits
 from explorer.bench.recordings import Recording, recorded
@@ -109,6 +109,16 @@ class GroupedOperands:
     def device(self) -> torch.device:
         return self.groups[0].x.values.device
 
+    @property
+    def counted(self) -> list[tuple[Operands, int]]:
+        """Each group's operands and how many rows it has; where it has none, the operands have one."""
+        return [*zip(self.groups, self.case.counts, strict=True)]
+
+    @property
+    def used(self) -> list[Operands]:
+        """Those of the groups that have rows."""
+        return [ops for ops, count in self.counted if count]
+
     @cached_property
     def ends(self) -> Tensor:
         counts = torch.tensor(self.case.counts, device=self.device)
@@ -123,7 +133,7 @@ class GroupedOperands:
 
     def of_x(self, part: Callable[[Operands], Tensor]) -> Tensor:
         """A part of every group's X along rows, in the layout's places; zeros between them."""
-        parts = [part(ops)[:count] for ops, count in zip(self.groups, self.case.counts, strict=True)]
+        parts = [part(ops)[:count] for ops, count in self.counted]
         if not self.capacity:
             return torch.cat(parts)
         shape = (len(parts) * self.capacity, *parts[0].shape[1:])
@@ -133,29 +143,19 @@ class GroupedOperands:
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """float64 [rows of groups, N]: the products of the dequantized operands, and Σ|x·w|."""
-        pairs = [
-            tuple(part[:count] for part in ops.exact())
-            for ops, count in zip(self.groups, self.case.counts, strict=True)
-        ]
+        pairs = [tuple(part[:count] for part in ops.exact()) for ops, count in self.counted]
         return torch.cat([p for p, _ in pairs]), torch.cat([size for _, size in pairs])
 
     def unquantized_product(self) -> Tensor:
         """float64 [rows of groups, N], before any quantization to less than BF16."""
-        return torch.cat(
-            [
-                ops.unquantized_product()[:count]
-                for ops, count in zip(self.groups, self.case.counts, strict=True)
-            ]
-        )
+        return torch.cat([ops.unquantized_product()[:count] for ops, count in self.counted])
 
     @property
     def bytes_moved(self) -> int:
         """What memory has to carry at least: X, the W of every group that has rows, and Y."""
-        used = [ops for ops, count in zip(self.groups, self.case.counts, strict=True) if count]
-        per_row = (
-            self.groups[0].x.q.nbytes // self.groups[0].x.rows + self.case.n * self.groups[0].out.itemsize
-        )
-        return sum(ops.w.q.nbytes for ops in used) + self.case.rows * per_row
+        first = self.groups[0]
+        per_row = first.x.q.nbytes // first.x.rows + self.case.n * first.out.itemsize
+        return sum(ops.w.q.nbytes for ops in self.used) + self.case.rows * per_row
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _grouped(gemm: Gemm, ops: GroupedOperands, tile: kernel.WgmmaTile) -> Call:
 def _one_by_one(gemm: Gemm, ops: GroupedOperands) -> Call:
     """The kernel of a plain product, a launch a group: the host has to know how many rows each has."""
     variant = gemm.variant("wgmma")
-    calls = [variant.prepare(one) for one, count in zip(ops.groups, ops.case.counts, strict=True) if count]
+    calls = [variant.prepare(one) for one in ops.used]
     return lambda: torch.cat([call() for call in calls])
 
 
@@ -245,26 +245,24 @@ def _torch_bmm(ops: GroupedOperands) -> Call:
 
 def _torch_blocks(ops: GroupedOperands) -> Call:
     """torch's grouped FP8 product takes one scale a row; in blocks it has single products alone."""
-    calls = [
-        baselines.SCALED_BLOCKS.prepare(one)
-        for one, count in zip(ops.groups, ops.case.counts, strict=True)
-        if count
-    ]
+    calls = [baselines.SCALED_BLOCKS.prepare(one) for one in ops.used]
     return lambda: [call() for call in calls]
 
 
-def _rows() -> Iterator[Grouped]:
-    for name, label, peer in (("bf16", "BF16", ""), ("fp8_blockwise", "FP8 in blocks", "block-wise")):
-        for layout in LAYOUTS:
-            bf16 = (
-                ("torch._grouped_mm", _torch_grouped) if layout == CONTIGUOUS else ("torch.bmm", _torch_bmm)
-            )
-            fp8 = ("torch scaled_mm, block-wise, a call a group", _torch_blocks)
-            baseline, prepare = fp8 if peer else bf16
-            yield Grouped(f"{name}_{layout}", f"{label}, {layout}", GEMMS[name], layout, baseline, prepare)
-
-
-GROUPED: dict[str, Grouped] = {row.name: row for row in _rows()}
+BASELINES: dict[tuple[str, str], tuple[str, Callable[[GroupedOperands], Call]]] = {
+    ("bf16", CONTIGUOUS): ("torch._grouped_mm", _torch_grouped),
+    ("bf16", MASKED): ("torch.bmm", _torch_bmm),
+    ("fp8_blockwise", CONTIGUOUS): ("torch scaled_mm, block-wise, a call a group", _torch_blocks),
+    ("fp8_blockwise", MASKED): ("torch scaled_mm, block-wise, a call a group", _torch_blocks),
+}
+"""What a user would call instead, by the product and the layout of X."""
+LABELS = {"bf16": "BF16", "fp8_blockwise": "FP8 in blocks"}
+GROUPED: dict[str, Grouped] = {
+    f"{name}_{layout}": Grouped(
+        f"{name}_{layout}", f"{LABELS[name]}, {layout}", GEMMS[name], layout, *baseline
+    )
+    for (name, layout), baseline in BASELINES.items()
+}
 """Every grouped product by name."""
 
 
@@ -276,7 +274,7 @@ def all_builds(capability: tuple[int, int]) -> list[Build]:
 
 
 @dataclass(frozen=True)
-class GroupedTiming:
+class GroupedTiming(AgainstBaseline):
     """One kernel of one grouped product.
 
     Times are seconds. ``dense_s``: one product of as many rows with a single W, by the plain kernel.
@@ -311,25 +309,8 @@ class GroupedTiming:
         return row is not None and case is not None and row.chosen(case).name == self.variant
 
     @property
-    def seconds(self) -> float:
-        """Median of the graph replays."""
-        return self.graph.median_s
-
-    @property
     def tflops(self) -> float:
         return 2 * self.rows * self.n * self.k / self.seconds / 1e12
-
-    @property
-    def speedup(self) -> float | None:
-        """Times as fast as the baseline, by graph replay; None where that did not run."""
-        return self.baseline_graph.median_s / self.seconds if self.baseline_graph else None
-
-    @property
-    def flushed_speedup(self) -> float | None:
-        """The same with L2 overwritten before each launch."""
-        if self.flush is None or self.baseline_flush is None:
-            return None
-        return self.baseline_flush.median_s / self.flush.median_s
 
     @property
     def share(self) -> float | None:
@@ -357,7 +338,7 @@ def time_grouped(
         truth = sets[0].unquantized_product()
         baseline, note = baseline_calls(row.prepare_baseline, sets)
         dense = _dense_seconds(row.gemm, case, device, repeats)
-        floor = _floor_seconds(row.gemm, case, sets[0], limits)
+        floor = least_seconds(limits, row.gemm.core, sets[0].bytes_moved, case.operations)
         for variant in row.variants:
             calls = [variant.prepare(row.gemm, ops) for ops in sets]
             times = time_both(calls, baseline, True, repeats, True)
@@ -394,13 +375,6 @@ def _dense_seconds(gemm: Gemm, case: Case, device: torch.device, repeats: int) -
     sets = [gemm.operands(x, w).as_served() for _ in range(buffer_sets(2 * w.numel(), device))]
     calls = [gemm.variant("wgmma").prepare(ops) for ops in sets]
     return time_replay(graph_of(calls, False), repeats, 2).median_s
-
-
-def _floor_seconds(gemm: Gemm, case: Case, ops: GroupedOperands, limits: Limits | None) -> float | None:
-    rate = limits.rates.get(gemm.core) if limits else None
-    if limits is None or not rate:
-        return None
-    return max(ops.bytes_moved / limits.copy, case.operations / rate)
 
 
 def run_cases(

@@ -57,8 +57,35 @@ Decibels = Annotated[float, BeforeValidator(lambda value: math.inf if value is N
 """JSON has no infinity: null is an exact result."""
 
 
+class AgainstBaseline:
+    """What the times of a kernel and of its baseline say."""
+
+    graph: Spread
+    flush: Spread | None
+    baseline_graph: Spread | None
+    baseline_flush: Spread | None
+
+    @property
+    def seconds(self) -> float:
+        """Median of the graph replays."""
+        return self.graph.median_s
+
+    @property
+    def speedup(self) -> float | None:
+        """Times as fast as the baseline, by graph replay; None where that did not run."""
+        return self.baseline_graph.median_s / self.seconds if self.baseline_graph else None
+
+    @property
+    def flushed_speedup(self) -> float | None:
+        """Times as fast as the baseline, L2 overwritten before each launch; None where either was not timed
+        so."""
+        if self.flush is None or self.baseline_flush is None:
+            return None
+        return self.baseline_flush.median_s / self.flush.median_s
+
+
 @dataclass(frozen=True)
-class GemmTiming:
+class GemmTiming(AgainstBaseline):
     """One kernel of one product at one shape (M, N, K).
 
     Times are seconds of the product alone.
@@ -97,27 +124,9 @@ class GemmTiming:
     state: DeviceState | None
 
     @property
-    def seconds(self) -> float:
-        """Median of the graph replays."""
-        return self.graph.median_s
-
-    @property
     def total_seconds(self) -> float:
         """The product and, where X has to be quantized before it, that too."""
         return self.seconds + (0.0 if self.dynamic else self.activation_s or 0.0)
-
-    @property
-    def speedup(self) -> float | None:
-        """Times as fast as the baseline, by graph replay; None where that did not run."""
-        return self.baseline_graph.median_s / self.seconds if self.baseline_graph else None
-
-    @property
-    def flushed_speedup(self) -> float | None:
-        """Times as fast as the baseline, L2 overwritten before each launch; None where either was not timed
-        so."""
-        if self.flush is None or self.baseline_flush is None:
-            return None
-        return self.baseline_flush.median_s / self.flush.median_s
 
     @property
     def shape_text(self) -> str:
@@ -356,8 +365,12 @@ def _timing(
 
 def _floor_seconds(gemm: Gemm, variant: Variant, operands: Operands, limits: Limits | None) -> float | None:
     """The least time by the chip's limits; None where the rate of its cores was not measured."""
-    if limits is None:
-        return None
     m, n, k = operands.shape
-    rate = limits.rates.get(variant.name if variant.name in WORD_KINDS else gemm.core)
-    return max(operands.bytes_moved / limits.copy, 2 * m * n * k / rate) if rate else None
+    core = variant.name if variant.name in WORD_KINDS else gemm.core
+    return least_seconds(limits, core, operands.bytes_moved, 2 * m * n * k)
+
+
+def least_seconds(limits: Limits | None, core: str, bytes_moved: int, operations: int) -> float | None:
+    """Bytes at the copy's speed or operations at the core's rate, whichever takes longer."""
+    rate = limits.rates.get(core) if limits else None
+    return max(bytes_moved / limits.copy, operations / rate) if limits and rate else None

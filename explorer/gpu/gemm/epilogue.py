@@ -31,6 +31,12 @@ class Epilogue:
     col_b: Tensor | None = None
     multiply: int = 1
 
+    @property
+    def has_vectors(self) -> bool:
+        """Whether anything of it belongs to rows or columns."""
+        vectors = (self.row_scale, self.col_scale, self.bias, self.row_a, self.col_a, self.row_b, self.col_b)
+        return any(vector is not None for vector in vectors)
+
     def arguments(self, out: Tensor) -> tuple[object, ...]:
         """The kernels' EPILOGUE_PARAMETERS; ``ValueError`` where a vector does not fit the output [M, N]."""
         m, n = out.shape

@@ -21,6 +21,8 @@ from explorer.gpu.tma import tensor_map
 TILE_BYTES = 128
 """Of K, in a row of a k-tile."""
 TILE_ROWS = 128
+SCALE_COLUMNS = 128
+"""Rows of W, columns of the output, under one of its block scales."""
 MMA_STAGES = 3
 
 
@@ -173,7 +175,7 @@ def _checked(tile: WgmmaTile, scale_k: ScaleK, grouped: bool) -> WgmmaTile:
         kind = f"{'grouped' if grouped else 'plain'} products with {scale_k} scales along K"
         raise ValueError(f"{tile} is not for {kind}")
     if grouped and tile.cluster > 1 and tile.shared is not Side.X:
-        raise ValueError("CTAs of a cluster share X in grouped products: a group may have an odd number")
+        raise ValueError("in grouped products the CTAs of a cluster share X: a group may have one tile")
     return tile
 
 
@@ -245,13 +247,13 @@ def gemm_grouped(
         )
     if capacity and x.shape[0] != groups * capacity:
         raise ValueError(f"expected {groups} · {capacity} rows of X, got {x.shape[0]}")
-    if any(v is not None for v in (epilogue.row_scale, epilogue.col_scale, epilogue.bias)):
+    if epilogue.has_vectors:
         raise ValueError("a grouped product takes no vectors in its epilogue")
     x, rows = padded_pair(x, w.reshape(groups * n, -1))
     scale_k = ScaleK.NONE if x_scale is None and w_scale is None else ScaleK.BLOCK
     if scale_k is ScaleK.BLOCK:
         k_tiles = math.ceil(x.shape[1] / TILE_BYTES)
-        blocks = math.ceil(n / TILE_BYTES)
+        blocks = math.ceil(n / SCALE_COLUMNS)
         if w_scale is not None and tuple(w_scale.shape) == (groups, blocks, k_tiles):
             w_scale = w_scale.reshape(groups * blocks, k_tiles)
         x_scale = _padded_scale("x_scale", x_scale, (k_tiles, x.shape[0]), 4)
@@ -274,7 +276,7 @@ def scales_along_k(
     m, n, k_tiles = sizes
     if scale_k is ScaleK.BLOCK:
         x_scale = _padded_scale("x_scale", x_scale, (k_tiles, m), x_multiple)
-        return x_scale, _padded_scale("w_scale", w_scale, (math.ceil(n / 128), k_tiles), 4)
+        return x_scale, _padded_scale("w_scale", w_scale, (math.ceil(n / SCALE_COLUMNS), k_tiles), 4)
     if scale_k is ScaleK.COLUMN:
         return None, _padded_scale("w_scale", w_scale, (k_tiles, n), 128)
     return x_scale, w_scale

@@ -5,13 +5,14 @@
 //   encode_any        any blocks, any alignment, ragged rows; least-squares sums
 //
 // Bytes: each element once in, each code once out. -D: ELEMENT, RUN (elements a thread; the first two kernels
-// need rows of whole runs), CODEC, MAPPING, SCALE_RULE, STOCHASTIC, REFIT, GIVEN (steps
-// that are not those of these values).
+// need rows of whole runs), CODEC, MAPPING, SCALE_RULE, STOCHASTIC, REFIT, GIVEN (whether the steps are others
+// than those of these values).
 #include "blocks.cuh"
 #include "encode.cuh"
 #include "sums.cuh"
 
 using T = ELEMENT;
+constexpr bool kGiven = GIVEN;
 constexpr int kRunBytes = packed_bytes<Q>(RUN);
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -22,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256)
     Run<T, RUN> values;
     values.load(x + run * RUN);
     float step = SCALE_RULE == CAST ? 1.0f : steps[0], zero = kAsymmetric ? float(zeros[0]) : 0.0f;
-    encode_run(values, Divider(step), zero, seed, run * RUN, packed + run * kRunBytes);
+    encode_run(values, Divider(step, kGiven), zero, seed, run * RUN, packed + run * kRunBytes);
 }
 
 // Lanes lie across the columns and warps down the rows (blocks.cuh's ColumnWalk).
@@ -37,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
         uint64_t cell = quotient(column + i, width, columns);
-        Divider divide_by(steps[cell]);
+        Divider divide_by(steps[cell], kGiven);
         step[i] = divide_by.step, inverse[i] = divide_by.inverse;
         by_residual &= divide_by.exact_by_residual;
         zero[i] = kAsymmetric ? float(zeros[cell]) : 0.0f;

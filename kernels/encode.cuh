@@ -1,13 +1,9 @@
 // From x to codes in memory: divide by the step, round, clamp, pack.
-// -D: CODEC, MAPPING, SCALE_RULE, STOCHASTIC, GIVEN (0 unless defined).
+// -D: CODEC, MAPPING, SCALE_RULE, STOCHASTIC.
 #pragma once
 #include "memory.cuh"
 #include "packing.cuh"
 #include "scale.cuh"
-
-#ifndef GIVEN
-#define GIVEN 0
-#endif
 
 using Q = CODEC;
 constexpr bool kStochastic = STOCHASTIC;
@@ -50,14 +46,14 @@ __device__ __forceinline__ uint32_t encode_one(float scaled, float zero, uint64_
 // x / step rounded as IEEE division rounds it, at the cost of a multiplication and two fused multiply-adds.
 //
 // Markstein: with the reciprocal correctly rounded, one residual step gives the correctly rounded quotient,
-// barring underflow and overflow; steps outside 2^±60, and those that were GIVEN, whose quotients may be of
-// any size, are divided by. Multiplying by the reciprocal of a power of two is exact.
+// barring underflow and overflow; steps outside 2^±60, and ``given`` ones (not those of these values, so that
+// quotients may be of any size), are divided by. Multiplying by the reciprocal of a power of two is exact.
 struct Divider {
     float step, inverse;
     bool exact_by_residual;
 
-    __device__ __forceinline__ explicit Divider(float s) : step(s) {
-        exact_by_residual = !GIVEN && s >= power_of_two(-60) && s <= power_of_two(60);
+    __device__ __forceinline__ explicit Divider(float s, bool given = false) : step(s) {
+        exact_by_residual = !given && s >= power_of_two(-60) && s <= power_of_two(60);
         inverse = __frcp_rn(s);
     }
     __device__ __forceinline__ Divider(float s, float reciprocal) : step(s), inverse(reciprocal) {}

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from app.controls import DEFAULT_RANGE
 from explorer import SCHEMES, compare_schemes
 from explorer.sources import load_sample
 
@@ -123,7 +124,8 @@ class Visitor:
     async def take(self) -> str:
         """The numbers as a file: the SQNR in it is this tensor's."""
         scheme = self.random.choice(SCHEMES_ASKED)
-        data = await self._call("take", [*self._selection(scheme), ["report"], "own"])
+        untouched = [DEFAULT_RANGE, None, None]  # no range dragged, no method run, nothing timed
+        data = await self._call("take", [*self._selection(scheme), ["report"], "own", *untouched])
         if isinstance(data, str):
             return data
         files = [f for f in _files(data) if f.endswith(".json")]

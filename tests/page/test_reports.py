@@ -10,18 +10,28 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.page.test_browser import idle, open_page
 
+HIT = "([target, x, y]) => { const at = document.elementFromPoint(x, y); return target.contains(at) || at"
+HIT += "?.contains(target) && at.tagName === 'LABEL' ? '' : at?.outerHTML.slice(0, 200) ?? 'nothing'; }"
+"""What lies at a point instead of the target, as text; empty where the target is hit."""
+
 
 def click(page: Page, target: Locator) -> None:
-    """At the coordinates where a hand sees it, once it stands still."""
-    box = None
-    for _ in range(50):
+    """At the coordinates where a hand sees it, once everything is drawn, it stands still and nothing is on top:
+    scrolling to it draws the figures that come near, and these move what is below them."""
+    covered, boxes = "nothing was seen", [None, None, None]
+    for _ in range(100):
         target.scroll_into_view_if_needed()
-        before, box = box, target.bounding_box()
-        if box and box == before:
-            break
+        idle(page)
+        boxes = [*boxes[1:], target.bounding_box()]
+        box = boxes[-1]
+        if box and boxes.count(box) == len(boxes):
+            x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+            covered = page.evaluate(HIT, [target.element_handle(), x, y])
+            if not covered:
+                page.mouse.click(x, y)
+                return
         page.wait_for_timeout(100)
-    assert box
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    raise AssertionError(f"the target moved to the end, or is covered by: {covered}")
 
 
 @pytest.mark.shared_page

@@ -5,8 +5,8 @@
 //   encode_any        any blocks, any alignment, ragged rows; least-squares sums
 //
 // Bytes: each element once in, each code once out. -D: ELEMENT, RUN (elements a thread; the first two kernels
-// need rows of whole runs), CODEC, MAPPING, SCALE_RULE, STOCHASTIC, REFIT, GIVEN (whether the steps are others
-// than those of these values).
+// need rows of whole runs), CODEC, MAPPING, SCALE_RULE, STOCHASTIC, REFIT, GIVEN (whether the steps are
+// others than those of these values).
 #include "blocks.cuh"
 #include "encode.cuh"
 #include "sums.cuh"

@@ -190,8 +190,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
 #pragma unroll
             for (int i = 0; i < TOKENS / 2; ++i) total[i] = 0;
         }
+        if constexpr (SYNCHRONOUS) {  // else the first product does not add to them
 #pragma unroll
-        for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0;
+            for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0;
+        }
         int stage = 0, oldest = 0;
         uint32_t phase = 0;
         auto release = [&] {

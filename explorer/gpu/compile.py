@@ -38,12 +38,14 @@ class Build:
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reports of one kernel, per thread and per block."""
+    """What ptxas reports of one kernel, per thread and per block. ``serialized``: it found no way to keep
+    several wgmma in flight, and waits for each."""
 
     registers: int
     stack_bytes: int
     spill_bytes: int
     shared_bytes: int
+    serialized: bool
 
 
 def capability_of(arch: str) -> tuple[int, int]:
@@ -150,7 +152,13 @@ def resources(build: Build, arch: str) -> dict[str, Resources]:
     used = {}
     for name, stack, spill, registers, rest in pattern.findall(log):
         shared = re.search(r"(\d+) bytes smem", rest)
-        used[name] = Resources(int(registers), int(stack), int(spill), int(shared.group(1)) if shared else 0)
+        used[name] = Resources(
+            int(registers),
+            int(stack),
+            int(spill),
+            int(shared.group(1)) if shared else 0,
+            re.search(rf"instructions are serialized[^\n]*'{name}'", log) is not None,
+        )
     return used
 
 

@@ -143,8 +143,8 @@ def test_vectors_that_the_epilogue_cannot_read_are_refused() -> None:
 
 @pytest.mark.parametrize("arch", CHIPS)
 def test_every_gemm_kernel_compiles_without_spilling(arch: str, nvcc: str) -> None:
-    """One compilation of every file, type and way of decoding for each chip, with registers and no spill;
-    from the user's cache where nothing has changed."""
+    """One compilation of every file, type and way of decoding for each chip, with registers, no spill, and
+    its wgmma in flight together; from the user's cache where nothing has changed."""
     builds = examples(CHIPS[arch])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda b: runtime.compile_cubin(b, arch), builds))
@@ -153,6 +153,7 @@ def test_every_gemm_kernel_compiles_without_spilling(arch: str, nvcc: str) -> No
         assert used, f"{build} reports no kernel"
         spilled = {name: r.spill_bytes for name, r in used.items() if r.spill_bytes}
         assert not spilled, f"{build} on {arch} spills {spilled}"
+        assert not any(r.serialized for r in used.values()), f"{build} on {arch} waits for every wgmma"
 
 
 def examples(chip: tuple[int, int]) -> list[runtime.Build]:

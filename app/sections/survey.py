@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import gradio as gr
 
 from app import html, limits
-from app.analyses import reported
+from app.analyses import each, reported
 from app.cache import BoundedCache
 from app.files import fresh_folder
 from app.models import runnable_model
@@ -426,16 +426,18 @@ def _told(
     """Yields how far ``steps`` are, in words, with their rate and the time left, and returns their result.
     ``what`` is counted: another one has a rate of its own."""
     named, first, start = "", 0, 0.0
-    while True:
-        try:
-            done, total = next(steps)
-        except StopIteration as end:
-            return end.value
+
+    def say(step: tuple[int, int]) -> Any:
+        nonlocal named, first, start
+        done, total = step
         if what() != named:
             named, first, start = what(), done, time.monotonic()
         rate = (done - first) / max(time.monotonic() - start, 1e-3)
         left = f", {rate:.2g} a second, {words.duration((total - done) / rate, 2)} left" if rate else ""
-        yield view.unchanged(status=html.status(f"{done} of {total} {named}{left}"))
+        return view.unchanged(status=html.status(f"{done} of {total} {named}{left}"))
+
+    result = yield from each(steps, say)
+    return result
 
 
 def _line(row: Checked) -> list[Any]:

@@ -165,6 +165,7 @@ def examples(chip: tuple[int, int]) -> list[runtime.Build]:
         "int8",
         "fp8_blockwise",
         "w4a16_group128_asym",
+        "w4a16_group64",
         "w2a16",
         "w_nvfp4",
         "nf4",

@@ -10,8 +10,11 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.page.test_browser import idle, open_page
 
-HIT = "([target, x, y]) => { const at = document.elementFromPoint(x, y); return target.contains(at) || at"
-HIT += "?.contains(target) && at.tagName === 'LABEL' ? '' : at?.outerHTML.slice(0, 200) ?? 'nothing'; }"
+HIT = """([target, x, y]) => {
+  const at = document.elementFromPoint(x, y);
+  const ofLabel = at?.tagName === 'LABEL' && at.contains(target);
+  return target.contains(at) || ofLabel ? '' : at?.outerHTML.slice(0, 200) ?? 'nothing';
+}"""
 """What lies at a point instead of the target, as text; empty where the target is hit."""
 
 

@@ -170,7 +170,7 @@ struct FloatCodec {
     static constexpr uint32_t kMagnitudeBits = 0x4b000000u;  // of 2^23, above which floats are whole numbers
     static HD uint32_t magnitude_bits(float v) {
         constexpr float whole = 8388608.0f, first = 1 << M;  // the codes of 1, 2 and 4 are 1, 2 and 3 · 2^M
-        float a = smaller(float_of(bits_of(v) & 0x7fffffffu), max_value());
+        float a = smaller(fabsf(v), max_value());
         float lower = fused(a, first, whole), middle = fused(a, first / 2, whole + first);
         return bits_of(smaller(smaller(lower, middle), fused(a, first / 4, whole + 2 * first)));
     }

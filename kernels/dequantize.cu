@@ -6,6 +6,7 @@
 //
 // Bytes: each code and scale once in, each element once out. -D: ELEMENT (of the output), RUN (elements a
 // thread), CODEC, MAPPING, SCALE, SCALE_RULE.
+#include "dependent.cuh"
 #include "dequantize.cuh"
 
 using T = ELEMENT;
@@ -37,6 +38,7 @@ __device__ __forceinline__ void store_warp(uint4* to, const Piece (&piece)[PIECE
 extern "C" __global__ void __launch_bounds__(256) dequantize_runs(
     const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out,
     uint64_t runs, int shift, uint32_t runs_a_row, int height, int width, uint32_t grid_columns) {
+    follow();
     constexpr int chunks = RUN * sizeof(T) / 16;
     constexpr bool staged = RUN * sizeof(T) % 16 == 0 && (chunks == 2 || chunks == 4);
     __shared__ uint4 stage[staged ? 8 * 32 * chunks : 1];
@@ -70,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_runs(
 extern "C" __global__ void __launch_bounds__(256) dequantize_columns(
     const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out,
     uint64_t rows, uint64_t columns, uint64_t row_bytes, int width) {
+    follow();
     fill_table();
     ColumnWalk walk(rows);
     uint64_t column = walk.column<RUN>();
@@ -95,6 +98,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_columns(
 extern "C" __global__ void __launch_bounds__(256) dequantize_any(
     const uint8_t* packed, const void* scales, const int8_t* zeros, const float* tensor_scale, T* out,
     Blocks blocks, uint64_t row_bytes) {
+    follow();
     fill_table();
     uint64_t at = thread_index();
     if (at >= blocks.rows * blocks.columns) return;

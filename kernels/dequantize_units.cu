@@ -4,6 +4,7 @@
 //   dequantize_units_of_cells     any blocks
 //
 // -D: as dequantize.cu, without RUN.
+#include "dependent.cuh"
 #include "dequantize.cuh"
 #include "units.cuh"
 
@@ -76,6 +77,7 @@ __device__ __forceinline__ void dequantize_stretches(const uint8_t* packed, cons
 extern "C" __global__ void __launch_bounds__(256)
     dequantize_units(const uint8_t* packed, const void* scales, const int8_t* zeros,
                      const float* tensor_scale, T* out, Blocks blocks, uint64_t row_bytes) {
+    follow();
     dequantize_stretches<true>(packed, Stored{scales, zeros, tensor_scale}, out, blocks, row_bytes);
 }
 
@@ -84,5 +86,6 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256, 2)
     dequantize_units_of_cells(const uint8_t* packed, const void* scales, const int8_t* zeros,
                               const float* tensor_scale, T* out, Blocks blocks, uint64_t row_bytes) {
+    follow();
     dequantize_stretches<false>(packed, Stored{scales, zeros, tensor_scale}, out, blocks, row_bytes);
 }

@@ -8,6 +8,7 @@
 // need rows of whole runs), CODEC, MAPPING, SCALE_RULE, STOCHASTIC, REFIT, GIVEN (whether the steps are
 // others than those of these values).
 #include "blocks.cuh"
+#include "dependent.cuh"
 #include "encode.cuh"
 #include "sums.cuh"
 
@@ -18,6 +19,7 @@ constexpr int kRunBytes = packed_bytes<Q>(RUN);
 extern "C" __global__ void __launch_bounds__(256)
     encode_flat(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t runs,
                 uint64_t seed) {
+    follow();
     uint64_t run = thread_index();
     if (run >= runs) return;
     Run<T, RUN> values;
@@ -30,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     encode_columns(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows,
                    uint64_t columns, uint64_t row_bytes, int width, uint64_t seed) {
+    follow();
     ColumnWalk walk(rows);
     uint64_t column = walk.column<RUN>();
     if (column >= columns) return;
@@ -62,6 +65,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     encode_any(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, double* sums,
                Blocks blocks, uint64_t row_bytes, uint64_t seed) {
+    follow();
     constexpr int unit = kPerByte<Q> ? 20 : 8, unit_bytes = packed_bytes<Q>(unit);
     constexpr bool runs = unit == RUN;  // a unit is as long as a run: it may be loaded as one
     uint64_t rows = blocks.rows, columns = blocks.columns;

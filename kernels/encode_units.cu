@@ -2,6 +2,7 @@
 // sums.
 //
 // Bytes: each element once in, each code once out. -D: ELEMENT, CODEC, REFIT.
+#include "dependent.cuh"
 #include "memory.cuh"
 #include "sums.cuh"
 #include "units.cuh"
@@ -21,6 +22,7 @@ constexpr int kThreadBlocks = sizeof(T) == 4 ? 4 : 5;
 extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
     encode_units(const T* x, uint8_t* packed, const float* steps, double* sums, uint64_t rows,
                  uint64_t columns, uint64_t row_bytes) {
+    follow();
     __shared__ __align__(16) T stage[8][kStretch];
     int lane = threadIdx.x & 31;
     T* staged = stage[threadIdx.x >> 5];

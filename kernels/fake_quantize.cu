@@ -3,6 +3,7 @@
 //
 // x̂ equals what dequantize makes of quantize's codes bit for bit. Steps are float32 [grid]. Bytes an
 // element: x, x̂ and one of mask. -D: ELEMENT, CODEC, MAPPING, SCALE_RULE, STOCHASTIC.
+#include "dependent.cuh"
 #include "elementwise.cuh"
 #include "encode.cuh"
 
@@ -25,6 +26,7 @@ __device__ __forceinline__ float restored(
 extern "C" __global__ void __launch_bounds__(256) fake_quantize(
     const T* x, T* out, uint8_t* inside, const float* steps, const int8_t* zeros, Blocks blocks, int fours,
     float overflow, uint64_t seed) {
+    follow();
     auto work = [&](uint64_t i, const auto& v, const auto& cell) {
         constexpr int n = sizeof(v) / sizeof(float);
         float values[n];

@@ -6,6 +6,7 @@
 //
 // Steps are float32 [grid]. Bytes an element: forward x and x̂; backward x, dL/dx̂ and dL/dx.
 // -D: ELEMENT, CODEC, MAPPING.
+#include "dependent.cuh"
 #include "elementwise.cuh"
 #include "scale.cuh"
 
@@ -14,6 +15,7 @@ static_assert(Q::is_integer, "steps are learned for integer codes");
 
 extern "C" __global__ void __launch_bounds__(256) learned_forward(
     const T* x, T* out, const float* steps, Blocks blocks, int fours) {
+    follow();
     auto work = [&](uint64_t i, const auto& v, const auto& cell) {
         constexpr int n = sizeof(v) / sizeof(float);
         float values[n];
@@ -31,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) learned_forward(
 // gridDim.y].
 extern "C" __global__ void __launch_bounds__(256) learned_backward(
     const T* x, const T* upstream, T* gradient, const float* steps, double* sums, Blocks blocks) {
+    follow();
     Cell block = blocks.at(blockIdx.x);
     float step = steps[blockIdx.x];
     double sum = 0.0;

@@ -7,40 +7,49 @@
 // what they are is said by explorer/gpu/quantize.py. Compile with --fmad=false: products and sums are rounded
 // as written.
 #include "blocks.cuh"
+#include "dependent.cuh"
 #include "encode.cuh"
 #include "extent.cuh"
 #include "settle.cuh"
 
 using T = ELEMENT;
 
-// ``runs``: of the matrix; ``lanes``: threads a block of the scheme, one run each.
+// ``runs``: of the matrix; ``lanes``: threads a block of the scheme, one run each. Threads take runs in turn,
+// and load the next one before they encode the last.
 extern "C" __global__ void __launch_bounds__(256)
     quantize_groups(const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax,
                     int* unusable, uint64_t runs, int lanes, uint64_t seed) {
-    uint64_t run = thread_index();
-    bool live = run < runs;
-    Run<T, RUN> values = {};
-    if (live) values.load(x + run * RUN);
+    follow();
+    uint64_t run = thread_index(), stride = thread_count();
+    Run<T, RUN> next = {};
+    if (run < runs) next.load(x + run * RUN);
     // One thread divides for all.
     __shared__ TensorScale tensor_scale;
     if constexpr (SCALE_RULE == TWO_LEVEL) {
         if (threadIdx.x == 0) tensor_scale = tensor_scale_from(amax);
         __syncthreads();
     }
-    Extent extent;
-    extent.clear();
-    extent.add_run(values);
-    extent.report(unusable);
-    extent.merge_lanes(lanes);
-    if (!kCells && !live) return;
-    uint64_t cell = run >> (__ffs(lanes) - 1);
-    float lo, hi, zero;
-    extent.range(double(lanes) * RUN, lo, hi);
-    float step = settle(lo, hi, SCALE_RULE == TWO_LEVEL ? tensor_scale : TensorScale{}, scales, zeros, cell,
-                        live && (run & (lanes - 1)) == 0, zero);
-    uint8_t* out = packed + run * packed_bytes<Q>(RUN);
-    if constexpr (kCells)
-        encode_run_in_cells(values, Divider(step), live, out);
-    else
-        encode_run(values, Divider(step), zero, seed, run * RUN, out);
+    int shift = __ffs(lanes) - 1;
+    // A warp's lanes go on together: they merge what they have seen.
+    for (; run - (threadIdx.x & 31) < runs; run += stride) {
+        bool live = run < runs;
+        Run<T, RUN> values = next;
+        if (run + stride < runs) next.load(x + (run + stride) * RUN);
+        Extent extent;
+        extent.clear();
+        extent.add_run(values);
+        extent.report(unusable);
+        extent.merge_lanes(lanes);
+        if (kCells || live) {
+            float lo, hi, zero;
+            extent.range(double(lanes) * RUN, lo, hi);
+            float step = settle(lo, hi, SCALE_RULE == TWO_LEVEL ? tensor_scale : TensorScale{}, scales, zeros,
+                                run >> shift, live && (run & (lanes - 1)) == 0, zero);
+            uint8_t* out = packed + run * packed_bytes<Q>(RUN);
+            if constexpr (kCells)
+                encode_run_in_cells(values, Divider(step), live, out);
+            else
+                encode_run(values, Divider(step), zero, seed, run * RUN, out);
+        }
+    }
 }

@@ -4,6 +4,7 @@
 // and scale once out. -D: as quantize_groups.cu; KEPT (runs a thread: 1, 2 or 4), THREADS (the most a thread
 // block has).
 #include "blocks.cuh"
+#include "dependent.cuh"
 #include "encode.cuh"
 #include "extent.cuh"
 #include "settle.cuh"
@@ -22,6 +23,7 @@ constexpr int kThreadBlocks = KEPT > 1 && Run<T, RUN>::words * KEPT > kTwoBlocks
 extern "C" __global__ void __launch_bounds__(THREADS, kThreadBlocks) quantize_tile(
     const T* x, uint8_t* packed, void* scales, int8_t* zeros, int* unusable, Blocks blocks,
     uint64_t row_bytes, uint64_t seed) {
+    follow();
     Cell tile = blocks.at(blockIdx.x);
     int across = int(tile.wide) / RUN, tall = int(tile.tall);
     Run<T, RUN> kept[KEPT];

@@ -8,6 +8,7 @@
 // scales them; they start at zero. Bytes: each element once in. -D: ELEMENT, RUN (elements a thread),
 // MAPPING, RANGE.
 #include "blocks.cuh"
+#include "dependent.cuh"
 #include "extent.cuh"
 
 using T = ELEMENT;
@@ -20,6 +21,7 @@ __device__ __forceinline__ void raise(float* target, float value) {
 // Two runs are loaded before either is used: more bytes in flight.
 extern "C" __global__ void __launch_bounds__(256, 6)
     tensor_range(const T* x, float* range, int* unusable, uint64_t elements) {
+    follow();
     uint64_t first = thread_index(), stride = thread_count();
     uint64_t runs = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? elements / RUN : 0, run = first;
     Extent extent;
@@ -52,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
 extern "C" __global__ void __launch_bounds__(256)
     column_range(const T* x, float* range, int* unusable, uint64_t rows, uint64_t columns, uint64_t cells,
                  int width) {
+    follow();
     constexpr int warps = 8, across = 32 * RUN;
     __shared__ float low[kBothEnds ? warps : 1][across], high[warps][across];
     ColumnWalk walk(rows);
@@ -91,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(256)
     block_range(const T* x, float* range, int* unusable, Blocks blocks, uint64_t cells) {
+    follow();
     uint64_t cell = thread_index() >> 5;
     if (cell >= cells) return;
     Cell block = blocks.at(cell);

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "blocks.cuh"
+#include "dependent.cuh"
 
 namespace {
 
@@ -80,6 +81,7 @@ __device__ __forceinline__ void add_warps(const WarpCounts& seen, int bin, uint6
 extern "C" __global__ void __launch_bounds__(kThreads) error_sums(
     const float* x, const float* y, const float* low, const float* high, double* sums, uint64_t* where,
     Blocks blocks) {
+    follow();
     Totals mine;
     mine.clear();
     uint64_t elements = blocks.rows * blocks.columns, stride = uint64_t(gridDim.x) * kThreads;
@@ -107,6 +109,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) error_sums(
 extern "C" __global__ void __launch_bounds__(kThreads) histogram(
     const float* x, const float* minus, uint64_t* counts, uint64_t elements, float low, float per_width,
     int bins) {
+    follow();
     __shared__ WarpCounts seen;
     uint32_t* mine = cleared(seen);
     float top = float(bins - 1);
@@ -123,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) histogram(
 // counts [256] of the bytes.
 extern "C" __global__ void __launch_bounds__(kThreads) byte_counts(
     const uint8_t* packed, uint64_t* counts, uint64_t bytes) {
+    follow();
     __shared__ WarpCounts seen;
     uint32_t* mine = cleared(seen);
     uint64_t words = reinterpret_cast<uintptr_t>(packed) % 4 == 0 ? bytes / 4 : 0;
@@ -139,6 +143,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) byte_counts(
 // counts [2^bits] of codes up to 16 bits; each row starts at a byte boundary.
 extern "C" __global__ void __launch_bounds__(kThreads) code_counts(
     const uint8_t* packed, uint64_t* counts, uint64_t rows, uint64_t columns, uint64_t row_bytes, int bits) {
+    follow();
     uint64_t elements = rows * columns, stride = uint64_t(gridDim.x) * kThreads;
     for (uint64_t i = uint64_t(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += stride) {
         uint64_t row = i / columns, bit = (i - row * columns) * bits;
@@ -155,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) code_counts(
 // out [tiles]: the maximum of x over each tile, a thread block each. NaN stays NaN.
 extern "C" __global__ void __launch_bounds__(kThreads) tile_maximum(
     const float* x, float* out, Blocks tiles) {
+    follow();
     Cell tile = tiles.at(blockIdx.x);
     int height = int(tile.tall), width = int(tile.wide);
     float most = -INFINITY;

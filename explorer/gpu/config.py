@@ -173,7 +173,8 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A kernel with its grid and arguments; ``types`` has a struct letter for each (``runtime.launch``)."""
+    """A kernel with its grid and arguments; ``types`` has a struct letter for each (``runtime.launch``). It
+    begins with dependent.cuh's ``follow``."""
 
     build: Build
     kernel: str
@@ -183,7 +184,8 @@ class Launch:
     arguments: tuple[object, ...]
 
     def start(self, device: torch.device) -> None:
-        launch(self.build, self.kernel, device, self.grid, self.threads, self.types, self.arguments)
+        what = (self.build, self.kernel, device, self.grid, self.threads, self.types, self.arguments)
+        launch(*what, early=True)
 
 
 def walk_columns(layout: Layout, run: int, device: torch.device) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from explorer.gpu.config import (
 )
 from explorer.gpu.dequantize import dequantize
 from explorer.gpu.runtime import Build
+from explorer.gpu.words import zero_words
 
 __all__ = ["ELEMENTS", "RANGES", "Config", "Layout", "Output", "builds", "dequantize", "launches", "quantize"]
 
@@ -32,6 +33,9 @@ RANGES = tuple(kind.name.lower() for kind in Range)
 """The calibrators that a kernel has, by name."""
 THREADS = 256
 MAX_TILE_THREADS = 512
+GROUP_BLOCKS, FEW_GROUP_BLOCKS = 64, 16
+"""Thread blocks on a multiprocessor, one after another, where blocks of the scheme are parts of rows: in
+larger matrices each thread takes several runs. Few where there would not be so many."""
 TILE_THREADS = 64
 """Threads of a thread block that holds a small block of the scheme: beyond them each keeps several runs."""
 
@@ -44,7 +48,8 @@ class Output:
     scales   [grid rows, grid columns]      in the scale's own dtype
     zeros    int8 [grid], or None           zero points of asymmetric schemes
     amax     float32 [2], or None           the largest -x and x, for a tensor scale
-    bad      int32 [1]                      1 if a kernel met NaN, Inf or a range beyond 2^127
+    bad      int32 [1]                      1 if a kernel met NaN, Inf or a range beyond 2^127; of a graph, in
+                                            this replay or one before
     sums     float64 [2], or None           Σx·v and Σv·v of the codes' values v, for a least-squares scale
     """
 
@@ -105,16 +110,15 @@ class _Plan:
         self.zeros = x.new_empty(layout.grid, dtype=torch.int8) if config.asymmetric else None
         one_pass = config.cast or self._groups_fit or self._tiles_fit
         cells = layout.cells if finds_steps and not one_pass else 0
-        sums, ranges, amax, bad = self._zeroed(2 * config.refit, cells, 2 * config.two_level, 1)
-        self.sums = sums.view(torch.float64) if config.refit else None
-        self.ranges = ranges.view(torch.float64 if config.range is not Range.MINMAX else torch.float32)
-        self.amax = amax.view(torch.float32)[:2] if config.two_level else None
-        self.bad = bad.view(torch.int32)[:1]
-
-    def _zeroed(self, *counts: int) -> tuple[Tensor, ...]:
-        """int64 tensors of so many zeros, side by side: one launch fills all, which counts in a small
-        matrix."""
-        return self.x.new_zeros(sum(counts), dtype=torch.int64).split(list(counts))
+        self.sums = x.new_zeros(2, dtype=torch.float64) if config.refit else None
+        self.amax = x.new_zeros(2, dtype=torch.float32) if config.two_level else None
+        # Each launch counts in a small matrix: one range, which is zero again in the end, is not filled.
+        ranges = torch.float64 if config.range is not Range.MINMAX else torch.float32
+        if cells == 1:
+            self.ranges = zero_words(x.device, 4).view(ranges)
+        else:
+            self.ranges = x.new_zeros(2 * cells, dtype=ranges)
+        self.bad = zero_words(x.device, 1)
 
     def output(self, steps: Tensor | None, zeros: Tensor | None) -> Output:
         if self.x.numel():
@@ -154,6 +158,12 @@ class _Plan:
         return self._whole_runs and power_of_two and one_row
 
     @property
+    def _columns_fit(self) -> bool:
+        """Blocks are columns, whose ranges are maxima."""
+        several = self.layout.height >= self.layout.rows and self.layout.cells > 1
+        return several and self.config.range is Range.MINMAX and self._whole_runs
+
+    @property
     def _tile_threads(self) -> int:
         """The largest thread block whose registers hold four runs a thread."""
         return THREADS if self.run * self.x.element_size() > 32 else MAX_TILE_THREADS
@@ -190,10 +200,11 @@ class _Plan:
         if self.amax is not None:
             self._tensor_range(self.amax)
         runs = self.x.numel() // self.run
+        blocks, count = math.ceil(runs / THREADS), multiprocessors(self.x.device)
         self._add(
             self._build("quantize_groups.cu"),
             "quantize_groups",
-            math.ceil(runs / THREADS),
+            min(blocks, count * (GROUP_BLOCKS if blocks > count * GROUP_BLOCKS else FEW_GROUP_BLOCKS)),
             THREADS,
             "PPPPPPQiQ",
             self.x,
@@ -234,10 +245,10 @@ class _Plan:
         """A maximum (or mean) for every block first, scales from those, then the codes."""
         if self.amax is not None:
             self._tensor_range(self.amax)
-        cells, mean, ranges = self.layout.cells, self.config.range is not Range.MINMAX, self.ranges
+        cells, ranges = self.layout.cells, self.ranges
         if cells == 1 and self.x.data_ptr() % 16 == 0:
             self._tensor_range(ranges)
-        elif self.layout.height >= self.layout.rows and not mean and self._whole_runs and cells > 1:
+        elif self._columns_fit:
             self._column_range(ranges)
         else:
             self._block_range(ranges)

@@ -11,8 +11,11 @@ waits for torch's and that torch's then waits for, which CUDA graphs capture lik
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
 import shutil
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -180,17 +183,22 @@ def launch(
     arguments: Sequence[Any],
     shared: int = 0,
     cluster: int = 1,
+    early: bool = False,
 ) -> None:
     """Launch kernel ``name`` of ``build`` in the order of torch's current stream.
 
     ``types`` has one struct letter for each argument (P pointer, Q uint64, I uint32, i int32, f float);
     tensors become their addresses. ``shared`` bytes of dynamic shared memory; ``cluster`` CTAs along x in a
-    cluster, of a kernel that does not say so itself. ``KernelError`` if it cannot be
-    compiled or launched.
+    cluster, of a kernel that does not say so itself. ``early``: it may begin while the kernel before it on
+    the stream ends, and itself waits for what that writes (CUDA programming guide, programmatic dependent
+    launch). ``KernelError`` if it cannot be compiled or launched.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     values = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 if a is None else a for a in arguments]
     with context(index) as driver:
+        if early and _launches_early(index):
+            _launch_early(index, build, name, (*grid, 1, 1)[:3], block, types, values, shared, cluster)
+            return
         function = _function(index, build, name, cluster, driver)
         function.prepare(types)
         if shared > 48 * 1024 and (key := (index, build, name, cluster)) not in _LARGE:
@@ -205,6 +213,77 @@ def launch(
         seen_by_torch.wait_stream(current)
         function.prepared_async_call(shape, (block, 1, 1), ours, *values, shared_size=shared)
         current.wait_stream(seen_by_torch)
+
+
+_EARLY_FUNCTIONS: dict[tuple[int, Build, str], Any] = {}
+PARAMETER_END, PARAMETER_BUFFER, PARAMETER_SIZE = 0, 1, 2
+"""CU_LAUNCH_PARAM_... (cuda.h)."""
+
+
+@functools.cache
+def _launches_early(index: int) -> bool:
+    """From Hopper on, where CUDA's own bindings are, which torch brings: pycuda has no launch attributes."""
+    hopper = torch.cuda.get_device_capability(index) >= (9, 0)
+    return hopper and all(importlib.util.find_spec(name) is not None for name in ("cuda", "cuda.bindings"))
+
+
+def _launch_early(
+    index: int,
+    build: Build,
+    name: str,
+    grid: Sequence[int],
+    block: int,
+    types: str,
+    values: Sequence[Any],
+    shared: int,
+    cluster: int,
+) -> None:
+    """On torch's current stream of the device."""
+    from cuda.bindings import driver as cuda
+
+    function = _early_function(index, build, name, shared)
+    attribute = cuda.CUlaunchAttribute()
+    attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    clusters = cuda.CUlaunchAttribute()
+    clusters.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    clusters.value.clusterDim.x, clusters.value.clusterDim.y, clusters.value.clusterDim.z = cluster, 1, 1
+    attributes = [attribute, clusters] if cluster > 1 else [attribute]
+    config = cuda.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+    config.sharedMemBytes, config.hStream = shared, torch.cuda.current_stream(index).cuda_stream
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    # As pycuda does: side by side in one buffer, where several may be the members of one parameter.
+    packed = ctypes.create_string_buffer(struct.pack(types, *values))
+    size = ctypes.c_size_t(struct.calcsize(types))
+    addresses = (PARAMETER_BUFFER, ctypes.addressof(packed), PARAMETER_SIZE, ctypes.addressof(size))
+    extra = (ctypes.c_void_p * 5)(*addresses, PARAMETER_END)
+    _done(name, cuda.cuLaunchKernelEx(config, function, 0, ctypes.addressof(extra)))
+
+
+def _early_function(index: int, build: Build, name: str, shared: int) -> Any:
+    """A kernel as CUDA's bindings know it, which may use so much dynamic shared memory."""
+    from cuda.bindings import driver as cuda
+
+    key = (index, build, name)
+    function = _EARLY_FUNCTIONS.get(key)
+    if function is None:
+        with _LOCK:
+            cubin = compile_cubin(build, arch_of(torch.device("cuda", index))).read_bytes()
+            module = _done(name, cuda.cuModuleLoadData(cubin))
+            function = _done(name, cuda.cuModuleGetFunction(module, name.encode()))
+            most = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _done(name, cuda.cuFuncSetAttribute(function, most, shared))
+            _EARLY_FUNCTIONS[key] = function
+    return function
+
+
+def _done(name: str, result: tuple[Any, ...]) -> Any:
+    """What a driver call about kernel ``name`` gives; ``KernelError`` if it failed."""
+    if int(result[0]):
+        raise KernelError(f"{name} could not be launched: {result[0].name}")
+    return result[1] if len(result) > 1 else None
 
 
 def _stream(index: int, driver: Any) -> tuple[Any, torch.cuda.Stream]:

@@ -6,11 +6,13 @@ or binary codes on a GPU are others than on a CPU.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from explorer.gpu.config import MACROS
 from explorer.paths import KERNELS
 
 HERE = Path(__file__).parent
@@ -22,3 +24,11 @@ def test_the_program_finds_nothing_wrong(name: str, nvcc: str, tmp_path: Path) -
     source = HERE / f"{name}.cu"
     subprocess.run([nvcc, "-O1", "-std=c++17", f"-I{KERNELS}", "-o", program, source], check=True)
     assert subprocess.run([program], check=True, capture_output=True, text=True).stdout == "ok\n"
+
+
+@pytest.mark.parametrize("name", [*MACROS, "statistics.cu"])
+def test_kernels_that_are_launched_early_wait_for_the_last_one(name: str) -> None:
+    """``Launch`` launches all of them early. If this fails, one reads what is not written yet."""
+    text = (KERNELS / name).read_text(encoding="utf-8")
+    kernels = re.findall(r'extern "C" __global__ void[^{]*\{\s*(\w[^;]*;)', text)
+    assert kernels and all(first == "follow();" for first in kernels)

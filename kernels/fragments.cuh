@@ -52,8 +52,12 @@ HD int place_of_bit(int step, int reg, int part, int bit) {
         if (pair == 6) return first + (bit < 4 ? 12 + bit : 32 + 8 + bit);
         return first + (bit < 2 ? 32 + 14 + bit : 64 + 10 + bit);
     }
-    if (Bits == 3 && bit == 2) return 32 * (4 + (step >> 2)) + 4 * (step & 3) + reg + half;
-    return 32 * (step >> 1) + 2 * pair + half + bit;  // 2 bits, and the lower two of three
+    if (Bits == 3) {
+        // Sixteen codes of four steps: five a half word, the last in the bits that three words have left.
+        int code = 4 * (step & 3) + reg, first = 96 * (step >> 2) + half;
+        return code < 15 ? first + 32 * (code / 5) + 3 * (code % 5) + bit : first + 32 * bit + 15;
+    }
+    return 32 * (step >> 1) + 2 * pair + half + bit;  // 2 bits
 }
 
 #ifdef __CUDACC__
@@ -193,10 +197,21 @@ struct FragmentDecoder {
             return times_power((shifted(code, up - at) & (0x001f001fu << up)) |
                                (code << (10 - at) & 0x80008000u));
         } else if constexpr (Bits == 3) {
-            uint32_t lower = and_xor(w[step >> 1] >> (2 * i), 0x00030003u, 0x43044304u);
-            uint32_t bits =
-                and_xor(shifted(w[4 + (step >> 2)], 2 - (4 * (step & 3) + r)), 0x00040004u, lower);
-            return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
+            // Two codes fit the mantissa side by side: 128 + code and 128 + 8 · code (see 2 bits).
+            const uint32_t* three = w + 3 * (step >> 2);
+            const int code = 4 * (step & 3) + r;
+            if (code == 15) {
+                uint32_t bits = and_xor(three[0] >> 15, 0x00010001u, 0x43044304u);
+                bits = and_xor(three[1] >> 14, 0x00020002u, bits);
+                bits = and_xor(three[2] >> 13, 0x00040004u, bits);
+                return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
+            }
+            const int place = code % 5 & 1;
+            uint32_t bits = and_xor(three[code / 5] >> (code % 5 / 2 * 6), 0x00070007u << (3 * place),
+                                    0x43004300u ^ 0x00040004u << (3 * place));
+            if (place == 0) return as_bits(__hsub2(as_pair(bits), as_pair(offset)));
+            return as_bits(__hfma2(as_pair(bits), as_pair(twice(0.125f)),
+                                   __hsub2(as_pair(twice(112.0f)), as_pair(offset))));
         } else {
             // Three codes fit the mantissa side by side: 128 + code, 128 + 4 · code, 128 + 16 · code. A fused
             // multiply-add brings each down at the cost of a subtraction.

@@ -231,6 +231,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             };
             int oldest = stage;  // the stage to release next
             auto release = [&] {
+                __syncwarp();
                 if (lane < CLUSTER) barrier_arrive(empty + oldest * 8, lane);
                 if (++oldest == STAGES) oldest = 0;
             };

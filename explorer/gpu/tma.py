@@ -24,6 +24,16 @@ _LOCK = threading.Lock()
 _MAPS: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
 
 
+def map_is_kept(matrix: torch.Tensor, box_rows: int) -> bool:
+    """Whether the map was written before this call: then no kernel of a graph writes it."""
+    with _LOCK:
+        return _key(matrix, box_rows) in _MAPS
+
+
+def _key(matrix: torch.Tensor, box_rows: int) -> tuple[int, ...]:
+    return matrix.device.index or 0, matrix.data_ptr(), matrix.shape[0], matrix.shape[1], box_rows
+
+
 def tensor_map(matrix: torch.Tensor, box_rows: int) -> torch.Tensor:
     """128 bytes on the device that tell TMA to copy boxes of 128 bytes × ``box_rows`` of a contiguous uint8
     matrix [rows, bytes] with the 128-byte swizzle; what lies outside reads as zero. Rows are a multiple of 16
@@ -32,8 +42,7 @@ def tensor_map(matrix: torch.Tensor, box_rows: int) -> torch.Tensor:
     The map is passed in memory: a kernel expects it at a multiple of 128 bytes among its
     arguments, where pycuda's packing does not put it.
     """
-    index = matrix.device.index or 0
-    key = (index, matrix.data_ptr(), matrix.shape[0], matrix.shape[1], box_rows)
+    index, key = matrix.device.index or 0, _key(matrix, box_rows)
     with _LOCK:
         if key in _MAPS:
             _MAPS.move_to_end(key)

@@ -5,6 +5,9 @@ If these fail, the Speed section times a kernel that computes something else.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -136,11 +139,13 @@ def integer_sums(operands: Operands, by: str) -> Tensor:
 def test_what_is_launched_was_named_for_compiling(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, `explorer compile` leaves a kernel out, and the first product waits for nvcc."""
     row, launched = GEMMS[name], list[object]()
-    load = runtime._function
 
-    def noted(index: int, build: runtime.Build, *rest: Any) -> Any:
-        launched.append(build)
-        return load(index, build, *rest)
+    def noting(load: Any) -> Any:
+        def noted(index: int, build: runtime.Build, *rest: Any) -> Any:
+            launched.append(build)
+            return load(index, build, *rest)
+
+        return noted
 
     ops = row.operands(
         torch.randn(64, 4096, device="cuda"), torch.randn(256, 4096, device="cuda")
@@ -148,7 +153,8 @@ def test_what_is_launched_was_named_for_compiling(name: str, monkeypatch: pytest
     for variant in row.variants_on(torch.cuda.get_device_capability()):
         call = variant.prepare(ops)
         with monkeypatch.context() as patch:
-            patch.setattr(runtime, "_function", noted)
+            for load in ("_function", "_early_function"):
+                patch.setattr(runtime, load, noting(getattr(runtime, load)))
             launched.clear()
             call()
         missing = set(launched) - {*variant.builds(row.x, row.w, row.out), MAP_WRITER}
@@ -265,6 +271,70 @@ def test_every_division_of_few_tokens(name: str, monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(swap_ab, "division_of", lambda *_, division=division: division)
             check(row, variant, ops, str(division))
             assert torch.equal(variant.run(ops), variant.run(ops)), division
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bf16", "w8a16", "w4a16_group128_asym", "w_nvfp4", "nf4", "w3a16", "w4a8_int", "fp8_blockwise", "int8"],
+)
+def test_every_division_into_a_stream_of_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles one after another, whole or with K of all in equal parts: within the bound, the same bits again,
+    and flags down for the next launch. Three multiprocessors have many tiles, a hundred have parts of one."""
+    row = GEMMS[name]
+    variant = row.variant("swap A/B")
+    ops = row.operands(*draw(300, 460, 1500))
+    for tokens in swap_ab.TOKENS:
+        for other, split, multiprocessors in itertools.product((False, True), (False, True), (3, 100)):
+
+            def streamed(*sizes: Any, most: int = tokens, other: bool, split: bool) -> gemm_kernels.Division:
+                forms = swap_ab._forms(min(most, swap_ab.tokens_for(sizes[3])[-1]), sizes[3])
+                return dataclasses.replace(forms[-1 if other else 0], streamed=True, split=split)
+
+            what = f"{tokens} tokens, other form: {other}, split: {split}, {multiprocessors}"
+            how = functools.partial(streamed, other=other, split=split)
+            monkeypatch.setattr(swap_ab, "division_of", how)
+            monkeypatch.setattr(swap_ab, "multiprocessors", lambda _, count=multiprocessors: count)
+            check(row, variant, ops, what)
+            assert torch.equal(variant.run(ops), variant.run(ops)), what
+    assert all(not flags.any() for _, flags in swap_ab._PARTIAL_SUMS.values())
+
+
+@pytest.mark.parametrize("name", ["bf16", "w4a16_group128", "w_nvfp4"])
+def test_products_that_launch_early_wait_for_their_input(name: str) -> None:
+    """Sixty products, each of the last one's output: the same bits as launched one after another, by itself
+    and from a graph. If this fails, a product reads X before it is written, or writes over what is read."""
+    row, size = GEMMS[name], 2048
+    x, w = draw(4, size, size)
+    ops = row.operands(x, w)
+    tiles = layouts.tiles_of(row.w, gemm_kernels.OperandType.BF16) if name != "bf16" else None
+    tiles = tiles or gemm_kernels.Tiles(gemm_kernels.OperandType.BF16)
+    of_w = layouts.tiled_weights(ops.w, tiles) if tiles.bits else layouts.byte_rows(ops.w)
+    epilogue = epilogues.tiled(ops, tiles)
+    torch.cuda.synchronize()
+
+    held = layouts.activation_rows(ops.x).view(torch.uint8).clone()
+
+    def chain(early: bool, division: gemm_kernels.Division) -> Tensor:
+        held.copy_(layouts.activation_rows(ops.x).view(torch.uint8))
+        for _ in range(60):
+            y = gemm_kernels.gemm_swap_ab(held, of_w, size, tiles, epilogue, division=division, early=early)
+            held.copy_(y.view(torch.uint8))
+        return held.view(torch.bfloat16)
+
+    hows: list[dict[str, Any]] = [{"ranks": 2}, {"streamed": True}, {"streamed": True, "split": True}]
+    for how in hows:
+        division = dataclasses.replace(swap_ab._forms(8, tiles)[0], **how)
+        want = chain(False, division).clone()
+        assert want.isfinite().all() and want.any()
+        for _ in range(5):
+            assert torch.equal(chain(True, division), want), division
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain(True, division)
+        for _ in range(5):
+            held.zero_()
+            graph.replay()
+            assert torch.equal(held.view(torch.bfloat16), want), division
 
 
 def test_tiles_of_another_shape_are_refused() -> None:

@@ -23,6 +23,7 @@ from explorer.gpu.gemm import (
     Scales,
     Tiles,
     Weight,
+    padded_columns,
     padded_rows,
     repack,
     two_bit_rows,
@@ -92,8 +93,8 @@ def tensor_scale(operand: Operand) -> Tensor | None:
 
 
 def x_block_scales(x: Operand) -> Tensor:
-    """float32 [K/128, M]."""
-    return x.q.scales.scale.t().contiguous()
+    """float32 [K/128, M], in rows of whole 16 bytes as bulk copies read them."""
+    return padded_columns(x.q.scales.scale.t(), 4)
 
 
 def w_block_scales(w: Operand) -> Tensor:

@@ -221,13 +221,14 @@ def dynamic(kind: str, inner: str) -> Variant:
     def prepare(ops: Operands) -> Call:
         w = layouts.byte_rows(ops.w)
         tiles = kernel.Tiles(kernel.OperandType(kind))
+        torch.cuda.current_stream(w.device).synchronize()  # W lies there before it is launched early
         launch = kernel.gemm_mma if inner == "mma.sync" else kernel.gemm_wgmma
 
         def call() -> Tensor:
             fresh = dataclasses.replace(ops, x=ops.x.requantized())
             x, epilogue = layouts.byte_rows(fresh.x), epilogues.scaled(fresh)
             if inner == "swap A/B":
-                return kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue)
+                return kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue, early=True)
             return launch(x, w, kind, epilogue)
 
         return call
@@ -269,6 +270,20 @@ def in_registers(rounding: float = 0.0) -> Variant:
     )
 
 
+def _swapped(
+    x: Tensor,
+    w: Tensor,
+    n: int,
+    tiles: kernel.Tiles,
+    epilogue: kernel.Epilogue,
+    x_scale: Tensor | None = None,
+    w_scale: Tensor | None = None,
+) -> Call:
+    """Products that are launched early: what was made of W lies in memory before the first of them."""
+    torch.cuda.current_stream(w.device).synchronize()
+    return lambda: kernel.gemm_swap_ab(x, w, n, tiles, epilogue, x_scale, w_scale, early=True)
+
+
 def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0, on_weights: bool = False) -> Variant:
     """Codes of W are decoded in registers, as the 64-row side of wgmma: for few tokens. ``on_weights``:
     scales, and weights times scales, are rounded to bfloat16, as most engines do; else the sums of groups are
@@ -280,8 +295,7 @@ def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0, on_weights: bool =
     def prepare(ops: Operands) -> Call:
         tiles = tiles_for(ops.x.scheme, ops.w.scheme)
         x, w = layouts.activation_rows(ops.x).view(torch.uint8), layouts.tiled_weights(ops.w, tiles)
-        epilogue = epilogues.tiled(ops, tiles)
-        return lambda: kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue)
+        return _swapped(x, w, ops.shape[1], tiles, epilogues.tiled(ops, tiles))
 
     return Variant(
         "swap A/B, scaled weights" if on_weights else "swap A/B",
@@ -300,7 +314,7 @@ def swap_ab_dense(kind: str) -> Variant:
 
     def prepare(ops: Operands) -> Call:
         x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.scaled(ops)
-        return lambda: kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue)
+        return _swapped(x, w, ops.shape[1], tiles, epilogue)
 
     return Variant(
         "swap A/B",
@@ -318,7 +332,7 @@ BLOCKWISE_TILES = kernel.Tiles(kernel.OperandType.E4M3, scales=kernel.Scales.BLO
 def _swap_ab_blockwise(ops: Operands) -> Call:
     x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.unscaled(ops)
     x_scales, w_scales = layouts.x_block_scales(ops.x), layouts.w_block_scales(ops.w)
-    return lambda: kernel.gemm_swap_ab(x, w, ops.shape[1], BLOCKWISE_TILES, epilogue, x_scales, w_scales)
+    return _swapped(x, w, ops.shape[1], BLOCKWISE_TILES, epilogue, x_scales, w_scales)
 
 
 SWAP_AB_BLOCKWISE = Variant(

@@ -16,7 +16,7 @@ from explorer.gpu.gemm.names import (
     Side,
     WordOp,
 )
-from explorer.gpu.gemm.rows import padded_rows, row_bits, two_bit_rows
+from explorer.gpu.gemm.rows import padded_columns, padded_rows, row_bits, two_bit_rows
 from explorer.gpu.gemm.simt import (
     Codes,
     addsub_build,
@@ -72,6 +72,7 @@ __all__ = [
     "grouped_tile",
     "grouped_tiles",
     "mma_build",
+    "padded_columns",
     "padded_rows",
     "reference_build",
     "repack",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,20 @@ def padded_rows(rows: Tensor, multiple: int = 16) -> Tensor:
         return torch.nn.functional.pad(rows, (0, left))
     rows = rows.contiguous()
     return rows if rows.data_ptr() % 16 == 0 else rows.clone()
+
+
+def padded_columns(values: Tensor, multiple: int) -> Tensor:
+    """[rows, columns] as a view of rows of whole ``multiple`` values, aligned to 16 bytes, of which whatever
+    follows the columns may be read; itself if it lies so already."""
+    rows, columns = values.shape
+    width = math.ceil(columns / multiple) * multiple
+    held = values.untyped_storage().nbytes() // values.element_size() - values.storage_offset()
+    in_rows = (rows == 1 or values.stride(0) == width) and (columns == 1 or values.stride(1) == 1)
+    if in_rows and held >= rows * width and values.data_ptr() % 16 == 0:
+        return values
+    padded = values.new_zeros(rows, width)
+    padded[:, :columns] = values
+    return padded[:, :columns]
 
 
 def padded_pair(x: Tensor, w: Tensor, multiple: int = 16) -> tuple[Tensor, Tensor]:

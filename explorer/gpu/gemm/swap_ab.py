@@ -15,7 +15,8 @@ from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, Scales, macr
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import MOST_SHARED_BYTES, scales_along_k
 from explorer.gpu.runtime import Build, launch, multiprocessors
-from explorer.gpu.tma import tensor_map
+from explorer.gpu.tma import map_is_kept, tensor_map
+from explorer.gpu.words import zero_words
 
 TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
 """Rows and elements of K of a repacked tile; bytes of K in a row of a tile in shared memory."""
@@ -25,6 +26,13 @@ MOST_SHARED = MOST_SHARED_BYTES - 1024
 """Bytes of shared memory that a CTA may have, less what alignment may cost."""
 MOST_RANKS = 2
 """CTAs of a cluster at most: larger ones cost more than they bring (kernels/gemm_swap_ab.cu)."""
+
+WIDE = 1.75
+"""How long a CTA takes for a tile of 128 rows of W and few tokens, relative to one of 64. This and what
+follows were measured on an H200 with a script, at N of 4,096 to 22,016 and K of 4,096 and 8,192."""
+SPLITTING_FEW, SPLITTING, SPLITTING_DENSE = 26, 15, 0.9
+"""What it costs to split tiles along K: K-tiles that could be multiplied meanwhile, with mma.sync and with
+wgmma from registers; relative to a whole tile where W is not decoded."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,8 @@ class Division:
     ranks         CTAs of a cluster, which share K
     synchronous   mma.sync multiplies decoded weights: up to 16 tokens that is faster than wgmma, which from
                   registers takes as long for 8 tokens as for 64
+    streamed      a CTA multiplies one tile after another (``ranks`` is 1)
+    split         of streamed ones: CTAs take equal parts of K of all tiles
     """
 
     tokens: int
@@ -127,6 +137,8 @@ class Division:
     ctas: int = 1
     ranks: int = 1
     synchronous: bool = False
+    streamed: bool = False
+    split: bool = False
 
     def stage_bytes(self, tiles: Tiles) -> int:
         """Of one stage of the ring."""
@@ -153,12 +165,25 @@ class Division:
         return min(16, self._room(tiles) // (self.stage_bytes(tiles) + 16))
 
     def _room(self, tiles: Tiles) -> int:
-        return MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024 - self.table_bytes(tiles)
+        room = MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024 - self.table_bytes(tiles)
+        return room - self.sums_bytes if self.streamed else room
+
+    @property
+    def consumers(self) -> int:
+        """Threads that multiply."""
+        return 128 * self.blocks * self.ways
+
+    @property
+    def sums_bytes(self) -> int:
+        """Of the sums in shared memory at a time."""
+        at_once = self.consumers // (8 * self.blocks) if self.streamed else self.tokens
+        tokens = min(at_once, self.tokens)
+        return self.ways * tokens * (TILE_ROWS * self.blocks + 4) * 4
 
     def shared_bytes(self, tiles: Tiles) -> int:
-        """Alignment, the ring with its barriers; the sums of the CTA lie over it."""
+        """Alignment, the ring with its barriers; the sums lie over it, or behind it if streamed."""
         ring = self.stages(tiles) * (self.stage_bytes(tiles) + 16) + self.table_bytes(tiles)
-        return 1024 + max(ring, self.ways * self.tokens * (TILE_ROWS * self.blocks + 4) * 4)
+        return 1024 + (ring + self.sums_bytes if self.streamed else max(ring, self.sums_bytes))
 
 
 @functools.cache
@@ -179,6 +204,7 @@ def _build(tiles: Tiles, division: Division, dtype: torch.dtype) -> Build:
         CTAS=division.ctas,
         SYNCHRONOUS=division.synchronous,
         HALVES=division.halves(tiles),
+        STREAMED=division.streamed,
         OUT=dtype,
     )
     return Build("gemm_swap_ab.cu", options)
@@ -212,9 +238,12 @@ def repack(
 
 def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
     """Every compilation that a call may choose."""
-    repacking = [tiles.repack_build()] if tiles.bits else []
-    divisions = (_division(tokens, tiles) for tokens in tokens_for(tiles))
-    return [*repacking, *(tiles.build(division, dtype) for division in divisions)]
+    builds = [tiles.repack_build()] if tiles.bits else []
+    for forms in (_forms(tokens, tiles) for tokens in tokens_for(tiles)):
+        builds += [tiles.build(dataclasses.replace(form, streamed=True), dtype) for form in forms]
+        if _shares_k(forms[0], tiles):
+            builds.append(tiles.build(forms[0], dtype))
+    return builds
 
 
 def tokens_for(tiles: Tiles) -> tuple[int, ...]:
@@ -222,25 +251,48 @@ def tokens_for(tiles: Tiles) -> tuple[int, ...]:
     return TOKENS[:-1] if tiles.scales in (Scales.SUM, Scales.BLOCK) else TOKENS
 
 
-def _division(tokens: int, tiles: Tiles) -> Division:
-    """The fastest of those that were measured on an H200 for so many tokens, at N = K = 8192."""
+def _forms(tokens: int, tiles: Tiles) -> list[Division]:
+    """The fastest of those that were measured on an H200 for so many tokens, at N = K = 8192; then another,
+    which divides some N better."""
     if tokens <= 16 and tiles.bits and tiles.x_type is not OperandType.E4M3:
-        return Division(tokens, blocks=1, ways=2, ctas=1 if tiles.tabled else 2, synchronous=True)
-    if tokens <= (64 if tiles.bits else 128) and tiles.scales is not Scales.BLOCK:
-        return Division(tokens, blocks=1, ways=2)
-    return Division(tokens)
+        return [Division(tokens, blocks=1, ways=2, ctas=1 if tiles.tabled else 2, synchronous=True)]
+    if tiles.scales is Scales.BLOCK:
+        return [Division(tokens, blocks=1, ctas=2), Division(tokens)] if tokens <= 64 else [Division(tokens)]
+    if tokens <= (64 if tiles.bits else 128):
+        return [Division(tokens, blocks=1, ways=2), Division(tokens)]
+    return [Division(tokens)]
+
+
+def _shares_k(form: Division, tiles: Tiles) -> bool:
+    """Whether two CTAs of a cluster may share K: where W is not decoded, few tokens lose by it."""
+    return tiles.bits > 0 or tiles.scales is Scales.BLOCK or form.blocks > 1
 
 
 def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Division:
-    """How to divide a product. Two CTAs share K where there is room for both: larger clusters cost more than
-    they bring."""
+    """How to divide a product: two CTAs share each tile's K where multiprocessors would idle else; then
+    whichever takes least of tiles of 64 or 128 rows one after another, whole or in equal parts of all K."""
     tokens = next((t for t in tokens_for(tiles) if m <= t), tokens_for(tiles)[-1])
-    division = _division(tokens, tiles)
-    outputs = math.ceil(n / (division.blocks * TILE_ROWS)) * math.ceil(m / tokens)
-    ranks = max(
-        1, min(MOST_RANKS, multiprocessors(device) * division.ctas // outputs, k_tiles // division.ways)
-    )
-    return dataclasses.replace(division, ranks=ranks)
+    forms, count = _forms(tokens, tiles), multiprocessors(device)
+
+    def outputs(form: Division) -> int:
+        return math.ceil(n / (form.blocks * TILE_ROWS)) * math.ceil(m / tokens)
+
+    first = forms[0]
+    if (
+        MOST_RANKS * outputs(first) <= count
+        and _shares_k(first, tiles)
+        and k_tiles >= MOST_RANKS * first.ways
+    ):
+        return dataclasses.replace(first, ranks=MOST_RANKS)
+    of_decoded = SPLITTING_FEW if first.synchronous else SPLITTING
+    splitting = of_decoded / k_tiles if tiles.bits else SPLITTING_DENSE
+    times = {}
+    for form in forms:
+        waves = outputs(form) / count
+        alone = WIDE if form is not first else 1.0
+        times[dataclasses.replace(form, streamed=True)] = math.ceil(waves) * alone
+        times[dataclasses.replace(form, streamed=True, split=True)] = waves * alone + splitting
+    return min(times, key=lambda division: times[division])
 
 
 def gemm_swap_ab(
@@ -252,10 +304,12 @@ def gemm_swap_ab(
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
     division: Division | None = None,
+    early: bool = False,
 ) -> Tensor:
     """X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K]: rows of the same type uint8 [n, bytes],
     or tiles of ``repack``. ``Scales.BLOCK``: x_scale float32 [⌈K/128⌉, M], w_scale [⌈N/128⌉, ⌈K/128⌉].
-    ``ValueError`` where W's tiles are not those of n rows and X's K."""
+    ``early``: nothing on the stream still writes W and its scales; the product may begin to load them while
+    the kernel before it ends. ``ValueError`` where W's tiles are not those of n rows and X's K."""
     if tiles.bits:
         x, k_tiles = padded_rows(x), w.shape[1]
         of_w: Tensor = w
@@ -271,22 +325,52 @@ def gemm_swap_ab(
     if tiles.bits == 4 and tiles.x_type is OperandType.S8 and tiles.scales is Scales.ROW and k_tiles > 1024:
         raise ValueError("int32 sums of sixteen times int4 by int8 hold K up to 131,072")
     if tiles.scales is Scales.BLOCK:
-        x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles), 256)
+        x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
     division = division or division_of(m, n, k_tiles, tiles, device)
     k_tiles *= division.halves(tiles)
     if not tiles.bits:
         of_w = tensor_map(w, TILE_ROWS * division.blocks)
     out = x.new_empty((m, n), dtype=epilogue.dtype)
-    grid = (math.ceil(n / (TILE_ROWS * division.blocks)) * division.ranks, math.ceil(m / division.tokens))
+    blocks, tokens = math.ceil(n / (TILE_ROWS * division.blocks)), math.ceil(m / division.tokens)
+    grid, partial, flags = (blocks * division.ranks, tokens), None, None
+    if division.streamed:
+        ctas, outputs = multiprocessors(device) * division.ctas, blocks * tokens
+        fills = math.ceil(k_tiles / division.ways)
+        grid = (min(ctas, outputs * fills if division.split else outputs), 1)
+        if division.split:
+            partial, flags = _partial_sums(device, ctas, ctas * division.tokens // 2 * division.consumers)
+    if early and torch.cuda.is_current_stream_capturing():
+        # A kernel of the graph writes the maps that are new, just before.
+        of_dense = tiles.bits > 0 or map_is_kept(w, TILE_ROWS * division.blocks)
+        early = of_dense and map_is_kept(x, division.tokens)
+    operands = tensor_map(x, division.tokens), of_w, x_scale, w_scale
     launch(
         tiles.build(division, epilogue.dtype),
         "gemm_swap_ab",
         device,
         grid,
-        128 * division.blocks * division.ways + 128,
-        "PPPPi" + EPILOGUE_TYPES,
-        (tensor_map(x, division.tokens), of_w, x_scale, w_scale, k_tiles, *epilogue.arguments(out)),
+        division.consumers + 128,
+        "PPPPiPP" + EPILOGUE_TYPES,
+        (*operands, k_tiles, partial, flags, *epilogue.arguments(out)),
         division.shared_bytes(tiles),
         cluster=division.ranks,
+        early=early,
     )
     return out
+
+
+_PARTIAL_SUMS: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
+"""By device and stream: on one stream launches follow one another, and may share them."""
+
+
+def _partial_sums(device: torch.device, ctas: int, sums: int) -> tuple[Tensor, Tensor]:
+    """Room for the sums of tiles that CTAs share, and a flag for each CTA, which is 0 between launches. A
+    graph's products have their own, as it may be replayed on any stream."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.empty(sums, device=device), zero_words(device, ctas)
+    key = (device, torch.cuda.current_stream(device).cuda_stream)
+    held = _PARTIAL_SUMS.get(key)
+    if held is None or held[0].numel() < sums or held[1].numel() < ctas:
+        held = torch.empty(sums, device=device), torch.zeros(ctas, dtype=torch.int32, device=device)
+        _PARTIAL_SUMS[key] = held
+    return held

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
 from explorer.gpu.gemm.names import BlockScaledFormat, OperandType, ScaleK, Side, macros
-from explorer.gpu.gemm.rows import padded_pair
+from explorer.gpu.gemm.rows import padded_columns, padded_pair
 from explorer.gpu.runtime import Build, launch, multiprocessors
 from explorer.gpu.tma import tensor_map
 
@@ -269,13 +269,11 @@ def scales_along_k(
     x_scale: Tensor | None,
     w_scale: Tensor | None,
     sizes: tuple[int, int, int],
-    x_multiple: int = 4,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Both scales checked and with rows padded for bulk copies: x_scale to ``x_multiple`` values, w_scale
-    to 4 or 128."""
+    """Both scales checked and with rows padded for bulk copies: x_scale to 4 values, w_scale to 4 or 128."""
     m, n, k_tiles = sizes
     if scale_k is ScaleK.BLOCK:
-        x_scale = _padded_scale("x_scale", x_scale, (k_tiles, m), x_multiple)
+        x_scale = _padded_scale("x_scale", x_scale, (k_tiles, m), 4)
         return x_scale, _padded_scale("w_scale", w_scale, (math.ceil(n / SCALE_COLUMNS), k_tiles), 4)
     if scale_k is ScaleK.COLUMN:
         return None, _padded_scale("w_scale", w_scale, (k_tiles, n), 128)
@@ -283,16 +281,12 @@ def scales_along_k(
 
 
 def _padded_scale(name: str, scale: Tensor | None, shape: tuple[int, int], multiple: int) -> Tensor:
+    """Rows as bulk copies read them (``padded_columns``)."""
     if scale is None:
         raise ValueError(f"{name} is needed: float32 {list(shape)}")
-    if tuple(scale.shape) != shape or scale.dtype != torch.float32 or not scale.is_contiguous():
-        raise ValueError(
-            f"{name} must be contiguous float32 {list(shape)}, got {scale.dtype} {list(scale.shape)}"
-        )
-    left = -scale.shape[1] % multiple
-    if left:
-        return torch.nn.functional.pad(scale, (0, left))
-    return scale if scale.data_ptr() % 16 == 0 else scale.clone()  # bulk copies start at multiples of 16
+    if tuple(scale.shape) != shape or scale.dtype != torch.float32:
+        raise ValueError(f"{name} must be float32 {list(shape)}, got {scale.dtype} {list(scale.shape)}")
+    return padded_columns(scale, multiple)
 
 
 @functools.cache

@@ -33,6 +33,8 @@ follows were measured on an H200 with a script, at N of 4,096 to 22,016 and K of
 SPLITTING_FEW, SPLITTING, SPLITTING_DENSE = 26, 15, 0.9
 """What it costs to split tiles along K: K-tiles that could be multiplied meanwhile, with mma.sync and with
 wgmma from registers; relative to a whole tile where W is not decoded."""
+WORTH_SPLITTING = 1.1
+"""How many times as long whole tiles have to take: the more tiles are split, the less is found in L2."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,8 @@ def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device
         waves = outputs(form) / count
         alone = WIDE if form is not first else 1.0
         times[dataclasses.replace(form, streamed=True)] = math.ceil(waves) * alone
-        times[dataclasses.replace(form, streamed=True, split=True)] = waves * alone + splitting
+        split = (waves * alone + splitting) * WORTH_SPLITTING
+        times[dataclasses.replace(form, streamed=True, split=True)] = split
     return min(times, key=lambda division: times[division])
 
 

@@ -1,6 +1,6 @@
 // Programmatic dependent launch (Hopper and later): a kernel that is launched early starts while the one
-// before it on the stream ends, and waits here before it reads or writes what that one does. Where it was
-// launched as usual these do nothing.
+// before it on the stream ends, and waits here before it reads or writes what that one does. In a kernel that
+// was launched as usual the wait is over at once; its successor may still start early.
 #pragma once
 
 // Until the kernel before this one has ended and its writes are seen.

@@ -117,7 +117,7 @@ class _Plan:
         if cells == 1:
             self.ranges = zero_words(x.device, 4).view(ranges)
         else:
-            self.ranges = x.new_zeros(2 * cells, dtype=ranges)
+            self.ranges = (x.new_zeros if self._columns_fit else x.new_empty)(2 * cells, dtype=ranges)
         self.bad = zero_words(x.device, 1)
 
     def output(self, steps: Tensor | None, zeros: Tensor | None) -> Output:

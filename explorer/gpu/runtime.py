@@ -6,14 +6,15 @@ a context on its stack. torch owns all memory.
 
 Launches follow torch's current stream. pycuda can only launch on streams of its own: on torch's default
 stream that is the legacy stream both share; on any other the launch goes to a stream of ours that first
-waits for torch's and that torch's then waits for, which CUDA graphs capture like any fork and join.
+waits for torch's and that torch's then waits for, which CUDA graphs capture like any fork and join. Kernels
+that start while the one before them ends (``launch(early=True)``) are launched on torch's own stream by
+CUDA's bindings, as pycuda has no launch attributes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import shutil
 import struct
 import threading
@@ -210,12 +211,14 @@ def launch(
             function.prepared_async_call(shape, (block, 1, 1), None, *values, shared_size=shared)
             return
         ours, seen_by_torch = _stream(index, driver)
-        seen_by_torch.wait_stream(current)
-        function.prepared_async_call(shape, (block, 1, 1), ours, *values, shared_size=shared)
-        current.wait_stream(seen_by_torch)
+        with _LOCK:  # what another thread launches on the same stream comes before or after, not beside
+            seen_by_torch.wait_stream(current)
+            function.prepared_async_call(shape, (block, 1, 1), ours, *values, shared_size=shared)
+            current.wait_stream(seen_by_torch)
 
 
 _EARLY_FUNCTIONS: dict[tuple[int, Build, str], Any] = {}
+_EARLY_MODULES: dict[tuple[int, Build], Any] = {}
 PARAMETER_END, PARAMETER_BUFFER, PARAMETER_SIZE = 0, 1, 2
 """CU_LAUNCH_PARAM_... (cuda.h)."""
 
@@ -223,8 +226,11 @@ PARAMETER_END, PARAMETER_BUFFER, PARAMETER_SIZE = 0, 1, 2
 @functools.cache
 def _launches_early(index: int) -> bool:
     """From Hopper on, where CUDA's own bindings are, which torch brings: pycuda has no launch attributes."""
-    hopper = torch.cuda.get_device_capability(index) >= (9, 0)
-    return hopper and all(importlib.util.find_spec(name) is not None for name in ("cuda", "cuda.bindings"))
+    try:
+        from cuda.bindings import driver as cuda
+    except ImportError:
+        return False
+    return hasattr(cuda, "cuLaunchKernelEx") and torch.cuda.get_device_capability(index) >= (9, 0)
 
 
 def _launch_early(
@@ -263,20 +269,24 @@ def _launch_early(
 
 
 def _early_function(index: int, build: Build, name: str, shared: int) -> Any:
-    """A kernel as CUDA's bindings know it, which may use so much dynamic shared memory."""
+    """A kernel as CUDA's bindings know it, which may use so much dynamic shared memory: a build always asks
+    for the same."""
     from cuda.bindings import driver as cuda
 
     key = (index, build, name)
-    function = _EARLY_FUNCTIONS.get(key)
-    if function is None:
+    if key not in _EARLY_FUNCTIONS:
         with _LOCK:
-            cubin = compile_cubin(build, arch_of(torch.device("cuda", index))).read_bytes()
-            module = _done(name, cuda.cuModuleLoadData(cubin))
+            if key in _EARLY_FUNCTIONS:
+                return _EARLY_FUNCTIONS[key]
+            module = _EARLY_MODULES.get((index, build))
+            if module is None:
+                cubin = compile_cubin(build, arch_of(torch.device("cuda", index))).read_bytes()
+                module = _EARLY_MODULES[index, build] = _done(name, cuda.cuModuleLoadData(cubin))
             function = _done(name, cuda.cuModuleGetFunction(module, name.encode()))
             most = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _done(name, cuda.cuFuncSetAttribute(function, most, shared))
             _EARLY_FUNCTIONS[key] = function
-    return function
+    return _EARLY_FUNCTIONS[key]
 
 
 def _done(name: str, result: tuple[Any, ...]) -> Any:

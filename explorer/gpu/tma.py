@@ -22,6 +22,8 @@ UINT8, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_L2_256B, ZERO_FILL = 0, 0, 3, 3, 0
 
 _LOCK = threading.Lock()
 _MAPS: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
+_IN_GRAPHS: dict[tuple[int, ...], torch.Tensor] = {}
+"""Maps that graphs read: they are never dropped."""
 
 
 def map_is_kept(matrix: torch.Tensor, box_rows: int) -> bool:
@@ -43,12 +45,15 @@ def tensor_map(matrix: torch.Tensor, box_rows: int) -> torch.Tensor:
     arguments, where pycuda's packing does not put it.
     """
     index, key = matrix.device.index or 0, _key(matrix, box_rows)
+    capturing = torch.cuda.is_current_stream_capturing()
     with _LOCK:
         if key in _MAPS:
             _MAPS.move_to_end(key)
+            if capturing:
+                _IN_GRAPHS[key] = _MAPS[key]
             return _MAPS[key]
     content = _encode(matrix, box_rows, index)
-    if torch.cuda.is_current_stream_capturing():
+    if capturing:
         # The graph writes the map at every replay into memory of its own, which no other call may use.
         in_graph = torch.empty(16, dtype=torch.int64, device=matrix.device)
         words = struct.unpack("16Q", content)

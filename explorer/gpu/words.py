@@ -7,7 +7,7 @@ import threading
 import torch
 from torch import Tensor
 
-AT_ONCE = 4096
+AT_ONCE = 65536
 """Words that are filled with zeros by one launch."""
 
 _LOCK = threading.Lock()
@@ -18,7 +18,7 @@ _CAPTURED: list[Tensor] = []
 
 def zero_words(device: torch.device, count: int) -> Tensor:
     """int32 [count], zeros that were given to nobody before. A graph finds them at each replay as the last
-    one left them."""
+    one left them, or fills them itself where too few were left when it was captured."""
     if device.type != "cuda":
         return torch.zeros(count, dtype=torch.int32, device=device)
     index, taken = device.index or 0, -(-count // 4) * 4  # 16 bytes, as doubles and vectors need

@@ -298,6 +298,7 @@ def test_names_of_macros_are_those_of_the_files() -> None:
         ("w_mxfp8", (2048, 8192, 8192), "128 rows, whole"),
         ("w_mxfp8", (4096, 8192, 8192), "128 rows, whole"),
         ("w_mxfp8", (8192, 8192, 8192), "128 rows, whole"),
+        ("bf16", (1, 64, 8192), "64 rows, whole"),
         ("bf16", (1, 8192, 8192), "64 rows, whole"),
         ("bf16", (64, 4096, 4096), "64 rows, whole"),
         ("bf16", (64, 10240, 8192), "128 rows, whole"),

@@ -312,14 +312,17 @@ def test_products_that_launch_early_wait_for_their_input(name: str) -> None:
     epilogue = epilogues.tiled(ops, tiles)
     torch.cuda.synchronize()
 
-    held = layouts.activation_rows(ops.x).view(torch.uint8).clone()
+    first = layouts.activation_rows(ops.x).view(torch.uint8)
+    held = first.clone(), first.clone()
 
     def chain(early: bool, division: gemm_kernels.Division) -> Tensor:
-        held.copy_(layouts.activation_rows(ops.x).view(torch.uint8))
-        for _ in range(60):
-            y = gemm_kernels.gemm_swap_ab(held, of_w, size, tiles, epilogue, division=division, early=early)
-            held.copy_(y.view(torch.uint8))
-        return held.view(torch.bfloat16)
+        held[0].copy_(first)
+        for i in range(60):  # from one to the other and back
+            source, out = held[i % 2], held[1 - i % 2].view(torch.bfloat16)
+            gemm_kernels.gemm_swap_ab(
+                source, of_w, size, tiles, epilogue, division=division, early=early, out=out
+            )
+        return held[0].view(torch.bfloat16)
 
     hows: list[dict[str, Any]] = [{"ranks": 2}, {"streamed": True}, {"streamed": True, "split": True}]
     for how in hows:
@@ -332,9 +335,9 @@ def test_products_that_launch_early_wait_for_their_input(name: str) -> None:
         with torch.cuda.graph(graph):
             chain(True, division)
         for _ in range(5):
-            held.zero_()
+            held[0].zero_(), held[1].zero_()
             graph.replay()
-            assert torch.equal(held.view(torch.bfloat16), want), division
+            assert torch.equal(held[0].view(torch.bfloat16), want), division
 
 
 def test_tiles_of_another_shape_are_refused() -> None:

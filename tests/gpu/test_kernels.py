@@ -309,6 +309,20 @@ def test_cuda_graph_and_side_streams() -> None:
     assert torch.equal(answer, quantize(x, scheme).packed)
 
 
+@pytest.mark.parametrize("name", ["int8_tensor", "ternary_absmean", "nvfp4", "int8_column"])
+def test_a_graph_finds_the_range_of_each_input(name: str) -> None:
+    """Replayed on smaller values after larger ones. If this fails, a range is what an earlier replay left."""
+    x, static = draw(128, 1024, torch.float32), torch.zeros(128, 1024, device="cuda")
+    quantize_on_device(static, SCHEMES[name])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        packed, _, _ = quantize_on_device(static, SCHEMES[name])
+    for times in (1.0, 0.37, 2.0**-9):
+        static.copy_(x * times)
+        graph.replay()
+        assert torch.equal(packed.cpu(), quantize(x * times, SCHEMES[name]).packed), times
+
+
 def test_all_two_to_the_32_inputs_are_nvidias(tmp_path: Path) -> None:
     """Every float32 in every format: NVIDIA's codes where it has them, by hardware and by generic path."""
     arch = runtime.arch_of(torch.device("cuda", 0)).removeprefix("sm_")

@@ -293,8 +293,9 @@ def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device
         waves = outputs(form) / count
         alone = WIDE if form is not first else 1.0
         times[dataclasses.replace(form, streamed=True)] = math.ceil(waves) * alone
-        split = (waves * alone + splitting) * WORTH_SPLITTING
-        times[dataclasses.replace(form, streamed=True, split=True)] = split
+        if 2 * outputs(form) > count:  # else many share a tile, and one adds all their sums
+            split = (waves * alone + splitting) * WORTH_SPLITTING
+            times[dataclasses.replace(form, streamed=True, split=True)] = split
     return min(times, key=lambda division: times[division])
 
 
@@ -308,11 +309,13 @@ def gemm_swap_ab(
     w_scale: Tensor | None = None,
     division: Division | None = None,
     early: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K]: rows of the same type uint8 [n, bytes],
     or tiles of ``repack``. ``Scales.BLOCK``: x_scale float32 [⌈K/128⌉, M], w_scale [⌈N/128⌉, ⌈K/128⌉].
-    ``early``: nothing on the stream still writes W and its scales; the product may begin to load them while
-    the kernel before it ends. ``ValueError`` where W's tiles are not those of n rows and X's K."""
+    ``early``: nothing on the stream still writes W; the product may begin to load its tiles while the kernel
+    before it ends, in a graph where X was multiplied before it was captured. ``out``: Y [M, n] is written
+    here. ``ValueError`` where W's tiles are not those of n rows and X's K, or Y does not fit ``out``."""
     if tiles.bits:
         x, k_tiles = padded_rows(x), w.shape[1]
         of_w: Tensor = w
@@ -333,7 +336,12 @@ def gemm_swap_ab(
     k_tiles *= division.halves(tiles)
     if not tiles.bits:
         of_w = tensor_map(w, TILE_ROWS * division.blocks)
-    out = x.new_empty((m, n), dtype=epilogue.dtype)
+    if out is None:
+        out = x.new_empty((m, n), dtype=epilogue.dtype)
+    elif tuple(out.shape) != (m, n) or out.dtype != epilogue.dtype or not out.is_contiguous():
+        raise ValueError(
+            f"out must be contiguous {epilogue.dtype} [{m}, {n}], got {out.dtype} {list(out.shape)}"
+        )
     blocks, tokens = math.ceil(n / (TILE_ROWS * division.blocks)), math.ceil(m / division.tokens)
     grid, partial, flags = (blocks * division.ranks, tokens), None, None
     if division.streamed:
@@ -343,7 +351,8 @@ def gemm_swap_ab(
         if division.split:
             partial, flags = _partial_sums(device, ctas, ctas * division.tokens // 2 * division.consumers)
     if early and torch.cuda.is_current_stream_capturing():
-        # A kernel of the graph writes the maps that are new, just before.
+        # A kernel of the graph writes the maps that are new, just before; a product that was launched early
+        # has been seen to read what stood there before.
         of_dense = tiles.bits > 0 or map_is_kept(w, TILE_ROWS * division.blocks)
         early = of_dense and map_is_kept(x, division.tokens)
     operands = tensor_map(x, division.tokens), of_w, x_scale, w_scale

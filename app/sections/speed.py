@@ -442,7 +442,7 @@ def build(page: Page) -> None:
     )
     bars = plot_card(
         "Time",
-        "each product's fastest kernel, the fastest at the top: left is faster; torch, and the chip's limit",
+        "each product's fastest kernel, the fastest at the top: left is faster; X is quantized beforehand",
         "speed-bars",
     )
     sweep = plot_card(

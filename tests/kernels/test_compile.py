@@ -170,6 +170,7 @@ def test_the_cache_is_keyed_by_source_and_options(monkeypatch: pytest.MonkeyPatc
     headers = {
         "blocks.cuh",
         "codec.cuh",
+        "dependent.cuh",
         "element.cuh",
         "encode.cuh",
         "memory.cuh",

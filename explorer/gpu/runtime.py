@@ -131,7 +131,8 @@ def context(index: int) -> Iterator[Any]:
         driver.Context.pop()
 
 
-_LOCK = threading.RLock()
+_LOCK, _ORDER = threading.RLock(), threading.Lock()
+"""Of what is loaded, while nvcc may run; of a launch on a stream beside torch's."""
 _CONTEXTS: dict[int, Any] = {}
 _FUNCTIONS: dict[tuple[int, Build, str, int], Any] = {}
 _MODULES: dict[tuple[int, Build, int], Any] = {}
@@ -211,7 +212,7 @@ def launch(
             function.prepared_async_call(shape, (block, 1, 1), None, *values, shared_size=shared)
             return
         ours, seen_by_torch = _stream(index, driver)
-        with _LOCK:  # what another thread launches on the same stream comes before or after, not beside
+        with _ORDER:  # what another thread launches on the same stream comes before or after, not beside
             seen_by_torch.wait_stream(current)
             function.prepared_async_call(shape, (block, 1, 1), ours, *values, shared_size=shared)
             current.wait_stream(seen_by_torch)

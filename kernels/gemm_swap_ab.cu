@@ -77,14 +77,6 @@ constexpr int kChunk = kOnSums && kGroupSteps < kMostChunk ? kGroupSteps : kMost
 static_assert(!SYNCHRONOUS || !kOnSums || kGroupSteps % 2 == 0,
               "steps are multiplied in twos under one scale");
 
-template <bool FIRST, typename A, typename B>
-__device__ __forceinline__ auto& choose(A& a, B& b) {
-    if constexpr (FIRST)
-        return a;
-    else
-        return b;
-}
-
 // Four sums in the shared memory of the cluster's CTA ``rank``, or in this one's.
 __device__ __forceinline__ float4 load_sums(uint32_t address, uint32_t rank) {
     float4 v;

@@ -105,14 +105,6 @@ __device__ __forceinline__ void count_tiles(const Schedule& schedule, int* tiles
     }
 }
 
-template <bool FIRST, typename A, typename B>
-__device__ __forceinline__ auto& choose(A& a, B& b) {
-    if constexpr (FIRST)
-        return a;
-    else
-        return b;
-}
-
 extern "C" __global__ void __launch_bounds__(384, 1)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)

@@ -117,6 +117,15 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(LEFT) : "memory");
 }
 
+// One of two sets of accumulators, which may differ in type.
+template <bool FIRST, typename A, typename B>
+__device__ __forceinline__ auto& choose(A& a, B& b) {
+    if constexpr (FIRST)
+        return a;
+    else
+        return b;
+}
+
 // A compiler barrier on the accumulators: wgmma writes them asynchronously, so their uses must not move
 // across it.
 template <typename Acc, int COUNT>

@@ -172,10 +172,10 @@ def gemm_table(timings: Sequence[GemmTiming]) -> str:
 def _gemm_row(label: str, square: GemmTiming | None, large: GemmTiming | None) -> list[str]:
     if square is None:
         return [label, NOT_RECORDED, *[""] * 6]
-    differs = large is not None and large.variant != square.variant
+    other = f"; at 8192³ {large.variant}" if large and large.variant != square.variant else ""
     return [
         label,
-        f"{square.variant}; at 8192³ {large.variant}" if large and differs else square.variant,
+        square.variant + other,
         f"{square.tflops:.0f}",
         _graph_and_flushed(square),
         f"{large.tflops:.0f}" if large else NOT_RECORDED,

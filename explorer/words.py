@@ -1,18 +1,34 @@
-"""Numbers in words for people: durations, counts, sizes. Files and ``--json`` hold the numbers themselves.
+"""Numbers and names in words for people: durations, counts, sizes. Files and ``--json`` hold the numbers
+themselves.
 
 No exponents where a unit or a thousands separator says the same: "2.11 ms", never "2.11e+03 µs"; "1,024",
-never "1.024k".
+never "1.024k". Names come from files of strangers: on a terminal and in Markdown they are text and nothing
+else.
 """
 
 from __future__ import annotations
 
 import math
+import re
 
 _SMALLEST, _LARGEST = 1e-4, 1e15
 """Outside of these magnitudes a number is written as a power of ten."""
+_MARKS = re.compile(r"[\\`*_{}\[\]<>()#+\-.!|~&:@$=^]")
+"""Signs of ASCII that Markdown, tables of it, HTML and links are made of."""
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _DURATIONS = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
 _SIZES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+
+
+def plain(text: str, most: int | None = None) -> str:
+    """``text`` on one line, as text and nothing else: control characters (escape sequences of a terminal,
+    line breaks), marks that turn the direction of writing, and other characters that are not seen are
+    written as Python escapes them. Of more than ``most`` characters the first, and "…"."""
+    cut = text[:most]
+    shown = cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+    if most is None or max(len(text), len(shown)) <= most:
+        return shown
+    return f"{shown[:most]}…"
 
 
 def number(value: float, digits: int = 3) -> str:

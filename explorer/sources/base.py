@@ -18,9 +18,12 @@ from torch import Tensor
 from explorer.progress import Progress
 from explorer.sources.limits import SourceLimits
 from explorer.sources.matrix import Matrix, as_matrix, matrix_shape, to_float32
+from explorer.words import plain
 
-_LONGEST_NAME = 1000
+LONGEST_NAME = 1000
+"""Characters of a tensor's name."""
 MOST_AXES = 64
+_LONGEST_MESSAGE = 600
 _MOST_ELEMENTS = 1 << 62
 _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError,
                RuntimeError, SyntaxError, TokenError, TypeError, ValueError, struct.error, zipfile.BadZipFile,
@@ -29,7 +32,11 @@ _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, EOFError, Lookup
 
 
 class SourceError(ValueError):
-    """A file, model or tensor that cannot be read, in words for the user."""
+    """A file, model or tensor that cannot be read, in words for the user: one line, of bounded length,
+    whatever names and numbers of a stranger's file stand in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(plain(text, _LONGEST_MESSAGE))
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ class TensorSource(ABC):
         if name is None:
             if len(self.infos) == 1:
                 return self.infos[0]
+            if not self.infos:
+                raise SourceError(f"{self.origin} holds no tensors")
             raise SourceError(
                 f"{self.origin} holds {len(self.infos)} tensors; choose one: {_some_names(self.infos)}"
             )
@@ -86,7 +95,7 @@ class TensorSource(ABC):
             if info.name == name:
                 return info
         holds = "; left out: ".join([_some_names(self.infos), *self.broken[:1]])
-        raise SourceError(f"no tensor {name!r} in {self.origin}; it holds {holds}")
+        raise SourceError(f"no tensor '{plain(name, 80)}' in {self.origin}; it holds {holds}")
 
     def read(
         self, name: str | None = None, max_elements: int | None = None, progress: Progress | None = None
@@ -101,8 +110,8 @@ class TensorSource(ABC):
             rows = max_elements // (info.elements // info.shape[0])
             if rows == 0:
                 raise SourceError(
-                    f"{info.name}: one row of {info.shape} has more than {max_elements:,} elements, "
-                    "the limit here"
+                    f"{plain(info.name, 80)}: one row of {shape_words(info.shape)} has more than "
+                    f"{max_elements:,} elements, the limit here"
                 )
         watched = Watched(progress)
         with refused(f"{self.origin}: {info.name} cannot be read", watched):
@@ -114,7 +123,9 @@ class TensorSource(ABC):
         """One tensor as float32 [rows, cols] (see ``MATRIX_RULE``), cut to rows as ``read`` does."""
         info = self.info(name)
         if info.elements == 0:
-            raise SourceError(f"{info.name} is empty (shape {info.shape}); nothing can be quantized")
+            raise SourceError(
+                f"{plain(info.name, 80)} is empty (shape {shape_words(info.shape)}); nothing can be quantized"
+            )
         tensor = self.read(info.name, max_elements, progress)
         if tensor.is_complex():
             raise SourceError(
@@ -196,18 +207,22 @@ def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits)
     if len(infos) > limits.tensors:
         raise SourceError(f"{origin} lists {len(infos):,} tensors; accepted are up to {limits.tensors:,}")
     for info in infos:
-        if len(info.name) > _LONGEST_NAME or not info.name.isprintable():
+        if len(info.name) > LONGEST_NAME or not info.name.isprintable():
             raise SourceError(
                 f"{origin} holds a tensor called {info.name[:40]!a}; accepted are printable names of "
-                f"up to {_LONGEST_NAME} characters"
+                f"up to {LONGEST_NAME} characters"
             )
         whole = all(type(n) is int and n >= 0 for n in info.shape)
         if not whole or len(info.shape) > MOST_AXES or _elements_at_least(info.shape) > _MOST_ELEMENTS:
-            shown = ascii(list(info.shape[:8]))[:80]
             raise SourceError(
-                f"{origin}: {info.name} claims the shape {shown}; accepted are up to {MOST_AXES} axes of "
-                "whole numbers from 0"
+                f"{origin}: {plain(info.name, 80)} claims the shape {shape_words(info.shape)}; accepted are "
+                f"up to {MOST_AXES} axes of whole numbers from 0"
             )
+
+
+def shape_words(shape: Sequence[object]) -> str:
+    """A shape for a message: of a stranger's file it may have many axes, and each many digits."""
+    return plain(ascii(list(shape[:8])), 80)
 
 
 def _elements_at_least(shape: tuple[int, ...]) -> int:
@@ -218,10 +233,10 @@ def _elements_at_least(shape: tuple[int, ...]) -> int:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, for a message of our own: at most 200 characters."""
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return plain(lines[0], 200) if lines else type(error).__name__
 
 
 def _some_names(infos: Iterable[TensorInfo], count: int = 5) -> str:
-    names = [info.name for info in infos]
+    names = [plain(info.name, 80) for info in infos]
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more

@@ -73,13 +73,13 @@ class Visit:
 
     def _get(self, url: str, span: tuple[int, int] | None, most: int, progress: Progress | None) -> bytearray:
         if constants.HF_HUB_OFFLINE:
-            raise SourceError(f"{self._origin}{_OFFLINE}")
+            raise SourceError(self._not_here(_OFFLINE))
         watch, watched = _Watch(), Watched(progress)
         try:
             with _slot(self._limits, self._left()):
                 return self._body(url, span, most, watched, watch)
         except OfflineModeIsEnabled as error:
-            raise SourceError(f"{self._origin}{_OFFLINE}") from error
+            raise SourceError(self._not_here(_OFFLINE)) from error
         except (HTTPError, OSError, ValueError, TypeError) as error:
             if isinstance(error, SourceError) or error is watched.stop:
                 raise
@@ -87,12 +87,15 @@ class Visit:
                 raise SourceError(
                     f"{self._origin}: the Hub did not answer within {watch.seconds:.0f} s"
                 ) from error
-            raise SourceError(
-                f"{self._origin} is neither a folder here nor in the local cache, and the Hub cannot be "
-                f"reached: {type(error).__name__}"
-            ) from error
+            raise SourceError(self._not_here(f"the Hub cannot be reached: {type(error).__name__}")) from error
         finally:
             watch.end()
+
+    def _not_here(self, why: str) -> str:
+        """That the Hub was needed; where else was looked is said only if it was."""
+        if not self._limits.folders:
+            return f"{self._origin}: {why}"
+        return f"{self._origin} is neither a folder here nor in the local cache, and {why}"
 
     def _body(
         self, url: str, span: tuple[int, int] | None, most: int, progress: Progress, watch: _Watch
@@ -183,7 +186,7 @@ def _slot(limits: SourceLimits, wait: float) -> Iterator[None]:
         slots.release()
 
 
-_OFFLINE = " is not in the local cache, and the Hub is switched off here (HF_HUB_OFFLINE)"
+_OFFLINE = "the Hub is switched off here (HF_HUB_OFFLINE)"
 _CODES = {
     "GatedRepo": " is gated: accept its terms on the Hub and log in (hf auth login, or set HF_TOKEN)",
     "RevisionNotFound": ": the repository has no such revision",

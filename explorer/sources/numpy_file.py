@@ -22,13 +22,16 @@ import torch
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims, refused
+from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims, refused, shape_words
 from explorer.sources.limits import SourceLimits
 from explorer.sources.stamped import StampedFile
+from explorer.words import plain
 
 _LONGEST_HEADER = 10_000
 """Bytes: what NumPy itself takes from files that are not trusted."""
 _PIECE = 4 << 20
+_VERSIONS = ((1, 0), (2, 0), (3, 0))
+"""Of the .npy format."""
 _ACCEPTED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MEMBER_BYTES = 46
 """Of the shortest entry in an archive's list of members."""
@@ -81,7 +84,7 @@ class NpzFile(TensorSource):
             for entry in entries:
                 name = entry.filename.removesuffix(".npy")
                 if name in self._headers:
-                    raise SourceError(f"{origin} holds {ascii(name)[:100]} twice")
+                    raise SourceError(f"{origin} holds {plain(name, 80)} twice")
                 self._headers[name] = _member_header(archive, entry, origin)
         if not self._headers:
             raise SourceError(f"{origin} holds no arrays")
@@ -125,7 +128,7 @@ class _Bounded:
 
 
 def _member_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, origin: str) -> _Header:
-    where = f"{origin}: {ascii(entry.filename)[1:-1][:100]}"
+    where = f"{origin}: {plain(entry.filename, 80)}"
     if entry.compress_type not in _ACCEPTED_METHODS or entry.flag_bits & 1:
         raise SourceError(f"{where} is encrypted or packed otherwise than NumPy does (stored, or deflate)")
     with archive.open(entry) as file:
@@ -141,6 +144,11 @@ def _read_header(file: IO[bytes], origin: str) -> _Header:
             version = np.lib.format.read_magic(file)
         except ValueError as error:
             raise SourceError(f"{origin} has no valid .npy header: it does not begin as one") from error
+        if version not in _VERSIONS:
+            accepted = ", ".join(f"{major}.{minor}" for major, minor in _VERSIONS)
+            raise SourceError(
+                f"{origin} is an .npy file of version {version[0]}.{version[1]}; accepted are {accepted}"
+            )
         width = "<H" if version == (1, 0) else "<I"
         claimed = file.read(struct.calcsize(width))
         (length,) = struct.unpack(width, claimed)
@@ -150,7 +158,9 @@ def _read_header(file: IO[bytes], origin: str) -> _Header:
             )
         header = _parsed(io.BytesIO(claimed + file.read(length)), version, origin)
     if not all(type(n) is int and n >= 0 for n in header.shape):
-        raise SourceError(f"{origin} claims the shape {header.shape}; axes are whole numbers from 0")
+        raise SourceError(
+            f"{origin} claims the shape {shape_words(header.shape)}; axes are whole numbers from 0"
+        )
     if header.dtype.hasobject:
         raise SourceError(
             f"{origin} holds Python objects, which would have to be unpickled; save plain numbers"
@@ -180,8 +190,10 @@ def _parsed(text: io.BytesIO, version: tuple[int, int], origin: str) -> _Header:
 
 def _check_size(origin: str, header: _Header, available: int) -> None:
     if header.bytes > available:
+        claimed = f"{header.bytes:,}" if header.bytes < 1 << 63 else "more than 2^63"
         raise SourceError(
-            f"{origin} claims shape {header.shape}, {header.bytes:,} bytes, but only {available:,} are there"
+            f"{origin} claims the shape {shape_words(header.shape)}, {claimed} bytes, but only {available:,} "
+            "are there"
         )
 
 

@@ -24,6 +24,8 @@ class SafetensorsFile(TensorSource):
         if data_bytes < 0:
             raise SourceError(f"{origin} is cut short: its header of {length:,} bytes is not all there")
         listed = entries(self._file.read(PREFIX, length), data_bytes, origin, limits)
+        if not listed:
+            raise SourceError(f"{origin} holds no tensors")
         self._entries = {entry.info.name: entry for entry in listed}
 
     @property

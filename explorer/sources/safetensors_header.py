@@ -17,6 +17,7 @@ from torch import Tensor
 
 from explorer.sources.base import MOST_AXES, SourceError, TensorInfo, check_claims
 from explorer.sources.limits import SourceLimits
+from explorer.words import plain
 
 PREFIX = 8
 """Bytes before the header: its length."""
@@ -112,7 +113,7 @@ def entries(
 
 def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: str) -> Entry:
     """What one entry says: its span, relative to the header's end, agrees with its shape and dtype."""
-    shown = ascii(name)[1:-1][:200]
+    shown = plain(name, 80)
     try:
         start, stop = claim["data_offsets"]
         dtype = claim["dtype"]
@@ -121,13 +122,15 @@ def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: s
         if len(shape) > MOST_AXES or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape):
             raise ValueError("a shape is a few whole numbers")
         bits = _DTYPES[dtype][0] * math.prod(shape)
-        known = all(type(n) is int for n in (start, stop, *shape))
+        # Offsets are written in the messages below: of thousands of digits they would be kilobytes.
+        known = all(type(n) is int and abs(n) < 1 << 63 for n in (start, stop))
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"{origin} describes {shown} in a way this reader does not know") from error
-    if not known or min((0, *shape)) < 0:
+    if not known:
         raise SourceError(f"{origin} describes {shown} in a way this reader does not know")
     if not 0 <= start <= stop or 8 * (stop - start) != bits:
-        raise SourceError(f"{origin} says {shown} takes {stop - start:,} bytes, its shape {bits // 8:,}")
+        takes = plain(f"{bits // 8:,}", 40)
+        raise SourceError(f"{origin} says {shown} takes {stop - start:,} bytes, its shape {takes}")
     if data_bytes is not None and stop > data_bytes:
         raise SourceError(
             f"{origin} is cut short: {shown} ends at byte {stop:,} of the data, {data_bytes:,} are there"

@@ -21,6 +21,7 @@ from hub import Hub, serve
 from safetensors.torch import save_file
 
 from explorer import SourceError
+from explorer.sources.limits import HOSTED
 from explorer.sources.models import HubModel, LocalModel, layers, open_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,8 +142,17 @@ def test_offline_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     """HF_HUB_OFFLINE is honoured, and named in the message."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(SourceError, match="not in the local cache"):
+    with pytest.raises(SourceError, match="nor in the local cache, and the Hub is switched off"):
         open_model("team/single")
+
+
+def test_a_public_page_speaks_of_no_place_where_it_does_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens no folder and no cache of its machine, and says nothing of what they hold."""
+    for offline, words in ((False, "the Hub cannot be reached"), (True, "switched off here")):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+        with pytest.raises(SourceError, match=words) as refusal:
+            HubModel("team/single", endpoint="http://127.0.0.1:9", limits=HOSTED)
+        assert "cache" not in str(refusal.value) and "folder" not in str(refusal.value)
 
 
 def test_a_server_without_ranges_is_not_downloaded(hub: Hub) -> None:

@@ -158,6 +158,13 @@ BROKEN = {
     "garbage.npy": (b"not numpy at all", "no valid .npy header"),
     "garbage.npz": (b"PK\x03\x04 broken", "not a readable"),
     "bomb.npz": (_zip({"x.npy": _npy((1 << 34,), b"\0" * 4096)}), "only 4,096 are there"),
+    "version.npy": (
+        b"\x93NUMPY\x09\x00" + _npy((1,), b"1234")[8:],
+        "of version 9.0; accepted are 1.0, 2.0, 3.0",
+    ),
+    "minor.npy": (b"\x93NUMPY\x01\x01" + _npy((1,), b"1234")[8:], "of version 1.1; accepted are"),
+    "none.safetensors": (_header({}), r"none\.safetensors holds no tensors"),
+    "metadata.safetensors": (_header({"__metadata__": {"a": "b"}}), "holds no tensors"),
     "nothing.npz": (_zip({"readme.txt": b"hello"}), "holds no arrays"),
     "garbage.pt": (b"this is no zip file", "could not be loaded"),
     "words.csv": (b"a,b\n1,2\n3,pear\n", "every cell below the header must be a number"),

@@ -1,7 +1,7 @@
-"""GGUF files, by the package ``gguf``: names, shapes and types from the header, tensors restored to float32.
+"""GGUF files: of each, the header is read, then of a tensor, or its first rows, those bytes.
 
-The package maps the file and trusts its header more than the other readers do, so that only files of this
-machine are opened (``SourceLimits.folders``).
+Plain types are read as they are; codes are restored to float32 by the package ``gguf``, which sees nothing
+but the bytes of one tensor.
 """
 
 from __future__ import annotations
@@ -12,13 +12,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.progress import Progress
-from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims
+from explorer.progress import Progress, checkpoint
+from explorer.sources.base import SourceError, TensorInfo, TensorSource
+from explorer.sources.gguf_header import Entry, Kind, read_header
 from explorer.sources.limits import SourceLimits
+from explorer.sources.stamped import StampedFile
+from explorer.words import plain
 
 SUFFIX = ".gguf"
 CODED = ("Q", "IQ", "TQ", "MXFP", "NVFP")
 """What the names of types begin with that are codes and scales; no dtype of other files does."""
+_PLAIN = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+}
+"""Types that torch holds as they are."""
+_AT_ONCE = 1 << 20
+"""Elements that are restored between two checks whether somebody still waits."""
 
 
 class GgufFile(TensorSource):
@@ -26,31 +42,64 @@ class GgufFile(TensorSource):
     which type it has. Shapes are those of torch: a weight is [output channels, input channels]."""
 
     def __init__(self, path: Path, limits: SourceLimits) -> None:
-        self.origin, self.paths = path.name, (path,)
-        try:
-            from gguf import GGUFReader
-        except ImportError as error:
-            raise SourceError(
-                f"{path.name}: GGUF files are read by the package gguf: pip install gguf"
-            ) from error
-        try:
-            self._tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-        except Exception as error:  # whatever a header that is none makes the package raise
-            raise SourceError(f"{path.name} is not a readable GGUF file: {type(error).__name__}") from error
-        self._infos = tuple(
-            TensorInfo(name, tuple(int(n) for n in reversed(t.shape)), t.tensor_type.name)
-            for name, t in self._tensors.items()
-        )
-        check_claims(self._infos, self.origin, limits)
+        self.origin, self.paths = plain(path.name, 200), (path,)
+        kinds = _kinds(self.origin)
+        self._file = StampedFile(path, self.origin)
+        with self._file.open() as file:
+            header = read_header(file, self._file.size, self.origin, limits, kinds)
+        if not header.entries:
+            raise SourceError(f"{self.origin} holds no tensors")
+        self._order = header.order
+        self._entries = {entry.info.name: entry for entry in header.entries}
+        self.broken = tuple(f"{self.origin}: a second tensor called {name}" for name in header.twice)
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        return self._infos
+        return tuple(entry.info for entry in self._entries.values())
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        from gguf.quants import dequantize
+        entry = self._entries[info.name]
+        size, shape = entry.first(rows)
+        dtype = _PLAIN.get(entry.kind.name)
+        if dtype is None and self._order == ">":
+            raise SourceError(
+                f"{self.origin}: {info.name} is {entry.kind.name} in big-endian order; of such files plain "
+                f"types are read: {', '.join(_PLAIN)}"
+            )
+        if size == 0:
+            return torch.empty(shape, dtype=dtype or torch.float32)
+        data = np.frombuffer(self._file.read(entry.start, size), np.uint8)
+        if dtype is None:
+            return torch.from_numpy(_restored(data, entry, progress)).reshape(shape)
+        if self._order == ">":
+            data = data.reshape(-1, dtype.itemsize)[:, ::-1].reshape(-1)
+        return torch.from_numpy(data).view(dtype).reshape(shape)
 
-        tensor = self._tensors[info.name]
-        values = dequantize(tensor.data[:rows], tensor.tensor_type)
-        shape = info.shape if rows is None else (rows, *info.shape[1:])
-        return torch.from_numpy(np.array(values)).reshape(shape)
+
+def _restored(data: np.ndarray, entry: Entry, progress: Progress | None) -> np.ndarray:
+    """float32 [elements]: what the blocks in ``data`` stand for, some at a time."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = entry.kind
+    blocks = data.reshape(-1, kind.size)
+    values = np.empty(len(blocks) * kind.block, np.float32)
+    together = max(_AT_ONCE // kind.block, 1)
+    for first in range(0, len(blocks), together):
+        checkpoint()
+        part = blocks[first : first + together]
+        # One long row: the package works on sixteen rows at a time.
+        restored = dequantize(part.reshape(1, -1), GGMLQuantizationType[kind.name])
+        values[first * kind.block : (first + len(part)) * kind.block] = restored[0]
+        if progress is not None:
+            progress(min(first + together, len(blocks)) * kind.block, len(values))
+    return values
+
+
+def _kinds(origin: str) -> dict[int, Kind]:
+    """The types of tensors that the package knows, by their number in a file."""
+    try:
+        from gguf import GGML_QUANT_SIZES
+    except ImportError as error:
+        raise SourceError(f"{origin}: GGUF files are read by the package gguf: pip install gguf") from error
+    return {int(kind): Kind(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

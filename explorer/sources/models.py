@@ -42,10 +42,10 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
     folder = local_folder(where, limits)
     if folder is not None:
         return LocalModel(folder, limits=limits)
-    file = _existing(where, Path.is_file) if limits.folders else None
-    if file is not None and file.suffix.lower() == GGUF:
-        return GgufFile(file, limits)
-    if file is not None:
+    if (gguf := _gguf_file(where, limits)) is not None:
+        with refused(f"{gguf.name} is not a readable GGUF file"):
+            return GgufFile(gguf, limits)
+    if limits.folders and _existing(where, Path.is_file) is not None:
         raise SourceError(
             f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders, or files in {GGUF}"
         )
@@ -75,12 +75,20 @@ def local_folder(where: str, limits: SourceLimits = LOCAL) -> Path | None:
     return _existing(where, Path.is_dir) if limits.folders else None
 
 
+def _gguf_file(where: str, limits: SourceLimits) -> Path | None:
+    """The GGUF file of this machine that ``where`` names, if there is one and it may be opened."""
+    file = _existing(where, Path.is_file) if limits.folders else None
+    return file if file is not None and file.suffix.lower() == GGUF else None
+
+
 def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:
-    """What changes when the weights of the folder ``where`` do; None if it is no folder."""
-    folder = local_folder(where, limits)
-    if folder is None:
-        return None
+    """What changes when the weights of the folder or GGUF file ``where`` do; None if it is neither."""
+    folder, file = local_folder(where, limits), _gguf_file(where, limits)
     with refused(f"{where} cannot be read"):
+        if file is not None:
+            return stamp_of(file)
+        if folder is None:
+            return None
         files = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
         return tuple((path.name, stamp_of(path)) for path in sorted(files))
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from explorer.progress import checkpoint
 from explorer.sources.base import SourceError
 
 Stamp = tuple[int, int, int, int]
@@ -61,6 +62,7 @@ class StampedFile:
             view = memoryview(data)
             while view and (count := file.readinto(view[:_PIECE])):  # type: ignore[attr-defined]
                 view = view[count:]
+                checkpoint()
         return data
 
     def _check(self, file: IO[bytes]) -> None:

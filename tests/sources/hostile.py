@@ -12,7 +12,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -147,6 +147,81 @@ def _deflated_pickle(megabytes: int) -> bytes:
     return zipped(members, repeat={"a/data.pkl": megabytes // 16})
 
 
+U8, I32, U32, F32, STRING, ARRAY, U64 = 0, 5, 4, 6, 8, 9, 10
+"""Types of a GGUF file's values."""
+
+
+def gguf(
+    pairs: Sequence[bytes] = (),
+    tensors: Sequence[bytes] = (),
+    data: bytes = b"",
+    *,
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+    order: str = "<",
+) -> bytes:
+    """A GGUF file of these parts, padded to 32 bytes where tensors' bytes follow; ``counts`` are what it
+    claims of tensors and of pairs."""
+    claimed = counts or (len(tensors), len(pairs))
+    head = b"GGUF" + struct.pack(f"{order}IQQ", version, *claimed) + b"".join(pairs) + b"".join(tensors)
+    return head + bytes(-len(head) % 32) + data if data else head
+
+
+def text(value: bytes, order: str = "<", length: int | None = None) -> bytes:
+    """A text as GGUF stores it; ``length`` is the one that it claims."""
+    return struct.pack(f"{order}Q", len(value) if length is None else length) + value
+
+
+def pair(name: bytes, kind: int, value: bytes, order: str = "<") -> bytes:
+    """A key and its value's bytes."""
+    return text(name, order) + struct.pack(f"{order}I", kind) + value
+
+
+def items(kind: int, count: int, value: bytes = b"") -> bytes:
+    """A value that is a list of ``count`` items."""
+    return struct.pack("<IQ", kind, count) + value
+
+
+def listed(
+    name: bytes, dims: Sequence[int], kind: int = 0, offset: int = 0, axes: int | None = None
+) -> bytes:
+    """What a GGUF header says of one tensor; ``dims`` are in ggml's order."""
+    many = struct.pack("<I", len(dims) if axes is None else axes) + struct.pack(f"<{len(dims)}Q", *dims)
+    return text(name) + many + struct.pack("<IQ", kind, offset)
+
+
+def _nested_items(levels: int) -> bytes:
+    """A list that holds a list, and so on; the innermost has one byte."""
+    return items(ARRAY, 1) * levels + items(U8, 1, b"x")
+
+
+def _whole_gguf() -> bytes:
+    """A file as it should be: pairs of all shapes, tensors of two types."""
+    pairs = [
+        pair(b"general.architecture", STRING, text(b"llama")),
+        pair(b"general.alignment", U32, struct.pack("<I", 32)),
+        pair(b"tokenizer.ggml.tokens", ARRAY, items(STRING, 3, text(b"a") + text(b"") + text(b"ccc"))),
+        pair(b"tokenizer.ggml.scores", ARRAY, items(F32, 3, bytes(12))),
+        pair(b"nested", ARRAY, items(ARRAY, 2, items(U8, 2, b"ab") + items(U64, 1, bytes(8)))),
+    ]
+    tensors = [listed(b"a.weight", [32, 2]), listed(b"b.weight", [32, 2], 8, 256)]
+    return gguf(pairs, tensors, bytes(256 + 68))
+
+
+def _cut_ggufs() -> dict[str, Callable[[], bytes]]:
+    """The whole file without its end, in each of its sections."""
+    places = (0, 3, 4, 7, 10, 20, 24, 30, 50, 60, 90, 120, 140, 170, 200, 250, 300, 320, 330, 340, 420, 500)
+    return {f"cut-{at}.gguf": lambda at=at: _whole_gguf()[:at] for at in places}
+
+
+def _alignment(value: bytes, kind: int = U32) -> Callable[[], bytes]:
+    return lambda: gguf([pair(b"general.alignment", kind, value)], [listed(b"w", [4])], bytes(64))
+
+
+def _one_gguf(*tensors: bytes, data: bytes = bytes(64)) -> Callable[[], bytes]:
+    return lambda: gguf((), tensors, data)
+
+
 HOSTILE: dict[str, Callable[[], bytes]] = {
     # what a pickle can make an unpickler do
     "bytearray.pt": lambda: torch_zip(_bytearray_of(2_000_000_000)),
@@ -195,7 +270,16 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "long-header.npy": lambda: npy("", version=2, length=(1 << 32) - 1) + bytes(64),
     "version.npy": lambda: b"\x93NUMPY\x09\x00" + bytes(100),
     "longdouble.npy": lambda: npy(array_header((1,), descr="<f16"), bytes(16)),
+    "long-axis.npy": lambda: npy(array_header((10**4000, 3)), bytes(64)),
+    "long-axes.npy": lambda: npy(array_header((10**4000, 10**4000)), bytes(64)),
     # safetensors headers
+    "nothing.safetensors": lambda: safetensors({}),
+    "long-offset.safetensors": lambda: safetensors({"w": entry([4], 10**4199, 10**4199 + 16)}, bytes(16)),
+    "long-end.safetensors": lambda: safetensors({"w": entry([4], 0, 10**4199)}, bytes(16)),
+    "long-size.safetensors": lambda: safetensors({"w": entry([1 << 62] * 64, 0, 16)}, bytes(16)),
+    "long-names.safetensors": lambda: safetensors(
+        {f"{i}" + "n" * 990: entry([0], 0, 0) for i in range(9)}
+    ),
     "infinite.safetensors": lambda: framed(
         b'{"w":{"dtype":"F32","shape":[1e999],"data_offsets":[0,16]}}', bytes(16)
     ),
@@ -219,6 +303,75 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "empties.safetensors": lambda: safetensors({str(i): entry([0], 0, 0) for i in range(25_000)}),
     "claim.safetensors": lambda: struct.pack("<Q", (1 << 63) + 5) + b"{}",
     "metadata.safetensors": lambda: framed(b'{"__metadata__":{"a":1}}'),
+    # GGUF headers
+    "bytes-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(U8, 1 << 40))]) + bytes(88),
+    "texts-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(STRING, 1 << 40))]) + bytes(88),
+    "negative-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(U64, 1 << 63))]) + bytes(88),
+    "overflowing-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(U64, (1 << 61) + 1))]) + bytes(88),
+    "deep-lists.gguf": lambda: gguf([pair(b"x", ARRAY, _nested_items(100_000))]),
+    "wide-lists.gguf": lambda: gguf(
+        [pair(b"x", ARRAY, items(ARRAY, 200_000, items(U8, 0) * 200_000))]
+    ),
+    "many-texts.gguf": lambda: gguf([pair(b"x", ARRAY, items(STRING, 1_900_000, bytes(8 * 1_900_000)))]),
+    "long-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(U8, 12 * MiB, bytes(12 * MiB)))]),
+    "unknown-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(99, 4, bytes(64)))]),
+    "many-keys.gguf": lambda: gguf([pair(b"k%d" % i, U8, b"x") for i in range(300_000)]),
+    "claimed-keys.gguf": lambda: gguf(counts=(0, 1 << 40)) + bytes(64),
+    "claimed-tensors.gguf": lambda: gguf(counts=(1 << 40, 0)) + bytes(64),
+    "claimed-both.gguf": lambda: gguf(counts=((1 << 64) - 1, (1 << 64) - 1)) + bytes(64),
+    "long-key.gguf": lambda: gguf([pair(b"k" * (4 * MiB), U8, b"x")]),
+    "claimed-key.gguf": lambda: gguf(counts=(0, 1)) + text(b"key", length=1 << 62) + bytes(64),
+    "claimed-text.gguf": lambda: gguf([pair(b"x", STRING, text(b"v", length=1 << 63))]) + bytes(64),
+    "unknown-value.gguf": lambda: gguf([pair(b"x", 13, bytes(64))]),
+    "same-key.gguf": lambda: gguf([pair(b"x", U8, b"1"), pair(b"x", U8, b"2")]),
+    "utf8-key.gguf": lambda: gguf([pair(b"\xff\xfe", U8, b"1")]),
+    "utf8-text.gguf": lambda: gguf([pair(b"x", STRING, text(b"\xff\xfe"))]),
+    "header-too-long.gguf": lambda: gguf([pair(b"x", ARRAY, items(U8, 17 * MiB, bytes(17 * MiB)))]),
+    "no-tensors.gguf": gguf,
+    "version-1.gguf": lambda: gguf((), [listed(b"w", [4])], bytes(64), version=1),
+    "version-99.gguf": lambda: gguf((), [listed(b"w", [4])], bytes(64), version=99),
+    "version-zero.gguf": lambda: gguf(version=0) + bytes(64),
+    "big-endian.gguf": lambda: gguf([pair(b"x", U8, b"1", ">")], (), bytes(64), order=">"),
+    "big-endian-counts.gguf": lambda: gguf((), (), bytes(64), order=">", counts=(1 << 40, 1 << 40)),
+    "mixed-endian.gguf": lambda: gguf([pair(b"x", U8, b"1")], (), bytes(64), order=">", counts=(0, 1)),
+    # what they say of tensors
+    "huge-dims.gguf": _one_gguf(listed(b"w", [1 << 40, 1 << 40])),
+    "overflowing-dims.gguf": _one_gguf(listed(b"w", [1 << 32, 1 << 32, 1 << 32, 1 << 32])),
+    "negative-dim.gguf": _one_gguf(listed(b"w", [(1 << 64) - 4, 4])),
+    "empty-huge.gguf": _one_gguf(listed(b"w", [0, 1 << 63, 1 << 63])),
+    "no-dims.gguf": _one_gguf(listed(b"w", [])),
+    "no-dims-coded.gguf": _one_gguf(listed(b"w", [], 8)),
+    "zero-dim.gguf": _one_gguf(listed(b"w", [4, 0])),
+    "five-dims.gguf": _one_gguf(listed(b"w", [1, 1, 1, 1, 4])),
+    "many-dims.gguf": _one_gguf(listed(b"w", [1] * 100_000)),
+    "claimed-dims.gguf": _one_gguf(listed(b"w", [4], axes=(1 << 32) - 1)),
+    "unknown-type.gguf": _one_gguf(listed(b"w", [4], 31)),
+    "unknown-types.gguf": _one_gguf(listed(b"w", [4], (1 << 32) - 1)),
+    "part-of-a-block.gguf": _one_gguf(listed(b"w", [31], 8)),
+    "unrestored-type.gguf": _one_gguf(listed(b"w", [256], 15), data=bytes(320)),
+    "same-names.gguf": _one_gguf(listed(b"w", [4]), listed(b"w", [8], 0, 32), data=bytes(64)),
+    "beyond.gguf": _one_gguf(listed(b"w", [4], 0, 1 << 20)),
+    "far-beyond.gguf": _one_gguf(listed(b"w", [4], 0, (1 << 64) - 32)),
+    "overlapping.gguf": _one_gguf(listed(b"v", [16], 0, 0), listed(b"w", [8], 0, 32), data=bytes(96)),
+    "all-over-each-other.gguf": lambda: gguf(
+        (), [listed(b"w%d" % i, [1 << 20]) for i in range(10_000)], bytes(4 * MiB)
+    ),
+    "misaligned.gguf": _one_gguf(listed(b"w", [4], 0, 4)),
+    "long-name.gguf": _one_gguf(listed(b"n" * MiB, [4])),
+    "claimed-name.gguf": lambda: gguf(counts=(1, 0)) + text(b"w", length=1 << 63) + bytes(64),
+    "newline.gguf": _one_gguf(listed(b"a\nb", [4])),
+    "escape.gguf": _one_gguf(listed(b"\x1b]0;x\x07", [4])),
+    "direction.gguf": _one_gguf(listed("a\u202eb".encode(), [4])),
+    "utf8-name.gguf": _one_gguf(listed(b"\xff\xfe", [4])),
+    "surrogate-name.gguf": _one_gguf(listed(b"\xed\xa0\x80", [4])),
+    "empties.gguf": lambda: gguf((), [listed(b"%d" % i, [0]) for i in range(25_000)]),
+    "alignment-0.gguf": _alignment(struct.pack("<I", 0)),
+    "alignment-3.gguf": _alignment(struct.pack("<I", 3)),
+    "alignment-huge.gguf": _alignment(struct.pack("<I", 1 << 31)),
+    "alignment-text.gguf": _alignment(text(b"32"), STRING),
+    "alignment-wide.gguf": _alignment(struct.pack("<Q", 32), U64),
+    "not-one.gguf": lambda: b"GGML" + bytes(200),
+    **_cut_ggufs(),
     # tables
     "nul.csv": lambda: b"1,2\n\x00,4\n",
     "comment.csv": lambda: b"#\n#\n",

@@ -6,7 +6,9 @@ If these fail, a layer of a GGUF file is transposed, or another than the file's.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,11 @@ import pytest
 import torch
 
 from explorer import SourceError, load_matrix, open_source
+from explorer.progress import StoppedError, stoppable
 from explorer.sources.limits import HOSTED, LOCAL
-from explorer.sources.models import open_model
+from explorer.sources.models import folder_stamp, open_model
+from explorer.sources.stamped import StampedFile
+from tests.sources import hostile
 
 gguf = pytest.importorskip("gguf")
 
@@ -63,3 +68,191 @@ def test_what_is_no_gguf_file_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(SourceError, match="pip install gguf"):
         open_model(str(path))
+
+
+KINDS = gguf.GGML_QUANT_SIZES
+RESTORED = [kind for kind in KINDS if kind.name not in ("Q8_1", "Q8_K", "Q1_0")]
+"""All types but those that the package cannot restore either."""
+PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
+ROWS, BLOCKS = 5, 3
+
+
+def _stored(kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Random bytes of a matrix [ROWS, BLOCKS blocks] of the type."""
+    return np.random.default_rng(int(kind)).integers(0, 256, (ROWS, BLOCKS * KINDS[kind][1]), np.uint8)
+
+
+def _written(path: Path, kinds: list[gguf.GGMLQuantizationType]) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "", "é"])
+    writer.add_array("tokenizer.ggml.scores", [0.5, 1.5, -2.0])
+    writer.add_array("nested", [[1, 2], [3]])
+    writer.add_custom_alignment(64)
+    for kind in kinds:
+        writer.add_tensor(kind.name, _stored(kind), raw_dtype=kind)
+    _finish(writer)
+    return path
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        step()
+    writer.close()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_type_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
+    """Names, shapes and places by the package's own reader, values bit by bit; of random bytes some are no
+    numbers."""
+    path = _written(tmp_path / "x.gguf", RESTORED)
+    source, reader = open_model(str(path)), gguf.GGUFReader(path)
+    assert [i.name for i in source.infos] == [t.name for t in reader.tensors] and len(source.infos) >= 28
+    for info, tensor in zip(source.infos, reader.tensors, strict=True):
+        assert info.shape == tuple(reversed(tensor.shape.tolist())), info.name
+        assert info.dtype == tensor.tensor_type.name
+        own = tensor.data if info.name in PLAIN and info.name != "BF16" else None
+        want = gguf.quants.dequantize(tensor.data, tensor.tensor_type) if own is None else own
+        for rows in (None, 2):
+            found = source.read_rows(info, rows, None)
+            values = found.float().numpy() if info.name == "BF16" else found.numpy()
+            assert values.dtype == want.dtype, info.name
+            assert np.array_equal(values, want[:rows], equal_nan=values.dtype.kind == "f"), info.name
+
+
+def test_a_type_that_the_package_cannot_restore(tmp_path: Path) -> None:
+    path = _written(tmp_path / "x.gguf", [gguf.GGMLQuantizationType.Q8_K])
+    with pytest.raises(SourceError, match=r"x\.gguf: Q8_K cannot be read"):
+        open_model(str(path)).read("Q8_K")
+
+
+def test_a_big_endian_file(tmp_path: Path) -> None:
+    """Plain types have their bytes turned; the fields of blocks are not known here, and are refused."""
+    values = np.arange(64, dtype=np.float32).reshape(2, 32) / 8
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "bcd"])
+    for dtype in (np.float32, np.float16, np.int32, np.float64):
+        writer.add_tensor(np.dtype(dtype).name, values.astype(dtype))
+    writer.add_tensor("coded", gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0),
+                      raw_dtype=gguf.GGMLQuantizationType.Q8_0)  # fmt: skip
+    _finish(writer)
+    source = open_model(str(tmp_path / "x.gguf"))
+    for name in ("float32", "float16", "int32", "float64"):
+        want = torch.from_numpy(values.astype(name))
+        assert torch.equal(source.read(name), want)
+        assert torch.equal(source.read(name, max_elements=40), want[:1])
+    with pytest.raises(SourceError, match="coded is Q8_0 in big-endian order"):
+        source.read("coded")
+
+
+def test_only_the_rows_that_are_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = gguf.GGMLQuantizationType.Q4_K
+    source = open_model(str(_written(tmp_path / "x.gguf", [kind])))
+    sizes: list[int] = []
+    read = StampedFile.read
+    monkeypatch.setattr(
+        StampedFile, "read", lambda f, start, size: sizes.append(size) or read(f, start, size)
+    )
+    source.read("Q4_K", max_elements=2 * BLOCKS * KINDS[kind][0])
+    assert sizes == [2 * BLOCKS * KINDS[kind][1]]
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 600)
+
+
+def _replaced(path: Path) -> None:
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 10**7))
+
+
+@pytest.mark.parametrize("change", [_cut, _replaced])
+def test_a_file_that_changes_after_it_was_opened(change: Callable[[Path], None], tmp_path: Path) -> None:
+    """A mapped file that is cut short ends the process with SIGBUS: it is read in a child."""
+    path = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("w", np.ones((4096, 64), np.float32))
+    _finish(writer)
+    source = open_model(str(path))
+    assert source.matrix("w").values.unique().tolist() == [1]
+    change(path)
+    child = os.fork()
+    if child == 0:
+        try:
+            source.matrix("w")
+        except SourceError as error:
+            os._exit(0 if "changed" in str(error) else 3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_page_opens_a_file_anew_that_changed(tmp_path: Path) -> None:
+    """What is kept under the stamp of the file before is not asked for again."""
+    path = _written(tmp_path / "x.gguf", [gguf.GGMLQuantizationType.F32])
+    before = folder_stamp(str(path))
+    assert before is not None and folder_stamp(str(path)) == before
+    _replaced(path)
+    assert folder_stamp(str(path)) != before
+    assert folder_stamp(str(path), HOSTED) is None and folder_stamp(str(tmp_path / "missing.gguf")) is None
+
+
+def test_a_second_tensor_of_a_name_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(hostile.HOSTILE["same-names.gguf"]())
+    source = open_model(str(path))
+    assert [info.shape for info in source.infos] == [(4,)]
+    assert source.broken == ("x.gguf: a second tensor called w",)
+
+
+def _left() -> None:
+    raise StoppedError("left")
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        hostile.pair(b"x", hostile.ARRAY, hostile.items(hostile.STRING, 5000, bytes(8 * 5000))),
+        hostile.pair(b"x", hostile.ARRAY, hostile.items(9, 5000, hostile.items(hostile.U8, 0) * 5000)),
+    ],
+    ids=["texts", "lists"],
+)
+def test_a_header_is_left_where_nobody_waits(pair: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(hostile.gguf([pair], [hostile.listed(b"w", [4])], bytes(16)))
+    assert open_model(str(path)).read("w").tolist() == [0] * 4
+    with stoppable(_left), pytest.raises(StoppedError, match="left"):
+        open_model(str(path))
+
+
+def test_many_keys_are_left_where_nobody_waits(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(hostile.gguf([hostile.pair(b"k%d" % i, hostile.U8, b"x") for i in range(5000)]))
+    with stoppable(_left), pytest.raises(StoppedError, match="left"):
+        open_model(str(path))
+
+
+def test_codes_are_restored_in_parts(tmp_path: Path) -> None:
+    """Who leaves is noticed, and progress told, before all of a large tensor is restored."""
+    path = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    stored = np.zeros((3, 34 << 15), np.uint8)
+    writer.add_tensor("w", stored, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    _finish(writer)
+    source, told, checks = open_model(str(path)), [], []
+    with stoppable(lambda: checks.append(1)):
+        source.read("w", progress=lambda done, total: told.append((done, total)))
+    assert [done for done, _ in told] == [1 << 20, 2 << 20, 3 << 20] and len(checks) >= 3
+    with stoppable(_left), pytest.raises(StoppedError, match="left"):
+        source.read("w")
+
+
+def test_a_vocabulary_as_large_as_models_have(tmp_path: Path) -> None:
+    """A quarter of a million tokens and half a million merges, with the limits of the own machine."""
+    path = tmp_path / "x.gguf"
+    texts = b"".join(hostile.text(b"%d" % i) for i in range(262_144))
+    merges = b"".join(hostile.text(b"a b%d" % i) for i in range(520_000))
+    pairs = [
+        hostile.pair(b"tokenizer.ggml.tokens", hostile.ARRAY, hostile.items(hostile.STRING, 262_144, texts)),
+        hostile.pair(b"tokenizer.ggml.merges", hostile.ARRAY, hostile.items(hostile.STRING, 520_000, merges)),
+    ]
+    path.write_bytes(hostile.gguf(pairs, [hostile.listed(b"w", [4])], bytes(16)))
+    assert [info.name for info in open_model(str(path)).infos] == ["w"]

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from explorer import SourceError
+from explorer import SourceError, open_source
 from explorer.sources.limits import HOSTED, SUFFIXES
 from explorer.sources.models import layers
-from explorer.sources.tensors import open_tensors
 from tests.fuzz.bounds import fault
 from tests.sources.hostile import HOSTILE
 
 MOST = 1 << 20
-LIMITS = dataclasses.replace(HOSTED, suffixes=SUFFIXES, tensors=20_000, inflated_bytes=1 << 29)
-"""Those of a page, and .pt files, which it does not take."""
+LIMITS = dataclasses.replace(HOSTED, folders=True, suffixes=SUFFIXES, tensors=20_000, inflated_bytes=1 << 29)
+"""Those of a page, with .pt and GGUF files, which it does not take."""
+LONGEST_ANSWER = 400
 
 
 def read_all(path: Path) -> None:
     """List a file's tensors and read its first three: what a visitor of the page makes it do."""
-    source = open_tensors(path, limits=LIMITS)
+    source = open_source(str(path), limits=LIMITS)
     for info in layers(source)[:3]:
         source.matrix(info.name, max_elements=MOST)
 
@@ -36,3 +36,15 @@ def test_a_hostile_file_is_an_answer_or_a_refusal(name: str, tmp_path: Path) -> 
     path = tmp_path / name
     path.write_bytes(HOSTILE[name]())
     assert fault(lambda: read_all(path), (SourceError,), seconds=5, megabytes=400) is None
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_refusal_is_a_line_to_read(name: str, tmp_path: Path) -> None:
+    """Values of the file are cut: a message of kilobytes, or with the file's line breaks in it, is none."""
+    path = tmp_path / name
+    path.write_bytes(HOSTILE[name]())
+    try:
+        read_all(path)
+    except SourceError as refusal:
+        said = str(refusal)
+        assert len(said) <= LONGEST_ANSWER and said.isprintable() and str(tmp_path) not in said

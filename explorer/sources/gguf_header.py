@@ -1,0 +1,295 @@
+"""Headers of GGUF files: what they claim, checked before it is used.
+
+A file is the magic, a version, how many tensors and pairs there are, the pairs (a key and a typed value),
+what each tensor is called and where it begins, and after padding the tensors' bytes
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Of the pairs nothing is kept but the alignment:
+they are walked through, and no object is made of an item.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import IO, NoReturn
+
+from explorer.progress import checkpoint
+from explorer.sources.base import LONGEST_NAME, MOST_AXES, SourceError, TensorInfo, check_claims
+from explorer.sources.limits import SourceLimits
+from explorer.words import plain
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+"""Those that begin like this; version 1 had counts of 32 bits."""
+_ALIGNMENT = 32
+"""Of tensors' bytes, where no pair names another."""
+_ALIGNMENT_KEY = b"general.alignment"
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a value by its type: integers, floats, a boolean."""
+_LEAST = {**_SIZES, _STRING: 8, _ARRAY: 12}
+"""Bytes of the shortest value by its type."""
+_LEAST_PAIR = 8 + 4 + 1
+_LEAST_TENSOR = 8 + 4 + 4 + 8
+_LONGEST_KEY = (1 << 16) - 1
+"""Bytes, by the specification."""
+_DEEPEST = 8
+"""Lists within lists."""
+_AT_ONCE = 4096
+"""Parts between two checks whether somebody still waits."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of tensors: ``block`` elements along the last axis are stored in ``size`` bytes."""
+
+    name: str
+    block: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor and where its bytes are: [start, stop) of the file. Its shape is that of torch, last axis
+    last."""
+
+    info: TensorInfo
+    kind: Kind
+    start: int
+    stop: int
+
+    def first(self, rows: int | None) -> tuple[int, tuple[int, ...]]:
+        """Bytes and shape of the first ``rows`` rows, of all if None."""
+        shape = self.info.shape if rows is None else (rows, *self.info.shape[1:])
+        return math.prod(shape) // self.kind.block * self.kind.size, shape
+
+
+@dataclass(frozen=True)
+class Header:
+    """``order``: "<" or ">", how numbers are stored. ``twice``: names of tensors that an earlier one has."""
+
+    order: str
+    entries: tuple[Entry, ...]
+    twice: tuple[str, ...]
+
+
+def read_header(
+    file: IO[bytes], size: int, origin: str, limits: SourceLimits, kinds: Mapping[int, Kind]
+) -> Header:
+    """The header of a file of ``size`` bytes, at whose start ``file`` stands; ``kinds`` are types of tensors
+    by their number."""
+    return _Walk(file, size, origin, limits).header(kinds)
+
+
+class _Walk:
+    """A way through a header, of which every length and count is compared with the bytes that are left."""
+
+    def __init__(self, file: IO[bytes], size: int, origin: str, limits: SourceLimits) -> None:
+        self._file, self._size, self._origin, self._limits = file, size, origin, limits
+        self._at = 0
+        self._end = min(size, limits.header_bytes)
+        self._parts, self._most_parts = 0, 4 * limits.tensors + 1000
+        self._order = "<"
+
+    def header(self, kinds: Mapping[int, Kind]) -> Header:
+        if self._take(len(MAGIC), "its magic") != MAGIC:
+            self._refuse("it does not begin with GGUF")
+        self._order = self._byte_order()
+        tensors, pairs = self._number("Q", "its counts"), self._number("Q", "its counts")
+        self._check_count(pairs, _LEAST_PAIR, "keys")
+        self._check_count(tensors, _LEAST_TENSOR, "tensors")
+        alignment = self._alignment(pairs)
+        claims = [self._tensor(kinds) for _ in range(tensors)]
+        check_claims([info for info, _, _ in claims], self._origin, self._limits)
+        start = -(-self._at // alignment) * alignment
+        entries = [self._entry(*claim, start, alignment) for claim in claims]
+        return self._told_apart(entries)
+
+    def _byte_order(self) -> str:
+        raw = self._take(4, "its version")
+        (little,), (big,) = struct.unpack("<I", raw), struct.unpack(">I", raw)
+        if little not in VERSIONS and big not in VERSIONS:
+            self._refuse(f"it is of version {little}; versions {' and '.join(map(str, VERSIONS))} are read")
+        return "<" if little in VERSIONS else ">"
+
+    def _check_count(self, count: int, least: int, what: str) -> None:
+        if count * least > self._size - self._at:
+            self._refuse(f"it claims {count:,} {what}; {self._size - self._at:,} bytes are left for them")
+        if count > self._limits.tensors:
+            raise SourceError(
+                f"{self._origin} lists {count:,} {what}; accepted are up to {self._limits.tensors:,}"
+            )
+
+    def _alignment(self, pairs: int) -> int:
+        """What the pairs say of the alignment; they are all walked through."""
+        alignment, seen = _ALIGNMENT, set()
+        for _ in range(pairs):
+            self._count(1)
+            key = self._text(_LONGEST_KEY, "a key")
+            if key in seen:
+                self._refuse(f"it has the key {plain(key.decode(errors='replace'), 80)} twice")
+            seen.add(key)
+            kind = self._number("I", "a value's type")
+            if key != _ALIGNMENT_KEY:
+                self._skip_value(kind, 0)
+                continue
+            if kind != _UINT32:
+                self._refuse("its alignment is no 32-bit number")
+            alignment = self._number("I", "its alignment")
+            if alignment == 0 or alignment & (alignment - 1):
+                self._refuse(f"its alignment is {alignment}; accepted are powers of two")
+        return alignment
+
+    def _skip_value(self, kind: int, depth: int) -> None:
+        if kind == _STRING:
+            self._skip(self._number("Q", "a text's length"), "a text")
+        elif kind == _ARRAY:
+            self._skip_items(depth)
+        elif kind in _SIZES:
+            self._skip(_SIZES[kind], "a value")
+        else:
+            self._refuse(f"it has a value of the unknown type {kind}")
+
+    def _skip_items(self, depth: int) -> None:
+        """A list: one of numbers is passed over at once, one of texts or lists item by item."""
+        kind, count = self._number("I", "a list's type"), self._number("Q", "a list's length")
+        if kind not in _LEAST:
+            self._refuse(f"it has a list of the unknown type {kind}")
+        if depth >= _DEEPEST:
+            self._refuse(f"it has lists within lists, more than {_DEEPEST} deep")
+        if count * _LEAST[kind] > self._size - self._at:
+            self._refuse(f"it claims a list of {count:,} items; {self._size - self._at:,} bytes are left")
+        if kind in _SIZES:
+            self._skip(count * _SIZES[kind], "a list")
+            return
+        self._count(count)
+        if kind == _STRING:
+            self._skip_texts(count)
+            return
+        for done in range(count):
+            if done % _AT_ONCE == 0:
+                checkpoint()
+            self._skip_items(depth + 1)
+
+    def _skip_texts(self, count: int) -> None:
+        """``count`` texts. Vocabularies have hundreds of thousands: a loop without calls of our own."""
+        read, seek, length_of = self._file.read, self._file.seek, struct.Struct(f"{self._order}Q").unpack
+        at, last = self._at, self._end - 8
+        for done in range(count):
+            if done % _AT_ONCE == 0:
+                checkpoint()
+            if at > last:
+                break
+            raw = read(8)
+            if len(raw) < 8:
+                break
+            (length,) = length_of(raw)
+            at += 8 + length
+            if at > self._end:
+                break
+            if length:
+                seek(length, 1)
+        else:
+            self._at = at
+            return
+        self._ended("a list of texts")
+
+    def _count(self, parts: int) -> None:
+        """Count keys, texts and lists; few bytes can be many."""
+        self._parts += parts
+        if self._parts > self._most_parts:
+            self._refuse(f"it has more than {self._most_parts:,} keys and items of lists")
+        if self._parts % _AT_ONCE == 0:
+            checkpoint()
+
+    def _tensor(self, kinds: Mapping[int, Kind]) -> tuple[TensorInfo, Kind, int]:
+        """What the header says of one tensor: its name, shape and type, and its offset."""
+        self._count(1)
+        raw = self._text(4 * LONGEST_NAME, "a tensor's name")
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            self._refuse(f"the name of a tensor, {ascii(raw[:40])[1:]}, is no UTF-8")
+        shown = plain(name, 80)
+        axes = self._number("I", "a tensor's shape")
+        if axes > MOST_AXES:
+            self._refuse(f"{shown} claims {axes:,} axes; accepted are up to {MOST_AXES}")
+        shape = struct.unpack(f"{self._order}{axes}Q", self._take(8 * axes, "a tensor's shape"))[::-1]
+        number = self._number("I", "a tensor's type")
+        if number not in kinds:
+            self._refuse(f"{shown} has the unknown type {number}")
+        kind = kinds[number]
+        if (shape[-1] if shape else 1) % kind.block:
+            self._refuse(
+                f"{shown} is {kind.name}, in blocks of {kind.block}, and has rows of "
+                f"{shape[-1] if shape else 1:,} elements"
+            )
+        return TensorInfo(name, shape, kind.name), kind, self._number("Q", "a tensor's offset")
+
+    def _entry(self, info: TensorInfo, kind: Kind, offset: int, data: int, alignment: int) -> Entry:
+        entry = Entry(info, kind, data + offset, data + offset)
+        stop = entry.start + entry.first(None)[0]
+        shown = plain(info.name, 80)
+        if offset % alignment:
+            self._refuse(
+                f"{shown} begins at byte {offset:,} of the data, which is no multiple of {alignment}"
+            )
+        if stop > self._size:
+            raise SourceError(
+                f"{self._origin} is cut short: {shown} ends at byte {stop:,}, {self._size:,} are there"
+            )
+        return Entry(info, kind, entry.start, stop)
+
+    def _told_apart(self, entries: list[Entry]) -> Header:
+        """Of tensors with one name the first; ``SourceError`` if the bytes of two overlap."""
+        first: dict[str, Entry] = {}
+        twice = []
+        for entry in entries:
+            if entry.info.name in first:
+                twice.append(entry.info.name)
+            first.setdefault(entry.info.name, entry)
+        filled = sorted((e for e in entries if e.stop > e.start), key=lambda e: e.start)
+        for one, other in pairwise(filled):
+            if other.start < one.stop:
+                self._refuse(f"{plain(one.info.name, 80)} and {plain(other.info.name, 80)} overlap")
+        return Header(self._order, tuple(first.values()), tuple(twice))
+
+    def _text(self, longest: int, what: str) -> bytes:
+        length = self._number("Q", what)
+        if length > self._end - self._at:
+            self._ended(what)
+        if length > longest:
+            self._refuse(f"{what} has {length:,} bytes; accepted are up to {longest:,}")
+        return self._take(length, what)
+
+    def _number(self, code: str, what: str) -> int:
+        layout = f"{self._order}{code}"
+        (number,) = struct.unpack(layout, self._take(struct.calcsize(layout), what))
+        return int(number)
+
+    def _take(self, size: int, what: str) -> bytes:
+        """The next ``size`` bytes."""
+        if size > self._end - self._at:
+            self._ended(what)
+        data = self._file.read(size)
+        if len(data) < size:
+            self._ended(what)
+        self._at += size
+        return data
+
+    def _skip(self, size: int, what: str) -> None:
+        if size > self._end - self._at:
+            self._ended(what)
+        self._at = self._file.seek(size, 1)
+
+    def _ended(self, what: str) -> NoReturn:
+        if self._end < self._size:
+            raise SourceError(
+                f"{self._origin} has a header of more than {self._limits.header_bytes:,} bytes, the limit"
+            )
+        self._refuse(f"{what} goes beyond its end at byte {self._size:,}")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise SourceError(f"{self._origin} is not a readable GGUF file: {why}")

@@ -20,17 +20,29 @@ from huggingface_hub import constants
 from safetensors.torch import save
 
 from app import api, limits, link
-from explorer import FORMATS, SCHEMES, Scheme, SourceError
+from explorer import FORMATS, SCHEMES, Scheme, SourceError, open_source
 from explorer.formats.code import code_facts, flip_bit, parse_code
 from explorer.methods.recipe import Recipe
 from explorer.sources.limits import HOSTED, SUFFIXES
 from explorer.sources.models import HubModel, LocalModel, layers, open_model
-from explorer.sources.tensors import open_tensors
 from explorer.survey import ModelRecipe, frontier, load_survey, recipe_of
 from explorer.survey.rows import SURVEYS
-from tests.fuzz.mutate import ODDITIES, mutated, odd, words
+from tests.fuzz.mutate import NUMBERS, ODDITIES, mutated, odd, words
 from tests.sources import lying_hub
-from tests.sources.hostile import array_header, framed, npy, saved, torch_zip, zipped
+from tests.sources.hostile import (
+    array_header,
+    framed,
+    gguf,
+    items,
+    listed,
+    npy,
+    pair,
+    saved,
+    text,
+    torch_zip,
+    whole_gguf,
+    zipped,
+)
 
 Case = Callable[[], object]
 LIMITS = replace(
@@ -58,7 +70,7 @@ def _file(suffix: str, data: bytes) -> Case:
     def run() -> None:
         path = _folder() / f"x{suffix}"
         path.write_bytes(data)
-        source = open_tensors(path, limits=LIMITS)
+        source = open_source(str(path), limits=replace(LIMITS, folders=True))
         for info in layers(source)[:3]:
             source.matrix(info.name, max_elements=ELEMENTS)
 
@@ -90,6 +102,8 @@ def _good(suffix: str) -> tuple[bytes, ...]:
         np.savez(out, a=array, b=array.T)
         np.savez_compressed(packed, a=array, b=np.asfortranarray(array))
         return out.getvalue(), packed.getvalue()
+    if suffix == ".gguf":
+        return whole_gguf(), _gguf_of_types()
     if suffix == ".csv":
         return b"a,b,c\n1,2,3\n4,5,6\n", b"1;2\n3;4\n", b"\xef\xbb\xbf1\t2\n-3e5\tnan\n"
     nested = {
@@ -107,8 +121,19 @@ def _npy_of(array: np.ndarray) -> bytes:
     return out.getvalue()
 
 
+def _gguf_of_types() -> bytes:
+    """A tensor in one block of each type, as many bytes apart as the largest takes."""
+    from gguf import GGML_QUANT_SIZES
+
+    tensors = [
+        listed(kind.name.encode(), [block, 2], int(kind), 1024 * i)
+        for i, (kind, (block, _)) in enumerate(GGML_QUANT_SIZES.items())
+    ]
+    return gguf((), tensors, random.Random(0).randbytes(1024 * len(tensors)))
+
+
 def _mutated_file(rng: random.Random) -> Case:
-    suffix = rng.choice((".safetensors", ".npy", ".npz", ".csv"))
+    suffix = rng.choice((".safetensors", ".npy", ".npz", ".csv", ".gguf"))
     return _file(suffix, mutated(rng, rng.choice(_good(suffix))))
 
 
@@ -133,7 +158,9 @@ def _opcodes(rng: random.Random) -> bytes:
 
 
 def _generated_header(rng: random.Random) -> Case:
-    kind = rng.randrange(4)
+    kind = rng.randrange(5)
+    if kind == 4:
+        return _file(".gguf", _odd_gguf(rng))
     if kind == 0:
         text = json.dumps(odd(rng, HEADER)).encode()
         return _file(".safetensors", framed(text, bytes(rng.choice((0, 16, 48, 4096)))))
@@ -148,6 +175,37 @@ def _generated_header(rng: random.Random) -> Case:
     out = io.StringIO()
     csv.writer(out).writerows([rng.choices(ODDITIES, k=rng.randint(0, 4)) for _ in range(rng.randint(0, 5))])
     return _file(".csv", out.getvalue().encode("utf-8", "replace"))
+
+
+def _odd_gguf(rng: random.Random) -> bytes:
+    """A GGUF file of which every count, length, type and offset may be any number."""
+
+    def number(usual: int, bits: int = 64) -> int:
+        return usual if rng.random() < 0.9 else int(rng.choice(NUMBERS)) & (2**bits - 1)
+
+    def value(depth: int = 0) -> tuple[int, bytes]:
+        kind = number(rng.choice((0, 4, 6, 7, 8, 9, 10)), 32)
+        if kind == 8:
+            raw = rng.randbytes(rng.randrange(9))
+            return kind, text(raw, length=number(len(raw)))
+        if kind != 9 or depth > 9:
+            return kind, rng.randbytes(rng.choice((1, 4, 8)))
+        inside, raw = value(depth + 1)
+        return kind, items(inside, number(1), raw)
+
+    keys = (b"general.alignment", b"x", b"\xff", b"", b"a\nb")
+    pairs = [pair(rng.choice(keys), *value()) for _ in range(rng.randrange(4))]
+    tensors = [
+        listed(
+            rng.choice((b"w", b"v%d" % i, b"\x1b[2J", b"\xff")),
+            [number(32) for _ in range(rng.randint(0, 4))],
+            number(rng.choice((0, 1, 2, 8, 12, 30)), 32),
+            number(4096 * i),
+        )
+        for i in range(rng.randrange(4))
+    ]
+    counts = number(len(tensors)), number(len(pairs))
+    return gguf(pairs, tensors, bytes(rng.choice((0, 64, 65536))), version=number(3, 32), counts=counts)
 
 
 def _index(rng: random.Random) -> Case:

@@ -195,7 +195,7 @@ def _nested_items(levels: int) -> bytes:
     return items(ARRAY, 1) * levels + items(U8, 1, b"x")
 
 
-def _whole_gguf() -> bytes:
+def whole_gguf() -> bytes:
     """A file as it should be: pairs of all shapes, tensors of two types."""
     pairs = [
         pair(b"general.architecture", STRING, text(b"llama")),
@@ -211,7 +211,7 @@ def _whole_gguf() -> bytes:
 def _cut_ggufs() -> dict[str, Callable[[], bytes]]:
     """The whole file without its end, in each of its sections."""
     places = (0, 3, 4, 7, 10, 20, 24, 30, 50, 60, 90, 120, 140, 170, 200, 250, 300, 320, 330, 340, 420, 500)
-    return {f"cut-{at}.gguf": lambda at=at: _whole_gguf()[:at] for at in places}
+    return {f"cut-{at}.gguf": lambda at=at: whole_gguf()[:at] for at in places}
 
 
 def _alignment(value: bytes, kind: int = U32) -> Callable[[], bytes]:

@@ -31,9 +31,9 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
 from app.controls import DEFAULT_SCHEME
-from app.serving import uploads, waiting
+from app.serving import addresses, uploads, waiting
 from app.serving.guard import Guard
-from app.serving.headers import SecurityHeaders
+from app.serving.headers import ScriptHashes, SecurityHeaders
 from app.serving.measure import ROUTES
 from app.serving.memory import return_forever, return_large_blocks
 from app.serving.visitors import HostedWatch
@@ -102,7 +102,11 @@ def launch_options() -> dict[str, object]:
         "show_error": False,
         "quiet": True,
         "state_session_capacity": limits.current().sessions,
-        "app_kwargs": {"middleware": middleware(), "routes": ROUTES, "lifespan": waiting.watched},
+        "app_kwargs": {
+            "middleware": middleware(),
+            "routes": [*ROUTES, addresses.FILE],
+            "lifespan": waiting.watched,
+        },
     }
 
 
@@ -117,6 +121,7 @@ def middleware() -> list[Middleware]:
         Middleware(SecurityHeaders),
         Middleware(Guard),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
+        Middleware(ScriptHashes),
     ]
 
 

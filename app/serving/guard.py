@@ -1,6 +1,6 @@
-"""What is refused before Gradio reads it: bodies that are too large, files named by an address, more waiting
-requests than one visitor's share of the queue, and a wait that would be too long. Refusals are answers with a
-sentence in ``detail``."""
+"""What is refused before Gradio reads it: addresses that are not served, bodies that are too large, files
+that are named by an address, more waiting requests than one visitor's share of the queue, and a wait that
+would be too long. Refusals are answers with a sentence in ``detail``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
-from app.serving import uploads
+from app.serving import addresses, uploads
 from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
 from app.serving.visitors import address_of
@@ -64,6 +64,10 @@ class Guard:
             refused = TooMuchError(403, "this page answers no other site", "origin")
             REFUSED.labels(refused.reason).inc()
             await refused.answer()(scope, receive, send)
+            return
+        if not addresses.served(scope):
+            REFUSED.labels("route").inc()
+            await addresses.unknown()(scope, receive, send)
             return
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             session = session_of(scope, _queue(scope))

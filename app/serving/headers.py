@@ -1,29 +1,41 @@
-"""The headers of every answer: what a page may load, and from where."""
+"""The headers of every answer: what a page may load and run, and from where."""
 
 from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from html.parser import HTMLParser
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-POLICY = "; ".join(
-    (
-        "default-src 'self'",
-        # Gradio's start is inline, and compiles the scripts of HTML components.
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
-        "style-src 'self' 'unsafe-inline'",
-        "img-src 'self' data: blob:",
-        "font-src 'self' data:",
-        "connect-src 'self'",
-        "worker-src 'self' blob:",
-        "object-src 'none'",
-        "base-uri 'self'",
-        "form-action 'self'",
-        "frame-ancestors 'self' https://huggingface.co https://*.hf.space",
+from app.theme import HEAD
+
+
+def policy(scripts: tuple[str, ...] = ()) -> str:
+    """Content security policy: nothing is loaded from or sent to another address, and of inline scripts only
+    those with the texts ``scripts`` run."""
+    hashes = "".join(f" 'sha256-{_digest(script)}'" for script in scripts)
+    return "; ".join(
+        (
+            "default-src 'self'",
+            # Gradio compiles the scripts of HTML components and of events.
+            f"script-src 'self' 'unsafe-eval'{hashes}",
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data: blob:",
+            "font-src 'self' data:",
+            "connect-src 'self'",
+            "worker-src 'self' blob:",
+            "object-src 'none'",
+            "base-uri 'self'",
+            "form-action 'self'",
+            "frame-ancestors 'self' https://huggingface.co https://*.hf.space",
+        )
     )
-)
-"""Content security policy: nothing is loaded from or sent to another address."""
+
+
 HEADERS = {
-    "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
@@ -31,7 +43,7 @@ HEADERS = {
 
 
 class SecurityHeaders:
-    """Adds ``HEADERS`` to every answer."""
+    """Adds ``HEADERS`` to every answer, and ``policy`` where the answer has none of its own."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -39,7 +51,77 @@ class SecurityHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("content-security-policy", policy())
             await send(message)
 
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+class ScriptHashes:
+    """Allows the inline scripts of the HTML that Gradio answers with, by their hashes. It stands where bodies
+    are not compressed yet."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message = {}
+        body = b""
+
+        async def hashed(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if headers.get("content-type", "").startswith("text/html"):
+                    start = message
+                    return
+            if not start:
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                scripts = (*inline_scripts(body.decode("utf-8", "replace")), *_scripts_of_head())
+                MutableHeaders(scope=start)["content-security-policy"] = policy(scripts)
+                await send(start)
+                await send({"type": "http.response.body", "body": body})
+
+        await self.app(scope, receive, hashed if scope["type"] == "http" else send)
+
+
+def inline_scripts(html: str) -> tuple[str, ...]:
+    """The texts of the scripts that stand in ``html`` itself."""
+    parser = _Scripts()
+    parser.feed(html)
+    parser.close()
+    return tuple(parser.found)
+
+
+@cache
+def _scripts_of_head() -> tuple[str, ...]:
+    """What Gradio's start puts into the page's head."""
+    return inline_scripts(HEAD)
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+class _Scripts(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._inside = tag == "script" and "src" not in dict(attributes)
+        if self._inside:
+            self.found.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.found[-1] += data

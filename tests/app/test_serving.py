@@ -22,7 +22,6 @@ from typing import Any, ClassVar, cast
 import gradio as gr
 import httpx
 import pytest
-from gradio.routes import App
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
@@ -35,44 +34,6 @@ from explorer.progress import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 assert app_package.__file__ == str(ROOT / "app" / "__init__.py")
-
-
-def entry() -> Any:
-    """app.py as a module: the file is named like the package."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("entry", ROOT / "app.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-release = threading.Event()
-
-
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestClient]:
-    """A small page behind everything that the real one is behind, with one endpoint that waits."""
-    monkeypatch.setenv("GRADIO_SERVER_PORT", "7860")
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
-    monkeypatch.delenv("SPACE_ID", raising=False)
-    monkeypatch.delenv("EXPLORER_HOSTED", raising=False)
-    monkeypatch.setattr(limits, "_found", [])
-    monkeypatch.setattr("app.port.server_port", lambda: 7860)
-    release.clear()
-    with gr.Blocks() as blocks:
-        name = gr.Textbox()
-        file = gr.File()
-        name.submit(lambda text: release.wait(20) and text, name, name, api_name="wait")
-        file.upload(lambda path: str(path), file, name, api_name="take")
-    started = entry()
-    blocks.queue(**started.queue_options())
-    blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets it
-    made = App.create_app(blocks, app_kwargs=started.launch_options()["app_kwargs"])
-    with TestClient(made, base_url="http://localhost", client=("127.0.0.1", 5)) as client:
-        yield client
-        release.set()
 
 
 def a_post(path: str, **more: Any) -> Any:
@@ -135,7 +96,6 @@ def test_answers_carry_a_policy_and_are_compressed(client: TestClient) -> None:
     assert answer.headers["content-encoding"] == "gzip" and answer.json()["components"]
     for name, value in HEADERS.items():
         assert answer.headers[name] == value
-    assert "http:" not in HEADERS["content-security-policy"]
 
 
 @pytest.mark.parametrize("claimed", [True, False])
@@ -170,15 +130,15 @@ def test_a_field_is_no_file_by_its_name(client: TestClient) -> None:
     assert client.post("/gradio_api/upload", data=big, files={"files": b"1,2"}).status_code == 413
 
 
-@pytest.mark.parametrize("cut", range(60, 130))
-def test_a_form_may_come_in_pieces(client: TestClient, cut: int) -> None:
+def test_a_form_may_come_in_pieces(client: TestClient) -> None:
     """The network ends a piece anywhere, in the middle of a header too: the file is a file."""
     file = "x" * (guard.FIELD_BYTES + 1)
     head = '--b\r\nContent-Disposition: form-data; name="files"; filename="a.csv"\r\nContent-Type: text/csv'
     body = f"{head}\r\n\r\n{file}\r\n--b--\r\n".encode()
-    pieces, kind = iter([body[:cut], body[cut:]]), "multipart/form-data; boundary=b"
-    answer = client.post("/gradio_api/upload", content=pieces, headers={"content-type": kind})
-    assert answer.status_code == 200, answer.text
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    for cut in range(60, 130):
+        answer = client.post("/gradio_api/upload", content=iter([body[:cut], body[cut:]]), headers=kind)
+        assert answer.status_code == 200, (cut, answer.text)
 
 
 def test_a_full_store_takes_no_more(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +452,7 @@ def test_whose_share_it_is(peer: str, header: str, counted: str, monkeypatch: py
     assert visitors.address_of({"type": "http", "client": (peer, 1), "headers": headers}) == counted
 
 
-def test_no_answer_goes_round_the_queue(client: TestClient) -> None:
+def test_no_answer_goes_round_the_queue(client: TestClient, release: threading.Event) -> None:
     """Gradio's /run/… has neither a share nor an end."""
     release.set()
     for path in ("run", "api"):

@@ -1,0 +1,191 @@
+"""The addresses that the page answers: every route of Gradio's server, and whether the page needs it.
+
+An address that no served route has is refused before Gradio sees it, so that a route which fetches, writes or
+runs something is not reached because nobody knew of it. Files are answered here: Gradio's own route for them
+also streams any address of the web, and shows what a visitor uploaded as a page of this site.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from gradio.routes import API_PREFIX
+from starlette._utils import get_route_path
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route as Address
+from starlette.routing import compile_path
+from starlette.types import Scope
+
+from app.serving import uploads
+from app.theme import ASSETS, PLOTLY
+
+NAME_LENGTH = 64
+"""Characters of a session, an event or an upload: a browser sends 32 at most, and the server keeps them."""
+UNKNOWN = "this page has no such address"
+STATIC = (ASSETS, PLOTLY)
+"""Folders of the page's own fonts, styles and scripts."""
+SANDBOX = "default-src 'none'; sandbox"
+"""The policy of a visitor's file: opened in a browser it runs nothing, and is of no site."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route of the server: path and methods as Starlette has them, whether it is served, and what it is
+    for."""
+
+    path: str
+    methods: tuple[str, ...]
+    served: bool
+    use: str
+
+
+def _both(path: str, methods: tuple[str, ...], served: bool, use: str) -> tuple[Route, Route]:
+    """The route with and without a slash at its end."""
+    return Route(path, methods, served, use), Route(f"{path}/", methods, served, use)
+
+
+GET, POST, READ = ("GET",), ("POST",), ("GET", "HEAD")
+ROUTES: tuple[Route, ...] = (
+    # the page
+    Route("/", READ, True, "the page's HTML"),
+    *_both("/config", GET, True, "the page's components, for clients"),
+    Route("/assets/{path:path}", GET, True, "Gradio's scripts and styles"),
+    Route("/static/{path:path}", GET, True, "Gradio's pictures and fonts"),
+    Route("/theme.css", GET, True, "the theme"),
+    Route(f"{API_PREFIX}/theme.css", GET, True, "the theme"),
+    Route("/favicon.ico", GET, True, "the icon"),
+    Route("/manifest.json", GET, True, "name and icon, for browsers"),
+    Route("/robots.txt", GET, True, "for crawlers"),
+    Route("/health", READ, True, "whether the page answers"),
+    Route("/metrics", READ, True, "counts, for Prometheus"),
+    # requests and their answers
+    *_both(f"{API_PREFIX}/info", GET, True, "the endpoints and their parameters, for clients"),
+    Route(f"{API_PREFIX}/openapi.json", GET, True, "the same as OpenAPI"),
+    *_both(f"{API_PREFIX}/app_id", GET, True, "by which a page sees that the server was started anew"),
+    Route(f"{API_PREFIX}/startup-events", GET, True, "asked by Gradio itself as it starts"),
+    Route(f"{API_PREFIX}/queue/join", POST, True, "a request from the page or a client"),
+    Route(f"{API_PREFIX}/queue/data", GET, True, "its answers, as a stream"),
+    Route(f"{API_PREFIX}/queue/status", GET, True, "how many requests wait"),
+    *_both(f"{API_PREFIX}/call/{{api_name}}", POST, True, "a request from a program"),
+    Route(f"{API_PREFIX}/call/{{api_name}}/{{event_id}}", GET, True, "its answers, as a stream"),
+    *_both(f"{API_PREFIX}/call/v2/{{api_name}}", POST, True, "a request with named parameters"),
+    Route(f"{API_PREFIX}/call/v2/{{api_name}}/{{event_id}}", GET, True, "its answers, as a stream"),
+    *_both(f"{API_PREFIX}/run/{{api_name}}", POST, True, "handlers that do not wait: they only set values"),
+    Route(f"{API_PREFIX}/cancel", POST, True, "Stop"),
+    *_both(f"{API_PREFIX}/reset", POST, True, "does nothing; older clients ask it"),
+    Route(f"{API_PREFIX}/heartbeat/{{session_hash}}", GET, True, "open as long as a page is"),
+    # files
+    Route(f"{API_PREFIX}/upload", POST, True, "a visitor's file comes in"),
+    Route(f"{API_PREFIX}/upload_progress", GET, True, "how much of it has"),
+    Route(f"{API_PREFIX}/file={{path:path}}", READ, True, "``file`` below"),
+    Route(f"{API_PREFIX}/file={{path_or_url:path}}", READ, False, "Gradio's: fetches addresses"),
+    Route(f"{API_PREFIX}/file/{{path:path}}", GET, False, "its former name; fetches addresses too"),
+    Route(f"{API_PREFIX}/proxy={{url_path:path}}", READ, False, "fetches from Spaces"),
+    Route(f"{API_PREFIX}/deep_link", GET, False, "writes what is shown to the disk"),
+    Route("/svelte/{path:path}", GET, False, "for components that are not Gradio's own"),
+    Route(
+        f"{API_PREFIX}/custom_component/{{id}}/{{environment}}/{{type}}/{{file_name}}", GET, False, "the same"
+    ),
+    *_both(f"{API_PREFIX}/component_server", POST, False, "functions of components; none of ours has one"),
+    Route(f"{API_PREFIX}/process_recording", POST, False, "writes a recording to the disk"),
+    Route("/pwa_icon", GET, False, "resizes an icon that the page does not have"),
+    Route("/pwa_icon/{size}", GET, False, "the same, to any size"),
+    # streams of sound and video
+    Route(f"{API_PREFIX}/stream/{{event_id}}", POST, False, "the page has none"),
+    Route(f"{API_PREFIX}/stream/{{event_id}}/close", POST, False, "the same"),
+    *(
+        Route(f"{API_PREFIX}/stream/{{session_hash}}/{{run}}/{{component_id}}/{name}", GET, False, "the same")
+        for name in ("playlist.m3u8", "playlist-file", "{segment_id}.{ext}")
+    ),
+    # users, of whom the page knows none
+    *_both("/login", POST, False, "no users"),
+    Route("/logout", GET, False, "no users"),
+    *_both(f"{API_PREFIX}/user", GET, False, "no users"),
+    *_both(f"{API_PREFIX}/token", GET, False, "no users"),
+    *_both(f"{API_PREFIX}/login_check", GET, False, "no users"),
+    # what Gradio offers to authors of pages
+    *_both(f"{API_PREFIX}/api/{{api_name}}", POST, False, "the former name of /run"),
+    Route("/openapi.json", READ, False, "the server's own routes"),
+    Route(f"{API_PREFIX}/dev/reload", GET, False, "reloads the page while it is written"),
+    Route("/monitoring", GET, False, "/metrics has what we count"),
+    Route("/monitoring/summary", GET, False, "the same"),
+    Route("/monitoring/{key}", GET, False, "starts a page of its own"),
+    *_both(f"{API_PREFIX}/runs", GET, False, "run history, which is off"),
+    Route(f"{API_PREFIX}/run-history/connect", POST, False, "the same; talks to the Hub"),
+    Route(f"{API_PREFIX}/run-history/buckets", GET, False, "the same"),
+    Route(f"{API_PREFIX}/run-history/records", GET, False, "the same"),
+    Route(
+        f"{API_PREFIX}/run-history/records/{{endpoint}}/{{record_id}}/assets/{{asset_id}}",
+        GET,
+        False,
+        "the same",
+    ),
+    *_both(f"{API_PREFIX}/vibe-edit", POST, False, "has the page's code rewritten"),
+    *_both(f"{API_PREFIX}/undo-vibe-edit", POST, False, "the same"),
+    *_both(f"{API_PREFIX}/vibe-code", ("GET", "POST"), False, "the same"),
+    *_both(f"{API_PREFIX}/vibe-starter-queries", POST, False, "the same"),
+)  # fmt: skip
+_SERVED = [(compile_path(route.path)[0], route.methods) for route in ROUTES if route.served]
+_NAMES = ("session_hash", "event_id", "api_name", "upload_id")
+"""Parameters of addresses that the server keeps."""
+
+
+def served(scope: Scope) -> bool:
+    """Whether a request names an address of ``ROUTES`` that is served, and only files that are ours."""
+    path = get_route_path(scope)
+    for pattern, methods in _SERVED:
+        match = pattern.match(path) if scope["method"] in methods else None
+        if match is None:
+            continue
+        named = match.groupdict()
+        if path.startswith(f"{API_PREFIX}/file="):
+            return file_of(named["path"]) is not None
+        asked = dict(parse_qsl(scope["query_string"].decode("latin-1"))) if scope["method"] == "GET" else {}
+        return all(len(str((named | asked).get(name, ""))) <= NAME_LENGTH for name in _NAMES)
+    return False
+
+
+def file_of(text: str) -> Path | None:
+    """The file of the page or of a visitor that ``text``, decoded once, is the absolute path of; None for
+    everything else, whether it exists or not."""
+    if not text.isprintable() or not Path(text).is_absolute():
+        return None
+    try:
+        path = Path(text).resolve(strict=True)
+        return path if path.is_file() and (_below(path, STATIC) or _below(path, [uploads.store()])) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _below(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder.resolve()) for folder in folders)
+
+
+async def file(request: Request) -> Response:
+    """A file of the page as it is, or a visitor's to be saved: it is shown as no page, and runs nothing."""
+    path = file_of(request.path_params["path"])
+    if path is None:
+        return unknown()
+    if _below(path, STATIC):
+        kind, _ = mimetypes.guess_type(path)
+        return FileResponse(path, media_type=kind, filename=path.name, content_disposition_type="inline")
+    return FileResponse(
+        path,
+        media_type="application/octet-stream",
+        filename=path.name,
+        headers={"content-security-policy": SANDBOX},
+    )
+
+
+def unknown() -> JSONResponse:
+    """The answer to what is not served."""
+    return JSONResponse({"detail": UNKNOWN}, 404)
+
+
+FILE = Address(f"{API_PREFIX}/file={{path:path}}", file)
+"""Stands before Gradio's route of the same address."""

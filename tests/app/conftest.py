@@ -1,0 +1,60 @@
+"""A small page behind everything that the real one is behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+from gradio.routes import App
+from starlette.testclient import TestClient
+
+from app import limits
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def entry(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """app.py as a module: the file is named like the package."""
+    monkeypatch.setenv("GRADIO_SERVER_PORT", "7860")
+    monkeypatch.setattr("app.port.server_port", lambda: 7860)
+    spec = importlib.util.spec_from_file_location("entry", ROOT / "app.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """The endpoint ``wait`` of ``client`` answers once this is set."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def client(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: Any, release: threading.Event
+) -> Iterator[TestClient]:
+    """A visitor of a page with one endpoint that waits and one that takes a file."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    monkeypatch.delenv("EXPLORER_HOSTED", raising=False)
+    monkeypatch.setattr(limits, "_found", [])
+    with gr.Blocks() as blocks:
+        name = gr.Textbox()
+        file = gr.File()
+        name.submit(lambda text: release.wait(20) and text, name, name, api_name="wait")
+        file.upload(lambda path: str(path), file, name, api_name="take")
+    blocks.queue(**entry.queue_options())
+    blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets it
+    made = App.create_app(blocks, app_kwargs=entry.launch_options()["app_kwargs"])
+    with TestClient(made, base_url="http://localhost", client=("127.0.0.1", 5)) as client:
+        yield client
+        release.set()

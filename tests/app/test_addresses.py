@@ -1,0 +1,193 @@
+"""Which addresses the page answers, and what a browser may do with the files among them.
+
+If these fail, the server fetches addresses for strangers, runs what a stranger's file says as the page's own
+script, or serves a route of Gradio that nobody has looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import gradio as gr
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from app.serving import addresses
+from app.theme import ASSETS, HEAD, PLOTLY
+
+PREFIX = "/gradio_api"
+REFUSED = str(len(addresses.unknown().body))
+"""The length of our own answer to what is not served; Gradio's differ."""
+
+
+def upload(client: TestClient, name: str = "a.csv", content: bytes = b"1,2") -> str:
+    """The path of a visitor's file."""
+    answer = client.post(f"{PREFIX}/upload", files={"files": (name, content)})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()[0])
+
+
+def routes(found: Any) -> Iterator[tuple[str, str]]:
+    """Every method and path of a list of routes; ``TypeError`` for what has no path."""
+    for route in found:
+        if (inner := getattr(route, "original_router", None)) is not None:
+            prefix = route.include_context.prefix
+            yield from ((method, prefix + path) for method, path in routes(inner.routes))
+        elif hasattr(route, "path") and hasattr(route, "methods"):
+            yield from ((method, route.path) for method in route.methods)
+        else:
+            raise TypeError(f"{route!r} is no route that this test can read")
+
+
+def test_every_route_of_gradio_is_known(client: TestClient) -> None:
+    """A new version of Gradio may add a route that fetches, writes or runs something: somebody has to read
+    it, and add it to the table as served or as refused, before it is there for strangers."""
+    found: Any = client.app
+    there = set(routes(found.routes))
+    assert len(there) > 60, "the routes were not found"
+    known = {(method, route.path) for route in addresses.ROUTES for method in route.methods}
+    assert there - known == set(), "not in addresses.ROUTES"
+    assert known - there == set(), "in addresses.ROUTES, but not of this Gradio"
+
+
+def test_what_is_not_served_is_refused_before_gradio(client: TestClient) -> None:
+    """By our words: Gradio never saw it. A HEAD or POST of what is only read is refused too."""
+    for route in addresses.ROUTES:
+        path = re.sub(r"{[^}]*}", "1", route.path)
+        methods = () if route.served else route.methods
+        for method in (*methods, *(m for m in ("PUT", "DELETE", "PATCH") if "{" not in route.path)):
+            answer = client.request(method, path)
+            assert answer.status_code == 404 and answer.headers["content-length"] == REFUSED, (method, path)
+
+
+FOREIGN = "http://127.0.0.1:9/x.png"
+FETCHED = [
+    f"{PREFIX}/file={FOREIGN}",
+    f"{PREFIX}/file={quote(FOREIGN, safe='')}",
+    f"{PREFIX}/file={quote(quote(FOREIGN, safe=''), safe='')}",
+    f"{PREFIX}/file=HTTPS://example.com/x.png",
+    f"{PREFIX}/file=%68ttp://example.com/x.png",
+    f"{PREFIX}/file=//example.com/x.png",
+    f"{PREFIX}/file=http:\\\\example.com\\x.png",
+    f"{PREFIX}/file=\\\\example.com\\x.png",
+    f"{PREFIX}/file= http://example.com/x.png",
+    f"{PREFIX}/file=data:text/html,<script>1</script>",
+    f"{PREFIX}/file=file:///etc/passwd",
+    f"{PREFIX}/file=/etc/passwd",
+    f"{PREFIX}/file=/proc/self/environ",
+    f"{PREFIX}/file=assets/style.css",
+    f"{PREFIX}/file={ASSETS}/../app.py",
+    f"{PREFIX}/file={quote(f'{ASSETS}/../app.py', safe='')}",
+    f"{PREFIX}/file={ASSETS}",
+    f"{PREFIX}/file={ASSETS}/%00",
+    f"{PREFIX}/file={ASSETS}/{'x' * 9000}",
+    f"{PREFIX}/file/{FOREIGN}",
+    f"{PREFIX}/file/etc/passwd",
+    f"{PREFIX}/FILE={FOREIGN}",
+    f"{PREFIX}//file={FOREIGN}",
+    f"//gradio_api/file={FOREIGN}",
+    f"/file={FOREIGN}",
+    f"/GRADIO_API/file={FOREIGN}",
+    f"/gradio_api%2Ffile={FOREIGN}",
+    f"{PREFIX}/proxy={FOREIGN}",
+    f"/proxy={FOREIGN}",
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_no_address_is_fetched(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradio's server fetches what is named so, of any length and for as long as it drips, and passes on
+    HTML as a page of ours. All get the same answer, whether there is such a file or not."""
+
+    async def went_out(*_: Any, **__: Any) -> None:
+        raise AssertionError("the server asked an address")
+
+    monkeypatch.setattr(httpx.AsyncClient, "send", went_out)
+    for path in FETCHED:
+        answer = client.request(method, path, follow_redirects=False)
+        assert answer.status_code == 404 and answer.headers["content-length"] == REFUSED, path
+        if method == "GET":
+            assert answer.json() == {"detail": "this page has no such address"}, path
+
+
+HTML = b"<!doctype html><script>document.title='run'</script>"
+
+
+def test_a_visitors_file_is_no_page(client: TestClient) -> None:
+    """Whatever it is called and holds: a browser saves it, and lets it do nothing."""
+    for name in ("a.html", "a.svg", "a.png", "a.pdf", "a.js", "a.csv", "a", "a.png.html"):
+        path = upload(client, name, HTML)
+        for ranged in ({}, {"range": "bytes=0-9"}, {"range": "bytes=0-"}):
+            answer = client.get(f"{PREFIX}/file={path}", headers=ranged)
+            assert answer.status_code == (206 if ranged else 200)
+            assert HTML.startswith(answer.content) and answer.content
+            assert answer.headers["content-disposition"].startswith("attachment"), name
+            assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["content-type"] == "application/octet-stream"
+            assert "range" not in answer.headers, "a request's headers are not given back"
+        head = client.head(f"{PREFIX}/file={path}")
+        assert head.status_code == 200 and not head.content
+
+
+@pytest.mark.parametrize("path", [ASSETS / "style.css", PLOTLY / "plotly.min.js"], ids=lambda p: p.name)
+def test_files_of_the_page_are_served_as_they_are(client: TestClient, path: Path) -> None:
+    """Its fonts and scripts: the only files that a browser shows or runs."""
+    answer = client.get(f"{PREFIX}/file={path.as_posix()}")
+    assert answer.status_code == 200 and answer.content == path.read_bytes()
+    assert answer.headers["content-disposition"].startswith("inline")
+    assert answer.headers["content-type"].startswith(
+        ("text/css", "text/javascript", "application/javascript")
+    )
+
+
+def test_a_link_out_of_the_store_is_no_file_of_ours(client: TestClient, tmp_path: Path) -> None:
+    """A path is followed to where it ends."""
+    secret = tmp_path / "secret.csv"
+    secret.write_text("1,2")
+    inside = Path(upload(client)).with_name("link.csv")
+    inside.symlink_to(secret)
+    assert client.get(f"{PREFIX}/file={inside}").status_code == 404
+
+
+def hashes(policy: str) -> set[str]:
+    return set(re.findall(r"'(sha256-[^']+)'", policy))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: Any) -> Iterator[str]:
+    """The address of a page that is launched as the real one is: only then does Gradio write its HTML."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
+    with gr.Blocks() as blocks:
+        gr.Textbox()
+    options = entry.launch_options() | {"server_port": None}
+    _, url, _ = blocks.queue(**entry.queue_options()).launch(**options, prevent_thread_lock=True)
+    yield url
+    blocks.close()
+
+
+def test_only_the_pages_own_scripts_run(launched: str) -> None:
+    """The policy names every inline script of the HTML by its hash, and those that Gradio puts into the head
+    later, and allows no other: what a file or a link smuggles into the page stays text."""
+    answer = httpx.get(launched)
+    policy = answer.headers["content-security-policy"]
+    scripts = re.search(r"script-src ([^;]*)", policy)
+    assert scripts and "unsafe-inline" not in scripts[1] and "http:" not in policy
+    inline = re.findall(r"<script(?![^>]*\bsrc=)[^>]*>(.*?)</script>", answer.text, re.DOTALL)
+    inline += re.findall(r"<script(?![^>]*\bsrc=)[^>]*>(.*?)</script>", HEAD, re.DOTALL)
+    assert len(inline) >= 5
+    for script in inline:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"sha256-{digest}" in hashes(policy), script[:80]
+    for other in ("theme.css", "config", "nowhere", "gradio_api/info"):
+        policy = httpx.get(f"{launched}{other}").headers["content-security-policy"]
+        assert "unsafe-inline" not in re.findall(r"script-src ([^;]*)", policy)[0] and not hashes(policy)

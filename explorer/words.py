@@ -13,8 +13,6 @@ import re
 
 _SMALLEST, _LARGEST = 1e-4, 1e15
 """Outside of these magnitudes a number is written as a power of ten."""
-_MARKS = re.compile(r"[\\`*_{}\[\]<>()#+\-.!|~&:@$=^]")
-"""Signs of ASCII that Markdown, tables of it, HTML and links are made of."""
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _DURATIONS = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
 _SIZES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
@@ -29,6 +27,15 @@ def plain(text: str, most: int | None = None) -> str:
     if most is None or max(len(text), len(shown)) <= most:
         return shown
     return f"{shown[:most]}…"
+
+
+def code(text: str) -> str:
+    """``text`` as ``plain`` writes it, for Markdown outside of tables: code, in which nothing is markup."""
+    shown = plain(text) or " "
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    # Of one blank at both ends a reader takes one away.
+    pad = " " if shown.strip() and (shown[0] in " `" or shown[-1] in " `") else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
 
 
 def number(value: float, digits: int = 3) -> str:

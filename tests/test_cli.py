@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import stat
@@ -25,6 +26,7 @@ from explorer.core import backend
 from explorer.core.lowering import with_kernels
 from explorer.export.files import write_tensors
 from explorer.export.quantized import load_quantized, save_quantized
+from explorer.survey.rows import SURVEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -490,6 +492,69 @@ def test_a_shell_completes_commands() -> None:
 TABLE = Table(
     ("name", "count", "what"), [("nvfp4", 4.5, "a sentence that is long " * 4), ("bf16", None, "x")]
 )
+
+
+HOSTILE = "q\x1b]0;title\x07\x9b2J\nerror: \u202egpj.exe\u2028<img src=x>|`*_[a](b)\ud800"
+"""A name that moves the cursor, sets the window's title, breaks lines and turns the direction of writing."""
+
+
+def is_text(shown: str) -> bool:
+    """Whether all of it is seen: no control characters but the ends of lines."""
+    return shown.replace("\n", "").isprintable()
+
+
+@pytest.fixture
+def renamed_survey(tmp_path: Path) -> Path:
+    """A survey that ships with the explorer, of layers with hostile names."""
+    head, *lines = next(SURVEYS.glob("*.jsonl")).read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    renamed = [json.dumps({**layer, "name": f"{HOSTILE}{i}"}) for i, layer in enumerate(found)]
+    path = tmp_path / "s.jsonl"
+    path.write_text("\n".join([json.dumps({**json.loads(head), "model": HOSTILE}), *renamed, ""]))
+    return path
+
+
+def test_names_of_layers_are_text_on_a_terminal(
+    renamed_survey: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A survey is a file of somebody: escape sequences in it are shown, not obeyed."""
+    command = ("recipe", str(renamed_survey), "--bits", "4.6")
+    code, out, err = run(capsys, *command)
+    assert code == 0 and is_text(out) and is_text(err)
+    assert r"q\x1b]0;title\x07\x9b2J\nerror: \u202egpj" in "".join(out.split("\n")[2:4])
+    code, out, err = run(capsys, *command, "--json")
+    assert code == 0 and is_text(out) and is_text(err)
+    layers = json.loads(out)["recipe"]["layers"]
+    assert layers and all(name.startswith(HOSTILE) for name in layers), "JSON has the name itself"
+
+
+def test_names_of_files_are_text_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders, files that are left out, and what is written."""
+    name = HOSTILE.replace("/", "")
+    folder = tmp_path / name.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
+    folder.mkdir()
+    code, out, err = run(capsys, "layers", str(folder))
+    assert code == 2 and is_text(out + err) and len(err.splitlines()) == 1
+    (folder / f"{folder.name}.safetensors").write_bytes(b"abc")
+    save_file({"w": torch.ones(2, 32)}, folder / "good.safetensors")
+    code, out, err = run(capsys, "layers", str(folder))
+    assert code == 0 and is_text(out) and is_text(err) and len(err.splitlines()) == 1
+    wanted = ("quantize", str(folder), "--scheme", "int8_row", "--out", str(folder / "q.safetensors"))
+    code, out, err = run(capsys, *wanted)
+    assert code == 0 and is_text(out) and is_text(err) and "written: " in out
+    for asked in (("--tensor", HOSTILE), ("--revision", HOSTILE), ("--out", HOSTILE), ("--device", HOSTILE)):
+        code, out, err = run(capsys, *wanted, *asked)
+        assert code == 2 and is_text(out) and is_text(err) and len(err.splitlines()) == 1
+
+
+def test_commands_print_in_one_place() -> None:
+    """What is printed elsewhere would reach the terminal as the file has it."""
+    for path in (ROOT / "explorer" / "cli").glob("*.py"):
+        called = {
+            ast.unparse(n.func) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)
+        }
+        printing = called & {"print", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write"}
+        assert not printing or path.name == "output.py", path.name
 
 
 @pytest.mark.parametrize("width", [40, 80, 400])

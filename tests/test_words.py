@@ -1,6 +1,7 @@
-"""Numbers as people read them.
+"""Numbers as people read them, and names that are text and nothing else.
 
-If these fail, the page says "2.11e+03 µs" or "1.024k", or rounds a number into the wrong unit.
+If these fail, the page says "2.11e+03 µs" or "1.024k", or rounds a number into the wrong unit, or a name of
+a stranger's file clears the terminal.
 """
 
 from __future__ import annotations
@@ -73,3 +74,41 @@ def test_sizes_are_powers_of_1000(size: float, text: str) -> None:
 def test_counts_and_factors_have_separators() -> None:
     assert words.count(1024) == "1,024" and words.count(-5) == "−5"
     assert words.times(1520.3) == "1,520×" and words.times(1.0712) == "1.07×"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("blk.0.attn_q.weight", "blk.0.attn_q.weight"),
+        ("größe 重み", "größe 重み"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("\x9b2J", r"\x9b2J"),
+        ("a\r\nb\tc", r"a\r\nb\tc"),
+        ("a\u202eb\u2066\u200b", r"a\u202eb\u2066\u200b"),
+        ("\ud800\u2028\U000e0001", r"\ud800\u2028\U000e0001"),
+    ],
+)
+def test_names_are_text(name: str, text: str) -> None:
+    assert words.plain(name) == text and text.isprintable()
+
+
+def test_long_names_are_cut() -> None:
+    assert words.plain("abc", 3) == "abc" and words.plain("abcd", 3) == "abc…"
+    assert words.plain("\n\n\n", 3) == r"\n\…" and len(words.plain("\n" * 9999, 80)) == 81
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tiny-llama_v1", "`tiny-llama_v1`"),
+        ("a`b", "``a`b``"),
+        ("`a``", "``` `a`` ```"),
+        ("", "` `"),
+        (" a ", "`  a  `"),
+        ("<b>[a](b)|", "`<b>[a](b)|`"),
+        ("a\n\n# b", r"`a\n\n# b`"),
+    ],
+)
+def test_names_in_markdown_are_code(name: str, text: str) -> None:
+    """Inside a span nothing else begins: no link, no tag, no heading."""
+    assert words.code(name) == text

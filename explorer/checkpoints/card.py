@@ -12,16 +12,17 @@ CARD = "README.md"
 
 def model_card(export: Export, plan: Plan, text: str) -> str:
     """Markdown with a header for the Hub; ``text`` says how the model measured, empty if it was not."""
-    origin = plan.model.config.get("_name_or_path") or plan.model.folder.name
+    folder, stated = plan.model.folder.name, plan.model.config.get("_name_or_path")
+    origin = stated if stated and isinstance(stated, str) else folder
     lines = [
         "---",
         f"tags: [quantized, {export.name}]",
         "---",
         "",
-        f"# {plan.model.folder.name}, quantized for {export.label}",
+        f"# {words.code(folder)}, quantized for {export.label}",
         "",
-        f"Made from `{origin}` by Quantization Explorer {__version__}. Each layer below was rounded as its "
-        "row says; all other tensors are what they were.",
+        f"Made from {words.code(origin)} by Quantization Explorer {__version__}. Each layer below was "
+        "rounded as its row says; all other tensors are what they were.",
         "",
         _table(plan),
         "",

@@ -10,6 +10,7 @@ import typer
 
 from explorer.cli import bench, compile, conformance, docs, models, report, survey, tensors, train
 from explorer.cli.device import COMMAND
+from explorer.cli.output import say
 from explorer.version import __version__
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app.add_typer(bench.app, name="bench", rich_help_panel="Measuring")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"explorer {__version__}")
+        say(f"explorer {__version__}")
         raise typer.Exit
 
 
@@ -52,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _refuse(error)
     if code == 130:
-        print("error: stopped", file=sys.stderr)
+        say("error: stopped", error=True)
     return code or 0
 
 
 def _refuse(error: Exception) -> int:
-    print("error:", " ".join(_words(error).split()), file=sys.stderr)
+    say(f"error: {' '.join(_words(error).split())}", error=True)
     return 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,7 @@ from explorer.cli.options import (
     parse_schemes,
     split,
 )
-from explorer.cli.output import Table, counted, print_json, print_table
+from explorer.cli.output import Table, counted, print_json, print_table, say
 from explorer.paths import checkout
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def gemm(
     names, shapes = split(gemms) if gemms is not None else None, gemm_shapes(shape)
     benchmark = bench_gemm(names, shapes, variants, sweep_m, record and not shapes, seconds)
     if not benchmark.machine.gpu:
-        print(f"no kernels of ours here ({gpu_status().reason}); torch's own on this CPU:", file=sys.stderr)
+        say(f"no kernels of ours here ({gpu_status().reason}); torch's own on this CPU:", error=True)
     _run(benchmark, record, as_json)
 
 
@@ -205,12 +204,12 @@ def _run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:
         benchmark.check_recordable()
     rows = counted("timings", benchmark.rows, benchmark.total, as_json)
     if record:
-        print(f"written: {benchmark.record(rows)}", file=sys.stderr)
+        say(f"written: {benchmark.record(rows)}", error=True)
     if as_json:
         measured = recording_json(benchmark.machine, rows)
         print_json(measured["rows"] if benchmark.name == "cpu" else measured)
         return
-    print(benchmark.machine.describe())
+    say(benchmark.machine.describe())
     print_table(_table(benchmark.line(row) for row in rows))
 
 

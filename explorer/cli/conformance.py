@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from explorer.cli.options import MEASURING, Json, examples, split
-from explorer.cli.output import Table, counted, emit
+from explorer.cli.output import Table, counted, emit, say
 
 if TYPE_CHECKING:
     from explorer.conformance.compare import Conformance
@@ -61,7 +60,7 @@ def conformance(
     emit(as_json, [to_json(r) | {"verdict": r.verdict} for r in results], _table(results))
     surprises = [f"{r.name}, {r.package} {r.function}: {text}" for r in results for text in r.surprises]
     if surprises:
-        print("\n".join(surprises), file=sys.stderr)
+        say(*surprises, error=True)
         raise typer.Exit(1)
 
 
@@ -69,7 +68,7 @@ def _record(results: Sequence[Conformance], model: str) -> None:
     from explorer.bench.conformance import record_conformance
 
     for path in record_conformance(results, model):
-        print(f"written: {path}", file=sys.stderr)
+        say(f"written: {path}", error=True)
 
 
 def _table(results: Sequence[Conformance]) -> Table:

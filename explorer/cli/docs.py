@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from explorer.cli.options import MEASURING, Json, examples
-from explorer.cli.output import print_json
+from explorer.cli.output import print_json, say
 
 app = typer.Typer()
 
@@ -41,21 +40,21 @@ def docs(
     folder = docs_folder()
     if record:
         for path in record_runs(model or MODEL):
-            print(f"written: {path}", file=sys.stderr)
+            say(f"written: {path}", error=True)
     if causal:
-        print(f"written: {record_causal(causal)}", file=sys.stderr)
+        say(f"written: {record_causal(causal)}", error=True)
     if not check:
         written = write_docs(folder)
         if as_json:
             print_json({"written": [str(path) for path in written]})
         for path in [] if as_json else written:
-            print(f"written: {path}")
+            say(f"written: {path}")
         return
     stale = [path.name for path in check_docs(folder)]
     if as_json:
         print_json({"stale": stale})
     elif not stale:
-        print("docs/ says what the recordings say")
+        say("docs/ says what the recordings say")
     if stale:
-        print(f"docs/ is behind its recordings: {', '.join(stale)}; run `explorer docs`", file=sys.stderr)
+        say(f"docs/ is behind its recordings: {', '.join(stale)}; run `explorer docs`", error=True)
         raise typer.Exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +23,7 @@ from explorer.cli.options import (
     read_texts,
     split,
 )
-from explorer.cli.output import Table, counted, emit, hide_bars_of_transformers, reporting
+from explorer.cli.output import Table, counted, emit, hide_bars_of_transformers, reporting, say
 
 if TYPE_CHECKING:
     from explorer.methods.evaluate import Outcome
@@ -51,7 +50,7 @@ def layers(
 
     source = open_source(model, revision)
     for reason in source.broken:
-        print("left out:", reason, file=sys.stderr)
+        say(f"left out: {reason}", error=True)
     infos = layers_of(source, filter)
     if not infos:
         raise ValueError(f"no tensor of {model} has {filter!r} in its name")
@@ -94,7 +93,7 @@ def capture(
     columns = ("layer", "weight", "tokens", "largest", "columns with outliers")
     emit(as_json, [dict(zip(columns, row, strict=True)) for row in rows], Table(columns, rows))
     if out and not as_json:
-        print(f"written: {out}")
+        say(f"written: {out}")
 
 
 def _captured_row(layer: Captured) -> tuple[str, str, int, float, int]:
@@ -168,7 +167,7 @@ def methods(
     columns = ("method", "scheme", "output SQNR dB", "output error", "weight SQNR dB", "bits", "seconds")
     emit(as_json, [o.record() for o in outcomes], Table(columns, [_outcome_row(o) for o in outcomes]))
     if not as_json:
-        print(summary(outcomes, x))
+        say(summary(outcomes, x))
 
 
 def _outcome_row(o: Outcome) -> tuple[object, ...]:

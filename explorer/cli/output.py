@@ -1,4 +1,7 @@
-"""What a command prints: a table that fits the terminal, or JSON; progress on standard error."""
+"""What a command prints: lines, a table that fits the terminal, or JSON; progress on standard error.
+
+Commands print here only: names of layers, files and models come from strangers, and are text on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,30 @@ def print_json(value: object) -> None:
     """``value`` on standard output; dataclasses become objects whose keys are their fields."""
     from explorer.core.serialize import to_json
 
-    print(json.dumps(to_json(value), indent=2, ensure_ascii=False))
+    _print(_escaped(json.dumps(to_json(value), indent=2, ensure_ascii=False)))
+
+
+def _escaped(text: str) -> str:
+    """JSON ``text`` in which characters that are not seen are written as escapes; its value is the same."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def say(*lines: str, error: bool = False) -> None:
+    """Each of ``lines`` as a line of its own on standard output, or on standard error."""
+    for line in lines:
+        _print(words.plain(line), error)
+
+
+def _print(text: str, error: bool = False) -> None:
+    print(text, file=sys.stderr if error else sys.stdout)
 
 
 def print_table(table: Table) -> None:
     """``table`` on standard output, as wide as the terminal at most."""
     console = Console()
-    print(render(table, console.width if console.is_terminal else UNLIMITED))
+    _print(render(table, console.width if console.is_terminal else UNLIMITED))
 
 
 def render(table: Table, width: int) -> str:
@@ -68,7 +88,7 @@ def render(table: Table, width: int) -> str:
     for index, name in enumerate(table.columns):
         cells = [row[index] for row in table.rows]
         numeric = all(cell is None or isinstance(cell, int | float) for cell in cells)
-        grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(Text(words.plain(name)), justify="right" if numeric else "left", overflow="fold")
     for row in table.rows:
         grid.add_row(*(Text(format_cell(cell)) for cell in row))
     console = Console(width=width, color_system=None)
@@ -78,10 +98,10 @@ def render(table: Table, width: int) -> str:
 
 
 def format_cell(value: object) -> str:
-    """A cell as text: floats to six digits, None as nothing."""
+    """A cell as text of one line: floats to six digits, None as nothing."""
     if isinstance(value, float):
         return words.number(value, 6)
-    return "" if value is None else str(value)
+    return "" if value is None else words.plain(str(value))
 
 
 class _Rate(ProgressColumn):

@@ -21,7 +21,7 @@ from explorer.cli.options import (
     sizes,
     split,
 )
-from explorer.cli.output import Table, hide_bars_of_transformers, print_json, print_table, reporting
+from explorer.cli.output import Table, hide_bars_of_transformers, print_json, print_table, reporting, say
 
 if TYPE_CHECKING:
     from explorer.methods.recipe import Recipe
@@ -298,7 +298,7 @@ def _write(content: Content, files: Files, as_json: bool) -> None:
         print_json({"written": [str(path) for path in written], "numbers": content.numbers})
         return
     for each in written:
-        print(f"written: {each}")
+        say(f"written: {each}")
 
 
 def _recipes(texts: str) -> list[Recipe]:
@@ -365,7 +365,7 @@ def _check(path: Path, where: Where, as_json: bool) -> None:
     same = now.sha256 == record["sha256"]
     kind = record["recipe"].get("kind", TENSOR)
     if not same and not as_json:
-        print(f"what it is about ({kind}) is another one than the report's (SHA-256)")
+        say(f"what it is about ({kind}) is another one than the report's (SHA-256)")
     changes = moved(record, now)
     whole = by_this_version(record, now)
     other = edited(path.read_text(encoding="utf-8"), now, whole) if not changes else []
@@ -382,18 +382,18 @@ def _check(path: Path, where: Where, as_json: bool) -> None:
     else:
         count = len(record["numbers"])
         if other:
-            print("the report shows something else than its numbers give:")
+            say("the report shows something else than its numbers give:")
             lines = [[e.place, _short(e.said), _short(e.now)] for e in other[:MOST_EDITS]]
             print_table(Table(("where", "in the report", "now"), lines))
         elif changes:
             print_table(Table(("number", "in the report", "now"), [[m.name, m.said, m.now] for m in changes]))
-            print(f"{len(changes)} of {count} numbers moved")
+            say(f"{len(changes)} of {count} numbers moved")
         else:
-            print(f"all {count} numbers are the same")
+            say(f"all {count} numbers are the same")
         if not whole:
-            print("another version of the explorer wrote it: sentences and figures are not compared")
+            say("another version of the explorer wrote it: sentences and figures are not compared")
         if record["recipe"].get("measured"):
-            print("timings stand in the report as they were measured; they are not measured again")
+            say("timings stand in the report as they were measured; they are not measured again")
     if changes or other or not same:
         raise typer.Exit(1)
 

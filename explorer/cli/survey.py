@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,15 @@ import typer
 
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import MODELS, Json, Revision, byte_size, examples, read_texts, split
-from explorer.cli.output import Table, emit, hide_bars_of_transformers, print_json, print_table, reporting
+from explorer.cli.output import (
+    Table,
+    emit,
+    hide_bars_of_transformers,
+    print_json,
+    print_table,
+    reporting,
+    say,
+)
 
 if TYPE_CHECKING:
     from explorer.models.capture import Model
@@ -97,7 +104,7 @@ def survey(
         print_json({"file": str(path), "head": found.head, "layers": found.layers})
         return
     _print_survey(found)
-    print(f"written: {path}")
+    say(f"written: {path}")
 
 
 def _survey_file(model: str, out: str | None) -> Path:
@@ -116,16 +123,16 @@ def _print_survey(found: Survey) -> None:
 
     row = SENSITIVITIES[found.head.default]
     if found.head.why:
-        print(
+        say(
             f"the model was not run: {found.head.why} (once it can be: --out names another file)",
-            file=sys.stderr,
+            error=True,
         )
     if not row.is_loss:
-        print(f"{row.label}: {row.trust}", file=sys.stderr)
+        say(f"{row.label}: {row.trust}", error=True)
     front = frontier(found)
     columns = ("one scheme for all layers", "bits", _loss_words(found, row.is_loss))
     print_table(Table(columns, [(point.scheme, point.bits, point.loss) for point in front.uniform]))
-    print(
+    say(
         f"{len(found.linear)} layers of {found.head.model}; a recipe: `explorer recipe`, --bits from "
         f"{front.least:.2f} to {front.most:.2f}"
     )
@@ -196,7 +203,7 @@ def recipe(
         print_json({"recipe": _record(chosen), "choice": choice, "refused": front.refused, "file": out})
         return
     _print_recipe(found, front, choice, chosen)
-    print(f"written: {out}" if out else "not written: name a file by --out")
+    say(f"written: {out}" if out else "not written: name a file by --out")
 
 
 def _check_together(target: str, chosen: ModelRecipe) -> None:
@@ -208,7 +215,7 @@ def _check_together(target: str, chosen: ModelRecipe) -> None:
     try:
         folder = ModelFolder(folder_of(chosen.model, chosen.revision))
     except ValueError as error:
-        print(f"not asked whether {target} carries these schemes together: {error}", file=sys.stderr)
+        say(f"not asked whether {target} carries these schemes together: {error}", error=True)
         return
     if why := EXPORTS[target].together(Plan(folder, chosen.layers)):
         raise ValueError(f"{target}: {why} (--schemes names those to choose from)")
@@ -240,16 +247,16 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     row = SENSITIVITIES[front.signal]
     print_table(Table(("layer", "recipe", "bits", "cost", "share"), rows))
     for name, why in front.refused.items():
-        print(f"left out: {name}: {why}", file=sys.stderr)
+        say(f"left out: {name}: {why}", error=True)
     total = bytes_(front.kept_bytes + choice.bytes)
     size = f"{choice.bits:.4g} bits a weight, {bytes_(choice.bytes)} of codes and scales"
-    print(f"{size}; the model {total}, the rest of it as it is stored")
-    print(
+    say(f"{size}; the model {total}, the rest of it as it is stored")
+    say(
         f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}; no choice of this size has "
         f"less than {choice.loss - choice.gap:.4g}"
     )
     if not row.is_loss:
-        print(f"{row.label}: {row.trust}", file=sys.stderr)
+        say(f"{row.label}: {row.trust}", error=True)
 
 
 @app.command(
@@ -299,17 +306,17 @@ def check(
     columns = ("", "by", "bits", "predicted", "loss", "from", "to", *scores)
     emit(as_json, checked, Table(columns, rows))
     if not as_json:
-        print(_verdict(checked))
+        say(*_verdict(checked))
 
 
-def _verdict(checked: Check) -> str:
+def _verdict(checked: Check) -> tuple[str, str]:
     from explorer.survey.verdict import truth
 
     loss = checked.rows[0].loss
     unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
     return (
-        f"loss: {unit}, over {loss.texts} texts, {loss.tokens:,} tokens; 95 % interval over texts\n"
-        f"{truth(checked)}"
+        f"loss: {unit}, over {loss.texts} texts, {loss.tokens:,} tokens; 95 % interval over texts",
+        truth(checked),
     )
 
 
@@ -365,4 +372,4 @@ def apply(
     if as_json:
         print_json(written)
     else:
-        print(f"written: {out}, {bytes_(written.bytes)} in all")
+        say(f"written: {out}, {bytes_(written.bytes)} in all")

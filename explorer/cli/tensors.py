@@ -20,7 +20,7 @@ from explorer.cli.options import (
     parse_scheme,
     parse_schemes,
 )
-from explorer.cli.output import Table, counted, emit, print_json, print_table, reporting
+from explorer.cli.output import Table, counted, emit, print_json, print_table, reporting, say
 
 if TYPE_CHECKING:
     from explorer import Format, Report, Scheme
@@ -131,11 +131,11 @@ def quantize(
         measured = {**to_json(report), "total_bits": report.bits.total}
         print_json({"tensor": matrix.description, "scheme": _scheme_record(chosen), "report": measured})
         return
-    print(matrix.description)
-    print(chosen.describe())
+    say(matrix.description)
+    say(chosen.describe())
     print_table(Table(("", "value"), _report_items(report)))
     if out:
-        print(f"written: {out}")
+        say(f"written: {out}")
 
 
 def _check_file(out: str | None, layout: str | None) -> None:
@@ -196,7 +196,7 @@ def compare(
     rows = counted("schemes", compare_schemes(matrix.values, chosen), len(chosen), as_json)
     marked = mark_frontier(rows)
     if not as_json:
-        print(matrix.description)
+        say(matrix.description)
     columns = ("scheme", "bits", "sqnr_db", "max_error", "clipped %", "zeroed %", "frontier")
     lines = [
         (

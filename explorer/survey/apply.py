@@ -23,6 +23,7 @@ from explorer.survey.budget import Constraints
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import built_in_texts, weights_sha256
 from explorer.survey.sensitivities import SENSITIVITIES
+from explorer.words import code
 
 Codes = Callable[[str, Tensor, Recipe], QuantizedTensor]
 """(name of the layer, its weight [N, K], its recipe) -> codes."""
@@ -100,7 +101,8 @@ def card_of(recipe: ModelRecipe) -> str:
     if recipe.bits is not None:
         lines.append(f"{recipe.bits:.4g} bits a weight over these layers, scales and zero points counted.")
     if recipe.signal:
-        lines.append(f"Chosen by {SENSITIVITIES[recipe.signal].label}.")
+        known = SENSITIVITIES.get(recipe.signal)
+        lines.append(f"Chosen by {known.label if known else code(recipe.signal)}.")
     if recipe.predicted_loss is not None:
         lines.append(f"Predicted loss {recipe.predicted_loss:.3g}; run `explorer check` for the true one.")
     return "\n".join(lines)

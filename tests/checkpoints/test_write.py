@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from explorer.checkpoints import folder as folders
 from explorer.checkpoints.folder import Shards
 from explorer.methods.recipe import Recipe
 from explorer.progress import StoppedError, checkpoint, stoppable
+from explorer.words import code
 from tests.checkpoints.reading import uniform
 
 TARGET = "compressed-tensors"
@@ -55,6 +57,28 @@ def test_small_files_come_along(llama: Path, layers: list[str], tmp_path: Path) 
     assert written.bytes == sum(path.stat().st_size for path in written.folder.iterdir())
     config = json.loads((written.folder / "config.json").read_text())
     assert config.pop("quantization_config") and config == json.loads((llama / "config.json").read_text())
+
+
+ODD = "q\x1b]0;t\x07`</code><img src=x onerror=y>|\u202e[a](http:b)**_\n\n# Heading"
+"""A name that would be markup in Markdown, and more than text on a terminal."""
+
+
+def test_names_are_text_in_the_card(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """The card is shown by the Hub and by cat: names of the model's folder and of its origin are code."""
+    model = copied(llama, tmp_path / ODD.replace("/", ""))
+    for origin in (ODD, [ODD], {"a": ODD}, None):
+        config = json.loads((llama / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "_name_or_path": origin}))
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        written = write_checkpoint(TARGET, model, uniform(layers, "int4_group128"), tmp_path / "out")
+        card = (written.folder / "README.md").read_text(encoding="utf-8")
+        assert card.replace("\n", "").isprintable()
+        assert [line for line in card.splitlines() if line.startswith("# ")] == [
+            f"# {code(model.name)}, quantized for compressed-tensors"
+        ]
+        assert f"Made from {code(origin if isinstance(origin, str) else model.name)} by" in card
+        outside = re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", card)
+        assert "<img" not in outside and "](" not in outside
 
 
 def test_what_is_not_named_stays_as_it_is(llama: Path, layers: list[str], tmp_path: Path) -> None:

@@ -206,4 +206,5 @@ def test_what_an_export_says(survey: Survey, tiny_llama: Path) -> None:
     recipe = recipe_of(survey, frontier(survey).at(4.6))
     card = card_of(recipe)
     assert "layers nvfp4" in card and f"{recipe.bits:.4g} bits" in card and "Predicted loss" in card
+    assert "Chosen by `<b>[x](y)`." in card_of(replace(recipe, signal="<b>[x](y)")), "a file may say anything"
     assert folder_of(str(tiny_llama)) == tiny_llama

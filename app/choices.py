@@ -30,6 +30,10 @@ MOST_METHODS = 64
 """In one request: more than are offered."""
 
 
+MOST_PATTERNS = 1000
+"""Characters of the patterns that name layers: to read one takes a time that grows with its square."""
+
+
 def schemes_of(texts: Sequence[str]) -> list[Scheme]:
     """The schemes of names and texts, each once. ``ValueError`` for none, for one that is no scheme, and for
     more than ``MOST_SCHEMES``."""

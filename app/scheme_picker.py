@@ -8,7 +8,7 @@ import gradio as gr
 
 from app.controls import scheme_choices
 from app.page import Page
-from app.views import Control
+from app.views import Control, listen, shows
 from app.widgets import PRIVATE
 from explorer.methods.recipe import Recipe
 
@@ -28,10 +28,12 @@ def build_scheme_picker(page: Page, names: Sequence[str], label: str, elem_id: s
             elem_id=elem_id,
         )
         button = gr.Button("Add A and B", size="sm", elem_id=f"{elem_id}-add")
-    button.click(_added, [picker, *page.bar.pair().in_order()], picker, queue=False, **PRIVATE)
+    listen(button.click, _added, [picker, *page.bar.pair().in_order()], picker, **PRIVATE)
     return picker
 
 
+@shows()
 def _added(names: list[str] | None, first: str, second: str) -> list[str]:
+    """The chosen schemes, and those of A and B."""
     own = [str(Recipe.parse(text).scheme) for text in (first, second) if text]
     return list(dict.fromkeys([*(names or []), *own]))

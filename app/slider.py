@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import gradio as gr
 
 
@@ -15,6 +13,7 @@ class FreeSlider(gr.Slider):
 
     def preprocess(self, payload: float) -> float:
         """The value as it was sent; ``gr.Error`` for what is no number, which only programs send."""
-        if not isinstance(payload, int | float) or not math.isfinite(payload):
-            raise gr.Error(f"{self.label} is a number, not {str(payload)[:40]}")
+        number = isinstance(payload, int | float) and not isinstance(payload, bool)
+        if not number or not -1e300 < payload < 1e300:
+            raise gr.Error(f"{self.label} is a number, not {str(payload)[:40]}", print_exception=False)
         return payload

@@ -24,6 +24,7 @@ from app.page import Page
 from app.places import NAMES, PLACES
 from app.sections.overview import first_sight
 from app.theme import ASSETS, PLOTLY
+from app.values import CheckedBlocks
 from app.views import listen
 from app.widgets import BEGAN, BROUGHT, LATEST, PRIVATE, block, hidden
 from explorer.core.backend import gpu_status, native_formats
@@ -33,7 +34,7 @@ def build() -> gr.Blocks:
     """The whole page, not yet launched."""
     gr.set_static_paths([ASSETS, PLOTLY])
     keep = limits.current().keep_seconds
-    with gr.Blocks(
+    with CheckedBlocks(
         title="Quantization Explorer",
         analytics_enabled=False,
         fill_width=True,

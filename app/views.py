@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, get_origin
 
 import gradio as gr
 import torch
@@ -16,6 +16,7 @@ from app import html, limits
 from app.selection import NothingChosenError, Selection
 from app.serving.measure import measured
 from app.serving.work import LeftError, check_of_this_run, checked_steps
+from app.values import check, shortened
 from explorer import gpu
 from explorer.progress import StoppedError, stoppable
 
@@ -70,6 +71,17 @@ class StatusView(View):
         return cls.unchanged(status=html.status(message))
 
 
+class Event(gr.EventData):
+    """What a browser has seen, for a handler that reads it. A class derives from it for each kind of event.
+
+    FIELDS: what the handler reads, each by the JSON schema of its value. OPTIONAL: those that may be null:
+    the click was on nothing that they are of.
+    """
+
+    FIELDS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset()
+
+
 def shows(
     view: type[View] | None = None, told: bool = False
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
@@ -77,10 +89,11 @@ def shows(
     value.
 
     A first parameter annotated ``Selection`` takes the bar's values, in the order of its fields; a
-    last one after it may be the event. ``ValueError``, ``OSError``, a kernel that does not compile and lack
-    of memory become a notification, and the outputs become ``view.refused(message)``; so does a run that
-    takes longer than ``Limits.run_seconds``. No notification where another handler of the same event
-    has ``told`` it, nor for what is not chosen yet (``view.waiting``), nor when its visitor has left.
+    last one may be an ``Event``, whose fields are checked. ``ValueError``, ``OSError``, a kernel that does
+    not compile and lack of memory become a notification, and the outputs become ``view.refused(message)``; so
+    does a run that takes longer than ``Limits.run_seconds``. No notification where another handler of the
+    same event has ``told`` it, nor for what is not chosen yet (``view.waiting``), nor when its visitor has
+    left.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -97,12 +110,17 @@ def shows(
 
         prepare: Callable[..., Any] = _as_they_are
         if _takes_selection(function):
-            prepare = _with_selection_and_event if _takes_event(function) else _with_selection
+            prepare = _with_selection_and_event if _event_of(function) else _with_selection
 
-        texts = _texts_of(function)
+        texts, lists, event = _places(function, str), _places(function, list), _event_of(function)
 
         def prepared(values: tuple[Any, ...]) -> list[Any]:
-            return _with_texts(prepare(values), texts)
+            given = _with_texts(prepare(values), texts)
+            for place in lists.keys() & set(range(len(given))):
+                given[place] = [] if given[place] is None else given[place]
+            if event is not None:
+                _check_fields(event, given[-1])
+            return given
 
         name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
@@ -172,10 +190,11 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
-def _texts_of(function: Callable[..., Any]) -> dict[int, str]:
-    """The parameters that are texts: name by place."""
+def _places(function: Callable[..., Any], kind: type) -> dict[int, str]:
+    """The parameters that are a ``kind``, or a ``kind`` of something: name by place."""
     parameters = inspect.signature(function, eval_str=True).parameters.values()
-    return {place: p.name for place, p in enumerate(parameters) if p.annotation is str}
+    of_kind = (p.annotation is kind or get_origin(p.annotation) is kind for p in parameters)
+    return {place: p.name for place, (p, own) in enumerate(zip(parameters, of_kind, strict=True)) if own}
 
 
 def _with_texts(values: tuple[Any, ...], texts: dict[int, str]) -> list[Any]:
@@ -206,9 +225,23 @@ def _with_selection_and_event(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*_with_selection(tuple(others)), event)
 
 
-def _takes_event(function: Callable[..., Any]) -> bool:
-    *_, last = inspect.signature(function, eval_str=True).parameters.values()
-    return isinstance(last.annotation, type) and issubclass(last.annotation, gr.EventData)
+def _event_of(function: Callable[..., Any]) -> type[Event] | None:
+    """The kind of event that the last parameter is; None where it is none."""
+    last = next(reversed([*inspect.signature(function, eval_str=True).parameters.values()]), None)
+    kind = None if last is None else last.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Event) else None
+
+
+def _check_fields(kind: type[Event], event: Any) -> None:
+    """``ValueError`` unless ``event`` has the fields of its ``kind``, each with a value that it can have."""
+    said = event._data if isinstance(event, gr.EventData) else vars(event)
+    if not isinstance(said, dict):
+        raise ValueError(f"an event with {', '.join(kind.FIELDS)} is taken here, not {shortened(said)}")
+    for name, schema in kind.FIELDS.items():
+        if name not in said:
+            raise ValueError(f"the event says nothing of {name}")
+        if said[name] is not None or name not in kind.OPTIONAL:
+            check(f"{name} of the event", said[name], schema)
 
 
 def _as_they_are(values: tuple[Any, ...]) -> tuple[Any, ...]:

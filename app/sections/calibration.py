@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gradio as gr
 from torch import Tensor
@@ -18,7 +18,7 @@ from app.gpu_lock import gpu_lock
 from app.page import Page
 from app.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
-from app.views import Shown, View, listen, shows
+from app.views import Event, Shown, View, listen, shows
 from app.widgets import LATEST, QUIET, block, plot_card, table
 from explorer import CALIBRATORS
 from explorer.analysis.calibration import (
@@ -99,8 +99,14 @@ def show(chosen: Selection, own: float | None) -> CalibrationView:
     )
 
 
+class Dragged(Event):
+    """A line of the figure was dragged ``from`` one value ``to`` another."""
+
+    FIELDS: ClassVar = {"from": {"type": "number"}, "to": {"type": "number"}}
+
+
 @shows()
-def share_of(own: float, event: gr.EventData) -> float:
+def share_of(own: float, event: Dragged) -> float:
     """The visitor's range, a share of the largest value, after one of its ends was dragged."""
     start, end = float(getattr(event, "from")), float(event.to)
     if start == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gradio as gr
 
@@ -19,7 +19,7 @@ from app.page import Page
 from app.scheme_picker import build_scheme_picker
 from app.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
-from app.views import Control, Shown, StatusView, listen, shows
+from app.views import Control, Event, Shown, StatusView, listen, shows
 from app.widgets import (
     LATEST,
     QUIET,
@@ -127,8 +127,21 @@ def _drawn(rows: Sequence[ComparisonRow], own: Sequence[Scheme], name: str) -> s
     return plot_data(frontier_figure(marked, name, *(by_text.get(str(scheme)) for scheme in own)))
 
 
+class PointClicked(Event):
+    """A click on the figure: ``data`` is [label, text] of the point's scheme."""
+
+    FIELDS: ClassVar = {"data": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}}
+    OPTIONAL: ClassVar = frozenset({"data"})
+
+
+class RowClicked(Event):
+    """A click on the table: ``row_value`` is its line, which begins with the scheme's text."""
+
+    FIELDS: ClassVar = {"row_value": {"type": "array", "minItems": 1}}
+
+
 @shows(PairView)
-def taken(which: str, first: str, second: str, event: gr.EventData) -> PairView:
+def taken(which: str, first: str, second: str, event: PointClicked) -> PairView:
     """The scheme of the clicked point as scheme ``which`` ("a" or "b")."""
     if not event.data:
         return PairView.unchanged()
@@ -201,7 +214,7 @@ def _files(rows: list[ComparisonRow], name: str) -> Downloads:
 
 
 @shows(PairView)
-def clicked(which: str, first: str, second: str, event: gr.SelectData) -> PairView:
+def clicked(which: str, first: str, second: str, event: RowClicked) -> PairView:
     """The clicked row's scheme as scheme ``which`` ("a" or "b")."""
     return with_side(which, str(event.row_value[0]), first, second)
 

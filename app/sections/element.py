@@ -14,7 +14,7 @@ from app.analyses import analyses_of, sides_of
 from app.page import Page
 from app.selection import Selection
 from app.theme import plot_data
-from app.views import Control, Shown, View, listen, shows
+from app.views import Control, Event, Shown, View, listen, shows
 from app.widgets import BEGAN, LATEST, PRIVATE, block, hidden, plot_pair
 from explorer.analysis.tensor import Side
 from explorer.figures.values import values_figure
@@ -34,6 +34,15 @@ class ElementView(View):
     column: Shown
     follow: Shown
     values: Shown
+
+
+class Picked(Event):
+    """A click on the error map: ``element`` is [row, column] of the largest error under the cell."""
+
+    FIELDS: ClassVar = {
+        "element": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+    }
+    OPTIONAL: ClassVar = frozenset({"element"})
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ def followed(chosen: Selection, row: float | None, column: float | None, follow:
 
 
 @shows(ElementView)
-def picked(chosen: Selection, event: gr.EventData) -> ElementView:
+def picked(chosen: Selection, event: Picked) -> ElementView:
     """The element with the largest error under the cell of the map that was clicked."""
     if not event.element:
         return ElementView.unchanged()

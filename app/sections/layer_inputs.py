@@ -200,14 +200,14 @@ def list_linear(where: str) -> LinearLayersView:
 
 
 @shows(CaptureView)
-def run_capture(where: str, layer: str | None, text: str, tokens: float) -> Iterator[CaptureView]:
+def run_capture(where: str, layer: str | None, text: str, tokens: float | None) -> Iterator[CaptureView]:
     """Run a model on text and keep one layer's inputs; yields a status and the visitor's own file, twice: for
     the methods, and to download."""
     if not layer:
         raise SourceError("list the model's layers and choose one")
     if len(text) > MOST_TEXT:
         raise SourceError(f"the text has {len(text):,} characters; up to {MOST_TEXT:,} are read here")
-    if not 2 <= tokens <= MOST_TOKENS:
+    if tokens is None or not 2 <= tokens <= MOST_TOKENS:
         raise SourceError(f"tokens to keep are 2 … {MOST_TOKENS:,}")
     yield CaptureView.unchanged(status=html.status(f"Loading {where} …"))
     model, lines = runnable_model(where), [line for line in text.splitlines() if line.strip()]

@@ -347,6 +347,14 @@ def from_layer(chosen: Selection, tokens: float | None) -> ShapeView:
     return ShapeView(m=int(tokens or 1), n=int(n), k=int(k))
 
 
+@shows(ShapeView)
+def of_model(name: str) -> ShapeView:
+    """M, N, K of a layer of a known model, by its name among ``PRESETS``."""
+    if name not in PRESETS:
+        raise ValueError(f"choose a model: {', '.join(PRESETS)}")
+    return ShapeView(*PRESETS[name])
+
+
 @shows(ReportView)
 def report(
     chosen: Selection, view: str, shape: str | None, own: Own | None, kinds: list[str]
@@ -503,7 +511,7 @@ def build(page: Page) -> None:
         listen(control.input, show, inputs, outputs, api_name=f"speed_{what}", **unlisted)
     listen(product.change, source_of, product, code, api_name="kernel_source", **QUIET)
     listen(product.change, facts_of, product, facts, **PRIVATE)
-    preset.input(lambda name: list(PRESETS[name]), preset, sizes.in_order(), **PRIVATE)
+    listen(preset.input, of_model, preset, sizes, **PRIVATE)
     of_layer_inputs = [*page.selection, sizes.m]
     listen(of_layer.click, from_layer, of_layer_inputs, sizes, api_name="shape_of_layer", **QUIET)
     buttons = RunButtons((start,), stop, stopped)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
 
 import gradio as gr
@@ -17,6 +17,7 @@ import gradio as gr
 from app import html, limits
 from app.analyses import each, reported
 from app.cache import BoundedCache
+from app.choices import MOST_PATTERNS
 from app.files import fresh_folder
 from app.models import runnable_model
 from app.page import Page
@@ -24,7 +25,7 @@ from app.report_files import ReportView, build_report, report_steps
 from app.selection import Selection
 from app.slider import FreeSlider
 from app.theme import plot_data
-from app.views import Shown, StatusView, View, listen, shows
+from app.views import Event, Shown, StatusView, View, listen, shows
 from app.widgets import (
     LATEST,
     PRIVATE,
@@ -254,13 +255,19 @@ def _commands(recipe: str, target: str) -> list[str]:
     ]
 
 
+class CellClicked(Event):
+    """A click on the map: ``data`` begins with the cell's layer and scheme."""
+
+    FIELDS: ClassVar = {"data": {"type": "array", "minItems": 2}}
+    OPTIONAL: ClassVar = frozenset({"data"})
+
+
 @shows()
-def link_to(which: str, own: str | None, where: str, event: gr.EventData) -> str:
+def link_to(which: str, own: str | None, where: str, event: CellClicked) -> str:
     """The query that opens a clicked cell's layer and scheme in the Tensor place."""
-    cell = getattr(event, "data", None)
-    if not isinstance(cell, list) or len(cell) < 2:
+    if not event.data:
         return ""
-    found, (layer, scheme, *_) = _survey(which, own), map(str, cell)
+    found, (layer, scheme, *_) = _survey(which, own), map(str, event.data)
     name, model = found.layer(layer).name, where.strip() or found.head.model
     return urlencode({"source": "model", "model": model, "layer": f"{name}.weight", "scheme": scheme})
 
@@ -481,7 +488,12 @@ def build(page: Page) -> None:
         targets = [("any", ANY), *((row.label, row.name) for row in EXPORTS.values())]
         target = gr.Dropdown(targets, value=ANY, label="Checkpoint format", elem_id="survey-target")
         keep = gr.Textbox(
-            "", label="Layers left as they are", placeholder="encoder.layer.0.*", max_lines=1, min_width=160
+            "",
+            label="Layers left as they are",
+            placeholder="encoder.layer.0.*",
+            max_lines=1,
+            max_length=MOST_PATTERNS,
+            min_width=160,
         )
         fuse = gr.Checkbox(False, label="one scheme for query, key, value; for gate, up", min_width=200)
     bits = FreeSlider(

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from app import html, limits
-from app.choices import INPUT_SCHEMES, MOST_METHODS, input_scheme, method_choices, schemes_of
+from app.choices import INPUT_SCHEMES, MOST_METHODS, MOST_PATTERNS, input_scheme, method_choices, schemes_of
 from app.gpu_lock import locked_steps
 from app.models import runnable_model
 from app.page import Page
@@ -152,6 +152,7 @@ def build_whole_model(page: Page) -> None:
         keep = gr.Textbox(
             "",
             label="Layers left as they are",
+            max_length=MOST_PATTERNS,
             placeholder="*.output.dense, encoder.layer.0.*",
             max_lines=1,
             min_width=160,

@@ -17,7 +17,7 @@ from app.bar import SchemeView, show_scheme
 from app.controls import Parts
 from app.selection import Selection
 from app.ui import build
-from app.views import Shown, StatusView, View, listen, shows
+from app.views import Event, Shown, StatusView, View, listen, shows
 from explorer import SCHEMES, gpu
 from tests.app.test_handlers import selection, unchanged
 
@@ -166,8 +166,9 @@ def test_every_listener_of_the_page_has_as_many_inputs_as_its_handler_takes() ->
         first = [block.label for block in function.inputs[: len(dataclasses.fields(Selection))]]
         labels = labels or first
         assert first == labels
-        own = inspect.signature(handler.__wrapped__.__wrapped__ if handler.view else handler.__wrapped__)
-        events = sum("EventData" in str(p.annotation) for p in own.parameters.values())
+        own = inspect.signature(inspect.unwrap(handler), eval_str=True)
+        kinds = [p.annotation for p in own.parameters.values() if isinstance(p.annotation, type)]
+        events = sum(issubclass(kind, Event) for kind in kinds)
         assert len(function.inputs) == len(first) + len(own.parameters) - 1 - events, function.api_name
     assert labels is not None and labels[-2:] == ["scheme", "second-scheme"]
     assert issubclass(SchemeView, View)

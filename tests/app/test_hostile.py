@@ -1,0 +1,126 @@
+"""What a program may send to any function of the page: refused in words, or answered, never a defect.
+
+If this fails, a request of a stranger writes a traceback to the log, and its sender learns nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import random
+import re
+from contextlib import suppress
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app.values import CheckedBlocks
+from tests.app import asked
+
+DRAWS = 20
+"""Requests to each handler; where several functions share one, the others get ``FEW``."""
+FEW = 2
+
+
+def test_no_values_of_a_program_are_a_defect() -> None:
+    """Wrong types, numbers that are none, long texts, too few and too many values, for every function."""
+    failed, refused, count, met = {}, 0, 0, set()
+    with asked.quick() as said:
+        for function in asked.functions():
+            rng = random.Random(f"{function.api_name} values")
+            handler = inspect.unwrap(function.fn)
+            draws, _ = (FEW if handler in met else DRAWS), met.add(handler)
+            for _ in range(draws if function.inputs else 1):
+                values, count = asked.hostile_values(rng, function), count + 1
+                before = len(said)
+                try:
+                    asked.ask(function, values)
+                except gr.Error:
+                    refused += 1
+                except Exception as error:
+                    failed.setdefault(_told(function, error), values)
+                else:
+                    refused += len(said) > before
+    assert not failed, "\n".join(f"{name} {str(values)[:300]}" for name, values in failed.items())
+    assert refused > count / 2
+
+
+def test_no_event_of_a_program_is_a_defect() -> None:
+    """Fields that are missing or of another type, for every function that reads an event."""
+    failed: dict[str, Any] = {}
+    with asked.quick():
+        reading = [f for f in asked.functions() if "event" in inspect.signature(f.fn).parameters]
+        for function in reading:
+            rng = random.Random(f"{function.api_name} event")
+            for _ in range(80):
+                event = asked.hostile_event(rng)
+                try:
+                    with suppress(gr.Error):
+                        asked.ask(function, asked.usual(function), event)
+                except Exception as error:
+                    failed.setdefault(_told(function, error), event)
+    assert len(reading) == 6
+    assert not failed, "\n".join(f"{name} {str(event)[:300]}" for name, event in failed.items())
+
+
+def _function(name: str) -> Any:
+    return next(f for f in asked.functions() if f.api_name == name)
+
+
+SENT = [
+    ("choose_scheme", [["x"], "nvfp4"], r'^Scheme is a text, not \["x"\]$'),
+    ("choose_scheme", ["x" * 70_000, "nvfp4"], "^Scheme has 70,000 characters; at most 65,536 are taken$"),
+    ("choose_scheme", ["nvfp4"], "^2 values are taken here, and 1 were sent$"),
+    ("choose_scheme", ["nvfp4", "nvfp4", 1], "^2 values are taken here, and 3 were sent$"),
+    ("sizes_model", ["Llama-2-7B", float("nan"), "nvfp4"], "is a number, not NaN$"),
+    ("sizes_model", ["Llama-2-7B", 10**400, "nvfp4"], r"is a number, not 1000*…$"),
+    ("sizes_model", [None, 7, "nvfp4"], "^Model is a text, not null$"),
+    ("explain", ["int8", {"a": 1}], "is a text, not"),
+    ("kernel_source", ["<b>"], "^Value: &lt;b&gt; is not in the list of choices"),
+    ("survey_budget", ["all-MiniLM-L6-v2", None, None, "any", "[" * 60_000, False, 4.5], "at most 1,000"),
+    ("layers_of_file", [{"path": "/etc/x.safetensors", **asked.FILE}], "not uploaded by a user.$"),
+    ("layers_of_file", ["x"], "is a file that was uploaded, not"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "words"), SENT)
+def test_a_refusal_says_what_is_wrong(name: str, values: list[Any], words: str) -> None:
+    """By the label of the control that the value is for, and as text."""
+    with asked.quick(), pytest.raises(gr.Error) as refused:
+        asked.ask(_function(name), values)
+    assert re.search(words, refused.value.message), refused.value.message
+    assert len(refused.value.message) < 500
+
+
+def test_a_refusal_is_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Else a stranger fills the disk with what he sends."""
+    with asked.quick(), caplog.at_level(logging.INFO, "explorer"), pytest.raises(gr.Error):
+        asked.ask(_function("choose_scheme"), ["y" * 10**5, "nvfp4"])
+    (line,) = caplog.messages
+    assert line == "choose_scheme refused: values that it does not take"
+
+
+def test_a_defect_is_logged_with_its_values_cut(caplog: pytest.LogCaptureFixture) -> None:
+    """The traceback says where it is."""
+
+    def broken(text: str) -> str:
+        raise KeyError(text * 1000)
+
+    with CheckedBlocks() as page:
+        box = gr.Textbox(label="Text")
+        box.change(broken, box, box, api_name="broken")
+    function = next(iter(page.fns.values()))
+    with pytest.raises(KeyError):
+        asked.ask(function, ["secret"], on=page)
+    (record,) = caplog.records
+    lines = record.getMessage().splitlines()
+    assert "KeyError" in lines[-1] and "in broken" in record.getMessage() and max(map(len, lines)) <= 201
+
+
+def _told(function: Any, error: Exception) -> str:
+    trace, cause = error.__traceback__, error.__cause__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
+    return f"{function.api_name}: {type(error).__name__} at {where}: {str(error)[:200]} ({cause!r:.100})"

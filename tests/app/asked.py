@@ -104,6 +104,7 @@ def quick() -> Iterator[list[str]]:
         patch("app.api.check_of_this_run", lambda: stop),
         patch.object(limits, "current", lambda: HOSTED),
         patch.object(limits, "notify", said.append),
+        patch.object(limits, "inform", said.append),
         patch.object(constants, "HF_HUB_OFFLINE", True),
     ):
         yield said

@@ -27,6 +27,7 @@ from explorer.sources.limits import HOSTED, SUFFIXES
 from explorer.sources.models import HubModel, LocalModel, layers, open_model
 from explorer.survey import ModelRecipe, frontier, load_survey, recipe_of
 from explorer.survey.rows import SURVEYS
+from tests.app import asked
 from tests.fuzz.mutate import NUMBERS, ODDITIES, mutated, odd, words
 from tests.sources import lying_hub
 from tests.sources.hostile import (
@@ -301,6 +302,18 @@ def _payload(rng: random.Random) -> Case:
     return rng.choice((lambda: api.explain(name, text), lambda: api.flip(name, text, bit)))
 
 
+def _request(rng: random.Random) -> Case:
+    function = rng.choice(asked.functions())
+    values = asked.hostile_values(rng, function)
+    event = asked.hostile_event(rng) if rng.random() < 0.3 else None
+
+    def run() -> None:
+        with asked.quick():
+            asked.ask(function, values, event)
+
+    return run
+
+
 def _hub(rng: random.Random) -> Case:
     good = {"id": "a/b", "sha": lying_hub.COMMIT, "siblings": lying_hub.named("model.safetensors", "x.json")}
     weights = lying_hub.WEIGHTS
@@ -368,7 +381,7 @@ def _recipe(rng: random.Random) -> Case:
 
 
 FAMILIES = {
-    "files": Family(_mutated_file, (SourceError,), 0.31),
+    "files": Family(_mutated_file, (SourceError,), 0.29),
     "headers": Family(_generated_header, (SourceError,), 0.25),
     "pickles": Family(_mutated_pickle, (SourceError,), 0.05),
     "indexes": Family(_index, (SourceError,), 0.05),
@@ -377,6 +390,7 @@ FAMILIES = {
     "entries": Family(_entry, (), 0.05),
     "links": Family(_link, (), 0.04),
     "payloads": Family(_payload, (gr.Error,), 0.02),
+    "requests": Family(_request, (gr.Error,), 0.02),
     "hub": Family(_hub, (SourceError,), 0.04),
     "surveys": Family(_survey, (ValueError,), 0.02),
     "recipes": Family(_recipe, (ValueError,), 0.02),

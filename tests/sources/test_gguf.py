@@ -132,8 +132,8 @@ def test_a_big_endian_file(tmp_path: Path) -> None:
     writer.add_array("tokenizer.ggml.tokens", ["a", "bcd"])
     for dtype in (np.float32, np.float16, np.int32, np.float64):
         writer.add_tensor(np.dtype(dtype).name, values.astype(dtype))
-    writer.add_tensor("coded", gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0),
-                      raw_dtype=gguf.GGMLQuantizationType.Q8_0)  # fmt: skip
+    kind = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("coded", gguf.quants.quantize(values, kind), raw_dtype=kind)
     _finish(writer)
     source = open_model(str(tmp_path / "x.gguf"))
     for name in ("float32", "float16", "int32", "float64"):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from app import limits
+from app.serving import uploads
 from explorer.figures.style import file_name
 
 
@@ -34,7 +35,9 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def fresh_folder() -> Path:
-    """A new folder for one visitor's files; folders older than ``Limits.keep_seconds`` are deleted."""
+    """A new folder for one visitor's files; folders older than ``Limits.keep_seconds`` are deleted.
+    ``ValueError`` if the store is full."""
+    uploads.check_room()
     results = Path(_folder().name)
     oldest = time.time() - limits.current().keep_seconds
     for folder in results.iterdir():

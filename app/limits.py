@@ -21,6 +21,7 @@ class Limits:
     elements: of one tensor; of a larger one the first rows are read.
     upload_bytes: of one uploaded file.
     store_bytes: of all uploads and results that are kept.
+    uploads: of one visitor (address) at the same time.
     request_bytes: of one request that is no upload.
     queue: requests that may wait.
     share: requests of one visitor (address) that may wait or run.
@@ -39,6 +40,7 @@ class Limits:
     elements: int
     upload_bytes: int
     store_bytes: int
+    uploads: int
     request_bytes: int
     queue: int
     share: int
@@ -58,6 +60,7 @@ LOCAL = Limits(
     elements=1 << 28,
     upload_bytes=16 << 30,
     store_bytes=256 << 30,
+    uploads=16,
     request_bytes=16 << 20,
     queue=64,
     share=64,
@@ -76,6 +79,7 @@ HOSTED = Limits(
     elements=1 << 24,
     upload_bytes=256 << 20,
     store_bytes=8 << 30,
+    uploads=4,
     request_bytes=1 << 20,
     queue=64,
     share=16,

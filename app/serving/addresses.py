@@ -145,7 +145,7 @@ def served(scope: Scope) -> bool:
         named = match.groupdict()
         if path.startswith(f"{API_PREFIX}/file="):
             return file_of(named["path"]) is not None
-        asked = dict(parse_qsl(scope["query_string"].decode("latin-1"))) if scope["method"] == "GET" else {}
+        asked = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         return all(len(str((named | asked).get(name, ""))) <= NAME_LENGTH for name in _NAMES)
     return False
 

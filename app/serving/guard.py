@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
 from app.serving import addresses, uploads
+from app.serving.kept import SILENCE
 from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
 from app.serving.visitors import address_of
@@ -84,12 +85,14 @@ class Guard:
 
         try:
             if scope["path"].rstrip("/").endswith("/upload"):
-                await self.app(scope, await _checked_form(scope, receive), sent)
+                async with _room(scope) as upload:
+                    await self.app(scope, _checked_form(scope, receive, upload), sent)
                 return
             checked, values = await _checked_json(scope, receive)
             with place:
                 if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
                     _check_turn(scope, values)
+                    SILENCE.broken(str(values.get("session_hash")) if isinstance(values, dict) else "")
                     place.callback(take_turns, _queue(scope))  # by then its place is one of the queue's
                     place.enter_context(_place_in_share(scope))
                 await self.app(scope, checked, sent)
@@ -115,8 +118,8 @@ def _of_another_site(scope: Scope) -> bool:
 def _bounded(scope: Scope, receive: Receive, most: int, what: str) -> Receive:
     """``receive`` that stops at ``most`` bytes; at once, if the request says that it is longer."""
     message = f"{what} may have at most {most:,} bytes here"
-    claimed = Headers(scope=scope).get("content-length", "0")
-    if not claimed.isdecimal() or int(claimed) > most:
+    claimed = _claimed(scope)
+    if (claimed is None and "content-length" in Headers(scope=scope)) or (claimed or 0) > most:
         raise TooMuchError(413, message, "body")
     left = most
 
@@ -131,11 +134,41 @@ def _bounded(scope: Scope, receive: Receive, most: int, what: str) -> Receive:
     return bounded
 
 
-async def _checked_form(scope: Scope, receive: Receive) -> Receive:
-    """An upload as it comes in, its form's fields counted: Gradio keeps those in memory."""
+_uploading: Counter[str] = Counter()
+"""By address: uploads that are on their way."""
+FULL = "The store for uploads is full; try again in some minutes"
+
+
+@asynccontextmanager
+async def _room(scope: Scope) -> AsyncIterator[uploads.Upload]:
+    """Hold the room of one upload in the store, and one of its visitor's places, until it has ended."""
+    who, most = address_of(scope), limits.current().uploads
+    if _uploading[who] >= most:
+        raise TooMuchError(
+            TOO_MANY,
+            f"{most} files from your address are being uploaded, which is the most for one visitor; the next "
+            "is taken when one of them has arrived",
+            "share",
+            1,
+        )
+    with counted(_uploading, who):
+        await run_in_threadpool(uploads.count)
+        try:
+            with uploads.Upload(_claimed(scope)) as upload:
+                yield upload
+        except uploads.FullError as error:
+            raise TooMuchError(503, FULL, "store", 60) from error
+
+
+def _claimed(scope: Scope) -> int | None:
+    """The length that a request announces; None, if it does not."""
+    claimed = Headers(scope=scope).get("content-length", "")
+    return int(claimed) if claimed.isdecimal() and len(claimed) < 20 else None
+
+
+def _checked_form(scope: Scope, receive: Receive, upload: uploads.Upload) -> Receive:
+    """An upload as it comes in, its bytes counted; and its form's fields: Gradio keeps those in memory."""
     allowed = limits.current()
-    if await run_in_threadpool(uploads.stored_bytes) > allowed.store_bytes:
-        raise TooMuchError(503, "The store for uploads is full; try again in some minutes", "store")
     bounded = _bounded(scope, receive, allowed.upload_bytes + FORM_BYTES, "an upload")
     kind, options = parse_options_header(Headers(scope=scope).get("content-type", ""))
     if kind != b"multipart/form-data" or b"boundary" not in options:
@@ -144,6 +177,7 @@ async def _checked_form(scope: Scope, receive: Receive) -> Receive:
 
     async def checked() -> Message:
         part = await bounded()
+        upload.add(len(part.get("body", b"")))
         fields.add(part.get("body", b""))
         return part
 
@@ -232,6 +266,10 @@ def _values(body: bytes) -> Any:
         raise TooMuchError(
             400, f"a request's body is JSON, its values nested at most {DEPTH} deep", "body"
         ) from error
+    for name in ("session_hash", "event_id"):  # Gradio keeps them
+        text = values.get(name) if isinstance(values, dict) else None
+        if isinstance(text, str) and len(text) > addresses.NAME_LENGTH:
+            raise TooMuchError(422, f"{name} has at most {addresses.NAME_LENGTH} characters", "body")
     for path in _paths(values, DEPTH):
         if not path.isprintable():
             raise TooMuchError(422, "a file's path has no line breaks or other control characters", "body")

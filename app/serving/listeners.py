@@ -28,9 +28,16 @@ def session_of(scope: Scope, queue: Queue) -> str | None:
         return str(asked[0]) if asked else None
     if "/call/" in path:
         number = path.rpartition("/")[2]
-        event = queue.event_ids_to_events.get(number)
-        return event.session_hash if event else number
+        if (event := queue.event_ids_to_events.get(number)) is not None:
+            return event.session_hash
+        of_it = (session for session, ids in queue.pending_event_ids_session.items() if number in ids)
+        return next(of_it, number)
     return None
+
+
+def heard(session: str) -> bool:
+    """Whether somebody listens for the answers of a session now."""
+    return bool(_listening[session])
 
 
 def listening(session: str) -> AbstractContextManager[None]:
@@ -53,4 +60,4 @@ def counted(counter: Counter[str], name: str) -> Iterator[None]:
 def unheard(event: Event, now: float | None = None) -> bool:
     """Whether nobody listens for what was asked ``UNHEARD_SECONDS`` ago, at a monotonic time."""
     waited = (time.monotonic() if now is None else now) - event.enqueue_time
-    return waited > UNHEARD_SECONDS and not _listening[event.session_hash]
+    return waited > UNHEARD_SECONDS and not heard(event.session_hash)

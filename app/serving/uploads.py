@@ -57,6 +57,66 @@ def stored_bytes() -> int:
     return sum(_size(path) for path in store().rglob("*"))
 
 
+class FullError(Exception):
+    """The store has no room for what an upload brings."""
+
+
+class Upload:
+    """An upload that is on its way: the room that it announced and has not used yet is kept for it, and what
+    arrives beyond that counts at once. ``announced``: bytes; None, if it does not say."""
+
+    def __init__(self, announced: int | None) -> None:
+        self._left = announced or 0
+
+    def __enter__(self) -> Upload:
+        """``FullError`` if it would not fit beside what is there and what others have announced."""
+        if _Count.stored + _Count.arrived + _promised() + self._left > limits.current().store_bytes:
+            raise FullError
+        _open.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _open.remove(self)
+
+    def add(self, count: int) -> None:
+        """So many more bytes have arrived. ``FullError`` if they do not fit."""
+        self._left = max(0, self._left - count)
+        _Count.arrived += count
+        if _Count.stored + _Count.arrived + _promised() > limits.current().store_bytes:
+            raise FullError
+
+
+class _Count:
+    """What the store held when it was last counted, and what has arrived since."""
+
+    stored, arrived = 0, 0
+
+
+_open: list[Upload] = []
+
+
+def _promised() -> int:
+    return sum(upload._left for upload in _open)
+
+
+def open_uploads() -> int:
+    """How many uploads are on their way."""
+    return len(_open)
+
+
+def count() -> None:
+    """Count what the store holds. What arrives meanwhile may count twice, and never not at all."""
+    before = _Count.arrived
+    stored = stored_bytes()
+    _Count.stored, _Count.arrived = stored, _Count.arrived - before
+
+
+def check_room() -> None:
+    """``ValueError`` in a visitor's words if no result may be written any more."""
+    if stored_bytes() > limits.current().store_bytes:
+        raise ValueError("the store for uploads and results is full; try again in some minutes")
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size if path.is_file() else 0

@@ -23,6 +23,7 @@ from gradio.server_messages import ProcessCompletedMessage
 from gradio.utils import error_payload
 
 from app import limits
+from app.serving.kept import Sweeper
 from app.serving.listeners import unheard
 from app.serving.measure import REFUSED
 from app.serving.sessions import keep_little
@@ -125,12 +126,15 @@ def _tell(queue: Queue, event: Event, place: int, longest: float) -> None:
 
 @asynccontextmanager
 async def watched(app: Any) -> AsyncIterator[None]:
-    """The server's life: as long as it lasts, nobody waits for too long, and sessions keep little."""
+    """The server's life: as long as it lasts, nobody waits for too long, sessions keep little, and answers
+    that nobody listens for are dropped."""
     keep_little(app)
+    kept = Sweeper(app)
 
     async def watch() -> None:
         while True:
             await end_overdue(app.get_blocks()._queue, time.monotonic())
+            kept.sweep()
             await asyncio.sleep(CHECK_SECONDS)
 
     watching = asyncio.create_task(watch())

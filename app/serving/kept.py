@@ -1,0 +1,78 @@
+"""What Gradio's server keeps of requests that are over: dropped when nobody listens for it.
+
+Gradio keeps the answers of a session until they are heard, and the names of its requests for longer still:
+who asks and never listens, or leaves, fills the memory (``Queue.pending_event_ids_session`` in Gradio 6.31).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from gradio.queueing import Queue
+from gradio.routes import file_upload_statuses
+
+from app.serving import listeners
+
+ANALYTICS = 100
+"""Requests of which Gradio keeps a line of statistics; it goes through all of them after each that failed."""
+UPLOADS = 1000
+"""Uploads of which it is remembered how far they are; the oldest are forgotten."""
+FILES_EVERY = 120
+"""Sweeps between two looks at which uploaded files still exist."""
+
+
+class Silence:
+    """Since when nobody has listened to each session that the queue has something of."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def broken(self, session: str) -> None:
+        """The session asks again."""
+        self._since.pop(session, None)
+
+    def overdue(self, queue: Queue, now: float) -> list[str]:
+        """The sessions whose requests are over, and to which nobody has listened for ``UNHEARD_SECONDS`` at a
+        monotonic time."""
+        sessions = {*queue.pending_messages_per_session, *queue.pending_event_ids_session}
+        busy = {event.session_hash for event in queue.event_ids_to_events.values()}
+        silent = {session for session in sessions - busy if not listeners.heard(session)}
+        self._since = {session: self._since.get(session, now) for session in silent}
+        return [session for session, since in self._since.items() if now - since > listeners.UNHEARD_SECONDS]
+
+    def drop(self, queue: Queue, session: str) -> None:
+        """Forget what the queue has of a session."""
+        queue.pending_messages_per_session.pop(session, None)
+        queue.pending_event_ids_session.pop(session, None)
+        self._since.pop(session, None)
+
+
+SILENCE = Silence()
+
+
+class Sweeper:
+    """Drops what is overdue, of one server."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._sweeps = app, 0
+        app.get_blocks()._queue.ANALYTICS_MAX_EVENTS = ANALYTICS
+
+    def sweep(self) -> None:
+        """To be called over and over, in the server's own thread."""
+        queue: Queue = self._app.get_blocks()._queue
+        for session in SILENCE.overdue(queue, time.monotonic()):
+            SILENCE.drop(queue, session)
+        self._app.iterators_to_reset &= queue.event_ids_to_events.keys()
+        for known in (file_upload_statuses._statuses, file_upload_statuses._signals):
+            for upload in list(known)[:-UPLOADS]:
+                del known[upload]
+        self._sweeps += 1
+        if self._sweeps % FILES_EVERY == 0:
+            self._forget_files()
+
+    def _forget_files(self) -> None:
+        """Names of uploaded files that are gone: Gradio forgets only those that it has deleted itself."""
+        for names in self._app.get_blocks().temp_file_sets:
+            names -= {name for name in list(names) if not Path(name).exists()}

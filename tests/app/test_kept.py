@@ -1,0 +1,223 @@
+"""What the server keeps of requests: bounded, and dropped when nobody asks for it.
+
+If these fail, one visitor who never waits for an answer fills the memory, and many uploads at once fill the
+disk beyond its bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import httpx
+import pytest
+from gradio.routes import file_upload_statuses
+from starlette.testclient import TestClient
+
+from app import limits
+from app.serving import addresses, guard, kept, listeners, uploads, waiting
+
+LONG = "x" * (addresses.NAME_LENGTH + 1)
+
+
+def until(true: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Wait for what has to happen; a minute is a hang."""
+    for _ in range(1200):
+        if true():
+            return
+        time.sleep(0.05)
+    raise AssertionError(what())
+
+
+def test_names_that_are_kept_are_short(client: TestClient) -> None:
+    """The server keeps a session's name: of 900 kB each, a thousand are a gigabyte."""
+    for name in ("session_hash", "event_id"):
+        body = {"data": ["x"], "fn_index": 0, "session_hash": "a", "event_id": "b"} | {name: LONG}
+        for path in ("queue/join", "call/wait", "cancel", "reset", "run/wait"):
+            answer = client.post(f"/gradio_api/{path}", json=body)
+            assert answer.status_code == 422 and "at most 64 characters" in answer.json()["detail"], path
+    paths = (f"heartbeat/{LONG}", f"queue/data?session_hash={LONG}", f"call/wait/{LONG}")
+    for path in (*paths, f"upload_progress?upload_id={LONG}"):
+        assert client.get(f"/gradio_api/{path}").status_code == 404, path
+    answer = client.post(f"/gradio_api/upload?upload_id={LONG}", files={"files": ("a", b"1")})
+    assert answer.status_code == 404
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: Any) -> Iterator[tuple[str, gr.Blocks]]:
+    """A page behind all that the real one is behind, whose visitors are given up after a quarter of a
+    second."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr(listeners, "UNHEARD_SECONDS", 0.25)
+    monkeypatch.setattr(waiting, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(kept, "FILES_EVERY", 1)
+    monkeypatch.setattr(kept, "UPLOADS", 5)
+    monkeypatch.setattr(kept, "ANALYTICS", 5)
+    with gr.Blocks() as blocks:
+        name = gr.Textbox()
+        file = gr.File()
+        name.submit(lambda text: text, name, name, api_name="quick")
+        name.change(_steps, name, name, api_name="steps")
+        file.upload(lambda path: str(path), file, name, api_name="take")
+    options = entry.launch_options() | {"server_port": None, "state_session_capacity": 5}
+    _, url, _ = blocks.queue(**entry.queue_options()).launch(**options, prevent_thread_lock=True)
+    yield f"{url}gradio_api/", blocks
+    blocks.close()
+
+
+def _steps(text: str) -> Iterator[str]:
+    for _ in range(40):
+        time.sleep(0.01)
+        yield text
+
+
+SIZED = (dict, set, list, collections.deque)
+CAPS = {
+    "session_data": 5, "time_last_used": 5, "_statuses": 5, "_signals": 5,
+    "event_analytics": 6 * 5, "cached_event_analytics_summary": 4,
+}  # fmt: skip
+"""Tables that keep the latest few on purpose, and how many: of statistics five lines of five values, and a
+name for each handler."""
+
+
+def tables(blocks: Any) -> dict[str, int]:
+    """Every table of the server's parts that live as long as it does, by its size: of a table of tables, all
+    their entries."""
+    app = blocks.app
+    parts = {
+        "app": app, "state": app.state_holder, "queue": blocks._queue, "blocks": blocks,
+        "uploads": file_upload_statuses, "listeners": listeners, "guard": guard, "kept": kept.SILENCE,
+        "store": uploads,
+    }  # fmt: skip
+    found: dict[str, int] = {}
+    for of, part in parts.items():
+        for name, value in vars(part).items():
+            if isinstance(value, SIZED) and name not in ("__builtins__",):
+                inner = list(value.values()) if isinstance(value, dict) else list(value)
+                found[f"{of}.{name}"] = len(value) + sum(len(i) for i in inner if isinstance(i, SIZED))
+    return found
+
+
+def visit(url: str, number: int) -> None:
+    """One session of each kind: that listens to the end, that leaves, that cancels, that never listens."""
+    how, session = number % 4, f"s{number}"
+    with httpx.Client(base_url=url, timeout=60) as client:
+        body = {"data": ["words"], "fn_index": number % 2, "session_hash": session}
+        event = client.post("queue/join", json=body).json().get("event_id", "none")
+        if how == 0:
+            with client.stream("GET", "queue/data", params={"session_hash": session}) as lines:
+                assert any("process_completed" in line for line in lines.iter_lines())
+        if how == 1:
+            with client.stream("GET", "queue/data", params={"session_hash": session}) as lines:
+                next(lines.iter_lines())
+        if how == 2:
+            client.post("cancel", json={"session_hash": session, "fn_index": number % 2, "event_id": event})
+        client.post("upload", params={"upload_id": session}, files={"files": (f"{session}.csv", session)})
+        if number > 32:  # of an upload that there is not: answered after three seconds
+            client.get("upload_progress", params={"upload_id": f"unknown{session}"})
+        with client.stream("GET", f"heartbeat/{session}") as lines:
+            next(lines.iter_lines())
+
+
+def test_no_table_of_the_server_grows(server: tuple[str, gr.Blocks]) -> None:
+    """Through join, leave, cancel, silence, uploads and heartbeats; tables that a new Gradio brings count
+    too. Else whoever asks often enough fills the memory."""
+    url, blocks = server
+    visit(url, 0)
+    until(lambda: tables(blocks)["queue.event_ids_to_events"] == 0, lambda: "a request did not end")
+    before = tables(blocks)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: visit(url, number), range(1, 41)))
+    for path in uploads.store().rglob("*.csv"):
+        path.unlink()  # as the sweep of the store does when they are old
+
+    def grown() -> dict[str, tuple[int, int]]:
+        now = tables(blocks)
+        return {
+            name: (before.get(name, 0), size)
+            for name, size in now.items()
+            if size > max(before.get(name, 0), CAPS.get(name.rpartition(".")[2], 2))
+        }
+
+    until(lambda: not grown(), lambda: f"tables grew: {grown()}")
+
+
+def test_an_answer_that_is_listened_for_is_kept(server: tuple[str, gr.Blocks]) -> None:
+    """However long it takes: what is dropped is what nobody listens for."""
+    url, blocks = server
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for _ in range(3):  # a page that stays open, quiet for a while, and asks again
+            client.post("queue/join", json={"data": ["words"], "fn_index": 1, "session_hash": "open"})
+            with client.stream("GET", "queue/data", params={"session_hash": "open"}) as lines:
+                assert sum("process_generating" in line for line in lines.iter_lines()) >= 30
+            until(lambda: "open" not in blocks._queue.pending_event_ids_session, lambda: "not dropped")
+        event = client.post("call/quick", json={"data": ["said"]}).json()["event_id"]
+        with client.stream("GET", f"call/quick/{event}") as lines:
+            assert any("said" in line for line in lines.iter_lines())
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_uploads_at_once_share_the_store(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, announced: bool
+) -> None:
+    """A bound that is looked at when an upload begins holds for one at a time: thirty of 7 MB began below
+    20 MB and kept 91 MB."""
+    small = dataclasses.replace(limits.HOSTED, store_bytes=200_000)
+    monkeypatch.setattr(limits, "current", lambda: small)
+    sent = [an_upload(client, 30_000, announced, who=f"192.0.2.{number}") for number in range(20)]
+    answers = apart(gathered(sent))
+    assert uploads.stored_bytes() <= small.store_bytes
+    assert answers.count(503) >= 10
+    assert answers.count(200) >= 3 or not announced, "those whose room was kept are taken"
+    assert not uploads.open_uploads(), "no promise outlives its upload"
+
+
+def test_an_address_has_few_uploads_open(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one visitor holds all the room of the store by uploads that never end."""
+    monkeypatch.setattr(limits, "current", lambda: limits.HOSTED)
+    most = limits.HOSTED.uploads
+    sent = [an_upload(client, 3000, True, who="192.0.2.1", number=n) for n in range(most + 3)]
+    answers = apart(gathered([*sent, an_upload(client, 3000, True, who="192.0.2.2")]))
+    assert answers == [200] * most + [429] * 3 + [200]
+    assert not uploads.open_uploads()
+
+
+def an_upload(client: TestClient, size: int, announced: bool, who: str, number: int = 0) -> Any:
+    """A coroutine: an upload whose bytes come in pieces, others between them; answers with its status."""
+    head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.csv"\r\n\r\n'
+    text = f"{who} {number} ".encode()
+    content = (text * (size // len(text) + 1))[:size]
+    pieces = [head, *(content[i : i + 1000] for i in range(0, size, 1000)), b"\r\n--b--\r\n"]
+    headers = {"content-type": "multipart/form-data; boundary=b", "x-forwarded-for": who}
+    if announced:
+        headers["content-length"] = str(sum(map(len, pieces)))
+
+    async def body() -> Any:
+        for piece in pieces:
+            yield piece
+            await asyncio.sleep(0.005)
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=client.app, client=("127.0.0.1", 5), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asked:
+            answer = await asked.post("/gradio_api/upload", content=body(), headers=headers)
+            return answer.status_code
+
+    return ask()
+
+
+async def gathered(work: list[Any]) -> list[int]:
+    return list(await asyncio.gather(*work))
+
+
+def apart(work: Any) -> Any:
+    """Run a coroutine in a thread of its own: in this one a browser test may have left a loop running."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()

@@ -28,6 +28,7 @@ from explorer.sources.models import HubModel, LocalModel, layers, open_model
 from explorer.survey import ModelRecipe, frontier, load_survey, recipe_of
 from explorer.survey.rows import SURVEYS
 from tests.app import asked
+from tests.fuzz import routes
 from tests.fuzz.mutate import NUMBERS, ODDITIES, mutated, odd, words
 from tests.sources import lying_hub
 from tests.sources.hostile import (
@@ -391,6 +392,7 @@ FAMILIES = {
     "links": Family(_link, (), 0.04),
     "payloads": Family(_payload, (gr.Error,), 0.02),
     "requests": Family(_request, (gr.Error,), 0.02),
+    "routes": Family(routes.request, (), 0.04),
     "hub": Family(_hub, (SourceError,), 0.04),
     "surveys": Family(_survey, (ValueError,), 0.02),
     "recipes": Family(_recipe, (ValueError,), 0.02),

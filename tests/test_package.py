@@ -152,6 +152,12 @@ def test_explorer_loads_torch_only_when_it_is_needed() -> None:
     assert outside([sys.executable, "-c", code], ROOT).strip() == "set()"
 
 
+def test_torchs_compiler_is_loaded_only_when_it_is_needed() -> None:
+    """It takes longer to import than torch. If this fails, every command and the page start twice as late."""
+    code = "import explorer.core.ops, app.ui, sys; print({'torch', 'torch._dynamo'} & set(sys.modules))"
+    assert outside([sys.executable, "-c", code], ROOT) == "{'torch'}\n"
+
+
 def test_the_public_names_are_what_they_say() -> None:
     """The table of lazy imports, the imports for type checkers and ``__all__`` are the same names."""
     tree = ast.parse((ROOT / "explorer" / "__init__.py").read_text())

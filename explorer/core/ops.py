@@ -218,9 +218,13 @@ def _learned_step(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) ->
 learned_quantize_op.register_autograd(_learned_step, setup_context=_keep_learned)
 
 
-@torch.compiler.assume_constant_result  # torch.compile does not trace the comparison of table rows
 def _check_readable(scheme: Scheme) -> None:
     checked_text(scheme)
+
+
+# torch.compile does not trace the comparison of table rows. torch.compiler.assume_constant_result sets this
+# mark, but imports torch._dynamo for it: that takes as long as torch itself, at every start.
+_check_readable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def learned_quantize(x: Tensor, step: Tensor, scheme: Scheme) -> Tensor:

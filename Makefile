@@ -1,16 +1,20 @@
-# `make run` serves the page, `make test` checks everything. PYTHON may name another interpreter
-# (3.11 or newer), JOBS how many processes run the tests.
+# `make run` serves the page, `make test` checks what was changed, `make test-all` everything. PYTHON may name
+# another interpreter (3.11 or newer), JOBS how many processes run the tests.
 PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-gpu check docs conformance load fuzz lock clean
+.PHONY: run test test-all test-gpu check docs conformance load fuzz lock clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python app.py
 
 test: check
+	$(BIN)/python -m pytest -q -m "not gpu and not thorough" -n $(JOBS) --dist loadgroup -r fER
+	@echo "Passed. \`make test-all\` runs the tests marked thorough too: more of what these had a sample of."
+
+test-all: check
 	$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup -r fER
 
 test-gpu: $(VENV)/.tested

@@ -60,6 +60,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none, unless it is what was asked for (``-m gpu``): then it
+    fails."""
+    asked = item.config.option.markexpr == "gpu"
+    if item.get_closest_marker("gpu") and not asked and not torch.cuda.is_available():
+        pytest.skip("no GPU on this machine")
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """torch draws the same numbers in a test, whichever tests ran before it: their order is random."""
@@ -69,8 +77,6 @@ def seeded() -> None:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device that this machine has; the GPU tests are run by ``make test-gpu``."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU on this machine")
     return torch.device(request.param)
 
 

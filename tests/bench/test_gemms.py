@@ -24,8 +24,10 @@ from explorer.gpu.compile import included_files
 from explorer.gpu.gemm import EPILOGUE_TYPES, Epilogue, OperandType, Tiles, row_bits, swap_ab, two_bit_rows
 from explorer.paths import KERNELS
 from explorer.schemes import SCALE_RULES
+from tests.kernels.covering import covering, of_each_value
 
-CHIPS = {"sm_80": (8, 0), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
+HOPPER = "sm_90a"
+CHIPS = {"sm_80": (8, 0), HOPPER: (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
 
 
 @pytest.mark.parametrize("name", GEMMS)
@@ -142,10 +144,25 @@ def test_vectors_that_the_epilogue_cannot_read_are_refused() -> None:
 
 
 @pytest.mark.parametrize("arch", CHIPS)
+def test_each_gemm_kernel_compiles_without_spilling(arch: str, nvcc: str) -> None:
+    """For the chip that the kernels are timed on every file, and each value of a file's macros in some build;
+    for the others what it has no kernels of."""
+    files = {build.file for build in examples(CHIPS[HOPPER])}
+    builds = [build for build in examples(CHIPS[arch]) if arch == HOPPER or build.file not in files]
+    assert bool(builds) == (arch in (HOPPER, "sm_120a"))
+    compile_and_check(covering(builds, of_each_value), arch)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("arch", CHIPS)
 def test_every_gemm_kernel_compiles_without_spilling(arch: str, nvcc: str) -> None:
-    """One compilation of every file, type and way of decoding for each chip, with registers, no spill, and
-    its wgmma in flight together; from the user's cache where nothing has changed."""
-    builds = examples(CHIPS[arch])
+    """One compilation of every file, type and way of decoding for each chip."""
+    compile_and_check(examples(CHIPS[arch]), arch)
+
+
+def compile_and_check(builds: list[runtime.Build], arch: str) -> None:
+    """Each has registers, no spill, and its wgmma in flight together; from the user's cache where nothing has
+    changed."""
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda b: runtime.compile_cubin(b, arch), builds))
     for build in builds:

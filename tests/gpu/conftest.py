@@ -9,7 +9,7 @@ from explorer import gpu
 
 @pytest.fixture(autouse=True)
 def kernels_available() -> None:
-    """``make test`` deselects these tests by their mark; where they do run, a missing GPU is an error."""
+    """Where these tests run, a GPU was asked for or torch has found one: kernels have to work."""
     state = gpu.available()
     if not state.ok:
         pytest.fail(f"make test-gpu needs a GPU with working kernels: {state.reason}")

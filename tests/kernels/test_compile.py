@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,11 +23,11 @@ from explorer.gpu.config import BLOCKS, ELEMENTS, MACROS
 from explorer.gpu.runtime import Build
 from explorer.paths import KERNELS
 from explorer.schemes import ScaleRule
+from tests.kernels.covering import Trait, covering
 
 pytestmark = pytest.mark.usefixtures("nvcc")
 SHAPES = ((64, 2048), (64, 4096), (64, 8192), (64, 32768), (64, 2560), (3, 33), (4096, 8192))
 """Between them they choose every kernel, and every number of runs that a thread keeps."""
-Trait = tuple[str, ...]
 
 
 def every_build() -> list[Build]:
@@ -55,22 +54,15 @@ def of_each_codec(build: Build) -> set[Trait]:
     }
 
 
-def covering(builds: Iterable[Build]) -> list[Build]:
-    """A few builds that between them have every trait of all, each chosen for the most still missing."""
-    traits = {build: of_each_codec(build) for build in builds}
-    missing, chosen = set[Trait]().union(*traits.values()), []
-    while missing:
-        chosen.append(max(traits, key=lambda build: len(traits[build] & missing)))
-        missing -= traits[chosen[-1]]
-    return chosen
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize(
+    "arch",
+    ["sm_90a", *(pytest.param(arch, marks=pytest.mark.thorough) for arch in ("sm_80", "sm_100a", "sm_120a"))],
+)
 def test_kernels_compile_without_spilling(arch: str) -> None:
     """Every kernel with every element type, each codec, mapping, range and scale in some kernel. (Every
     kernel with every codec is compiled where it runs, by the tests that need a GPU.) Builds come from the
     user's cache, where their name is a hash of all that shapes them."""
-    builds = covering(every_build())
+    builds = covering(every_build(), of_each_codec)
     assert {build.file for build in builds} == {*MACROS, statistics.BUILD.file}
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda build: runtime.compile_cubin(build, arch), builds))

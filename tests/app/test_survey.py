@@ -4,7 +4,8 @@ or a prediction as if it were measured."""
 from __future__ import annotations
 
 import json
-import time
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from app import limits
 from app.sections import survey
 from app.slider import FreeSlider
 from explorer.checkpoints import EXPORTS
-from explorer.survey import SENSITIVITIES, load_survey
+from explorer.survey import SENSITIVITIES, Survey, load_survey
 from explorer.survey.recipe import ModelRecipe
+from explorer.survey.run import in_this_process
 
 (RECORDED,) = survey.recorded()
 FOUND = load_survey(survey.recorded()[RECORDED])
@@ -110,18 +112,36 @@ def test_a_stopped_survey_goes_on(minilm: Path, monkeypatch: pytest.MonkeyPatch)
     """In the same file, of the same model only; what it says has a rate and the time left."""
     plan, few = survey.Plan, ("int2_group64_asym", "int4_group32_asym", "mxfp4", "nvfp4", "int8_row")
     monkeypatch.setattr(survey, "Plan", lambda where: plan(where, None, few, ("weight",)))
-    steps = survey.run(str(minilm), None)
-    begun = next(steps).unfinished
-    for out in steps:
-        if "layers" in out.status and "a second" in out.status:
-            break
-    steps.close()
+    surveyed, go_on, ended = survey.survey_model, threading.Event(), threading.Event()
+
+    def held(*job: Any) -> Iterator[Any]:
+        """The layers; the third only once the visitor has stopped the survey."""
+        for number, layer in enumerate(in_this_process(*job)):
+            assert number < 2 or go_on.wait(60)
+            yield layer
+
+    def survey_two(*asked: Any) -> Survey:
+        try:
+            return surveyed(*asked, rows=held)
+        finally:
+            ended.set()
+
+    with monkeypatch.context() as at_first:
+        at_first.setattr(survey, "survey_model", survey_two)
+        steps = survey.run(str(minilm), None)
+        begun = next(steps).unfinished
+        for out in steps:
+            if "layers" in out.status and "a second" in out.status:
+                break
+        steps.close()
+        go_on.set()
+        assert ended.wait(60)
     path = Path(begun[1])
-    time.sleep(1)  # the layer that was under way ends
     lines = path.read_text().count("\n")
+    assert lines == 4, "the head, two layers, and the one that was under way"
     *_, done = survey.run(str(minilm), begun)
     assert done.own == begun[1] and done.file["value"] == begun[1] and done.unfinished is None
-    assert load_survey(begun[1]).complete and path.read_text().count("\n") > lines > 1
+    assert load_survey(begun[1]).complete and path.read_text().count("\n") > lines
     *_, other = survey.run(f"{minilm}/", begun)
     assert other.own != begun[1]
     head, *rest = path.read_text().splitlines(keepends=True)

@@ -63,6 +63,7 @@ class Page:
     position: list[Control] = field(default_factory=list)
     kept: dict[str, Control] = field(default_factory=dict)
     _section: str | None = None
+    _last_seen: dict[str, Any] = field(default_factory=dict)
 
     @property
     def selection(self) -> list[Control]:
@@ -84,9 +85,22 @@ class Page:
         inside a section when that is next on the screen."""
         if self._section is None:
             self.followers.append(Follower(handler, inputs, outputs, api_name))
-            return
-        event = self.seen[self._section].seen
-        listen(event, handler, [*self.selection, *inputs], outputs, api_name=api_name, **LATEST)
+        else:
+            self.when_seen(handler, [*self.selection, *inputs], outputs, api_name=api_name)
+
+    def when_seen(self, handler: Any, inputs: list[Control], outputs: View | Control, **options: Any) -> None:
+        """Run ``handler`` with ``inputs`` when the section that is being built is next on the screen, after
+        those that were told so before.
+
+        One listener after another, each waiting for the one before: where two listeners of one event are
+        overtaken in turn, Gradio's script sends them the event for ever.
+        """
+        name = self._section
+        if name is None:
+            raise ValueError("a section is seen, not the page")
+        before = self._last_seen.get(name)
+        event = self.seen[name].seen if before is None else before.then
+        self._last_seen[name] = listen(event, handler, inputs, outputs, **options, **LATEST)
 
     def keep(self, key: str, control: Control, *events: Any, visit: bool = True) -> None:
         """Keep what ``control`` holds in the address as ``key``, after each of ``events``; with ``visit``

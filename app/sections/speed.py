@@ -509,8 +509,8 @@ def build(page: Page) -> None:
         page.keep(key, size, size.change, visit=False)
     for control, what in ((view, "view"), (shape, "shape"), (product, "product"), (errors_of, "errors")):
         listen(control.input, show, inputs, outputs, api_name=f"speed_{what}", **unlisted)
-    listen(product.change, source_of, product, code, api_name="kernel_source", **QUIET)
-    listen(product.change, facts_of, product, facts, **PRIVATE)
+    chosen = listen(product.change, source_of, product, code, api_name="kernel_source", **QUIET)
+    listen(chosen.then, facts_of, product, facts, **PRIVATE)  # one listener an event: see Page.when_seen
     listen(preset.input, of_model, preset, sizes, **PRIVATE)
     of_layer_inputs = [*page.selection, sizes.m]
     listen(of_layer.click, from_layer, of_layer_inputs, sizes, api_name="shape_of_layer", **QUIET)

@@ -544,9 +544,8 @@ def build(page: Page) -> None:
     shown = SurveyView(status=status, signal=signal, heat=heat)
     asked = [which, own, signal, target, keep, fuse, bits]
     page.follow(first, [which, own, signal], shown, api_name="survey")
-    seen = page.seen["survey"].seen
+    page.when_seen(budget, asked, budget_view, api_name="survey_budget_first", api_visibility="undocumented")
     unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
-    listen(seen, budget, asked, budget_view, api_name="survey_budget_first", **unlisted)
     listen(bits.input, dragged, asked, budget_view, api_name="survey_budget", **LATEST)
 
     def show_on(event: Any, what: str) -> None:

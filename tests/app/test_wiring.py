@@ -29,6 +29,22 @@ def test_what_follows_the_selection_has_one_listener(config: dict[str, Any], sho
     assert [d["trigger_mode"] for d in writers] == ["always_last"]
 
 
+def test_the_latest_of_an_event_is_asked_by_one_listener(config: dict[str, Any]) -> None:
+    """Where a listener that answers the latest event was overtaken, Gradio's script sends the event to every
+    listener of it anew: two that are overtaken in turn ask the server for ever."""
+    asked: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for dependency in config["dependencies"]:
+        for part, event in dependency["targets"]:
+            if dependency["backend_fn"] and event != "then":
+                asked.setdefault((part, event), []).append(dependency)
+    several = [
+        sorted(d["api_name"] for d in together)
+        for together in asked.values()
+        if len(together) > 1 and any(d["trigger_mode"] == "always_last" for d in together)
+    ]
+    assert asked and not several
+
+
 def test_nothing_where_a_value_belongs_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may send null for anything that a control of the page never leaves empty: it is told what is
     wrong, or gets what an empty control gives. Of what only a click starts, the click is not there."""

@@ -12,7 +12,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -29,10 +31,11 @@ from explorer.bench.recordings import recording_json
 from explorer.cli import main
 from explorer.methods.evaluate import MOST_TOKENS, evaluate_all
 from explorer.methods.recipe import Recipe
-from explorer.reports import again, as_html, command_of, moved, survey_report, tensor_report
+from explorer.progress import Progress
+from explorer.reports import Where, again, as_html, command_of, moved, survey_report, tensor_report
 from explorer.reports.again import KINDS
 from explorer.reports.check import read_record
-from explorer.reports.content import Part, Table, content
+from explorer.reports.content import Content, Part, Table, content
 from explorer.reports.survey import Asked, bought, find_survey
 from explorer.reports.tensor import sha256_of
 from explorer.reports.write import write_tables
@@ -93,6 +96,7 @@ def test_figures_and_tables_have_the_same_names(folder: Path) -> None:
     assert (folder / "r.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.usefixtures("computed_once")
 def test_a_report_is_checked(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The same numbers are said to be the same; one that was edited is named, with exit code 1."""
     assert main(["report", "--check", str(folder / "r.html")]) == 0
@@ -134,14 +138,37 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def computed() -> dict[str, Content]:
+    """What the recipes of this module's reports have given."""
+    return {}
+
+
+@pytest.fixture
+def computed_once(computed: dict[str, Content], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks of one recipe compute it once, and compare each time."""
+
+    def recalled(recipe: Mapping[str, Any], where: Where, progress: Progress | None) -> Content:
+        key = json.dumps([recipe, vars(where)])
+        if key not in computed:
+            computed[key] = again(recipe, where, progress)
+        return computed[key]
+
+    monkeypatch.setattr("explorer.reports.again", recalled)
+
+
 def test_every_kind_is_tried_here() -> None:
     """A kind of report without a row above would not be checked by anything below."""
     assert set(OF_ALL) == set(KINDS)
 
 
+@pytest.mark.usefixtures("computed_once")
 @pytest.mark.parametrize("kind", OF_ALL)
 def test_every_kind_is_checked(
-    kind: str, reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    reports: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If this fails, ``--check`` cannot compute a report again, or lets an edited number or table pass."""
     monkeypatch.chdir(reports)
@@ -169,6 +196,7 @@ EDITS = {
 """Of tables whose numbers may end elsewhere: what is changed in the report of a tensor."""
 
 
+@pytest.mark.usefixtures("computed_once")
 @pytest.mark.parametrize(("table", "edit"), [(t, edit) for t, edits in EDITS.items() for edit in edits])
 def test_edited_texts_are_noticed_where_numbers_are_loose(
     table: str,
@@ -201,6 +229,7 @@ SURVEY_EDITS = {
 }
 
 
+@pytest.mark.usefixtures("computed_once")
 @pytest.mark.parametrize("what", SURVEY_EDITS)
 def test_what_people_quote_is_checked(
     what: str, reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -216,6 +245,7 @@ def test_what_people_quote_is_checked(
     assert "shows something else" in out and "are the same" not in out
 
 
+@pytest.mark.usefixtures("computed_once")
 def test_sentences_of_another_version_are_not_compared(
     reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,20 +57,21 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    home = package_of(module)
-    if home is None:
-        return
-    for name in imported(path):
-        other = package_of(name)
-        if other and other != home:
-            assert level_of(other) < level_of(home), f"{module} imports {name}, which is not below it"
-    if not module.startswith("app"):
-        assert not any(n.split(".")[0] in ("gradio", "app") for n in imported(path)), (
-            f"{module} knows the page"
-        )
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in python_files():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        home = package_of(module)
+        if home is None:
+            continue
+        names = imported(path)
+        for name in names:
+            other = package_of(name)
+            if other and other != home and level_of(other) >= level_of(home):
+                wrong.append(f"{module} imports {name}, which is not below it")
+        if not module.startswith("app") and any(n.split(".")[0] in ("gradio", "app") for n in names):
+            wrong.append(f"{module} knows the page")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_both_ways_to_import_a_module_are_seen(tmp_path: Path) -> None:
@@ -199,15 +200,18 @@ def test_only_tables_escape_the_formatter() -> None:
     assert not elsewhere
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_module_and_public_function_says_what_it_is(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    if path.read_text().strip():
-        assert ast.get_docstring(tree), f"{path} has no docstring"
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            short = isinstance(node, ast.FunctionDef) and len(node.body) <= 2
-            assert ast.get_docstring(node) or short, f"{path.name}: {node.name} has no docstring"
+def test_every_module_and_public_function_says_what_it_is() -> None:
+    wrong = []
+    for path in python_files():
+        tree = ast.parse(path.read_text())
+        if path.read_text().strip() and not ast.get_docstring(tree):
+            wrong.append(f"{path} has no docstring")
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                short = isinstance(node, ast.FunctionDef) and len(node.body) <= 2
+                if not ast.get_docstring(node) and not short:
+                    wrong.append(f"{path.name}: {node.name} has no docstring")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_shipped_fonts_have_the_letters_they_need() -> None:

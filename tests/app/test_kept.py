@@ -92,10 +92,16 @@ def tables(blocks: Any) -> dict[str, int]:
     their entries."""
     app = blocks.app
     parts = {
-        "app": app, "state": app.state_holder, "queue": blocks._queue, "blocks": blocks,
-        "uploads": file_upload_statuses, "listeners": listeners, "guard": guard, "kept": kept.SILENCE,
+        "app": app,
+        "state": app.state_holder,
+        "queue": blocks._queue,
+        "blocks": blocks,
+        "uploads": file_upload_statuses,
+        "listeners": listeners,
+        "guard": guard,
+        "kept": kept.SILENCE,
         "store": uploads,
-    }  # fmt: skip
+    }
     found: dict[str, int] = {}
     for of, part in parts.items():
         for name, value in vars(part).items():

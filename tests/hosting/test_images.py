@@ -161,6 +161,7 @@ def running() -> Iterator[Running]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.thorough
 def test_the_page_computes_and_writes_nothing_outside_its_data(running: Running) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         command = ["sh", "-c", f"echo >> {running.tree / 'app.py'}"]
@@ -173,11 +174,13 @@ def test_the_page_computes_and_writes_nothing_outside_its_data(running: Running)
     assert {path.name for path in running.data.iterdir()} >= {"uploads"}
 
 
+@pytest.mark.thorough
 def test_limits_are_a_hosted_pages(running: Running) -> None:
     """A stranger's page lists no folders and takes no pickles; the log says why it counts as one."""
     assert "limits: hosted (EXPLORER_HOSTED=1)" in (running.tree.parent / "log").read_text()
 
 
+@pytest.mark.thorough
 def test_the_page_works_under_a_path_without_cookies(running: Running, browser: Browser) -> None:
     """Behind a proxy that serves it under /explorer: everything that it asks for lies there, it computes, and
     its address keeps the path."""

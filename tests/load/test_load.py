@@ -16,6 +16,7 @@ from tests.load.visitor import Answer
 VISITORS, SECONDS = 8, 30
 
 
+@pytest.mark.thorough
 def test_eight_visitors_for_half_a_minute(tmp_path: Path) -> None:
     """No answer is wrong or lost, and the server prints no traceback; each kind of request was made."""
     seen = Seen()

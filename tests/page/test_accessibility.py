@@ -7,10 +7,12 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.page.test_browser import open_page
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
 
 PLACES = {"learn": "tab=learn", "tensor": "scheme=int4_group32&second=nvfp4", "model": "tab=model"}
+THEMES = sampled(["light", "dark"], ["light"])
 GRADIO = {
     ("scrollable-region-focusable", ".virtual-table-viewport"): (
         "the grid around it takes the focus and scrolls by arrow keys; an empty one has no cell to move to"
@@ -50,7 +52,7 @@ def check(page: Page, part: str = "") -> None:
     assert found["passes"] and not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_place(page: Page, url: str, place: str, theme: str) -> None:
     """If it fails, somebody with a screen reader, a keyboard or weak sight misses what ``axe`` names."""
@@ -59,7 +61,7 @@ def test_a_place(page: Page, url: str, place: str, theme: str) -> None:
     check(page)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", THEMES)
 def test_what_opens_over_the_page(page: Page, url: str, theme: str) -> None:
     """The bar's panels with all their controls, the keys, and a term's explanation."""
     open_page(page, url, f"{PLACES['tensor']}&__theme={theme}")

@@ -446,6 +446,7 @@ def test_a_comparison_ends_with_stop_and_with_its_tensor(page: Page, url: str) -
     expect(page.locator("#compare-table [role=gridcell]", has_text="fp")).to_have_count(0)
 
 
+@pytest.mark.shared_page
 def test_calibration_is_there_when_it_is_seen(page: Page, url: str) -> None:
     """Scrolled to, it calibrates; another scheme is calibrated at once; the range that a hand drags is the
     slider's; a method is written back into B."""

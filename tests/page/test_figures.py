@@ -25,6 +25,7 @@ from explorer.figures.compare import frontier_figure
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
 from explorer.figures.values import values_figure
 from explorer.paths import ASSETS
+from tests.sampled import sampled
 
 torch.manual_seed(0)
 TENSORS = {
@@ -36,6 +37,9 @@ TENSORS = {
 }
 WIDTHS = (304, 620, 1360)
 """Pixels of a figure on a phone of 390, in a half of the page, and over all of it."""
+EVERY = [*itertools.product(TENSORS, WIDTHS)]
+SOME = [*zip(TENSORS, itertools.cycle(WIDTHS), strict=False)]
+"""Every tensor and every width, not each with each."""
 PAIR = ("int4~1x32~ASYMMETRIC~float16~mse~fit", "nvfp4")
 
 
@@ -91,8 +95,7 @@ BOXES = """async ([figure, width]) => {
 }"""
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize(("name", "width"), sampled(EVERY, SOME))
 def test_words_of_a_figure_lie_beside_each_other(empty: Page, name: str, width: int) -> None:
     """Titles, tick labels, buttons and the legend are apart, and all of it lies in the figure."""
     for kind, figure in figures_of(name).items():

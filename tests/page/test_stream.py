@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.page.test_browser import open_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.thorough]
 
 LATE = """
 window.late = 0;

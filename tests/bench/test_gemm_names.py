@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from enum import Enum, IntEnum
+from functools import cache
 
 import pytest
 import torch
 
 from explorer.bench.gemm.table import all_builds
-from explorer.gpu.compile import Build, included_files
+from explorer.gpu.compile import included_files
 from explorer.gpu.gemm import names
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES
 from explorer.gpu.gemm.simt import CODES_TYPES
@@ -26,11 +27,19 @@ ENUMERATIONS = [names.OperandType, names.BlockScaledFormat, names.ScaleK, names.
 CHIPS = [(8, 0), (9, 0), (12, 0)]
 
 
-def text_of(build: Build) -> str:
-    """The source of a build with its headers."""
-    return "".join((KERNELS / name).read_text() for name in sorted(included_files(build.file)))
+@cache
+def text_of(file: str) -> str:
+    """A source with its headers."""
+    return "".join((KERNELS / name).read_text() for name in sorted(included_files(file)))
 
 
+@cache
+def qualified(file: str) -> list[tuple[str, str]]:
+    """Every Enumeration::MEMBER of a source with its headers."""
+    return re.findall(r"\b(\w+)::([A-Z_]+)\b", text_of(file))
+
+
+@cache
 def enumerators(text: str) -> dict[str, list[str]]:
     """The members of every ``enum class`` of a C++ text, in order."""
     found = re.findall(r"enum class (\w+) \{([^}]*)\}", text)
@@ -54,9 +63,8 @@ def test_macros_name_enumerators_or_types(chip: tuple[int, int]) -> None:
     """No macro carries the index of a Python tuple: a macro read as Enumeration::MACRO is one of its
     members."""
     for build in all_builds(chip):
-        text, values = text_of(build), dict(build.macros)
-        members = enumerators(text)
-        for enumeration, macro in re.findall(r"\b(\w+)::([A-Z_]+)\b", text):
+        members, values = enumerators(text_of(build.file)), dict(build.macros)
+        for enumeration, macro in qualified(build.file):
             if enumeration in members and macro in values:
                 assert values[macro] in members[enumeration], f"{build}: {macro}"
         if "OUT" in values:
@@ -70,7 +78,7 @@ def test_a_build_holds_one_kernel(chip: tuple[int, int]) -> None:
     for build in all_builds(chip):
         if build.file in ("dequantize.cu", "dequantize_units.cu"):
             continue
-        text = text_of(build)
+        text = text_of(build.file)
         assert text.count('extern "C" __global__') == 1, build.file
         assert build.file == "tensor_map.cu" or f"{build.file.removesuffix('.cu')}(" in text, build.file
 

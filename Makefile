@@ -11,11 +11,11 @@ run: $(VENV)/.installed
 	@$(BIN)/python app.py
 
 test: check
-	$(BIN)/python -m pytest -q -m "not gpu and not thorough" -n $(JOBS) --dist loadgroup -r fER
+	$(BIN)/python -m pytest -q -m "not gpu and not thorough" -n $(JOBS) --dist loadgroup -r fE
 	@echo "Passed. \`make test-all\` runs the tests marked thorough too: more of what these had a sample of."
 
 test-all: check
-	$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup -r fER
+	$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup -r fE
 
 test-gpu: $(VENV)/.tested
 	$(BIN)/python -m explorer compile > /dev/null

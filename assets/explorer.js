@@ -31,14 +31,23 @@ window.explorer = {
     input.addEventListener('pointerdown', () => input.blur(), {once: true});
   },
 
-  /* Gradio opens a long list at its end, or where it was left: scroll it to what is chosen while it is being
-     placed. */
+  /* Gradio opens a long list at its end, or where it was left: scroll it to what is chosen until it has stood
+     still for so many frames, or a hand scrolls. By frames, not by the clock: a busy machine draws few. */
   showChosen(list) {
-    const began = performance.now(), look = () => {
+    const hands = ['wheel', 'touchmove', 'keydown', 'pointerdown'];
+    let calm = 0, last = '';
+    const leave = () => { calm = Infinity; };
+    const look = () => {
       const chosen = list.querySelector('[aria-selected="true"]');
-      if (chosen) list.scrollTop = chosen.offsetTop - list.clientHeight / 3;
-      if (performance.now() - began < 400) requestAnimationFrame(look);
+      const place = [list.clientHeight, list.scrollHeight, chosen?.offsetTop].join();
+      calm = place === last ? calm + 1 : calm === Infinity ? calm : 0;
+      last = place;
+      if (calm < 24 && list.isConnected) {
+        if (chosen) list.scrollTop = chosen.offsetTop - list.clientHeight / 3;
+        requestAnimationFrame(look);
+      } else hands.forEach(hand => removeEventListener(hand, leave, true));
     };
+    hands.forEach(hand => addEventListener(hand, leave, {passive: true, capture: true}));
     look();
   },
 

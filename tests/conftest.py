@@ -48,12 +48,8 @@ FLAGS = [
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Keep each of ``GROUPS`` on one worker (``--dist loadgroup``). As a test is found: xdist reads the marks
     before any other hook that sees all of them.
-
-    What a browser does in time on two free cores may wait too long on busy ones: a test of the page that
-    fails is run twice more before it counts, and each such run is in the summary.
     """
     if item.path.is_relative_to(ROOT / "tests/page"):
-        item.add_marker(pytest.mark.flaky(reruns=2))
         item.add_marker(pytest.mark.xdist_group(item.path.name))
     for group in GROUPS:
         if item.path.is_relative_to(ROOT / group):

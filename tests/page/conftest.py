@@ -18,6 +18,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, Request, Viewport
 ROOT = Path(__file__).resolve().parents[2]
 expect.set_options(timeout=20_000)
 """Milliseconds: a guard against hanging, long enough for a page that shares two cores with other tests."""
+START_SECONDS = 180
+"""After which a page that does not answer hangs: it takes some five seconds on a free core."""
 
 
 @pytest.fixture(scope="session")
@@ -35,16 +37,25 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment.pop("SPACE_ID", None)
     server = subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, env=environment)
     address = f"http://127.0.0.1:{port}"
-    for _ in range(300):
+    try:
+        _wait_for(address, server)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
+    """Return once the page answers; fail if it has ended, or has not answered for ``START_SECONDS``."""
+    end = time.monotonic() + START_SECONDS
+    while True:
         try:
-            urllib.request.urlopen(address, timeout=1)
-            break
+            urllib.request.urlopen(address, timeout=10).close()
+            return
         except OSError:
             assert server.poll() is None, "the page did not start"
+            assert time.monotonic() < end, f"the page did not answer for {START_SECONDS} s"
             time.sleep(0.1)
-    yield address
-    server.terminate()
-    server.wait(20)
 
 
 SIZE: ViewportSize = {"width": 1440, "height": 900}
@@ -62,7 +73,11 @@ def page(request: pytest.FixtureRequest, context: BrowserContext, url: str) -> I
         page, trouble = request.getfixturevalue("opened")
         page.set_viewport_size(SIZE)
         page.mouse.move(5, 5)
-        page.evaluate("() => { explorer.closePanels(); document.activeElement?.blur(); scrollTo(0, 0); }")
+        page.evaluate(
+            """() => { explorer.closePanels(); document.activeElement?.blur(); scrollTo(0, 0);
+            for (const close of document.querySelectorAll('.toast-close')) close.click(); }"""
+        )
+        expect(page.locator(".toast-body")).to_have_count(0)  # messages of the test before
         yield page
     else:
         with _watched(context, url) as (page, trouble):

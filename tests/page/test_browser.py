@@ -35,11 +35,15 @@ def idle(page: Page) -> None:
 
 
 def visit(page: Page, query: str) -> None:
-    """Go to an address of the opened page."""
+    """Go to an address of the opened page: at once, as a browser does, so that no answer of before that comes
+    in between writes the address."""
     idle(page)
     version = page.evaluate("explorer.version")
-    page.evaluate("query => history.pushState(null, '', '?' + query)", query)
-    page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")
+    page.evaluate(
+        """query => { history.pushState(null, '', '?' + query);
+        dispatchEvent(new PopStateEvent('popstate')); }""",
+        query,
+    )
     page.wait_for_function("version => explorer.version > version", arg=version, timeout=60_000)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -22,6 +21,7 @@ from app.limits import HOSTED
 from app.serving.sessions import Session
 from app.values import DEFECT
 from explorer.progress import StoppedError
+from tests import loops
 from tests.fuzz.mutate import ODDITIES
 
 FILE = {"meta": {"_type": "gradio.FileData"}}
@@ -118,14 +118,7 @@ def ask(function: Any, values: list[Any], event: Any = None, on: gr.Blocks | Non
     ``gr.Error`` for a refusal. Every other exception is a defect, and so is a refusal that Gradio would print
     as a traceback.
     """
-    work = _ask(on or page(), function, values, event)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        _runner().run(work)
-    else:  # a test with a browser has left its loop running in this thread
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, work).result()
+    loops.run(_runner().run, _ask(on or page(), function, values, event))
 
 
 async def _ask(on: gr.Blocks, function: Any, values: list[Any], event: Any) -> None:

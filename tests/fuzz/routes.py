@@ -21,6 +21,7 @@ from gradio.routes import App
 
 from app import limits
 from app.serving import addresses
+from tests import loops
 from tests.fuzz.mutate import ODDITIES, mutated, odd, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,14 +119,24 @@ def request(rng: random.Random) -> Any:
     method = rng.choice(METHODS[:3] if rng.random() < 0.8 else METHODS)
     query = rng.choice(("", f"session_hash={words(rng, FOREIGN)}", "upload_id=u", "x=%", "deep_link=a"))
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": "",
-        "method": method, "path": path, "raw_path": path.encode(), "query_string": _utf8(query).encode(),
-        "headers": _headers(rng), "client": ("127.0.0.1", 5), "server": ("localhost", 80),
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": _utf8(query).encode(),
+        "headers": _headers(rng),
+        "client": ("127.0.0.1", 5),
+        "server": ("localhost", 80),
+    }
 
     def run() -> None:
         app, loop = _server()
-        statuses, answer = loop.run_until_complete(asyncio.wait_for(_asked(app, scope, body), 10))
+        work = asyncio.wait_for(_asked(app, scope, body), 10)
+        statuses, answer = loops.run(loop.run_until_complete, work)
         if len(statuses) > 1 or any(status >= 500 for status in statuses):
             raise WentOutError(f"{scope['method']} {path!r}: {statuses}")
         if b"root:x:0" in answer or b"import annotations" in answer:

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -239,7 +239,8 @@ def test_what_nobody_listens_for_is_given_up(client: TestClient, listens: bool) 
     with listeners.listening("deaf") if listens else nullcontext():
         event.enqueue_time -= listeners.UNHEARD_SECONDS + 1
         assert listeners.unheard(event) is not listens
-        time.sleep(3 * waiting.CHECK_SECONDS)
+        assert client.portal
+        client.portal.call(waiting.end_overdue, queue, time.monotonic())
         assert (event._id in queue.event_ids_to_events) is listens
 
 
@@ -269,15 +270,20 @@ def test_what_has_waited_too_long_is_ended_in_words(
     line[0].enqueue_time -= 30
     line[1].enqueue_time -= 61
     with listeners.listening("old"), listeners.listening("older"):
-        for _ in range(100):
-            if len(line) == 1:
-                break
-            time.sleep(0.05)
+        until(lambda: len(line) == 1)
     assert [event.session_hash for event in line] == ["old"]
     messages = queue.pending_messages_per_session["older"]
     said = [messages.get_nowait() for _ in range(messages.qsize())][-1]
     assert not said.success and said.title == "Busy"
     assert "has waited for 60 s" in said.output["error"] and "number 2 in its line" in said.output["error"]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something to come about, however busy the machine is; fail after a minute, when it hangs."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "it has not come about in a minute"
+        time.sleep(0.02)
 
 
 def _shown_and_filled(text: str) -> Iterator[Any]:
@@ -364,11 +370,8 @@ def test_leaving_stops_the_work(real: tuple[str, list[str], gr.Blocks], number: 
         assert client.post("queue/join", json=body).status_code == 200
         with client.stream("GET", "queue/data", params={"session_hash": f"leaving{number}"}) as messages:
             next(line for line in messages.iter_lines() if "process_starts" in line)
-    for _ in range(400):
-        if len(ended) > before:
-            break
-        time.sleep(0.05)
-    assert ended[before:] and ended[before] in ("LeftError", "GeneratorExit")
+    until(lambda: len(ended) > before)
+    assert ended[before] in ("LeftError", "GeneratorExit")
 
 
 def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize, expect
 
 ROOT = Path(__file__).resolve().parents[2]
-expect.set_options(timeout=20_000)
-"""Milliseconds: a guard against hanging, long enough for a page that shares two cores with other tests."""
+HANGS = 60_000
+"""Milliseconds after which what a test waits for hangs, on a page that shares two cores with other tests."""
+expect.set_options(timeout=HANGS)
 START_SECONDS = 180
 """After which a page that does not answer hangs: it takes some five seconds on a free core."""
 
@@ -99,6 +100,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     """What all pages share: the page's scripts, fetched and compiled once. The page itself stores nothing in
     a browser (``test_nothing_is_stored``), so that no test meets what another left."""
     context = browser.new_context(viewport=SIZE, reduced_motion="reduce", accept_downloads=True)
+    context.set_default_timeout(HANGS)
     yield context
     context.close()
 

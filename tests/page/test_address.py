@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from explorer import SCHEMES
-from tests.page.test_browser import choose, open_page, open_panel
+from tests.page.test_browser import choose, frames, open_page, open_panel
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -39,7 +39,8 @@ def in_another_window(page: Page, url: str) -> Page:
 def settled(page: Page) -> None:
     """Wait until what was on its way has come; for what comes later, ``expect`` waits."""
     page.wait_for_function("window.explorer.ready && !window.explorer.begun.length")
-    page.wait_for_timeout(1000)
+    frames(page)
+    page.wait_for_function("!window.explorer.begun.length")
 
 
 def top_of(page: Page, section: str) -> float:
@@ -66,7 +67,7 @@ def test_the_range_of_ones_own(page: Page, url: str) -> None:
 def test_the_shape_of_the_speed_section(page: Page, url: str) -> None:
     """The shape whose numbers are shown, and the one to be measured here."""
     open_page(page, url, "tab=speed")
-    expect(page.locator("#speed-source")).to_contain_text("Recorded", timeout=20_000)
+    expect(page.locator("#speed-source")).to_contain_text("Recorded")
     first = page.locator("#speed-shape input").input_value()
     page.locator("#speed-shape input").click()
     page.get_by_role("option", name="1×8192×8192").click()
@@ -78,7 +79,7 @@ def test_the_shape_of_the_speed_section(page: Page, url: str) -> None:
     wait_for_query(page, "k=640")
     other = in_another_window(page, url)
     expect(other.locator("#speed-shape input")).to_have_value("1×8192×8192")
-    expect(other.locator("#speed-advice")).to_contain_text("1×8192×8192", timeout=20_000)
+    expect(other.locator("#speed-advice")).to_contain_text("1×8192×8192")
     other.get_by_text("Measure on this machine").click()
     expect(other.get_by_label("K", exact=True)).to_have_value("640")
     other.close()
@@ -134,8 +135,9 @@ def test_the_open_section(page: Page, url: str) -> None:
     wait_for_query(page, "!section")
     page.go_back()
     wait_for_query(page, "section=element")
-    page.wait_for_timeout(600)
-    assert abs(top_of(page, "element") - 70) < 40
+    page.wait_for_function(
+        "Math.abs(document.getElementById('section-element').getBoundingClientRect().top - 70) < 40"
+    )
     page.go_forward()
     wait_for_query(page, "!section")
     assert page.evaluate("scrollY") == 0
@@ -153,7 +155,7 @@ def test_a_link_to_a_section_lets_the_hand_scroll_away(page: Page, url: str) -> 
     expect(page.locator("#section-calibration")).to_be_in_viewport()
     page.mouse.move(700, 500)
     page.mouse.wheel(0, -30_000)
-    page.wait_for_timeout(1500)
+    frames(page, 90)
     assert page.evaluate("scrollY") == 0
     wait_for_query(page, "!section", "!calibration")
 
@@ -277,7 +279,7 @@ def test_nonsense_for_learn_opens_what_it_opens_without(page: Page, url: str, qu
 def test_nonsense_for_range_and_shape(page: Page, url: str, query: str) -> None:
     """It shows the defaults, and no handler fails over it."""
     open_page(page, url, f"tab=speed&{query}")
-    expect(page.locator("#speed-source")).to_contain_text("Recorded", timeout=20_000)
+    expect(page.locator("#speed-source")).to_contain_text("Recorded")
     expect(page.locator("#speed-shape input")).to_have_value("4096×4096×4096")
     page.get_by_text("Measure on this machine").click()
     for name, value in (("M (tokens)", "512"), ("N", "1536"), ("K", "384")):

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from explorer import SCHEMES
-from tests.page.test_browser import choose, idle, open_page, open_panel
+from tests.page.test_browser import choose, frames, idle, open_page, open_panel
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -118,7 +118,7 @@ def test_a_panel_opens_with_its_lists_closed(page: Page, url: str, name: str) ->
     open_panel(page, name)
     first = page.locator(f"#panel-{name} input:visible").first
     expect(first).to_be_focused()
-    page.wait_for_timeout(500)
+    frames(page)
     lists = page.locator(f"#panel-{name} ul.option-list")
     expect(lists).to_have_count(0)
     page.keyboard.press("ArrowDown")
@@ -172,7 +172,7 @@ def test_a_long_value_can_be_read(page: Page, url: str) -> None:
     open_page(page, url, "scheme=q4_k")
     open_panel(page, "a")
     page.locator("#panel-a").get_by_role("button", name="Scales and rounding").click()
-    page.wait_for_timeout(300)
+    expect(page.locator("#convention input")).to_be_visible()
     for text in cut(page, "#panel-a input[role=combobox]"):
         picker = page.locator("#panel-a input[role=combobox]:visible")
         match = next(one for one in picker.all() if one.input_value() == text)
@@ -212,7 +212,7 @@ def test_a_sheet_closes_after_a_choice_by_touch(
     phone.locator(f"#chips [data-panel={panel}]").click()
     phone.locator(f"#{picker} input").click()
     phone.locator(f"#panel-{panel} ul.option-list").get_by_role("option").nth(1).click()
-    phone.wait_for_timeout(600)
+    frames(phone)
     expect(phone.locator(f"#panel-{panel}")).to_be_visible()
 
 
@@ -311,7 +311,7 @@ def test_the_first_sight_is_not_empty(page: Page, url: str) -> None:
     expect(page.locator("#which .words")).to_contain_text("4-bit weights")
     expect(page.locator("#chip-tensor")).to_contain_text("MLP up-projection")
     page.wait_for_function("window.explorer?.ready")
-    page.wait_for_timeout(1500)
+    frames(page)
     assert page.evaluate("window.shift") <= 0.05
 
 

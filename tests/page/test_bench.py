@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from explorer.bench.page import ACTIONS, Meter
+from tests.page.test_browser import frames
 
 pytestmark = pytest.mark.browser
 
@@ -18,7 +19,7 @@ def test_actions_are_timed(browser: Browser, url: str) -> None:
     for name in ("scheme A by key", "element by a click on the map", "place changed"):
         answer = meter.measure(ACTIONS[name], 0)
         assert 0 < answer.first <= answer.whole and answer.received > 0, name
-    meter.page.wait_for_timeout(1000)  # what is left of the answers before comes in
+    frames(meter.page)  # what is left of the answers before comes in
     asked: list[str] = []
     meter.page.on("request", lambda request: asked.append(request.url))
     flip = meter.measure(ACTIONS["bit flipped in Learn"], 0)

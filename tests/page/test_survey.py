@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from explorer.survey import SURVEYS
-from tests.page.test_browser import idle, open_page
+from tests.page.test_browser import frames, idle, open_page
 
 pytestmark = pytest.mark.browser
 
@@ -29,7 +29,7 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
     page.mouse.move(700, 500)
     page.mouse.wheel(0, 10)  # a hand that scrolls: the page no longer keeps the section at the top
     slider.evaluate("e => e.scrollIntoView({block: 'center'})")  # from under the bar
-    page.wait_for_timeout(1000)  # the section has arrived, and the figures above it have their heights
+    frames(page, 60)  # the section has arrived, and the figures above it have their heights
     at = slider.bounding_box()
     assert at
     page.mouse.move(at["x"] + at["width"] * 0.385, at["y"] + at["height"] / 2)

@@ -156,10 +156,10 @@ def test_the_slider_answers_at_once(made_up: Survey) -> None:
     )
     head = type(made_up.head)(**{**vars(made_up.head), "layers": len(many)})
     front = frontier(Survey(head, many))
-    start = time.perf_counter()
+    start = time.process_time()
     for bits in (3.3, 4.2, 5.1):
         front.at(bits)
-    assert (time.perf_counter() - start) / 3 < 0.1
+    assert (time.process_time() - start) / 3 < 0.1
 
 
 def test_a_recipe_says_what_it_was_chosen_by(made_up: Survey) -> None:

@@ -4,6 +4,7 @@ would be too long. Refusals are answers with a sentence in ``detail``."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import Counter
@@ -95,6 +96,8 @@ class Guard:
                     SILENCE.broken(str(values.get("session_hash")) if isinstance(values, dict) else "")
                     place.callback(take_turns, _queue(scope))  # by then its place is one of the queue's
                     place.enter_context(_place_in_share(scope))
+                elif "/run/" in scope["path"]:
+                    _named(scope, values)
                 await self.app(scope, checked, sent)
         except ClientDisconnect:
             return  # a body that was broken off: nobody reads an answer
@@ -299,16 +302,56 @@ def _queue(scope: Scope) -> Queue:
     return queue
 
 
-def _check_turn(scope: Scope, values: Any) -> None:
-    """Refuse a request that would wait longer than ``Limits.wait_seconds``. One that names no function of the
-    page is Gradio's to answer."""
-    blocks, longest = scope["app"].get_blocks(), limits.current().wait_seconds
-    _, called, name = scope["path"].rstrip("/").rpartition("/call/")
-    if called:
-        function = next((f for f in blocks.fns.values() if f.api_name == name.removeprefix("v2/")), None)
+def _named(scope: Scope, values: Any) -> Any:
+    """The function that a request names; refused if the page has none such. Gradio would fail at those, and
+    take a number in quotes for that number. None for a body that is no object, or says nothing of a
+    function: Gradio refuses it."""
+    blocks, path = scope["app"].get_blocks(), scope["path"].rstrip("/")
+    by_name = "/call/v2/" in path
+    number = values.get("fn_index") if isinstance(values, dict) and "/call/" not in path else None
+    if number is None:
+        if path.endswith("/queue/join"):
+            return None
+        name = path.rpartition("/")[2]
+        function = next((f for f in blocks.fns.values() if f.api_name == name), None)
     else:
-        number = values.get("fn_index") if isinstance(values, dict) else None
-        function = blocks.fns.get(number) if isinstance(number, int) else None
+        if type(number) is not int:  # True is an int, too
+            raise TooMuchError(422, "fn_index is the number of a function of this page", "function")
+        function = blocks.fns.get(number)
+    if function is None:
+        raise TooMuchError(404, "this page has no such function", "function")
+    if by_name and isinstance(values, dict):
+        _check_names(blocks, name, values)
+    return function
+
+
+@functools.lru_cache(maxsize=1)
+def _endpoints(blocks: Any) -> dict[str, Any]:
+    """Of each function that a program may call by its name: what its values are called."""
+    found: dict[str, Any] = blocks.get_api_info()["named_endpoints"]
+    return found
+
+
+def _check_names(blocks: Any, name: str, values: dict[str, Any]) -> None:
+    """Refuse values by other names than the function called ``name`` has, and where one is missing."""
+    endpoint = _endpoints(blocks).get(f"/{name}")
+    if endpoint is None:
+        raise TooMuchError(404, "this function takes no values by name", "function")
+    parameters = endpoint["parameters"]
+    known = [one["parameter_name"] for one in parameters]
+    missing = [
+        one["parameter_name"]
+        for one in parameters
+        if not one.get("parameter_has_default") and one["parameter_name"] not in values
+    ]
+    if missing or not values.keys() <= {*known, "oauth_token"}:
+        takes = ", ".join(known)[:200] or "none"
+        raise TooMuchError(422, f"the values of this function are called: {takes}", "function")
+
+
+def _check_turn(scope: Scope, values: Any) -> None:
+    """Refuse a request that names no function, or would wait longer than ``Limits.wait_seconds``."""
+    longest, function = limits.current().wait_seconds, _named(scope, values)
     if function is None:
         return
     queue = _queue(scope)

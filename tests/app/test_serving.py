@@ -244,6 +244,31 @@ def test_what_nobody_listens_for_is_given_up(client: TestClient, listens: bool) 
         assert (event._id in queue.event_ids_to_events) is listens
 
 
+NAMES_NOTHING = [
+    ("call/nothing", {"data": []}, 404),
+    ("call/v2/nothing", {}, 404),
+    ("call/v2/wait", {"x": 1}, 422),
+    ("call/v2/wait", {"text": "x", "more": "y" * 10_000}, 422),
+    ("run/nothing", {"data": []}, 404),
+    ("run/wait", {"data": ["x"], "fn_index": 99_999}, 404),
+    ("run/wait", {"data": ["x"], "fn_index": "99999"}, 422),
+    ("queue/join", {"fn_index": 99_999, "data": [], "session_hash": "s"}, 404),
+    ("queue/join", {"fn_index": "0", "data": ["x"], "session_hash": "s"}, 422),
+    ("queue/join", {"fn_index": 0.0, "data": ["x"], "session_hash": "s"}, 422),
+    ("queue/join", {"fn_index": True, "data": ["x"], "session_hash": "s"}, 422),
+    ("queue/join", {"fn_index": [0], "data": ["x"], "session_hash": "s"}, 422),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), NAMES_NOTHING)
+def test_what_names_no_function_is_refused(
+    client: TestClient, path: str, body: dict[str, Any], status: int
+) -> None:
+    """In a sentence. Else Gradio fails, and each such request writes some eighty lines into the log."""
+    answer = client.post(f"/gradio_api/{path}", json=body)
+    assert answer.status_code == status and 20 < len(answer.json()["detail"]) < 300
+
+
 def test_what_runs_counts_until_its_mean_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that began 50 s ago and usually takes 100 s leaves 50; one that is late leaves nothing."""
     monkeypatch.setenv("EXPLORER_HOSTED", "1")

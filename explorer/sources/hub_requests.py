@@ -116,7 +116,7 @@ class Visit:
             extensions={"trace": watch.trace},
         ) as response:
             watch.start(self._left())
-            _check_status(response, self._origin)
+            _check_status(response, self._origin, self._limits.token)
             if span is not None and response.status_code != 206:
                 raise SourceError(f"{self._origin}: the server sends whole files only (no range requests)")
             for piece in response.iter_raw():
@@ -195,11 +195,16 @@ _CODES = {
 """The Hub's X-Error-Code, in our words."""
 
 
-def _check_status(response: Any, origin: str) -> None:
-    """``SourceError`` unless the answer is a success; its body is not read."""
+def _check_status(response: Any, origin: str, token: bool) -> None:
+    """``SourceError`` unless the answer is a success; its body is not read.
+
+    ``token``: whether one is sent, so that logging in helps.
+    """
     if response.status_code in (200, 206):
         return
     said = _CODES.get(response.headers.get("X-Error-Code", ""))
     if said is None and response.status_code == 401:  # the Hub's answer for what does not exist
         said = _CODES["RepoNotFound"]
+    if not token and said in (_CODES["GatedRepo"], _CODES["RepoNotFound"]):
+        said = " is gated, private or not on the Hub: this page reads public models only"
     raise SourceError(f"{origin}{said or f': the Hub answered {response.status_code}'}")

@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -88,9 +89,20 @@ def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLim
     parts, most = raw.count(b"{") + raw.count(b"["), 4 * limits.tensors + 1000
     if parts > most or raw.count(b",") > 4 * most:
         raise SourceError(f"{origin} has no valid {what}: more parts than {limits.tensors:,} tensors have")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise SourceError(f"{origin} says {plain(twice, 80)} twice in its {what}")
+        return found
+
     try:
-        return json.loads(raw)
+        return json.loads(raw, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, SourceError):
+            raise
         raise SourceError(f"{origin} has no valid {what}") from error
 
 
@@ -108,6 +120,13 @@ def entries(
         if name != "__metadata__"
     )
     check_claims([entry.info for entry in found], origin, limits)
+    in_order = sorted((entry for entry in found if entry.stop > entry.start), key=lambda entry: entry.start)
+    for one, next_one in pairwise(in_order):
+        if next_one.start < one.stop:
+            raise SourceError(
+                f"{origin} uses bytes twice: those of {plain(one.info.name, 80)} and of "
+                f"{plain(next_one.info.name, 80)} overlap"
+            )
     return found
 
 

@@ -15,7 +15,7 @@ from explorer import SourceError, open_source
 from explorer.sources.limits import HOSTED, SUFFIXES
 from explorer.sources.models import layers
 from tests.fuzz.bounds import fault
-from tests.sources.hostile import HOSTILE
+from tests.sources.hostile import HOSTILE, framed
 
 MOST = 1 << 20
 LIMITS = dataclasses.replace(HOSTED, folders=True, suffixes=SUFFIXES, tensors=20_000, inflated_bytes=1 << 29)
@@ -48,3 +48,22 @@ def test_a_refusal_is_a_line_to_read(name: str, tmp_path: Path) -> None:
     except SourceError as refusal:
         said = str(refusal)
         assert len(said) <= LONGEST_ANSWER and said.isprintable() and str(tmp_path) not in said
+
+
+TWICE = {
+    "name": '{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},'
+    '"w":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}}',
+    "key": '{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16],"data_offsets":[16,32]}}',
+    "bytes": '{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},'
+    '"v":{"dtype":"F32","shape":[4],"data_offsets":[12,28]}}',
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_nothing_of_a_safetensors_header_is_said_twice(what: str, tmp_path: Path) -> None:
+    """Of two tensors of one name, or in the same bytes, another program may read the other one. The format
+    forbids both (huggingface.co/docs/safetensors: "Format")."""
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(framed(TWICE[what].encode(), bytes(32)))
+    with pytest.raises(SourceError, match="twice"):
+        open_source(str(path))

@@ -131,6 +131,15 @@ def test_hub_refusals_say_why(model: str, revision: str | None, words: str, hub:
         HubModel(model, revision, endpoint=hub.url)
 
 
+@pytest.mark.parametrize("model", ["team/gated", "team/missing"])
+def test_a_public_page_advises_no_login(model: str, hub: Hub) -> None:
+    """It sends no token, so that logging in changes nothing."""
+    hub.gated.add("team/gated")
+    with pytest.raises(SourceError, match="public models only") as refusal:
+        HubModel(model, None, endpoint=hub.url, limits=HOSTED)
+    assert "HF_TOKEN" not in str(refusal.value)
+
+
 def test_unreachable_hub_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network error is told apart from a missing model."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)

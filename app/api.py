@@ -8,11 +8,11 @@ from typing import Any
 import gradio as gr
 
 from app import limits
-from app.choices import schemes_of
-from app.gpu_lock import locked_steps
-from app.selection import Selection, matrix_of, model_source
 from app.serving.measure import measured
 from app.serving.work import check_of_this_run
+from app.state.choices import schemes_of
+from app.state.gpu_lock import locked_steps
+from app.state.selection import Selection, matrix_of, model_source
 from explorer import FORMATS, SCHEMES, SourceError, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record
 from explorer.core.serialize import to_json

@@ -18,13 +18,13 @@ from urllib.parse import parse_qsl
 import gradio as gr
 
 from app import limits
-from app.bar import SchemeView, show_scheme, show_second
-from app.controls import DEFAULT_PRODUCT, DEFAULT_RANGE, DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
+from app.parts.bar import SchemeView, show_scheme, show_second
+from app.parts.views import Shown, shows
 from app.places import NAMES
 from app.sections import survey
 from app.sections.speed import OF_LAYER
-from app.selection import Selection
-from app.views import Shown, shows
+from app.state.controls import DEFAULT_PRODUCT, DEFAULT_RANGE, DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
+from app.state.selection import Selection
 from explorer.checkpoints import EXPORTS
 from explorer.sources.samples import SAMPLES
 from explorer.survey import SENSITIVITIES

@@ -6,8 +6,10 @@ from typing import Any
 
 import gradio as gr
 
-from app import api, hand, html, limits
-from app.bar import (
+from app import api, limits
+from app.link import ANSWERED, CHANGED, SPELLED, VISITED, LinkView, read_link, visited
+from app.parts import html, keys
+from app.parts.bar import (
     FileView,
     SchemeView,
     build_bar,
@@ -19,14 +21,13 @@ from app.bar import (
     opened_model,
     spelled,
 )
-from app.link import ANSWERED, CHANGED, SPELLED, VISITED, LinkView, read_link, visited
-from app.page import Page
+from app.parts.page import Page
+from app.parts.views import listen
+from app.parts.widgets import BEGAN, BROUGHT, LATEST, PRIVATE, block, hidden
 from app.places import NAMES, PLACES
 from app.sections.overview import first_sight
+from app.serving.values import CheckedBlocks
 from app.theme import ASSETS, PLOTLY
-from app.values import CheckedBlocks
-from app.views import listen
-from app.widgets import BEGAN, BROUGHT, LATEST, PRIVATE, block, hidden
 from explorer.core.backend import gpu_status, native_formats
 
 
@@ -48,7 +49,7 @@ def build() -> gr.Blocks:
         for place in PLACES:
             with gr.Column(elem_id=f"place-{place.NAME}", elem_classes="place"):
                 place.build(page)
-        hand.build(page)
+        keys.build(page)
         _wire_schemes(page)
         _wire_tensor(page)
         _wire_pairs(page)

@@ -1,5 +1,5 @@
 /* What the page does in the browser itself. Loaded once, in the page's head; Gradio's listeners and the
-   hidden components of app/widgets.py call it by name. */
+   hidden components of app/parts/widgets.py call it by name. */
 window.explorer = {
   /* --- the bar and its panels ------------------------------------------------------------------------ */
 

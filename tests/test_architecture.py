@@ -14,36 +14,55 @@ LEVELS = [
     {"explorer.paths", "explorer.progress", "explorer.words"},
     {"explorer.gpu", "explorer.formats"},
     {"explorer.schemes", "explorer.sources"},
-    {"explorer.core"},
+    {"explorer.core", "explorer.recordings"},
     {"explorer.analysis", "explorer.export"},
-    {"explorer.methods", "explorer.training", "explorer.conformance"},
+    {"explorer.products", "explorer.methods", "explorer.training"},
     {"explorer.models", "explorer.checkpoints"},
     {"explorer.survey"},
     {"explorer.bench"},
     {"explorer.figures"},
     {"explorer.reports"},
     {"explorer.cli"},
-    {"app", "explorer.__main__"},
+    {"app", "explorer.__main__", "lab"},
 ]
 """A module may import from its own package and from levels above in this list; those of one level do not know
 each other."""
 
 
-def package_of(module: str) -> str | None:
-    """The package that a dotted module name lies in; None for ``explorer`` itself and outside modules."""
-    for level in LEVELS:
+FLOORS = [
+    {"app.glossary"},
+    {"app.limits", "app.theme"},
+    {"app.serving"},
+    {"app.state"},
+    {"app.parts"},
+    {"app.sections", "app.learn"},
+    {"app.places"},
+    {"app.link", "app.api"},
+    {"app.ui"},
+]
+"""The same within the page, floor by floor: what a visitor has chosen knows nothing of the components that
+show it, and no piece of a section knows the place it stands in."""
+
+
+def package_of(module: str, levels: list[set[str]] = LEVELS) -> str | None:
+    """The package that a dotted module name lies in; None for what is not in ``levels``."""
+    for level in levels:
         for name in level:
             if module == name or module.startswith(name + "."):
                 return name
     return None
 
 
-def level_of(name: str) -> int:
-    return next(i for i, level in enumerate(LEVELS) if name in level)
+def level_of(name: str, levels: list[set[str]] = LEVELS) -> int:
+    return next(i for i, level in enumerate(levels) if name in level)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def python_files() -> list[Path]:
-    return sorted(p for folder in ("app", "explorer") for p in (ROOT / folder).rglob("*.py"))
+    return sorted(p for folder in ("app", "explorer", "lab") for p in (ROOT / folder).rglob("*.py"))
 
 
 def imported(path: Path) -> set[str]:
@@ -60,7 +79,7 @@ def imported(path: Path) -> set[str]:
 def test_imports_point_one_way() -> None:
     wrong = []
     for path in python_files():
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        module = module_of(path)
         home = package_of(module)
         if home is None:
             continue
@@ -69,8 +88,22 @@ def test_imports_point_one_way() -> None:
             other = package_of(name)
             if other and other != home and level_of(other) >= level_of(home):
                 wrong.append(f"{module} imports {name}, which is not below it")
-        if not module.startswith("app") and any(n.split(".")[0] in ("gradio", "app") for n in names):
+        if not module.startswith(("app", "lab")) and any(n.split(".")[0] in ("gradio", "app") for n in names):
             wrong.append(f"{module} knows the page")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_has_floors() -> None:
+    """If this fails, a handler can no longer be read without the sections that use it."""
+    wrong = []
+    for path in sorted((ROOT / "app").rglob("*.py")):
+        module = module_of(path)
+        home = package_of(module, FLOORS)
+        assert home or module == "app", f"{module} stands on no floor"
+        for name in imported(path):
+            other = package_of(name, FLOORS)
+            if home and other and other != home and level_of(other, FLOORS) >= level_of(home, FLOORS):
+                wrong.append(f"{module} imports {name}, which is not below it")
     assert not wrong, "\n".join(wrong)
 
 
@@ -135,6 +168,7 @@ def test_the_top_level_is_what_it_should_be() -> None:
         "requirements-export.txt",
         "app.py",
         "docs",
+        "lab",
         "examples",
         "Dockerfile",
         "Dockerfile.cpu",

@@ -27,12 +27,13 @@ from explorer.core.lowering import with_kernels
 from explorer.export.files import write_tensors
 from explorer.export.quantized import load_quantized, save_quantized
 from explorer.survey.rows import SURVEYS
+from lab import cli as lab
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(arguments)
+    code = lab.main(arguments[1:]) if arguments[:1] == ("lab",) else main(arguments)
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -49,9 +50,9 @@ COMMANDS = [
     "train --loss-scaling",
     "bench cpu --shape 64x64 --schemes bf16",
     "bench gemm --shape 8x16x32 --rows fp32,bf16",
-    "bench methods --shape 16x64 --schemes int4_group32_asym --repeats 1",
-    "bench analysis --shape 16x64 --schemes nvfp4,int8_row --repeats 1",
-    "conformance --packages ml_dtypes",
+    "lab methods --shape 16x64 --schemes int4_group32_asym --repeats 1",
+    "lab analysis --shape 16x64 --schemes nvfp4,int8_row --repeats 1",
+    "lab conformance --packages ml_dtypes",
 ]
 
 
@@ -66,7 +67,7 @@ def test_every_command_prints_a_table_and_json(command: str, capsys: pytest.Capt
 
 KEYS = [
     (
-        "conformance --packages ml_dtypes",
+        "lab conformance --packages ml_dtypes",
         "name scheme package version function convention differs counts verdict",
     ),
     ("formats", "name label bits packed_bits exponent mantissa bias max tiniest eps finite_values specials"),
@@ -103,18 +104,23 @@ def test_json_keeps_its_keys(command: str, keys: str, capsys: pytest.CaptureFixt
 def test_every_command_is_run_by_a_test() -> None:
     """A command that no test runs breaks unnoticed; those ``elsewhere`` need models, compilers, a GPU
     or a browser."""
-    known = {command.name or command.callback.__name__ for command in _registered(app)}
-    bench_commands = {f"bench {command.callback.__name__}" for command in bench.app.registered_commands}
-    run_here = {" ".join(line.split()[: 1 + line.startswith("bench")]) for line in COMMANDS}
+    known = {command.name or command.callback.__name__ for command in _registered(app) if not command.hidden}
+    known |= {f"lab {command.callback.__name__}" for command in _registered(lab.app)}
+    bench_commands = {
+        f"bench {command.callback.__name__}"
+        for command in bench.app.registered_commands
+        if not command.hidden
+    }
+    run_here = {" ".join(line.split()[: 1 + line.startswith(("bench", "lab"))]) for line in COMMANDS}
     elsewhere = {
         "layers",
         "capture",
         "embed",
         "compile",
-        "docs",
+        "lab docs",
         "bench quantize",
         "bench grouped",
-        "bench page",
+        "lab page",
     }
     elsewhere |= {"survey", "recipe", "check", "apply"}  # tests/survey/test_commands.py
     kinds = {
@@ -131,7 +137,26 @@ def test_every_command_is_run_by_a_test() -> None:
 
 def _registered(group: typer.Typer) -> list[Any]:
     nameless = [sub.typer_instance for sub in group.registered_groups if sub.typer_instance is not bench.app]
-    return [command for sub in nameless if sub for command in sub.registered_commands]
+    groups = [group, *(sub for sub in nameless if sub)]
+    return [command for each in groups for command in each.registered_commands]
+
+
+@pytest.mark.parametrize(
+    "former, now", [("docs", "docs"), ("conformance", "conformance"), ("bench page", "page")]
+)
+def test_a_command_that_has_moved_is_still_found(
+    former: str, now: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, scripts that call the laboratory by its former names break."""
+    called: list[list[str]] = []
+
+    def note(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+        called.append(command)
+        return subprocess.CompletedProcess(command, 1 if cwd == ROOT else 0)
+
+    monkeypatch.setattr("explorer.cli.laboratory.subprocess.run", note)
+    code, _, _ = run(capsys, *former.split(), "--json", "--model", "x", "--help")
+    assert (code, called) == (1, [[sys.executable, "-m", "lab", now, "--json", "--model", "x", "--help"]])
 
 
 def test_quantize_reports_what_the_library_reports(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,8 +302,8 @@ BAD = [
     (("bench", "gemm", "--gemms", ","), "expected a comma-separated list"),
     (("bench", "cpu", "--schemes", ","), "expected a comma-separated list"),
     (("bench", "cpu", "--repeats", "0"), "--repeats"),
-    (("bench", "page", "--tensors", "nope"), "no built-in tensor 'nope'; there are mlp_up"),
-    (("bench", "page", "--actions", "dance"), "no action 'dance'; there are scheme A by key"),
+    (("lab", "page", "--tensors", "nope"), "no built-in tensor 'nope'; there are mlp_up"),
+    (("lab", "page", "--actions", "dance"), "no action 'dance'; there are scheme A by key"),
     (("compare", "sample:query_in", "--schemes", ","), "expected a comma-separated list"),
     (("methods", *LAYER, "--methods", ","), "expected a comma-separated list"),
     (("methods", *LAYER, "--schemes", ","), "expected a comma-separated list"),
@@ -286,9 +311,9 @@ BAD = [
     (("train", "--widths", ","), "expected a comma-separated list"),
     (("compile", "--arch", "sm_90a", "--workers", "-1"), "--workers"),
     (("compile", "--arch", "h100"), "no architecture 'h100'"),
-    (("conformance", "--packages", "numpy"), "no rows compare with numpy"),
-    (("conformance", "--record"), "give --full"),
-    (("conformance", "--full", "--record", "--packages", "gguf"), "no --packages"),
+    (("lab", "conformance", "--packages", "numpy"), "no rows compare with numpy"),
+    (("lab", "conformance", "--record"), "give --full"),
+    (("lab", "conformance", "--full", "--record", "--packages", "gguf"), "no --packages"),
     (("quantize", "gone.npy", "--scheme", "nvfp4", "--out", "/no/such/q.safetensors"), "no folder /no/such"),
     (("capture", "gone", "--text", __file__, "--out", "/no/such/q.safetensors"), "no folder /no/such"),
     (("quantize", "sample:mlp_up", "--scheme", "nvfp4", "--tensor", "foo"), "sample:mlp_up is one tensor"),
@@ -381,7 +406,7 @@ def test_a_full_disk_leaves_what_was_there(
 
 def test_docs_say_what_they_wrote_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Every command has ``--json``."""
-    code, out, _ = run(capsys, "docs", "--check", "--json")
+    code, out, _ = run(capsys, "lab", "docs", "--check", "--json")
     assert code == 0 and json.loads(out) == {"stale": []}
 
 
@@ -390,7 +415,7 @@ USAGE = [
     (("quantize", "sample:mlp_up"), "--scheme"),
     (("quantise",), "quantise"),
     (("formats", "--yaml"), "--yaml"),
-    (("bench",), "one of cpu, quantize, gemm, grouped, methods, analysis, page"),
+    (("bench",), "one of cpu, quantize, gemm, grouped."),
     (("quantize", "sample:mlp_up"), "A name from `explorer schemes`, or a scheme spelled out"),
     (("capture",), "A folder with safetensors and a tokenizer, or a Hub id"),
     (("bench", "gpu"), "gpu"),
@@ -443,7 +468,7 @@ def test_an_installed_package_writes_no_documentation(
 ) -> None:
     """If this fails, the command writes into site-packages, where nobody looks."""
     monkeypatch.setattr(paths, "CHECKOUT", None)
-    monkeypatch.setattr("explorer.bench.docs.record_runs", lambda _: pytest.fail("it was measured"))
+    monkeypatch.setattr("explorer.cli.laboratory.subprocess.run", lambda *_, **__: pytest.fail("it was run"))
     monkeypatch.setattr("explorer.cli.bench.counted", lambda *_: pytest.fail("it was measured"))
     monkeypatch.setattr("explorer.bench.commands.require_gpu", lambda: None)
     monkeypatch.setattr(Path, "write_text", lambda *_, **__: pytest.fail("it was written"))

@@ -24,14 +24,14 @@ from playwright.sync_api import Browser, Request
 
 from explorer import SCHEMES, load_matrix
 from explorer.analysis.calibration import compare_calibrators
-from explorer.bench.gemm.table import GEMMS
-from explorer.bench.gemm.timing import time_on_cpu
-from explorer.bench.machine import Machine
-from explorer.bench.recordings import recording_json
+from explorer.bench.gemm import time_on_cpu
 from explorer.cli import main
 from explorer.methods.evaluate import MOST_TOKENS, evaluate_all
 from explorer.methods.recipe import Recipe
+from explorer.products.table import GEMMS
 from explorer.progress import Progress
+from explorer.recordings.files import recording_json
+from explorer.recordings.machine import Machine
 from explorer.reports import Where, again, as_html, command_of, moved, survey_report, tensor_report
 from explorer.reports.again import KINDS
 from explorer.reports.check import read_record

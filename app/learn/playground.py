@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from app import html
+from app.parts import html
 from explorer.figures.style import FAMILY_COLORS, family
 from explorer.formats import E8M0, FLOAT32, FORMATS, CodebookFormat, FloatFormat, Format, IntegerFormat
 from explorer.formats.code import parse_code

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from app import html
 from app.learn.playground import format_facts
+from app.parts import html
 
 ON_LOAD = "explorer.story.start(element)"
 

@@ -12,14 +12,12 @@ from typing import Any
 
 import gradio as gr
 
-from app import html, limits
-from app.choices import input_scheme
-from app.files import NOTHING_YET, downloads
-from app.page import Page
-from app.report_files import ReportView, build_report, report_steps
-from app.theme import plot_data
-from app.views import Control, Shown, StatusView, View, listen, shows
-from app.widgets import (
+from app import limits
+from app.parts import html
+from app.parts.page import Page
+from app.parts.report_files import ReportView, build_report, report_steps
+from app.parts.views import Control, Shown, StatusView, View, listen, shows
+from app.parts.widgets import (
     QUIET,
     RunButtons,
     block,
@@ -29,6 +27,9 @@ from app.widgets import (
     stop_button,
     table,
 )
+from app.state.choices import input_scheme
+from app.state.files import NOTHING_YET, downloads
+from app.theme import plot_data
 from explorer import Scheme
 from explorer.core.serialize import to_json
 from explorer.figures.training import accuracy_figure, curves_figure, steps_figure, underflow_figure

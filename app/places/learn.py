@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from app import html
 from app.learn import playground, story, training
-from app.page import Page
-from app.widgets import block
+from app.parts import html
+from app.parts.page import Page
+from app.parts.widgets import block
 
 TITLE, NAME = "Learn", "learn"
 CHAPTERS = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.page import Page
+from app.parts.page import Page
+from app.parts.widgets import heading
 from app.sections import sizes, speed, survey, whole_model
-from app.widgets import heading
 
 TITLE, NAME = "Model and hardware", "model"
 

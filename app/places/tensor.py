@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.page import Page
+from app.parts.page import Page
+from app.parts.widgets import heading
 from app.sections import calibration, compare, methods, overview, take_away
-from app.widgets import heading
 
 TITLE, NAME = "Tensor", "tensor"
 

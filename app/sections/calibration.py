@@ -10,16 +10,17 @@ from typing import Any, ClassVar, Self
 import gradio as gr
 from torch import Tensor
 
-from app import html, limits
-from app.bar import PairView
-from app.cache import BoundedCache
-from app.controls import DEFAULT_RANGE
-from app.gpu_lock import gpu_lock
-from app.page import Page
-from app.selection import Selection, matrix_of, tensor_key
+from app import limits
+from app.parts import html
+from app.parts.bar import PairView
+from app.parts.page import Page
+from app.parts.views import Event, Shown, View, listen, shows
+from app.parts.widgets import LATEST, QUIET, block, plot_card, table
+from app.state.cache import BoundedCache
+from app.state.controls import DEFAULT_RANGE
+from app.state.gpu_lock import gpu_lock
+from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
-from app.views import Event, Shown, View, listen, shows
-from app.widgets import LATEST, QUIET, block, plot_card, table
 from explorer import CALIBRATORS
 from explorer.analysis.calibration import (
     ChosenRange,

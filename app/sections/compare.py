@@ -9,18 +9,13 @@ from typing import Any, ClassVar, Self
 
 import gradio as gr
 
-from app import html, limits
-from app.bar import PairView
-from app.cache import BoundedCache
-from app.choices import schemes_of
-from app.files import NOTHING_YET, Downloads, downloads
-from app.gpu_lock import locked_steps
-from app.page import Page
-from app.scheme_picker import build_scheme_picker
-from app.selection import Selection, matrix_of, tensor_key
-from app.theme import plot_data
-from app.views import Control, Event, Shown, StatusView, listen, shows
-from app.widgets import (
+from app import limits
+from app.parts import html
+from app.parts.bar import PairView
+from app.parts.page import Page
+from app.parts.scheme_picker import build_scheme_picker
+from app.parts.views import Control, Event, Shown, StatusView, listen, shows
+from app.parts.widgets import (
     LATEST,
     QUIET,
     RunButtons,
@@ -31,6 +26,12 @@ from app.widgets import (
     stop_button,
     table,
 )
+from app.state.cache import BoundedCache
+from app.state.choices import schemes_of
+from app.state.files import NOTHING_YET, Downloads, downloads
+from app.state.gpu_lock import locked_steps
+from app.state.selection import Selection, matrix_of, tensor_key
+from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record, sample_rows, survey
 from explorer.analysis.why import percent

@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 
 import gradio as gr
 
-from app import html, limits
-from app.analyses import analyses_of, sides_of
-from app.page import Page
-from app.selection import Selection
+from app import limits
+from app.parts import html
+from app.parts.page import Page
+from app.parts.views import Control, Event, Shown, View, listen, shows
+from app.parts.widgets import BEGAN, LATEST, PRIVATE, block, hidden, plot_pair
+from app.state.analyses import analyses_of, sides_of
+from app.state.selection import Selection
 from app.theme import plot_data
-from app.views import Control, Event, Shown, View, listen, shows
-from app.widgets import BEGAN, LATEST, PRIVATE, block, hidden, plot_pair
 from explorer.analysis.tensor import Side
 from explorer.figures.values import values_figure
 from explorer.methods.repaired import inspect, levels_of

@@ -11,20 +11,13 @@ from typing import Any
 import gradio as gr
 from torch import Tensor
 
-from app import html, limits
-from app.analyses import keep_layer
-from app.bar import PairView
-from app.choices import INPUT_SCHEMES, MOST_METHODS, MOST_SCHEMES, check_cost, input_scheme, method_choices
-from app.files import Downloads, downloads
-from app.gpu_lock import locked_steps
-from app.page import Page
-from app.scheme_picker import build_scheme_picker
-from app.sections.compare import with_side
-from app.sections.layer_inputs import BUILTIN, THIS, build_layer_inputs, chosen_layer
-from app.selection import Selection, tensor_key
-from app.theme import plot_data
-from app.views import Control, Shown, StatusView, listen, shows
-from app.widgets import (
+from app import limits
+from app.parts import html
+from app.parts.bar import PairView
+from app.parts.page import Page
+from app.parts.scheme_picker import build_scheme_picker
+from app.parts.views import Control, Shown, StatusView, listen, shows
+from app.parts.widgets import (
     QUIET,
     RunButtons,
     block,
@@ -34,6 +27,22 @@ from app.widgets import (
     stop_button,
     table,
 )
+from app.sections.compare import with_side
+from app.sections.layer_inputs import build_layer_inputs
+from app.state.analyses import keep_layer
+from app.state.choices import (
+    INPUT_SCHEMES,
+    MOST_METHODS,
+    MOST_SCHEMES,
+    check_cost,
+    input_scheme,
+    method_choices,
+)
+from app.state.files import Downloads, downloads
+from app.state.gpu_lock import locked_steps
+from app.state.layers import BUILTIN, THIS, chosen_layer
+from app.state.selection import Selection, tensor_key
+from app.theme import plot_data
 from explorer import Scheme
 from explorer.figures.methods import (
     before_after_figure,

@@ -8,21 +8,22 @@ from typing import ClassVar, Self
 
 import gradio as gr
 
-from app import html
-from app.analyses import Pairs, analyses_of, analysing, each, output_sqnr, sides_of
-from app.gpu_lock import gpu_lock
-from app.page import Page
+from app.parts import html
+from app.parts.page import Page
+from app.parts.views import Shown, shows
+from app.parts.widgets import block, figure_pair, plot_card, plot_pair
 from app.sections.element import ElementView, build_element, inside, shown_element
-from app.selection import Selection, matrix_of
+from app.state.analyses import Pairs, analyses_of, analysing, each, output_sqnr, sides_of
+from app.state.gpu_lock import gpu_lock
+from app.state.selection import Selection, matrix_of
 from app.theme import plot_data
-from app.views import Shown, shows
-from app.widgets import block, figure_pair, plot_card, plot_pair
 from explorer.analysis.verdict import judged, verdict
-from explorer.bench.quantize import recorded_kernel, time_one
+from explorer.bench.quantize import time_one
 from explorer.core.backend import gpu_device, gpu_status
 from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
+from explorer.recordings.quantize import recorded_kernel
 from explorer.sources.tensors import Matrix
 
 TIMED_ROWS = 4096

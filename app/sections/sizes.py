@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gradio as gr
 
-from app import html
-from app.page import Page
-from app.selection import Selection
-from app.views import listen, shows
-from app.widgets import QUIET, block, card
+from app.parts import html
+from app.parts.page import Page
+from app.parts.views import listen, shows
+from app.parts.widgets import QUIET, block, card
+from app.state.selection import Selection
 from explorer import SCHEMES
 from explorer.analysis.memory import MODELS, estimate
 from explorer.methods.recipe import Recipe

@@ -9,19 +9,12 @@ from typing import Any
 
 import gradio as gr
 
-from app import html, limits
-from app.cache import BoundedCache
-from app.controls import DEFAULT_PRODUCT
-from app.files import NOTHING_YET, Downloads, downloads
-from app.gpu_lock import gpu_lock
-from app.page import Page
-from app.report_files import ReportView, build_report, report_steps
-from app.sections.speed_live import Own, RunView, run
-from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
-from app.selection import Selection, matrix_of, tensor_key
-from app.theme import plot_data
-from app.views import Shown, View, listen, shows
-from app.widgets import (
+from app import limits
+from app.parts import html
+from app.parts.page import Page
+from app.parts.report_files import ReportView, build_report, report_steps
+from app.parts.views import Shown, View, listen, shows
+from app.parts.widgets import (
     PRIVATE,
     QUIET,
     RunButtons,
@@ -31,8 +24,23 @@ from app.widgets import (
     stop_button,
     table,
 )
+from app.sections.speed_live import Own, RunView, run
+from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
+from app.state.cache import BoundedCache
+from app.state.controls import DEFAULT_PRODUCT
+from app.state.files import NOTHING_YET, Downloads, downloads
+from app.state.gpu_lock import gpu_lock
+from app.state.selection import Selection, matrix_of, tensor_key
+from app.theme import plot_data
 from explorer import Scheme, words
-from explorer.bench.gemm.advice import (
+from explorer.bench.gemm import CPU_ROWS
+from explorer.core.backend import gpu_device
+from explorer.figures.speed import speed_figure
+from explorer.figures.speed_ladder import ladder_figure
+from explorer.figures.speed_roofline import roofline_figure
+from explorer.figures.speed_sweep import sweep_figure
+from explorer.figures.speed_tradeoff import tradeoff_figure
+from explorer.products.advice import (
     Point,
     at_shape,
     nearest,
@@ -43,19 +51,14 @@ from explorer.bench.gemm.advice import (
     swept,
     tokens_for,
 )
-from explorer.bench.gemm.grouped import LAYOUTS, GroupedTiming, recorded_grouped
-from explorer.bench.gemm.plan import DECODE, LARGE, LAYERS, SERVING, SQUARE
-from explorer.bench.gemm.table import GEMMS, canonical_name
-from explorer.bench.gemm.timing import CPU_ROWS, GemmTiming, Shape, recorded_gemms
-from explorer.bench.machine import Machine
-from explorer.bench.recordings import Recording, RecordingError, recording_json
-from explorer.bench.tables import GROUPED_HEADERS, grouped_rows
-from explorer.core.backend import gpu_device
-from explorer.figures.speed import speed_figure
-from explorer.figures.speed_ladder import ladder_figure
-from explorer.figures.speed_roofline import roofline_figure
-from explorer.figures.speed_sweep import sweep_figure
-from explorer.figures.speed_tradeoff import tradeoff_figure
+from explorer.products.grouped import LAYOUTS
+from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
+from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVING, SQUARE
+from explorer.products.table import GEMMS
+from explorer.recordings.files import Recording, RecordingError, recording_json
+from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
+from explorer.recordings.grouped import GroupedTiming, recorded_grouped
+from explorer.recordings.machine import Machine
 from explorer.reports import speed_report
 
 RECORDED, LIVE = "recorded", "live"

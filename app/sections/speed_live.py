@@ -9,16 +9,18 @@ from dataclasses import dataclass
 
 import torch
 
-from app import html, limits
-from app.gpu_lock import gpu_lock, locked_steps
-from app.views import Shown, StatusView, shows
-from explorer.bench.gemm.limits import measure_limits
-from explorer.bench.gemm.plan import variants_for
-from explorer.bench.gemm.table import GEMMS, canonical_name
-from explorer.bench.gemm.timing import CPU_ROWS, GemmTiming, Shape, time_gemm, time_on_cpu
-from explorer.bench.machine import Limits, Machine, this_machine
-from explorer.bench.recordings import Recording
+from app import limits
+from app.parts import html
+from app.parts.views import Shown, StatusView, shows
+from app.state.gpu_lock import gpu_lock, locked_steps
+from explorer.bench.gemm import CPU_ROWS, time_gemm, time_on_cpu
+from explorer.bench.limits import measure_limits
 from explorer.core.backend import gpu_device, work_device
+from explorer.products.auto import variants_for
+from explorer.products.table import GEMMS
+from explorer.recordings.files import Recording
+from explorer.recordings.gemm import GemmTiming, Shape, canonical_name
+from explorer.recordings.machine import Limits, Machine, this_machine
 
 Own = Recording[GemmTiming]
 """What a visitor has measured here."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app import html
-from app.views import shows
-from explorer.bench.gemm.table import GEMMS, Gemm, canonical_name
-from explorer.bench.gemm.timing import GemmTiming
-from explorer.bench.gemm.variants import Variant
-from explorer.bench.recordings import NOT_RECORDED
+from app.parts import html
+from app.parts.views import shows
 from explorer.paths import KERNELS
+from explorer.products.table import GEMMS, Gemm
+from explorer.products.variants import Variant
+from explorer.recordings.files import NOT_RECORDED
+from explorer.recordings.gemm import GemmTiming, canonical_name
 
 COLUMNS = {
     "product": "str",

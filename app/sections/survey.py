@@ -14,19 +14,13 @@ from urllib.parse import urlencode
 
 import gradio as gr
 
-from app import html, limits
-from app.analyses import each, reported
-from app.cache import BoundedCache
-from app.choices import MOST_PATTERNS
-from app.files import fresh_folder
-from app.models import runnable_model
-from app.page import Page
-from app.report_files import ReportView, build_report, report_steps
-from app.selection import Selection
-from app.slider import FreeSlider
-from app.theme import plot_data
-from app.views import Event, Shown, StatusView, View, listen, shows
-from app.widgets import (
+from app import limits
+from app.parts import html
+from app.parts.page import Page
+from app.parts.report_files import ReportView, build_report, report_steps
+from app.parts.slider import FreeSlider
+from app.parts.views import Event, Shown, StatusView, View, listen, shows
+from app.parts.widgets import (
     LATEST,
     PRIVATE,
     QUIET,
@@ -38,6 +32,13 @@ from app.widgets import (
     stop_button,
     table,
 )
+from app.state.analyses import each, reported
+from app.state.cache import BoundedCache
+from app.state.choices import MOST_PATTERNS
+from app.state.files import fresh_folder
+from app.state.models import runnable_model
+from app.state.selection import Selection
+from app.theme import plot_data
 from explorer import words
 from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.figures.style import empty, file_name

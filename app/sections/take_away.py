@@ -11,19 +11,19 @@ from typing import Any
 
 import gradio as gr
 
-from app import html, report_files
-from app.analyses import Pairs, analysing, each
-from app.controls import DEFAULT_RANGE
-from app.files import fresh_folder
-from app.gpu_lock import gpu_lock
-from app.page import Page
-from app.report_files import KINDS
-from app.sections.layer_inputs import LAYERS, own_layer
+from app.parts import html, report_files
+from app.parts.page import Page
+from app.parts.report_files import KINDS
+from app.parts.views import Shown, StatusView, listen, shows
+from app.parts.widgets import LATEST, PRIVATE, QUIET, RunButtons, block, hidden, stop_button
 from app.sections.methods import Owner
 from app.sections.speed_live import Own
-from app.selection import Selection, tensor_key
-from app.views import Shown, StatusView, listen, shows
-from app.widgets import LATEST, PRIVATE, QUIET, RunButtons, block, hidden, stop_button
+from app.state.analyses import Pairs, analysing, each
+from app.state.controls import DEFAULT_RANGE
+from app.state.files import fresh_folder
+from app.state.gpu_lock import gpu_lock
+from app.state.layers import LAYERS, own_layer
+from app.state.selection import Selection, tensor_key
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.serialize import to_json
 from explorer.figures.style import file_name

@@ -9,15 +9,23 @@ from typing import Any
 
 import gradio as gr
 
-from app import html, limits
-from app.choices import INPUT_SCHEMES, MOST_METHODS, MOST_PATTERNS, input_scheme, method_choices, schemes_of
-from app.gpu_lock import locked_steps
-from app.models import runnable_model
-from app.page import Page
-from app.scheme_picker import build_scheme_picker
+from app import limits
+from app.parts import html
+from app.parts.page import Page
+from app.parts.scheme_picker import build_scheme_picker
+from app.parts.views import Shown, StatusView, listen, shows
+from app.parts.widgets import QUIET, RunButtons, block, plot_card, results_column, stop_button, table
+from app.state.choices import (
+    INPUT_SCHEMES,
+    MOST_METHODS,
+    MOST_PATTERNS,
+    input_scheme,
+    method_choices,
+    schemes_of,
+)
+from app.state.gpu_lock import locked_steps
+from app.state.models import runnable_model
 from app.theme import plot_data
-from app.views import Shown, StatusView, listen, shows
-from app.widgets import QUIET, RunButtons, block, plot_card, results_column, stop_button, table
 from explorer import Scheme
 from explorer.figures.methods import drift_figure
 from explorer.methods import label_of, names_in

@@ -6,8 +6,6 @@ progress and stop."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,27 +14,27 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from explorer import words
-from explorer.bench import analysis, methods, page, quantize
-from explorer.bench.analysis import AnalysisTiming, time_analyses
 from explorer.bench.cpu import CpuTiming, time_schemes
-from explorer.bench.gemm import grouped
-from explorer.bench.gemm import timing as gemm_timing
-from explorer.bench.gemm.grouped import CASES, GROUPED, GroupedTiming, run_cases
-from explorer.bench.gemm.limits import measure_limits
-from explorer.bench.gemm.plan import SQUARE, plan, plan_of_records, run_jobs
-from explorer.bench.gemm.table import GEMMS
-from explorer.bench.gemm.table import find as find_gemm
-from explorer.bench.gemm.timing import CPU_ROWS, GemmTiming, time_on_cpu
-from explorer.bench.machine import Machine, this_machine
-from explorer.bench.methods import MethodTiming, time_methods
-from explorer.bench.page import PageTiming, time_page
-from explorer.bench.quantize import DTYPES, QuantizeTiming, time_quantize
-from explorer.bench.recordings import Recording, as_json, record
+from explorer.bench.gemm import CPU_ROWS, time_on_cpu
+from explorer.bench.grouped import run_cases
+from explorer.bench.limits import measure_limits
+from explorer.bench.plan import plan, plan_of_records, run_jobs
+from explorer.bench.quantize import DTYPES, time_quantize
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
-from explorer.methods import METHODS
 from explorer.paths import checkout
+from explorer.products.grouped import CASES, GROUPED, is_chosen
+from explorer.products.shapes import SQUARE
+from explorer.products.table import GEMMS
+from explorer.products.table import find as find_gemm
+from explorer.recordings.files import Recording, as_json, record
+from explorer.recordings.gemm import NAME as GEMM
+from explorer.recordings.gemm import GemmTiming
+from explorer.recordings.grouped import NAME as GROUPED_PRODUCTS
+from explorer.recordings.grouped import GroupedTiming
+from explorer.recordings.machine import Machine, this_machine
+from explorer.recordings.quantize import NAME as QUANTIZE
+from explorer.recordings.quantize import QuantizeTiming
 from explorer.schemes import SCHEMES, Scheme
 
 Row = TypeVar("Row")
@@ -74,9 +72,9 @@ def bench_cpu(
     schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
 ) -> Benchmark[CpuTiming]:
     """The CPU reference: quantize, dequantize, report."""
-    every, matrices = list(schemes or SCHEMES.values()), _matrices(shapes or [(4096, 4096)])
-    rows = chain.from_iterable(time_schemes(every, shape, repeats) for shape in matrices)
-    return Benchmark("cpu", this_machine(CPU), rows, len(every) * len(matrices), as_json)
+    every, sizes = list(schemes or SCHEMES.values()), matrices(shapes or [(4096, 4096)])
+    rows = chain.from_iterable(time_schemes(every, shape, repeats) for shape in sizes)
+    return Benchmark("cpu", this_machine(CPU), rows, len(every) * len(sizes), as_json)
 
 
 def bench_quantize(
@@ -89,12 +87,12 @@ def bench_quantize(
     if unknown := [d for d in dtypes if d not in DTYPES]:
         raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
     require_gpu()
-    every, matrices = list(schemes or with_kernels()), _matrices(shapes or [(16384, 16384), (4096, 4096)])
+    every, sizes = list(schemes or with_kernels()), matrices(shapes or [(16384, 16384), (4096, 4096)])
     if without := [str(scheme) for scheme in every if not has_kernels(scheme)]:
         raise ValueError(f"no kernels quantize by {', '.join(without)}: torch operations do on every device")
-    rows = chain.from_iterable(time_quantize(every, s, dtypes, work_device(), baselines) for s in matrices)
-    total = 2 * len(every) * len(matrices) * len(dtypes)
-    return Benchmark(quantize.NAME, this_machine(work_device()), rows, total, quantize_line)
+    rows = chain.from_iterable(time_quantize(every, s, dtypes, work_device(), baselines) for s in sizes)
+    total = 2 * len(every) * len(sizes) * len(dtypes)
+    return Benchmark(QUANTIZE, this_machine(work_device()), rows, total, quantize_line)
 
 
 def bench_gemm(
@@ -115,13 +113,13 @@ def bench_gemm(
     if gpu_device() is None:
         on_cpu = (time_on_cpu(GEMMS[name], shape) for shape in triples for name in chosen or CPU_ROWS)
         total = len(triples) * len(chosen or CPU_ROWS)
-        return Benchmark(gemm_timing.NAME, this_machine(CPU), on_cpu, total, gemm_line)
+        return Benchmark(GEMM, this_machine(CPU), on_cpu, total, gemm_line)
     jobs = plan_of_records(chosen) if everything_recorded else plan(chosen, triples, variants, sweep_m)
     limits = measure_limits(work_device())
     machine = this_machine(work_device(), limits=limits)
     total = sum(len(job.variants) for job in jobs)
     rows = run_jobs(jobs, work_device(), limits, seconds)
-    return Benchmark(gemm_timing.NAME, machine, rows, total, gemm_line)
+    return Benchmark(GEMM, machine, rows, total, gemm_line)
 
 
 def bench_grouped(
@@ -138,49 +136,11 @@ def bench_grouped(
     machine = this_machine(work_device(), limits=limits)
     total = sum(len(row.variants) for row in rows) * len(chosen)
     timings = run_cases(rows, chosen, work_device(), limits)
-    return Benchmark(grouped.NAME, machine, timings, total, grouped_line)
+    return Benchmark(GROUPED_PRODUCTS, machine, timings, total, grouped_line)
 
 
-def bench_methods(
-    schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
-) -> Benchmark[MethodTiming]:
-    """Every method on a random layer, on the GPU if there is one."""
-    every, matrices = list(schemes or [SCHEMES["int4_group128_asym"]]), _matrices(shapes or [(4096, 4096)])
-    rows = chain.from_iterable(time_methods(every, shape, work_device(), repeats) for shape in matrices)
-    total = len(every) * len(matrices) * len(METHODS)
-    return Benchmark(methods.NAME, this_machine(work_device()), rows, total, as_json)
-
-
-def bench_analysis(
-    schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
-) -> Benchmark[AnalysisTiming]:
-    """The analysis of a random tensor that the Tensor place shows, on the GPU if there is one."""
-    every, matrices = list(schemes or SCHEMES.values()), _matrices(shapes or [(4096, 4096)])
-    rows = chain.from_iterable(time_analyses(every, shape, work_device(), repeats) for shape in matrices)
-    total = len(every) * len(matrices)
-    return Benchmark(analysis.NAME, this_machine(work_device()), rows, total, as_json)
-
-
-def bench_page(
-    tensors: Sequence[str] | None = None,
-    actions: Sequence[str] | None = None,
-    repeats: int = 5,
-    updates: int = 200,
-    url: str | None = None,
-) -> Benchmark[PageTiming]:
-    """The page in a headless Chromium: this checkout's, started for it, or the one that runs at ``url``."""
-    names, acts = list(tensors or page.TENSORS), list(actions or page.ACTIONS)
-    page.check(names, acts, repeats, updates)
-    if url is None:
-        checkout()
-    machine = dataclasses.replace(this_machine(CPU, ("gradio", "plotly")), threads=os.cpu_count())
-    machine.packages["Chromium"] = page.chromium_version()
-    rows = time_page(url, names, acts, repeats, updates)
-    total = len(names) * (1 + len(acts)) + bool(updates)
-    return Benchmark(page.NAME, machine, rows, total, page_line, of_gpu=False)
-
-
-def _matrices(shapes: Shapes) -> list[tuple[int, int]]:
+def matrices(shapes: Shapes) -> list[tuple[int, int]]:
+    """``shapes`` as rows and columns; ``ValueError`` for any other number of axes."""
     for shape in shapes:
         if len(shape) != 2:
             raise ValueError(f"expected a shape of rows x columns, got {'x'.join(map(str, shape))}")
@@ -218,7 +178,7 @@ def grouped_line(timing: GroupedTiming) -> Line:
         "product": timing.product,
         "case": timing.case,
         "kernel": timing.variant,
-        "chosen": "yes" if timing.chosen else "",
+        "chosen": "yes" if is_chosen(timing.product, timing.case, timing.variant) else "",
         "µs": timing.seconds * 1e6,
         "flushed µs": timing.flush.median_s * 1e6 if timing.flush else None,
         "TFLOP/s": timing.tflops,
@@ -241,20 +201,4 @@ def quantize_line(timing: QuantizeTiming) -> Line:
         "GB/s": timing.gigabytes_per_s,
         "of the copy": timing.share,
         "× baseline": timing.speedup,
-    }
-
-
-def page_line(timing: PageTiming) -> Line:
-    """One action on the page."""
-    return {
-        "action": timing.action,
-        "tensor": timing.tensor,
-        "repeats": timing.repeats,
-        "painted": words.duration(timing.median_s),
-        "first change": words.duration(timing.first_s),
-        "longest": words.duration(timing.high_s),
-        "received": words.bytes_(timing.received_bytes),
-        "layout shift": round(timing.layout_shift, 4),
-        "longest task": words.duration(timing.longest_task_s),
-        "heap": None if timing.heap_growth is None else words.times(timing.heap_growth),
     }

@@ -6,99 +6,28 @@ are torch's own cast (FP8) and a ``torch.compile``d version of the same mathemat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Annotated
+from functools import partial
 
 import torch
-from pydantic import BeforeValidator
 from torch import Tensor
 
 from explorer.bench.quantize_baselines import Function, torch_cast, torch_compiled
-from explorer.bench.recordings import Recording, recorded
-from explorer.bench.timing import Call, Spread, buffer_sets, time_events, time_graph
+from explorer.bench.timing import Call, buffer_sets, time_events, time_graph
 from explorer.core.backend import require_gpu
-from explorer.core.lowering import config_of, layout_of, with_kernels
+from explorer.core.lowering import config_of, layout_of
 from explorer.gpu import runtime
-from explorer.gpu.compile import Build
 from explorer.gpu.config import Config, Launch, Layout
-from explorer.gpu.dequantize import builds as dequantize_builds
 from explorer.gpu.dequantize import dequantize
-from explorer.gpu.fake_quantize import builds as fake_quantize_builds
 from explorer.gpu.quantize import Output, quantize
-from explorer.gpu.quantize import builds as quantize_builds
-from explorer.gpu.statistics import BUILD as STATISTICS
-from explorer.paths import KERNELS
+from explorer.recordings.quantize import QuantizeTiming
+from explorer.recordings.times import Spread
 from explorer.schemes import Scheme
 
-NAME = "quantize"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TWO_PASSES = ("tensor_range", "column_range", "block_range")
 """Kernels that read everything once before codes are made."""
-
-
-_DEFINITION = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
-_OLD_NAME = re.compile(r"(?<=quantize_tile)[124](?=_)|_(?:f32|bf16|f16)$")
-
-
-def kernel_today(kernel: str) -> str:
-    """What a recorded kernel is called now: recordings of earlier versions name the element type and the
-    number of runs a thread keeps too, and call ``scales_of_ranges`` ``settle_ranges_all``."""
-    name = _OLD_NAME.sub("", kernel)
-    return "scales_of_ranges" if name == "settle_ranges_all" else name
-
-
-@cache
-def kernel_file(kernel: str) -> str:
-    """The file of ``kernels/`` that defines a kernel; ``ValueError`` if none does."""
-    for path in sorted(KERNELS.glob("*.cu")):
-        if kernel in _DEFINITION.findall(path.read_text(encoding="utf-8")):
-            return path.name
-    raise ValueError(f"no file of kernels/ defines {kernel!r}")
-
-
-@dataclass(frozen=True)
-class QuantizeTiming:
-    """One kernel run on one GPU. ``operation``: "quantize" or "dequantize"; ``registers`` and ``occupancy``
-    of the last of ``kernels``; ``share``: of the copy's bytes per second. Seconds of torch's cast and of
-    torch.compile are medians of the same run, None where the scheme has no such baseline."""
-
-    scheme: str
-    operation: str
-    dtype: str
-    shape: tuple[int, int]
-    kernels: tuple[Annotated[str, BeforeValidator(kernel_today)], ...]
-    registers: int
-    occupancy: float
-    time: Spread
-    bytes_moved: int
-    gigabytes_per_s: float
-    copy_gigabytes_per_s: float
-    share: float
-    torch_cast_s: float | None
-    torch_compile_s: float | None
-
-    @property
-    def speedup(self) -> float | None:
-        """Times as fast as the baseline; None where there is none."""
-        baseline = self.torch_cast_s or self.torch_compile_s
-        return baseline / self.time.median_s if baseline else None
-
-
-def recorded_quantize() -> Recording[QuantizeTiming]:
-    """What ships as ``assets/measurements/quantize.json``; empty if it was never recorded."""
-    return recorded(NAME, QuantizeTiming)
-
-
-def recorded_kernel(scheme: str) -> tuple[QuantizeTiming | None, str]:
-    """The recorded quantization of a float32 matrix by a scheme, if there is one, and where it was
-    recorded."""
-    recording, text = recorded_quantize(), Scheme.parse(scheme).text
-    kernels = (t for t in recording.rows if (t.operation, t.dtype) == ("quantize", "float32"))
-    timing = next((t for t in kernels if Scheme.parse(t.scheme).text == text), None)
-    return timing, recording.source
 
 
 def time_quantize(
@@ -221,24 +150,3 @@ def _stored_bytes(scheme: Scheme, output: Output) -> int:
 
 def _baseline_seconds(function: Function | None, inputs: Sequence[Tensor]) -> float | None:
     return None if function is None else time_graph([partial(function, x) for x in inputs]).median_s
-
-
-WARM_SHAPES = {torch.float32: ((64, 2048), (64, 4096), (64, 8192), (3, 33)), torch.bfloat16: ((64, 4096),)}
-"""What is compiled ahead, by element type: the page reads float32 tensors of any shape, the GEMM table
-quantizes bfloat16 operands of whole blocks. What else is needed is compiled at first use."""
-
-
-def all_builds(schemes: Iterable[Scheme] | None = None) -> list[Build]:
-    """What schemes (by default the named ones) compile for ``WARM_SHAPES``, and an analysis's statistics; no
-    build twice."""
-    compiled = [STATISTICS]
-    every = with_kernels() if schemes is None else schemes
-    for config, scheme in {config_of(scheme): scheme for scheme in every}.items():
-        for dtype, shapes in WARM_SHAPES.items():
-            for layout in (layout_of(shape, scheme) for shape in shapes):
-                compiled += [
-                    *quantize_builds(config, layout, dtype),
-                    *dequantize_builds(config, layout, dtype),
-                ]
-        compiled += fake_quantize_builds(config, torch.float32)
-    return list(dict.fromkeys(compiled))

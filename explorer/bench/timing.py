@@ -13,19 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from explorer.core.backend import synchronize
+from explorer.recordings.times import Spread
 
 Call = Callable[[], object]
 WARM_UP = 3
 """Untimed replays before the timed ones."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Seconds of one call: median of the repeats, and their 10th and 90th percentile."""
-
-    median_s: float
-    low_s: float
-    high_s: float
 
 
 def spread(times: Sequence[float]) -> Spread:

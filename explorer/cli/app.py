@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from explorer.cli import bench, compile, conformance, docs, models, report, survey, tensors, train
+from explorer.cli import bench, compile, laboratory, models, report, survey, tensors, train
 from explorer.cli.device import COMMAND
 from explorer.cli.output import say
 from explorer.version import __version__
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (tensors, report, models, survey, train, compile, docs, conformance):
+for group in (tensors, report, models, survey, train, compile, laboratory):
     app.add_typer(group.app)
 app.add_typer(bench.app, name="bench", rich_help_panel="Measuring")
 
@@ -42,10 +42,14 @@ def _options(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command: 0 when it worked, 1 when a check failed, 2 and one line on stderr for bad input."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    return run_command(app, list(sys.argv[1:] if argv is None else argv), "explorer")
+
+
+def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> int:
+    """Run one of ``commands`` of the program ``name``; exit codes as those of ``main``."""
     try:
         with COMMAND:
-            code = app(arguments or ["--help"], prog_name="explorer", standalone_mode=False)
+            code = commands(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
     except (typer.TyperException, ValueError, OSError) as error:
         return _refuse(error)
     except RuntimeError as error:
@@ -71,7 +75,8 @@ def _words(error: Exception) -> str:
     message, usage = error.format_message(), vars(error)
     if message == "Missing command.":
         group = usage["ctx"].command
-        return f"{message} It is one of {', '.join(group.list_commands(usage['ctx']))}."
+        shown = [name for name, command in group.commands.items() if not command.hidden]
+        return f"{message} It is one of {', '.join(shown)}."
     return f"{message} {usage['param'].help}" if message.startswith("Missing ") else message
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from explorer.cli import laboratory
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
     AllSchemes,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from explorer.bench.commands import Benchmark
 
 app = typer.Typer(help="Time the library on this machine.")
+for _name in laboratory.BENCHES:
+    laboratory.forward(app, _name)
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")]
 
@@ -49,7 +52,7 @@ def cpu(
     """The CPU reference: quantize, dequantize and report."""
     from explorer.bench.commands import bench_cpu
 
-    _run(bench_cpu(parse_schemes(schemes), matrix_shapes(shape), repeats), False, as_json)
+    run(bench_cpu(parse_schemes(schemes), matrix_shapes(shape), repeats), False, as_json)
 
 
 @app.command(epilog=examples("bench quantize --schemes nvfp4 --dtypes bfloat16", "bench quantize --record"))
@@ -70,7 +73,7 @@ def quantize(
     from explorer.bench.commands import bench_quantize
 
     chosen, shapes = None if schemes is None else parse_schemes(schemes), matrix_shapes(shape)
-    _run(bench_quantize(chosen, shapes, split(dtypes), not no_baselines), record, as_json)
+    run(bench_quantize(chosen, shapes, split(dtypes), not no_baselines), record, as_json)
 
 
 @app.command(
@@ -115,7 +118,7 @@ def gemm(
     benchmark = bench_gemm(names, shapes, variants, sweep_m, record and not shapes, seconds)
     if not benchmark.machine.gpu:
         say(f"no kernels of ours here ({gpu_status().reason}); torch's own on this CPU:", error=True)
-    _run(benchmark, record, as_json)
+    run(benchmark, record, as_json)
 
 
 @app.command(
@@ -139,66 +142,12 @@ def grouped(
     from explorer.bench.commands import bench_grouped
 
     use_device(device)
-    _run(bench_grouped(split(products) if products is not None else None, cases), record, as_json)
+    run(bench_grouped(split(products) if products is not None else None, cases), record, as_json)
 
 
-@app.command(epilog=examples("bench methods --schemes int4_group128_asym --repeats 1"))
-def methods(
-    shape: Shapes = None,
-    schemes: Annotated[str, typer.Option(help="Comma-separated schemes.")] = "int4_group128_asym",
-    repeats: Repeats = 3,
-    record: Record = False,
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
-    """GPTQ, AWQ and the other methods on a random layer."""
-    from explorer.bench.commands import bench_methods
-
-    use_device(device)
-    _run(bench_methods(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
-
-
-@app.command(epilog=examples("bench analysis --schemes nvfp4,int8_row"))
-def analysis(
-    shape: Shapes = None,
-    schemes: AllSchemes = None,
-    repeats: Repeats = 3,
-    record: Record = False,
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
-    """All that the Tensor place shows of a random tensor."""
-    from explorer.bench.commands import bench_analysis
-
-    use_device(device)
-    _run(bench_analysis(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
-
-
-@app.command(epilog=examples("bench page", "bench page --tensors mlp_up --updates 0", "bench page --record"))
-def page(
-    url: Annotated[
-        str | None,
-        typer.Option(help="A page that runs already.", show_default="this checkout's"),
-    ] = None,
-    tensors: Annotated[
-        str | None, typer.Option(help="Built-in tensors.", show_default="mlp_up,normal_4096")
-    ] = None,
-    actions: Annotated[str | None, typer.Option(help="What a visitor does.", show_default="all")] = None,
-    repeats: Repeats = 5,
-    updates: Annotated[int, typer.Option(min=0, help="Updates over which the memory is watched.")] = 200,
-    record: Record = False,
-    as_json: Json = False,
-) -> None:
-    """The page in a headless Chromium: from a click or key to the painted answer, bytes, shifts, memory."""
-    from explorer.bench.commands import bench_page
-
-    chosen, acts = (None if names is None else split(names) for names in (tensors, actions))
-    _run(bench_page(chosen, acts, repeats, updates, url), record, as_json)
-
-
-def _run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:
+def run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:
     """Measure; write the rows to the recordings if asked to; print them."""
-    from explorer.bench.recordings import recording_json
+    from explorer.recordings.files import recording_json
 
     if record:
         benchmark.check_recordable()

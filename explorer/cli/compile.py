@@ -26,12 +26,12 @@ def compile(
     as_json: Json = False,
 ) -> None:
     """Compile the GPU kernels ahead of time (needs nvcc, no GPU)."""
-    from explorer.bench.gemm.grouped import all_builds as grouped_builds
-    from explorer.bench.gemm.table import all_builds as gemm_builds
-    from explorer.bench.quantize import all_builds
     from explorer.core.backend import gpu_arch
+    from explorer.core.builds import all_builds
     from explorer.core.serialize import to_json
     from explorer.gpu import runtime
+    from explorer.products.grouped import all_builds as grouped_builds
+    from explorer.products.table import all_builds as gemm_builds
 
     arches = arch or [found for found in [gpu_arch()] if found]
     if not arches:

@@ -34,7 +34,12 @@ AllSchemes = Annotated[
 
 def examples(*commands: str) -> str:
     """The epilog of a command's help: a line for each example."""
-    return "\n\n".join(["[bold]Examples[/bold]", *(f"$ explorer {command}" for command in commands)])
+    return examples_of("explorer", *commands)
+
+
+def examples_of(program: str, *commands: str) -> str:
+    """``examples`` of another program."""
+    return "\n\n".join(["[bold]Examples[/bold]", *(f"$ {program} {command}" for command in commands)])
 
 
 def split(text: str) -> list[str]:

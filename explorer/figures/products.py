@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from explorer.bench.gemm.table import GEMMS
 from explorer.figures import style
 from explorer.figures.style import MUTED
+from explorer.products.table import GEMMS
 
 LEGEND_HEIGHT = 130
 """At most, in pixels; a longer legend scrolls."""

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from explorer import words
-from explorer.bench.gemm.advice import fastest
-from explorer.bench.gemm.timing import GemmTiming
 from explorer.figures import style
 from explorer.figures.products import (
     NOTHING,
@@ -22,6 +20,8 @@ from explorer.figures.products import (
     tagged,
 )
 from explorer.figures.style import MUTED, wrapped
+from explorer.products.advice import fastest
+from explorer.recordings.gemm import GemmTiming
 
 SMALL_M = 64
 """Up to so many tokens a product is bound by memory, and its rate is given in bytes a second."""

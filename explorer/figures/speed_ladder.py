@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from explorer import words
-from explorer.bench.gemm.timing import GemmTiming
 from explorer.figures import style
 from explorer.figures.products import color_of, products_figure, row_axis
 from explorer.figures.style import MUTED, wrapped
+from explorer.recordings.gemm import GemmTiming
 
 
 def ladder_figure(timings: Sequence[GemmTiming], name: str) -> go.Figure:

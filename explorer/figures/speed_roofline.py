@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from explorer import words
-from explorer.bench.gemm.advice import fastest
-from explorer.bench.gemm.timing import GemmTiming
-from explorer.bench.machine import Limits
 from explorer.figures import style
 from explorer.figures.products import NOTHING, Dot, Marked, add_dots, products_figure
 from explorer.figures.style import MUTED
+from explorer.products.advice import fastest
+from explorer.recordings.gemm import GemmTiming
+from explorer.recordings.machine import Limits
 
 CORES_DRAWN = {"tf32": "TF32", "bf16": "BF16", "e4m3": "FP8", "s8": "INT8", "b1": "1 bit", "dp4a": "dp4a"}
 """Core types -> how their ceilings are labelled."""

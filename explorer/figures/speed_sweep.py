@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from explorer import words
-from explorer.bench.gemm.timing import GemmTiming
 from explorer.figures import style
 from explorer.figures.products import SCHEME_COLORS, Marked, color_of, family_of, products_figure
 from explorer.figures.style import MUTED
+from explorer.recordings.gemm import GemmTiming
 
 SHOWN_FIRST = ("bf16", "fp8_e4m3_row", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4", "w4a8_int")
 """Curves over M that are drawn before a visitor asks for more."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from explorer import words
-from explorer.bench.gemm.advice import Point
 from explorer.figures import style
 from explorer.figures.labels import Spot, add_label, place
 from explorer.figures.products import NOTHING, SCHEME_COLORS, Dot, Marked, add_dots, products_figure
 from explorer.figures.style import MUTED, TEXT
+from explorer.products.advice import Point
 
 SLOW, HEIGHT, PLOT_HEIGHT, FONT_SIZE = 6, 480, 320, 10
 """Products so many times slower than BF16 are named beside the plot instead of stretching it."""

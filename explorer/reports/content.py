@@ -14,8 +14,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.bench.machine import this_machine
 from explorer.core.backend import work_device
+from explorer.recordings.machine import this_machine
 from explorer.version import __version__
 
 TENSOR, SURVEY, SPEED, TRAINING = "tensor", "survey", "speed", "training"

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorer import words
-from explorer.bench.gemm.advice import ENOUGH_DB, at_shape, points, products_of, summary, swept
-from explorer.bench.gemm.plan import DECODE
-from explorer.bench.gemm.timing import GemmTiming, Shape, recorded_gemms
-from explorer.bench.recordings import NOT_RECORDED, Recording, recording_json, recording_of
 from explorer.figures.speed import speed_figure
 from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
 from explorer.methods.recipe import Recipe
+from explorer.products.advice import ENOUGH_DB, at_shape, points, products_of, summary, swept
+from explorer.products.shapes import DECODE
+from explorer.recordings.files import NOT_RECORDED, Recording, recording_json, recording_of
+from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms
 from explorer.reports.content import SPEED, Content, Part, Table, content
 
 COLUMNS = (

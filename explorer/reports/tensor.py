@@ -18,10 +18,6 @@ from explorer.analysis.schemes import ComparisonRow, mark_frontier, survey
 from explorer.analysis.sliced import analyse_anywhere
 from explorer.analysis.tensor import Analysis, Side
 from explorer.analysis.verdict import judged
-from explorer.bench.gemm.advice import ENOUGH_DB, at_shape, fastest, points, products_of, summary
-from explorer.bench.gemm.plan import DECODE
-from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
-from explorer.bench.recordings import Recording
 from explorer.core.backend import work_device
 from explorer.figures.calibration import objectives_figure, range_figure
 from explorer.figures.compare import frontier_figure
@@ -34,7 +30,11 @@ from explorer.methods.evaluate import MOST_TOKENS, Outcome, evaluate_all, halves
 from explorer.methods.evaluate import summary as methods_summary
 from explorer.methods.recipe import Recipe
 from explorer.methods.repaired import analyse_layer, inspect, levels_of
+from explorer.products.advice import ENOUGH_DB, at_shape, fastest, points, products_of, summary
+from explorer.products.shapes import DECODE
 from explorer.progress import Progress, checkpoint
+from explorer.recordings.files import Recording
+from explorer.recordings.gemm import GemmTiming, recorded_gemms
 from explorer.reports.content import TENSOR, Content, Part, Table, content
 from explorer.reports.speed import as_measured, timing_table, timings_in
 from explorer.schemes import SCHEMES, Scheme

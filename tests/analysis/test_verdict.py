@@ -13,8 +13,8 @@ from explorer import SCHEMES, compare, load_matrix, quantize
 from explorer.analysis.report import Report
 from explorer.analysis.tensor import analyse
 from explorer.analysis.verdict import BANDS, Band, band_of, judged, verdict
-from explorer.bench.embeddings import recorded_embeddings
 from explorer.schemes import BitBudget
+from lab.embeddings import recorded_embeddings
 
 BASE = compare(torch.ones(2, 64), quantize(torch.ones(2, 64), SCHEMES["int4_group32"]))
 

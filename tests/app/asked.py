@@ -16,10 +16,11 @@ import orjson
 from huggingface_hub import constants
 from starlette.requests import Request
 
-from app import limits, ui, views
+from app import limits, ui
 from app.limits import HOSTED
+from app.parts import views
 from app.serving.sessions import Session
-from app.values import DEFECT
+from app.serving.values import DEFECT
 from explorer.progress import StoppedError
 from tests import loops
 from tests.fuzz.mutate import ODDITIES

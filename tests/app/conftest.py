@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def entry(monkeypatch: pytest.MonkeyPatch) -> Any:
     """app.py as a module: the file is named like the package."""
     monkeypatch.setenv("GRADIO_SERVER_PORT", "7860")
-    monkeypatch.setattr("app.port.server_port", lambda: 7860)
+    monkeypatch.setattr("app.serving.port.server_port", lambda: 7860)
     spec = importlib.util.spec_from_file_location("entry", ROOT / "app.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

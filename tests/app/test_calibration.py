@@ -11,7 +11,7 @@ import pytest
 
 from app import limits
 from app.sections import calibration
-from app.selection import Selection
+from app.state.selection import Selection
 from explorer import CALIBRATORS
 from explorer.analysis.calibration import SHOWN
 from tests.app.test_handlers import plots_of, selection, unchanged

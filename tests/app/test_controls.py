@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 from app import limits
-from app.bar import chosen_parts, chosen_preset, chosen_second, show_scheme
-from app.controls import (
+from app.parts.bar import chosen_parts, chosen_preset, chosen_second, show_scheme
+from app.state.controls import (
     CODES,
     CONVENTIONS,
     GRANULARITIES,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app import glossary, html
+from app import glossary
 from app.learn import story
+from app.parts import html
 from explorer.paths import ASSETS
 
 TEMPLATES = Path(html.__file__).with_name("templates")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from app.gpu_lock import FairLock, locked_steps
+from app.state.gpu_lock import FairLock, locked_steps
 
 
 def test_one_at_a_time_in_the_order_of_coming() -> None:

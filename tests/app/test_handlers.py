@@ -22,26 +22,27 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from app import html, limits
-from app.bar import PairView, opened_file
-from app.cache import BoundedCache
-from app.hand import acted
+from app import limits
 from app.learn import playground
 from app.link import LinkView, read_link, visited
+from app.parts import html
+from app.parts.bar import PairView, opened_file
+from app.parts.keys import acted
+from app.parts.views import View
 from app.sections import compare, overview, sizes, take_away
 from app.sections.element import moved, picked, typed
-from app.selection import Selection, matrix_of
-from app.views import View
+from app.state.cache import BoundedCache
+from app.state.selection import Selection, matrix_of
 from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
 from explorer import compare as library_compare
 from explorer.analysis.element import inspect_element
 from explorer.analysis.memory import estimate
-from explorer.bench.quantize import recorded_kernel
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.export.quantized import load_quantized
 from explorer.figures.style import file_name
 from explorer.formats.code import code_facts
 from explorer.paths import KERNELS
+from explorer.recordings.quantize import recorded_kernel
 from explorer.reports.check import read_record
 from tests.checkpoints.test_write import FITS
 

@@ -15,7 +15,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.values import CheckedBlocks
+from app.serving.values import CheckedBlocks
 from tests.app import asked
 
 DRAWS = 20

@@ -16,11 +16,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from app import analyses, choices, hand, limits, models
-from app.bar import PairView
+from app import limits
 from app.learn import training
+from app.parts import keys
+from app.parts.bar import PairView
 from app.sections import calibration, layer_inputs, methods, overview, take_away, whole_model
-from app.selection import Selection
+from app.state import analyses, choices, models
+from app.state.selection import Selection
 from explorer import load_matrix
 from explorer.methods import COMBINATIONS, METHODS
 from explorer.methods.files import load_layer
@@ -140,8 +142,8 @@ def test_a_repaired_scheme_is_computed_from_its_link() -> None:
     layer = load_layer(made.files["value"][2])
     assert layer.residues, "the correction is in the file"
     assert "GB/s" in overview.kernel(*values), "the kernel is that of the scheme"
-    acted = hand.acted("int4_group128+gptq", "", "next a")
-    assert acted == hand.acted("int4_group128", "", "next a")
+    acted = keys.acted("int4_group128+gptq", "", "next a")
+    assert acted == keys.acted("int4_group128", "", "next a")
 
 
 def test_a_repaired_scheme_is_refused_where_the_layer_has_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

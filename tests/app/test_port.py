@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.port import server_port
+from app.serving.port import server_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

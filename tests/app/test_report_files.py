@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from app import limits, report_files
-from app.controls import DEFAULT_RANGE
+from app import limits
 from app.learn import training
+from app.parts import report_files
 from app.sections import methods, speed, survey, take_away
 from app.sections.methods import Owner
-from app.selection import Selection, tensor_key
-from explorer.bench.gemm.table import GEMMS
-from explorer.bench.gemm.timing import recorded_gemms, time_on_cpu
-from explorer.bench.machine import Machine
-from explorer.bench.recordings import Recording
+from app.state.controls import DEFAULT_RANGE
+from app.state.selection import Selection, tensor_key
+from explorer.bench.gemm import time_on_cpu
 from explorer.methods.evaluate import Outcome
+from explorer.products.table import GEMMS
+from explorer.recordings.files import Recording
+from explorer.recordings.gemm import recorded_gemms
+from explorer.recordings.machine import Machine
 from explorer.reports.check import read_record
 from explorer.reports.tensor import More
 from explorer.reports.training import Settings

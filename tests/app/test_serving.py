@@ -26,10 +26,11 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 import app as app_package
-from app import api, choices, limits
+from app import api, limits
+from app.parts.views import listen, shows
 from app.serving import guard, listeners, sessions, uploads, visitors, waiting
 from app.serving.headers import HEADERS
-from app.views import listen, shows
+from app.state import choices
 from explorer.progress import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,14 +16,15 @@ import pytest
 from app import limits
 from app.sections import speed
 from app.sections.speed_table import COLUMNS
-from app.selection import Selection, matrix_of
+from app.state.selection import Selection, matrix_of
 from explorer import gpu
-from explorer.bench import docs, recordings
-from explorer.bench.gemm.advice import at_shape, choice, fastest, points, summary
-from explorer.bench.gemm.table import GEMMS
-from explorer.bench.gemm.timing import GemmTiming, Shape, recorded_gemms
-from explorer.bench.recordings import NOT_RECORDED, Recording
-from explorer.bench.timing import Spread
+from explorer.products.advice import at_shape, choice, fastest, points, summary
+from explorer.products.table import GEMMS
+from explorer.recordings import files as recordings
+from explorer.recordings.files import NOT_RECORDED, Recording
+from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms
+from explorer.recordings.times import Spread
+from lab import docs
 from tests.app.test_handlers import plots_of, selection, unchanged
 
 COLUMN_OF_SHAPE = list(COLUMNS).index("M×N×K")

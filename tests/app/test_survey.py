@@ -13,8 +13,8 @@ import gradio as gr
 import pytest
 
 from app import limits
+from app.parts.slider import FreeSlider
 from app.sections import survey
-from app.slider import FreeSlider
 from explorer.checkpoints import EXPORTS
 from explorer.survey import SENSITIVITIES, Survey, load_survey
 from explorer.survey.recipe import ModelRecipe

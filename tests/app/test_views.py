@@ -13,11 +13,11 @@ import gradio as gr
 import pytest
 
 from app import limits
-from app.bar import SchemeView, show_scheme
-from app.controls import Parts
-from app.selection import Selection
+from app.parts.bar import SchemeView, show_scheme
+from app.parts.views import Event, Shown, StatusView, View, listen, shows
+from app.state.controls import Parts
+from app.state.selection import Selection
 from app.ui import build
-from app.views import Event, Shown, StatusView, View, listen, shows
 from explorer import SCHEMES, gpu
 from tests.app.test_handlers import selection, unchanged
 

@@ -12,13 +12,16 @@ import torch
 
 from explorer import gpu
 from explorer.bench import commands
-from explorer.bench.gemm.plan import DECODE, LARGE, SERVING, SQUARE, plan_of_records, variants_for
-from explorer.bench.gemm.table import GEMMS
-from explorer.bench.gemm.timing import recorded_gemms
-from explorer.bench.methods import time_methods
-from explorer.bench.quantize import recorded_quantize
+from explorer.bench.plan import plan_of_records
 from explorer.methods import METHODS
+from explorer.products.auto import variants_for
+from explorer.products.shapes import DECODE, LARGE, SERVING, SQUARE
+from explorer.products.table import GEMMS
+from explorer.recordings.gemm import recorded_gemms
+from explorer.recordings.quantize import recorded_quantize
 from explorer.schemes import SCHEMES
+from lab import benchmarks
+from lab.methods import time_methods
 
 NO_GPU = pytest.mark.skipif(gpu.available().ok, reason="on a machine with a GPU its kernels are timed")
 H200 = (9, 0)
@@ -35,7 +38,7 @@ def test_every_benchmark_gives_as_many_rows_as_it_says() -> None:
     scheme = [SCHEMES["nvfp4"]]
     for benchmark in (
         commands.bench_cpu(scheme, [(16, 32)], 1),
-        commands.bench_analysis(scheme, [(16, 32)], 1),
+        benchmarks.bench_analysis(scheme, [(16, 32)], 1),
         commands.bench_gemm(["bf16"], [(4, 8, 16)]),
     ):
         rows = list(benchmark.rows)

@@ -23,6 +23,7 @@ import typer
 import explorer
 from explorer.cli import main
 from explorer.cli.app import app
+from lab.cli import app as lab
 from tests.docs.test_contributing import blocks, run_python
 from tests.test_architecture import imported
 
@@ -38,23 +39,30 @@ PAGES = [
 NOTEBOOK = ROOT / "examples" / "library.ipynb"
 
 
-def commands(path: Path) -> list[str]:
-    """The lines of a page's shell blocks that call ``explorer``, without that word and comments."""
+PROGRAMS = {"explorer": app, "lab": lab}
+
+
+def commands(path: Path, program: str = "explorer") -> list[str]:
+    """The lines of a page's shell blocks that call ``program``, without that word and comments."""
     text = "\n".join(re.findall(r"^```bash\n(.*?)^```", path.read_text(), re.S | re.M))
-    return [line.strip() for line in re.findall(r"^(?:python -m )?explorer ([^#\n]*)", text, re.M)]
+    return [line.strip() for line in re.findall(rf"^(?:python -m )?{program} ([^#\n]*)", text, re.M)]
 
 
-def help_examples() -> list[str]:
-    """The examples in every command's help."""
-    groups = [app, *(group.typer_instance for group in app.registered_groups if group.typer_instance)]
-    epilogs = [command.epilog for group in groups for command in group.registered_commands]
+def help_examples(program: str) -> list[str]:
+    """The examples in the help of every command that its program lists."""
+    top = PROGRAMS[program]
+    groups = [top, *(group.typer_instance for group in top.registered_groups if group.typer_instance)]
+    epilogs = [
+        command.epilog for group in groups for command in group.registered_commands if not command.hidden
+    ]
     assert all(epilogs), "every command shows an example"
-    return [line for epilog in epilogs for line in re.findall(r"^\$ explorer (.*)$", epilog or "", re.M)]
+    shown = rf"^\$ (?:python -m )?{program} (.*)$"
+    return [line for epilog in epilogs for line in re.findall(shown, epilog or "", re.M)]
 
 
-def parse(arguments: list[str]) -> None:
+def parse(program: str, arguments: list[str]) -> None:
     """Parse a command line down to its last word, and do not run it."""
-    command, context, name = typer.main.get_command(app), None, "explorer"
+    command, context, name = typer.main.get_command(PROGRAMS[program]), None, program
     while True:
         context = command.make_context(name, arguments, parent=context)
         if not hasattr(command, "resolve_command"):
@@ -62,16 +70,16 @@ def parse(arguments: list[str]) -> None:
         name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
 
 
-WRITTEN = [(path.name, line) for path in PAGES for line in commands(path)]
-SHOWN = [("help", line) for line in help_examples()]
+WRITTEN = [(p, path.name, line) for p in PROGRAMS for path in PAGES for line in commands(path, p)]
+SHOWN = [(p, "help", line) for p in PROGRAMS for line in help_examples(p)]
 
 
-@pytest.mark.parametrize("where, line", WRITTEN + SHOWN)
-def test_every_command_that_is_shown_is_one(where: str, line: str) -> None:
+@pytest.mark.parametrize("program, where, line", WRITTEN + SHOWN)
+def test_every_command_that_is_shown_is_one(program: str, where: str, line: str) -> None:
     """Command, arguments and option names, by the parser of the command line itself."""
     if "--install-completion" in line or line in ("--help", "--version") or line.endswith("--help"):
         return
-    parse(shlex.split(line))
+    parse(program, shlex.split(line))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,7 @@ def test_links_and_paths_lead_somewhere(path: Path) -> None:
     """Every relative link, and every path in backticks that starts with a folder of this repository."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
     linked = [path.parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
-    folders = "app|explorer|kernels|assets|tests|docs|examples"
+    folders = "app|explorer|lab|kernels|assets|tests|docs|examples"
     if path.name != "CHANGELOG.md":  # it names what was renamed
         linked += [ROOT / name for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)]
     assert not [str(target) for target in linked if not target.exists()]

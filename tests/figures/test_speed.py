@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from explorer.bench.gemm.advice import at_shape, fastest, points
-from explorer.bench.gemm.table import GEMMS
-from explorer.bench.gemm.timing import GemmTiming, recorded_gemms
 from explorer.figures import style
 from explorer.figures.speed import speed_figure
 from explorer.figures.speed_ladder import ladder_figure
 from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
+from explorer.products.advice import at_shape, fastest, points
+from explorer.products.table import GEMMS
+from explorer.recordings.gemm import GemmTiming, recorded_gemms
 
 RECORDED = recorded_gemms()
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (1, 8192, 8192))

@@ -49,7 +49,7 @@ class WentOutError(Exception):
 def _server() -> Any:
     """A small page behind all that the real one is behind; nothing of it runs what is asked."""
     os.environ.setdefault("GRADIO_TEMP_DIR", tempfile.mkdtemp(prefix="fuzz-"))
-    with patch("app.port.server_port", lambda: 7860):
+    with patch("app.serving.port.server_port", lambda: 7860):
         spec = importlib.util.spec_from_file_location("entry", ROOT / "app.py")
         assert spec and spec.loader
         entry = importlib.util.module_from_spec(spec)

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from explorer import FORMATS, SCHEMES, Scheme
-from explorer.bench.gemm import epilogues, layouts
-from explorer.bench.gemm.operands import Operands
-from explorer.bench.gemm.table import GEMMS, Gemm
-from explorer.bench.gemm.variants import Variant
 from explorer.gpu import gemm as gemm_kernels
 from explorer.gpu import runtime
 from explorer.gpu.gemm import swap_ab
 from explorer.gpu.tma import MAP_WRITER
+from explorer.products import epilogues, layouts
+from explorer.products.operands import Operands
+from explorer.products.table import GEMMS, Gemm
+from explorer.products.variants import Variant
 from tests.gpu.sanitizer import assert_clean
 
 pytestmark = pytest.mark.gpu

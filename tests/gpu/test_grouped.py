@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from explorer.bench.gemm.grouped import CONTIGUOUS, GROUPED, Case, Grouped, GroupedOperands, GroupedVariant
-from explorer.bench.gemm.variants import HOPPER
 from explorer.gpu import gemm as kernels
+from explorer.products.grouped import CONTIGUOUS, GROUPED, Case, Grouped, GroupedOperands, GroupedVariant
+from explorer.products.variants import HOPPER
 from tests.gpu.sanitizer import assert_clean
 from tests.gpu.test_gemms import bound
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from explorer import SCHEMES
-from explorer.bench.quantize import all_builds
+from explorer.core.builds import all_builds
 from explorer.core.lowering import config_of, layout_of, with_kernels
 from explorer.formats import float_format
 from explorer.gpu import dequantize, fake_quantize, quantize, runtime, statistics

@@ -28,8 +28,8 @@ import httpx
 import numpy as np
 import psutil
 
-from explorer.bench.machine import this_machine
 from explorer.core.backend import work_device
+from explorer.recordings.machine import this_machine
 from tests.load.visitor import Answer, Server, Visitor
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from app.controls import DEFAULT_RANGE
+from app.state.controls import DEFAULT_RANGE
 from explorer import SCHEMES, compare_schemes
 from explorer.sources import load_sample
 

@@ -146,8 +146,8 @@ def test_a_path_that_was_not_uploaded_is_refused(url: str) -> None:
 def test_what_the_lists_offer_is_accepted(client: Client) -> None:
     """A program may ask for every product and shape without having seen the page's lists, which are filled as
     it is used."""
-    from explorer.bench.gemm.plan import DECODE
-    from explorer.bench.gemm.table import GEMMS
+    from explorer.products.shapes import DECODE
+    from explorer.products.table import GEMMS
 
     for name in list(GEMMS)[::9]:
         assert "kernels/" in client.predict(name, api_name="/kernel_source")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Browser
 
-from explorer.bench.page import ACTIONS, Meter
+from lab.page import ACTIONS, Meter
 from tests.page.test_browser import frames
 
 pytestmark = pytest.mark.browser
 
 
 def test_actions_are_timed(browser: Browser, url: str) -> None:
-    """If it fails, `explorer bench page` no longer finds what it clicks, or what answers."""
+    """If it fails, `python -m lab page` no longer finds what it clicks, or what answers."""
     meter = Meter(browser, url)
     opened = meter.open("mlp_up")
     assert 0 < opened.first <= opened.whole and opened.received > 1e6 and opened.shift <= 0.05

@@ -66,6 +66,8 @@ def choose(page: Page, name: str, text: str) -> None:
     box.click()
     box.fill(text)
     page.get_by_role("option", name=text, exact=False).first.wait_for()
+    # Enter takes the marked option: before the list is filtered that is the one chosen until now.
+    expect(page.get_by_role("option").filter(has_not_text=text)).to_have_count(0)
     box.press("Enter")
 
 

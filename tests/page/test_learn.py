@@ -154,7 +154,7 @@ def test_the_story_moves_under_the_hand(chapter: Page) -> None:
 
 def test_a_click_is_answered_before_it_returns(chapter: Page) -> None:
     """Bits, value and formula are right when the click's own task ends, without a request: how long that
-    takes is measured by ``explorer bench page``."""
+    takes is measured by ``python -m lab page``."""
     asked: list[str] = []
     chapter.on("request", lambda request: asked.append(request.url))
     before, after = chapter.evaluate(

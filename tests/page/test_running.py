@@ -13,8 +13,9 @@ import gradio as gr
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app import limits, widgets
-from app.views import StatusView, listen, shows
+from app import limits
+from app.parts import widgets
+from app.parts.views import StatusView, listen, shows
 
 LET_END = threading.Event()
 

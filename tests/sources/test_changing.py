@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from app import limits as page_limits
-from app import selection
-from app.selection import Selection, file_source, matrix_of, model_source
+from app.state import selection
+from app.state.selection import Selection, file_source, matrix_of, model_source
 from explorer import SourceError
 from explorer.progress import StoppedError, stoppable
 from explorer.sources import csv_file, models

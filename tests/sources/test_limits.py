@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from app import api
 from app import limits as page_limits
-from app.choices import MOST_SCHEMES
 from app.serving.guard import FIELD_BYTES
 from app.serving.listeners import UNHEARD_SECONDS
 from app.serving.uploads import ABANDONED_SECONDS
+from app.state.choices import MOST_SCHEMES
 from explorer import FORMATS, SourceError
 from explorer.formats.code import code_facts, flip_bit
 from explorer.sources.limits import HOSTED, LOCAL, PICKLED, SUFFIXES

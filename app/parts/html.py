@@ -1,0 +1,311 @@
+"""Pieces of HTML, each from a template of ``app/templates``. The templates escape whatever they are given.
+
+Names of tensors, layers and files come from visitors, and ``gr.HTML`` runs what it is given as markup: every
+piece of the page that holds such a name goes through here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.ext import Extension
+from markupsafe import Markup
+
+from app import glossary
+from explorer import words
+from explorer.analysis.element import Inspection
+from explorer.analysis.memory import MemoryEstimate
+from explorer.analysis.report import Report
+from explorer.formats import FORMATS, BitField, FloatFormat, Format
+from explorer.formats.code import short
+from explorer.methods import label_of
+from explorer.methods.recipe import Recipe
+from explorer.recordings.quantize import QuantizeTiming, kernel_file
+from explorer.schemes import Scheme
+
+
+class JoinLines(Extension):
+    """Joins a template's lines before it is parsed, so that its indentation does not reach the page."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        """``source`` in one line: nothing before a tag or an expression, one blank before anything else."""
+        return re.sub(r"\s*\n\s*", " ", re.sub(r"\s*\n\s*(?=[<{]|$)", "", source))
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
+    undefined=StrictUndefined,
+    extensions=[JoinLines],
+)
+_TEMPLATES.filters |= {"number": short, "linked": glossary.linked}
+_TEMPLATES.globals["term"] = glossary.term
+
+
+def render(name: str, **values: Any) -> str:
+    """The template ``name`` of ``app/templates``, with ``values``, which it escapes."""
+    return _TEMPLATES.get_template(f"{name}.html").render(**values)
+
+
+def header(
+    badge: str,
+    gpu: bool,
+    native: tuple[str, ...],
+    places: Sequence[tuple[str, str]],
+    names: Mapping[str, Any],
+) -> str:
+    """Title, places and badge; ``native`` are the formats that the GPU's tensor cores multiply themselves."""
+    if native:
+        badge += f" · native: {', '.join(native)}"
+    return render("header", badge=badge, gpu=gpu, places=places, names=names)
+
+
+def chips(tensor: str, schemes: Sequence[Scheme | Recipe]) -> str:
+    """The bar's buttons: the tensor, scheme A, and scheme B or the offer of one."""
+    first, *others = map(_short, schemes)
+    return render("chips", tensor=tensor, first=first, second=others[0] if others else "")
+
+
+def _short(scheme: Scheme | Recipe) -> str:
+    """The label, a method before its scheme: long ones are cut at their end."""
+    if isinstance(scheme, Recipe) and scheme.method:
+        return f"by {label_of(scheme.method)}: {scheme.scheme.label}"
+    return scheme.label
+
+
+def verdict(tensor: str, schemes: Sequence[Scheme | Recipe], words: str, why: str = "") -> str:
+    """Which tensor is shown, what the schemes are, the sentences that judge them, and why."""
+    marked = list(zip(SIDES, schemes, strict=False))
+    return render("verdict", tensor=tensor, schemes=marked, words=words, why=why)
+
+
+SIDES = ("A", "B")
+
+
+class Number(NamedTuple):
+    """A key number of one scheme: its text, and a remark."""
+
+    text: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A key number of each scheme, in a common unit, with what B has more or less than A."""
+
+    name: str
+    term: str
+    unit: str
+    numbers: tuple[tuple[str, Number], ...]
+    difference: str
+
+
+def kpis(reports: Sequence[Report], outputs: Sequence[float] = ()) -> str:
+    """The row of key numbers of one report, or of two with their differences. ``outputs``: where a method
+    works for it, the SQNR in dB of the layer's output by each."""
+    rows = (
+        ("SQNR", "SQNR", "dB", _sqnr, lambda r: r.sqnr_db, "+.2f", " dB"),
+        ("Bits per element", "bits per element", "", _bits, lambda r: r.bits.total, "+.3g", " bits"),
+        ("Size", "bits per element", "", _size, lambda r: r.nbytes, "%", " %"),
+        ("Largest error", "", "", _largest, lambda r: r.max_error, "%", " %"),
+        ("Rounded to zero", "", "%", _zeroed, lambda r: 100 * r.zeroed, "+.3g", " points"),
+        ("Cosine", "cosine", "", _cosine, lambda r: r.cosine, "+.2g", ""),
+    )
+    tiles = [
+        _tile(name, term, unit, [text(r) for r in reports], [float(value(r)) for r in reports], how, of)
+        for name, term, unit, text, value, how, of in rows
+    ]
+    if outputs:
+        numbers = [Number(_decibels(db), "on inputs held out") for db in outputs]
+        tiles.insert(0, _tile("Output SQNR", "SQNR", "dB", numbers, outputs, "+.2f", " dB"))
+    return render("kpis", tiles=tiles)
+
+
+def _tile(
+    name: str,
+    term: str,
+    unit: str,
+    numbers: Sequence[Number],
+    values: Sequence[float],
+    how: str,
+    of: str,
+) -> Tile:
+    same = len({number.text for number in numbers}) < len(numbers)
+    difference = "the same" if same else _difference(values, how, of)
+    return Tile(name, term, unit, tuple(zip(SIDES, numbers, strict=False)), difference)
+
+
+def _difference(values: Sequence[float], how: str, unit: str) -> str:
+    """What the second value is above the first: a signed number with its unit, or a share of the first."""
+    if len(values) < 2 or not all(math.isfinite(v) for v in values):
+        return ""
+    first, second = values
+    if how == "%":
+        if first == 0:
+            return ""
+        first, second, how = 100.0, 100 * second / first, "+.3g"
+    return f"{format(second - first, how)}{unit}".replace("-", "−")
+
+
+def _sqnr(report: Report) -> Number:
+    return Number(_decibels(report.sqnr_db), f"relative error {report.relative_error:.3g}")
+
+
+def _largest(report: Report) -> Number:
+    row, column = report.max_error_at
+    return Number(words.number(report.max_error), f"at row {row}, column {column}")
+
+
+def _bits(report: Report) -> Number:
+    return Number(f"{report.bits.total:.4g}", _itemised(report))
+
+
+def _size(report: Report) -> Number:
+    return Number(words.bytes_(report.nbytes), f"{100 * report.bits.total / 16:.3g} % of FP16")
+
+
+def _zeroed(report: Report) -> Number:
+    return Number(f"{100 * report.zeroed:.3g}", f"clipped {100 * report.clipped:.3g} %")
+
+
+def _cosine(report: Report) -> Number:
+    used = f"{report.codes_used} of {report.code_count} codes" if report.codes_used is not None else ""
+    entropy = f", {report.entropy_bits:.2f} bits of entropy" if report.entropy_bits is not None else ""
+    return Number(f"{report.cosine:.6f}", used + entropy)
+
+
+def _itemised(report: Report) -> str:
+    """What the bits of an element are spent on: "4 codes + 0.125 scales"."""
+    bits = report.bits
+    parts = (
+        ("codes", bits.codes),
+        ("scales", bits.scales),
+        ("zero points", bits.zero_points),
+        ("tensor scale", bits.tensor_scale),
+        ("of the method", bits.added),
+        ("padding", bits.padding),
+    )
+    return " + ".join(f"{value:.3g} {label}" for label, value in parts if value >= 5e-4)
+
+
+def inspector(seen: Sequence[Inspection], labels: Sequence[str]) -> str:
+    """An element and, by each scheme, its block, its code's bits and the arithmetic between them."""
+    sides = [
+        (mark, label, one, _bit_cells(one.bits, one.fields))
+        for mark, label, one in zip(SIDES, labels, seen, strict=False)
+    ]
+    return render("inspector", first=seen[0], sides=sides)
+
+
+def packed(seen: Sequence[Inspection], schemes: Sequence[Scheme]) -> str:
+    """The bytes that hold the inspected blocks' codes in the inspected row."""
+    sides = [
+        (mark, one, scheme.format.packed_bits)
+        for mark, scheme, one in zip(SIDES, schemes, seen, strict=False)
+    ]
+    return render("packed", row=seen[0].row, sides=sides)
+
+
+def kernel(timing: QuantizeTiming, where: str) -> str:
+    """What a kernel cost; ``where`` says on what and how it was measured."""
+    share, copy = 100 * timing.share, timing.copy_gigabytes_per_s
+    median, low, high = map(words.duration, (timing.time.median_s, timing.time.low_s, timing.time.high_s))
+    rows = (
+        ("kernels", " → ".join(timing.kernels)),
+        ("files", ", ".join(dict.fromkeys(f"kernels/{kernel_file(kernel)}" for kernel in timing.kernels))),
+        ("input", f"{timing.shape[0]}×{timing.shape[1]} {timing.dtype}"),
+        ("time", f"{median}, 10th to 90th percentile {low} to {high}"),
+        ("memory", f"{words.bytes_(timing.bytes_moved)} moved, {timing.gigabytes_per_s:,.0f} GB/s"),
+        ("share", f"{share:.0f} % of a device-to-device copy ({copy:,.0f} GB/s)"),
+        ("resources", f"{timing.registers} registers a thread, {100 * timing.occupancy:.0f} % occupancy"),
+    )
+    return render("kernel", where=where, rows=rows)
+
+
+class BitCell(NamedTuple):
+    """One bit of a code: "0" or "1", its place (0 is the lowest), and the field that it belongs to."""
+
+    digit: str
+    place: int
+    field: str
+
+
+def _bit_cells(text: str, fields: Sequence[BitField]) -> list[BitCell]:
+    places = range(len(text) - 1, -1, -1)
+    names = [next(f.name for f in fields if f.low <= place <= f.high) for place in places]
+    return [BitCell(*cell) for cell in zip(text, places, names, strict=True)]
+
+
+@dataclass(frozen=True)
+class FormatRow:
+    """A format with what the table of formats says of it beside its own fields."""
+
+    format: Format
+    fields: str
+    count: str
+    specials: str
+
+
+def format_table() -> Markup:
+    """All formats: fields, range, and the hardware that multiplies them."""
+    rows = [
+        FormatRow(
+            f,
+            f"{int(f.signed)}/{f.exponent}/{f.mantissa}" if isinstance(f, FloatFormat) else "–",
+            f"{len(f.levels)}" if f.bits <= 8 else "–",
+            _specials(f),
+        )
+        for f in FORMATS.values()
+    ]
+    return Markup(render("format_table", rows=rows))
+
+
+def _specials(fmt: Format) -> str:
+    if not fmt.has_nan:
+        return "none"
+    return "Inf, NaN" if isinstance(fmt, FloatFormat) and fmt.has_infinity else "NaN"
+
+
+def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
+    """Sizes by scheme; the page's own is marked."""
+    return render("memory", rows=rows, chosen=chosen)
+
+
+def figure_title(title: str, about: str) -> str:
+    """A heading and, below it, what to look for."""
+    return render("figure_title", title=title, about=about)
+
+
+def sentence(message: str) -> str:
+    """A conclusion in words, set apart from the figures that it is drawn from; nothing for an empty one."""
+    return render("sentence", message=message)
+
+
+def status(message: str) -> str:
+    """The state of a run, or why it was refused; a screen reader announces it."""
+    return render("status", message=message)
+
+
+def commands(lines: Sequence[str]) -> str:
+    """Commands to copy."""
+    return render("commands", lines=lines)
+
+
+def heading(title: str, about: str) -> str:
+    """The heading of a section."""
+    return render("heading", title=title, about=about)
+
+
+def note(words: str) -> str:
+    """A remark in small print. ``words`` are the project's own and may hold markup."""
+    return render("note", words=Markup(words))
+
+
+def _decibels(value: float) -> str:
+    return "∞" if value == float("inf") else f"{value:.2f}"

@@ -1,0 +1,194 @@
+"""Components that several sections are laid out with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+import plotly.graph_objects as go
+
+from app.parts import html
+from app.parts.views import Control
+from app.theme import plot_data
+
+QUIET: dict[str, Any] = {"show_progress": "hidden"}
+"""For listeners whose outputs change in place, without the overlay that Gradio draws on what it waits for."""
+LATEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
+"""For controls that may change faster than the page answers: only the latest change is answered."""
+PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+"""For listeners that only move the page's own parts and are no endpoints."""
+
+BEGAN = "(...values) => explorer.began(values)"
+"""JavaScript before a handler that changes the selection or the element, for answers that Back overtakes."""
+BROUGHT = "(...values) => explorer.brought(values)"
+"""``BEGAN`` for an uploaded file."""
+
+
+def block(value: str | None = None, **options: Any) -> gr.HTML:
+    """HTML under the page's own style sheet instead of Gradio's."""
+    return gr.HTML(value, apply_default_css=False, padding=False, **options)
+
+
+def hidden(script: str) -> Control:
+    """A component that shows nothing: its ``script`` reports what happens in the browser, by ``trigger``."""
+    return gr.HTML("", html_template="<span hidden></span>", js_on_load=script, elem_classes="script")
+
+
+def heading(title: str, about: str) -> None:
+    """The heading of a section, and what it is for."""
+    block(html.heading(title, about))
+
+
+@contextmanager
+def card(title: str, about: str) -> Iterator[None]:
+    """A framed column with a heading; what is built inside stands below it."""
+    with gr.Column(min_width=380, elem_classes="plot-card"):
+        block(html.figure_title(title, about))
+        yield
+
+
+FIGURE = """<div class="figure-tools"><button type="button" data-kind="reset" hidden>Reset zoom</button>\
+<button type="button" data-kind="svg" title="Save as SVG">SVG</button>\
+<button type="button" data-kind="png" title="Save as PNG">PNG</button></div>\
+<div class="figure" style="min-height:{height}px"{options}></div>"""
+DRAW = """explorer.figure(element, props, watch, (kind, what) =>
+  kind === 'point' ? trigger('point', what) : trigger('range', what))"""
+
+
+def plot(
+    elem_id: str, figure: go.Figure | None = None, height: int = 340, draggable: bool = False
+) -> Control:
+    """A figure with buttons to save it; ``height`` in pixels is kept free until it is drawn.
+
+    Its value is ``theme.plot_data``. Events: ``point`` with x, y, curve, at (the point's index) and data (its
+    customdata) of what was clicked, on an error map also which ``element`` (row, column) has the value of the
+    cell; ``range``, if shapes are ``draggable``, with where a line was dragged ``from`` and ``to``.
+    """
+    if figure is not None and figure.layout.height:
+        height = int(figure.layout.height)
+    return gr.HTML(
+        plot_data(figure) if figure is not None else "",
+        html_template=FIGURE.format(height=height, options=" data-draggable" if draggable else ""),
+        js_on_load=DRAW,
+        apply_default_css=False,
+        padding=False,
+        elem_id=elem_id,
+        elem_classes="figure-box",
+    )
+
+
+def plot_card(
+    title: str,
+    about: str,
+    elem_id: str,
+    figure: go.Figure | None = None,
+    height: int = 340,
+    draggable: bool = False,
+) -> Control:
+    """A figure in a card of its own."""
+    with card(title, about):
+        return plot(elem_id, figure, height, draggable)
+
+
+def plot_pair(title: str, about: str, elem_id: str, height: int = 340) -> tuple[Control, Control]:
+    """A card with a figure for scheme A and below it one for scheme B; for ``figure_pair``."""
+    with card(title, about):
+        return plot(elem_id, height=height), plot(f"{elem_id}-b", height=0)
+
+
+def figure_pair(figures: Sequence[go.Figure]) -> tuple[str, str]:
+    """One or two figures as the values of a ``plot_pair``."""
+    first, *others = (plot_data(figure) for figure in figures)
+    return first, others[0] if others else ""
+
+
+def table(columns: Mapping[str, str], elem_id: str, **options: Any) -> gr.Dataframe:
+    """A table to read. ``columns`` maps each heading to its type, "str" or "number"."""
+    datatype: Any = list(columns.values())
+    return gr.Dataframe(
+        headers=list(columns),
+        datatype=datatype,
+        type="array",
+        interactive=False,
+        show_label=False,
+        elem_id=elem_id,
+        **options,
+    )
+
+
+def results_column() -> gr.Column:
+    """A column that takes no room until the conclusion (``html.sentence``) of a run stands in it."""
+    return gr.Column(elem_classes="results")
+
+
+def download_buttons() -> tuple[gr.DownloadButton, gr.DownloadButton]:
+    """The buttons for a result's CSV and JSON, side by side; they wait for ``files.downloads``."""
+    with gr.Row():
+        return (
+            gr.DownloadButton("Download CSV", interactive=False, min_width=140),
+            gr.DownloadButton("Download JSON", interactive=False, min_width=140),
+        )
+
+
+def stop_button() -> gr.Button:
+    """A Stop that waits for ``RunButtons`` to show it."""
+    return gr.Button("Stop", min_width=100, visible=False)
+
+
+@dataclass(frozen=True)
+class RunButtons:
+    """The buttons that start a run, and the Stop that is there only while it runs.
+
+    ``line`` says that a run was stopped. It is not the run's own status: an answer already on its way when
+    the run was stopped would overwrite it.
+    """
+
+    starts: tuple[Any, ...]
+    stop: gr.Button
+    line: gr.HTML
+
+    def begin_on(self, *events: Any) -> None:
+        """Show Stop, hold the starts back and empty the line on ``events``.
+
+        To be wired before the run itself: a page answers the listeners of one event one after another, and
+        waits for the end of each.
+        """
+        for event in events:
+            event(lambda: ["", *self._updates(True)], None, self._outputs, queue=False, **PRIVATE)
+
+    def end_with(self, *running: Any, message: str = "Stopped; what was finished is shown.") -> Any:
+        """Undo that when one of ``running`` has ended or was refused. A click on Stop cancels all of them and
+        writes ``message``; returns that click's event."""
+        for run in running:
+            run.then(lambda: self._updates(False), None, self._outputs[1:], queue=False, **PRIVATE)
+        return self.stop.click(
+            lambda: [html.status(message), *self._updates(False)],
+            None,
+            self._outputs,
+            cancels=list(running),
+            queue=False,
+            **PRIVATE,
+        )
+
+    def stop_on(self, event: Any, *running: Any) -> None:
+        """Cancel what is running on ``event``, and show that nothing runs; what it had shown is for others to
+        clear."""
+        event(
+            lambda: ["", *self._updates(False)],
+            None,
+            self._outputs,
+            cancels=list(running),
+            queue=False,
+            **PRIVATE,
+        )
+
+    @property
+    def _outputs(self) -> list[Any]:
+        return [self.line, self.stop, *self.starts]
+
+    def _updates(self, running: bool) -> list[Any]:
+        """Of Stop and of each start."""
+        return [gr.update(visible=running), *(gr.update(interactive=not running) for _ in self.starts)]

@@ -1,0 +1,1 @@
+"""What a visitor has chosen, and what is computed of it: no components of the page."""

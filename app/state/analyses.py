@@ -1,0 +1,203 @@
+"""What the selected schemes do to the selected tensor: rounded to nearest, or repaired by a method on the
+layer's own inputs."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import TypeVar, cast
+
+from app import limits
+from app.state.cache import BoundedCache
+from app.state.choices import check_cost
+from app.state.gpu_lock import gpu_lock
+from app.state.layers import own_layer
+from app.state.selection import Selection, matrix_of, tensor_key
+from explorer import SourceError
+from explorer.analysis.report import sqnr_of
+from explorer.analysis.sliced import analyse_anywhere
+from explorer.analysis.tensor import Analysis, Side
+from explorer.methods import apply, label_of
+from explorer.methods.evaluate import halves
+from explorer.methods.layer import QuantizedLayer
+from explorer.methods.recipe import Recipe
+from explorer.methods.repaired import RepairedAnalysis, analyse_layer
+from explorer.progress import Progress, checkpoint
+from explorer.sources.tensors import Matrix
+
+Result = TypeVar("Result")
+Step = TypeVar("Step")
+Said = TypeVar("Said")
+Pairs = list[tuple[Recipe, Analysis]]
+_ANALYSES = BoundedCache[Analysis](256 << 20)
+_LAYERS = BoundedCache[QuantizedLayer](256 << 20)
+_OUTPUTS = BoundedCache[float](1024)
+REPORTED_EVERY_S = 0.3
+SAID_AGAIN_S = 0.5
+
+
+def analyses_of(chosen: Selection, progress: Progress | None = None) -> tuple[Matrix, Pairs]:
+    """The selected tensor, and what each of the one or two selected recipes does to it.
+
+    A method calibrates on the first half of the layer's own inputs, as in the Methods section. ``progress``
+    is that of a method that has not run yet. ``SourceError`` where a method is asked for and the tensor has
+    no inputs.
+    """
+    recipes = chosen.recipes
+    matrix = matrix_of(chosen)
+    return matrix, [(recipe, _analysis_of(chosen, matrix, recipe, progress)) for recipe in recipes]
+
+
+def sides_of(pairs: Sequence[tuple[Recipe, Analysis]]) -> list[Side]:
+    """The analyses as figures take them, by their recipes' labels."""
+    return [Side(recipe.label, analysis) for recipe, analysis in pairs]
+
+
+def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
+    """``analyses_of``, as the return value; yields in words how far a method is that has not run yet."""
+    missing = [r for r in chosen.recipes if r.method and _LAYERS.peek(_key(chosen, r)) is None]
+    if not missing:
+        return analyses_of(chosen)
+    label = " and ".join(label_of(recipe.method) for recipe in missing)
+    steps = reported(lambda progress: analyses_of(chosen, progress))
+    found = yield from each(
+        steps, lambda step: f"{label} on this layer's inputs: {step[0]} of {step[1]} steps"
+    )
+    return found
+
+
+def each(steps: Generator[Step, None, Result], say: Callable[[Step], Said]) -> Generator[Said, None, Result]:
+    """What is to be said of each step; returns what the steps return."""
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            return cast(Result, end.value)
+        yield say(step)
+
+
+def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int], None, Result]:
+    """Run ``compute`` in a thread of its own; yield (done, total) of what it reports, at most so often, and
+    return its result. Closing the generator stops it at its next report.
+
+    Between reports the last one comes again: Gradio ends a stopped run only where it yields, and until then
+    the page takes no click that starts the next one.
+    """
+    said: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+    results: list[Result] = []
+    errors: list[Exception] = []
+    closed = threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        if closed.is_set():
+            raise InterruptedError("stopped")
+        said.put((done, total))
+
+    def run() -> None:
+        try:
+            results.append(compute(progress))
+        except Exception as error:  # raised again below, in the thread that waits for it
+            errors.append(error)
+        finally:
+            said.put(None)
+
+    # In the context of whoever asks: that has the check which stops the work when its visitor leaves.
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    try:
+        shown = 0.0
+        last: tuple[int, int] | None = None
+        while True:
+            try:
+                step = said.get(timeout=SAID_AGAIN_S)
+            except queue.Empty:
+                checkpoint()
+                if last is not None:
+                    yield last
+                continue
+            if step is None:
+                break
+            last = step
+            if time.monotonic() - shown > REPORTED_EVERY_S:
+                yield step
+                shown = time.monotonic()
+    finally:
+        closed.set()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def keep_layer(chosen: Selection, recipe: Recipe, layer: QuantizedLayer) -> None:
+    """What ``recipe`` made of the selected layer elsewhere: it need not be computed again."""
+    layer = dataclasses.replace(layer, snapshots=None)
+    _LAYERS.get(_key(chosen, recipe), lambda: layer, _nbytes)
+
+
+def output_sqnr(chosen: Selection, pairs: Sequence[tuple[Recipe, Analysis]]) -> list[float]:
+    """SQNR in dB of the layer's output on the half of its inputs that no method saw, by each recipe; nothing
+    where no method is chosen."""
+    if not any(recipe.method for recipe, _ in pairs):
+        return []
+    return [_output_sqnr(chosen, recipe, analysis) for recipe, analysis in pairs]
+
+
+def _output_sqnr(chosen: Selection, recipe: Recipe, analysis: Analysis) -> float:
+    def compute() -> float:
+        _, w, x = own_layer(chosen)
+        held = halves(x)[1]
+        layer = analysis.layer if isinstance(analysis, RepairedAnalysis) else QuantizedLayer(analysis.q)
+        exact = held.double() @ w.double().t()
+        with gpu_lock():
+            return sqnr_of(exact, layer.output(held))
+
+    return _OUTPUTS.get(_key(chosen, recipe), compute, lambda _: 1)
+
+
+def _key(chosen: Selection, recipe: Recipe) -> tuple[Hashable, ...]:
+    return (*tensor_key(chosen), limits.current().elements, str(recipe))
+
+
+def _analysis_of(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
+    return _ANALYSES.get(
+        _key(chosen, recipe), lambda: _analyse(chosen, matrix, recipe, progress), _analysis_nbytes
+    )
+
+
+def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
+    if not recipe.method:
+        with gpu_lock():
+            return analyse_anywhere(matrix.values, recipe.scheme)
+    layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, matrix, recipe, progress), _nbytes)
+    with gpu_lock():
+        return analyse_layer(matrix.values.float().to(layer.q.packed.device), layer, recipe.method)
+
+
+def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> QuantizedLayer:
+    label = label_of(recipe.method)
+    try:
+        _, w, x = own_layer(chosen)
+    except SourceError as error:
+        raise SourceError(f"{label} needs the layer's inputs, and {error}") from error
+    if tuple(w.shape) != tuple(matrix.values.shape):
+        raise SourceError(
+            f"{label} works on whole layers, and of this one of {w.shape[0]:,} × {w.shape[1]:,} weights only "
+            f"the first {matrix.values.shape[0]:,} rows are shown here"
+        )
+    check_cost([recipe.method], w)
+    with gpu_lock():
+        layer = apply(recipe.method, w, recipe.scheme, halves(x)[0], progress)
+    return dataclasses.replace(layer, snapshots=None)
+
+
+def _analysis_nbytes(analysis: Analysis) -> int:
+    layer = _nbytes(analysis.layer) if isinstance(analysis, RepairedAnalysis) else analysis.q.packed.nbytes
+    return int(layer + analysis.error_map.nbytes)
+
+
+def _nbytes(layer: QuantizedLayer) -> int:
+    extra = sum(tensor.nbytes for tensor in layer.extra_tensors().values())
+    return int(layer.q.packed.nbytes + layer.q.scales.scale.nbytes + extra)

@@ -1,0 +1,155 @@
+"""Which tensor and schemes are chosen, and the tensor that this names.
+
+Handlers keep no state: every one receives the whole selection from its visitor's own page, so nothing
+of one visitor can reach another. Uploaded files arrive as paths that Gradio has checked to be uploads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from app import limits
+from app.state.cache import BoundedCache
+from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
+from explorer import SourceError
+from explorer.core.backend import place
+from explorer.methods.recipe import Recipe
+from explorer.sources import load_sample, open_tensors
+from explorer.sources.models import folder_stamp, open_model
+from explorer.sources.stamped import stamp_of
+from explorer.sources.tensors import Matrix, Progress, TensorSource
+
+NO_FILE = "drop a file first, or choose a built-in tensor"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The bar as it stands: strings straight from the controls.
+
+    The only list of what a selection is made of: the bar's components, the endpoints' first parameters
+    and the script that writes the link follow the order of these fields.
+    """
+
+    source: str = "builtin"
+    sample: str = DEFAULT_SAMPLE
+    file: str | None = None
+    file_tensor: str | None = None
+    model: str = ""
+    revision: str = ""
+    layer: str | None = None
+    scheme: str = DEFAULT_SCHEME
+    second: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        source: str,
+        sample: str,
+        file: str | None,
+        file_tensor: str | None,
+        model: str | None,
+        revision: str | None,
+        layer: str | None,
+        scheme: str,
+        second: str | None = None,
+    ) -> Self:
+        """The selection that the controls hold; an empty control holds None or an empty text. ``ValueError``
+        for what is neither: only programs send that."""
+        for given in (source, sample, file, file_tensor, model, revision, layer, scheme, second):
+            if not isinstance(given, str | None):
+                raise ValueError(f"the selection is made of texts, not {str(given)[:40]}")
+        return cls(
+            source or "",
+            sample or "",
+            file or None,
+            file_tensor or None,
+            model or "",
+            revision or "",
+            layer or None,
+            scheme or "",
+            second or "",
+        )
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The texts of scheme A and, if there is one, scheme B."""
+        return (self.scheme, self.second) if self.second else (self.scheme,)
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """What the texts of A and B spell: a scheme, and perhaps the method that repairs the layer."""
+        return tuple(map(Recipe.parse, self.schemes))
+
+
+class NothingChosenError(SourceError):
+    """A form that has been opened and not yet filled in: said where results stand, and no warning."""
+
+
+_MATRICES = BoundedCache[Matrix](512 << 20)
+_SOURCES = BoundedCache[TensorSource](256 << 20)
+
+
+def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
+    """The selected tensor, read once. Raises ``SourceError`` in words for the visitor."""
+    most = limits.current().elements
+
+    def load() -> Matrix:
+        if chosen.source == "builtin":
+            return load_sample(chosen.sample)
+        if chosen.source == "file":
+            if not chosen.file:
+                raise NothingChosenError(NO_FILE)
+            return file_source(chosen.file).matrix(chosen.file_tensor, most)
+        if not chosen.layer:
+            raise NothingChosenError("choose a layer of the model")
+        return model_source(chosen.model, chosen.revision).matrix(chosen.layer, most, progress)
+
+    def read() -> Matrix:
+        matrix = load()
+        return dataclasses.replace(matrix, values=place(matrix.values).move(matrix.values))
+
+    key = (*tensor_key(chosen), most)
+    return _MATRICES.get(key, read, lambda matrix: matrix.values.nbytes)
+
+
+def file_source(path: str | None) -> TensorSource:
+    """The uploaded file, opened."""
+    if not path:
+        raise SourceError(NO_FILE)
+    bounds = limits.current().sources
+    key = ("file", path, _stamp(path), bounds)
+    return _SOURCES.get(key, lambda: open_tensors(path, limits=bounds), _kept_bytes)
+
+
+def model_source(model: str, revision: str) -> TensorSource:
+    """The named model, its headers read once."""
+    bounds, commit = limits.current().sources, revision.strip()
+    key = ("model", model.strip(), commit, folder_stamp(model, bounds), bounds)
+    return _SOURCES.get(key, lambda: open_model(model, commit or None, bounds), _kept_bytes)
+
+
+def _kept_bytes(source: TensorSource) -> int:
+    return source.kept_bytes
+
+
+def tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
+    """What tells the selected tensor from every other, for caches that all visitors share: a file by its
+    path, size and time of change, a folder by those of its weights."""
+    if chosen.source == "builtin":
+        return ("builtin", chosen.sample)
+    if chosen.source == "file":
+        return ("file", chosen.file, _stamp(chosen.file), chosen.file_tensor)
+    stamp = folder_stamp(chosen.model, limits.current().sources)
+    return ("model", chosen.model.strip(), chosen.revision.strip(), stamp, chosen.layer)
+
+
+def _stamp(path: str | None) -> Hashable:
+    """What changes when a file does, so that a new upload under an old name is read anew."""
+    try:
+        return stamp_of(Path(path)) if path else None
+    except (OSError, ValueError):
+        return None

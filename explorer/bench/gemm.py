@@ -1,0 +1,283 @@
+"""How long each product takes, against what a user would call instead and against what the chip could do.
+
+Kernel and baseline get the same random data and are interleaved, replay by replay. Two timings: *graph*,
+CUDA-graph replay over buffers that together exceed twice the L2 cache, back to back on a warm chip; *flush*,
+one launch at a time with the L2 cache overwritten before it (a few µs of launch are in it). Limits come from
+kernels of our own in the same run."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from explorer.analysis.report import sqnr_of
+from explorer.bench.limits import WORD_KINDS, device_state
+from explorer.bench.timing import (
+    Call,
+    Replay,
+    buffer_sets,
+    event_seconds,
+    graph_of,
+    loop_of,
+    spread,
+    time_replay,
+)
+from explorer.core.backend import require_gpu
+from explorer.core.lowering import config_of, layout_of
+from explorer.gpu.quantize import quantize as quantize_kernel
+from explorer.products.operands import Operands, reference
+from explorer.products.table import Gemm
+from explorer.products.variants import Variant
+from explorer.recordings.gemm import GemmTiming, Shape
+from explorer.recordings.machine import Limits
+from explorer.recordings.times import DeviceState, Spread
+
+CPU_ROWS = ("fp32", "bf16", "int8")
+"""Products that torch has a CPU kernel for."""
+SLOW_S = 0.02
+"""A call that takes longer is timed twice by itself, its inputs wherever they are."""
+IDLE_CYCLES = 1_000_000
+MOST_SETS = 48
+WARM_UP = 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Bench:
+    """One product at one shape: operands as served (one a buffer set), the unquantized product, the
+    baseline."""
+
+    gemm: Gemm
+    sets: list[Operands]
+    truth: Tensor
+    native: bool
+    baseline: list[Call] | None
+    note: str
+    activation_s: float | None
+    limits: Limits | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """A kernel and its baseline, by graph and flushed."""
+
+    graph: Spread
+    flush: Spread | None = None
+    baseline_graph: Spread | None = None
+    baseline_flush: Spread | None = None
+
+
+def time_gemm(
+    gemm: Gemm,
+    variants: Sequence[Variant],
+    shape: Shape,
+    device: torch.device,
+    limits: Limits | None,
+    flush: bool = True,
+    inputs: tuple[Tensor, Tensor] | None = None,
+    repeats: int = 10,
+) -> Iterator[GemmTiming]:
+    """Time some kernels of a product at one shape, on random data or on X [M, K] and W [N, K] given; a
+    generator, to be stopped.
+
+    ``ValueError`` where there is no GPU to run on; see ``time_on_cpu``.
+    """
+    require_gpu()
+    with torch.cuda.device(device):
+        bench = _prepare(gemm, shape, device, inputs, limits, repeats)
+        for variant in variants:
+            ours = [variant.prepare(ops) for ops in bench.sets]
+            times = time_both(ours, bench.baseline, gemm.baseline.captured, repeats, flush)
+            yield _timing(bench, variant, times, ours[0](), device_state(device))
+            del ours
+        del bench
+        gc.collect()
+
+
+def _prepare(
+    gemm: Gemm,
+    shape: Shape,
+    device: torch.device,
+    inputs: tuple[Tensor, Tensor] | None,
+    limits: Limits | None,
+    repeats: int,
+) -> _Bench:
+    sets = _operand_sets(gemm, shape, device, inputs)
+    truth = sets[0].unquantized_product()
+    sets = [ops.as_served() for ops in sets]
+    baseline, note = baseline_calls(gemm.baseline.prepare, sets)
+    if baseline and not gemm.baseline.captured:
+        note = "launched one by one: it waits for the host"
+    activation = None
+    if gemm.x.scale is not None and not gemm.dynamic:
+        activation = time_replay(graph_of([_quantize_x(o) for o in sets], False), repeats).median_s
+    native = gemm.is_native(torch.cuda.get_device_capability(device))
+    return _Bench(gemm, sets, truth, native, baseline, note, activation, limits)
+
+
+def time_on_cpu(gemm: Gemm, shape: Shape, inputs: tuple[Tensor, Tensor] | None = None) -> GemmTiming:
+    """What torch does on this CPU: its own kernels for FP32, BF16 and INT8; ``ValueError`` for products
+    without one."""
+    if gemm.name not in CPU_ROWS:
+        raise ValueError(
+            f"torch has no CPU kernel for {gemm.label}; on a CPU there are {', '.join(CPU_ROWS)}"
+        )
+    operands = _operand_sets(gemm, shape, torch.device("cpu"), inputs, 1)[0]
+    truth, served = operands.unquantized_product(), operands.as_served()
+    call = gemm.baseline.prepare(served)
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    variant = Variant(gemm.baseline.label, "torch", gemm.baseline.prepare, lambda *_: (), (0, 0))
+    bench = _Bench(gemm, [served], truth, True, None, "", None, None)
+    return _timing(bench, variant, Times(spread(times[1:])), reference(served), None)
+
+
+def _operand_sets(
+    gemm: Gemm,
+    shape: Shape,
+    device: torch.device,
+    inputs: tuple[Tensor, Tensor] | None,
+    count: int | None = None,
+) -> list[Operands]:
+    m, n, k = shape
+    bytes_each = (m * gemm.x.format.bits + n * gemm.w.format.bits) * k // 8 + m * n * gemm.out.itemsize
+    count = min(buffer_sets(bytes_each, device), MOST_SETS) if count is None else count
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def one() -> Operands:
+        if inputs is not None:
+            return gemm.operands(inputs[0].to(device, torch.float32), inputs[1].to(device, torch.float32))
+        x = torch.randn(m, k, generator=generator, device=device)
+        w = torch.randn(n, k, generator=generator, device=device) / math.sqrt(k)
+        return gemm.operands(x, w)
+
+    return [one() for _ in range(count)]
+
+
+def _quantize_x(operands: Operands) -> Call:
+    """The kernels of quantizing X alone."""
+    q = operands.x.q
+    return partial(quantize_kernel, operands.x.values, config_of(q.scheme), layout_of(q.shape, q.scheme))
+
+
+Subject = TypeVar("Subject")
+
+
+def baseline_calls(
+    prepare: Callable[[Subject], Call], sets: Sequence[Subject]
+) -> tuple[list[Call] | None, str]:
+    """The baseline on each set, or None and the operator's own error message."""
+    try:
+        calls: list[Call] = [prepare(ops) for ops in sets]
+        calls[0]()
+        torch.cuda.synchronize()
+    except (RuntimeError, ValueError, AttributeError, ImportError) as error:
+        # An operator refuses a shape or a chip with the first two, and is missing from some versions of torch
+        # (the others). The message is shown where the baseline would stand: our kernel's time is worth having
+        # without it.
+        return None, str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return calls, ""
+
+
+def time_both(
+    ours: Sequence[Call], baseline: Sequence[Call] | None, captured: bool, repeats: int, flush: bool
+) -> Times:
+    """Kernel and baseline interleaved. A baseline that cannot be ``captured`` is launched one call after
+    another."""
+    replay = (graph_of(baseline, False) if captured else loop_of(baseline)) if baseline else None
+    if _seconds_when_warm(ours[0]) > SLOW_S:
+        twice = spread([event_seconds(ours[0]) for _ in range(2)])
+        return Times(twice, None, time_replay(replay, 3) if replay else None)
+    graphs = _interleaved([graph_of(ours, False), replay], repeats)
+    cold = _flushed([ours, baseline], repeats) if flush else [None, None]
+    assert graphs[0] is not None
+    return Times(graphs[0], cold[0], graphs[1], cold[1])
+
+
+def _seconds_when_warm(call: Call) -> float:
+    call()
+    torch.cuda.synchronize()
+    return event_seconds(call)
+
+
+def _interleaved(replays: Sequence[Replay | None], repeats: int) -> list[Spread | None]:
+    """Each replay's spread, one timed after the other in every round, so that clocks drift for all alike."""
+    times: list[list[float]] = [[] for _ in replays]
+    for _ in range(repeats + WARM_UP):
+        for replay, seconds in zip(replays, times, strict=True):
+            if replay is not None:
+                seconds.append(replay.seconds())
+    return [spread(seconds[WARM_UP:]) if seconds else None for seconds in times]
+
+
+def _flushed(contestants: Sequence[Sequence[Call] | None], repeats: int) -> list[Spread | None]:
+    """Single launches, each after the L2 cache was overwritten."""
+    device = require_gpu()
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    junk = torch.empty(2 * cache // 4, device=device)
+    times: list[list[float]] = [[] for _ in contestants]
+    for index in range(repeats):
+        for calls, seconds in zip(contestants, times, strict=True):
+            if calls:
+                junk.fill_(float(index))
+                # While the chip idles here the host issues the whole call, however slow its side of the
+                # launch is.
+                torch.cuda._sleep(IDLE_CYCLES)
+                seconds.append(event_seconds(calls[index % len(calls)]))
+    return [spread(seconds) if seconds else None for seconds in times]
+
+
+def _timing(
+    bench: _Bench, variant: Variant, times: Times, output: Tensor, state: DeviceState | None
+) -> GemmTiming:
+    gemm, operands = bench.gemm, bench.sets[0]
+    m, n, k = operands.shape
+    seconds, operations = times.graph.median_s, 2 * m * n * k
+    floor = _floor_seconds(gemm, variant, operands, bench.limits)
+    return GemmTiming(
+        gemm=gemm.name,
+        label=gemm.label,
+        variant=variant.name,
+        file=variant.file,
+        shape=(m, n, k),
+        native=bench.native,
+        dynamic=gemm.dynamic,
+        graph=times.graph,
+        flush=times.flush,
+        activation_s=bench.activation_s,
+        baseline=gemm.baseline.label,
+        baseline_graph=times.baseline_graph,
+        baseline_flush=times.baseline_flush,
+        baseline_note=bench.note,
+        operations=operations,
+        bytes_moved=operands.bytes_moved,
+        weight_bytes=operands.w.q.nbytes,
+        tflops=operations / seconds / 1e12,
+        floor_s=floor,
+        share=floor / seconds if floor else None,
+        sqnr_db=sqnr_of(bench.truth, output.double()),
+        state=state,
+    )
+
+
+def _floor_seconds(gemm: Gemm, variant: Variant, operands: Operands, limits: Limits | None) -> float | None:
+    """The least time by the chip's limits; None where the rate of its cores was not measured."""
+    m, n, k = operands.shape
+    core = variant.name if variant.name in WORD_KINDS else gemm.core
+    return least_seconds(limits, core, operands.bytes_moved, 2 * m * n * k)
+
+
+def least_seconds(limits: Limits | None, core: str, bytes_moved: int, operations: int) -> float | None:
+    """Bytes at the copy's speed or operations at the core's rate, whichever takes longer."""
+    rate = limits.rates.get(core) if limits else None
+    return max(bytes_moved / limits.copy, operations / rate) if limits and rate else None

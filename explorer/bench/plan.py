@@ -1,0 +1,99 @@
+"""Which products are timed at which shapes: what a user asks for, or everything that ships as recorded."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from explorer.bench.gemm import time_gemm
+from explorer.products.auto import variants_for
+from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVED, SERVING, SQUARE, TOKENS
+from explorer.products.table import GEMMS, Gemm
+from explorer.products.variants import Variant
+from explorer.recordings.gemm import GemmTiming, Shape
+from explorer.recordings.machine import Limits
+
+SWEPT = (
+    "bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_blockwise", "int8", "int8_dynamic", "w8a16",
+    "w4a16_group128", "w4a16_group128_asym", "nf4", "w3a16", "w2a16", "w1.58a16", "w_fp8", "w_mxfp8",
+    "w_mxfp4", "w_nvfp4", "w_fp6_e3m2",
+    "w4a8_int", "w4a8_fp8", "ternary", "binary",
+)  # fmt: skip
+"""Products that are recorded over M."""
+LAYER_ROWS = (
+    "bf16", "fp8_e4m3_row", "fp8_blockwise", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4",
+    "w4a8_int", "binary",
+)  # fmt: skip
+"""Products that are recorded at the shapes of models."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Some kernels of one product at one shape."""
+
+    gemm: Gemm
+    variants: tuple[Variant, ...]
+    shape: Shape
+    flush: bool
+
+
+def plan(
+    names: Sequence[str] | None, shapes: Sequence[tuple[int, ...]], which: str, sweep_m: bool
+) -> list[Job]:
+    """The products asked for (all of them by default) at the shapes asked for; ``sweep_m``: at each N and K
+    over M."""
+    tokens = TOKENS if sweep_m else None
+    wanted: list[Shape] = [(m, n, k) for first, n, k in shapes for m in tokens or (first,)]
+    return _jobs(names or GEMMS, wanted, which)
+
+
+def plan_of_records(names: Sequence[str] | None = None) -> list[Job]:
+    """Everything that ships as ``assets/measurements/gemm.json``, of all products or of some."""
+    rows = list(names or GEMMS)
+    swept, layers = ([n for n in some if n in rows] for some in (SWEPT, LAYER_ROWS))
+    jobs = [
+        *_jobs(swept, [DECODE, SERVING], "fastest"),
+        *_jobs(rows, [LARGE], "fastest"),
+        *_jobs(swept, [(m, *DECODE[1:]) for m in TOKENS[1:]], "fastest", flush=False),
+        *_jobs(rows, [SQUARE], "all"),
+    ]
+    for blocks in LAYERS.values():
+        jobs += _jobs(
+            layers, [(m, n, k) for n, k in blocks for m in (1, SERVED, 4096)], "fastest", flush=False
+        )
+    once: dict[tuple[str, Shape], Job] = {}
+    for job in jobs:  # a layer's shape may be one that is measured already
+        once.setdefault((job.gemm.name, job.shape), job)
+    return list(once.values())
+
+
+def _jobs(names: Iterable[str], shapes: Iterable[Shape], which: str, flush: bool = True) -> list[Job]:
+    chip = torch.cuda.get_device_capability()
+    jobs = [
+        Job(GEMMS[name], variants_for(GEMMS[name], shape, chip, which), shape, flush)
+        for shape in shapes
+        for name in names
+    ]
+    return [job for job in jobs if job.variants]
+
+
+def run_jobs(
+    jobs: Sequence[Job], device: torch.device, limits: Limits, seconds: float | None = None
+) -> Iterator[GemmTiming]:
+    """Every timing of the plan, stopped after ``seconds``; what fails is named on standard error, and the
+    rest goes on."""
+    end = time.monotonic() + seconds if seconds else math.inf
+    for job in jobs:
+        if time.monotonic() > end:
+            return
+        try:
+            yield from time_gemm(job.gemm, job.variants, job.shape, device, limits, job.flush)
+        except (RuntimeError, ValueError) as error:
+            shape = "x".join(map(str, job.shape))
+            print(f"\n{job.gemm.name} at {shape} failed: {error}", file=sys.stderr)
+            torch.cuda.synchronize()

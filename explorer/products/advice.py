@@ -1,0 +1,154 @@
+"""Which product to take: timings and errors of one shape, reduced to what nothing else beats."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from explorer import words
+from explorer.analysis.frontier import on_frontier
+from explorer.analysis.report import sqnr_of
+from explorer.products.table import GEMMS, Gemm
+from explorer.recordings.gemm import GemmTiming, Shape
+from explorer.schemes import Scheme
+
+ENOUGH_DB = 20.0
+"""Output error of a tenth of the signal: what one layer can usually afford; the advice takes the fastest
+above it."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One product at one shape: its fastest kernel's seconds with X's quantization, the output's SQNR, W's
+    bytes."""
+
+    gemm: str
+    label: str
+    variant: str
+    seconds: float
+    sqnr_db: float
+    weight_bytes: int
+    native: bool
+    on_frontier: bool = False
+
+
+def at_shape(timings: Iterable[GemmTiming], shape: Sequence[int]) -> list[GemmTiming]:
+    """Those measured at (M, N, K), the first of each kernel."""
+    first: dict[tuple[str, str], GemmTiming] = {}
+    for timing in timings:
+        if timing.shape == tuple(shape):
+            first.setdefault((timing.gemm, timing.variant), timing)
+    return list(first.values())
+
+
+def fastest(timings: Iterable[GemmTiming]) -> list[GemmTiming]:
+    """For every product the kernel with the least time, in the table's order."""
+    best: dict[str, GemmTiming] = {}
+    for timing in timings:
+        if timing.gemm not in best or timing.seconds < best[timing.gemm].seconds:
+            best[timing.gemm] = timing
+    return [best[name] for name in [*GEMMS, *sorted(set(best) - set(GEMMS))] if name in best]
+
+
+def points(timings: Iterable[GemmTiming], errors: Mapping[str, float] | None = None) -> list[Point]:
+    """Time against error of the fastest kernels, those marked that no other beats in both. ``errors`` gives
+    SQNRs of a layer in place of the measured run's own; products without one are left out."""
+    every = []
+    for t in fastest(timings):
+        sqnr = t.sqnr_db if errors is None else errors.get(t.gemm)
+        if sqnr is not None and math.isfinite(sqnr):
+            every.append(Point(t.gemm, t.label, t.variant, t.total_seconds, sqnr, t.weight_bytes, t.native))
+    marks = on_frontier(every, lambda p: p.seconds, lambda p: p.sqnr_db)
+    return [dataclasses.replace(p, on_frontier=mark) for p, mark in zip(every, marks, strict=True)]
+
+
+def choice(every: Sequence[Point]) -> Point | None:
+    """The fastest point with enough SQNR; the most exact one if none has."""
+    enough = [p for p in every if p.sqnr_db >= ENOUGH_DB]
+    if enough:
+        return min(enough, key=lambda p: p.seconds)
+    return max(every, key=lambda p: p.sqnr_db) if every else None
+
+
+def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) -> str:
+    """One sentence that names the choice at a shape, against torch's BF16 there, and says why."""
+    chosen = choice(every)
+    if chosen is None:
+        return f"Nothing was measured for {what}."
+    how = "native" if chosen.native else "emulated"
+    measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
+    enough = chosen.sqnr_db >= ENOUGH_DB
+    why = f"nothing faster keeps {ENOUGH_DB:.0f} dB" if enough else f"nothing keeps {ENOUGH_DB:.0f} dB here"
+    against = _against_bf16(chosen, timings)
+    return f"For {what} take {chosen.label} ({chosen.variant}, {how}): {measured}{against}; {why}."
+
+
+def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:
+    base = next((t for t in timings if t.gemm == "bf16" and t.baseline_graph), None)
+    if base is None or base.baseline_graph is None or chosen.gemm == "bf16":
+        return ""
+    times = words.number(base.baseline_graph.median_s / chosen.seconds, 2)
+    size = words.number(base.weight_bytes / chosen.weight_bytes, 2)
+    return f", {times} times as fast as torch's BF16 with {size} times less weight to read"
+
+
+def products_of(scheme: Scheme) -> list[str]:
+    """The products that take weights stored as ``scheme`` stores them, by name; empty where none does. How
+    ranges are found and codes rounded is no matter: neither changes what a kernel reads."""
+    return [gemm.name for gemm in GEMMS.values() if _stored(gemm.w) == _stored(scheme)]
+
+
+def _stored(scheme: Scheme) -> tuple[object, ...]:
+    return scheme.format, scheme.block, scheme.scale, scheme.mapping, scheme.flat
+
+
+def nearest(shapes: Iterable[Shape], wanted: Shape) -> Shape | None:
+    """The shape of ``shapes`` with the sides that differ least from ``wanted`` in proportion, of those with
+    the nearest M; None of none."""
+
+    def distance(shape: Shape) -> tuple[float, float]:
+        m, n, k = (abs(math.log(side / other)) for side, other in zip(shape, wanted, strict=True))
+        return m, n + k
+
+    return min(shapes, key=distance, default=None)
+
+
+FEWEST_OF_A_CURVE = 5
+"""Numbers of tokens from which on a shape of its own is drawn over M: layers are recorded at three."""
+
+
+def swept(timings: Iterable[GemmTiming], shape: Shape) -> list[GemmTiming]:
+    """The timings at one N and K over M: the shape's own, or those measured at the most M."""
+    by_sides: dict[tuple[int, int], list[GemmTiming]] = {}
+    for timing in timings:
+        by_sides.setdefault(timing.shape[1:], []).append(timing)
+    own = by_sides.get(shape[1:], [])
+    if _count_of_m(own) >= FEWEST_OF_A_CURVE:
+        return own
+    return max(by_sides.values(), key=_count_of_m, default=[])
+
+
+def _count_of_m(timings: Iterable[GemmTiming]) -> int:
+    return len({timing.shape[0] for timing in timings})
+
+
+def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Gemm]) -> dict[str, float]:
+    """SQNR in dB of each product's output X·Wᵀ against float64 of the unquantized X [M, K] and W [N, K], on
+    their device. Products without error are left out."""
+    truth, errors = x.double() @ w.double().t(), {}
+    for gemm in gemms:
+        output = gemm.operands(x, w).exact()[0].to(gemm.out).double()
+        sqnr = sqnr_of(truth, output)
+        if math.isfinite(sqnr):
+            errors[gemm.name] = sqnr
+    return errors
+
+
+def tokens_for(k: int, count: int = 128) -> Tensor:
+    """Seeded normal activations [count, k] for a layer that came without any."""
+    return torch.randn(count, k, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,73 @@
+"""*auto*: the kernel of a product that was fastest where it was recorded, at the nearest shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from explorer.products.advice import nearest
+from explorer.products.shapes import TOKENS
+from explorer.products.table import GEMMS, Gemm
+from explorer.products.variants import Variant
+from explorer.recordings.gemm import Shape, recorded_gemms
+
+LATEST = {"registers": 8, "swap A/B": 512, "quantize + swap A/B": 512}
+EARLIEST = {
+    "swap A/B, scaled weights": 256,
+    "wgmma": 64,
+    "quantize + wgmma": 64,
+    "widen + wgmma": 128,
+    "dequantize + wgmma": 512,
+}
+"""Tokens up to which, and from which on, a kernel has been the fastest of a product or near it."""
+
+
+def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: str) -> tuple[Variant, ...]:
+    """``all`` kernels the chip can run, the one called ``which``, those that may be the ``fastest`` for so
+    many tokens, or ``auto``: the one of them that was, at the nearest shape of the recording."""
+    variants = gemm.variants_on(capability)
+    if which == "all" or not variants:
+        return variants
+    if which not in ("fastest", "auto"):
+        return tuple(v for v in variants if v.name == which)
+    likely = _likely(variants, shape[0])
+    if which == "fastest" or len(likely) == 1:
+        return likely
+    return (_recorded_fastest(gemm, shape, likely) or likely[0],)
+
+
+def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
+    """Those that can be the fastest for M tokens; of products without a kernel for few tokens the last
+    one."""
+    names = {v.name for v in variants}
+    if not names & set(LATEST):
+        return (variants[-1],)
+    latest = dict(LATEST)
+    if "swap A/B, scaled weights" not in names:
+        latest["swap A/B"] = TOKENS[-1]
+    likely = [v for v in variants if m <= latest.get(v.name, 0) or m >= EARLIEST.get(v.name, TOKENS[-1] + 1)]
+    return tuple(likely) or (variants[-1],)
+
+
+def _recorded_fastest(gemm: Gemm, shape: Shape, likely: Sequence[Variant]) -> Variant | None:
+    """The kernel with the least recorded time at the shape nearest to ``shape``, of those within twice or
+    half its M; of a product that was not recorded there, the one that won for its nearest relative (the same
+    tensor cores and kernels, W of about as many bits). None if there is none."""
+    by_name = {v.name: v for v in likely}
+    relatives = [
+        other
+        for other in GEMMS.values()
+        if (other.core, other.dynamic) == (gemm.core, gemm.dynamic)
+        and by_name.keys() <= {v.name for v in other.variants}
+    ]
+    bits = gemm.w.format.bits
+    for relative in sorted(relatives, key=lambda g: (g is not gemm, abs(g.w.format.bits - bits))):
+        rows = [
+            t
+            for t in recorded_gemms().rows
+            if t.gemm == relative.name and t.variant in by_name and shape[0] / 2 <= t.shape[0] <= 2 * shape[0]
+        ]
+        near = nearest([t.shape for t in rows], shape)
+        here = [t for t in rows if t.shape == near]
+        if {t.variant for t in here} == by_name.keys():
+            return by_name[min(here, key=lambda t: t.seconds).variant]
+    return None

@@ -1,0 +1,273 @@
+"""Grouped products, as a mixture of experts needs them: each row of X times the W of its group.
+
+``GROUPED`` has a row for each format and layout of X; each has kernels from a launch a group to one launch
+for all of them. What a group's rows multiply to is the plain product of ``GEMMS``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from explorer.gpu import gemm as kernel
+from explorer.gpu.runtime import Build
+from explorer.products import baselines, layouts
+from explorer.products.operands import Operands
+from explorer.products.table import GEMMS, Gemm
+from explorer.products.variants import HOPPER
+
+Call = Callable[[], object]
+"""A product of all groups, or the products of each."""
+CONTIGUOUS, MASKED = "contiguous", "masked"
+LAYOUTS = {
+    CONTIGUOUS: "the groups' rows one after another, as in prefill and training",
+    MASKED: "so many rows reserved for every group, some of them used, as in decoding by CUDA graph",
+}
+BLOCK_ROWS = 128
+"""Of W: groups of fewer rows would share its scales' blocks."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of each group, N and K."""
+
+    name: str
+    counts: tuple[int, ...]
+    n: int = 4096
+    k: int = 4096
+
+    @property
+    def short(self) -> str:
+        """How many groups by how many rows: "8 × 1,024", or "8 × 0 … 1,024"."""
+        least, most = min(self.counts), max(self.counts)
+        rows = f"{most:,}" if least == most else f"{least:,} … {most:,}"
+        return f"{len(self.counts)} × {rows}"
+
+    @property
+    def rows(self) -> int:
+        """Of all groups."""
+        return sum(self.counts)
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.rows * self.n * self.k
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("8 experts, 1,024 tokens each", (1024,) * 8),
+        Case("8 experts, 0 to 1,024 tokens", (300, 0, 17, 1024, 5, 129, 256, 777)),
+        Case("16 experts, 128 tokens each", (128,) * 16),
+        Case("32 experts, 64 tokens each", (64,) * 32),
+        Case("64 experts, 4 tokens each", (4,) * 64),
+    )
+}
+"""What is recorded."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedOperands:
+    """The operands of a plain product for each group. ``ends`` int32 [groups] and ``capacity`` are those of
+    ``gemm_grouped``; ``rows`` int64: where in the output the groups' rows lie."""
+
+    case: Case
+    groups: tuple[Operands, ...]
+    capacity: int
+
+    @classmethod
+    def draw(
+        cls, gemm: Gemm, case: Case, layout: str, device: torch.device, seed: int = 0
+    ) -> GroupedOperands:
+        """Random data, normal, W divided by √K; ``ValueError`` where N is no whole number of blocks."""
+        if gemm.w.block[0] not in (None, 1) and case.n % BLOCK_ROWS:
+            raise ValueError(f"N must be a multiple of {BLOCK_ROWS} for {gemm.label}, got {case.n}")
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(rows: int) -> Tensor:
+            return torch.randn(rows, case.k, generator=generator, device=device)
+
+        # A group without rows has one here that nothing reads, as a product has at least one.
+        groups = tuple(
+            gemm.operands(normal(max(count, 1)), normal(case.n) / math.sqrt(case.k)).as_served()
+            for count in case.counts
+        )
+        return cls(case, groups, max(case.counts) if layout == MASKED else 0)
+
+    @property
+    def device(self) -> torch.device:
+        return self.groups[0].x.values.device
+
+    @property
+    def counted(self) -> list[tuple[Operands, int]]:
+        """Each group's operands and how many rows it has; where it has none, the operands have one."""
+        return [*zip(self.groups, self.case.counts, strict=True)]
+
+    @property
+    def used(self) -> list[Operands]:
+        """Those of the groups that have rows."""
+        return [ops for ops, count in self.counted if count]
+
+    @cached_property
+    def ends(self) -> Tensor:
+        counts = torch.tensor(self.case.counts, device=self.device)
+        return (counts if self.capacity else counts.cumsum(0)).to(torch.int32)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        if not self.capacity:
+            return torch.arange(self.case.rows, device=self.device)
+        first = [torch.arange(count) + g * self.capacity for g, count in enumerate(self.case.counts)]
+        return torch.cat(first).to(self.device)
+
+    def of_x(self, part: Callable[[Operands], Tensor]) -> Tensor:
+        """A part of every group's X along rows, in the layout's places; zeros between them."""
+        parts = [part(ops)[:count] for ops, count in self.counted]
+        if not self.capacity:
+            return torch.cat(parts)
+        shape = (len(parts) * self.capacity, *parts[0].shape[1:])
+        spread = torch.zeros(shape, dtype=parts[0].dtype, device=self.device)
+        spread[self.rows] = torch.cat(parts)
+        return spread
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """float64 [rows of groups, N]: the products of the dequantized operands, and Σ|x·w|."""
+        pairs = [tuple(part[:count] for part in ops.exact()) for ops, count in self.counted]
+        return torch.cat([p for p, _ in pairs]), torch.cat([size for _, size in pairs])
+
+    def unquantized_product(self) -> Tensor:
+        """float64 [rows of groups, N], before any quantization to less than BF16."""
+        return torch.cat([ops.unquantized_product()[:count] for ops, count in self.counted])
+
+    @property
+    def bytes_moved(self) -> int:
+        """What memory has to carry at least: X, the W of every group that has rows, and Y."""
+        first = self.groups[0]
+        per_row = first.x.q.nbytes // first.x.rows + self.case.n * first.out.itemsize
+        return sum(ops.w.q.nbytes for ops in self.used) + self.case.rows * per_row
+
+
+@dataclass(frozen=True)
+class GroupedVariant:
+    """One way to multiply: ``prepare`` gives a call whose output has the layout's rows; ``tile`` None is a
+    launch a group."""
+
+    name: str
+    tile: kernel.WgmmaTile | None
+
+    def prepare(self, gemm: Gemm, ops: GroupedOperands) -> Call:
+        """The layouts of X and W made once, as an engine does."""
+        return _grouped(gemm, ops, self.tile) if self.tile else _one_by_one(gemm, ops)
+
+
+def _kind(gemm: Gemm) -> tuple[str, kernel.ScaleK]:
+    blocks = gemm.x.scale is not None
+    return gemm.core, kernel.ScaleK.BLOCK if blocks else kernel.ScaleK.NONE
+
+
+def _grouped(gemm: Gemm, ops: GroupedOperands, tile: kernel.WgmmaTile) -> Call:
+    kind, scale_k = _kind(gemm)
+    x = ops.of_x(lambda o: layouts.byte_rows(o.x))
+    w = torch.stack([layouts.byte_rows(o.w) for o in ops.groups])
+    x_scales = w_scales = None
+    if scale_k is kernel.ScaleK.BLOCK:
+        x_scales = ops.of_x(lambda o: layouts.x_block_scales(o.x).t()).t().contiguous()
+        w_scales = torch.stack([layouts.w_block_scales(o.w) for o in ops.groups])
+    epilogue, ends = kernel.Epilogue(gemm.out), ops.ends
+    return lambda: kernel.gemm_grouped(
+        x, w, ends, kind, epilogue, ops.capacity, x_scales, w_scales, tile=tile
+    )
+
+
+def _one_by_one(gemm: Gemm, ops: GroupedOperands) -> Call:
+    """The kernel of a plain product, a launch a group: the host has to know how many rows each has."""
+    variant = gemm.variant("wgmma")
+    calls = [variant.prepare(one) for one in ops.used]
+    return lambda: torch.cat([call() for call in calls])
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A product of ``GEMMS`` with groups, its kernels from the plainest to the fastest, and what a user would
+    call instead."""
+
+    name: str
+    label: str
+    gemm: Gemm
+    layout: str
+    baseline: str
+    prepare_baseline: Callable[[GroupedOperands], Call]
+
+    @property
+    def variants(self) -> tuple[GroupedVariant, ...]:
+        tiles = kernel.grouped_tiles(_kind(self.gemm)[1])
+        return (
+            GroupedVariant("a launch a group", None),
+            *(GroupedVariant(f"one launch, tiles of {tile.rows} rows", tile) for tile in tiles),
+        )
+
+    def chosen(self, case: Case) -> GroupedVariant:
+        """The kernel that ``gemm_grouped`` takes where it is told how many rows a group has on average."""
+        tile = kernel.grouped_tile(case.rows / len(case.counts), _kind(self.gemm)[1])
+        return next(v for v in self.variants if v.tile == tile)
+
+    def builds(self) -> tuple[Build, ...]:
+        """Every compilation that its kernels can need."""
+        kind, _ = _kind(self.gemm)
+        tiles = [v.tile for v in self.variants if v.tile]
+        single = self.gemm.variant("wgmma").builds(self.gemm.x, self.gemm.w, self.gemm.out)
+        return (*(kernel.wgmma_build(kind, self.gemm.out, tile) for tile in tiles), *single)
+
+
+def _torch_grouped(ops: GroupedOperands) -> Call:
+    x = ops.of_x(lambda o: o.x.values.to(torch.bfloat16))
+    w = torch.stack([o.w.values.to(torch.bfloat16) for o in ops.groups]).transpose(1, 2)
+    return lambda: torch._grouped_mm(x, w, offs=ops.ends)
+
+
+def _torch_bmm(ops: GroupedOperands) -> Call:
+    """Every reserved row, used or not: torch has no masked product."""
+    x = ops.of_x(lambda o: o.x.values.to(torch.bfloat16)).view(len(ops.groups), ops.capacity, -1)
+    w = torch.stack([o.w.values.to(torch.bfloat16) for o in ops.groups]).transpose(1, 2)
+    return lambda: torch.bmm(x, w)
+
+
+def _torch_blocks(ops: GroupedOperands) -> Call:
+    """torch's grouped FP8 product takes one scale a row; in blocks it has single products alone."""
+    calls = [baselines.SCALED_BLOCKS.prepare(one) for one in ops.used]
+    return lambda: [call() for call in calls]
+
+
+BASELINES: dict[tuple[str, str], tuple[str, Callable[[GroupedOperands], Call]]] = {
+    ("bf16", CONTIGUOUS): ("torch._grouped_mm", _torch_grouped),
+    ("bf16", MASKED): ("torch.bmm", _torch_bmm),
+    ("fp8_blockwise", CONTIGUOUS): ("torch scaled_mm, block-wise, a call a group", _torch_blocks),
+    ("fp8_blockwise", MASKED): ("torch scaled_mm, block-wise, a call a group", _torch_blocks),
+}
+"""What a user would call instead, by the product and the layout of X."""
+LABELS = {"bf16": "BF16", "fp8_blockwise": "FP8 in blocks"}
+GROUPED: dict[str, Grouped] = {
+    f"{name}_{layout}": Grouped(
+        f"{name}_{layout}", f"{LABELS[name]}, {layout}", GEMMS[name], layout, *baseline
+    )
+    for (name, layout), baseline in BASELINES.items()
+}
+"""Every grouped product by name."""
+
+
+def is_chosen(product: str, case: str, variant: str) -> bool:
+    """Whether ``gemm_grouped`` takes this kernel, all by name; False for an unknown case."""
+    row, known = GROUPED.get(product), CASES.get(case)
+    return row is not None and known is not None and row.chosen(known).name == variant
+
+
+def all_builds(capability: tuple[int, int]) -> list[Build]:
+    """What the grouped products compile on a chip: Hopper alone has kernels for them."""
+    if capability[0] != HOPPER:
+        return []
+    return list(dict.fromkeys(build for row in GROUPED.values() for build in row.builds()))

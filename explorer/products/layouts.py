@@ -1,0 +1,308 @@
+"""An operand in the layouts that kernels read: pure functions of an ``Operand``.
+
+What is made of W here is made once, when a model is loaded; what is made of X belongs to quantizing it.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from explorer.core.cuda import fake_quantize_on_device, quantize_on_device
+from explorer.core.lowering import config_of, layout_of, raw_scales
+from explorer.formats import CodebookFormat, FloatFormat, Format, IntegerFormat
+from explorer.gpu.dequantize import builds as dequantize_builds
+from explorer.gpu.dequantize import dequantize as dequantize_kernel
+from explorer.gpu.gemm import (
+    CPP_TYPES,
+    Codes,
+    OperandType,
+    Scales,
+    Tiles,
+    Weight,
+    padded_columns,
+    padded_rows,
+    repack,
+    two_bit_rows,
+)
+from explorer.gpu.quantize import builds as quantize_builds
+from explorer.gpu.runtime import Build
+from explorer.products.operands import Operand
+from explorer.schemes import Scheme
+
+TYPICAL_SHAPES = ((64, 2048), (64, 4096), (64, 8192))
+"""Of operands that are quantized or dequantized in the call: what their kernels are compiled ahead for. Other
+numbers of columns may need other builds, which are compiled at first use."""
+BIGGEST_READ = {16: 16, 8: 16, 6: 32, 4: 32, 3: 32}
+"""Codes of a row that a lane reads at once, by their bits; of 2-bit codes 32, or 64 where one scale serves a
+row."""
+ACTIVATION_ROWS = 16
+"""Rows of activations are filled to a multiple of so many elements: the kernels' least step along K."""
+
+
+def byte_rows(operand: Operand) -> Tensor:
+    """uint8 [rows, bytes]: packed codes, each row filled to whole reads of tensor cores."""
+    return padded_rows(operand.q.packed)
+
+
+def code_sums(operand: Operand) -> Tensor:
+    """int32 [rows]: Σ of each row's int8 codes."""
+    return operand.q.packed.view(torch.int8).sum(1, dtype=torch.int32)
+
+
+def zero_points(operand: Operand) -> Tensor:
+    """int32 [rows], 0 where the scheme has none."""
+    zeros, rows = operand.q.scales.zero_points, operand.rows
+    if zeros is None:
+        return torch.zeros(rows, dtype=torch.int32, device=operand.q.packed.device)
+    return zeros.reshape(-1).to(torch.int32).expand(rows).contiguous()
+
+
+def codes_on_grid(operand: Operand) -> Codes:
+    """Codes with scales on their grid of blocks, for kernels that decode as they go; a cast has no scale."""
+    q = operand.q
+    layout, zeros = layout_of(q.shape, q.scheme), q.scales.zero_points
+    return Codes(
+        q.packed.contiguous(),
+        q.scales.scale.contiguous() if q.scheme.scale is not None else None,
+        None if zeros is None else zeros.contiguous(),
+        layout.height,
+        layout.width,
+        layout.grid[1],
+        q.scheme.format.cuda_codec,
+        per_byte_of(q.scheme.format),
+    )
+
+
+# --- scales ----------------------------------------------------------------------------------------
+
+
+def scale_vector(operand: Operand) -> Tensor | None:
+    """float32 [rows] or [1]: scales that are constant along K; None for a cast."""
+    if operand.scheme.scale is None:
+        return None
+    return operand.q.scales.scale.reshape(-1).to(torch.float32).contiguous()
+
+
+def tensor_scale(operand: Operand) -> Tensor | None:
+    """float32 [1]: the scale above the blocks (NVFP4); None where there is none."""
+    scale = operand.q.scales.tensor_scale
+    return None if scale is None else scale.reshape(1).float()
+
+
+def x_block_scales(x: Operand) -> Tensor:
+    """float32 [K/128, M], in rows of whole 16 bytes as bulk copies read them."""
+    return padded_columns(x.q.scales.scale.t(), 4)
+
+
+def w_block_scales(w: Operand) -> Tensor:
+    """float32 [N/128, K/128]."""
+    return w.q.scales.scale.contiguous()
+
+
+def w_group_scales(w: Operand, groups: int) -> Tensor:
+    """float32 [groups, N], zeros beyond K's own groups."""
+    scales = w.q.scales.scale.t()
+    return torch.nn.functional.pad(scales, (0, 0, 0, groups - scales.shape[0])).contiguous()
+
+
+def scale_bytes(operand: Operand) -> Tensor:
+    """uint8 [rows, blocks]: scales in their own 8-bit format."""
+    return raw_scales(operand.q.scales, operand.scheme)
+
+
+# --- weights that are decoded in registers -----------------------------------------------------------
+
+
+def weight_of(scheme: Scheme) -> Weight:
+    """How the register kernel reads W under ``scheme``; ``ValueError`` for blocks it cannot."""
+    fmt, group = scheme.format, scheme.block[1]
+    two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
+    scale_first = has_byte_scales(scheme)
+    read = BIGGEST_READ.get(fmt.bits, 64 if group is None else 32)
+    elements = read if scale_first or group is None else min(read, group // 4)
+    if scheme.block[0] not in (1, None) or elements < (16 if two_bit else 8):
+        raise ValueError(f"weights in blocks of {scheme.block} are not decoded in registers")
+    return Weight(
+        codec="IntegerCodec<2>" if two_bit else fmt.cuda_codec,
+        bits=2 if two_bit else fmt.bits,
+        elements=elements,
+        scale=CPP_TYPES[_weight_scale_dtype(scheme)],
+        grouped=not scale_first,
+        zeros=scheme.asymmetric,
+        two_bit=two_bit,
+    )
+
+
+def has_byte_scales(scheme: Scheme) -> bool:
+    """Whether scales are 8-bit floats (E8M0, E4M3), by which weights are multiplied exactly before the
+    product."""
+    return scheme.scale is not None and scheme.scale.format.bits == 8
+
+
+def per_byte_of(fmt: Format) -> int:
+    """Base-three digits a byte, 0 for plain bits."""
+    return fmt.per_byte if isinstance(fmt, CodebookFormat) else 0
+
+
+def weight_rows(w: Operand) -> Tensor:
+    """W's packed rows filled to whole reads of a quad; ternary digits as plain 2-bit codes."""
+    how = weight_of(w.scheme)
+    packed = two_bit_rows(w.q.codes.to(torch.uint8)) if how.two_bit == 1 else w.q.packed
+    return padded_rows(packed, how.elements * how.bits // 2)
+
+
+def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> Tiles:
+    """How ``gemm_swap_ab`` reads W under ``scheme`` by X of a type; ``ValueError`` for blocks it cannot.
+    ``on_weights``: weights are multiplied by scales rounded to bfloat16, where else groups' sums are
+    scaled."""
+    fmt, (height, group) = scheme.format, scheme.block
+    two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
+    if height not in (1, None) or (height is None and group is not None):
+        raise ValueError(f"weights in blocks of {scheme.block} are not multiplied from registers")
+    if not _decoded(fmt, scheme.asymmetric, x_type):
+        kind = "asymmetric " if scheme.asymmetric else ""
+        raise ValueError(f"{kind}{fmt.label} weights are not decoded in registers for X of {x_type}")
+    scales = Scales.SUM if group is not None or scheme.asymmetric else Scales.ROW
+    if has_byte_scales(scheme) or (on_weights and scales is Scales.SUM):
+        scales = Scales.WEIGHT
+    return Tiles(
+        x_type,
+        2 if two_bit else fmt.bits,
+        "IntegerCodec<2>" if two_bit else fmt.cuda_codec,
+        two_bit,
+        scales,
+        min(group or 128, 128),
+        CPP_TYPES[_tile_scale_dtype(scheme, scales)],
+        scheme.asymmetric,
+    )
+
+
+DECODED: dict[OperandType, tuple[str, ...]] = {
+    OperandType.BF16: (
+        "int8", "int4", "int3", "int2", "ternary", "nf4", "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn",
+        "float6_e3m2fn", "float4_e2m1fn",
+    ),
+    OperandType.S8: ("int4", "int2", "ternary"),
+    OperandType.E4M3: ("int4",),
+}  # fmt: skip
+"""Formats of W that fragments.cuh decodes, by the type of X; zero points beside bfloat16 alone, below 8
+bits."""
+
+
+def _decoded(fmt: Format, asymmetric: bool, x_type: OperandType) -> bool:
+    if asymmetric and (x_type is not OperandType.BF16 or fmt.bits == 8):
+        return False
+    return fmt.name in DECODED.get(x_type, ())
+
+
+def _tile_scale_dtype(scheme: Scheme, scales: Scales) -> torch.dtype:
+    if scales is Scales.SUM:
+        return _weight_scale_dtype(scheme)
+    return torch.bfloat16 if scales is Scales.WEIGHT else torch.float32
+
+
+def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
+    """W as ``repack`` lays it out; ternary digits as plain 2-bit codes. Codes that are no numbers are not
+    told from numbers: ``quantize`` makes none of finite weights."""
+    k, group = w.values.shape[1], w.scheme.block[1]
+    packed = two_bit_rows(w.q.codes.to(torch.uint8)) if tiles.two_bit == 1 else w.q.packed
+    if tiles.scales is Scales.ROW:
+        return repack(packed, None, None, tiles, k, k)
+    scales = weight_scales(w).to(_tile_scale_dtype(w.scheme, tiles.scales))
+    if isinstance(w.scheme.format, FloatFormat) and tiles.scales is Scales.WEIGHT:
+        scales = torch.ldexp(scales, folded_exponent(w))
+    return repack(packed, scales, weight_zeros(w), tiles, k, group or k)
+
+
+def folded_exponent(w: Operand) -> Tensor:
+    """int32 [1]: the power of two that scales come times where weights are multiplied by them: the largest is
+    near bfloat16's largest then, as codes' bits stand for 2^(bias - 127) of their values. Scales that are
+    some 2^130 times smaller than the largest of W lose bits."""
+    largest = weight_scales(w).float().nan_to_num(0.0, 0.0, 0.0).amax().reshape(1)
+    return (127 - torch.frexp(largest).exponent).clamp(max=200).to(torch.int32)
+
+
+def folded_scale(w: Operand) -> Tensor:
+    """float32 [1]: the scale of a whole W (NVFP4) times what ``folded_exponent`` and the codes' bits
+    leave."""
+    fmt = w.scheme.format
+    assert isinstance(fmt, FloatFormat)
+    whole = tensor_scale(w)
+    one = torch.ones(1, device=w.q.packed.device) if whole is None else whole
+    return torch.ldexp(one, 127 - fmt.bias - folded_exponent(w))
+
+
+def weight_scales(w: Operand) -> Tensor:
+    """[N, groups]: scales of 16 and 32 bits as they are stored, those of 8 bits in bfloat16, which holds them
+    exactly."""
+    return w.q.scales.stored.to(_weight_scale_dtype(w.scheme)).expand(w.rows, -1).contiguous()
+
+
+def weight_zeros(w: Operand) -> Tensor | None:
+    """int8 [N, groups]; None where the scheme is symmetric."""
+    zeros = w.q.scales.zero_points
+    return None if zeros is None else zeros.expand(w.rows, -1).contiguous()
+
+
+def _weight_scale_dtype(scheme: Scheme) -> torch.dtype:
+    if scheme.scale is None:
+        return torch.float32
+    return torch.bfloat16 if has_byte_scales(scheme) else scheme.scale.stored_dtype
+
+
+def activation_rows(x: Operand, multiple: int = ACTIVATION_ROWS) -> Tensor:
+    """X [M, K filled with zeros to ``multiple``] as the register kernel reads it: bfloat16, int8 or E4M3."""
+    if x.scheme.format.bits == 16:
+        return padded_rows(x.q.packed, 2 * multiple).view(torch.bfloat16)
+    integer = isinstance(x.scheme.format, IntegerFormat)
+    return padded_rows(x.q.packed, multiple).view(torch.int8 if integer else torch.float8_e4m3fn)
+
+
+# --- both sides in bfloat16 --------------------------------------------------------------------------
+
+
+def dequantized_rows(operand: Operand, one: Tensor) -> Tensor:
+    """uint8 rows in bfloat16, without the scale of the whole tensor, which is applied in the epilogue: with
+    MX and NVFP4 this is exact. ``one`` float32 [1] takes that scale's place."""
+    q = operand.q
+    values = dequantize_kernel(
+        q.packed,
+        raw_scales(q.scales, q.scheme),
+        q.scales.zero_points,
+        one,
+        config_of(q.scheme),
+        layout_of(q.shape, q.scheme),
+        torch.bfloat16,
+    )[0]
+    return padded_rows(values.view(torch.uint8))
+
+
+def builds_of_dequantizing(*schemes: Scheme) -> list[Build]:
+    """What ``dequantized_rows`` compiles for ``TYPICAL_SHAPES``."""
+    pairs = [(scheme, shape) for scheme in schemes for shape in TYPICAL_SHAPES]
+    every = (dequantize_builds(config_of(s), layout_of(shape, s), torch.bfloat16) for s, shape in pairs)
+    return list(dict.fromkeys(chain.from_iterable(every)))
+
+
+def builds_of_quantizing(*schemes: Scheme) -> list[Build]:
+    """What quantizing an operand in the call compiles for ``TYPICAL_SHAPES``."""
+    pairs = [(scheme, shape) for scheme in schemes for shape in TYPICAL_SHAPES]
+    every = (quantize_builds(config_of(s), layout_of(shape, s), torch.bfloat16) for s, shape in pairs)
+    return list(dict.fromkeys(chain.from_iterable(every)))
+
+
+def builds_of_fake_quantizing(*schemes: Scheme) -> list[Build]:
+    """What ``fake_quantized_rows`` compiles for ``TYPICAL_SHAPES``."""
+    restoring = [config_of(scheme).build("fake_quantize.cu", torch.bfloat16) for scheme in schemes]
+    return [*builds_of_quantizing(*schemes), *dict.fromkeys(restoring)]
+
+
+def fake_quantized_rows(operand: Operand) -> Tensor:
+    """uint8 rows, quantized and restored in bfloat16."""
+    values = operand.values.contiguous()
+    scales = quantize_on_device(values, operand.scheme)[1]
+    restored = fake_quantize_on_device(values, scales, operand.scheme)[0]
+    return padded_rows(restored.to(torch.bfloat16).view(torch.uint8))

@@ -1,0 +1,161 @@
+"""Recordings: measurements that ship with the explorer, each file one ``Recording`` of one type of row.
+
+A file of ``assets/measurements`` is JSON: the machine, and rows whose keys are the fields of a timing. It is
+validated when it is loaded, so that nothing behind this module handles unchecked values. A file that is
+missing is an empty recording (the page then says "not recorded yet"); one that is damaged raises
+``RecordingError``, which names the first place that is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from explorer.paths import ASSETS, checkout
+from explorer.recordings.machine import Limits, Machine
+from explorer.schemes import ALIASES
+
+FOLDER = ASSETS / "measurements"
+NOT_RECORDED = "not recorded yet"
+SIGNIFICANT_DIGITS = 6
+"""Of recorded numbers: more are noise, and make the files long."""
+Row = TypeVar("Row")
+
+
+class RecordingError(ValueError):
+    """A recording that cannot be read, with its path and what is wrong in it."""
+
+
+@dataclass(frozen=True)
+class Recording(Generic[Row]):
+    """Rows of one type with the machine they were measured on; false where nothing was recorded."""
+
+    machine: Machine
+    rows: tuple[Row, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the machine can do at most, where that was measured in the same run."""
+        return self.machine.limits
+
+    @property
+    def source(self) -> str:
+        """Where the rows are from: "recorded on NVIDIA H200, 2026-11-21, …", or "not recorded yet"."""
+        return f"recorded on {self.machine.describe()}" if self else NOT_RECORDED
+
+    @property
+    def sentence(self) -> str:
+        """The same to begin a sentence: "Recorded on one NVIDIA H200, …", or "Not recorded yet"."""
+        return f"Recorded on one {self.machine.describe()}" if self else NOT_RECORDED.capitalize()
+
+
+def recorded(name: str, row: type[Row]) -> Recording[Row]:
+    """``assets/measurements/<name>.json``, empty if it is not there.
+
+    ``RecordingError`` if it is damaged; after ``leave_out_damaged`` it is empty then, too.
+    """
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        return Recording(Machine(), ())
+    try:
+        loaded: Recording[Row] = _load(path, cast(Any, row), path.stat().st_mtime_ns)
+    except RecordingError as error:
+        if _report is None:
+            raise
+        _report(str(error))
+        return Recording(Machine(), ())
+    return loaded
+
+
+_report: Callable[[str], None] | None = None
+
+
+def leave_out_damaged(report: Callable[[str], None]) -> None:
+    """From now on, a damaged recording is left out; what is wrong with it is told to ``report``."""
+    global _report
+    _report = report
+
+
+@cache
+def _load(path: Path, row: Any, _modified: int) -> Recording[Any]:
+    try:
+        recording: Recording[Any] = _adapter(Recording[row]).validate_json(path.read_bytes())
+        return dataclasses.replace(recording, rows=tuple(map(_with_current_names, recording.rows)))
+    except (ValidationError, OSError) as error:
+        if isinstance(error, OSError):
+            raise RecordingError(f"{path.name} cannot be read: {error.strerror}") from error
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise RecordingError(
+            f"{path.name} is not a recording of {row.__name__}: {place}: {first['msg']}"
+            f" ({error.error_count()} problems); record it again, or restore the file"
+        ) from error
+
+
+def _with_current_names(row: Row) -> Row:
+    """The row with schemes by the names they have now: recordings keep those of their time."""
+    names = {
+        field: ALIASES[getattr(row, field)]
+        for field in ("scheme", "activations")
+        if getattr(row, field, None) in ALIASES
+    }
+    return cast(Row, dataclasses.replace(cast(Any, row), **names)) if names else row
+
+
+def record(name: str, recording: Recording[Any]) -> Path:
+    """Write a recording to ``assets/measurements/<name>.json``, a row a line; ``ValueError`` outside a
+    checkout."""
+    checkout()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    machine = json.dumps(_rounded(as_json(recording.machine)), ensure_ascii=False)
+    lines = ",\n".join(
+        "  " + json.dumps(_rounded(as_json(row)), separators=(",", ":"), ensure_ascii=False)
+        for row in recording.rows
+    )
+    path.write_text(f'{{"machine":{machine},\n"rows":[\n{lines}\n]}}\n', encoding="utf-8")
+    return path
+
+
+def as_json(value: Any) -> Any:
+    """A timing or a machine as plain JSON values, keys as in the files; what is empty of a machine is left
+    out."""
+    adapter = _adapter(cast(Any, type(value)))
+    return json.loads(adapter.dump_json(value, by_alias=True, exclude_defaults=isinstance(value, Machine)))
+
+
+def recording_json(machine: Machine, rows: Iterable[Any]) -> dict[str, Any]:
+    """What ``--json`` prints and the page lets visitors download: the same keys as a recorded file."""
+    return {"machine": _rounded(as_json(machine)), "rows": [_rounded(as_json(row)) for row in rows]}
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def recording_of(value: Any, row: type[Row]) -> Recording[Row]:
+    """The inverse of ``recording_json``; ``RecordingError`` says what is wrong first."""
+    try:
+        return cast(Recording[Row], _adapter(cast(Any, Recording)[row]).validate_python(value))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise RecordingError(f"this is no recording of {row.__name__}: {place}: {first['msg']}") from error
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,83 @@
+"""Recorded matrix products: ``assets/measurements/gemm.json``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from explorer.recordings.files import Recording, recorded
+from explorer.recordings.times import AgainstBaseline, DeviceState, Spread
+
+Shape = tuple[int, int, int]
+"""M, N and K."""
+NAME = "gemm"
+RENAMED = {"fp8_fine": "fp8_blockwise"}
+"""Names of products in older links and recordings -> today's."""
+
+
+def canonical_name(name: str) -> str:
+    """Today's name of a product that older links and recordings may name otherwise."""
+    return RENAMED.get(name, name)
+
+
+Name = Annotated[str, BeforeValidator(canonical_name)]
+Decibels = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
+"""JSON has no infinity: null is an exact result."""
+
+
+@dataclass(frozen=True)
+class GemmTiming(AgainstBaseline):
+    """One kernel of one product at one shape (M, N, K).
+
+    Times are seconds of the product alone.
+
+    activation_s   what quantizing X (from bfloat16) takes before it; inside the product where ``dynamic``,
+                   None without a GPU
+    floor_s        the modelled least time: bytes at the copy's speed or operations at the core's rate,
+                   whichever is longer
+    share          ``floor_s`` over the measured time
+    sqnr_db        the output against the float64 product of the float32 X and W
+
+    In files the first two fields are called ``row`` and ``step``, and the baseline's ``peer…``.
+    """
+
+    gemm: Annotated[Name, Field(alias="row")]
+    label: str
+    variant: Annotated[str, Field(alias="step")]
+    file: str
+    shape: Shape
+    native: bool
+    dynamic: bool
+    graph: Spread
+    flush: Spread | None
+    activation_s: float | None
+    baseline: Annotated[str, Field(alias="peer")]
+    baseline_graph: Annotated[Spread | None, Field(alias="peer_graph")]
+    baseline_flush: Annotated[Spread | None, Field(alias="peer_flush")]
+    baseline_note: Annotated[str, Field(alias="peer_note")]
+    operations: int
+    bytes_moved: int
+    weight_bytes: int
+    tflops: float
+    floor_s: float | None
+    share: float | None
+    sqnr_db: Decibels
+    state: DeviceState | None
+
+    @property
+    def total_seconds(self) -> float:
+        """The product and, where X has to be quantized before it, that too."""
+        return self.seconds + (0.0 if self.dynamic else self.activation_s or 0.0)
+
+    @property
+    def shape_text(self) -> str:
+        """ "4096×4096×4096"."""
+        return "×".join(map(str, self.shape))
+
+
+def recorded_gemms() -> Recording[GemmTiming]:
+    """What ships as ``assets/measurements/gemm.json``; empty if it was never recorded."""
+    return recorded(NAME, GemmTiming)

@@ -1,0 +1,54 @@
+"""Recorded grouped products: ``assets/measurements/grouped.json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from explorer.recordings.files import Recording, recorded
+from explorer.recordings.times import AgainstBaseline, DeviceState, Spread
+
+NAME = "grouped"
+
+
+@dataclass(frozen=True)
+class GroupedTiming(AgainstBaseline):
+    """One kernel of one grouped product.
+
+    Times are seconds. ``dense_s``: one product of as many rows with a single W, by the plain kernel.
+    ``floor_s``: the modelled least time. ``sqnr_db``: the output against the float64 product of the X and W
+    before quantization.
+    """
+
+    product: str
+    label: str
+    variant: str
+    case: str
+    groups: int
+    rows: int
+    n: int
+    k: int
+    graph: Spread
+    flush: Spread | None
+    baseline: str
+    baseline_graph: Spread | None
+    baseline_flush: Spread | None
+    baseline_note: str
+    dense_s: float
+    floor_s: float | None
+    bytes_moved: int
+    sqnr_db: float
+    state: DeviceState | None
+
+    @property
+    def tflops(self) -> float:
+        return 2 * self.rows * self.n * self.k / self.seconds / 1e12
+
+    @property
+    def share(self) -> float | None:
+        """Of the modelled limit."""
+        return self.floor_s / self.seconds if self.floor_s else None
+
+
+def recorded_grouped() -> Recording[GroupedTiming]:
+    """What ships as ``assets/measurements/grouped.json``; empty if it was never recorded."""
+    return recorded(NAME, GroupedTiming)

@@ -1,0 +1,77 @@
+"""Recorded quantize and dequantize kernels: ``assets/measurements/quantize.json``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from explorer.paths import KERNELS
+from explorer.recordings.files import Recording, recorded
+from explorer.recordings.times import Spread
+from explorer.schemes import Scheme
+
+NAME = "quantize"
+_DEFINITION = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
+_OLD_NAME = re.compile(r"(?<=quantize_tile)[124](?=_)|_(?:f32|bf16|f16)$")
+
+
+def kernel_today(kernel: str) -> str:
+    """What a recorded kernel is called now: recordings of earlier versions name the element type and the
+    number of runs a thread keeps too, and call ``scales_of_ranges`` ``settle_ranges_all``."""
+    name = _OLD_NAME.sub("", kernel)
+    return "scales_of_ranges" if name == "settle_ranges_all" else name
+
+
+@cache
+def kernel_file(kernel: str) -> str:
+    """The file of ``kernels/`` that defines a kernel; ``ValueError`` if none does."""
+    for path in sorted(KERNELS.glob("*.cu")):
+        if kernel in _DEFINITION.findall(path.read_text(encoding="utf-8")):
+            return path.name
+    raise ValueError(f"no file of kernels/ defines {kernel!r}")
+
+
+@dataclass(frozen=True)
+class QuantizeTiming:
+    """One kernel run on one GPU. ``operation``: "quantize" or "dequantize"; ``registers`` and ``occupancy``
+    of the last of ``kernels``; ``share``: of the copy's bytes per second. Seconds of torch's cast and of
+    torch.compile are medians of the same run, None where the scheme has no such baseline."""
+
+    scheme: str
+    operation: str
+    dtype: str
+    shape: tuple[int, int]
+    kernels: tuple[Annotated[str, BeforeValidator(kernel_today)], ...]
+    registers: int
+    occupancy: float
+    time: Spread
+    bytes_moved: int
+    gigabytes_per_s: float
+    copy_gigabytes_per_s: float
+    share: float
+    torch_cast_s: float | None
+    torch_compile_s: float | None
+
+    @property
+    def speedup(self) -> float | None:
+        """Times as fast as the baseline; None where there is none."""
+        baseline = self.torch_cast_s or self.torch_compile_s
+        return baseline / self.time.median_s if baseline else None
+
+
+def recorded_quantize() -> Recording[QuantizeTiming]:
+    """What ships as ``assets/measurements/quantize.json``; empty if it was never recorded."""
+    return recorded(NAME, QuantizeTiming)
+
+
+def recorded_kernel(scheme: str) -> tuple[QuantizeTiming | None, str]:
+    """The recorded quantization of a float32 matrix by a scheme, if there is one, and where it was
+    recorded."""
+    recording, text = recorded_quantize(), Scheme.parse(scheme).text
+    kernels = (t for t in recording.rows if (t.operation, t.dtype) == ("quantize", "float32"))
+    timing = next((t for t in kernels if Scheme.parse(t.scheme).text == text), None)
+    return timing, recording.source

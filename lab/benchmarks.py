@@ -1,0 +1,76 @@
+"""The laboratory's benchmarks: methods, a tensor's analysis, and the page in a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from itertools import chain
+
+from explorer import words
+from explorer.bench.commands import CPU, Benchmark, Line, Shapes, matrices
+from explorer.core.backend import work_device
+from explorer.methods import METHODS
+from explorer.paths import checkout
+from explorer.recordings.files import as_json
+from explorer.recordings.machine import this_machine
+from explorer.schemes import SCHEMES, Scheme
+from lab import analysis, methods, page
+from lab.analysis import AnalysisTiming, time_analyses
+from lab.methods import MethodTiming, time_methods
+from lab.page import PageTiming, time_page
+
+
+def bench_methods(
+    schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
+) -> Benchmark[MethodTiming]:
+    """Every method on a random layer, on the GPU if there is one."""
+    every, sizes = list(schemes or [SCHEMES["int4_group128_asym"]]), matrices(shapes or [(4096, 4096)])
+    rows = chain.from_iterable(time_methods(every, shape, work_device(), repeats) for shape in sizes)
+    total = len(every) * len(sizes) * len(METHODS)
+    return Benchmark(methods.NAME, this_machine(work_device()), rows, total, as_json)
+
+
+def bench_analysis(
+    schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
+) -> Benchmark[AnalysisTiming]:
+    """The analysis of a random tensor that the Tensor place shows, on the GPU if there is one."""
+    every, sizes = list(schemes or SCHEMES.values()), matrices(shapes or [(4096, 4096)])
+    rows = chain.from_iterable(time_analyses(every, shape, work_device(), repeats) for shape in sizes)
+    total = len(every) * len(sizes)
+    return Benchmark(analysis.NAME, this_machine(work_device()), rows, total, as_json)
+
+
+def bench_page(
+    tensors: Sequence[str] | None = None,
+    actions: Sequence[str] | None = None,
+    repeats: int = 5,
+    updates: int = 200,
+    url: str | None = None,
+) -> Benchmark[PageTiming]:
+    """The page in a headless Chromium: this checkout's, started for it, or the one that runs at ``url``."""
+    names, acts = list(tensors or page.TENSORS), list(actions or page.ACTIONS)
+    page.check(names, acts, repeats, updates)
+    if url is None:
+        checkout()
+    machine = dataclasses.replace(this_machine(CPU, ("gradio", "plotly")), threads=os.cpu_count())
+    machine.packages["Chromium"] = page.chromium_version()
+    rows = time_page(url, names, acts, repeats, updates)
+    total = len(names) * (1 + len(acts)) + bool(updates)
+    return Benchmark(page.NAME, machine, rows, total, page_line, of_gpu=False)
+
+
+def page_line(timing: PageTiming) -> Line:
+    """One action on the page."""
+    return {
+        "action": timing.action,
+        "tensor": timing.tensor,
+        "repeats": timing.repeats,
+        "painted": words.duration(timing.median_s),
+        "first change": words.duration(timing.first_s),
+        "longest": words.duration(timing.high_s),
+        "received": words.bytes_(timing.received_bytes),
+        "layout shift": round(timing.layout_shift, 4),
+        "longest task": words.duration(timing.longest_task_s),
+        "heap": None if timing.heap_growth is None else words.times(timing.heap_growth),
+    }

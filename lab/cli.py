@@ -1,0 +1,133 @@
+"""``python -m lab``: what measures and compares the explorer, and writes its measured pages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from explorer.cli.app import run_command
+from explorer.cli.bench import Record, Repeats, run
+from explorer.cli.device import Device, use_device
+from explorer.cli.options import AllSchemes, Json, Shapes, matrix_shapes, parse_schemes, split
+from explorer.cli.output import print_json, say
+from lab.conformance import command as conformance
+from lab.conformance.command import examples
+
+app = typer.Typer(
+    name="lab",
+    help="Measure and compare the explorer, and write its measured pages, in a checkout.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(conformance.app)
+
+
+@app.command(epilog=examples("docs", "docs --check"))
+def docs(
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit code 1 if a page would change.")
+    ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="First run and record whole models and training (minutes).")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub id, for --record.", show_default="sentence-transformers/all-MiniLM-L6-v2"
+        ),
+    ] = None,
+    causal: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub id of a causal model to run recipes of, and record (minutes)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the measured pages of docs/ from the recordings in assets/measurements/."""
+    from explorer.models.evaluate import MODEL
+    from lab.docs import check_docs, docs_folder, record_runs, write_docs
+    from lab.recipes import record_causal
+
+    folder = docs_folder()
+    if record:
+        for path in record_runs(model or MODEL):
+            say(f"written: {path}", error=True)
+    if causal:
+        say(f"written: {record_causal(causal)}", error=True)
+    if not check:
+        written = write_docs(folder)
+        if as_json:
+            print_json({"written": [str(path) for path in written]})
+        for path in [] if as_json else written:
+            say(f"written: {path}")
+        return
+    stale = [path.name for path in check_docs(folder)]
+    if as_json:
+        print_json({"stale": stale})
+    elif not stale:
+        say("docs/ says what the recordings say")
+    if stale:
+        say(f"docs/ is behind its recordings: {', '.join(stale)}; run `make docs`", error=True)
+        raise typer.Exit(1)
+
+
+@app.command(epilog=examples("methods --schemes int4_group128_asym --repeats 1"))
+def methods(
+    shape: Shapes = None,
+    schemes: Annotated[str, typer.Option(help="Comma-separated schemes.")] = "int4_group128_asym",
+    repeats: Repeats = 3,
+    record: Record = False,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """GPTQ, AWQ and the other methods on a random layer."""
+    from lab.benchmarks import bench_methods
+
+    use_device(device)
+    run(bench_methods(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
+
+
+@app.command(epilog=examples("analysis --schemes nvfp4,int8_row"))
+def analysis(
+    shape: Shapes = None,
+    schemes: AllSchemes = None,
+    repeats: Repeats = 3,
+    record: Record = False,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """All that the Tensor place shows of a random tensor."""
+    from lab.benchmarks import bench_analysis
+
+    use_device(device)
+    run(bench_analysis(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
+
+
+@app.command(epilog=examples("page", "page --tensors mlp_up --updates 0", "page --record"))
+def page(
+    url: Annotated[
+        str | None,
+        typer.Option(help="A page that runs already.", show_default="this checkout's"),
+    ] = None,
+    tensors: Annotated[
+        str | None, typer.Option(help="Built-in tensors.", show_default="mlp_up,normal_4096")
+    ] = None,
+    actions: Annotated[str | None, typer.Option(help="What a visitor does.", show_default="all")] = None,
+    repeats: Repeats = 5,
+    updates: Annotated[int, typer.Option(min=0, help="Updates over which the memory is watched.")] = 200,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """The page in a headless Chromium: from a click or key to the painted answer, bytes, shifts, memory."""
+    from lab.benchmarks import bench_page
+
+    chosen, acts = (None if names is None else split(names) for names in (tensors, actions))
+    run(bench_page(chosen, acts, repeats, updates, url), record, as_json)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; exit codes are those of ``explorer``."""
+    return run_command(app, sys.argv[1:] if argv is None else argv, "lab")

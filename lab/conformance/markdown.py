@@ -1,0 +1,92 @@
+"""The conformance recordings as Markdown: tables with numbered reasons, and the facts between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lab.conformance.compare import EVERYWHERE, Conformance
+from lab.conformance.records import Crossover
+from lab.tables import markdown
+
+COLUMNS = (
+    "scheme", "under the convention", "their function", "verdict", "codes", "of them differ", "scales",
+    "of them differ",
+)  # fmt: skip
+
+
+def packages(rows: Iterable[Conformance]) -> list[str]:
+    """The packages compared with, and their versions: "torchao 0.18.0"."""
+    return list(dict.fromkeys(f"{row.package} {row.version}" for row in rows))
+
+
+def conformance_table(rows: Sequence[Conformance], package: str) -> str:
+    """The rows of one of ``packages``, and below them the reasons that verdicts give by number."""
+    own = [row for row in rows if f"{row.package} {row.version}" == package]
+    reasons = {why: n for n, why in enumerate(dict.fromkeys(w for row in own for w in _shown(row)), 1)}
+    table = markdown(COLUMNS, [_cells(row, reasons) for row in own])
+    notes = "\n".join(f"{n}. {why[0].upper()}{why[1:]}." for why, n in reasons.items())
+    return f"{table}\n\n{notes}" if notes else table
+
+
+def _cells(row: Conformance, reasons: dict[str, int]) -> list[str]:
+    total = row.total
+    numbers = ", ".join(str(reasons[why]) for why in _shown(row))
+    return [
+        f"`{row.name}`",
+        row.convention,
+        row.function,
+        f"{row.verdict} ({numbers})" if numbers else row.verdict,
+        *(f"{n:,}" for n in (total.codes, total.different_codes, total.scales, total.different_scales)),
+    ]
+
+
+def _shown(row: Conformance) -> list[str]:
+    """The reasons that count: of the cases that were compared and differ."""
+    cases = {count.case for count in row.counts if not count.equal} | {EVERYWHERE}
+    return list(dict.fromkeys(why for case, why in row.differs.items() if case in cases))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """How many rows there are, how many are equal in all cases, how many differ by a convention that shows
+    everywhere (the others are equal but for some cases), and how many codes were compared."""
+
+    rows: int
+    equal: int
+    differ: int
+    codes: int
+
+
+def totals(rows: Sequence[Conformance]) -> Totals:
+    """Counted over all rows by their verdicts."""
+    differ = sum(row.verdict == "differs" for row in rows)
+    equal = sum(row.verdict == "equal" for row in rows)
+    return Totals(len(rows), equal, differ, sum(row.total.codes for row in rows))
+
+
+def crossover_table(rows: Sequence[Crossover]) -> str:
+    """A row a block size; the better SQNR is bold."""
+    return markdown(
+        ["block", "NF4, dB", "NF4, bits", "asymmetric INT4, dB", "asymmetric INT4, bits"],
+        [
+            [
+                str(row.block),
+                _bold(row.nf4_db, row.nf4_db > row.int4_db),
+                f"{row.nf4_bits:.3f}",
+                _bold(row.int4_db, row.int4_db > row.nf4_db),
+                f"{row.int4_bits:.3f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _bold(value: float, bold: bool) -> str:
+    return f"**{value:.2f}**" if bold else f"{value:.2f}"
+
+
+def first_block_of_nf4(rows: Sequence[Crossover]) -> int | None:
+    """The smallest block from which on NF4 has the higher SQNR; None if there is none."""
+    better = [row.block for row in rows if row.nf4_db > row.int4_db]
+    return better[0] if better and better == [row.block for row in rows if row.block >= better[0]] else None

@@ -1,0 +1,56 @@
+"""Rows of bitsandbytes, by its functions for the CPU: NF4, its FP4, and INT8 of rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lab.conformance.cases import ALL
+from lab.conformance.compare import Row
+from lab.conformance.outside import Outside, load
+
+PACKAGE = "bitsandbytes"
+FP4_ORDER = (7, 8, 13, 14, 11, 12, 9, 10, 7, 6, 1, 0, 3, 2, 5, 4)
+"""The place among its 15 levels of each of its FP4 codes: of 0, 1/16, 8, 12, 4, 6, 2, 3, then with sign."""
+
+
+def four_bits(x: Tensor, kind: str, nested: bool = False) -> Outside:
+    """``quantize_4bit`` in blocks of 64 of the flattened matrix; ``nested`` quantizes the absmax as well."""
+    functional = load("bitsandbytes.functional", PACKAGE)
+    packed, state = functional.quantize_4bit(x, blocksize=64, quant_type=kind, compress_statistics=nested)
+    pairs = packed.view(torch.uint8).reshape(-1)
+    codes = torch.stack((pairs >> 4, pairs & 15), 1).reshape(x.shape)
+    absmax = state.absmax
+    if nested:
+        absmax = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    absmax = absmax.reshape(len(x), -1)
+    if kind == "nf4":
+        return Outside(codes, absmax)
+    return Outside(torch.tensor(FP4_ORDER, dtype=torch.uint8)[codes.long()], absmax)
+
+
+def int8_rows(x: Tensor) -> Outside:
+    """``int8_vectorwise_quant``, LLM.int8()'s quantization of rows."""
+    load("bitsandbytes", PACKAGE)
+    codes, amax, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(x, 0.0)
+    return Outside(codes.view(torch.uint8), amax[:, None] / 127)
+
+
+MIDPOINTS = (
+    "midpoints between levels are rounded to float32 there, exact here; values on such a midpoint differ"
+)
+ZERO_SCALES = "scales may be 0"
+INT8 = "codes are rounded from x · (127 / amax) there, from x / scale here"
+
+ROWS = [
+    Row("nf4_block64_bnb", PACKAGE, "quantize_4bit, nf4", partial(four_bits, kind="nf4"),
+        differs={ALL: MIDPOINTS}),
+    Row("nf4_block64_double", PACKAGE, "quantize_4bit, nf4, compress_statistics",
+        partial(four_bits, kind="nf4", nested=True), differs={ALL: MIDPOINTS}),
+    Row("fp4_block64_bnb", PACKAGE, "quantize_4bit, fp4", partial(four_bits, kind="fp4"),
+        differs={"ties": MIDPOINTS, ALL: MIDPOINTS}),
+    Row("int8_row", PACKAGE, "int8_vectorwise_quant", int8_rows,
+        "int8~row~SYMMETRIC~float32-zero~minmax", ZERO_SCALES, differs={ALL: INT8}),
+]  # fmt: skip

@@ -1,0 +1,109 @@
+"""Rows of gguf: the block formats that its Python package quantizes bit for bit as llama.cpp does.
+
+Its K-quants can only be dequantized there: what is compared are the values that it restores from our codes
+and scales, written as ggml's bytes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from explorer.core.quantize import quantize
+from explorer.export.ggml import ggml_bytes
+from explorer.schemes import SCHEMES
+from explorer.schemes.rules import SUPER_BLOCK
+from lab.conformance.cases import ALL
+from lab.conformance.compare import Row
+from lab.conformance.outside import Outside, load
+
+PACKAGE = "gguf"
+BLOCK = 32
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+def q8_0(x: Tensor) -> Outside:
+    """INT8 with a float16 scale."""
+    d, codes = _split(_blocks(x, "Q8_0"), 2)
+    return Outside(_codes(codes, x), _halves(d, x))
+
+
+def symmetric(x: Tensor, bits: int) -> Outside:
+    """Q4_0 and Q5_0: a float16 scale, which may be negative; codes are stored with 2^(b-1) added."""
+    d, rest = _split(_blocks(x, f"Q{bits}_0"), 2)
+    codes = _unpacked(rest, bits).astype(np.int16) - 2 ** (bits - 1)
+    return Outside(_codes(codes, x), _halves(d, x))
+
+
+def with_minimum(x: Tensor, bits: int) -> Outside:
+    """Q4_1 and Q5_1: a float16 scale and the smallest value in float16; codes from 0."""
+    d, rest = _split(_blocks(x, f"Q{bits}_1"), 2)
+    minimum, rest = _split(rest, 2)
+    codes = _unpacked(rest, bits).astype(np.int16) - 2 ** (bits - 1)
+    return Outside(_codes(codes, x), _halves(d, x), minimums=_halves(minimum, x))
+
+
+def restored(x: Tensor, name: str) -> Outside:
+    """``x`` quantized here by a K-quant, and its bytes dequantized there."""
+    gguf, quants = load("gguf", PACKAGE), load("gguf.quants", PACKAGE)
+    raw = ggml_bytes(quantize(x, SCHEMES[name])).numpy()
+    values = quants.dequantize(raw, gguf.GGMLQuantizationType[name.upper()])
+    return Outside(restored=torch.from_numpy(values).reshape(x.shape))
+
+
+def _blocks(x: Tensor, kind: str) -> Bytes:
+    """uint8 [blocks, bytes of a block]. Its warnings about 1 / 0 in blocks of zeros are left out."""
+    gguf, quants = load("gguf", PACKAGE), load("gguf.quants", PACKAGE)
+    with np.errstate(all="ignore"):
+        raw: Bytes = quants.quantize(x.numpy(), gguf.GGMLQuantizationType[kind])
+    return raw.reshape(x.numel() // BLOCK, -1)
+
+
+def _split(blocks: Bytes, at: int) -> tuple[Bytes, Bytes]:
+    return np.ascontiguousarray(blocks[:, :at]), np.ascontiguousarray(blocks[:, at:])
+
+
+def _unpacked(rest: Bytes, bits: int) -> Bytes:
+    """uint8 [blocks, 32]: low nibbles, then high nibbles; a fifth bit stands in four bytes before them."""
+    if bits == 4:
+        return np.concatenate([rest & 15, rest >> 4], 1)
+    fifth, nibbles = _split(rest, 4)
+    high = np.unpackbits(fifth, axis=1, bitorder="little").astype(np.uint8)
+    return np.concatenate([nibbles & 15, nibbles >> 4], 1) | (high << np.uint8(4))
+
+
+def _codes(values: np.ndarray[tuple[int, ...], np.dtype[np.integer]], x: Tensor) -> Tensor:
+    return torch.from_numpy(values.astype(np.int16)).reshape(x.shape)
+
+
+def _halves(raw: Bytes, x: Tensor) -> Tensor:
+    """float32 [rows, blocks of a row]."""
+    return torch.from_numpy(raw.view(np.float16).astype(np.float32)).reshape(len(x), -1)
+
+
+OVERFLOW = {"spreads": "float16 scales beyond 65504 become Inf there, 65504 here; the codes are the same"}
+TIES = "of values of one magnitude the first decides on the scale's sign there, the positive one here"
+
+ROWS = [
+    Row(
+        f"q{bits}_{kind}",
+        PACKAGE,
+        f"quantize, Q{bits}_{kind}",
+        call,
+        differs=OVERFLOW | ({ALL: TIES} if bits < 8 and kind == 0 else {}),
+    )
+    for bits, kind, call in (
+        (8, 0, q8_0),
+        (4, 0, partial(symmetric, bits=4)),
+        (5, 0, partial(symmetric, bits=5)),
+        (4, 1, partial(with_minimum, bits=4)),
+        (5, 1, partial(with_minimum, bits=5)),
+    )
+]
+ROWS += [
+    Row(name, PACKAGE, f"dequantize, {name.upper()}", partial(restored, name=name), row_length=SUPER_BLOCK)
+    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+]

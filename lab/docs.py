@@ -1,0 +1,134 @@
+"""The pages of docs/, rendered from templates and recordings, so that no measured figure is typed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from explorer.paths import checkout
+from explorer.recordings.gemm import recorded_gemms
+from explorer.recordings.grouped import recorded_grouped
+from explorer.recordings.quantize import recorded_quantize
+from explorer.survey import load_survey
+from lab import embeddings, facts, recipe_tables, recipes, tables
+from lab.analysis import recorded_analyses
+from lab.conformance import markdown as conformance_tables
+from lab.conformance.records import recorded_conformance, recorded_crossover
+from lab.conformance.table import uncompared
+from lab.methods import recorded_methods
+from lab.page import recorded_page
+from lab.training import record_training, recorded_gradients, recorded_training
+
+TEMPLATES = Path(__file__).parent / "templates"
+SUFFIX = ".md.j2"
+MEASURED_PART = ("<!-- written by `python -m lab docs` -->", "<!-- end -->")
+
+
+def pages() -> list[str]:
+    """File names of the generated pages, one a template."""
+    return sorted(path.name.removesuffix(".j2") for path in TEMPLATES.glob(f"*{SUFFIX}"))
+
+
+def render(page: str) -> str:
+    """A page's Markdown."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown for a file, of our own texts
+    )
+    environment.filters |= {"percent": _percent, "between": _between, "code": "`{}`".format}
+    return environment.get_template(page + ".j2").render(_context())
+
+
+def docs_folder() -> Path:
+    """``docs/`` of the checkout; ``ValueError`` outside one."""
+    return checkout() / "docs"
+
+
+def write_docs(folder: Path) -> list[Path]:
+    """Write every page whose text changed, and the measured part of the README beside ``folder``; their
+    paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stale = _stale(folder)
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
+    return [*stale]
+
+
+def check_docs(folder: Path) -> list[Path]:
+    """What ``write_docs`` would change."""
+    return [*_stale(folder)]
+
+
+def _stale(folder: Path) -> dict[Path, str]:
+    """The files that are behind the recordings, and what they should say."""
+    wanted = {folder / page: render(page) for page in pages()}
+    readme = folder.parent / "README.md"
+    if readme.is_file():
+        wanted[readme] = with_measured_part(readme.read_text(encoding="utf-8"))
+    return {path: text for path, text in wanted.items() if _text(path) != text}
+
+
+def with_measured_part(text: str) -> str:
+    """``text`` with what recipes are worth between the comments of ``MEASURED_PART``, if it has those."""
+    start, end = MEASURED_PART
+    before, found, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        return text
+    return f"{before}{start}\n{recipe_tables.short_table(recipes.recorded_recipes())}\n{end}{after}"
+
+
+def record_runs(model: str) -> list[Path]:
+    """Run and record what docs/ needs beside the timings of ``bench --record``: whole models and training
+    (minutes)."""
+    return [embeddings.record_embeddings(model), *recipes.record_recipes(model), *record_training()]
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _context() -> dict[str, Any]:
+    """What templates name: the recordings, and the functions that make tables and figures of them."""
+    return {
+        "quantize": recorded_quantize(),
+        "analysis": recorded_analyses(),
+        "gemm": recorded_gemms(),
+        "grouped": recorded_grouped(),
+        "methods": recorded_methods(),
+        "page": recorded_page(),
+        "embeddings": embeddings.recorded_embeddings(),
+        "training": recorded_training(),
+        "gradients": recorded_gradients(),
+        "conformance": recorded_conformance(),
+        "crossover": recorded_crossover(),
+        "agreement": conformance_tables,
+        "uncompared": uncompared(),
+        "method_tokens": embeddings.TOKENS,
+        "sample_count": embeddings.SAMPLES,
+        "schemes_compared": embeddings.METHODS_SCHEMES,
+        "recipes": recipes.recorded_recipes(),
+        "causal": recipes.recorded_causal(),
+        "recipe_tables": recipe_tables,
+        "survey": load_survey(recipes.SHIPPED),
+        "tables": tables,
+        "facts": facts,
+    }
+
+
+def _percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _between(values: facts.Range | None, digits: int = 1) -> str:
+    """ "1.8 to 2.1", or one number where both are the same to so many digits."""
+    if values is None:
+        return "(not recorded yet)"
+    low, high = f"{values.low:.{digits}f}", f"{values.high:.{digits}f}"
+    return low if low == high else f"{low} to {high}"

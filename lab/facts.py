@@ -1,0 +1,155 @@
+"""The figures that docs/ quotes in sentences, each computed from a recording (or by arithmetic that is
+stated)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from explorer.analysis.calibration import StaticVsDynamic, static_and_dynamic
+from explorer.analysis.memory import MODELS
+from explorer.methods import label_of
+from explorer.models.evaluate import EmbeddingDrift, sentences
+from explorer.products.advice import at_shape, fastest
+from explorer.products.shapes import DECODE, SQUARE
+from explorer.recordings.gemm import GemmTiming, Shape
+from explorer.schemes import SCHEMES
+from explorer.training.digits import FLOAT, LONGER, Underflow
+from lab.embeddings import METHODS_COMPARED, EmbeddingRun
+from lab.tables import by_embedding_run, drifts_of, mean_accuracy
+from lab.training import TrainingResult
+
+EIGHT_BIT_WEIGHTS = ("w8a16", "int8")
+FOUR_BIT_WEIGHTS = ("w4a16_group128", "w_nvfp4", "w_mxfp4", "w4a8_int")
+EIGHT_BIT_PRODUCTS = ("fp8_e4m3_tensor", "fp8_e4m3_row", "int8")
+WIDENED = ("w_mxfp4", "w_nvfp4", "mxfp4", "nvfp4", "mxfp6", "mxfp8", "fp6_e2m3", "fp6_e3m2")
+"""Products of formats without tensor cores of their own on Hopper."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The least and the most of some numbers."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Range | None:
+        """None for no values."""
+        return cls(min(values), max(values)) if values else None
+
+
+def sentence_count() -> int:
+    """Sentences whose embeddings are compared."""
+    return len(sentences())
+
+
+def pair_count() -> int:
+    """Similarities between two of the sentences."""
+    return sentence_count() * (sentence_count() - 1) // 2
+
+
+def gigabytes(model: str, scheme: str) -> float:
+    """10⁹ bytes of a model's weights if all are stored by a scheme, scales included."""
+    bits = SCHEMES[scheme].bits_per_element((4096, 4096)).total
+    return MODELS[model].parameters * bits / 8e9
+
+
+def decode_time_ratio(timings: Sequence[GemmTiming], gemms: Sequence[str]) -> Range | None:
+    """Of one token at 8192 × 8192: time over torch's BF16, quantizing X included."""
+    return _ratio_to_bf16(timings, gemms, DECODE)
+
+
+def prefill_speedup(timings: Sequence[GemmTiming], gemms: Sequence[str]) -> Range | None:
+    """Of 4096 tokens at 4096 × 4096: times as fast as torch's BF16, quantizing X beforehand."""
+    ratio = _ratio_to_bf16(timings, gemms, SQUARE, with_quantizing=False)
+    return None if ratio is None else Range(1 / ratio.high, 1 / ratio.low)
+
+
+def _ratio_to_bf16(
+    timings: Sequence[GemmTiming], gemms: Sequence[str], shape: Shape, with_quantizing: bool = True
+) -> Range | None:
+    here = {t.gemm: t for t in fastest(at_shape(timings, shape))}
+    base = here["bf16"].baseline_graph if "bf16" in here else None
+    if base is None:
+        return None
+    chosen = [here[name] for name in gemms if name in here]
+    seconds = [t.total_seconds if with_quantizing else t.seconds for t in chosen]
+    return Range.of([s / base.median_s for s in seconds])
+
+
+def torch_bf16_at_decode(timings: Sequence[GemmTiming]) -> tuple[float, float] | None:
+    """Seconds of torch's BF16 for one token at 8192 × 8192, by graph and flushed, beside our fastest."""
+    ours = [t for t in at_shape(timings, DECODE) if t.gemm == "bf16"]
+    fastest = min(ours, key=lambda t: t.seconds, default=None)
+    if fastest and fastest.baseline_graph and fastest.baseline_flush:
+        return fastest.baseline_graph.median_s, fastest.baseline_flush.median_s
+    return None
+
+
+def best_methods(drifts: Sequence[EmbeddingDrift], scheme: str) -> list[str]:
+    """The labels of the methods compared, the highest cosine first: the mean over samples of calibration
+    texts."""
+    by_run = by_embedding_run(drifts)
+    cosines = {
+        method: [drift.cosine for drift in drifts_of(by_run, scheme, method)] for method in METHODS_COMPARED
+    }
+    recorded = {method: sum(of) / len(of) for method, of in cosines.items() if of}
+    return [label_of(method) for method in sorted(recorded, key=lambda method: -recorded[method])]
+
+
+def cosine(drifts: Sequence[EmbeddingDrift], scheme: str, method: str = "rtn", activations: str = "") -> str:
+    """A run's mean cosine to four digits, or a dash."""
+    drift = by_embedding_run(drifts).get(EmbeddingRun(scheme, method, activations))
+    return "–" if drift is None else f"{drift.cosine:.4f}"
+
+
+@cache
+def static_and_dynamic_of_normal() -> StaticVsDynamic:
+    """INT4 on 512 rows of 256 seeded numbers from N(0, 1), half of them held out: by arithmetic."""
+    x = torch.randn(512, 256, generator=torch.Generator().manual_seed(0))
+    return static_and_dynamic(x, SCHEMES["int4_row"])
+
+
+def float_accuracies(results: Sequence[TrainingResult]) -> tuple[float, float] | None:
+    """Mean accuracy in float32, and trained on for as many epochs as training through the rounding takes."""
+    first, longer = (mean_accuracy(results, "32", stage) for stage in (FLOAT, LONGER))
+    return None if first is None or longer is None else (first, longer)
+
+
+def seed_count(results: Sequence[TrainingResult]) -> int:
+    """Networks of each kind."""
+    return len({r.seed for r in results})
+
+
+@dataclass(frozen=True)
+class GradientFacts:
+    """Share of nonzero gradients that float16 flushes to zero without a loss scale; the exponent of the least
+    scale that flushes least without overflow; that of the first scale with overflow (None: none was seen);
+    what bfloat16 flushes."""
+
+    lost: float
+    best_exponent: int
+    best_lost: float
+    overflow_exponent: int | None
+    lost_bf16: float
+
+
+def gradient_facts(rows: Sequence[Underflow]) -> GradientFacts | None:
+    """None where nothing was recorded."""
+    safe = [r for r in rows if r.overflowed == 0]
+    if not rows or not safe:
+        return None
+    best = min(safe, key=lambda r: (r.lost, r.loss_scale))
+    over = next((r for r in rows if r.overflowed > 0), None)
+    return GradientFacts(
+        rows[0].lost, _exponent(best), best.lost, None if over is None else _exponent(over), rows[0].lost_bf16
+    )
+
+
+def _exponent(row: Underflow) -> int:
+    return round(math.log2(row.loss_scale))

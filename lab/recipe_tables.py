@@ -1,0 +1,146 @@
+"""What recipes are worth, as Markdown tables and figures in sentences: docs/models.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from explorer.methods import label_of
+from explorer.recordings.files import NOT_RECORDED, Recording
+from explorer.schemes.text import label_of_text
+from explorer.survey import SENSITIVITIES, Survey
+from lab.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
+from lab.tables import markdown
+
+DASH = "–"
+IN_README = (4.16, 4.5)
+
+
+def recipes_table(runs: Sequence[RecipeRun]) -> str:
+    """Of each budget the measured loss of the best single scheme that fits, and of recipes by each signal."""
+    signals = [name for name in SENSITIVITIES if any(run.signal == name for run in runs)]
+    titles = [
+        "bits",
+        "best single scheme that fits",
+        *(SENSITIVITIES[name].label for name in signals),
+        "fused",
+    ]
+    rows = []
+    for budget in BUDGETS:
+        single = best_single(runs, budget)
+        cells = [_one(runs, budget, name) for name in signals]
+        best = f"{label_of_text(single.scheme)} ({single.bits:.2f}): {_loss(single)}" if single else DASH
+        rows.append([f"{budget:g}", best, *map(_loss, cells), _loss(_one(runs, budget, SIGNAL, fused=True))])
+    return markdown(titles, rows) if runs else f"({NOT_RECORDED})"
+
+
+def causal_table(runs: Sequence[RecipeRun]) -> str:
+    """Of a causal model single schemes and recipes, smallest first: loss, perplexity, equal top tokens."""
+    shown = [run for run in runs if run.signal in ("", SIGNAL, "weight") and run.bits > 3]
+    rows = [
+        [
+            _name(run) + (" by weight error" if run.signal == "weight" else ""),
+            f"{run.bits:.2f}",
+            f"{run.predicted:.4f}" if run.predicted is not None else DASH,
+            f"{run.loss:.4f} ± {(run.high - run.low) / 2:.4f}",
+            f"{run.perplexity:.1f}",
+            f"{100 * (run.same_top or 0):.1f} %",
+        ]
+        for run in sorted(shown, key=lambda run: run.bits)
+    ]
+    titles = ["all layers", "bits", "predicted", "KL, nats a token", "perplexity", "same top token"]
+    return markdown(titles, rows) if rows else f"({NOT_RECORDED})"
+
+
+def short_table(recording: Recording[RecipeRun]) -> str:
+    """What the README says: of each budget the best single scheme, the recipe, and how much less it loses."""
+    runs, rows = recording.rows, []
+    for budget in IN_README:
+        single, chosen = best_single(runs, budget), _one(runs, budget, SIGNAL)
+        if single and chosen:
+            less = f"{100 * (1 - chosen.loss / single.loss):.0f} %"
+            one = f"{label_of_text(single.scheme)} ({single.bits:.2f} bits): {_loss(single)}"
+            rows.append([f"{budget:g}", one, _loss(chosen), less])
+    titles = ["bits a weight", "loss of the best single scheme that fits", "of a recipe", "less by"]
+    return f"{recording.sentence}.\n\n{markdown(titles, rows)}" if rows else f"({NOT_RECORDED})"
+
+
+def predictions_table(runs: Sequence[RecipeRun]) -> str:
+    """Predicted and measured loss of single schemes and of recipes, smallest first."""
+    shown = [
+        run for run in runs if run.predicted is not None and run.signal in ("", SIGNAL) and not run.method
+    ]
+    rows = [
+        [_name(run), f"{run.bits:.2f}", f"{run.predicted:.5f}", f"{_loss(run)} ± {_half(run)}"]
+        for run in sorted(shown, key=lambda run: run.bits)
+    ]
+    return markdown(["all layers", "bits", "predicted", "measured"], rows) if rows else f"({NOT_RECORDED})"
+
+
+def methods_table(runs: Sequence[RecipeRun]) -> str:
+    """A recipe and a single scheme of its size, rounded to nearest and by methods."""
+    budget, scheme, methods = BY_METHODS
+    rows = []
+    for method in ("", *methods):
+        single = next((r for r in runs if r.scheme == scheme and r.method == method), None)
+        chosen = _one(runs, budget, SIGNAL, method=method)
+        rows.append([label_of(method) if method else "round to nearest", _loss(single), _loss(chosen)])
+    titles = ["method", f"{label_of_text(scheme)}", f"recipe of {budget:g} bits"]
+    return markdown(titles, rows) if runs else f"({NOT_RECORDED})"
+
+
+def best_single(runs: Iterable[RecipeRun], budget: float) -> RecipeRun | None:
+    """The single scheme of at most ``budget`` bits, rounded to nearest, with the least measured loss."""
+    fit = [run for run in runs if run.scheme and not run.method and run.bits <= budget + 0.001]
+    return min(fit, key=lambda run: run.loss, default=None)
+
+
+def saved(runs: Sequence[RecipeRun], budget: float, scheme: str) -> str:
+    """By how much the recipe's measured loss is less than that of ``scheme``: "38 %"."""
+    chosen = _one(runs, budget, SIGNAL)
+    single = next((r for r in runs if r.scheme == scheme and not r.method), None)
+    return f"{100 * (1 - chosen.loss / single.loss):.0f} %" if chosen and single else f"({NOT_RECORDED})"
+
+
+def signals_table(survey: Survey) -> str:
+    """How signals rank what they should: Spearman correlations with the measured single losses."""
+    rows = []
+    measured = _cells(survey, "measured")
+    for name in survey.head.signals:
+        row, costs = SENSITIVITIES[name], _cells(survey, name)
+        if name == "measured":
+            continue
+        within = [float(spearmanr(costs[:, s], measured[:, s]).statistic) for s in range(costs.shape[1])]
+        every = float(spearmanr(costs.ravel(), measured.ravel()).statistic)
+        rows.append([row.label, row.why, row.needs.value, f"{every:.3f}", f"{np.mean(within):.2f}"])
+    return markdown(
+        ["signal", "what it is", "needs", "all layers and schemes", "layers, within one scheme"], rows
+    )
+
+
+def _cells(survey: Survey, signal: str) -> np.ndarray:
+    """float64 [layers, schemes]: costs by ``signal``."""
+    return np.array([[x.costs[signal][s] for s in survey.head.schemes] for x in survey.linear])
+
+
+def _one(
+    runs: Iterable[RecipeRun], budget: float, signal: str, fused: bool = False, method: str = ""
+) -> RecipeRun | None:
+    wanted = (budget, signal, "", fused, method)
+    found = (r for r in runs if (r.budget, r.signal, r.scheme, r.fused, r.method) == wanted)
+    return next(found, None)
+
+
+def _name(run: RecipeRun) -> str:
+    kind = "recipe, fused" if run.fused else "recipe"
+    return f"{kind}, {run.budget:g} bits" if not run.scheme else label_of_text(run.scheme)
+
+
+def _loss(run: RecipeRun | None) -> str:
+    return DASH if run is None else f"{run.loss:.5f}"
+
+
+def _half(run: RecipeRun) -> str:
+    return f"{(run.high - run.low) / 2:.5f}"

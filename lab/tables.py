@@ -1,0 +1,388 @@
+"""Recordings as Markdown tables: the measured part of docs/.
+
+Every function takes recordings and gives a table. What was not recorded says so in its cell.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from explorer import words
+from explorer.bench.plan import SWEPT
+from explorer.checkpoints import EXPORTS
+from explorer.checkpoints.export import plain_dtype
+from explorer.methods import METHODS, label_of
+from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
+from explorer.products.advice import at_shape, fastest
+from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows, times
+from explorer.products.shapes import DECODE, LARGE, SQUARE
+from explorer.products.table import GEMMS
+from explorer.recordings.files import NOT_RECORDED
+from explorer.recordings.gemm import GemmTiming, Shape
+from explorer.recordings.grouped import GroupedTiming
+from explorer.recordings.quantize import QuantizeTiming
+from explorer.schemes import SCHEMES
+from explorer.schemes.text import label_of_text
+from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
+from lab.analysis import AnalysisTiming
+from lab.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
+from lab.methods import MethodTiming
+from lab.page import PageTiming
+from lab.training import TrainingResult
+
+Cells = Sequence[str]
+BIG = (16384, 16384)
+QUANTIZE_COLUMNS = (
+    ("quantize", "float32", "quantize fp32"),
+    ("quantize", "bfloat16", "quantize bf16"),
+    ("dequantize", "float32", "dequantize to fp32"),
+    ("dequantize", "bfloat16", "to bf16"),
+)
+STAGES = (
+    (POST, "rounded as they are"),
+    (STRAIGHT, "trained through the rounding"),
+    (LSQ, "trained, with learned step sizes (LSQ)"),
+)
+
+
+def markdown(headers: Cells, rows: Iterable[Cells]) -> str:
+    """A Markdown table; columns of numbers are aligned right."""
+    body = [list(row) for row in rows]
+    align = ["---:" if _is_numeric([row[i] for row in body]) else "---" for i in range(len(headers))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headers, align, *body))
+
+
+def _is_numeric(column: Cells) -> bool:
+    numbers = [cell for cell in column if cell and cell not in (NOT_RECORDED, "–")]
+    return bool(numbers) and all(cell[0].isdigit() for cell in numbers)
+
+
+# --- exports ---------------------------------------------------------------------------------------
+
+TYPICAL = (4096, 4096)
+"""The shape for which ``carried_table`` asks."""
+
+
+def exports_table() -> str:
+    """The targets of exports: what each is for, what reads it back, and how near that is."""
+    rows = [
+        [f"`{row.name}`", row.label, row.why, row.reader, row.exact, f"`{row.suffix}`"]
+        for row in EXPORTS.values()
+    ]
+    return markdown(["name", "target", "what it is", "read back by", "its weights", "one tensor"], rows)
+
+
+def carried_table() -> str:
+    """Named schemes, and which targets carry each of them."""
+    coded = [scheme for scheme in SCHEMES.values() if plain_dtype(scheme) is None]
+    rows = []
+    for scheme in coded:
+        carried = [not row.refusal(scheme, TYPICAL) for row in EXPORTS.values()]
+        if any(carried):
+            rows.append([f"`{scheme.name}`", *("yes" if yes else "–" for yes in carried)])
+    none = [s.name for s in coded if all(row.refusal(s, TYPICAL) for row in EXPORTS.values())]
+    table = markdown(["scheme", *EXPORTS], rows)
+    return f"{table}\n\nNo target carries {', '.join(f'`{name}`' for name in none)}."
+
+
+# --- quantize --------------------------------------------------------------------------------------
+
+
+def quantize_table(timings: Sequence[QuantizeTiming]) -> str:
+    """Bytes that must move per second, and their share of a copy, for each recorded scheme at 16384×16384."""
+    cells = {(t.scheme, t.operation, t.dtype): _bandwidth(t) for t in timings if t.shape == BIG}
+    rows = [
+        [f"`{scheme}`", *(cells.get((scheme, *key[:2]), NOT_RECORDED) for key in QUANTIZE_COLUMNS)]
+        for scheme in _schemes_of(timings)
+    ]
+    return markdown(["scheme", *(title for *_, title in QUANTIZE_COLUMNS)], rows)
+
+
+def _schemes_of(timings: Sequence[QuantizeTiming]) -> Iterable[str]:
+    """Every named scheme, then what was recorded under names that are gone."""
+    return dict.fromkeys([*SCHEMES, *(t.scheme for t in timings)])
+
+
+def _bandwidth(timing: QuantizeTiming) -> str:
+    return f"{timing.gigabytes_per_s / 1e3:.2f} TB/s, {100 * timing.share:.0f} %"
+
+
+def quantize_baselines_table(timings: Sequence[QuantizeTiming]) -> str:
+    """Our kernel against torch's cast or torch.compile, where a scheme has such a baseline, at
+    16384×16384."""
+    rows = [
+        [
+            f"`{t.scheme}`",
+            t.dtype,
+            "torch's cast" if t.torch_cast_s else "torch.compile",
+            _microseconds(t.torch_cast_s or t.torch_compile_s),
+            _microseconds(t.time.median_s),
+            times(t.speedup),
+        ]
+        for t in timings
+        if t.speedup is not None and t.shape == BIG
+    ]
+    return markdown(["scheme", "from", "baseline", "its µs", "our µs", "times as fast"], rows)
+
+
+def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
+    """Milliseconds for everything that the Tensor place shows, by scheme and shape."""
+    shapes = sorted({t.shape for t in timings})
+    by = {(t.scheme, t.shape): f"{1e3 * t.median_s:.1f} ms" for t in timings}
+    schemes = dict.fromkeys(t.scheme for t in timings)
+    rows = [[f"`{s}`", *(by.get((s, shape), NOT_RECORDED) for shape in shapes)] for s in schemes]
+    if others := [name for name in SCHEMES if name not in schemes]:
+        rows.append([f"{len(others)} other schemes", *(NOT_RECORDED for _ in shapes)])
+    return markdown(["scheme", *("×".join(map(str, shape)) for shape in shapes)], rows)
+
+
+# --- the page ----------------------------------------------------------------------------------------
+
+
+def page_table(timings: Sequence[PageTiming]) -> str:
+    """From a click or key to the painted answer, by action and tensor."""
+    rows = [
+        [
+            t.action,
+            f"`{t.tensor}`",
+            words.duration(t.median_s),
+            words.duration(t.high_s),
+            words.bytes_(t.received_bytes),
+            words.number(t.layout_shift, 2),
+            words.duration(t.longest_task_s) if t.longest_task_s else "below 50 ms",
+            words.times(t.heap_growth) if t.heap_growth else "",
+        ]
+        for t in timings
+    ]
+    headers = ["action", "tensor", "median", "longest", "received", "layout shift", "longest task", "memory"]
+    return markdown(headers, rows or [[NOT_RECORDED, *[""] * 7]])
+
+
+# --- products ----------------------------------------------------------------------------------------
+
+
+def gemm_table(timings: Sequence[GemmTiming]) -> str:
+    """Every product's fastest kernel at 4096³ and at 8192³, with its baseline and the output's error."""
+    square, large = _fastest_at(timings, SQUARE), _fastest_at(timings, LARGE)
+    rows = [_gemm_row(gemm.label, square.get(gemm.name), large.get(gemm.name)) for gemm in GEMMS.values()]
+    headers = ["product", "kernel", "4096³ TFLOP/s", "× baseline", "8192³ TFLOP/s", "× baseline", "baseline"]
+    return markdown([*headers, "SQNR of the output"], rows)
+
+
+def _gemm_row(label: str, square: GemmTiming | None, large: GemmTiming | None) -> list[str]:
+    if square is None:
+        return [label, NOT_RECORDED, *[""] * 6]
+    other = f"; at 8192³ {large.variant}" if large and large.variant != square.variant else ""
+    return [
+        label,
+        square.variant + other,
+        f"{square.tflops:.0f}",
+        _graph_and_flushed(square),
+        f"{large.tflops:.0f}" if large else NOT_RECORDED,
+        _graph_and_flushed(large) if large else "",
+        square.baseline,
+        f"{square.sqnr_db:.1f} dB",
+    ]
+
+
+def decode_table(timings: Sequence[GemmTiming]) -> str:
+    """One token, N = K = 8192: microseconds, against torch's BF16, and the share of the modelled limit."""
+    here = _fastest_at(timings, DECODE)
+    torch_bf16 = here.get("bf16")
+    rows = [_decode_row(GEMMS[name].label, here.get(name), torch_bf16) for name in SWEPT if name in GEMMS]
+    headers = ["product", "kernel", "µs (graph / flushed)", "× torch BF16 (graph / flushed)", "of the limit"]
+    return markdown([*headers, "SQNR of the output"], rows)
+
+
+SHOWN_TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 4096)
+
+
+def sweep_table(timings: Sequence[GemmTiming]) -> str:
+    """N = K = 8192: times as fast as torch's BF16 at the same M, by graph replay, of each product's fastest
+    kernel; the first line is torch's BF16 in microseconds."""
+    columns = [_fastest_at(timings, (m, *DECODE[1:])) for m in SHOWN_TOKENS]
+    torch_s = [_bf16_seconds(column) for column in columns]
+    first = [f"{1e6 * s:.1f}" if s else NOT_RECORDED for s in torch_s]
+    rows = [["torch BF16, µs", *first]]
+    for name in SWEPT:
+        ratios = [
+            s / column[name].seconds if s and name in column else None
+            for s, column in zip(torch_s, columns, strict=True)
+        ]
+        rows.append([GEMMS[name].label, *map(times, ratios)])
+    return markdown(["M", *map(words.count, SHOWN_TOKENS)], rows)
+
+
+def _bf16_seconds(timings: dict[str, GemmTiming]) -> float | None:
+    bf16 = timings.get("bf16")
+    return bf16.baseline_graph.median_s if bf16 and bf16.baseline_graph else None
+
+
+def _decode_row(label: str, t: GemmTiming | None, bf16: GemmTiming | None) -> list[str]:
+    if t is None:
+        return [label, NOT_RECORDED, "", "", "", ""]
+    flushed = f"{1e6 * t.flush.median_s:.1f}" if t.flush else "–"
+    graph, cold = None, None
+    if bf16 and bf16.baseline_graph:
+        graph = bf16.baseline_graph.median_s / t.seconds
+    if bf16 and bf16.baseline_flush and t.flush:
+        cold = bf16.baseline_flush.median_s / t.flush.median_s
+    return [
+        label,
+        t.variant,
+        f"{1e6 * t.seconds:.1f} / {flushed}",
+        f"{times(graph)} / {times(cold)}",
+        f"{100 * t.share:.0f} %" if t.share else "–",
+        f"{t.sqnr_db:.1f} dB",
+    ]
+
+
+def grouped_table(timings: Sequence[GroupedTiming]) -> str:
+    """``grouped_rows`` as Markdown."""
+    rows = grouped_rows(timings)
+    return markdown(GROUPED_HEADERS, rows or [[NOT_RECORDED, *[""] * (len(GROUPED_HEADERS) - 1)]])
+
+
+def _fastest_at(timings: Sequence[GemmTiming], shape: Shape) -> dict[str, GemmTiming]:
+    return {t.gemm: t for t in fastest(at_shape(timings, shape))}
+
+
+def _graph_and_flushed(timing: GemmTiming) -> str:
+    if timing.speedup is None:
+        return "–"
+    return f"{times(timing.speedup)} / {times(timing.flushed_speedup)}"
+
+
+# --- methods -----------------------------------------------------------------------------------------
+
+
+def method_table(timings: Sequence[MethodTiming]) -> str:
+    """How long each method takes for one layer."""
+    rows = [
+        [
+            label_of(t.method),
+            label_of_text(t.scheme),
+            f"{'×'.join(map(str, t.shape))}, {t.tokens} tokens",
+            words.duration(t.median_s),
+            f"{words.duration(t.low_s)} to {words.duration(t.high_s)}",
+        ]
+        for t in timings
+    ]
+    recorded = {t.method for t in timings}
+    rows += [[row.label, NOT_RECORDED, "", "", ""] for name, row in METHODS.items() if name not in recorded]
+    return markdown(["method", "scheme", "layer", "median", "least to most"], rows)
+
+
+# --- whole models --------------------------------------------------------------------------------------
+
+
+def weights_table(drifts: Sequence[EmbeddingDrift]) -> str:
+    """Weights alone, rounded to nearest."""
+    by_run = by_embedding_run(drifts)
+    rows = [_drift_row(label_of_text(run.scheme), by_run.get(run)) for run in WEIGHTS]
+    return markdown(["weights, inputs in float32", "bits", "cosine", "rank", "neighbour"], rows)
+
+
+def inputs_table(drifts: Sequence[EmbeddingDrift]) -> str:
+    """Weights and inputs."""
+    by_run = by_embedding_run(drifts)
+    rows = [_drift_row(_both_label(run), by_run.get(run)) for run in BOTH]
+    return markdown(["weights × inputs, all layers", "bits", "cosine", "rank", "neighbour"], rows)
+
+
+def _both_label(run: EmbeddingRun) -> str:
+    method = "" if run.method == "rtn" else f", with {label_of(run.method)}"
+    return f"{label_of_text(run.scheme)} × {label_of_text(run.activations)}{method}"
+
+
+def _drift_row(label: str, drift: EmbeddingDrift | None) -> list[str]:
+    if drift is None:
+        return [label, NOT_RECORDED, "", "", ""]
+    shares = [f"{drift.cosine:.4f}", f"{drift.rank:.4f}", _with_standard_error(drift.neighbours)]
+    return [label, f"{drift.bits:.2f}", *shares]
+
+
+def _with_standard_error(share: float) -> str:
+    """A share of the sentences compared, and √(p (1 - p) / n): how far it moves with the choice of them."""
+    return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / len(sentences())):.1f} %"
+
+
+def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence[MethodTiming]) -> str:
+    """One method after another at the same bits, with what each costs for one layer on the GPU.
+
+    Means over the samples of calibration texts, and in brackets the least and the most of them.
+    """
+    by_run = by_embedding_run(drifts)
+    seconds = {t.method: t.median_s for t in timings}
+    headers = ["method"]
+    for scheme in METHODS_SCHEMES:
+        headers += [f"{label_of_text(scheme)}: bits", "cosine", "rank"]
+    rows = [
+        [
+            label_of(method),
+            *(cell for s in METHODS_SCHEMES for cell in _quality(drifts_of(by_run, s, method))),
+            words.duration(seconds[method]) if method in seconds else NOT_RECORDED,
+        ]
+        for method in METHODS_COMPARED
+    ]
+    return markdown([*headers, "one layer on the GPU"], rows)
+
+
+def _quality(drifts: Sequence[EmbeddingDrift]) -> list[str]:
+    if not drifts:
+        return [NOT_RECORDED, "", ""]
+    cosines, ranks = [d.cosine for d in drifts], [d.rank for d in drifts]
+    return [f"{drifts[0].bits:.2f}", _mean_and_spread(cosines), _mean_and_spread(ranks)]
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    mean, low, high = (f"{v:.3f}" for v in (sum(values) / len(values), min(values), max(values)))
+    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
+
+
+def drifts_of(
+    by_run: Mapping[EmbeddingRun, EmbeddingDrift], scheme: str, method: str
+) -> list[EmbeddingDrift]:
+    """A method's drifts on weights alone, one for each sample of calibration texts that was recorded."""
+    runs = [EmbeddingRun(scheme, method, sample=sample) for sample in range(SAMPLES)]
+    return [by_run[run] for run in runs if run in by_run]
+
+
+def by_embedding_run(drifts: Iterable[EmbeddingDrift]) -> dict[EmbeddingRun, EmbeddingDrift]:
+    """Each drift by the run that it is the result of."""
+    return {EmbeddingRun(d.scheme, d.method, d.activations, d.sample): d for d in drifts}
+
+
+# --- training ----------------------------------------------------------------------------------------
+
+
+def training_table(results: Sequence[TrainingResult]) -> str:
+    """Mean accuracy and standard deviation over the seeds, by width of the weights and how the network was
+    trained."""
+    widths = [w for w in WIDTHS if any(r.width == w for r in results)]
+    rows = [[label, *(_accuracy(results, w, stage) for w in widths)] for stage, label in STAGES]
+    return markdown(["weights", *(f"{w} bits" if w.isdigit() else w for w in widths)], rows)
+
+
+def _accuracy(results: Sequence[TrainingResult], width: str, stage: str) -> str:
+    every = accuracies(results, width, stage)
+    if len(every) < 2:
+        return f"{100 * every[0]:.1f} %" if every else ""
+    return f"{100 * statistics.mean(every):.1f} ± {100 * statistics.stdev(every):.1f} %"
+
+
+def mean_accuracy(results: Iterable[TrainingResult], width: str, stage: str) -> float | None:
+    """0 … 1 over all seeds; None if there are none."""
+    every = accuracies(results, width, stage)
+    return statistics.mean(every) if every else None
+
+
+def accuracies(results: Iterable[TrainingResult], width: str, stage: str) -> list[float]:
+    """0 … 1, one a seed."""
+    return [r.accuracy for r in results if (r.width, r.stage) == (width, stage)]
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1e6 * seconds:.0f}"

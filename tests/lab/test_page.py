@@ -1,0 +1,57 @@
+"""What the measurement of the page makes of its numbers, without a browser.
+
+If these fail, `python -m lab page` says something else than it measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer import browser
+from lab import page
+from lab.benchmarks import page_line
+from lab.page import Answer, PageTiming, summary
+
+ANSWERS = [
+    Answer(whole=300, first=90, shift=0.0, task=60, received=5000),
+    Answer(whole=100, first=50, shift=0.02, task=0, received=7000),
+    Answer(whole=200, first=70, shift=0.01, task=110, received=6000),
+]
+
+
+def test_a_row_has_medians_and_the_worst() -> None:
+    """Times and bytes by their median, shifts and tasks by their worst: one jump is one too many."""
+    row = summary("swap A and B", "mlp_up", ANSWERS)
+    assert row == PageTiming("swap A and B", "mlp_up", 3, 0.2, 0.1, 0.3, 0.07, 6000, 0.02, 0.11)
+    line = page_line(row)
+    assert line["painted"] == "200 ms" and line["received"] == "6 kB" and line["longest task"] == "110 ms"
+    assert line["heap"] is None
+    assert page_line(summary("updates", "mlp_up", ANSWERS, 1.04))["heap"] == "1.04×"
+    with pytest.raises(ValueError, match="nothing was measured of 'swap'"):
+        summary("swap", "mlp_up", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((["nope"], ["swap A and B"], 1, 0), "no built-in tensor 'nope'"),
+        (([], ["swap A and B"], 1, 0), "at least one built-in tensor"),
+        ((["mlp_up"], ["dance"], 1, 0), "no action 'dance'; there are scheme A by key"),
+        ((["mlp_up"], [], 0, 0), "repeats from 1"),
+        ((["mlp_up"], [], 1, -1), "updates from 0"),
+    ],
+)
+def test_bad_input_is_refused(arguments: tuple[list[str], list[str], int, int], words: str) -> None:
+    """Before a server and a browser are started for it."""
+    with pytest.raises(ValueError, match=words):
+        page.check(*arguments)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a browser nor playwright comes with the package."""
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    monkeypatch.setattr(browser.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="install it, or set CHROMIUM"):
+        browser.chromium_path()
+    monkeypatch.setitem(page.sys.modules, "playwright.sync_api", None)
+    with pytest.raises(ValueError, match="pip install playwright"):
+        browser.playwright_api()

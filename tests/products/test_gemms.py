@@ -1,0 +1,336 @@
+"""The table of products on any machine: rows that make sense, operands that mean what they say, kernels that
+compile.
+
+If these fail, the Speed section compares unlike things, or a kernel cannot be built for a chip that it is
+offered on.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from explorer import Scheme, quantize
+from explorer.gpu import runtime
+from explorer.gpu.compile import included_files
+from explorer.gpu.gemm import EPILOGUE_TYPES, Epilogue, OperandType, Tiles, row_bits, swap_ab, two_bit_rows
+from explorer.paths import KERNELS
+from explorer.products import baselines, epilogues, layouts
+from explorer.products.layouts import weight_of
+from explorer.products.operands import Operand, Operands, reference
+from explorer.products.table import GEMMS, all_builds, find
+from explorer.recordings.gemm import RENAMED, recorded_gemms
+from explorer.schemes import SCALE_RULES
+from tests.kernels.covering import covering, of_each_value
+
+HOPPER = "sm_90a"
+CHIPS = {"sm_80": (8, 0), HOPPER: (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
+
+
+@pytest.mark.parametrize("name", GEMMS)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 5, 7), (17, 24, 300)])
+def test_the_reference_is_the_product_of_the_dequantized(name: str, m: int, n: int, k: int) -> None:
+    row, generator = GEMMS[name], torch.Generator().manual_seed(0)
+    x, w = torch.randn(m, k, generator=generator), torch.randn(n, k, generator=generator)
+    bias = torch.randn(n, generator=generator)
+    ops = row.operands(x, w, bias, "gelu")
+    product, size = ops.exact()
+    got, want = reference(ops).double(), ops.finished(product)
+    unit = torch.finfo(row.out).eps
+    assert bool(((got - want).abs() <= unit * want.abs() + k * 2.0**-22 * size + 1e-6).all())
+
+
+# Scales of super-blocks are products of two numbers, and no row of the table has them.
+@pytest.mark.parametrize("rule", [name for name, rule in SCALE_RULES.items() if rule and not rule.super_bits])
+def test_weight_scales_are_exact(rule: str) -> None:
+    """If this fails, a product computes with other scales than those that were stored."""
+    scheme = Scheme.parse(f"int4~1x128~SYMMETRIC~{rule}~minmax")
+    q = quantize(torch.randn(4, 256) * 2.0**-18, scheme)
+    scales = layouts.weight_scales(Operand(torch.zeros(4, 256), q))
+    assert torch.equal(scales.float(), q.scales.stored)
+    assert scheme.scale and scheme.scale.format.bits in (8, 8 * scales.itemsize)
+
+
+def test_zero_points_are_an_integer_identity() -> None:
+    """Σ(a - za)(b - zb) = Σab - za·(Σb - K·zb) - zb·Σa, with the true K."""
+    x, w = torch.randn(5, 37) + 0.3, torch.randn(9, 37) - 0.2
+    ops = GEMMS["int8_asym"].operands(x, w)
+    terms = epilogues.with_zero_terms(ops, Epilogue())
+    assert all(v is not None for v in (terms.row_a, terms.col_a, terms.row_b, terms.col_b))
+    row_a, col_a, row_b, col_b = (v.long() for v in (terms.row_a, terms.col_a, terms.row_b, terms.col_b))
+    a, b = ops.x.q.packed.view(torch.int8).long(), ops.w.q.packed.view(torch.int8).long()
+    za, zb = row_a, col_b
+    assert int(za.abs().max()) > 0 and int(zb.abs().max()) > 0
+    want = (a - za[:, None]) @ (b - zb[:, None]).t()
+    got = a @ b.t() - za[:, None] * col_a - row_b[:, None] * zb
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("k", [32, 33, 64, 100])
+def test_binary_products_from_bits(k: int) -> None:
+    """Both ways of counting, from the epilogue's own terms: K - 2·popc(a ^ b) = K - 2·popc(a) - 2·popc(b) +
+    4·popc(a & b)."""
+    x, w = torch.randn(4, k), torch.randn(6, k)
+    ops = GEMMS["binary"].operands(x, w)
+    signs = [torch.where(q.codes > 0, 1, -1).long() for q in (ops.x.q, ops.w.q)]
+    want = signs[0] @ signs[1].t()
+    a, b = ops.x.q.packed[:, None, :], ops.w.q.packed[None, :, :]
+    for sums, e in ((a ^ b, epilogues.bits_xor(ops)), (a & b, epilogues.bits_and(ops))):
+        counted = row_bits(sums.reshape(-1, sums.shape[2])).view(4, 6).long()
+        got = e.multiply * counted
+        got = got - (e.row_a.long()[:, None] if e.row_a is not None else 0)
+        assert e.col_b is not None and e.col_a is None and e.row_b is None
+        got = got - e.col_b.long()
+        assert torch.equal(got, want)
+
+
+def test_two_bit_fields_are_lowest_first() -> None:
+    """Codes 0 1 2 2 are the byte 10 10 01 00."""
+    assert two_bit_rows(torch.tensor([[0, 1, 2, 2]], dtype=torch.uint8))[0, 0] == 0b10100100
+    assert two_bit_rows(torch.zeros(3, 70, dtype=torch.uint8)).shape == (3, 32)
+
+
+def test_rows_say_what_they_are() -> None:
+    for row in GEMMS.values():
+        assert row.variants and len({v.name for v in row.variants}) == len(row.variants)
+        assert row.label and row.scales and row.accumulator
+        for variant in row.variants:
+            assert (KERNELS / variant.file).exists(), variant.file
+        assert row.native in (None, "", "FP16", "BF16", "TF32", "FP8", "FP6", "MX", "NVFP4", "INT8", "binary")
+    native = {chip: {n for n, row in GEMMS.items() if row.is_native(chip)} for chip in CHIPS.values()}
+    assert (
+        "binary" in native[9, 0] and "binary" not in native[10, 0] and "nvfp4" in native[10, 0] - native[9, 0]
+    )
+    assert (
+        "fp8_blockwise" in native[9, 0] - native[8, 0]
+        and "fp32" in native[8, 0]
+        and "w4a16_group128" not in native[12, 0]
+    )
+    assert find("bf16") is GEMMS["bf16"]
+    with pytest.raises(ValueError, match="no product 'nope'; there are fp32, tf32"):
+        find("nope")
+    with pytest.raises(ValueError, match="bf16 has no kernel 'x'; it has naive, tiled"):
+        GEMMS["bf16"].variant("x")
+
+
+def test_wrong_operands_are_refused_in_words() -> None:
+    row = GEMMS["bf16"]
+    with pytest.raises(ValueError, match=r"expected X \[M, K\] and W \[N, K\]"):
+        row.operands(torch.randn(2, 3), torch.randn(2, 4))
+    with pytest.raises(ValueError, match="M, N, K ≥ 1"):
+        row.operands(torch.randn(0, 3), torch.randn(2, 3))
+    with pytest.raises(ValueError, match="a bias of 2 values"):
+        row.operands(torch.randn(1, 3), torch.randn(2, 3), torch.randn(3))
+    with pytest.raises(ValueError, match="are not decoded in registers"):
+        weight_of(GEMMS["fp8_blockwise"].w)
+    assert isinstance(row.operands(torch.randn(1, 3), torch.randn(2, 3)), Operands)
+
+
+def test_vectors_that_the_epilogue_cannot_read_are_refused() -> None:
+    """Of another length or type, or not at a multiple of 16 bytes, they would be read past their end or fault
+    on the chip."""
+    out, whole = torch.empty(3, 8, dtype=torch.bfloat16), torch.ones(12)
+    assert len(Epilogue(col_scale=whole[:8]).arguments(out)) == len(EPILOGUE_TYPES)
+    for bad, words in (
+        (whole[1:9], "multiple of 16 bytes"),
+        (whole, "of 8 values or one"),
+        (whole[:8].double(), "torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Epilogue(col_scale=bad).arguments(out)
+
+
+@pytest.mark.parametrize("arch", CHIPS)
+def test_each_gemm_kernel_compiles_without_spilling(arch: str, nvcc: str) -> None:
+    """For the chip that the kernels are timed on every file, and each value of a file's macros in some build;
+    for the others what it has no kernels of."""
+    files = {build.file for build in examples(CHIPS[HOPPER])}
+    builds = [build for build in examples(CHIPS[arch]) if arch == HOPPER or build.file not in files]
+    assert bool(builds) == (arch in (HOPPER, "sm_120a"))
+    compile_and_check(covering(builds, of_each_value), arch)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("arch", CHIPS)
+def test_every_gemm_kernel_compiles_without_spilling(arch: str, nvcc: str) -> None:
+    """One compilation of every file, type and way of decoding for each chip."""
+    compile_and_check(examples(CHIPS[arch]), arch)
+
+
+def compile_and_check(builds: list[runtime.Build], arch: str) -> None:
+    """Each has registers, no spill, and its wgmma in flight together; from the user's cache where nothing has
+    changed."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda b: runtime.compile_cubin(b, arch), builds))
+    for build in builds:
+        used = runtime.resources(build, arch)
+        assert used, f"{build} reports no kernel"
+        spilled = {name: r.spill_bytes for name, r in used.items() if r.spill_bytes}
+        assert not spilled, f"{build} on {arch} spills {spilled}"
+        assert not any(r.serialized for r in used.values()), f"{build} on {arch} waits for every wgmma"
+
+
+def examples(chip: tuple[int, int]) -> list[runtime.Build]:
+    """Of all builds those that differ in more than the output's type, the cluster or the format's
+    parameters."""
+    rows = [
+        "bf16",
+        "tf32",
+        "int8",
+        "fp8_blockwise",
+        "w4a16_group128_asym",
+        "w4a16_group64",
+        "w2a16",
+        "w_nvfp4",
+        "nf4",
+        "w3a16",
+        "w4a8_int",
+        "ternary",
+        "binary",
+    ]
+    if chip != (9, 0):
+        rows = [
+            "bf16",
+            "int8",
+            "w4a16_group128_asym",
+            "w_nvfp4",
+            "ternary",
+            "binary",
+            "nvfp4",
+            "mxfp4",
+            "mxfp8",
+        ]
+    found: dict[object, runtime.Build] = {}
+    for name in rows:
+        for build in GEMMS[name].builds(chip):
+            macros = dict(build.macros)
+            decoding = build.file in ("gemm_naive.cu", "gemm_tiled.cu") and name not in ("int8", "ternary")
+            if macros.get("CLUSTER") != "1" and macros.get("TILES") != "2" and not decoding:
+                found.setdefault((build.file, build.macros), build)
+    return list(found.values())
+
+
+def test_the_table_is_compiled_ahead_of_time() -> None:
+    """Every kernel that a step names is among the builds, for chips that cannot be reached here too."""
+    for chip in CHIPS.values():
+        files = {b.file for b in all_builds(chip)}
+        assert {"gemm_naive.cu", "gemm_tiled.cu", "gemm_simt32.cu", "gemm_addsub.cu"} <= files
+        assert {"gemm_mma.cu", "gemm_dequant_in_registers.cu"} <= files
+        assert ("gemm_wgmma.cu" in files) == (chip == (9, 0))
+        assert ("gemm_block_scaled.cu" in files) == (chip == (12, 0))
+
+
+def test_what_never_ran_says_so() -> None:
+    """Kernels for chips that were not at hand are marked; of every product that was recorded all others were
+    timed on the H200 that the recording names. If this fails, the page calls a kernel tested that never
+    ran."""
+    timed = {(t.gemm, t.variant) for t in recorded_gemms().rows}
+    for gemm in GEMMS.values():
+        if any(name == gemm.name for name, _ in timed):
+            for variant in gemm.variants:
+                assert variant.tested == ((gemm.name, variant.name) in timed), f"{gemm.name} {variant.name}"
+
+
+def test_every_recorded_product_is_in_the_table() -> None:
+    """If this fails, a row was renamed without an entry in RENAMED, and its recording is lost to the page."""
+    assert {t.gemm for t in recorded_gemms().rows} <= set(GEMMS)
+    assert not set(RENAMED) & set(GEMMS) and set(RENAMED.values()) <= set(GEMMS)
+    assert all(find(old) is GEMMS[new] for old, new in RENAMED.items())
+
+
+FIRST_STEPS = {
+    "dequantize": "dequantize",
+    "quantize": "quantize_",
+    "fake-quantize": "fake_quantize.cu",
+    "widen": "widen.cu",
+}
+"""How the name of a variant says that another kernel runs before the product, and that kernel's file."""
+
+
+def test_every_variant_says_what_it_compiles_to() -> None:
+    """If this fails, `explorer compile` leaves a kernel out, and the first visitor waits for nvcc."""
+    for gemm in GEMMS.values():
+        for variant in gemm.variants:
+            builds = variant.builds(gemm.x, gemm.w, gemm.out)
+            assert builds and len(set(builds)) == len(builds), f"{gemm.name} {variant.name}"
+            files = {build.file for build in builds}
+            steps = [FIRST_STEPS[step] for step in variant.name.split(" + ") if step in FIRST_STEPS]
+            missing = [step for step in steps if not any(file.startswith(step) for file in files)]
+            assert variant.file in files and not missing, f"{gemm.name} {variant.name}"
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_baselines_leave_torch_as_it_was(allowed: bool) -> None:
+    """If this fails, timing a baseline changes how every later product of the process is computed."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        ops = GEMMS["fp32"].operands(torch.randn(2, 8), torch.randn(3, 8))
+        for baseline in (baselines.FP32, baselines.TF32):
+            baseline.prepare(ops)()
+            assert torch.backends.cuda.matmul.allow_tf32 == allowed, baseline.label
+        with pytest.raises(RuntimeError), baselines.tf32_allowed(not allowed):
+            raise RuntimeError
+        assert torch.backends.cuda.matmul.allow_tf32 == allowed
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_operands_are_not_changed_by_preparing() -> None:
+    """Served operands have the same codes beside bfloat16 values, and the first ones keep their own. If this
+    fails, the error is computed against rounded inputs."""
+    x, w = torch.randn(3, 16), torch.randn(5, 16)
+    ops = GEMMS["int8"].operands(x, w)
+    served = ops.as_served()
+    assert served.x.values.dtype == torch.bfloat16 and served.x.q is ops.x.q and served.w.q is ops.w.q
+    assert ops.x.values is x and torch.equal(ops.unquantized_product(), x.double() @ w.double().t())
+    assert GEMMS["fp16"].operands(x, w).as_served().x.values is x
+    with pytest.raises(AttributeError):
+        ops.x = served.x  # type: ignore[misc]
+
+
+def test_names_of_macros_are_those_of_the_files() -> None:
+    """A misspelt -D would silently leave a kernel with a default."""
+    for file, macro in {(build.file, macro) for build in all_builds((9, 0)) for macro, _ in build.macros}:
+        text = "".join((KERNELS / name).read_text() for name in included_files(file))
+        assert re.search(rf"\b{macro}\b", text), f"{file} does not use {macro}"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("w4a16_group128", (1, 8192, 8192), "64 rows, whole"),
+        ("w4a16_group128", (1, 10240, 8192), "64 rows, split"),
+        ("w4a16_group128", (1, 12288, 4096), "64 rows, whole"),
+        ("w4a16_group128", (1, 4096, 4096), "64 rows, shared"),
+        ("w4a16_group128", (64, 8192, 8192), "64 rows, whole"),
+        ("w4a16_group128", (64, 10240, 8192), "128 rows, split"),
+        ("w4a16_group128", (64, 12288, 4096), "128 rows, whole"),
+        ("w_mxfp8", (256, 8192, 8192), "128 rows, shared"),
+        ("w_mxfp8", (512, 8192, 8192), "128 rows, whole"),
+        ("w_mxfp8", (2048, 8192, 8192), "128 rows, whole"),
+        ("w_mxfp8", (4096, 8192, 8192), "128 rows, whole"),
+        ("w_mxfp8", (8192, 8192, 8192), "128 rows, whole"),
+        ("bf16", (1, 64, 8192), "64 rows, whole"),
+        ("bf16", (1, 8192, 8192), "64 rows, whole"),
+        ("bf16", (64, 4096, 4096), "64 rows, whole"),
+        ("bf16", (64, 10240, 8192), "128 rows, whole"),
+        ("bf16", (256, 8192, 8192), "128 rows, shared"),
+    ],
+)
+def test_products_are_divided_as_was_fastest(
+    name: str, shape: tuple[int, int, int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an H200's 132 multiprocessors, as a script timed them. If this fails, a product takes up to a third
+    longer: at 4,096 tokens split tiles do, at 64 tokens and N = 10240 whole ones."""
+    monkeypatch.setattr(swap_ab, "multiprocessors", lambda _: 132)
+    m, n, k = shape
+    dense = name == "bf16"
+    tiles = Tiles(OperandType.BF16) if dense else layouts.tiles_of(GEMMS[name].w, OperandType.BF16)
+    division = swap_ab.division_of(m, n, k // (64 if dense else 128), tiles, torch.device("cuda"))
+    how = "shared" if division.ranks > 1 else "split" if division.split else "whole"
+    assert f"{64 * division.blocks} rows, {how}" == expected
+    assert division.streamed == (division.ranks == 1)

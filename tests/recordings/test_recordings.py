@@ -1,0 +1,176 @@
+"""Recordings: today's files load as typed rows, what is wrong is named, what is written is read back.
+
+If these fail, the page shows unchecked numbers, or loses those that ship.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.ui import build
+from explorer import paths
+from explorer.paths import KERNELS
+from explorer.recordings import files as recordings
+from explorer.recordings.files import Recording, RecordingError, as_json, record, recorded, recording_json
+from explorer.recordings.gemm import RENAMED, GemmTiming, recorded_gemms
+from explorer.recordings.grouped import recorded_grouped
+from explorer.recordings.machine import Machine, this_machine
+from explorer.recordings.quantize import (
+    QuantizeTiming,
+    kernel_file,
+    kernel_today,
+    recorded_kernel,
+    recorded_quantize,
+)
+from explorer.schemes import ALIASES
+from lab.analysis import recorded_analyses
+from lab.conformance.records import recorded_conformance, recorded_crossover
+from lab.embeddings import recorded_embeddings
+from lab.methods import recorded_methods
+from lab.page import recorded_page
+from lab.recipes import recorded_causal, recorded_recipes
+from lab.training import recorded_gradients, recorded_training
+
+SHIPPED = {
+    "analysis": recorded_analyses,
+    "causal": recorded_causal,
+    "conformance": recorded_conformance,
+    "crossover": recorded_crossover,
+    "embeddings": recorded_embeddings,
+    "gemm": recorded_gemms,
+    "gradients": recorded_gradients,
+    "grouped": recorded_grouped,
+    "methods": recorded_methods,
+    "page": recorded_page,
+    "quantize": recorded_quantize,
+    "recipes": recorded_recipes,
+    "training": recorded_training,
+}
+
+
+def test_every_shipped_file_has_a_loader() -> None:
+    """A recording that nothing reads is not shown."""
+    assert {path.stem for path in recordings.FOLDER.glob("*.json")} == set(SHIPPED)
+
+
+def _name_today(key: str, value: Any) -> Any:
+    """What a recorded name is called now; other values are kept."""
+    if key == "kernels":
+        return [kernel_today(kernel) for kernel in value]
+    renamed = {"row": RENAMED, "scheme": ALIASES, "activations": ALIASES}.get(key, {})
+    return renamed.get(value, value) if renamed else value
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_recordings_load_without_loss(name: str) -> None:
+    """Every row of the file is there, with the same values and under the same keys."""
+    recording = SHIPPED[name]()
+    content = json.loads((recordings.FOLDER / f"{name}.json").read_text())
+    assert recording and len(recording.rows) == len(content["rows"])
+    assert recording.machine.date in recording.source and recording.machine.commit in recording.source
+    assert as_json(recording.machine) == content["machine"]
+    for row, raw in zip(recording.rows, content["rows"], strict=True):
+        got = as_json(row)
+        assert set(got) == set(raw)
+        assert got == {key: _name_today(key, value) for key, value in raw.items()}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_written_is_read_back(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Numbers to six digits, everything else exactly."""
+    recording = SHIPPED[name]()
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    assert not SHIPPED[name]()
+    assert record(name, recording) == tmp_path / f"{name}.json"
+    again = SHIPPED[name]()
+    assert again.machine == recording.machine and len(again.rows) == len(recording.rows)
+    assert recording_json(again.machine, again.rows) == recording_json(recording.machine, recording.rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the file: Invalid JSON"),
+        ('{"machine":{}}', "rows: Field required"),
+        ('{"machine":{},"rows":[{"scheme":"x"}]}', "rows.0.operation: Field required"),
+        ('{"machine":{"threads":"many"},"rows":[]}', "machine.threads"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_first_fault(
+    text: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    (tmp_path / "quantize.json").write_text(text)
+    with pytest.raises(RecordingError, match=r"quantize\.json is not a recording of QuantizeTiming") as error:
+        recorded("quantize", QuantizeTiming)
+    assert words in str(error.value)
+
+
+def test_a_missing_file_is_an_empty_recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    assert recorded("gemm", GemmTiming) == Recording(Machine(), ())
+    assert recorded("gemm", GemmTiming).sentence == "Not recorded yet"
+    assert recorded_kernel("nvfp4") == (None, "not recorded yet")
+
+
+def test_recorded_kernels_are_those_of_today() -> None:
+    """If this fails, the page names a kernel that no file holds."""
+    kernels = {kernel for row in recorded_quantize().rows for kernel in row.kernels}
+    assert {kernel_file(kernel) for kernel in kernels} <= {path.name for path in KERNELS.glob("*.cu")}
+    assert (
+        kernel_today("quantize_tile4_bf16") == "quantize_tile" and kernel_file("encode_flat") == "encode.cu"
+    )
+    with pytest.raises(ValueError, match="no file of kernels/ defines 'encode'"):
+        kernel_file("encode")
+
+
+def test_a_file_that_changes_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`bench --record` in a running process is seen by the next view."""
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    assert not recorded_methods()
+    record("methods", Recording(Machine(gpu="a"), ()))
+    assert recorded_methods().machine.gpu == "a"
+
+
+def test_an_exact_result_has_no_noise() -> None:
+    """JSON has no infinity; null stands for it, both ways."""
+    row = recorded_gemms().rows[0]
+    raw = as_json(row) | {"sqnr_db": None}
+    adapter = recordings._adapter(GemmTiming)
+    assert math.isinf(adapter.validate_python(raw).sqnr_db)
+    assert as_json(adapter.validate_python(raw))["sqnr_db"] is None
+
+
+def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If this fails, a recording made in another project's folder names that project's commit."""
+    monkeypatch.delenv("EXPLORER_COMMIT", raising=False)
+    here = this_machine(torch.device("cpu")).commit
+    monkeypatch.chdir(tmp_path)
+    assert this_machine(torch.device("cpu")).commit == here
+    monkeypatch.setattr(paths, "CHECKOUT", None)
+    assert this_machine(torch.device("cpu")).commit == "unknown"
+
+
+def test_this_machine_says_what_it_is() -> None:
+    """If this fails, a recording cannot be told from another machine's."""
+    machine = this_machine(torch.device("cpu"), ["numpy", "no-such-package"])
+    assert machine.cpu and machine.threads and machine.chip == machine.cpu and not machine.gpu
+    assert machine.packages["numpy"][0].isdigit() and machine.packages["no-such-package"] == "not installed"
+    assert machine.torch in machine.describe() and machine.date in machine.describe()
+
+
+def test_a_page_starts_without_a_damaged_recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each file in turn is cut in half: the page is built, and one line says which file is left out."""
+    said: list[str] = []
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    monkeypatch.setattr(recordings, "_report", said.append)
+    for path in sorted((paths.ASSETS / "measurements").glob("*.json")):
+        (tmp_path / path.name).write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    build()
+    assert said and all(".json" in words and "restore the file" in words for words in said)

@@ -8,7 +8,6 @@ opened, and when the visitor goes back or forward.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,71 +17,70 @@ from urllib.parse import parse_qsl
 import gradio as gr
 
 from app import limits
-from app.parts.bar import SchemeView, show_scheme, show_second
-from app.parts.views import Shown, shows
+from app.parts.page import JS_VISITED, Page
+from app.parts.scheme_controls import SchemeView, show_scheme, show_second
+from app.parts.views import Shown, View, listen, shows
+from app.parts.widgets import LATEST, PRIVATE, hidden
 from app.places import NAMES
 from app.sections import survey
 from app.sections.speed import OF_LAYER
 from app.state.controls import DEFAULT_PRODUCT, DEFAULT_RANGE, DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
-from app.state.selection import Selection
 from explorer.checkpoints import EXPORTS
 from explorer.sources.samples import SAMPLES
 from explorer.survey import SENSITIVITIES
 
-_FIELDS = json.dumps([field.name for field in dataclasses.fields(Selection)])
 _BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
 """Of a budget in the address, below ``MOST_BITS``."""
-CHANGED = f"(...values) => explorer.changed({_FIELDS}, values, true)"
-"""JavaScript for a listener after a change; its inputs are the selection. Back leads to what was there
-before."""
-VISITED = f"(...values) => explorer.changed({_FIELDS}, values, false)"
-"""``CHANGED`` for a selection that came from the address."""
-ANSWERED = "(...position) => explorer.answered(...position)"
-"""JavaScript for a listener that ends an answer; its inputs are the position of the inspected element."""
-
-SPELLED = "() => explorer.began([new URLSearchParams(location.search).get('%s') || ''])"
-"""JavaScript before a listener that spells a scheme: its input becomes what the address has under a key."""
 
 
 @dataclass(frozen=True)
-class LinkView(SchemeView):
-    """What a link sets: scheme A, scheme B, the tensor, the inspected element, and what sections keep in the
-    address, under their keys."""
+class TensorChoice(View):
+    """Which tensor a link names; a file of the visitor's own it cannot carry."""
 
-    second_text: Shown
-    second_preset: Shown
-    second_format: Shown
-    second_granularity: Shown
-    second_rows: Shown
-    second_columns: Shown
-    second_mapping: Shown
-    second_scale: Shown
-    second_convention: Shown
-    second_range: Shown
-    second_codes: Shown
-    second_refit: Shown
-    second_stochastic: Shown
-    second_seed: Shown
     source: Shown
     sample: Shown
     file_tensor: Shown
     model: Shown
     revision: Shown
     layer: Shown
+
+
+@dataclass(frozen=True)
+class Position(View):
+    """The inspected element: its row and column, or that the largest error is followed instead."""
+
     row: Shown
     column: Shown
     follow: Shown
-    of_range: Shown
-    of_shape: Shown
-    of_m: Shown
-    of_n: Shown
-    of_k: Shown
-    of_survey: Shown
-    of_ranked: Shown
-    of_budget: Shown
-    of_for: Shown
-    of_keep: Shown
-    of_fuse: Shown
+
+
+@dataclass(frozen=True)
+class Kept(View):
+    """What sections keep in the address, by their keys (``Page.keep``); ``target`` is kept as "for"."""
+
+    range: Shown
+    shape: Shown
+    m: Shown
+    n: Shown
+    k: Shown
+    survey: Shown
+    ranked: Shown
+    budget: Shown
+    target: Shown
+    keep: Shown
+    fuse: Shown
+
+
+@dataclass(frozen=True)
+class LinkView(View):
+    """What a link sets: the tensor, scheme A, scheme B, the inspected element, and what sections keep in the
+    address."""
+
+    tensor: TensorChoice
+    scheme: SchemeView
+    second: SchemeView
+    position: Position
+    kept: Kept
 
 
 @shows(LinkView)
@@ -112,33 +110,36 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
         if value not in known:
             limits.notify(f"The link's {what} {value!r} is unknown; showing {next(iter(known))} instead.")
     for what, wrong, accepted in _nonsense(query):
-        limits.notify(f"The link's {what} {wrong[:40]!r} is none, and the usual one is shown: {accepted}.")
+        limits.notify(
+            f"The link's {what} {wrong[:40]!r} is not valid; using the default. Accepted: {accepted}."
+        )
     if query.get("survey") == survey.OWN and first:
         limits.notify(
             "A link cannot carry your survey: open its file again. Showing a recorded one until then."
         )
-    second = _linked_scheme(query.get("second", ""))
     of_file = source == "file" and not first
     row, column = _whole(query.get("row")), _whole(query.get("column"))
     return LinkView(
-        **vars(_linked_scheme(query.get("scheme", DEFAULT_SCHEME), DEFAULT_SCHEME)),
-        **{f"second_{name}": value for name, value in vars(second).items()},
-        source=source if source in ("builtin", "model") or of_file else "builtin",
-        sample=sample if sample in SAMPLES else DEFAULT_SAMPLE,
-        file_tensor=query.get("file_tensor") if of_file else gr.skip(),
-        model=query.get("model", ""),
-        revision=query.get("revision", ""),
-        layer=query.get("layer"),
-        row=row,
-        column=column,
-        follow=row is None or column is None,
-        of_range=_share_of(query.get("range")) or DEFAULT_RANGE,
-        of_shape=_shape(query.get("shape")),
-        **{
-            f"of_{key}": _whole(query.get(key)) or usual
-            for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)
-        },
-        **_survey_of(query),
+        tensor=TensorChoice(
+            source=source if source in ("builtin", "model") or of_file else "builtin",
+            sample=sample if sample in SAMPLES else DEFAULT_SAMPLE,
+            file_tensor=query.get("file_tensor") if of_file else gr.skip(),
+            model=query.get("model", ""),
+            revision=query.get("revision", ""),
+            layer=query.get("layer"),
+        ),
+        scheme=_linked_scheme(query.get("scheme", DEFAULT_SCHEME), DEFAULT_SCHEME),
+        second=_linked_scheme(query.get("second", "")),
+        position=Position(row=row, column=column, follow=row is None or column is None),
+        kept=Kept(
+            range=_share_of(query.get("range")) or DEFAULT_RANGE,
+            shape=_shape(query.get("shape")),
+            **{
+                key: _whole(query.get(key)) or usual
+                for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)
+            },
+            **_survey_of(query),
+        ),
     )
 
 
@@ -148,18 +149,18 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
     bits, which, recorded = query.get("budget", ""), query.get("survey"), list(survey.recorded())
     usual = recorded[0] if recorded else survey.OWN
     return {
-        "of_survey": gr.skip() if which == survey.OWN else which if which in recorded else usual,
-        "of_ranked": query.get("ranked") if query.get("ranked") in SENSITIVITIES else None,
+        "survey": gr.skip() if which == survey.OWN else which if which in recorded else usual,
+        "ranked": query.get("ranked") if query.get("ranked") in SENSITIVITIES else None,
         # The ends are those of the recipe before; ``survey.budget`` finds this one's.
-        "of_budget": gr.update(
+        "budget": gr.update(
             value=float(bits) if re.fullmatch(_BITS, bits) else survey.USUAL_BITS,
             minimum=0,
             maximum=survey.MOST_BITS,
             interactive=True,
         ),
-        "of_for": query.get("for") if query.get("for") in EXPORTS else survey.ANY,
-        "of_keep": query.get("keep", ""),
-        "of_fuse": query.get("fuse") == "true",
+        "target": query.get("for") if query.get("for") in EXPORTS else survey.ANY,
+        "keep": query.get("keep", ""),
+        "fuse": query.get("fuse") == "true",
     }
 
 
@@ -211,3 +212,18 @@ def _linked_scheme(text: str, otherwise: str = "") -> SchemeView:
     except ValueError as error:
         limits.notify(f"The link's scheme is not usable: {error}")
         return show_scheme(otherwise) if otherwise else show_second("")
+
+
+def wire_link(blocks: gr.Blocks, page: Page) -> None:
+    """Read the address when the page is opened and when the visitor goes back, and keep it up to date."""
+    tensor = page.bar.tensor
+    chosen = TensorChoice(**{f.name: getattr(tensor, f.name) for f in dataclasses.fields(TensorChoice)})
+    kept = Kept(**{"target" if key == "for" else key: control for key, control in page.kept.items()})
+    outputs = LinkView(chosen, page.bar.scheme, page.bar.second, Position(*page.position), kept)
+    linked = listen(blocks.load, read_link, None, outputs, **PRIVATE)
+    started = linked.then(None, None, None, js="() => explorer.start()", **PRIVATE)
+    page.into_address(started, JS_VISITED)
+    history: Any = hidden("explorer.onVisit(() => trigger('visit'))")
+    query = gr.Textbox(visible=False, label="address")
+    again = listen(history.visit, visited, query, outputs, js="() => [location.search]", **LATEST | PRIVATE)
+    page.into_address(again, JS_VISITED)

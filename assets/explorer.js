@@ -28,7 +28,7 @@ window.explorer = {
     document.addEventListener('focus', silent, true);
     input.focus({preventScroll: true});
     document.removeEventListener('focus', silent, true);
-    input.addEventListener('pointerdown', () => input.blur(), {once: true});
+    input.addEventListener('pointerdown', () => { input.blur(); explorer.focused = null; }, {once: true});
   },
 
   /* Gradio opens a long list at its end, or where it was left: scroll it to what is chosen until it has stood
@@ -49,6 +49,15 @@ window.explorer = {
     };
     hands.forEach(hand => addEventListener(hand, leave, {passive: true, capture: true}));
     look();
+  },
+
+  /* The click that enters a picker marks its text, so that typing replaces it: Gradio filters by all that
+     stands there. A second click puts the caret where it points. */
+  markText() {
+    document.addEventListener('pointerdown', () => { explorer.focused = document.activeElement; }, true);
+    document.addEventListener('click', ({target}) => {
+      if (target.matches('input[role=combobox]') && target !== explorer.focused) target.select();
+    });
   },
 
   /* On a phone a panel covers what a choice does: close it after the choice of a scheme or a tensor. */
@@ -245,3 +254,4 @@ document.addEventListener('pointerdown', event => {
 explorer.acceptDrops();
 explorer.sortByHeadings();
 explorer.watchPanels();
+explorer.markText();

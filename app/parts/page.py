@@ -1,7 +1,12 @@
-"""What ``ui.build`` hands to each part of the page: the bar's components, and what follows their changes."""
+"""What ``ui.build`` hands to each part of the page: the bar's components, and what follows their changes.
+
+After a change ``assets/address.js`` puts the selection into the address and raises one event, on which every
+follower runs, in the order in which they were added.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +16,21 @@ from typing import Any
 import gradio as gr
 
 from app.parts.bar import Bar
+from app.parts.scheme_controls import sync_controls, wire_schemes
+from app.parts.tensor_controls import wire_tensor
 from app.parts.views import Control, View, listen
-from app.parts.widgets import LATEST, hidden
+from app.parts.widgets import LATEST, PRIVATE, hidden
+from app.state.selection import Selection
+
+_FIELDS = json.dumps([field.name for field in dataclasses.fields(Selection)])
+JS_CHANGED = f"(...values) => explorer.changed({_FIELDS}, values, true)"
+"""For a listener after a change; its inputs are the selection. Back leads to what was there before."""
+JS_VISITED = f"(...values) => explorer.changed({_FIELDS}, values, false)"
+"""``JS_CHANGED`` for a selection that came from the address."""
+JS_ANSWERED = "(...position) => explorer.answered(...position)"
+"""For a listener that ends an answer; its inputs are the position of the inspected element."""
+JS_FROM_ADDRESS = "() => explorer.began([new URLSearchParams(location.search).get('%s') || ''])"
+"""Before a listener whose input becomes what the address has under a key."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +58,22 @@ class Page:
     followers: what runs at once after each change of the selection.
     events: what changes it.
     shown: source, file and tensor of the file that are shown, None before the first answer.
-    told: why a file was refused, until that is shown.
-    tried, timed: what the visitor's methods left of the layer, and which products were timed for the visitor:
-        the sections that run them fill these, and reports hold them.
+    upload_error: why a file was refused, until that is shown.
+    method_results, gemm_timings: what the visitor's methods left of the layer, and which products were timed
+        for the visitor: the sections that run them fill these, and reports hold them.
     position: row, column, and whether the largest error is followed instead.
     kept: by their keys in the address, the controls of sections that it keeps.
-    pairs: events after which both schemes' controls have to be spelled anew, and how their endpoints' names
-        end.
+    pairs: events after which the controls of both schemes have to be written anew, and how the names of
+        their endpoints end.
     """
 
     bar: Bar
     notice: Control
     tensor_left: Any
     shown: Control
-    told: Control
-    tried: Control
-    timed: Control
+    upload_error: Control
+    method_results: Control
+    gemm_timings: Control
     seen: dict[str, Control] = field(default_factory=dict)
     followers: list[Follower] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
@@ -118,3 +136,51 @@ class Page:
     def pair_changed_by(self, event: Any, name: str) -> None:
         """``changed_by``, for an event that has written the schemes' texts (``bar.pair()``) alone."""
         self.pairs.append((event, name))
+
+    def connect(self) -> None:
+        """Wire the bar's controls, and after every change of the selection put it into the address and run
+        the followers. To be called once, when every part is built."""
+        wire_schemes(self.bar.scheme, self.bar.second, self.changed_by)
+        wire_tensor(self.bar.tensor, self.shown, self.upload_error, self.changed_by)
+        for event, name in self.pairs:
+            self._sync(event, name)
+        for event in self.events:
+            self.into_address(event)
+        self._run_followers()
+
+    def into_address(self, event: Any, js: str = JS_CHANGED) -> Any:
+        """After ``event`` the selection is what its controls hold."""
+        return event.then(None, self.selection, None, js=js, api_visibility="private")
+
+    def _sync(self, event: Any, name: str) -> None:
+        """Schemes were chosen elsewhere than in their own controls: the controls follow."""
+        event = self.into_address(event)
+        for view, which, key in ((self.bar.scheme, "a", "scheme"), (self.bar.second, "b", "second")):
+            written = listen(
+                event.then,
+                sync_controls,
+                view.text,
+                view,
+                js=JS_FROM_ADDRESS % key,
+                api_name=f"spell_{name}_{which}",
+                api_visibility="undocumented",
+                **LATEST,
+            )
+            event = written.then(None, None, None, js="() => { explorer.outdated() }", **PRIVATE)
+
+    def _run_followers(self) -> None:
+        """All changes meet in one event, so that of several in a row the last one is shown last, whichever
+        control it came from."""
+        changes: Any = hidden("explorer.onChange(() => trigger('changed'))")
+        event, run = changes.changed, changes.changed
+        for follower in self.followers:
+            event = listen(
+                run,
+                follower.handler,
+                [*self.selection, *follower.inputs],
+                follower.outputs,
+                api_name=follower.api_name,
+                **LATEST,
+            )
+            run = event.then
+        event.then(None, self.position, None, js=JS_ANSWERED, api_visibility="private")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar, get_origin
+from typing import Any, ClassVar, Self, TypeVar, get_origin, get_type_hints
 
 import gradio as gr
 import torch
@@ -17,7 +17,8 @@ from app.parts import html
 from app.serving.measure import measured
 from app.serving.values import check, shortened
 from app.serving.work import LeftError, check_of_this_run, checked_steps
-from app.state.selection import NothingChosenError, Selection
+from app.state.forms import Form, as_text
+from app.state.selection import NothingChosenError
 from explorer import gpu
 from explorer.progress import StoppedError, stoppable
 
@@ -44,7 +45,9 @@ class View:
     @classmethod
     def unchanged(cls, **changed: Shown) -> Self:
         """Everything stays as it is but what is named in ``changed``."""
-        return cls(**{f.name: gr.skip() for f in dataclasses.fields(cls)} | changed)
+        kinds = get_type_hints(cls)
+        same = {f.name: _unchanged(kinds[f.name]) for f in dataclasses.fields(cls)}
+        return cls(**same | changed)
 
     @classmethod
     def refused(cls, message: str) -> Self:
@@ -57,8 +60,15 @@ class View:
         return cls.refused(message)
 
     def in_order(self) -> list[Shown]:
-        """The fields' values, in the order in which Gradio is told the components."""
-        return [getattr(self, f.name) for f in dataclasses.fields(self)]
+        """The fields' values, in the order in which Gradio is told the components; a view among them gives
+        its own."""
+        values = [getattr(self, f.name) for f in dataclasses.fields(self)]
+        return [one for value in values for one in (value.in_order() if isinstance(value, View) else [value])]
+
+
+def _unchanged(kind: Any) -> Shown:
+    """What leaves a field of a view as it is: of a view inside, each of its fields."""
+    return kind.unchanged() if isinstance(kind, type) and issubclass(kind, View) else gr.skip()
 
 
 @dataclass(frozen=True)
@@ -89,12 +99,12 @@ def shows(
     """Decorate a handler, or a generator of steps, that returns ``view``; without one, a single component's
     value.
 
-    A first parameter annotated ``Selection`` takes the bar's values, in the order of its fields; a
-    last one may be an ``Event``, whose fields are checked. ``ValueError``, ``OSError``, a kernel that does
-    not compile and lack of memory become a notification, and the outputs become ``view.refused(message)``; so
-    does a run that takes longer than ``Limits.run_seconds``. No notification where another handler of the
-    same event has ``told`` it, nor for what is not chosen yet (``view.waiting``), nor when its visitor has
-    left.
+    A parameter annotated with a ``Form``, as ``Selection`` is one, takes as many values as that has fields,
+    in their order; a last one may be an ``Event``, whose fields are checked. ``ValueError``, ``OSError``, a
+    kernel that does not compile and lack of memory become a notification, and the outputs become
+    ``view.refused(message)``; so does a run that takes longer than ``Limits.run_seconds``. No notification
+    where another handler of the same event has ``told`` it, nor for what is not chosen yet
+    (``view.waiting``), nor when its visitor has left.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -109,14 +119,13 @@ def shows(
                 limits.notify(_message(error))
             return refused(error)
 
-        prepare: Callable[..., Any] = _as_they_are
-        if _takes_selection(function):
-            prepare = _with_selection_and_event if _event_of(function) else _with_selection
-
-        texts, lists, event = _places(function, str), _places(function, list), _event_of(function)
+        forms, event = _forms(function), _event_of(function)
+        texts, lists = _places(function, str), _places(function, list)
 
         def prepared(values: tuple[Any, ...]) -> list[Any]:
-            given = _with_texts(prepare(values), texts)
+            if forms and event is not None:  # Gradio has put the event first
+                values = (*values[1:], values[0])
+            given = _with_texts(_gathered(values, forms), texts)
             for place in lists.keys() & set(range(len(given))):
                 given[place] = [] if given[place] is None else given[place]
             if event is not None:
@@ -151,12 +160,11 @@ def shows(
 
         handler: Any = steps if inspect.isgeneratorfunction(function) else once
         handler.view = view
-        # Gradio names an endpoint's parameters after the signature; the bar's values have numbers for names.
+        # Gradio names an endpoint's parameters after the signature; values of a form have numbers for names.
         # An event is put where the signature has it.
-        if prepare is _with_selection:
-            handler.__signature__ = inspect.signature(lambda *values: None)
-        if prepare is _with_selection_and_event:
-            handler.__signature__ = inspect.signature(lambda event, *values: None)
+        if forms:
+            shape = (lambda *values: None) if event is None else (lambda event, *values: None)
+            handler.__signature__ = inspect.signature(shape)
         return handler
 
     return decorate
@@ -198,32 +206,33 @@ def _places(function: Callable[..., Any], kind: type) -> dict[int, str]:
     return {place: p.name for place, (p, own) in enumerate(zip(parameters, of_kind, strict=True)) if own}
 
 
-def _with_texts(values: tuple[Any, ...], texts: dict[int, str]) -> list[Any]:
+def _with_texts(values: Sequence[Any], texts: dict[int, str]) -> list[Any]:
     """``values`` with "" for a text that is not there, and a number as it is written; ``ValueError`` for what
     is no text at all: only programs send those."""
     given = list(values)
     for place, name in texts.items():
-        value = given[place] if place < len(given) else ""
-        if value is None or isinstance(value, int | float):
-            given[place] = "" if value is None else str(value)
-        elif not isinstance(value, str):
-            raise ValueError(f"{name} is a text, not {str(value)[:40]}")
+        if place < len(given):
+            given[place] = as_text(name, given[place])
     return given
 
 
-def _takes_selection(function: Callable[..., Any]) -> bool:
-    first = next(iter(inspect.signature(function, eval_str=True).parameters.values()), None)
-    return first is not None and first.annotation is Selection
+def _forms(function: Callable[..., Any]) -> dict[int, type[Form]]:
+    """The parameters that are forms, by place."""
+    parameters = enumerate(inspect.signature(function, eval_str=True).parameters.values())
+    kinds = ((place, p.annotation) for place, p in parameters)
+    return {place: kind for place, kind in kinds if isinstance(kind, type) and issubclass(kind, Form)}
 
 
-def _with_selection(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    size = len(dataclasses.fields(Selection))
-    return (Selection.of(*values[:size]), *values[size:])
-
-
-def _with_selection_and_event(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    event, *others = values
-    return (*_with_selection(tuple(others)), event)
+def _gathered(values: Sequence[Any], forms: Mapping[int, type[Form]]) -> list[Any]:
+    """``values`` with those of each form put together."""
+    given: list[Any] = []
+    rest = list(values)
+    while rest:
+        form = forms.get(len(given))
+        size = 1 if form is None else form.size()
+        part, rest = rest[:size], rest[size:]
+        given.append(part[0] if form is None else form.of(*part))
+    return given
 
 
 def _event_of(function: Callable[..., Any]) -> type[Event] | None:
@@ -243,10 +252,6 @@ def _check_fields(kind: type[Event], event: Any) -> None:
             raise ValueError(f"the event says nothing of {name}")
         if said[name] is not None or name not in kind.OPTIONAL:
             check(f"{name} of the event", said[name], schema)
-
-
-def _as_they_are(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return values
 
 
 def _in_order(handler: Any) -> Any:

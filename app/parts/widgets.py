@@ -21,10 +21,10 @@ LATEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
 PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """For listeners that only move the page's own parts and are no endpoints."""
 
-BEGAN = "(...values) => explorer.began(values)"
+JS_BEFORE_CHANGE = "(...values) => explorer.began(values)"
 """JavaScript before a handler that changes the selection or the element, for answers that Back overtakes."""
-BROUGHT = "(...values) => explorer.brought(values)"
-"""``BEGAN`` for an uploaded file."""
+JS_BEFORE_UPLOAD = "(...values) => explorer.brought(values)"
+"""``JS_BEFORE_CHANGE`` for an uploaded file."""
 
 
 def block(value: str | None = None, **options: Any) -> gr.HTML:

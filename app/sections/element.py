@@ -13,7 +13,7 @@ from app import limits
 from app.parts import html
 from app.parts.page import Page
 from app.parts.views import Control, Event, Shown, View, listen, shows
-from app.parts.widgets import BEGAN, LATEST, PRIVATE, block, hidden, plot_pair
+from app.parts.widgets import JS_BEFORE_CHANGE, LATEST, PRIVATE, block, hidden, plot_pair
 from app.state.analyses import analyses_of, sides_of
 from app.state.selection import Selection
 from app.theme import plot_data
@@ -28,7 +28,7 @@ class ElementView(View):
     """One element: the card with its arithmetic, its bytes, its position, whether the largest error is
     followed instead, and the values with what its block can represent."""
 
-    begins: ClassVar[str | None] = BEGAN
+    begins: ClassVar[str | None] = JS_BEFORE_CHANGE
     inspector: Shown
     packed: Shown
     row: Shown

@@ -344,7 +344,7 @@ def _build_use(page: Page, owner: Control) -> Control:
 
 
 def _build_results(page: Page, status: Control) -> MethodsView:
-    owner = page.tried
+    owner = page.method_results
     sentence = block(elem_id="methods-sentence")
     result = _build_use(page, owner)
     bars = plot_card(

@@ -35,8 +35,8 @@ class TensorView(ElementView):
     """What follows every change of the tensor or a scheme: the bar, the verdict, key numbers, figures, and a
     line for what was refused, above the name of what is still shown.
 
-    shown: source, file and tensor of the file, for a file that is refused. told: why one was, until it is
-    said."""
+    shown: source, file and tensor of the file, for a file that is refused. upload_error: why one was, until
+    it is said."""
 
     begins: ClassVar[str | None] = "(...values) => explorer.asked(values)"
     chips: Shown
@@ -51,16 +51,16 @@ class TensorView(ElementView):
     second_usage: Shown
     notice: Shown
     shown: Shown
-    told: Shown
+    upload_error: Shown
 
     @classmethod
     def refused(cls, message: str) -> Self:
-        return cls.unchanged(notice=_notice(message), told="")
+        return cls.unchanged(notice=_notice(message), upload_error="")
 
     @classmethod
     def waiting(cls, message: str) -> Self:
         """Nothing is wrong yet: the tensor before stays."""
-        return cls.unchanged(notice="", told="")
+        return cls.unchanged(notice="", upload_error="")
 
 
 def _notice(message: str) -> str:
@@ -91,7 +91,7 @@ def first_sight() -> dict[str, str]:
 
 @shows(TensorView)
 def show(
-    chosen: Selection, row: float | None, column: float | None, follow: bool, told: str = ""
+    chosen: Selection, row: float | None, column: float | None, follow: bool, upload_error: str = ""
 ) -> Iterator[TensorView]:
     """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
     all of it.
@@ -102,8 +102,8 @@ def show(
     matrix, pairs = yield from _analysing(chosen)
     numbers: dict[str, Shown] = {
         **words_of(matrix, pairs, output_sqnr(chosen, pairs)),
-        "notice": _notice(told),
-        "told": "",
+        "notice": _notice(upload_error),
+        "upload_error": "",
         "shown": (chosen.source, chosen.file, chosen.file_tensor),
     }
     yield TensorView.unchanged(**numbers)
@@ -212,6 +212,6 @@ def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
         second_usage=usage[1],
         notice=page.notice,
         shown=page.shown,
-        told=page.told,
+        upload_error=page.upload_error,
     )
-    page.follow(show, [*page.position, page.told], outputs, api_name="tensor")
+    page.follow(show, [*page.position, page.upload_error], outputs, api_name="tensor")

@@ -401,7 +401,7 @@ def _grouped_words() -> str:
 
 def build(page: Page) -> None:
     """Lay the section out and wire it to the selection."""
-    own = page.timed
+    own = page.gemm_timings
     with gr.Row():
         view = gr.Radio(
             [(f"Recorded on an {_recorded_chip()}", RECORDED), ("Measured here", LIVE)],

@@ -36,6 +36,7 @@ from app.state.analyses import each, reported
 from app.state.cache import BoundedCache
 from app.state.choices import MOST_PATTERNS
 from app.state.files import fresh_folder
+from app.state.forms import Form
 from app.state.models import runnable_model
 from app.state.selection import Selection
 from app.theme import plot_data
@@ -180,19 +181,32 @@ def _survey(which: str, own: str | None) -> Survey:
     return _SURVEYS.get((str(path), stamp_of(path)), lambda: load_survey(path), lambda _: 1)
 
 
-def _bought(
-    which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
-) -> Bought:
-    """What a budget buys; one beyond the frontier's ends is its end."""
-    found = _survey(which, own)
-    asked = Asked(
-        bits=bits or USUAL_BITS,
-        signal=signal if signal in found.head.signals else "",
-        target="" if target == ANY else target,
-        keep=tuple(part.strip() for part in keep.split(",") if part.strip()),
-        fuse=bool(fuse),
-    )
-    return bought(found, asked)
+@dataclass(frozen=True)
+class Budget(Form):
+    """What is asked of a survey: "own" and the file ``own``, or the name of a recorded one; the ``signal`` by
+    which layers are ranked; ``bits`` a weight, with the schemes that ``target`` carries ("any": all), without
+    the layers whose names match ``keep``; with ``fuse`` query, key and value get one scheme, and so do gate
+    and up."""
+
+    which: str
+    own: str | None
+    signal: str | None
+    target: str
+    keep: str
+    fuse: bool
+    bits: float | None
+
+    def bought(self) -> Bought:
+        """What the budget buys; one beyond the frontier's ends is its end."""
+        found = _survey(self.which, self.own)
+        asked = Asked(
+            bits=self.bits or USUAL_BITS,
+            signal=self.signal if self.signal in found.head.signals else "",
+            target="" if self.target == ANY else self.target,
+            keep=tuple(part.strip() for part in self.keep.split(",") if part.strip()),
+            fuse=bool(self.fuse),
+        )
+        return bought(found, asked)
 
 
 @shows(SurveyView)
@@ -216,35 +230,29 @@ def first(chosen: Selection, which: str, own: str | None, signal: str | None) ->
 
 
 @shows(BudgetView)
-def budget(
-    which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
-) -> BudgetView:
-    """What ``bits`` a weight buy by the signal, with the schemes that ``target`` carries ("any": all),
-    without the layers whose names match ``keep``; with ``fuse`` query, key and value get one scheme, and so
-    do gate and up. Returns the slider, the verdict, the curve, the recipe as a strip and as a file, and the
-    commands."""
-    one = _bought(which, own, signal, target, keep, fuse, bits)
+def budget(asked: Budget) -> BudgetView:
+    """What a budget buys (see ``Budget``): the slider, the verdict, the curve, the recipe as a strip and as a
+    file, and the commands."""
+    one = asked.bought()
     found, front, choice = one.survey, one.front, one.choice
     path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
     one.recipe.save(path)
     low, high = math.floor(100 * front.least) / 100, math.ceil(100 * front.most) / 100
-    value, single = min(max(bits or USUAL_BITS, low), high), low == high
+    value, single = min(max(asked.bits or USUAL_BITS, low), high), low == high
     return BudgetView.of_another_recipe(
         bits=gr.update(minimum=low, maximum=high + STEP * single, value=value, interactive=not single),
         sentence=html.sentence(verdict(front, choice)),
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
-        command=html.commands(_commands(path.name, target)),
+        command=html.commands(_commands(path.name, asked.target)),
     )
 
 
 @shows(BudgetView)
-def dragged(
-    which: str, own: str | None, signal: str | None, target: str, keep: str, fuse: bool, bits: float | None
-) -> BudgetView:
+def dragged(asked: Budget) -> BudgetView:
     """``budget`` while the slider is dragged: the slider itself stays under the hand."""
-    return dataclasses.replace(budget(which, own, signal, target, keep, fuse, bits), bits=gr.skip())
+    return dataclasses.replace(budget(*dataclasses.astuple(asked)), bits=gr.skip())
 
 
 def _commands(recipe: str, target: str) -> list[str]:
@@ -337,19 +345,10 @@ def opened(path: str | None) -> RunView:
 
 
 @shows(CheckView)
-def check(
-    which: str,
-    own: str | None,
-    signal: str | None,
-    target: str,
-    keep: str,
-    fuse: bool,
-    bits: float | None,
-    where: str,
-) -> Iterator[CheckView]:
+def check(asked: Budget, where: str) -> Iterator[CheckView]:
     """Run the model that the recipe makes on held-out sentences, beside single schemes of its size and the
     same budget by another signal. ``where``: the model, if it is not where the survey found it."""
-    one = _bought(which, own, signal, target, keep, fuse, bits)
+    one = asked.bought()
     found, recipe = one.survey, one.recipe
     place = where.strip() or found.head.model
     yield CheckView.unchanged(status=html.status(f"Loading {place} …"))
@@ -365,20 +364,12 @@ def check(
 
 
 @shows(ExportView)
-def export(
-    which: str,
-    own: str | None,
-    signal: str | None,
-    target: str,
-    keep: str,
-    fuse: bool,
-    bits: float | None,
-    where: str,
-) -> Iterator[ExportView]:
+def export(asked: Budget, where: str) -> Iterator[ExportView]:
     """The model by the recipe as a checkpoint of ``target``, in one archive."""
+    target = asked.target
     if target == ANY:
         raise ValueError("choose a checkpoint format first: its schemes are not all of the survey's")
-    one = _bought(which, own, signal, target, keep, fuse, bits)
+    one = asked.bought()
     found, recipe = one.survey, one.recipe
     place = where.strip() or found.head.model
     runnable_model(place)
@@ -408,22 +399,12 @@ def export(
 
 
 @shows(ReportView)
-def report(
-    which: str,
-    own: str | None,
-    signal: str | None,
-    target: str,
-    keep: str,
-    fuse: bool,
-    bits: float | None,
-    run: Run | None,
-    kinds: list[str],
-) -> Iterator[ReportView]:
+def report(asked: Budget, run: Run | None, kinds: list[str]) -> Iterator[ReportView]:
     """The survey and what the budget buys as a report, with what a check of this recipe has measured;
     ``kinds``: of ``report_files.KINDS``."""
-    one = _bought(which, own, signal, target, keep, fuse, bits)
+    one = asked.bought()
     here = run if run and run.recipe == one.recipe.to_json() else None
-    place = "YOUR_SURVEY.jsonl" if which == OWN else which
+    place = "YOUR_SURVEY.jsonl" if asked.which == OWN else asked.which
     check, model = (here.check, here.place or None) if here else (None, None)
     yield from report_steps(lambda progress: survey_report(place, one, check, model), kinds)
 

@@ -107,8 +107,8 @@ def make(
     kinds: Sequence[str],
     layout: str = OWN,
     own: float | None = None,
-    tried: Owner | None = None,
-    timed: Own | None = None,
+    method_results: Owner | None = None,
+    gemm_timings: Own | None = None,
 ) -> Iterator[FilesView]:
     """The quantized tensor by each scheme, in this project's or a checkpoint's ``layout``, its numbers
     (.json), and the report of A and B, as files to download. The report holds the visitor's ``own`` range (a
@@ -121,7 +121,7 @@ def make(
     left_out = ""
     reports = [kind for kind in KINDS if kind in kinds]
     if reports:
-        more = _more(chosen, pairs, own, tried, timed)
+        more = _more(chosen, pairs, own, method_results, gemm_timings)
         written = report_files.steps_of(lambda step: _report(chosen, matrix, more, step), reports, folder)
         try:
             found = yield from each(written, _status)
@@ -150,16 +150,18 @@ def _status(words: str) -> FilesView:
     return FilesView.unchanged(status=html.status(words))
 
 
-def _more(chosen: Selection, pairs: Pairs, own: float | None, tried: Owner | None, timed: Own | None) -> More:
+def _more(
+    chosen: Selection, pairs: Pairs, own: float | None, method_results: Owner | None, gemm_timings: Own | None
+) -> More:
     """What was run for the visitor beside the schemes: of methods only what they left of this layer."""
-    here = tried if tried and tried.tensor == tensor_key(chosen) else None
+    here = method_results if method_results and method_results.tensor == tensor_key(chosen) else None
     methods = _whole_run(here.outcomes, here.activations) if here else None
     needed = methods is not None or any(recipe.method for recipe, _ in pairs)
     return More(
         own=own if own is not None and own != DEFAULT_RANGE else None,
         inputs=own_layer(chosen)[2] if needed else None,
         methods=methods,
-        timings=timed or None,
+        timings=gemm_timings or None,
         analyses=tuple(analysis for _, analysis in pairs),
     )
 
@@ -230,7 +232,7 @@ def build(page: Page) -> None:
     running = listen(
         start.click,
         make,
-        [*page.selection, kinds, layout, page.kept["range"], page.tried, page.timed],
+        [*page.selection, kinds, layout, page.kept["range"], page.method_results, page.gemm_timings],
         FilesView(status=status, files=files),
         api_name="take",
         concurrency_id="report",

@@ -160,7 +160,7 @@ def scheme_of(parts: Parts) -> Scheme:
     return Scheme.parse(str(next(legal)))
 
 
-def taken_back(wanted: Parts, scheme: Scheme) -> str:
+def dropped_choices(wanted: Parts, scheme: Scheme) -> str:
     """Which choices ``scheme_of`` did not keep, in words; empty if all were kept."""
     if scheme.scale is None:
         return ""  # a cast has none of them

@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from app import limits
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
+from app.state.forms import Form
 from explorer import SourceError
 from explorer.core.backend import place
 from explorer.methods.recipe import Recipe
@@ -27,7 +28,7 @@ NO_FILE = "drop a file first, or choose a built-in tensor"
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Form):
     """The bar as it stands: strings straight from the controls.
 
     The only list of what a selection is made of: the bar's components, the endpoints' first parameters
@@ -45,34 +46,15 @@ class Selection:
     second: str = ""
 
     @classmethod
-    def of(
-        cls,
-        source: str,
-        sample: str,
-        file: str | None,
-        file_tensor: str | None,
-        model: str | None,
-        revision: str | None,
-        layer: str | None,
-        scheme: str,
-        second: str | None = None,
-    ) -> Self:
-        """The selection that the controls hold; an empty control holds None or an empty text. ``ValueError``
-        for what is neither: only programs send that."""
-        for given in (source, sample, file, file_tensor, model, revision, layer, scheme, second):
-            if not isinstance(given, str | None):
-                raise ValueError(f"the selection is made of texts, not {str(given)[:40]}")
-        return cls(
-            source or "",
-            sample or "",
-            file or None,
-            file_tensor or None,
-            model or "",
-            revision or "",
-            layer or None,
-            scheme or "",
-            second or "",
-        )
+    def of(cls, *values: Any) -> Self:
+        """The selection that the controls hold: an empty control holds None or an empty text, and B may be
+        missing. ``ValueError`` for what is neither: only programs send that."""
+        if wrong := [value for value in values if not isinstance(value, str | None)]:
+            raise ValueError(f"the selection is made of texts, not {str(wrong[0])[:40]}")
+        names = [f.name for f in dataclasses.fields(cls)][: len(values)]
+        given = {name: value or "" for name, value in zip(names, values, strict=True)}
+        empty = {name: given[name] or None for name in ("file", "file_tensor", "layer")}
+        return cls(**{"second": ""} | given | empty)
 
     @property
     def schemes(self) -> tuple[str, ...]:

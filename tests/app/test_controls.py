@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from app import limits
-from app.parts.bar import chosen_parts, chosen_preset, chosen_second, show_scheme
+from app.parts.scheme_controls import chosen_parts, chosen_preset, chosen_second, show_scheme
 from app.state.controls import (
     CODES,
     CONVENTIONS,
@@ -21,10 +21,10 @@ from app.state.controls import (
     MAPPINGS,
     SCALES,
     Parts,
+    dropped_choices,
     format_choices,
     parts_of,
     scheme_of,
-    taken_back,
 )
 from app.ui import build
 from explorer import CALIBRATORS, SCHEMES, MappingType, Scheme, quantize
@@ -231,10 +231,10 @@ def test_what_is_taken_back_is_said() -> None:
     wider = dataclasses.replace(kept, columns=4096)
     scheme = scheme_of(wider)
     assert scheme.block == (1, 4096) and scheme.mapping is MappingType.MINIMUM
-    assert taken_back(wider, scheme).endswith("taken back: scales, rules of scales")
+    assert dropped_choices(wider, scheme).endswith("taken back: scales, rules of scales")
     stored = dataclasses.replace(parts_of(SCHEMES["fp8_e4m3_row"]), mapping="MINIMUM")
-    assert taken_back(stored, scheme_of(stored)).endswith("taken back: symmetry")
-    assert not taken_back(kept, scheme_of(kept))
+    assert dropped_choices(stored, scheme_of(stored)).endswith("taken back: symmetry")
+    assert not dropped_choices(kept, scheme_of(kept))
 
 
 def test_finite_numbers_beyond_float32_are_named(tmp_path: Path) -> None:

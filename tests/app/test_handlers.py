@@ -26,8 +26,9 @@ from app import limits
 from app.learn import playground
 from app.link import LinkView, read_link, visited
 from app.parts import html
-from app.parts.bar import PairView, opened_file
+from app.parts.bar import PairView
 from app.parts.keys import acted
+from app.parts.tensor_controls import opened_file
 from app.parts.views import View
 from app.sections import compare, overview, sizes, take_away
 from app.sections.element import moved, picked, typed
@@ -182,7 +183,7 @@ def test_bad_input_is_a_message_and_nothing_is_lost(
     """If this fails, a typing error empties the page."""
     out = shown(*selection(**changes), None, None, True)
     assert words in said[0] and words in unescape(out.notice) and "Still shown" in out.notice
-    kept = [value for name, value in vars(out).items() if name not in ("notice", "told")]
+    kept = [value for name, value in vars(out).items() if name not in ("notice", "upload_error")]
     assert all(unchanged(value) for value in kept), "outputs must stay as they are"
 
 
@@ -191,16 +192,16 @@ def test_a_links_recipe() -> None:
     what is not said. A survey of one's own stays open."""
     query = {"survey": "all-MiniLM-L6-v2", "ranked": "fisher", "budget": "4.16", "for": "gguf"}
     seen = visited(urlencode(query | {"keep": "layer.0.", "fuse": "true"}))
-    assert (seen.of_survey, seen.of_ranked) == ("all-MiniLM-L6-v2", "fisher")
+    assert (seen.kept.survey, seen.kept.ranked) == ("all-MiniLM-L6-v2", "fisher")
     # Of the slider's ends, which the recipe before has narrowed, only the next one's are true.
     ends = {"minimum": 0, "maximum": 32, "interactive": True, "__type__": "update"}
-    assert seen.of_budget == ends | {"value": 4.16}
-    assert (seen.of_for, seen.of_keep, seen.of_fuse) == ("gguf", "layer.0.", True)
+    assert seen.kept.budget == ends | {"value": 4.16}
+    assert (seen.kept.target, seen.kept.keep, seen.kept.fuse) == ("gguf", "layer.0.", True)
     back = visited("")
-    assert (back.of_survey, back.of_ranked) == ("all-MiniLM-L6-v2", None)
-    assert back.of_budget == ends | {"value": 4.5}
-    assert (back.of_for, back.of_keep, back.of_fuse) == ("any", "", False)
-    assert unchanged(visited("survey=own").of_survey)
+    assert (back.kept.survey, back.kept.ranked) == ("all-MiniLM-L6-v2", None)
+    assert back.kept.budget == ends | {"value": 4.5}
+    assert (back.kept.target, back.kept.keep, back.kept.fuse) == ("any", "", False)
+    assert unchanged(visited("survey=own").kept.survey)
 
 
 LINKS = [
@@ -214,7 +215,7 @@ LINKS = [
     ({"second": "zzz"}, ["scheme is not usable"]),
     ({"second": "nvfp4", "row": "3", "column": "4", "tab": "learn"}, []),
     ({"range": "0.31", "shape": "1x8192x8192", "k": "640"}, []),
-    ({"range": "abc"}, ["range 'abc' is none"]),
+    ({"range": "abc"}, ["range 'abc' is not valid"]),
     ({"range": "7", "shape": "<b>", "m": "-3"}, ["range '7'", "shape '<b>'", "m '-3'"]),
     ({"row": "x", "column": "4"}, ["row 'x'"]),
     ({"budget": "4.5", "for": "awq", "ranked": "weight"}, []),
@@ -244,15 +245,15 @@ KEPT = [
 def test_what_sections_keep_in_the_address(query: dict[str, str], kept: tuple[Any, ...]) -> None:
     """The own range, the shape that is shown and the one to measure; the usual ones for nonsense."""
     seen = visited(urlencode(query))
-    shape = seen.of_shape["value"]
-    assert (seen.of_range, shape, seen.of_m, seen.of_n, seen.of_k) == kept
-    assert shape is None or shape in seen.of_shape["choices"][0]
+    shape = seen.kept.shape["value"]
+    assert (seen.kept.range, shape, seen.kept.m, seen.kept.n, seen.kept.k) == kept
+    assert shape is None or shape in seen.kept.shape["choices"][0]
 
 
 def test_back_leads_to_a_tensor_of_the_file() -> None:
     """A link from outside cannot carry the file, Back within the page can; other sources keep its tensor."""
-    assert visited("?source=file&file_tensor=b").file_tensor == "b"
-    assert unchanged(visited("?sample=mlp_down").file_tensor)
+    assert visited("?source=file&file_tensor=b").tensor.file_tensor == "b"
+    assert unchanged(visited("?sample=mlp_down").tensor.file_tensor)
 
 
 @pytest.mark.parametrize("source", ["file", "model"])
@@ -279,10 +280,10 @@ def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
     opened = opened_file(path, before.shown)
     assert (opened.source, opened.file) == ("builtin", None)
     assert opened.file_tensor == gr.update(choices=[], value=None)
-    out = shown(*selection(), None, None, True, opened.told)
+    out = shown(*selection(), None, None, True, opened.upload_error)
     overview.kernel(*selection())
     assert len(said) == 1 and "no valid .npy header" in said[0] and said[0] in unescape(out.notice)
-    assert out.told == "" and shown(*selection(), None, None, True, out.told).notice == ""
+    assert out.upload_error == "" and shown(*selection(), None, None, True, out.upload_error).notice == ""
 
 
 def test_after_a_refused_file_the_one_before_is_held(tmp_path: Path, said: list[str]) -> None:
@@ -294,7 +295,7 @@ def test_after_a_refused_file_the_one_before_is_held(tmp_path: Path, said: list[
     before = shown(*selection(source="file", file=good, file_tensor=name), None, None, True)
     opened = opened_file(str(tmp_path / "bad.pt"), before.shown)
     assert (opened.source, opened.file, opened.file_tensor["value"]) == ("file", good, name)
-    assert said == [opened.told]
+    assert said == [opened.upload_error]
 
 
 def test_an_element_outside_is_a_message(said: list[str]) -> None:

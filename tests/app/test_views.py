@@ -13,9 +13,10 @@ import gradio as gr
 import pytest
 
 from app import limits
-from app.parts.bar import SchemeView, show_scheme
+from app.parts.scheme_controls import SchemeView, show_scheme
 from app.parts.views import Event, Shown, StatusView, View, listen, shows
 from app.state.controls import Parts
+from app.state.forms import Form
 from app.state.selection import Selection
 from app.ui import build
 from explorer import SCHEMES, gpu
@@ -163,12 +164,14 @@ def test_every_listener_of_the_page_has_as_many_inputs_as_its_handler_takes() ->
         handler: Any = function.fn
         if getattr(handler, "view", None) is None or "*values" not in str(inspect.signature(handler)):
             continue
-        first = [block.label for block in function.inputs[: len(dataclasses.fields(Selection))]]
-        labels = labels or first
-        assert first == labels
         own = inspect.signature(inspect.unwrap(handler), eval_str=True)
-        kinds = [p.annotation for p in own.parameters.values() if isinstance(p.annotation, type)]
-        events = sum(issubclass(kind, Event) for kind in kinds)
-        assert len(function.inputs) == len(first) + len(own.parameters) - 1 - events, function.api_name
+        kinds = [p.annotation for p in own.parameters.values()]
+        takes = [k.size() if isinstance(k, type) and issubclass(k, Form) else 1 for k in kinds]
+        events = sum(isinstance(k, type) and issubclass(k, Event) for k in kinds)
+        assert len(function.inputs) == sum(takes) - events, function.api_name
+        if kinds[0] is Selection:
+            first = [block.label for block in function.inputs[: takes[0]]]
+            labels = labels or first
+            assert first == labels
     assert labels is not None and labels[-2:] == ["scheme", "second-scheme"]
     assert issubclass(SchemeView, View)

@@ -61,14 +61,12 @@ def visit(page: Page, query: str) -> None:
 
 
 def choose(page: Page, name: str, text: str) -> None:
-    """Pick an option of a dropdown by typing, as a keyboard user does."""
-    box = page.locator(f"#{name} input")
-    box.click()
-    box.fill(text)
+    """Pick an option of a dropdown: click into it, type, and take the first that is left."""
+    page.locator(f"#{name} input").click()
+    page.keyboard.type(text)
     page.get_by_role("option", name=text, exact=False).first.wait_for()
-    # Enter takes the marked option: before the list is filtered that is the one chosen until now.
     expect(page.get_by_role("option").filter(has_not_text=text)).to_have_count(0)
-    box.press("Enter")
+    page.keyboard.press("Enter")
 
 
 def open_panel(page: Page, name: str) -> None:
@@ -245,7 +243,7 @@ def ranges(page: Page, name: str) -> list[float]:
 
 
 @pytest.mark.shared_page
-def test_zoom_stays_and_is_taken_back(page: Page, url: str) -> None:
+def test_zoom_stays_and_is_dropped_choices(page: Page, url: str) -> None:
     """A drag zooms; another scheme leaves the zoom; a button takes it back; bars end at the plot's edge
     although the address has changed since they were drawn."""
     open_page(page, url)

@@ -115,9 +115,10 @@ def middleware() -> list[Middleware]:
     name = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     own = ["localhost", "127.0.0.1", "::1", "[::1]", name]
     return [
-        Middleware(HostedWatch),
-        # A page that answers under any name can be read by a site that lets its own name point here.
+        # A page that answers under any name can be read by a site that lets its own name point here. First,
+        # so that a refused request does not count as one that came through a proxy.
         *([] if limits.current().hosted else [Middleware(TrustedHostMiddleware, allowed_hosts=own)]),
+        Middleware(HostedWatch),
         Middleware(SecurityHeaders),
         Middleware(Guard),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),

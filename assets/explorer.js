@@ -22,13 +22,17 @@ window.explorer = {
   },
 
   /* Give a picker the focus without opening its list, which hides the controls below: Gradio opens it at the
-     focus event. A key opens it; for a click the focus is taken away before, so that it comes again. */
+     focus event. A key opens it; a click is told of a focus again. Taken away and given back, the focus would
+     be a choice of what stands there, whose answer overwrites what is typed meanwhile. */
   focusClosed(input) {
     const silent = event => event.stopImmediatePropagation();
     document.addEventListener('focus', silent, true);
     input.focus({preventScroll: true});
     document.removeEventListener('focus', silent, true);
-    input.addEventListener('pointerdown', () => { input.blur(); explorer.focused = null; }, {once: true});
+    input.addEventListener('pointerdown', () => {
+      explorer.focused = null;
+      input.dispatchEvent(new FocusEvent('focus'));
+    }, {once: true});
   },
 
   /* Gradio opens a long list at its end, or where it was left: scroll it to what is chosen until it has stood

@@ -59,8 +59,8 @@ class TensorView(ElementView):
 
     @classmethod
     def waiting(cls, message: str) -> Self:
-        """Nothing is wrong yet: the tensor before stays."""
-        return cls.unchanged(notice="", upload_error="")
+        """What is missing, and that the tensor before is still shown: no change of a scheme follows it."""
+        return cls.unchanged(notice=_notice(message), upload_error="")
 
 
 def _notice(message: str) -> str:

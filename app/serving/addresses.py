@@ -8,6 +8,8 @@ also streams any address of the web, and shows what a visitor uploaded as a page
 from __future__ import annotations
 
 import mimetypes
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from app.theme import ASSETS, PLOTLY
 
 NAME_LENGTH = 64
 """Characters of a session, an event or an upload: a browser sends 32 at most, and the server keeps them."""
+_NAME = re.compile(rf"[!-~]{{1,{NAME_LENGTH}}}")
 UNKNOWN = "this page has no such address"
 STATIC = (ASSETS, PLOTLY)
 """Folders of the page's own fonts, styles and scripts."""
@@ -145,15 +148,27 @@ def served(scope: Scope) -> bool:
         named = match.groupdict()
         if path.startswith(f"{API_PREFIX}/file="):
             return file_of(named["path"]) is not None
-        asked = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
-        return all(len(str((named | asked).get(name, ""))) <= NAME_LENGTH for name in _NAMES)
+        asked = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        return all(is_name(given) for name, given in (asked | named).items() if name in _NAMES)
     return False
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` can name a session, an event or an upload: 1 to 64 visible ASCII characters. Gradio's
+    queue ends at an empty one."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_path(text: str) -> bool:
+    """Whether ``text`` can be a file's path: without control characters and line breaks. Spaces of every
+    script belong into names of files."""
+    return not any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text)
 
 
 def file_of(text: str) -> Path | None:
     """The file of the page or of a visitor that ``text``, decoded once, is the absolute path of; None for
     everything else, whether it exists or not."""
-    if not text.isprintable() or not Path(text).is_absolute():
+    if not is_path(text) or not Path(text).is_absolute():
         return None
     try:
         path = Path(text).resolve(strict=True)

@@ -4,12 +4,13 @@ would be too long. Refusals are answers with a sentence in ``detail``."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -73,8 +74,15 @@ class Guard:
             return
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             session = session_of(scope, _queue(scope))
-            with listening(session) if session else nullcontext():
+            if session is None:
                 await self.app(scope, receive, send)
+                return
+            if session not in _queue(scope).pending_messages_per_session:
+                REFUSED.labels("session").inc()
+                await JSONResponse({"detail": NOT_ASKED}, 404)(scope, receive, send)
+                return
+            with listening(session) as stream:
+                await self.app(scope, receive, stream.watched(send))
             return
         started, place = False, ExitStack()
 
@@ -93,7 +101,8 @@ class Guard:
             with place:
                 if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
                     _check_turn(scope, values)
-                    SILENCE.broken(str(values.get("session_hash")) if isinstance(values, dict) else "")
+                    session = str(values.get("session_hash")) if isinstance(values, dict) else ""
+                    SILENCE.broken(_queue(scope), session)
                     place.callback(take_turns, _queue(scope))  # by then its place is one of the queue's
                     place.enter_context(_place_in_share(scope))
                 elif "/run/" in scope["path"]:
@@ -115,30 +124,44 @@ def _of_another_site(scope: Scope) -> bool:
     origin = headers.get("origin")
     if origin is None or limits.current().hosted:
         return False
-    return urlsplit(origin).netloc != headers.get("host")
+    address = urlsplit(origin)
+    return address.scheme not in ("http", "https") or address.netloc != headers.get("host")
 
 
 def _bounded(scope: Scope, receive: Receive, most: int, what: str) -> Receive:
     """``receive`` that stops at ``most`` bytes; at once, if the request says that it is longer."""
-    message = f"{what} may have at most {most:,} bytes here"
-    claimed = _claimed(scope)
-    if (claimed is None and "content-length" in Headers(scope=scope)) or (claimed or 0) > most:
-        raise TooMuchError(413, message, "body")
-    left = most
+    left = _bounded_claim(scope, most, what)
 
     async def bounded() -> Message:
         nonlocal left
         part = await receive()
         left -= len(part.get("body", b""))
         if left < 0:
-            raise TooMuchError(413, message, "body")
+            raise TooMuchError(413, _too_long(what, most), "body")
         return part
 
     return bounded
 
 
+def _bounded_claim(scope: Scope, most: int, what: str) -> int:
+    """``most``; refused, if the request says that it is longer."""
+    claimed = _claimed(scope)
+    if (claimed is None and "content-length" in Headers(scope=scope)) or (claimed or 0) > most:
+        raise TooMuchError(413, _too_long(what, most), "body")
+    return most
+
+
+def _too_long(what: str, most: int) -> str:
+    return f"{what} may have at most {most:,} bytes here"
+
+
+NOT_ASKED = "nothing was asked in this session, or nobody listened for its answer for too long"
 _uploading: Counter[str] = Counter()
 """By address: uploads that are on their way."""
+STALLED_SECONDS = 30.0
+"""An upload of which no byte comes for so long is ended."""
+FILES = 16
+"""Of one upload: the page sends one."""
 FULL = "The store for uploads is full; try again in some minutes"
 
 
@@ -154,6 +177,7 @@ async def _room(scope: Scope) -> AsyncIterator[uploads.Upload]:
             "share",
             1,
         )
+    _bounded_claim(scope, limits.current().upload_bytes + FORM_BYTES, "an upload")
     with counted(_uploading, who):
         await run_in_threadpool(uploads.count)
         try:
@@ -179,7 +203,11 @@ def _checked_form(scope: Scope, receive: Receive, upload: uploads.Upload) -> Rec
     fields = _Fields(options[b"boundary"])
 
     async def checked() -> Message:
-        part = await bounded()
+        try:
+            part = await asyncio.wait_for(bounded(), STALLED_SECONDS)
+        except TimeoutError as error:
+            message = f"the upload has stalled for {STALLED_SECONDS:.0f} s and is ended"
+            raise TooMuchError(408, message, "stalled") from error
         upload.add(len(part.get("body", b"")))
         fields.add(part.get("body", b""))
         return part
@@ -191,7 +219,7 @@ class _Fields:
     """Counts the bytes of a form's parts that are no files."""
 
     def __init__(self, boundary: bytes) -> None:
-        self._bytes, self._is_file = 0, False
+        self._bytes, self._files, self._is_file = 0, 0, False
         self._name, self._value, self._disposition = b"", b"", b""
         self._parser = MultipartParser(
             boundary,
@@ -230,6 +258,11 @@ class _Fields:
     def _end_of_headers(self) -> None:
         """A part is a file where Gradio takes it for one."""
         self._is_file = b"filename" in parse_options_header(self._disposition)[1]
+        self._files += 1
+        if not self._is_file:
+            raise TooMuchError(400, "every part of an upload is a file, with its name", "body")
+        if self._files > FILES:
+            raise TooMuchError(413, f"an upload has at most {FILES} files", "body")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         self._bytes += 0 if self._is_file else end - start
@@ -271,10 +304,11 @@ def _values(body: bytes) -> Any:
         ) from error
     for name in ("session_hash", "event_id"):  # Gradio keeps them
         text = values.get(name) if isinstance(values, dict) else None
-        if isinstance(text, str) and len(text) > addresses.NAME_LENGTH:
-            raise TooMuchError(422, f"{name} has at most {addresses.NAME_LENGTH} characters", "body")
+        if isinstance(text, str) and not addresses.is_name(text):
+            most = f"1 to {addresses.NAME_LENGTH} visible ASCII characters"
+            raise TooMuchError(422, f"{name} has {most}", "body")
     for path in _paths(values, DEPTH):
-        if not path.isprintable():
+        if not addresses.is_path(path):
             raise TooMuchError(422, "a file's path has no line breaks or other control characters", "body")
         if path.lower().startswith(("http:", "https:", "ftp:", "data:")):
             raise TooMuchError(

@@ -10,7 +10,11 @@ from html.parser import HTMLParser
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app import limits
 from app.theme import HEAD
+
+SPACES = " https://huggingface.co https://*.hf.space"
+"""Sites that show a Space in a frame."""
 
 
 def policy(scripts: tuple[str, ...] = ()) -> str:
@@ -30,7 +34,7 @@ def policy(scripts: tuple[str, ...] = ()) -> str:
             "object-src 'none'",
             "base-uri 'self'",
             "form-action 'self'",
-            "frame-ancestors 'self' https://huggingface.co https://*.hf.space",
+            f"frame-ancestors 'self'{SPACES if limits.current().hosted else ''}",
         )
     )
 

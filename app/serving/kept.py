@@ -29,24 +29,45 @@ class Silence:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def broken(self, session: str) -> None:
-        """The session asks again."""
-        self._since.pop(session, None)
+    def broken(self, queue: Queue, session: str) -> None:
+        """The session asks again; answers that it has not fetched grow no younger by that."""
+        if not _unread(queue, session):
+            self._since.pop(session, None)
 
     def overdue(self, queue: Queue, now: float) -> list[str]:
-        """The sessions whose requests are over, and to which nobody has listened for ``UNHEARD_SECONDS`` at a
-        monotonic time."""
+        """The sessions to which nobody has listened for ``UNHEARD_SECONDS`` at a monotonic time, and whose
+        requests are over or have answers that nobody took."""
         sessions = {*queue.pending_messages_per_session, *queue.pending_event_ids_session}
-        busy = {event.session_hash for event in queue.event_ids_to_events.values()}
-        silent = {session for session in sessions - busy if not listeners.heard(session)}
+        busy = _busy(queue)
+        silent = {
+            session
+            for session in sessions
+            if not listeners.heard(session) and (session not in busy or _unread(queue, session))
+        }
         self._since = {session: self._since.get(session, now) for session in silent}
         return [session for session, since in self._since.items() if now - since > listeners.UNHEARD_SECONDS]
 
     def drop(self, queue: Queue, session: str) -> None:
-        """Forget what the queue has of a session."""
+        """Forget what the queue has of a session; of one whose requests still run, the answers so far."""
+        self._since.pop(session, None)
+        if session in _busy(queue):  # a run writes there
+            answers = queue.pending_messages_per_session[session]
+            while not answers.empty():
+                answers.get_nowait()
+            return
         queue.pending_messages_per_session.pop(session, None)
         queue.pending_event_ids_session.pop(session, None)
-        self._since.pop(session, None)
+
+
+def _busy(queue: Queue) -> set[str]:
+    """The sessions whose requests wait or run."""
+    return {event.session_hash for event in queue.event_ids_to_events.values()}
+
+
+def _unread(queue: Queue, session: str) -> int:
+    """Answers of a session that nobody has taken."""
+    answers = queue.pending_messages_per_session.get(session)
+    return 0 if answers is None else answers.qsize()
 
 
 SILENCE = Silence()

@@ -5,19 +5,42 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs
 
 from gradio.queueing import Event, Queue
-from starlette.types import Scope
+from starlette.types import Message, Scope, Send
 
 UNHEARD_SECONDS = 20.0
 """Between a request and the moment from which somebody has to listen for its answer. A browser does at once;
 by hand, the answer of ``POST /call/…`` has to be read and its address typed."""
 
-_listening: Counter[str] = Counter()
+_listening: dict[str, list[Stream]] = {}
 """By session: open streams of answers."""
+
+
+class Stream:
+    """An open stream of answers. One that is not read is full after some: sending waits."""
+
+    def __init__(self) -> None:
+        self._waiting_since: float | None = None
+
+    def watched(self, send: Send) -> Send:
+        """``send`` that notes since when it waits."""
+
+        async def noted(message: Message) -> None:
+            self._waiting_since = time.monotonic()
+            await send(message)
+            self._waiting_since = None
+
+        return noted
+
+    @property
+    def read(self) -> bool:
+        """Whether its other end takes what is sent."""
+        since = self._waiting_since
+        return since is None or time.monotonic() - since < UNHEARD_SECONDS
 
 
 def session_of(scope: Scope, queue: Queue) -> str | None:
@@ -25,7 +48,7 @@ def session_of(scope: Scope, queue: Queue) -> str | None:
     path: str = scope["path"].rstrip("/")
     if path.endswith("/queue/data"):
         asked: list[Any] = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [])
-        return str(asked[0]) if asked else None
+        return str(asked[-1]) if asked else None  # as Gradio takes it
     if "/call/" in path:
         number = path.rpartition("/")[2]
         if (event := queue.event_ids_to_events.get(number)) is not None:
@@ -36,13 +59,21 @@ def session_of(scope: Scope, queue: Queue) -> str | None:
 
 
 def heard(session: str) -> bool:
-    """Whether somebody listens for the answers of a session now."""
-    return bool(_listening[session])
+    """Whether somebody listens for the answers of a session now, and reads them."""
+    return any(stream.read for stream in _listening.get(session, ()))
 
 
-def listening(session: str) -> AbstractContextManager[None]:
+@contextmanager
+def listening(session: str) -> Iterator[Stream]:
     """As long as one stream of answers is open."""
-    return counted(_listening, session)
+    stream = Stream()
+    _listening.setdefault(session, []).append(stream)
+    try:
+        yield stream
+    finally:
+        _listening[session].remove(stream)
+        if not _listening[session]:
+            del _listening[session]
 
 
 @contextmanager

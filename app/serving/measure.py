@@ -64,17 +64,18 @@ def measured(handler: str) -> Iterator[Outcome]:
 
 
 async def health(request: Request) -> JSONResponse:
-    """Whether the page answers, with what, and under which limits."""
-    status = gpu_status()
+    """Whether the page answers, with what, and under which limits; 503 where its queue has ended."""
+    status, queue = gpu_status(), request.app.get_blocks()._queue
     return JSONResponse(
         {
-            "status": "ok",
+            "status": "stopped" if queue.stopped else "ok",
             "hosted": limits.current().hosted,
             "why": limits.why(),
             "gpu": status.ok,
             "gpu_status": status.reason,
-            "waiting": len(request.app.get_blocks()._queue),
-        }
+            "waiting": len(queue),
+        },
+        503 if queue.stopped else 200,
     )
 
 

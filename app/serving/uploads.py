@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import re
 import shutil
@@ -52,8 +53,14 @@ def store() -> Path:
     return Path(os.environ.get("GRADIO_TEMP_DIR") or Path(tempfile.gettempdir()) / "gradio")
 
 
+AHEAD_BYTES = 8 << 20
+"""Of an upload's announced size, what is held for it before it has brought as much."""
+LEAST_BYTES = 1 << 16
+"""What a file counts at least: the disk, and every count of the store, has work with each."""
+
+
 def stored_bytes() -> int:
-    """What all uploads and results take on the disk."""
+    """What all uploads and results take on the disk, or count by ``LEAST_BYTES``."""
     return sum(_size(path) for path in store().rglob("*"))
 
 
@@ -62,41 +69,54 @@ class FullError(Exception):
 
 
 class Upload:
-    """An upload that is on its way: the room that it announced and has not used yet is kept for it, and what
-    arrives beyond that counts at once. ``announced``: bytes; None, if it does not say."""
+    """An upload that is on its way: room is held for what it announced and has not used yet, at first at most
+    ``AHEAD_BYTES``, then as much again as it has brought; so who only announces holds little. What arrives
+    beyond that counts at once. ``announced``: bytes; None, if it does not say."""
 
     def __init__(self, announced: int | None) -> None:
-        self._left = announced or 0
+        self._left, self._brought = announced or 0, 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of room that are held for it."""
+        return min(self._left, max(AHEAD_BYTES, self._brought))
 
     def __enter__(self) -> Upload:
-        """``FullError`` if it would not fit beside what is there and what others have announced."""
-        if _Count.stored + _Count.arrived + _promised() + self._left > limits.current().store_bytes:
-            raise FullError
-        _open.append(self)
+        """``FullError`` if what it announces does not fit beside what is there and what is held."""
+        with _LOCK:
+            if _Count.used() + self._left > limits.current().store_bytes:
+                raise FullError
+            _open.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _open.remove(self)
+        with _LOCK:
+            _open.remove(self)
 
     def add(self, count: int) -> None:
         """So many more bytes have arrived. ``FullError`` if they do not fit."""
-        self._left = max(0, self._left - count)
-        _Count.arrived += count
-        if _Count.stored + _Count.arrived + _promised() > limits.current().store_bytes:
-            raise FullError
+        with _LOCK:
+            self._left, self._brought = max(0, self._left - count), self._brought + count
+            _Count.arrived += count
+            if _Count.used() > limits.current().store_bytes:
+                raise FullError
 
 
 class _Count:
-    """What the store held when it was last counted, and what has arrived since."""
+    """What the store held when it was last counted, and what has arrived since; when that was (monotonic),
+    and the seconds that it took."""
 
     stored, arrived = 0, 0
+    at, took = -math.inf, 0.0
+
+    @classmethod
+    def used(cls) -> int:
+        return cls.stored + cls.arrived + sum(upload.held for upload in _open)
 
 
 _open: list[Upload] = []
-
-
-def _promised() -> int:
-    return sum(upload._left for upload in _open)
+_LOCK, _COUNTING = threading.Lock(), threading.Lock()
+"""For the counts; and held as long as the store is counted, by one at a time."""
 
 
 def open_uploads() -> int:
@@ -105,21 +125,31 @@ def open_uploads() -> int:
 
 
 def count() -> None:
-    """Count what the store holds. What arrives meanwhile may count twice, and never not at all."""
-    before = _Count.arrived
-    stored = stored_bytes()
-    _Count.stored, _Count.arrived = stored, _Count.arrived - before
+    """Count what the store holds, unless that was done just now: a tenth of the time at most goes into it.
+    What arrives meanwhile may count twice, and never not at all."""
+    with _COUNTING:
+        start = time.monotonic()
+        if start - _Count.at < 10 * _Count.took:
+            return
+        with _LOCK:
+            before = _Count.arrived
+        stored = stored_bytes()
+        with _LOCK:
+            _Count.stored, _Count.arrived = stored, _Count.arrived - before
+        _Count.at = time.monotonic()
+        _Count.took = _Count.at - start
 
 
 def check_room() -> None:
     """``ValueError`` in a visitor's words if no result may be written any more."""
-    if stored_bytes() > limits.current().store_bytes:
+    count()
+    if _Count.stored > limits.current().store_bytes:
         raise ValueError("the store for uploads and results is full; try again in some minutes")
 
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size if path.is_file() else 0
+        return max(path.stat().st_size, LEAST_BYTES) if path.is_file() else 0
     except OSError:  # gone in between
         return 0
 

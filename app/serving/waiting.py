@@ -25,7 +25,7 @@ from gradio.utils import error_payload
 from app import limits
 from app.serving.kept import Sweeper
 from app.serving.listeners import unheard
-from app.serving.measure import REFUSED
+from app.serving.measure import LOG, REFUSED
 from app.serving.sessions import keep_little
 from app.serving.visitors import address_of
 
@@ -133,8 +133,11 @@ async def watched(app: Any) -> AsyncIterator[None]:
 
     async def watch() -> None:
         while True:
-            await end_overdue(app.get_blocks()._queue, time.monotonic())
-            kept.sweep()
+            try:
+                await end_overdue(app.get_blocks()._queue, time.monotonic())
+                kept.sweep()
+            except Exception:  # the next look may go well, and without one nothing is dropped any more
+                LOG.exception("what waits was not looked after")
             await asyncio.sleep(CHECK_SECONDS)
 
     watching = asyncio.create_task(watch())

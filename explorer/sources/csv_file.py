@@ -15,6 +15,7 @@ from explorer.progress import checkpoint
 from explorer.sources.base import InMemory, SourceError, TensorSource, first_line
 from explorer.sources.limits import SourceLimits
 from explorer.sources.stamped import StampedFile
+from explorer.words import plain
 
 ROWS_AT_ONCE = 4096
 
@@ -34,7 +35,7 @@ def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
         raise SourceError(f"{origin} is empty")
     delimiter = max(",;\t", key=first.count)
     rows = itertools.chain([first], lines) if _is_numeric(first, delimiter) else lines
-    return InMemory(origin, {path.stem: torch.from_numpy(_parse(rows, delimiter, origin))})
+    return InMemory(origin, {plain(path.stem): torch.from_numpy(_parse(rows, delimiter, origin))})
 
 
 def _parse(rows: Iterator[str], delimiter: str, origin: str) -> np.ndarray:

@@ -72,7 +72,7 @@ class GgufFile(TensorSource):
         if dtype is None:
             return torch.from_numpy(_restored(data, entry, progress)).reshape(shape)
         if self._order == ">":
-            data = data.reshape(-1, dtype.itemsize)[:, ::-1].reshape(-1)
+            data = np.ascontiguousarray(data.reshape(-1, dtype.itemsize)[:, ::-1]).reshape(-1)
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
 

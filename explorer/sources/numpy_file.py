@@ -58,7 +58,7 @@ class NpyFile(TensorSource):
         with self._file.open() as file:
             self._header = _read_header(file, origin)
             _check_size(origin, self._header, self._file.size - file.tell())
-        self._info = TensorInfo(path.stem, self._header.shape, self._header.dtype.name)
+        self._info = TensorInfo(plain(path.stem), self._header.shape, self._header.dtype.name)
         check_claims([self._info], origin, limits)
 
     @property

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 import httpx
@@ -25,6 +29,7 @@ from app import limits
 from app.serving import addresses, guard, kept, listeners, uploads, waiting
 
 LONG = "x" * (addresses.NAME_LENGTH + 1)
+ODD = ("", LONG, "a b", "a\nb", "\x00", "é")
 
 
 def until(true: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -36,18 +41,40 @@ def until(true: Callable[[], bool], what: Callable[[], str]) -> None:
     raise AssertionError(what())
 
 
-def test_names_that_are_kept_are_short(client: TestClient) -> None:
-    """The server keeps a session's name: of 900 kB each, a thousand are a gigabyte."""
-    for name in ("session_hash", "event_id"):
-        body = {"data": ["x"], "fn_index": 0, "session_hash": "a", "event_id": "b"} | {name: LONG}
+@pytest.mark.parametrize("name", ODD)
+def test_names_that_are_kept_are_short_and_plain(client: TestClient, name: str) -> None:
+    """The server keeps a session's name: of 900 kB each, a thousand are a gigabyte. At an empty one Gradio's
+    queue ends, for everyone; at a line break a traceback of a hundred lines is logged."""
+    for key in ("session_hash", "event_id"):
+        body = {"data": ["x"], "fn_index": 0, "session_hash": "a", "event_id": "b"} | {key: name}
         for path in ("queue/join", "call/wait", "cancel", "reset", "run/wait"):
             answer = client.post(f"/gradio_api/{path}", json=body)
-            assert answer.status_code == 422 and "at most 64 characters" in answer.json()["detail"], path
-    paths = (f"heartbeat/{LONG}", f"queue/data?session_hash={LONG}", f"call/wait/{LONG}")
-    for path in (*paths, f"upload_progress?upload_id={LONG}"):
+            assert answer.status_code == 422 and "1 to 64 visible" in answer.json()["detail"], path
+    sent = quote(name)
+    paths = (f"heartbeat/{sent}", f"queue/data?session_hash={sent}", f"call/wait/{sent}")
+    for path in (*paths, f"upload_progress?upload_id={sent}"):
         assert client.get(f"/gradio_api/{path}").status_code == 404, path
-    answer = client.post(f"/gradio_api/upload?upload_id={LONG}", files={"files": ("a", b"1")})
+    answer = client.post(f"/gradio_api/upload?upload_id={sent}", files={"files": ("a", b"1")})
     assert answer.status_code == 404
+
+
+def test_a_stopped_queue_is_no_health(client: TestClient) -> None:
+    """Else whoever watches the page keeps one that answers nobody."""
+    queue = client.app.get_blocks()._queue  # type: ignore[attr-defined]
+    queue.stopped = True
+    answer = client.get("/health")
+    assert answer.status_code == 503 and answer.json()["status"] == "stopped"
+    queue.stopped = False
+
+
+@pytest.mark.parametrize("path", ["queue/data?session_hash=nobody", "call/wait/nothing"])
+def test_an_answer_that_there_is_not_is_refused_in_a_line(
+    client: TestClient, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradio begins a stream and then fails: 90 lines of the log for one request of anybody."""
+    answer = client.get(f"/gradio_api/{path}")
+    assert answer.status_code == 404 and "nothing was asked" in answer.json()["detail"]
+    assert "Traceback" not in caplog.text
 
 
 @pytest.fixture
@@ -76,6 +103,17 @@ def _steps(text: str) -> Iterator[str]:
     for _ in range(40):
         time.sleep(0.01)
         yield text
+
+
+def test_an_empty_session_leaves_the_queue_running(server: tuple[str, gr.Blocks]) -> None:
+    """If this fails, one request stops the page for everyone."""
+    url, blocks = server
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for session in ("one", "two", "", "three"):
+            client.post("queue/join", json={"data": ["x"], "fn_index": 1, "session_hash": session})
+        with client.stream("GET", "queue/data", params={"session_hash": "three"}) as lines:
+            assert any("process_completed" in line for line in lines.iter_lines())
+    assert not blocks._queue.stopped
 
 
 SIZED = (dict, set, list, collections.deque)
@@ -169,12 +207,112 @@ def test_an_answer_that_is_listened_for_is_kept(server: tuple[str, gr.Blocks]) -
             assert any("said" in line for line in lines.iter_lines())
 
 
+def test_who_asks_on_and_never_listens_keeps_little(server: tuple[str, gr.Blocks]) -> None:
+    """Asking again does not make old answers young: 20 a second, never listened for, kept 43 MB in 50 s."""
+    url, blocks = server
+    most = 0
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for _ in range(60):
+            client.post("queue/join", json={"data": ["words"], "fn_index": 0, "session_hash": "asks"})
+            time.sleep(0.05)
+            answers = blocks._queue.pending_messages_per_session.get("asks")
+            most = max(most, answers.qsize() if answers else 0)
+    assert most < 60, "three messages a request, and twelve times as long as anybody is waited for"
+
+
+def test_a_stream_that_is_not_read_is_not_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sending waits where the other end takes nothing: so long it is as if there were no stream."""
+    monkeypatch.setattr(listeners, "UNHEARD_SECONDS", 0.1)
+
+    async def run() -> list[bool]:
+        taken, heard = asyncio.Event(), []
+
+        async def send(_: Any) -> None:
+            await taken.wait()
+
+        with listeners.listening("s") as stream:
+            heard.append(listeners.heard("s"))
+            sending = asyncio.ensure_future(stream.watched(send)({"type": "http.response.body"}))
+            await asyncio.sleep(0.2)
+            heard.append(listeners.heard("s"))
+            taken.set()
+            await sending
+            heard.append(listeners.heard("s"))
+        return [*heard, listeners.heard("s")]
+
+    assert apart(run()) == [True, False, True, False]
+
+
+def test_an_error_does_not_end_the_watch(
+    server: tuple[str, gr.Blocks], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without another look nothing is dropped for the rest of the server's life."""
+    looks: list[int] = []
+
+    def broken(_: Any) -> None:
+        looks.append(1)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(kept.Sweeper, "sweep", broken)
+    until(lambda: len(looks) > 2, lambda: "the watch has ended")
+    assert "the disk is gone" in caplog.text
+
+
+def test_who_only_announces_holds_little(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine visitors who announced four large files each, and sent five bytes, left no room for anybody."""
+    monkeypatch.setattr(limits, "current", lambda: limits.HOSTED)
+    with ExitStack() as held:
+        for _ in range(36):
+            held.enter_context(uploads.Upload(limits.HOSTED.upload_bytes)).add(5)
+        answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2")})
+    assert answer.status_code == 200
+    with pytest.raises(uploads.FullError), uploads.Upload(limits.HOSTED.store_bytes + 1):
+        pass
+
+
+def test_an_upload_that_stalls_is_ended(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds room and a place of its visitor's, for as long as its connection stays open."""
+    monkeypatch.setattr(guard, "STALLED_SECONDS", 0.2)
+    assert apart(an_upload(client, 3000, True, who="192.0.2.1", pause=60)) == 408
+    assert not uploads.open_uploads()
+
+
+def test_counts_at_once_count_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two counts that each took away what had arrived before them left less than nothing, and so much more
+    was let in."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.setattr(uploads._Count, "at", -math.inf)
+    monkeypatch.setattr(uploads._Count, "arrived", 1000)
+    monkeypatch.setattr(uploads._Count, "took", 0.0)
+    both = threading.Barrier(2)
+
+    def slow() -> int:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        return 0
+
+    monkeypatch.setattr(uploads, "stored_bytes", slow)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: uploads.count(), range(2)))
+    assert uploads._Count.arrived == 0
+
+
+def test_small_files_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file without bytes takes room on the disk, and time at every count."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    for number in range(10):
+        (tmp_path / f"{number}").touch()
+    assert uploads.stored_bytes() == 10 * uploads.LEAST_BYTES
+
+
 @pytest.mark.parametrize("announced", [True, False])
 def test_uploads_at_once_share_the_store(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, announced: bool
 ) -> None:
     """A bound that is looked at when an upload begins holds for one at a time: thirty of 7 MB began below
     20 MB and kept 91 MB."""
+    monkeypatch.setattr(uploads, "LEAST_BYTES", 1)
+    monkeypatch.setattr(uploads._Count, "took", 0.0)
     small = dataclasses.replace(limits.HOSTED, store_bytes=200_000)
     monkeypatch.setattr(limits, "current", lambda: small)
     sent = [an_upload(client, 30_000, announced, who=f"192.0.2.{number}") for number in range(20)]
@@ -195,7 +333,9 @@ def test_an_address_has_few_uploads_open(client: TestClient, monkeypatch: pytest
     assert not uploads.open_uploads()
 
 
-def an_upload(client: TestClient, size: int, announced: bool, who: str, number: int = 0) -> Any:
+def an_upload(
+    client: TestClient, size: int, announced: bool, who: str, number: int = 0, pause: float = 0.005
+) -> Any:
     """A coroutine: an upload whose bytes come in pieces, others between them; answers with its status."""
     head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.csv"\r\n\r\n'
     text = f"{who} {number} ".encode()
@@ -208,7 +348,7 @@ def an_upload(client: TestClient, size: int, announced: bool, who: str, number: 
     async def body() -> Any:
         for piece in pieces:
             yield piece
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(pause)
 
     async def ask() -> int:
         transport = httpx.ASGITransport(app=client.app, client=("127.0.0.1", 5), raise_app_exceptions=False)

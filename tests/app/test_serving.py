@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, cast
+from urllib.parse import quote
 
 import gradio as gr
 import httpx
@@ -117,18 +118,18 @@ def test_values_nested_without_end(client: TestClient) -> None:
 
 def test_a_form_is_a_file_and_little_else(client: TestClient) -> None:
     """Gradio keeps a form's fields in memory, whatever their size."""
-    big = {"field": "x" * (guard.FIELD_BYTES + 1)}
-    assert client.post("/gradio_api/upload", data=big, files={"files": b"1,2"}).status_code == 413
+    for field in ("field", "filename"):
+        for size in (1, guard.FIELD_BYTES + 1):
+            answer = client.post("/gradio_api/upload", data={field: "x" * size}, files={"files": b"1,2"})
+            assert answer.status_code == 400 and "is a file" in answer.json()["detail"]
     assert client.post("/gradio_api/upload", content=b"x").status_code == 400
+    many = [("files", (f"{number}.csv", b"1")) for number in range(guard.FILES + 1)]
+    assert client.post("/gradio_api/upload", files=many[1:]).status_code == 200
+    answer = client.post("/gradio_api/upload", files=many)
+    assert answer.status_code == 413 and "at most 16 files" in answer.json()["detail"]
     answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2\n" * 100_000)})
     assert answer.status_code == 200
     assert Path(answer.json()[0]).read_bytes() == b"1,2\n" * 100_000
-
-
-def test_a_field_is_no_file_by_its_name(client: TestClient) -> None:
-    """A field that is called "filename" is kept in memory like any other."""
-    big = {"filename": "x" * (guard.FIELD_BYTES + 1)}
-    assert client.post("/gradio_api/upload", data=big, files={"files": b"1,2"}).status_code == 413
 
 
 def test_a_form_may_come_in_pieces(client: TestClient) -> None:
@@ -193,7 +194,7 @@ def test_who_would_wait_too_long_is_told_place_and_time(
         "than 60 s here; ask again in 15 s"
     )
     assert answer.headers["retry-after"] == "15"
-    assert join(client, "other line", {"path": "x", "meta": {}}, 1).status_code == 200, "only that line"
+    assert join(client, "other-line", {"path": "x", "meta": {}}, 1).status_code == 200, "only that line"
     assert len(queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id].queue) == 3
 
 
@@ -432,6 +433,7 @@ def test_requests_that_come_at_once_share_too(monkeypatch: pytest.MonkeyPatch) -
     class Queue:
         event_queue_per_concurrency_id: ClassVar[dict[str, Any]] = {}
         active_jobs: ClassVar[list[Any]] = []
+        pending_messages_per_session: ClassVar[dict[str, Any]] = {}
 
     class Page:
         _queue = Queue()
@@ -547,6 +549,37 @@ def test_what_makes_a_page_hosted(
     assert next(iter(environment), "") in limits.why() or not environment
 
 
+def test_a_refused_name_does_not_open_the_page_to_strangers(client: TestClient) -> None:
+    """A site whose name points here can send the header of a proxy: refused, it decides nothing. Else every
+    site may write to the disk from then on."""
+    headers = {"host": "evil.example:7860", "x-real-ip": "1"}
+    assert client.get("/health", headers=headers).status_code == 400
+    assert client.get("/health").json()["hosted"] is False
+    for origin in ("http://evil.example", "foo://localhost", "//localhost"):
+        answer = client.post("/gradio_api/upload", files={"files": b"1"}, headers={"origin": origin})
+        assert answer.status_code == 403, origin
+
+
+def test_a_page_of_this_machine_stands_in_no_other_sites_frame(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can have a Space, and lead a click in its frame to this page."""
+    assert "hf.space" not in client.get("/health").headers["content-security-policy"]
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    policy = client.get("/health").headers["content-security-policy"]
+    assert "frame-ancestors 'self' https://huggingface.co" in policy
+
+
+@pytest.mark.parametrize(
+    "name", ["全　角.csv", "Screenshot 2026-11-23 at 9.41\u202fPM.csv", "👩\u200d🔬.csv"]
+)
+def test_a_file_may_be_called_as_files_are(client: TestClient, name: str) -> None:
+    """Spaces of other scripts, and what joins signs, are no control characters."""
+    path = client.post("/gradio_api/upload", files={"files": (name, b"1,2")}).json()[0]
+    assert client.get(f"/gradio_api/file={quote(path)}").content == b"1,2"
+    assert join(client, "a", {"path": path, "meta": {"_type": "gradio.FileData"}}, 1).status_code == 200
+
+
 def test_what_was_broken_off_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Gradio leaves the file of an upload that was broken off beside the folders of finished ones."""
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
@@ -558,7 +591,7 @@ def test_what_was_broken_off_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path:
         os.utime(path, (now - age, now - age))
     assert uploads.sweep(now) == 1
     assert {path.name for path in tmp_path.rglob("*")} == {"tmpnew", "hash", "a.npy"}
-    assert uploads.stored_bytes() == 2
+    assert uploads.stored_bytes() == 2 * uploads.LEAST_BYTES
     os.utime(tmp_path / "tmpnew", (now - 10**6, now - 10**6))
     os.utime(finished, (now - 10**6, now - 10**6))
     assert uploads.sweep(now) == 2

@@ -132,6 +132,7 @@ def test_a_big_endian_file(tmp_path: Path) -> None:
     writer.add_array("tokenizer.ggml.tokens", ["a", "bcd"])
     for dtype in (np.float32, np.float16, np.int32, np.float64):
         writer.add_tensor(np.dtype(dtype).name, values.astype(dtype))
+    writer.add_tensor("one", values[0, 1:2])
     kind = gguf.GGMLQuantizationType.Q8_0
     writer.add_tensor("coded", gguf.quants.quantize(values, kind), raw_dtype=kind)
     _finish(writer)
@@ -140,6 +141,7 @@ def test_a_big_endian_file(tmp_path: Path) -> None:
         want = torch.from_numpy(values.astype(name))
         assert torch.equal(source.read(name), want)
         assert torch.equal(source.read(name, max_elements=40), want[:1])
+    assert torch.equal(source.read("one"), torch.tensor([0.125]))
     with pytest.raises(SourceError, match="coded is Q8_0 in big-endian order"):
         source.read("coded")
 

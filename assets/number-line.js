@@ -7,7 +7,7 @@ explorer.numberLine = {
 
   /* The usual formats, after the chosen one where it is not among them. */
   rows({formats, format}) {
-    const added = format.levels && format.kind !== 'scale' && !this.NAMES.includes(format.name);
+    const added = format.levels && !format.scaleOnly && !this.NAMES.includes(format.name);
     return [...(added ? [format.name] : []), ...this.NAMES].map(name => formats[name]);
   },
 

@@ -41,7 +41,8 @@ explorer.numbers = {
       magnitude = (e + bias - 1) * 2 ** mantissa + steps;
       if (!format.saturates) magnitude = Math.min(magnitude, infinity);
     }
-    const negative = (number < 0 || Object.is(number, -0)) && (magnitude > 0 || format.negativeZero);
+    const negative = format.signed && (number < 0 || Object.is(number, -0))
+      && (magnitude > 0 || format.negativeZero);
     return (magnitude + (negative ? 2 ** (exponent + mantissa) : 0)) * 2 ** unused;
   },
 

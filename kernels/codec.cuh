@@ -1,6 +1,6 @@
 // One codec for every number format, for host and device alike.
 //
-//   FloatCodec<E, M, BIAS, SPECIALS>   sign, exponent and mantissa bits
+//   FloatCodec<E, M, BIAS, SPECIALS>   sign, exponent and mantissa bits; a fifth argument false: no sign bit
 //   TruncatedCodec<M, BITS, AWAY>      a float32 with M mantissa bits, stored in its upper BITS bits
 //   PowerOfTwoCodec                    E8M0, for scales only
 //   IntegerCodec<BITS>                 two's complement
@@ -91,7 +91,7 @@ enum Specials { IEEE = 0, FN = 1, FNUZ = 2, NONE = 3 };
 // Whether a float format's codes come from FloatCodec::magnitude_bits.
 template <typename Q>
 constexpr bool has_magnitude_bits = false;
-template <int E, int M, int BIAS, int SPECIALS>
+template <int E, int M, int BIAS, int SPECIALS, bool SIGNED = true>
 struct FloatCodec;
 template <int M>
 constexpr bool has_magnitude_bits<FloatCodec<2, M, 1, NONE>> = true;
@@ -111,12 +111,14 @@ HD uint32_t fnuz_codes(uint32_t codes, uint32_t doubled, uint32_t& beyond) {
     return magnitude | (codes & signs & (magnitude + magnitudes));
 }
 
-template <int E, int M, int BIAS, int SPECIALS>
+// Without a sign bit the code is that of the magnitude.
+template <int E, int M, int BIAS, int SPECIALS, bool SIGNED>
 struct FloatCodec {
-    static constexpr int bits = 1 + E + M;
+    static_assert(SIGNED || SPECIALS != FNUZ, "the code of -0 needs a sign bit");
+    static constexpr int bits = (SIGNED ? 1 : 0) + E + M;
     static constexpr bool is_integer = false, has_nan = SPECIALS != NONE;
     static constexpr int mantissa = M, bias = BIAS;
-    static constexpr uint32_t magnitude_mask = (1u << (E + M)) - 1, sign_bit = 1u << (E + M);
+    static constexpr uint32_t magnitude_mask = (1u << (E + M)) - 1, sign_bit = SIGNED ? 1u << (E + M) : 0u;
     static constexpr uint32_t reserved_codes = SPECIALS == IEEE ? (1u << M) : SPECIALS == FN ? 1u : 0u;
     static constexpr uint32_t max_code = magnitude_mask - reserved_codes;
     static constexpr uint32_t nan_code = SPECIALS == FNUZ ? sign_bit : magnitude_mask;
@@ -148,12 +150,12 @@ struct FloatCodec {
 
     static HD uint32_t encode(float v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-        if constexpr (E == 4 && M == 3 && SPECIALS == FN) {
+        if constexpr (SIGNED && E == 4 && M == 3 && SPECIALS == FN) {
             uint16_t pair;
             asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
             return pair & 0xffu;
         }
-        if constexpr (E == 5 && M == 2 && SPECIALS == IEEE) {
+        if constexpr (SIGNED && E == 5 && M == 2 && SPECIALS == IEEE) {
             uint16_t pair;
             asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
             return pair & 0xffu;

@@ -9,7 +9,7 @@ from typing import Any
 
 from app.parts import html
 from explorer.figures.style import FAMILY_COLORS, family
-from explorer.formats import E8M0, FLOAT32, FORMATS, CodebookFormat, FloatFormat, Format, IntegerFormat
+from explorer.formats import FLOAT32, FORMATS, CodebookFormat, FloatFormat, Format, IntegerFormat
 from explorer.formats.code import parse_code
 from explorer.formats.floats import TruncatedFloat32
 from explorer.formats.integers import FixedPointFormat
@@ -39,6 +39,7 @@ def _facts(fmt: Format) -> dict[str, Any]:
         "fields": [{"name": f.name, "high": f.high, "low": f.low} for f in fmt.fields],
         "note": fmt.note,
         "nan": _nan_code(fmt),
+        "scaleOnly": fmt.scale_only,
         **_encoding(fmt),
     }
     if fmt.bits <= 8:
@@ -53,7 +54,8 @@ def _encoding(fmt: Format) -> dict[str, Any]:
         return {"kind": "codebook", "boundaries": fmt.boundaries}
     if isinstance(fmt, FloatFormat):
         return {
-            "kind": "scale" if fmt is E8M0 else "float",
+            "kind": "float" if fmt.has_zero else "scale",
+            "signed": fmt.signed,
             "exponent": fmt.exponent,
             "mantissa": fmt.mantissa,
             "bias": fmt.bias,

@@ -41,7 +41,7 @@ def config_of(scheme: Scheme) -> Config:
         per_byte=fmt.per_byte if isinstance(fmt, CodebookFormat) else 0,
         mapping=kernel.Mapping[scheme.mapping.name],
         scale_codec=scale.format.cuda_codec,
-        scale_dtype=scale.stored_dtype,
+        scale_dtype=scale.format.stored_dtype,
         scale_rule=_scale_rule(scheme.scale),
         smallest_scale=scale.smallest,
         range=kernel.Range[calibrator.upper()] if calibrator in RANGES else kernel.Range.MINMAX,
@@ -73,15 +73,17 @@ def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout:
 
 
 def scales_from(out: Output, scheme: Scheme) -> Scales:
-    """The kernels' stored scales as float32."""
+    """The kernels' stored scales, which are codes of their format, as float32."""
     if scheme.scale is None:
         return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
     tensor_scale = tensor_scale_for(out.amax, scheme) if out.amax is not None else None
-    return Scales(out.scales.to(torch.float32), out.zeros, tensor_scale, raw=out.scales)
+    stored = scheme.scale.format.from_stored(out.scales)
+    return Scales(stored, out.zeros, tensor_scale, raw=out.scales)
 
 
 def raw_scales(scales: Scales, scheme: Scheme) -> Tensor:
-    """The scales in their format's own dtype, as kernels and files hold them."""
+    """Codes of the scales [grid rows, grid columns] with ``Format.stored_dtype``, as kernels and files hold
+    them."""
     if scales.raw is not None:
         return scales.raw
-    return scales.stored.to((scheme.scale or ScaleRule()).stored_dtype).contiguous()
+    return (scheme.scale or ScaleRule()).format.to_stored(scales.stored).contiguous()

@@ -1,9 +1,9 @@
 """A quantized tensor in a safetensors file, and back.
 
     <name>.packed        U8 [rows, row bytes]        codes, see ``formats.packing``
-    <name>.scale         the scale's own dtype [grid rows, grid columns]
+    <name>.scale         the scales' codes [grid rows, grid columns], with their format's ``stored_dtype``
     <name>.zero_point    U8 [bytes]                 asymmetric schemes: packed codes, block after block
-    <name>.block_offset  the scale's own dtype [grid rows, grid columns]   schemes with offsets
+    <name>.block_offset  likewise [grid rows, grid columns]   schemes with offsets
     <name>.tensor_scale  F32 []                            two-level schemes
     <name>.super_scale   F16 [rows, super-blocks]          scales of super-blocks; then <name>.scale is
                          U8 [bytes], packed integers: all blocks' scales, then all blocks' minimums
@@ -67,7 +67,7 @@ def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
     if scales.zero_points is not None:
         tensors["zero_point"] = _packed_zero_points(scales.zero_points, q.scheme)
     if scales.offsets is not None and q.scheme.scale is not None:
-        tensors["block_offset"] = scales.offsets.to(q.scheme.scale.stored_dtype)
+        tensors["block_offset"] = q.scheme.scale.format.to_stored(scales.offsets)
     if scales.tensor_scale is not None:
         tensors["tensor_scale"] = scales.tensor_scale
     return tensors
@@ -96,14 +96,20 @@ def load_quantized(path: str | Path) -> QuantizedTensor:
 def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
     """The scales from the checked parts of a file."""
     stored, zero_points, offsets = own["scale"], own["zero_point"], own["block_offset"]
+
+    def values(part: Tensor) -> Tensor:
+        if part.dtype == torch.float32 or scheme.scale is None:  # of version 0.2 and earlier
+            return part.to(torch.float32)
+        return scheme.scale.format.from_stored(part)
+
     if zero_points is not None and zero_points.dtype == torch.uint8:
         zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
     return Scales.of(
         scheme,
-        torch.ones(scheme.grid(shape)) if stored is None else stored.to(torch.float32),
+        torch.ones(scheme.grid(shape)) if stored is None else values(stored),
         zero_points,
         own["tensor_scale"],
-        None if offsets is None else offsets.to(torch.float32),
+        None if offsets is None else values(offsets),
     )
 
 
@@ -121,9 +127,9 @@ def _parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
     return {
         **{key: [] for key in LEVEL_KEYS},
         "packed": [packed],
-        "scale": [(dtype, grid) for dtype in (rule.stored_dtype, torch.float32)] if rule else [],
+        "scale": [(dtype, grid) for dtype in (rule.format.stored_dtype, torch.float32)] if rule else [],
         "zero_point": [(torch.uint8, (zero_bytes,)), (torch.int8, grid)] if scheme.asymmetric else [],
-        "block_offset": [(rule.stored_dtype, grid)] if rule and offset else [],
+        "block_offset": [(rule.format.stored_dtype, grid)] if rule and offset else [],
         "tensor_scale": [(torch.float32, ())] if rule and rule.per_tensor else [],
     }
 

@@ -38,7 +38,7 @@ class Format:
     """One number format. Codes are uint8 up to 8 bits, then int16, then int32.
 
     ``tensor_cores`` names the NVIDIA architectures whose tensor cores multiply this format natively.
-    ``torch_dtype`` is what scales of this format are stored as; formats without one cannot be scales.
+    ``torch_dtype`` is the floating-point dtype whose bits are this format's codes, where torch has one.
     """
 
     name: str
@@ -47,6 +47,43 @@ class Format:
     tensor_cores: str = "none"
     note: str = ""
     torch_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.torch_dtype is not None:
+            self._check_dtype(self.torch_dtype)
+
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        """``ValueError`` unless torch reads codes of up to 8 bits as this format does; wider ones by size."""
+        same = dtype.is_floating_point and dtype.itemsize == self.code_dtype.itemsize
+        if same and self.bits == 8:
+            codes = torch.arange(self.code_count, dtype=torch.uint8)
+            same = torch.equal(codes.view(dtype).float().nan_to_num(), self.values.nan_to_num())
+        if not same:
+            raise ValueError(
+                f"{self.label}: {dtype} has other values; torch_dtype is the floating-point dtype with the "
+                f"same codes, or None, and codes are then stored as {self.code_dtype}"
+            )
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The dtype of stored scales, in memory and in files: ``torch_dtype``, else that of codes."""
+        return self.torch_dtype or self.code_dtype
+
+    @keeps_subnormals
+    def to_stored(self, x: Tensor) -> Tensor:
+        """Codes of float32 ``x``, in its shape, with ``stored_dtype``; ``x`` holds no NaN."""
+        return self.encode_unchecked(x.to(torch.float32)).view(self.stored_dtype)
+
+    @keeps_subnormals
+    def from_stored(self, stored: Tensor) -> Tensor:
+        """float32 values of codes with ``stored_dtype``, in their shape."""
+        # torch's conversion gives the same bits and reads no table of values, for which a GPU would wait.
+        return self.decode(stored) if self.torch_dtype is None else stored.to(torch.float32)
+
+    @property
+    def scale_only(self) -> bool:
+        """Whether scales can have this format and elements cannot."""
+        return False
 
     @property
     def cuda_codec(self) -> str:

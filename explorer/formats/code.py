@@ -189,7 +189,7 @@ def _float_formula(fmt: FloatFormat, code: int) -> str:
     fields = {f.name: (code >> f.low) & (2 ** (f.high - f.low + 1) - 1) for f in fmt.fields}
     sign = "−" if fields.get("sign") else "+"
     e, m, denominator = fields["exponent"], fields.get("mantissa", 0), 2**fmt.mantissa
-    if not fmt.signed:
+    if not fmt.has_zero:
         return f"2^({e}−{fmt.bias}) = {short(value)}"
     if e == 0:
         return f"{sign}2^(1−{fmt.bias}) × {m}/{denominator} = {short(value)}  (subnormal)"

@@ -25,14 +25,16 @@ class Specials(enum.Enum):
     FN = "only the all-ones magnitude is NaN; no Inf"
     FNUZ = "only the code of -0 is NaN; no Inf, no -0"
     NONE = "every code is a finite number"
-    SCALE = "the all-ones code is NaN; no zero, no sign"
+    SCALE = "the all-ones code is NaN; no zero, no subnormals"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FloatFormat(Format):
     """Sign, exponent, mantissa: (-1)^S · 2^(E-bias) · 1.M, or (-1)^S · 2^(1-bias) · 0.M when E = 0.
 
-    Up to 8 bits, and FP16; wider formats are ``TruncatedFloat32``.
+    Up to 8 bits, and FP16; wider formats are ``TruncatedFloat32``. Without a sign bit (``signed`` False) the
+    format is for scales only, and a number's code is that of its magnitude. Facts that contradict each other
+    raise ``ValueError``.
 
     >>> FORMATS["float8_e4m3fn"].value(0b0_1111_110)   # S=0 E=15 M=6 -> 2^8 · 1.75
     448.0
@@ -42,14 +44,39 @@ class FloatFormat(Format):
     mantissa: int
     bias: int
     specials: Specials
+    signed: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_fields()
+        super().__post_init__()
+
+    def _check_fields(self) -> None:
+        width = self.signed + self.exponent + self.mantissa
+        if self.bits != width:
+            raise ValueError(
+                f"{self.label} has {self.bits} bits, but sign, exponent and mantissa have {width}"
+            )
+        half = (self.signed, self.exponent, self.bias, self.specials) == (True, 5, 15, Specials.IEEE)
+        if self.bits > 8 and not (self.bits == 16 and half):
+            raise ValueError(f"{self.label} has no codec: a FloatFormat has up to 8 bits, or is FP16")
+        if self.specials is Specials.FNUZ and not self.signed:
+            raise ValueError(f"{self.label} has no code of -0 that could be NaN: it has no sign")
+        if self.specials is Specials.SCALE and type(self) is FloatFormat:
+            raise ValueError(f"{self.label} has no codec: without zero and subnormals there is E8M0 alone")
 
     @property
     def cuda_codec(self) -> str:
-        return f"FloatCodec<{self.exponent},{self.mantissa},{self.bias},{self.specials.name}>"
+        unsigned = "" if self.signed else ",false"
+        return f"FloatCodec<{self.exponent},{self.mantissa},{self.bias},{self.specials.name}{unsigned}>"
 
     @property
-    def signed(self) -> bool:
-        return self.specials is not Specials.SCALE
+    def scale_only(self) -> bool:
+        return not self.signed
+
+    @property
+    def holds_scales(self) -> bool:
+        """Whether scales can have this format: their codes fill 1, 2 or 4 bytes."""
+        return self.bits in (8, 16, 32)
 
     @property
     def fields(self) -> tuple[BitField, ...]:
@@ -91,7 +118,7 @@ class FloatFormat(Format):
             infinite = self.specials is Specials.IEEE and magnitude == self.max_code + 1
             return math.copysign(math.inf, -1.0 if negative else 1.0) if infinite else math.nan
         e, m = magnitude >> self.mantissa, magnitude & (2**self.mantissa - 1)
-        if e == 0 and self.signed:
+        if e == 0 and self.has_zero:
             unsigned = math.ldexp(m, 1 - self.bias - self.mantissa)
         else:
             unsigned = math.ldexp(2**self.mantissa + m, e - self.bias - self.mantissa)
@@ -122,11 +149,12 @@ class FloatFormat(Format):
             a = whole.mul_(spacing)
         bits = a.mul_(2.0 ** (self.bias - 127)).view(torch.int32)
         codes = bits.bitwise_right_shift_(MANTISSA_BITS - self.mantissa)
-        sign_bit = 1 << (self.exponent + self.mantissa)
-        sign = x.view(torch.int32).bitwise_right_shift(31).bitwise_and_(sign_bit)
-        if self.specials is Specials.FNUZ:
-            sign.mul_(codes != 0)
-        codes.bitwise_or_(sign)
+        if self.signed:
+            sign_bit = 1 << (self.exponent + self.mantissa)
+            sign = x.view(torch.int32).bitwise_right_shift(31).bitwise_and_(sign_bit)
+            if self.specials is Specials.FNUZ:
+                sign.mul_(codes != 0)
+            codes.bitwise_or_(sign)
         if self.nan_code is not None:
             codes.masked_fill_(torch.isnan(x), self.nan_code)
         return codes.to(self.code_dtype)
@@ -142,15 +170,15 @@ class FloatFormat(Format):
 
     @property
     def min(self) -> float:
-        return -self.max if self.signed else self.smallest_subnormal
+        return -self.max if self.signed else self._value_of_fields(0)
 
     @property
     def smallest_subnormal(self) -> float:
-        return self._value_of_fields(1 if self.signed else 0)
+        return self._value_of_fields(1 if self.has_zero else 0)
 
     @property
     def smallest_normal(self) -> float:
-        return self._value_of_fields(1 << self.mantissa if self.signed else 0)
+        return self._value_of_fields(1 << self.mantissa if self.has_zero else 0)
 
     @property
     def eps(self) -> float:
@@ -163,7 +191,7 @@ class FloatFormat(Format):
 
     @property
     def has_zero(self) -> bool:
-        return self.signed
+        return self.specials is not Specials.SCALE
 
     @property
     def has_negative_zero(self) -> bool:
@@ -191,6 +219,13 @@ class TruncatedFloat32(FloatFormat):
     """
 
     away: bool = False
+
+    def _check_fields(self) -> None:
+        if self.bits not in (16, 32) or self.exponent != 8 or self._unused_bits < 0:
+            raise ValueError(
+                f"{self.label} has no codec: a float32 with fewer mantissa bits has 8 bits of exponent, "
+                "stored in 16 or 32 bits"
+            )
 
     @property
     def cuda_codec(self) -> str:

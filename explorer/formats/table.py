@@ -94,7 +94,7 @@ _ROWS: tuple[Format, ...] = (
     ),
     PowerOfTwoScale(
         name="float8_e8m0fnu", label="E8M0 (scale only)", bits=8, exponent=8, mantissa=0, bias=127,
-        specials=Specials.SCALE, tensor_cores="sm_100a, sm_120a (block scale)",
+        specials=Specials.SCALE, signed=False, tensor_cores="sm_100a, sm_120a (block scale)",
         torch_dtype=torch.float8_e8m0fnu,
     ),
 )  # fmt: skip

@@ -250,7 +250,7 @@ def weight_zeros(w: Operand) -> Tensor | None:
 def _weight_scale_dtype(scheme: Scheme) -> torch.dtype:
     if scheme.scale is None:
         return torch.float32
-    return torch.bfloat16 if has_byte_scales(scheme) else scheme.scale.stored_dtype
+    return torch.bfloat16 if has_byte_scales(scheme) else scheme.scale.format.stored_dtype
 
 
 def activation_rows(x: Operand, multiple: int = ACTIVATION_ROWS) -> Tensor:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-import torch
-
 from explorer.formats import E4M3, E8M0, FLOAT32, FloatFormat, Format
 from explorer.formats.rounding import Rounding
 
@@ -100,8 +98,8 @@ class ScaleRule:
             raise ValueError("an E8M0 scale needs an ExponentRule, and no other scale format takes one")
         if self.per_tensor and self.format is not E4M3:
             raise ValueError("two-level scaling is defined for E4M3 block scales (NVFP4)")
-        if self.format.torch_dtype is None:
-            raise ValueError(f"torch has no dtype to store {self.format.label} scales in")
+        if not self.format.holds_scales:
+            raise ValueError(f"scales have 8, 16 or 32 bits, not {self.format.label}'s {self.format.bits}")
         if self.convention is Convention.ZERO and not self.format.has_zero:
             raise ValueError(f"{self.format.label} has no zero, so that scales of it cannot be 0")
         if self.super_bits is not None:
@@ -136,12 +134,6 @@ class ScaleRule:
     def bits(self) -> int:
         """Bits of one block's stored scale."""
         return 8 if self.nested else self.super_bits or self.format.bits
-
-    @property
-    def stored_dtype(self) -> torch.dtype:
-        """The dtype of stored scales, in memory and in files."""
-        assert self.format.torch_dtype is not None
-        return self.format.torch_dtype
 
     @property
     def smallest(self) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from explorer.formats import E8M0, FloatFormat, Format, IntegerFormat
+from explorer.formats import FloatFormat, Format, IntegerFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.formats.rounding import Rounding
 from explorer.schemes.calibrators import MINMAX, Calibrator
@@ -99,8 +99,8 @@ class Scheme:
 
     def _check(self) -> None:
         fmt, scale = self.format, self.scale
-        if fmt is E8M0:
-            raise ValueError("E8M0 is a format for scales only: it has neither zero nor sign")
+        if fmt.scale_only:
+            raise ValueError(f"{fmt.label} is a format for scales only: it has no sign")
         if scale is None and not isinstance(fmt, FloatFormat):
             raise ValueError(
                 f"{fmt.label} needs a scale; only floating-point formats can be cast without one"

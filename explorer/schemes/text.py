@@ -10,7 +10,7 @@ In EBNF::
 
     scheme     = name                                               (its block length may be another number)
                | format "~" block "~" mapping "~" scale "~" calibrator { "~" option } ;
-    format     = a name of FORMATS, except float8_e8m0fnu | "int7" ;
+    format     = a name of FORMATS, except those for scales only | "int7" ;
     block      = "tensor" | "row" | "column" | side "x" side        (rows x columns)
                | "flat" number ;                                    (runs of the flattened tensor)
     side       = number | "all" ;                                   ("all": the whole axis; older: "row")
@@ -59,10 +59,14 @@ from explorer.schemes.scheme import BLOCK_WORDS, FLAT, NO_SCALE, SEPARATOR, Bloc
 from explorer.schemes.table import ALIASES, SCHEMES
 
 _INT7 = IntegerFormat(name="int7", label="INT7", bits=7)
-ELEMENT_FORMATS: dict[str, Format] = {row.name: row for row in (*FORMATS.values(), _INT7) if row is not E8M0}
+ELEMENT_FORMATS: dict[str, Format] = {
+    row.name: row for row in (*FORMATS.values(), _INT7) if not row.scale_only
+}
 """The formats of codes. INT7 has no row of FORMATS; training sweeps over it."""
+SCALE_FORMATS = tuple(row for row in FORMATS.values() if isinstance(row, FloatFormat) and row.holds_scales)
+"""The formats of scales."""
 _SCALE_RULES = (
-    *(ScaleRule(row) for row in ELEMENT_FORMATS.values() if isinstance(row, FloatFormat) and row.torch_dtype),
+    *(ScaleRule(row) for row in SCALE_FORMATS if row is not E8M0),
     *(ScaleRule(E8M0, rule) for rule in ExponentRule),
     ScaleRule(E4M3, per_tensor=True),
     *(ScaleRule(float_format("float16"), convention=Convention.ZERO, super_bits=bits) for bits in SUPER_BITS),

@@ -11,32 +11,36 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from explorer import FORMATS, Scheme, quantize
+from explorer import FORMATS, Scheme, compare, quantize
 from explorer.core.lowering import config_of, raw_scales
 from explorer.export.quantized import load_quantized, save_quantized
 from explorer.formats import E8M0, FloatFormat
-from explorer.schemes import ExponentRule, ScaleRule
+from explorer.schemes import ExponentRule, ScaleRule, text
+from tests.new_rows import ROWS, UE5M3
 
-SCALE_FORMATS = [fmt.name for fmt in FORMATS.values() if fmt.torch_dtype is not None]
+SCALE_FORMATS: dict[str, FloatFormat] = {
+    fmt.name: fmt for fmt in ROWS.values() if isinstance(fmt, FloatFormat) and fmt.holds_scales
+}
 
 
 def scheme_with(name: str) -> Scheme:
     """FP8 codes in blocks of 32 under scales of the format called ``name``."""
-    fmt = FORMATS[name]
-    assert isinstance(fmt, FloatFormat)
+    fmt = SCALE_FORMATS[name]
     rule = ScaleRule(fmt, ExponentRule.FLOOR if fmt is E8M0 else None)
     return Scheme(f"scales_{name}", "t", FORMATS["float8_e4m3fn"], (1, 32), rule)
 
 
 @pytest.mark.parametrize("name", SCALE_FORMATS)
-def test_scales_survive_a_file(name: str, tmp_path: Path) -> None:
-    """The file holds them in the format's own dtype, and loading gives the same codes, scales and values."""
+def test_scales_survive_a_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file holds their codes, and loading gives the same codes, scales and values."""
     scheme = scheme_with(name)
+    assert scheme.scale is not None
+    monkeypatch.setitem(text.SCALE_RULES, scheme.scale.word, scheme.scale)
     x = torch.randn(7, 100, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 7)[:, None]
     q = quantize(x, scheme)
     save_quantized(q, tmp_path / "t.safetensors")
     with safe_open(tmp_path / "t.safetensors", framework="pt") as file:
-        assert file.get_tensor("tensor.scale").dtype == FORMATS[name].torch_dtype
+        assert file.get_tensor("tensor.scale").dtype == SCALE_FORMATS[name].stored_dtype
     loaded = load_quantized(tmp_path / "t.safetensors")
     assert torch.equal(loaded.packed, q.packed)
     assert torch.equal(loaded.scales.stored.view(torch.int32), q.scales.stored.view(torch.int32))
@@ -45,23 +49,34 @@ def test_scales_survive_a_file(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCALE_FORMATS)
 def test_stored_scales_are_the_formats_codes(name: str) -> None:
-    """A cast to the stored dtype gives the format's own codes: kernels and files hold the same bytes."""
-    scheme, fmt = scheme_with(name), FORMATS[name]
+    """What is stored are the format's own codes: kernels and files hold the same bytes."""
+    scheme, fmt = scheme_with(name), SCALE_FORMATS[name]
     q = quantize(torch.randn(64, 320, generator=torch.Generator().manual_seed(1)).exp(), scheme)
     raw = raw_scales(q.scales, scheme)
     codes = fmt.encode(q.scales.stored).contiguous()
     assert torch.equal(raw.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(fmt.from_stored(raw), fmt.decode(codes))
     assert config_of(scheme).scale_dtype == raw.dtype
 
 
 @pytest.mark.parametrize("name", [n for n, fmt in FORMATS.items() if isinstance(fmt, FloatFormat)])
-def test_what_has_no_dtype_is_no_scale(name: str) -> None:
-    """A format that torch cannot store is refused where the scheme is made, not when its file is written."""
+def test_what_fills_no_bytes_is_no_scale(name: str) -> None:
+    """Scales of 4 or 6 bits are refused where the scheme is made, not when its file is written."""
     fmt = FORMATS[name]
     assert isinstance(fmt, FloatFormat)
     rule = ExponentRule.FLOOR if fmt is E8M0 else None
-    if fmt.torch_dtype is None:
-        with pytest.raises(ValueError, match=f"no dtype to store {fmt.label} scales in"):
-            ScaleRule(fmt, rule)
+    if fmt.holds_scales:
+        assert ScaleRule(fmt, rule).format.stored_dtype.itemsize * 8 == fmt.bits
     else:
-        assert ScaleRule(fmt, rule).stored_dtype.itemsize * 8 == fmt.bits
+        with pytest.raises(ValueError, match=f"8, 16 or 32 bits, not {fmt.label}'s {fmt.bits}"):
+            ScaleRule(fmt, rule)
+
+
+def test_a_format_for_scales_only_is_no_element() -> None:
+    """By its row, whichever format it is; its range and mantissa decide what FP4 loses by its scales."""
+    with pytest.raises(ValueError, match="UE5M3 is a format for scales only: it has no sign"):
+        Scheme("t", "t", UE5M3, (1, 16))
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(3))
+    usual = quantize(x, Scheme("t", "t", FORMATS["float4_e2m1fn"], (1, 16), ScaleRule(FORMATS["float16"])))
+    stored = quantize(x, Scheme("t", "t", FORMATS["float4_e2m1fn"], (1, 16), ScaleRule(UE5M3)))
+    assert 20 < compare(x, stored).sqnr_db < compare(x, usual).sqnr_db + 0.2

@@ -6,6 +6,7 @@ If these fail, every number the explorer shows is suspect: codes no longer match
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from typing import Any
 
@@ -20,20 +21,14 @@ from torch import Tensor
 from explorer import FORMATS
 from explorer.formats import CodebookFormat, FloatFormat, Format, IntegerFormat, Specials, TruncatedFloat32
 from explorer.formats.codebooks import Ties
-from explorer.formats.floats import PowerOfTwoScale
 from explorer.formats.rounding import Rounding, philox_block, philox_uniform
-
-NEW_ROW = FloatFormat(
-    name="float8_e3m4", label="FP8 E3M4", bits=8, exponent=3, mantissa=4, bias=3, specials=Specials.IEEE
-)
-"""A row that the table does not have. Every test meets it too: a new row needs no line here."""
-ROWS: dict[str, Format] = {**FORMATS, NEW_ROW.name: NEW_ROW}
+from tests.new_rows import E3M4, NEW_ROWS, ROWS, UE5M3
 
 SMALL = [f for f in ROWS.values() if f.bits <= 8]
 FLOATS = [f for f in ROWS.values() if isinstance(f, FloatFormat)]
 SIGNED = [f for f in FLOATS if f.signed]
-CAST_TO = [f for f in ROWS.values() if not isinstance(f, PowerOfTwoScale)]
-"""Formats that values are rounded to; E8M0 is only a scale, rounds up, and has tests of its own."""
+CAST_TO = [f for f in ROWS.values() if not f.scale_only]
+"""Formats that values of either sign are rounded to."""
 
 PEERS = {f.name: getattr(ml_dtypes, f.name) for f in SIGNED if hasattr(ml_dtypes, f.name)} | {
     "float16": np.float16
@@ -46,11 +41,31 @@ GFLOAT = {
     "float6_e3m2fn": gfloat.formats.format_info_ocp_e3m2,
     "float4_e2m1fn": gfloat.formats.format_info_ocp_e2m1,
     "float8_e8m0fnu": gfloat.formats.format_info_ocp_e8m0,
+    "bfloat16": gfloat.formats.format_info_bfloat16,
+    "float16": gfloat.formats.format_info_binary16,
 }
+"""The formats that gfloat describes itself; ``gfloat_row`` describes the others to it."""
 
 
 def label(fmt: Format) -> str:
     return fmt.name
+
+
+def gfloat_row(fmt: FloatFormat) -> gfloat.FormatInfo:
+    """The primary facts of a row in gfloat's terms. Its arithmetic, in float64, is independent of ours."""
+    nan_magnitudes = {Specials.IEEE: 2**fmt.mantissa - 1, Specials.FN: 1, Specials.SCALE: 1}
+    return gfloat.FormatInfo(
+        fmt.name,
+        fmt.signed + fmt.exponent + fmt.mantissa,
+        fmt.mantissa + 1,
+        bias=fmt.bias,
+        is_signed=fmt.signed,
+        domain=gfloat.Domain.Extended if fmt.specials is Specials.IEEE else gfloat.Domain.Finite,
+        has_nz=fmt.signed and fmt.specials is not Specials.FNUZ,
+        num_high_nans=nan_magnitudes.get(fmt.specials, 0),
+        has_subnormals=fmt.specials is not Specials.SCALE,
+        is_twos_complement=False,
+    )
 
 
 def all_sixteen_bit(kind: torch.dtype) -> Tensor:
@@ -138,14 +153,36 @@ def test_decode_is_the_definition(fmt: Format) -> None:
 
 
 @pytest.mark.parametrize("name", GFLOAT)
-def test_values_match_gfloat(name: str) -> None:
-    """Every code's value, the special ones too, equals gfloat's."""
-    fmt = FORMATS[name]
-    for code in range(fmt.code_count):
-        want, got = gfloat.decode_float(GFLOAT[name], code).fval, fmt.value(code)
-        assert got == want or (math.isnan(got) and math.isnan(want)), (
-            f"{name} code {code:#x}: {got} is not {want}"
-        )
+def test_rows_have_the_facts_that_gfloat_states(name: str) -> None:
+    """A wrong bias or wrong special codes are consistent with themselves: only another source tells."""
+    fmt, theirs = FORMATS[name], GFLOAT[name]
+    assert isinstance(fmt, FloatFormat)
+    assert {**vars(gfloat_row(fmt)), "name": ""} == {**vars(theirs), "name": ""}
+
+
+@pytest.mark.parametrize("fmt", [f for f in FLOATS if f.bits <= 16], ids=label)
+def test_values_match_gfloat(fmt: FloatFormat) -> None:
+    """Every code's value, the special ones too, equals gfloat's of a format with the row's facts."""
+    codes = np.arange(fmt.code_count)
+    want = gfloat.decode_ndarray(gfloat_row(fmt), codes)
+    got = np.array([fmt.value(int(code)) for code in codes])
+    differ = codes[~((got == want) | (np.isnan(got) & np.isnan(want)))]
+    assert not len(differ), f"code {differ[0]:#x}: {got[differ[0]]} is not {want[differ[0]]}"
+
+
+@pytest.mark.parametrize("fmt", [f for f in FLOATS if f.name not in {"float32", "float8_e8m0fnu"}], ids=label)
+def test_rounding_matches_gfloat(fmt: FloatFormat) -> None:
+    """All finite bfloat16 and a hundred thousand float32 bit patterns, rounded and saturated; E8M0 rounds up
+    and has a test of its own."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (100_000,), generator=torch.Generator().manual_seed(2))
+    x = torch.cat([all_sixteen_bit(torch.bfloat16), bits.to(torch.int32).view(torch.float32)])
+    x = x[x.isfinite()] if fmt.signed else x[x.isfinite()].abs()
+    away = isinstance(fmt, TruncatedFloat32) and fmt.away
+    ties = gfloat.RoundMode.TiesToAway if away else gfloat.RoundMode.TiesToEven
+    want = gfloat.round_ndarray(gfloat_row(fmt), x.double().numpy(), ties, sat=True)
+    got = fmt.decode(fmt.encode(x)).double().numpy()
+    differ = (got != want).nonzero()[0]
+    assert not len(differ), f"{x[differ[0]]}: {got[differ[0]]} is not {want[differ[0]]}"
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
@@ -293,13 +330,36 @@ def test_up_to_the_saturation_threshold_rounding_alone_reaches_max(fmt: Format) 
     assert fmt.saturation_threshold == fmt.max + spacing / 2
 
 
-@pytest.mark.parametrize("fmt", FLOATS, ids=label)
-def test_every_float_is_checked_against_another_implementation(fmt: Format) -> None:
-    """A row with a wrong bias or wrong special codes is consistent with itself: only another library tells.
+WRONG_FACTS: list[tuple[dict[str, Any], str]] = [
+    ({"bits": 7}, "has 7 bits, but sign, exponent and mantissa have 8"),
+    ({"signed": False}, "has 8 bits, but sign, exponent and mantissa have 7"),
+    ({"bits": 9, "mantissa": 5}, "has no codec: a FloatFormat has up to 8 bits, or is FP16"),
+    ({"bits": 7, "signed": False, "specials": Specials.FNUZ}, "no code of -0"),
+    ({"specials": Specials.SCALE}, "without zero and subnormals there is E8M0 alone"),
+    ({"torch_dtype": torch.uint8}, "torch.uint8 has other values; .* stored as torch.uint8"),
+    ({"torch_dtype": torch.float8_e4m3fn}, "torch.float8_e4m3fn has other values"),
+    ({"torch_dtype": torch.float16}, "torch.float16 has other values"),
+]
 
-    No library has TF32 as a storage format, and float32 is torch's own; their tests are below.
-    """
-    assert fmt.name in {*PEERS, *GFLOAT, "tfloat32", "float32"}
+
+@pytest.mark.parametrize("facts, words", WRONG_FACTS)
+def test_facts_that_contradict_each_other_are_refused(facts: dict[str, Any], words: str) -> None:
+    """Where the row is made: its codes would be another format's, silently."""
+    with pytest.raises(ValueError, match=f"^FP8 E3M4.*{words}"):
+        dataclasses.replace(E3M4, **facts)
+
+
+def test_an_unsigned_format_holds_magnitudes() -> None:
+    """UE5M3 has zero, subnormals and twice the codes of E5M3's magnitudes; a sign is dropped, as in E8M0."""
+    assert (UE5M3.max, UE5M3.min, UE5M3.smallest_subnormal, UE5M3.code_count) == (
+        114688.0,
+        0.0,
+        2.0**-17,
+        256,
+    )
+    x = torch.tensor([0.0, 1.0, -1.0, 1e9])
+    assert UE5M3.encode(x).tolist() == [0, 120, 120, 254] and math.isnan(UE5M3.value(255))
+    assert UE5M3.cuda_codec == "FloatCodec<5,3,15,FN,false>" and UE5M3.scale_only and UE5M3.has_zero
 
 
 def test_tf32_rounds_without_bias_and_keeps_nan() -> None:
@@ -385,27 +445,30 @@ def test_truncated_formats_are_exact_at_every_input_of_their_own() -> None:
 
 WIDE = {"float32", "tfloat32", "bfloat16", "float16"}
 """Above 8 bits: their codes are not tabulated."""
+SCALES = {f.name for f in ROWS.values() if f.scale_only}
+NO_FLOATS = {f.name for f in ROWS.values() if not isinstance(f, FloatFormat)}
 
 
 @pytest.mark.parametrize(
     "test, absent",
     [
         (test_every_code_round_trips, WIDE),
-        (test_every_boundary_takes_the_nearest_value, WIDE | {"float8_e8m0fnu"}),
+        (test_every_boundary_takes_the_nearest_value, WIDE | SCALES),
         (test_decode_is_the_definition, WIDE),
+        (test_values_match_gfloat, NO_FLOATS | {"float32", "tfloat32"}),
+        (test_rounding_matches_gfloat, NO_FLOATS | {"float32", "float8_e8m0fnu"}),
         (test_up_to_the_saturation_threshold_rounding_alone_reaches_max, WIDE),
         (test_fields_cover_every_bit_once, set()),
-        (test_stochastic_rounding_is_unbiased, {"float8_e8m0fnu"}),
+        (test_stochastic_rounding_is_unbiased, SCALES),
     ],
     ids=lambda p: getattr(p, "__name__", ""),
 )
 def test_every_format_is_met(test: Any, absent: set[str]) -> None:
-    """The cases of a test are the table and the new row, but for the formats that it names as absent."""
+    """The cases of a test are the table and the new rows, but for the formats that it names as absent."""
     met = {fmt.name for mark in test.pytestmark for fmt in mark.args[1]}
-    assert met == ({*FORMATS} | {NEW_ROW.name}) - absent
+    assert met == {*ROWS} - absent
 
 
-@pytest.mark.parametrize("name", [NEW_ROW.name])
-def test_a_new_row_meets_the_other_libraries(name: str) -> None:
+def test_a_new_row_meets_the_other_libraries() -> None:
     """Where ml_dtypes knows a new format, it is compared with it without a line in this file."""
-    assert name in PEERS
+    assert E3M4.name in PEERS and not {*NEW_ROWS} & {*FORMATS}

@@ -24,6 +24,7 @@ from explorer.paths import KERNELS
 from explorer.schemes import ExponentRule, ScaleRule, scale_for
 from explorer.schemes.calibrators import CALIBRATORS, Range
 from tests.kernels.generated import write_formats
+from tests.new_rows import ROWS
 
 HERE = Path(__file__).parent
 VENDOR = {"float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float8_e8m0fnu"}
@@ -34,7 +35,7 @@ def hard_values() -> Tensor:
     """All bfloat16 and float16 values, boundaries of every format ±3 ulp, and ten million bit patterns."""
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16)
     parts = [every.view(torch.bfloat16).float(), every.view(torch.float16).float()]
-    for fmt in FORMATS.values():
+    for fmt in ROWS.values():
         if fmt.bits <= 8:
             levels = torch.tensor(fmt.levels, dtype=torch.float64)
             points = torch.cat([levels, (levels[1:] + levels[:-1]) / 2]).float()
@@ -71,8 +72,8 @@ def checked(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> Checked:
 
 
 def test_every_format_is_met(checked: Checked) -> None:
-    """No row of ``FORMATS`` is left out, and none of NVIDIA's conversions."""
-    assert list(checked.codes) == list(FORMATS)
+    """No row is left out, and none of NVIDIA's conversions."""
+    assert list(checked.codes) == list(ROWS)
     assert set(checked.vendor) == VENDOR
 
 
@@ -83,11 +84,11 @@ def test_the_codec_is_nvidias(name: str, checked: Checked) -> None:
     assert count == 0, f"{name}: {count} codes differ from NVIDIA's, the first for {first}"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ROWS)
 def test_the_codec_is_the_references(name: str, checked: Checked) -> None:
     """Bit for bit on ten million values; NaN only where the format has one."""
     values, codes = checked.values, checked.codes[name]
-    fmt = FORMATS[name]
+    fmt = ROWS[name]
     kept = torch.ones_like(values, dtype=torch.bool) if fmt.has_nan else ~torch.isnan(values)
     x, got = values[kept], codes[kept]
     want = fmt.encode(x).to(torch.int32)
@@ -104,8 +105,8 @@ def test_the_codec_is_the_references(name: str, checked: Checked) -> None:
 def scale_rules() -> dict[str, ScaleRule]:
     """Every format that can be a scale, E8M0 under each of its rules."""
     rules = {}
-    for fmt in FORMATS.values():
-        if isinstance(fmt, FloatFormat) and fmt.torch_dtype is not None:
+    for fmt in ROWS.values():
+        if isinstance(fmt, FloatFormat) and fmt.holds_scales:
             for exponent in ExponentRule if fmt is E8M0 else [None]:
                 rules[f"{fmt.name}{'_' + exponent.name if exponent else ''}"] = ScaleRule(fmt, exponent)
     return rules
@@ -155,7 +156,7 @@ def test_stored_scales_are_the_references(fmt: str, mapping: str, nvcc: str, tmp
         stored = scale_for(Range(low[:, None], high[:, None]), scheme).stored
         wrong = (steps != stored.view(torch.int32).view(-1)).nonzero().view(-1)
         assert not len(wrong), f"{name}: {len(wrong)} steps, the first for {low[wrong[0]]}, {high[wrong[0]]}"
-        want = stored.to(scheme.scale.stored_dtype).view(torch.uint8).view(len(low), -1)
+        want = scheme.scale.format.to_stored(stored).view(torch.uint8).view(len(low), -1)
         assert torch.equal(
             codes.contiguous().view(torch.uint8).view(len(low), -1)[:, : want.shape[1]], want
         ), name

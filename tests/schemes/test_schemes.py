@@ -361,7 +361,7 @@ WRONG = [
         },
         "symmetric scaling only",
     ),
-    ({"format": E8M0}, "neither zero nor sign"),
+    ({"format": E8M0}, "for scales only"),
     ({"format": FORMATS["bfloat16"]}, "cast without a scale"),
     ({"format": FORMATS["int8"], "block": (0, 4)}, "positive"),
 ]

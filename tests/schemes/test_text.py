@@ -23,20 +23,20 @@ from hypothesis import strategies as st
 from explorer import CALIBRATORS, FORMATS, SCHEMES, ExponentRule, MappingType, ScaleRule, Scheme, quantize
 from explorer.core.ops import fake_quantize, learned_quantize
 from explorer.export.quantized import load_quantized, save_quantized
-from explorer.formats import E4M3, E8M0, FloatFormat, IntegerFormat
+from explorer.formats import E4M3, E8M0, IntegerFormat
 from explorer.paths import ASSETS
 from explorer.schemes import ALIASES, OWN_CODES, SCALE_RULES, CodeRule, Convention, Ties
 from explorer.schemes.calibrators import MINMAX
 from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.scheme import SEPARATOR
-from explorer.schemes.text import NAMES, checked_text, custom_label
+from explorer.schemes.text import NAMES, SCALE_FORMATS, checked_text, custom_label
 
-ELEMENTS = [row for row in FORMATS.values() if row is not E8M0]
+ELEMENTS = [row for row in FORMATS.values() if not row.scale_only]
 ELEMENTS.append(IntegerFormat(name="int7", label="INT7", bits=7))
 PLAIN_RULES = [
     ScaleRule(E4M3, per_tensor=True),
     *(ScaleRule(E8M0, rule) for rule in ExponentRule),
-    *(ScaleRule(row) for row in ELEMENTS if isinstance(row, FloatFormat) and row.torch_dtype),
+    *(ScaleRule(row) for row in SCALE_FORMATS if row is not E8M0),
 ]
 RULES = [
     None,

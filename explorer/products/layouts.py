@@ -35,9 +35,6 @@ from explorer.schemes import Scheme
 TYPICAL_SHAPES = ((64, 2048), (64, 4096), (64, 8192))
 """Of operands that are quantized or dequantized in the call: what their kernels are compiled ahead for. Other
 numbers of columns may need other builds, which are compiled at first use."""
-BIGGEST_READ = {16: 16, 8: 16, 6: 32, 4: 32, 3: 32}
-"""Codes of a row that a lane reads at once, by their bits; of 2-bit codes 32, or 64 where one scale serves a
-row."""
 ACTIVATION_ROWS = 16
 """Rows of activations are filled to a multiple of so many elements: the kernels' least step along K."""
 
@@ -121,7 +118,7 @@ def weight_of(scheme: Scheme) -> Weight:
     fmt, group = scheme.format, scheme.block[1]
     two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
     scale_first = has_byte_scales(scheme)
-    read = BIGGEST_READ.get(fmt.bits, 64 if group is None else 32)
+    read = _codes_read_at_once(fmt.bits, group is None)
     elements = read if scale_first or group is None else min(read, group // 4)
     if scheme.block[0] not in (1, None) or elements < (16 if two_bit else 8):
         raise ValueError(f"weights in blocks of {scheme.block} are not decoded in registers")
@@ -134,6 +131,13 @@ def weight_of(scheme: Scheme) -> Weight:
         zeros=scheme.asymmetric,
         two_bit=two_bit,
     )
+
+
+def _codes_read_at_once(bits: int, one_scale_a_row: bool) -> int:
+    """Codes of a row that a lane of the register kernel reads at once: 96 to 256 bits."""
+    if bits >= 8:
+        return 16
+    return 64 if bits <= 2 and one_scale_a_row else 32
 
 
 def has_byte_scales(scheme: Scheme) -> bool:
@@ -180,22 +184,21 @@ def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> T
     )
 
 
-DECODED: dict[OperandType, tuple[str, ...]] = {
-    OperandType.BF16: (
-        "int8", "int4", "int3", "int2", "ternary", "nf4", "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn",
-        "float6_e3m2fn", "float4_e2m1fn",
-    ),
-    OperandType.S8: ("int4", "int2", "ternary"),
-    OperandType.E4M3: ("int4",),
-}  # fmt: skip
-"""Formats of W that fragments.cuh decodes, by the type of X; zero points beside bfloat16 alone, below 8
-bits."""
-
-
 def _decoded(fmt: Format, asymmetric: bool, x_type: OperandType) -> bool:
-    if asymmetric and (x_type is not OperandType.BF16 or fmt.bits == 8):
+    """Whether fragments.cuh decodes ``fmt`` for X of a type: whatever has a code order there for its bits and
+    kind. Zero points beside bfloat16 alone, below 8 bits."""
+    whole = isinstance(fmt, IntegerFormat) or bool(per_byte_of(fmt))  # ternary digits are 2-bit integers
+    if x_type is OperandType.S8:
+        return whole and fmt.bits in (2, 4) and not asymmetric
+    if x_type is OperandType.E4M3:
+        return whole and fmt.bits == 4 and not asymmetric
+    if x_type is not OperandType.BF16:
         return False
-    return fmt.name in DECODED.get(x_type, ())
+    if whole:
+        return fmt.bits in (2, 3, 4) or (fmt.bits == 8 and not asymmetric)
+    if fmt.bits == 4:  # by a table of values
+        return isinstance(fmt, FloatFormat | CodebookFormat)
+    return isinstance(fmt, FloatFormat) and fmt.bits in (6, 8)
 
 
 def _tile_scale_dtype(scheme: Scheme, scales: Scales) -> torch.dtype:

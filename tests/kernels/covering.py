@@ -17,8 +17,3 @@ def covering(builds: Iterable[Build], traits_of: Callable[[Build], set[Trait]]) 
         chosen.append(max(traits, key=lambda build: len(traits[build] & missing)))
         missing -= traits[chosen[-1]]
     return chosen
-
-
-def of_each_value(build: Build) -> set[Trait]:
-    """Every file, with every value of each of its macros."""
-    return {(build.file,), *((build.file, name, value) for name, value in build.macros)}

@@ -13,18 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from explorer import Scheme, quantize
+from explorer import SCHEMES, ScaleRule, Scheme, quantize
+from explorer.formats import float_format
 from explorer.gpu import runtime
 from explorer.gpu.compile import included_files
+from explorer.gpu.config import MACROS
 from explorer.gpu.gemm import EPILOGUE_TYPES, Epilogue, OperandType, Tiles, row_bits, swap_ab, two_bit_rows
 from explorer.paths import KERNELS
 from explorer.products import baselines, epilogues, layouts
 from explorer.products.layouts import weight_of
 from explorer.products.operands import Operand, Operands, reference
-from explorer.products.table import GEMMS, all_builds, find
+from explorer.products.table import GEMMS, ON_WEIGHTS, Gemm, all_builds, find
+from explorer.products.variants import NAIVE, TILED, in_registers
 from explorer.recordings.gemm import RENAMED, recorded_gemms
 from explorer.schemes import SCALE_RULES
-from tests.kernels.covering import covering, of_each_value
+from tests.kernels.covering import Trait, covering
+from tests.new_rows import E2M2, ROWS
 
 HOPPER = "sm_90a"
 CHIPS = {"sm_80": (8, 0), HOPPER: (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
@@ -145,19 +149,24 @@ def test_vectors_that_the_epilogue_cannot_read_are_refused() -> None:
 
 @pytest.mark.parametrize("arch", CHIPS)
 def test_each_gemm_kernel_compiles_without_spilling(arch: str, nvcc: str) -> None:
-    """For the chip that the kernels are timed on every file, and each value of a file's macros in some build;
-    for the others what it has no kernels of."""
-    files = {build.file for build in examples(CHIPS[HOPPER])}
-    builds = [build for build in examples(CHIPS[arch]) if arch == HOPPER or build.file not in files]
+    """For the chip that the kernels are timed on every file, and each value of a file's macros in some build,
+    a new row's among them; for the others what it has no kernels of."""
+    files = {build.file for build in product_builds(CHIPS[HOPPER])}
+    builds = [build for build in product_builds(CHIPS[arch]) if arch == HOPPER or build.file not in files]
     assert bool(builds) == (arch in (HOPPER, "sm_120a"))
-    compile_and_check(covering(builds, of_each_value), arch)
+    compile_and_check(covering(builds, of_each_decoding), arch)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("arch", CHIPS)
 def test_every_gemm_kernel_compiles_without_spilling(arch: str, nvcc: str) -> None:
-    """One compilation of every file, type and way of decoding for each chip."""
-    compile_and_check(examples(CHIPS[arch]), arch)
+    """Each way of decoding with every other value of its file's macros, for each chip."""
+    compile_and_check(covering(product_builds(CHIPS[arch]), of_each_pair), arch)
+
+
+FP8, FP8_SPILL = ("E4M3", "E5M2"), 20
+"""Bytes that mma.sync of FP8 spills on Hopper, which converts to FP16 in registers first; wgmma is its way to
+multiply FP8."""
 
 
 def compile_and_check(builds: list[runtime.Build], arch: str) -> None:
@@ -168,49 +177,63 @@ def compile_and_check(builds: list[runtime.Build], arch: str) -> None:
     for build in builds:
         used = runtime.resources(build, arch)
         assert used, f"{build} reports no kernel"
-        spilled = {name: r.spill_bytes for name, r in used.items() if r.spill_bytes}
+        allowed = FP8_SPILL if build.file == "gemm_mma.cu" and dict(build.macros)["TYPE"] in FP8 else 0
+        spilled = {name: r.spill_bytes for name, r in used.items() if r.spill_bytes > allowed}
         assert not spilled, f"{build} on {arch} spills {spilled}"
         assert not any(r.serialized for r in used.values()), f"{build} on {arch} waits for every wgmma"
 
 
-def examples(chip: tuple[int, int]) -> list[runtime.Build]:
-    """Of all builds those that differ in more than the output's type, the cluster or the format's
-    parameters."""
-    rows = [
-        "bf16",
-        "tf32",
-        "int8",
-        "fp8_blockwise",
-        "w4a16_group128_asym",
-        "w4a16_group64",
-        "w2a16",
-        "w_nvfp4",
-        "nf4",
-        "w3a16",
-        "w4a8_int",
-        "ternary",
-        "binary",
-    ]
-    if chip != (9, 0):
-        rows = [
-            "bf16",
-            "int8",
-            "w4a16_group128_asym",
-            "w_nvfp4",
-            "ternary",
-            "binary",
-            "nvfp4",
-            "mxfp4",
-            "mxfp8",
-        ]
-    found: dict[object, runtime.Build] = {}
-    for name in rows:
-        for build in GEMMS[name].builds(chip):
-            macros = dict(build.macros)
-            decoding = build.file in ("gemm_naive.cu", "gemm_tiled.cu") and name not in ("int8", "ternary")
-            if macros.get("CLUSTER") != "1" and macros.get("TILES") != "2" and not decoding:
-                found.setdefault((build.file, build.macros), build)
-    return list(found.values())
+def product_builds(chip: tuple[int, int]) -> list[runtime.Build]:
+    """What the table compiles, but for what quantizes and dequantizes: tests/kernels compiles that."""
+    return [build for build in all_builds(chip) if build.file not in MACROS]
+
+
+BY_CODEC = ("gemm_naive.cu", "gemm_tiled.cu")
+"""They call a codec's decode, which tests/kernels compiles for every format: one codec of a kind will do."""
+DECODING = ("X_TYPE", "WBITS", "SCALES", "ZEROS", "TWO_BIT", "GROUPED")
+
+
+def of_each_decoding(build: runtime.Build) -> set[Trait]:
+    """Every file, with every value of each of its macros."""
+    kinds = build.file in BY_CODEC
+    values = ((name, value.partition("<")[0] if kinds else value) for name, value in build.macros)
+    return {(build.file,), *((build.file, *value) for value in values)}
+
+
+def of_each_pair(build: runtime.Build) -> set[Trait]:
+    """The same with every way of decoding beside each value."""
+    decoding = [value for name, value in build.macros if name in DECODING]
+    return {(*trait, *decoding) for trait in of_each_decoding(build)}
+
+
+def test_a_new_row_is_compiled() -> None:
+    """One without a list to stand in: FP5 weights are among the builds that `make test` compiles."""
+    scheme = Scheme("fp5_group32", "FP5 group 32", E2M2, (1, 32), ScaleRule(float_format("float16")))
+    variants, x = (NAIVE, TILED, in_registers()), SCHEMES["bf16"]
+    row = Gemm("w5a16", "W5A16", x, scheme, ON_WEIGHTS, "float32", variants, baselines.BF16, "bf16", None)
+    builds = covering([*product_builds(CHIPS[HOPPER]), *row.builds(CHIPS[HOPPER])], of_each_decoding)
+    assert any(dict(build.macros).get("CODEC") == E2M2.cuda_codec for build in builds)
+
+
+@pytest.mark.parametrize(
+    ("name", "x_types"),
+    [
+        ("int8", "bf16"), ("int4", "bf16 s8 e4m3"), ("int3", "bf16"), ("int2", "bf16 s8"),
+        ("ternary", "bf16 s8"), ("nf4", "bf16"), ("float8_e4m3fn", "bf16"), ("float8_e5m2", "bf16"),
+        ("float6_e2m3fn", "bf16"), ("float6_e3m2fn", "bf16"), ("float4_e2m1fn", "bf16"), ("int5", ""),
+        ("int6", ""), ("float16", ""), ("binary", ""), ("ocp_int8", ""), ("float5_e2m2fn", ""),
+        ("float8_e3m4", "bf16"), ("af4", "bf16"),
+    ],
+)  # fmt: skip
+def test_formats_that_fragments_decode(name: str, x_types: str) -> None:
+    """By their kind and bits: one that fragments.cuh has no order for would be decoded as another."""
+    scheme = Scheme("t", "t", ROWS[name], (1, None)) if ROWS[name].bits <= 8 else SCHEMES["fp16"]
+    for x_type in OperandType:
+        if x_type in x_types.split():
+            assert layouts.tiles_of(scheme, x_type).bits == ROWS[name].bits
+        else:
+            with pytest.raises(ValueError, match="weights are not decoded in registers for X of"):
+                layouts.tiles_of(scheme, x_type)
 
 
 def test_the_table_is_compiled_ahead_of_time() -> None:

@@ -10,6 +10,7 @@ import typer
 
 from explorer.cli import bench, compile, laboratory, models, report, survey, tensors, train
 from explorer.cli.device import COMMAND
+from explorer.cli.options import naming_rows
 from explorer.cli.output import say
 from explorer.version import __version__
 
@@ -77,7 +78,7 @@ def _words(error: Exception) -> str:
         group = usage["ctx"].command
         shown = [name for name, command in group.commands.items() if not command.hidden]
         return f"{message} It is one of {', '.join(shown)}."
-    return f"{message} {usage['param'].help}" if message.startswith("Missing ") else message
+    return f"{message} {naming_rows(usage['param'].help)}" if message.startswith("Missing ") else message
 
 
 def _is_kernel_error(error: RuntimeError) -> bool:

@@ -14,6 +14,7 @@ from explorer.cli.options import (
     Activations,
     File,
     Json,
+    NamingRows,
     Revision,
     TensorName,
     check_out,
@@ -106,6 +107,7 @@ def _captured_row(layer: Captured) -> tuple[str, str, int, float, int]:
 
 
 @app.command(
+    cls=NamingRows,
     rich_help_panel=MODELS,
     epilog=examples(
         "methods sample:mlp_up --inputs sample:mlp_up_in --schemes int4_group128_asym",
@@ -125,7 +127,8 @@ def methods(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated, also combinations such as rotation+gptq+lqer.", show_default="all"
+            help="Comma-separated: {METHODS}; also combinations such as rotation+gptq+lqer.",
+            show_default="all",
         ),
     ] = None,
     schemes: Annotated[str, typer.Option(help="Comma-separated schemes.")] = "int4_group128_asym",
@@ -177,6 +180,7 @@ def _outcome_row(o: Outcome) -> tuple[object, ...]:
 
 
 @app.command(
+    cls=NamingRows,
     rich_help_panel=MODELS,
     epilog=examples(
         "embed path/to/model --schemes nvfp4,int4_group128_asym --methods rtn,gptq,awq_clip",
@@ -192,7 +196,7 @@ def embed(
         str, typer.Option(help="Comma-separated schemes.")
     ] = "int8_row,nvfp4,mxfp4,int4_group128,int3_group128,int2_group128,ternary_absmean",
     activations: Activations = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated, e.g. rtn,gptq,awq_clip.")] = "rtn",
+    methods: Annotated[str, typer.Option(help="Comma-separated: {METHODS}.")] = "rtn",
     tokens: Annotated[int, typer.Option(min=1, help="Inputs of each layer that methods see.")] = 512,
     keep: Annotated[
         str, typer.Option(help="Layers left as they are: names or patterns, e.g. *.output.dense.")

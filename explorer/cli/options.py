@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
     from explorer.schemes import Scheme
@@ -30,6 +31,30 @@ Shapes = Annotated[
 AllSchemes = Annotated[
     str | None, typer.Option("--schemes", help="Comma-separated schemes.", show_default="all")
 ]
+
+
+def naming_rows(text: str) -> str:
+    """``text`` with the names of a table's rows in place of ``{METHODS}`` and ``{EXPORTS}``."""
+    if "{METHODS}" in text:
+        from explorer.methods import METHODS
+
+        text = text.replace("{METHODS}", ", ".join(METHODS))
+    if "{EXPORTS}" in text:
+        from explorer.checkpoints import EXPORTS
+
+        text = text.replace("{EXPORTS}", ", ".join(EXPORTS))
+    return text
+
+
+class NamingRows(TyperCommand):
+    """A command whose options name rows of tables: the names are filled in when its help is asked for, as the
+    tables import torch."""
+
+    def get_help(self, ctx: Any) -> str:
+        for option in self.params:
+            if isinstance(option, TyperOption) and option.help:
+                option.help = naming_rows(option.help)
+        return super().get_help(ctx)
 
 
 def examples(*commands: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from explorer.cli.device import Device, use_device
-from explorer.cli.options import MODELS, Json, Revision, byte_size, examples, read_texts, split
+from explorer.cli.options import MODELS, Json, NamingRows, Revision, byte_size, examples, read_texts, split
 from explorer.cli.output import (
     Table,
     emit,
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from explorer.survey.check import Check
 
 app = typer.Typer()
-TARGETS = "compressed-tensors, gguf, onnx, onnx-nbits, gptq, awq, bitsandbytes"
-"""The rows of ``EXPORTS``, for the help, which imports nothing large."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Folder or Hub id.", show_default="the recipe's own")
@@ -143,6 +141,7 @@ def _loss_words(found: Survey, is_loss: bool) -> str:
 
 
 @app.command(
+    cls=NamingRows,
     rich_help_panel=MODELS,
     epilog=examples(
         "recipe model.jsonl --bits 4.5 --out recipe.json",
@@ -170,13 +169,13 @@ def recipe(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--for", help=f"Only schemes that a checkpoint format carries together: {TARGETS}."),
+        typer.Option("--for", help="Only schemes that a checkpoint format carries together: {EXPORTS}."),
     ] = None,
     fuse: Annotated[
         bool, typer.Option("--fuse", help="One scheme for query, key and value, and for gate and up.")
     ] = False,
     head: Annotated[bool, typer.Option("--head", help="Choose a scheme for the head too.")] = False,
-    method: Annotated[str, typer.Option(help="What chooses the codes, e.g. gptq.")] = "",
+    method: Annotated[str, typer.Option(help="What chooses the codes: {METHODS}.")] = "",
     out: Annotated[str | None, typer.Option(help="Write the recipe to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -341,11 +340,13 @@ def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
 
 
 @app.command(
-    rich_help_panel=MODELS, epilog=examples("apply recipe.json --to compressed-tensors --out path/to/folder")
+    cls=NamingRows,
+    rich_help_panel=MODELS,
+    epilog=examples("apply recipe.json --to compressed-tensors --out path/to/folder"),
 )
 def apply(
     recipe: RecipeFile,
-    to: Annotated[str, typer.Option("--to", help=f"The checkpoint format: {TARGETS}.")],
+    to: Annotated[str, typer.Option("--to", help="The checkpoint format: {EXPORTS}.")],
     out: Annotated[str, typer.Option(help="The folder to write; there must be none yet.")],
     model: ModelOption = None,
     calibration: Calibration = None,

@@ -1,16 +1,27 @@
-"""What tests of all targets ask of a model that another program has read."""
+"""What tests of all targets ask of a model that another program has read, and who reads it."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from explorer import Scheme
+from explorer import SCHEMES, Scheme
+from explorer.checkpoints import EXPORTS, Plan
+from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
+
+NAME = "layer"
+"""Of the one tensor in the files that readers are given."""
+Reader = Callable[[Path, Scheme], Tensor]
+"""(file of one tensor, its scheme) -> the weight [N, K] as the target's program restores it."""
 
 Expected = Callable[[Mapping[str, Recipe], torch.dtype], LlamaForCausalLM]
 
@@ -34,3 +45,34 @@ def continuation(model: Any, tokens: Tensor) -> list[int]:
     """Eight tokens, the most likely each."""
     out = model.generate(tokens, max_new_tokens=8, do_sample=False, pad_token_id=1)
     return out[0, tokens.shape[1] :].tolist()
+
+
+def reader_of(target: str) -> tuple[Reader, Callable[[Scheme], torch.dtype]]:
+    """The reader of a target's files, and the dtype that it restores a scheme to: ``read`` and, where that is
+    not float32, ``dtype`` of tests/checkpoints/readers/TARGET.py. Where that is missing the test fails."""
+    file = f"tests/checkpoints/readers/{target.replace('-', '_')}.py"
+    if not Path(__file__).parents[2].joinpath(file).is_file():
+        pytest.fail(
+            f"nothing reads the target {target!r} back: add {file} with a function "
+            "read(path: Path, scheme: Scheme) -> Tensor that gives the weight [N, K] of a file of one tensor "
+            "as the target's program restores it, and dtype(scheme) where that is not float32"
+        )
+    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    return module.read, getattr(module, "dtype", lambda scheme: torch.float32)
+
+
+def fitting(target: str, model: Path, layers: list[str]) -> str:
+    """The name of a scheme of few bits that a target carries in all ``layers`` of a model."""
+    for scheme in sorted(SCHEMES.values(), key=lambda row: row.format.bits if row.scale else 99):
+        plan, row = Plan(ModelFolder(model), uniform(layers, scheme.name)), EXPORTS[target]
+        carried = scheme.scale and not any(row.refusal(scheme, plan.shape(name)) for name in layers)
+        if carried and not row.together(plan):
+            return scheme.name
+    pytest.fail(f"the target {target!r} carries no scheme of the table in a small Llama")
+
+
+def parts_of(path: Path, name: str = NAME) -> dict[str, Tensor]:
+    """The tensors of one layer by what follows its name."""
+    start = f"{name}."
+    tensors = {key: value for key, value in load_file(path).items() if key.startswith(start)}
+    return {key.removeprefix(start): value for key, value in tensors.items()}

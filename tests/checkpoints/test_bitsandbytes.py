@@ -62,25 +62,6 @@ def test_layers_that_are_left_stay_as_they_are(
             assert torch.equal(weight, ours.get_submodule(name).weight)
 
 
-REFUSED = {
-    "integers": ("int4_group64", "it holds NF4 and its FP4"),
-    "other levels": ("af4_block64", "it holds NF4 and its FP4"),
-    "short blocks": ("nf4_block32", "blocks have 64, 128"),
-    "ragged": ("nf4_block1024", "no whole number of groups of 1024"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_it_cannot_carry_is_refused_by_name(
-    case: str, llama: Path, layers: list[str], tmp_path: Path
-) -> None:
-    """Nothing is written."""
-    scheme, words = REFUSED[case]
-    with pytest.raises(ValueError, match=f"cannot carry {layers[0]} by .*{words}"):
-        write_checkpoint(TARGET, llama, uniform(layers, scheme), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
 def test_two_types_are_refused(llama: Path, layers: list[str], tmp_path: Path) -> None:
     """Its configuration names one."""
     recipes = {**uniform(layers, "nf4_block64"), layers[0]: Recipe(SCHEMES["fp4_block64_bnb"])}

@@ -142,28 +142,6 @@ def largest_inputs(model: LlamaForCausalLM, layers: list[str], tokens: Tensor) -
     return found
 
 
-REFUSED = {
-    "no format": ("fp8_e5m2_row", "no format for FP8 E5M2"),
-    "codebook": ("nf4_block64", "no format for NF4"),
-    "offsets": ("q4_1", "floating-point offsets"),
-    "two levels": ("q4_k", "floating-point offsets"),
-    "columns": ("int8_column", "rows or groups along a row"),
-    "ragged": ("int4_group96", "no whole number of groups of 96"),
-    "tiles": ("int4~16x16~SYMMETRIC~float16~minmax", "rows or groups along a row"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_it_cannot_carry_is_refused_by_name(
-    case: str, llama: Path, layers: list[str], tmp_path: Path
-) -> None:
-    """Nothing is written, and the message says which layer and why."""
-    scheme, words = REFUSED[case]
-    with pytest.raises(ValueError, match=rf"cannot carry {layers[0]} by .*{words}"):
-        write_checkpoint(TARGET, llama, uniform(layers, scheme), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
 def test_packed_zero_points_in_a_mixed_recipe_are_refused(
     llama: Path, layers: list[str], tmp_path: Path
 ) -> None:

@@ -14,8 +14,7 @@ from torch import Tensor
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.checkpoints.export import plain_dtype
-from explorer.checkpoints.to_compressed_tensors import layout_of
-from tests.checkpoints.readers import NAME, READERS
+from tests.checkpoints.reading import NAME, reader_of
 
 SHAPE = (128, 512)
 SPELLED = (
@@ -36,7 +35,7 @@ ROWS = [
 ]
 
 
-def weight(scale: float) -> Tensor:
+def hard_weight(scale: float) -> Tensor:
     """With a row of zeros, an outlier, a row of positive values only (whose zero point is the lowest code)
     and one of negative ones."""
     x = scale * torch.randn(SHAPE)
@@ -45,26 +44,27 @@ def weight(scale: float) -> Tensor:
     return x
 
 
-def read_as(target: str, scheme: Scheme) -> torch.dtype:
-    """What the reader restores to."""
-    if target in ("gptq", "awq"):
-        return torch.float16
-    layout = layout_of(scheme) if target == "compressed-tensors" else None
-    return torch.bfloat16 if layout is not None and layout.bfloat16 else torch.float32
-
-
 @pytest.mark.parametrize(("target", "text"), ROWS, ids=lambda part: str(part))
 def test_the_readers_weight_is_ours(target: str, text: str, tmp_path: Path) -> None:
     """Bit for bit in the dtype that the reader restores to."""
     scheme = Scheme.parse(text)
-    q = quantize(weight(0.1), scheme)
-    read = READERS[target](write_one(target, q, tmp_path / "one", NAME), scheme)
-    assert torch.equal(read.to(read_as(target, scheme)), q.dequantize(read_as(target, scheme)))
+    q = quantize(hard_weight(0.1), scheme)
+    read, dtype = reader_of(target)
+    weight = read(write_one(target, q, tmp_path / "one", NAME), scheme)
+    assert torch.equal(weight.to(dtype(scheme)), q.dequantize(dtype(scheme)))
 
 
-def test_every_target_is_read() -> None:
+@pytest.mark.parametrize("target", EXPORTS)
+def test_every_target_is_read(target: str) -> None:
     """And carries something: a row that nothing reads back has not been seen to work."""
-    assert set(READERS) == set(EXPORTS) == {target for target, _ in ROWS}
+    assert callable(reader_of(target)[0]) and any(target == row for row, _ in ROWS)
+
+
+def test_a_target_without_a_reader_is_told_which_file_to_add() -> None:
+    with pytest.raises(
+        pytest.fail.Exception, match=r"'npz-folder' back: add tests/.*/readers/npz_folder\.py"
+    ):
+        reader_of("npz-folder")
 
 
 @pytest.mark.parametrize("target", EXPORTS)

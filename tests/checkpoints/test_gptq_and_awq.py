@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from explorer import SCHEMES
 from explorer.checkpoints import write_checkpoint
 from explorer.methods.recipe import Recipe
-from tests.checkpoints.readers import awq_weight, gptq_weight, parts_of
-from tests.checkpoints.reading import Expected, uniform
+from tests.checkpoints.readers.awq import awq_weight
+from tests.checkpoints.readers.gptq import gptq_weight
+from tests.checkpoints.reading import Expected, parts_of, uniform
 
 
 @pytest.mark.parametrize(("target", "scheme"), [("gptq", "int4_group128"), ("awq", "int4_group64_asym")])
@@ -35,26 +36,6 @@ def test_a_whole_model(
         assert torch.equal(read, ours.get_submodule(name).weight.half())
     head = load_file(folder / "model.safetensors")["lm_head.weight"]
     assert torch.equal(head, ours.lm_head.weight)
-
-
-REFUSED = {
-    "float32 scales": ("gptq", "int8_row", "scales are float16.*take int8~row~SYMMETRIC~float16~minmax"),
-    "five bits": ("gptq", "int5_group128", "INT2, INT3, INT4, INT8 codes"),
-    "offsets": ("gptq", "q4_1", "floating-point offsets"),
-    "three bits": ("awq", "int3_group64", "INT4 codes"),
-    "rows": ("awq", "int4_row", "groups along a row"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_it_cannot_carry_is_refused_by_name(
-    case: str, llama: Path, layers: list[str], tmp_path: Path
-) -> None:
-    """Nothing is written."""
-    target, scheme, words = REFUSED[case]
-    with pytest.raises(ValueError, match=f"cannot carry {layers[0]} by .*{words}"):
-        write_checkpoint(target, llama, uniform(layers, scheme), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
 
 
 def test_recipes_that_the_readers_have_no_words_for_are_refused(

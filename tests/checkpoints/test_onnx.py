@@ -28,8 +28,8 @@ from transformers import (
 from explorer import SCHEMES, quantize
 from explorer.checkpoints import write_checkpoint, write_one
 from explorer.methods.recipe import Recipe
-from tests.checkpoints.readers import NAME, by_onnxruntime, session
-from tests.checkpoints.reading import Expected, continuation, uniform
+from tests.checkpoints.readers.onnx import read, session
+from tests.checkpoints.reading import NAME, Expected, continuation, uniform
 
 BOUND = 2e-5
 """Of the largest logit: the same weights meet other orders of summation."""
@@ -47,7 +47,7 @@ def test_the_standards_own_checker_agrees(target: str, scheme: str, tmp_path: Pa
     q = quantize(torch.randn(48, 256), SCHEMES[scheme])
     path = write_one(target, q, tmp_path / "one", NAME)
     onnx.checker.check_model(onnx.load(path), full_check=target == "onnx")
-    assert torch.equal(by_onnxruntime(path, q.scheme), q.dequantize())
+    assert torch.equal(read(path, q.scheme), q.dequantize())
 
 
 MIXED = {
@@ -146,28 +146,6 @@ def test_an_encoder_gives_our_embeddings(minilm: Path, tmp_path: Path) -> None:
         here = network(**{key: torch.from_numpy(value) for key, value in feed.items()}).last_hidden_state
     seen = torch.from_numpy(feed["attention_mask"]).bool()
     assert float((torch.from_numpy(there) - here)[seen].abs().max()) < 1e-4
-
-
-REFUSED = {
-    "three bits": ("onnx", "int3_group64", "INT2, INT4, INT8 codes"),
-    "FP4": ("onnx", "mxfp4", "INT2, INT4, INT8 codes"),
-    "tiles of FP8": ("onnx", "fp8_e4m3_128x128", "a scale for the tensor or a row"),
-    "rows": ("onnx-nbits", "int4_row", "blocks have 16, 32, 64"),
-    "blocks of 48": ("onnx-nbits", "int4_group24", "no whole number of groups of 24"),
-    "FP8": ("onnx-nbits", "fp8_e4m3_row", "INT2, INT4, INT8 codes"),
-    "offsets": ("onnx", "q4_1", "floating-point offsets"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_it_cannot_carry_is_refused_by_name(
-    case: str, llama: Path, layers: list[str], tmp_path: Path
-) -> None:
-    """Nothing is written."""
-    target, scheme, words = REFUSED[case]
-    with pytest.raises(ValueError, match=f"cannot carry {layers[0]} by .*{words}"):
-        write_checkpoint(target, llama, uniform(layers, scheme), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
 
 
 MODELS = {

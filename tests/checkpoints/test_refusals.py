@@ -17,6 +17,7 @@ from explorer import SCHEMES, Scheme
 from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers, onnx_models, write_checkpoint
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
+from tests.checkpoints.reading import uniform
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 128,
@@ -24,6 +25,62 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 QWEN2 = LLAMA | {"model_type": "qwen2", "sliding_window": 4}
+
+
+CANNOT_CARRY = [
+    ("compressed-tensors", "fp8_e5m2_row", "no format for FP8 E5M2"),
+    ("compressed-tensors", "nf4_block64", "no format for NF4"),
+    ("compressed-tensors", "q4_1", "floating-point offsets"),
+    ("compressed-tensors", "q4_k", "floating-point offsets"),
+    ("compressed-tensors", "int8_column", "rows or groups along a row"),
+    ("compressed-tensors", "int4_group96", "no whole number of groups of 96"),
+    ("compressed-tensors", "int4~16x16~SYMMETRIC~float16~minmax", "rows or groups along a row"),
+    ("gguf", "int4_group32_asym", "as it is; q4_1 and q5_1 have a minimum"),
+    ("gguf", "int4_group128", "no type of ggml holds INT4 group 128"),
+    ("gguf", "int8~1x32~SYMMETRIC~float32~minmax", "no type of ggml holds"),
+    ("gguf", "nvfp4", "no type of ggml holds NVFP4"),
+    ("onnx", "int3_group64", "INT2, INT4, INT8 codes"),
+    ("onnx", "mxfp4", "INT2, INT4, INT8 codes"),
+    ("onnx", "fp8_e4m3_128x128", "a scale for the tensor or a row"),
+    ("onnx-nbits", "int4_row", "blocks have 16, 32, 64"),
+    ("onnx-nbits", "int4_group24", "no whole number of groups of 24"),
+    ("onnx-nbits", "fp8_e4m3_row", "INT2, INT4, INT8 codes"),
+    ("onnx", "q4_1", "floating-point offsets"),
+    ("gptq", "int8_row", "scales are float16.*take int8~row~SYMMETRIC~float16~minmax"),
+    ("gptq", "int5_group128", "INT2, INT3, INT4, INT8 codes"),
+    ("gptq", "q4_1", "floating-point offsets"),
+    ("awq", "int3_group64", "INT4 codes"),
+    ("awq", "int4_row", "groups along a row"),
+    ("bitsandbytes", "int4_group64", "it holds NF4 and its FP4"),
+    ("bitsandbytes", "af4_block64", "it holds NF4 and its FP4"),
+    ("bitsandbytes", "nf4_block32", "blocks have 64, 128"),
+    ("bitsandbytes", "nf4_block1024", "no whole number of groups of 1024"),
+]
+"""(target, scheme, words of the reason)."""
+
+
+@pytest.mark.parametrize(("target", "scheme", "words"), CANNOT_CARRY)
+def test_what_a_target_cannot_carry_is_refused_by_name(
+    target: str, scheme: str, words: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Nothing is written, and the message says which layer and why."""
+    with pytest.raises(ValueError, match=f"cannot carry {layers[0]} by .*{words}"):
+        write_checkpoint(target, llama, uniform(layers, scheme), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+def test_every_target_refuses_what_it_cannot_carry_before_it_writes(
+    target: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """The first scheme of the table that the row refuses for a layer of the model."""
+    refused = [s for s in SCHEMES.values() if EXPORTS[target].refusal(s, (256, 256))]
+    if not refused:
+        pytest.skip("it carries every scheme")
+    scheme = refused[0]
+    with pytest.raises(ValueError, match=f"cannot carry {layers[0]} by {scheme}: "):
+        write_checkpoint(target, llama, uniform(layers, scheme.name), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -25,15 +25,9 @@ from explorer.checkpoints.folder import Shards
 from explorer.methods.recipe import Recipe
 from explorer.progress import StoppedError, checkpoint, stoppable
 from explorer.words import code
-from tests.checkpoints.reading import uniform
+from tests.checkpoints.reading import fitting, uniform
 
 TARGET = "compressed-tensors"
-FITS = {
-    "compressed-tensors": "int4_group128", "gguf": "int4_group32", "onnx": "int8_row",
-    "onnx-nbits": "int4_group32", "gptq": "int4_group128", "awq": "int4_group64_asym",
-    "bitsandbytes": "nf4_block64",
-}  # fmt: skip
-"""A scheme that each target carries."""
 
 
 def copied(model: Path, to: Path) -> Path:
@@ -154,7 +148,7 @@ def test_a_broken_model_is_refused_before_anything_is_written(
     model = copied(llama, tmp_path / "model")
     damage(model)
     with pytest.raises(ValueError, match=words):
-        write_checkpoint(target, model, uniform(layers, FITS[target]), tmp_path / "out")
+        write_checkpoint(target, model, uniform(layers, fitting(target, llama, layers)), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -211,7 +205,7 @@ def test_scales_of_inputs_that_are_not_quantized_are_refused(
 @pytest.mark.parametrize("target", EXPORTS)
 def test_a_stopped_export_leaves_nothing(target: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
     """By its progress or by a checkpoint, in the middle."""
-    recipes, calls = uniform(layers, FITS[target]), 0
+    recipes, calls = uniform(layers, fitting(target, llama, layers)), 0
 
     def stop(done: int, total: int) -> None:
         if done == total // 2:
@@ -236,7 +230,11 @@ def test_progress_counts_the_tensors(target: str, llama: Path, layers: list[str]
     """Each once, up to all of them."""
     seen: list[tuple[int, int]] = []
     written = write_checkpoint(
-        target, llama, uniform(layers, FITS[target]), tmp_path / "out", progress=lambda *at: seen.append(at)
+        target,
+        llama,
+        uniform(layers, fitting(target, llama, layers)),
+        tmp_path / "out",
+        progress=lambda *at: seen.append(at),
     )
     assert seen == [(i, len(seen)) for i in range(1, len(seen) + 1)] and len(seen) == 21
     assert written.layers == len(layers) and (written.folder / "README.md").is_file()
@@ -290,11 +288,14 @@ def test_the_codes_that_are_given_are_written(llama: Path, layers: list[str], tm
 
 
 @pytest.mark.parametrize("target", EXPORTS)
-def test_one_tensor_in_the_targets_layout(target: str, tmp_path: Path) -> None:
+def test_one_tensor_in_the_targets_layout(
+    target: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
     """A file with the target's suffix, and a refusal of what a whole model would be refused."""
-    q = quantize(torch.randn(64, 256), SCHEMES[FITS[target]])
+    q = quantize(torch.randn(64, 256), SCHEMES[fitting(target, llama, layers)])
     path = write_one(target, q, tmp_path / "one.bin", "layer")
     assert path.name == f"one{EXPORTS[target].suffix}" and path.stat().st_size > q.nbytes
-    with pytest.raises(ValueError, match="cannot carry layer by af4_block64"):
-        write_one(target, quantize(torch.randn(8, 256), SCHEMES["af4_block64"]), tmp_path / "two", "layer")
+    for other in [s for s in SCHEMES.values() if EXPORTS[target].refusal(s, (8, 256))][:1]:
+        with pytest.raises(ValueError, match=f"cannot carry layer by {other}"):
+            write_one(target, quantize(torch.randn(8, 256), other), tmp_path / "two", "layer")
     assert [path.name for path in tmp_path.iterdir()] == [path.name]

@@ -10,7 +10,7 @@ import pytest
 from explorer.checkpoints import EXPORTS
 from explorer.cli import main
 from explorer.cli.options import byte_size
-from explorer.cli.survey import TARGETS
+from explorer.methods import METHODS
 from explorer.survey import ModelRecipe, load_survey
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -173,6 +173,18 @@ def test_apply_writes_what_the_recipe_says(
         assert code == 2 and words in err and not (tmp_path / "x").exists()
 
 
-def test_the_help_names_every_checkpoint_format() -> None:
-    """The list stands there by hand, so that ``--help`` imports nothing large."""
-    assert TARGETS.split(", ") == list(EXPORTS)
+@pytest.mark.parametrize("command", ["apply", "recipe"])
+def test_the_help_names_every_checkpoint_format(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the table, so that a new row stands there; and where one is missing."""
+    code, out, _ = run(capsys, command, "--help")
+    words = out.replace("│", " ").split()
+    assert code == 0 and {f"{name}" for name in EXPORTS} <= {word.strip(",.") for word in words}
+    if command == "apply":
+        assert f"The checkpoint format: {', '.join(EXPORTS)}." in run(capsys, command, "x", "--out", "y")[2]
+
+
+@pytest.mark.parametrize("command", ["methods", "embed", "recipe"])
+def test_the_help_names_every_method(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the table, so that a new row stands there."""
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0 and {*METHODS} <= {word.strip(",.;") for word in out.replace("│", " ").split()}

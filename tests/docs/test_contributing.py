@@ -1,11 +1,18 @@
-"""CONTRIBUTING.md as a newcomer follows it: each section's Python runs as it stands there."""
+"""CONTRIBUTING.md as a newcomer follows it, in a copy of the project: each sample goes where its first line
+says, then come the commands of the guide, the checks of CI and the tests.
+
+If these fail, the guide tells people to do what does not work, or an addition needs more than the guide says.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,29 +21,189 @@ ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = dict(
     re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
 )
+PLACE = re.compile(r"# (?P<file>\S+\.py)(, (?P<where>last in|above) (?P<name>\w+))?\n")
+"""The first line of a sample that belongs into a file."""
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "shared")
+ADDED = (
+    "float8_e3m4",
+    "float8_ue5m3fn",
+    "int8_64x64",
+    "sigma3",
+    "clip_search",
+    "w8a16_group128",
+    "npz",
+    "exact",
+)
+"""What the samples add, by the names that tests have in their ids."""
+TESTS = (
+    "tests/formats", "tests/core/test_scale_formats.py", "tests/schemes/test_schemes.py",
+    "tests/schemes/test_calibrators.py", "tests/methods/test_registry.py", "tests/products/test_gemms.py",
+    "tests/checkpoints/test_every_row.py", "tests/app/test_wiring.py", "tests/lab/test_docs.py",
+)  # fmt: skip
+"""Where tests read the tables."""
+MORE = (
+    "tests/formats", "tests/core", "tests/schemes", "tests/kernels/test_codec.py", "tests/methods",
+    "tests/products", "tests/checkpoints", "tests/survey", "tests/app", "tests/lab", "tests/figures",
+    "tests/export", "tests/docs/test_pages.py", "tests/test_architecture.py", "tests/test_cli.py",
+    "tests/test_words.py",
+)  # fmt: skip
 
 
-def blocks(text: str) -> list[str]:
-    """The Python blocks of a page, in order."""
-    return re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+@dataclass(frozen=True)
+class Sample:
+    """Python of the guide: what belongs into ``file`` (empty: what shows the addition), as a whole (``where``
+    empty), above a table, or last in a table or function."""
+
+    code: str
+    file: str = ""
+    where: str = ""
+    name: str = ""
+
+    @classmethod
+    def of(cls, block: str) -> Sample:
+        """A block of the guide."""
+        place = PLACE.match(block)
+        if place is None:
+            return cls(block)
+        code = block[place.end() :]
+        return cls(code, place["file"], place["where"] or "", place["name"] or "")
+
+    def put(self, root: Path) -> None:
+        """Write it where it belongs in the project at ``root``."""
+        path = root / self.file
+        if not self.where:
+            assert not path.exists(), f"{self.file} exists already"
+            path.write_text(self.code, encoding="utf-8")
+            return
+        lines = path.read_text(encoding="utf-8").splitlines()
+        imports, code = split_imports(self.code)
+        first, last, indent = span_of("\n".join(lines), self.name)
+        if self.where == "above":
+            lines[first:first] = [*code, "", ""]
+        else:
+            code[-1] += "" if self.name == "build" else ","
+            lines[last:last] = [" " * indent + line if line else "" for line in code]
+        after = last_import("\n".join(lines))
+        lines[after:after] = imports
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def run_python(code: str) -> None:
-    """Run ``code`` in a process of its own: what it registers is gone afterwards."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+def samples(title: str) -> list[Sample]:
+    """The Python blocks of a section, in order."""
+    return [Sample.of(block) for block in re.findall(r"^```python\n(.*?)^```", SECTIONS[title], re.S | re.M)]
+
+
+def split_imports(code: str) -> tuple[list[str], list[str]]:
+    """The lines of imports at the beginning, and the others."""
+    lines = code.splitlines()
+    count = sum(line.startswith(("import ", "from ")) for line in lines)
+    return lines[:count], lines[count + 1 if count else 0 :]
+
+
+def last_import(source: str) -> int:
+    """How many lines a module has up to the end of its imports."""
+    return max(
+        n.end_lineno or 0 for n in ast.parse(source).body if isinstance(n, ast.Import | ast.ImportFrom)
     )
-    assert run.returncode == 0, run.stderr
+
+
+def span_of(source: str, name: str) -> tuple[int, int, int]:
+    """Of the table or function ``name``: the lines before it, the lines up to where another row or statement
+    belongs, and how far that is indented."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node.lineno - 1, node.end_lineno or 0, node.body[-1].col_offset
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            rows = node.value  # type: ignore[attr-defined]
+            rows = rows.generators[0].iter if isinstance(rows, ast.DictComp) else rows
+            return node.lineno - 1, rows.end_lineno - 1, rows.elts[-1].col_offset
+    raise AssertionError(f"there is no table or function {name}")
+
+
+SHOWN = [title for title in SECTIONS if samples(title)]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the project with every sample of the guide in its place."""
+
+    root: Path
+    changed: tuple[str, ...]
+
+    def run(self, *command: str, code: str = "") -> str:
+        """Run a program of the environment in the copy; what it printed. Fails where it does."""
+        own = {"PYTHONPATH": str(self.root), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {key: v for key, v in os.environ.items() if not key.startswith("PYTEST_")} | own
+        run = subprocess.run(
+            [sys.executable, *command], cwd=self.root, env=environment, capture_output=True, text=True
+        )
+        assert run.returncode == 0, f"{' '.join(command)[:200]}\n{run.stdout[-6000:]}\n{run.stderr[-3000:]}"
+        return run.stdout
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    root = tmp_path_factory.mktemp("copy") / "project"
+    shutil.copytree(ROOT, root, ignore=NOT_COPIED)
+    placed = [sample for title in SHOWN for sample in samples(title) if sample.file]
+    for sample in placed:
+        sample.put(root)
+    made = Copy(root, tuple(dict.fromkeys(sample.file for sample in placed)))
+    made.run("-m", "ruff", "format", "-q", ".")
+    made.run("-m", "ruff", "check", "-q", "--fix", ".")
+    made.run("-m", "lab", "docs")
+    return made
 
 
 def test_every_kind_of_addition_is_walked_through() -> None:
-    """A section that lost its example would be tested by nothing."""
-    wanted = {"A format", "A scheme", "A calibrator", "A method", "A GEMM", "A section of the page"}
-    assert {title for title, text in SECTIONS.items() if blocks(text)} == wanted
+    """A section that lost its sample would be tested by nothing."""
+    wanted = ["A format", "A scheme", "A calibrator", "A method", "A GEMM", "An export target",
+              "A section of the page"]  # fmt: skip
+    assert wanted == SHOWN
+    for title in SHOWN:
+        found = samples(title)
+        assert any(sample.file for sample in found), f"{title} names no place"
+        assert title == "An export target" or any(not sample.file for sample in found), (
+            f"{title} shows nothing"
+        )
 
 
-@pytest.mark.parametrize("title", [title for title, text in SECTIONS.items() if blocks(text)])
-def test_the_example_works(title: str) -> None:
-    """If it fails, the guide tells people to do what does not work."""
-    run_python("\n".join(blocks(SECTIONS[title])))
+def test_an_addition_is_a_row_or_a_file_and_its_row() -> None:
+    """A target has its reader beside; a calibrator is a function and a row of one file."""
+    files = {title: {sample.file for sample in samples(title) if sample.file} for title in SHOWN}
+    assert {title: len(found) for title, found in files.items()} == {
+        "A format": 1, "A scheme": 1, "A calibrator": 1, "A method": 2, "A GEMM": 1, "An export target": 3,
+        "A section of the page": 2,
+    }  # fmt: skip
+
+
+def test_the_checks_of_ci_pass(copy: Copy) -> None:
+    """mypy reads what changed, and from its cache what did not."""
+    cache = copy.root / ".mypy_cache"
+    if (ROOT / cache.name).is_dir() and not cache.exists():
+        shutil.copytree(ROOT / cache.name, cache)
+    copy.run("-m", "ruff", "check", ".")
+    copy.run("-m", "ruff", "format", "--check", ".")
+    copy.run("-m", "mypy", *(file for file in copy.changed if not file.startswith("tests/")))
+
+
+def test_the_examples_show_what_they_say(copy: Copy) -> None:
+    """The samples without a place, one after another."""
+    shown = [sample.code for title in SHOWN for sample in samples(title) if not sample.file]
+    copy.run("-c", "\n".join(shown))
+
+
+def test_the_tests_meet_the_additions(copy: Copy) -> None:
+    """Those whose ids name what was added, and those of tables as wholes."""
+    asked = " or ".join((*ADDED, "wiring", "up_to_date", "is_met", "fit_together"))
+    quick = ("-p", "no:randomly", "-m", "not gpu and not thorough")
+    out = copy.run("-m", "pytest", "-v", *quick, "-k", asked, *TESTS)
+    for name in ADDED[:-1]:
+        assert f"{name}" in out, f"no test names {name}"
+
+
+@pytest.mark.thorough
+def test_all_tests_pass_with_the_additions(copy: Copy) -> None:
+    """Of what reads the tables, but for browsers and GPUs."""
+    copy.run("-m", "pytest", "-q", "-m", "not gpu and not thorough", "-n", "2", "--dist", "loadgroup", *MORE)

@@ -38,6 +38,22 @@ def threshold(x: Tensor, calibrator: str, fmt: str = "int8") -> float:
     return float(find_ranges(x.view(1, -1), scheme).high)
 
 
+@pytest.mark.parametrize("scheme", ["int4_group128", "int4_group128_asym", "fp8_e4m3_row", "ternary_absmean"])
+@pytest.mark.parametrize("name", [name for name in CALIBRATORS if name != "four_over_six"])
+def test_every_calibrator_gives_a_range_for_every_block(name: str, scheme: str) -> None:
+    """Finite ends with zero between them; of ordinary, empty, one-sided, tiny and huge blocks. (Four over six
+    takes FP4 alone.)"""
+    row = CALIBRATORS[name]
+    x = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
+    x[1], x[2], x[3] = 0, x[2].abs() + 3, -x[3].abs() - 3
+    x[4], x[5], x[6] = x[4] * 1e-40, x[5] * 1e30, 0.5
+    found = find_ranges(x, dataclasses.replace(SCHEMES[scheme], calibrator=row))
+    assert bool(found.low.isfinite().all() & found.high.isfinite().all())
+    assert bool((found.low <= 0).all() & (found.high >= 0).all()) and row.headroom >= 1
+    if SCHEMES[scheme].block[0] == 1:
+        assert float(found.amax[1].max()) == 0 < float(found.amax[[0, 2, 3, 4, 5, 6]].min())
+
+
 def test_reference_thresholds(outliers: Tensor) -> None:
     assert threshold(outliers, "minmax") == pytest.approx(23.74, abs=0.005)
     assert threshold(outliers, "percentile") == pytest.approx(13.68, abs=0.02)

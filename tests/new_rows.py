@@ -16,4 +16,5 @@ UE5M3 = FloatFormat(
 )  # fmt: skip
 """A format of scales that torch has no dtype for."""
 NEW_ROWS: dict[str, Format] = {row.name: row for row in (E3M4, E2M2, UE5M3)}
-ROWS: dict[str, Format] = {**FORMATS, **NEW_ROWS}
+ROWS: dict[str, Format] = {**NEW_ROWS, **FORMATS}
+"""All of them; where the table has a row of a name, that one."""

@@ -1,7 +1,7 @@
 """Every number format as a row of primary facts.
 
 A row is all that a new format of up to 8 bits needs: its values, limits, encoding and packing follow
-from the row, and every picker, plot and test reads the table.
+from the row, and every picker, plot and test reads the table. Formats without a sign bit are for scales only.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ GROUPS = (
     "tests/survey/test_cluster.py",
     "tests/hosting",
     "tests/test_reports.py",
+    "tests/docs/test_contributing.py",
 )
 """What one worker runs as a whole: what takes long to make is made once. Of the page, each file:
 together they are longer than half of all tests."""

@@ -215,16 +215,17 @@ def test_a_new_row_is_compiled() -> None:
     assert any(dict(build.macros).get("CODEC") == E2M2.cuda_codec for build in builds)
 
 
-@pytest.mark.parametrize(
-    ("name", "x_types"),
-    [
-        ("int8", "bf16"), ("int4", "bf16 s8 e4m3"), ("int3", "bf16"), ("int2", "bf16 s8"),
-        ("ternary", "bf16 s8"), ("nf4", "bf16"), ("float8_e4m3fn", "bf16"), ("float8_e5m2", "bf16"),
-        ("float6_e2m3fn", "bf16"), ("float6_e3m2fn", "bf16"), ("float4_e2m1fn", "bf16"), ("int5", ""),
-        ("int6", ""), ("float16", ""), ("binary", ""), ("ocp_int8", ""), ("float5_e2m2fn", ""),
-        ("float8_e3m4", "bf16"), ("af4", "bf16"),
-    ],
-)  # fmt: skip
+DECODED = [
+    ("int8", "bf16"), ("int4", "bf16 s8 e4m3"), ("int3", "bf16"), ("int2", "bf16 s8"),
+    ("ternary", "bf16 s8"), ("nf4", "bf16"), ("float8_e4m3fn", "bf16"), ("float8_e5m2", "bf16"),
+    ("float6_e2m3fn", "bf16"), ("float6_e3m2fn", "bf16"), ("float4_e2m1fn", "bf16"), ("int5", ""),
+    ("int6", ""), ("float16", ""), ("binary", ""), ("ocp_int8", ""), ("float5_e2m2fn", ""),
+    ("float8_e3m4", "bf16"), ("af4", "bf16"),
+]  # fmt: skip
+"""Formats, and the types of X beside which fragments.cuh decodes them."""
+
+
+@pytest.mark.parametrize(("name", "x_types"), DECODED)
 def test_formats_that_fragments_decode(name: str, x_types: str) -> None:
     """By their kind and bits: one that fragments.cuh has no order for would be decoded as another."""
     scheme = Scheme("t", "t", ROWS[name], (1, None)) if ROWS[name].bits <= 8 else SCHEMES["fp16"]

@@ -14,6 +14,9 @@ Object.assign(explorer, {
   /* Row and column of the inspected element, and whether the largest error is followed instead. */
   position: [null, null, true],
 
+  /* The element that was shown last, as the controls held it. */
+  stood: [0, 0, true],
+
   /* --- places and sections ------------------------------------------------------------------------- */
 
   /* By every name that a link may give as `tab`: the place and the section that hold it. */
@@ -209,6 +212,7 @@ Object.assign(explorer, {
      screen are next. If another element was chosen in between, that one has to be shown. */
   answered(...position) {
     const overtaken = explorer.shown !== explorer.position;
+    if (!position.includes(null)) explorer.stood = position;
     if (!overtaken) explorer.inspected = null;  // the maps that come with the answer have their ring
     if (!overtaken && !position[2]) explorer.position = position;
     explorer.writeQuery(explorer.elementOf(explorer.position), false);
@@ -219,16 +223,18 @@ Object.assign(explorer, {
     if (overtaken) explorer.follow();
   },
 
-  /* Another element is inspected: mark it on the maps and put it into the address. An emptied box goes back
-     to what the address has. */
-  showElement(row, column, follow, visit) {
-    if (explorer.outdated()) return;
-    if (row === null || column === null) return explorer.visit();
-    explorer.position = [row, column, follow];
+  /* Another element is inspected: mark it on the maps and put it into the address. Returns what the controls
+     hold; an emptied box goes back to the element that is shown. */
+  showElement(...held) {
+    const visit = held.pop(), [row, column] = held;
+    if (explorer.outdated()) return held;
+    if (held.includes(null)) return explorer.stood;
+    explorer.position = explorer.stood = held;
     if (visit) explorer.settle();
     explorer.writeQuery(explorer.elementOf(explorer.position), visit);
     explorer.inspected = {row, column};
     document.querySelectorAll('#error-map .figure, #error-map-b .figure').forEach(explorer.markElement);
+    return held;
   },
 
   /* Put the ring of a map around the inspected element. */

@@ -173,4 +173,4 @@ def _wire(page: Page, view: ElementView, maps: tuple[Control, Control]) -> None:
     for event in (walked, *chosen):  # Back does not lead through each step of a walk
         visit = "false" if event is walked else "true"
         script = f"(...position) => explorer.showElement(...position, {visit})"
-        event.then(None, page.position, None, js=script, api_visibility="private")
+        event.then(None, page.position, page.position, js=script, api_visibility="private")

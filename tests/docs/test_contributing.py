@@ -23,7 +23,9 @@ SECTIONS = dict(
 )
 PLACE = re.compile(r"# (?P<file>\S+\.py)(, (?P<where>last in|above) (?P<name>\w+))?\n")
 """The first line of a sample that belongs into a file."""
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "shared")
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", "*.pyi", ".*_cache", ".hypothesis", "__pycache__", "shared"
+)
 ADDED = ("float8_e3m4", "float8_ue5m3fn", "int8_64x64", "sigma3", "clip_search", "w8a16_group128", "npz")
 """What the samples add, by the names that tests have in their ids."""
 TESTS = (

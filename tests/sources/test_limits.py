@@ -58,7 +58,7 @@ ROWS = {
     row: (of(page_limits.HOSTED), of(page_limits.LOCAL))
     for row, of in {
         "an uploaded file": lambda most: _bytes(most.upload_bytes),
-        "all uploads": lambda most: f"{_bytes(most.store_bytes)}, {most.keep_seconds // 3600} h",
+        "all uploads and results": lambda most: f"{_bytes(most.store_bytes)}, {most.keep_seconds // 3600} h",
         "any other request": lambda most: _bytes(most.request_bytes),
         "elements of a tensor": lambda most: f"2^{most.elements.bit_length() - 1}",
         "requests that wait": lambda most: str(most.queue),
@@ -70,7 +70,7 @@ ROWS = {
             f"{most.wait_seconds} s" if most.wait_seconds < 3600 else f"{most.wait_seconds // 3600} h"
         ),
         "schemes in one request": lambda most: str(MOST_SCHEMES),
-        "a form's fields": lambda most: f"{FIELD_BYTES // 1024} KiB",
+        "the headers of an upload's parts": lambda most: f"{FIELD_BYTES // 1024} KiB",
         "an upload that gets": lambda most: f"{ABANDONED_SECONDS // 60} min",
     }.items()
 }

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from explorer import SCHEMES
-from tests.page.test_browser import choose, frames, idle, open_page, open_panel
+from tests.page.test_browser import choose, frames, open_page, open_panel
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser

@@ -33,7 +33,7 @@ from app.state.gpu_lock import locked_steps
 from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
-from explorer.analysis.schemes import comparison_record, sample_rows, survey
+from explorer.analysis.schemes import comparison_record, sample_rows, searches, survey
 from explorer.analysis.why import percent
 from explorer.figures.compare import exact_words, frontier_figure
 from explorer.methods.recipe import Recipe
@@ -60,7 +60,8 @@ DRAWN_EVERY = 16
 """The figure is large beside a line of text: it is sent once for so many schemes, and at the end."""
 
 
-_ROWS = BoundedCache[tuple[ComparisonRow, ...]](64)
+_ROWS = BoundedCache[dict[str, ComparisonRow]](64)
+"""Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +94,19 @@ def frontier(chosen: Selection) -> Iterator[FrontierView]:
     own = [recipe.scheme for recipe in chosen.recipes]
     part = _part(sample_rows(matrix.values).share)
     key = (*tensor_key(chosen), limits.current().elements)
-    rows = _ROWS.peek(key)
-    if rows is None:
-        now = f"0 of {len(SCHEMES)} schemes on {matrix.name}{part}"
+    known = _ROWS.get(key, dict, lambda _: 1)
+    missing = [scheme for scheme in SCHEMES.values() if scheme.text not in known]
+    if missing:
+        now = f"{len(known)} of {len(SCHEMES)} schemes on {matrix.name}{part}"
         yield FrontierView(status=html.status(now), figure="")
-        found: list[ComparisonRow] = []
-        for row in locked_steps(survey(matrix.values, SCHEMES.values())):
-            found.append(row)
-            if len(found) % DRAWN_EVERY == 0:
-                words = f"{len(found)} of {len(SCHEMES)} schemes{part}"
-                yield FrontierView(status=html.status(words), figure=_drawn(found, own, matrix.name))
-        rows = _ROWS.get(key, lambda: tuple(found), lambda _: 1)
-    known = {row.scheme.name for row in rows}
-    more = locked_steps(survey(matrix.values, [s for s in own if s.name not in known]))
+        for row in locked_steps(survey(matrix.values, missing)):
+            known[row.scheme.text] = row
+            if len(known) % DRAWN_EVERY == 0:
+                words = f"{len(known)} of {len(SCHEMES)} schemes{part}"
+                drawn = _drawn(list(known.values()), own, matrix.name)
+                yield FrontierView(status=html.status(words), figure=drawn)
+    rows = [known[scheme.text] for scheme in sorted(SCHEMES.values(), key=searches)]
+    more = locked_steps(survey(matrix.values, [s for s in own if s.text not in known]))
     every = [*rows, *more]
     words = f"{len(rows)} named schemes{part}. {exact_words(every)}{_rings_words(chosen)}"
     yield FrontierView(status=html.status(words), figure=_drawn(every, own, matrix.name))

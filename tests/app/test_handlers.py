@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Iterable, Iterator
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
 from explorer import compare as library_compare
 from explorer.analysis.element import inspect_element
 from explorer.analysis.memory import estimate
+from explorer.analysis.schemes import ComparisonRow
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.export.quantized import load_quantized
 from explorer.figures.style import file_name
@@ -45,6 +47,7 @@ from explorer.formats.code import code_facts
 from explorer.paths import KERNELS
 from explorer.recordings.quantize import recorded_kernel
 from explorer.reports.check import read_record
+from explorer.schemes import Scheme
 
 
 @pytest.fixture
@@ -397,6 +400,26 @@ def test_the_frontier_is_kept_for_its_tensor() -> None:
     (again,) = compare.frontier(*selection(sample="attention_query", second="nvfp4"))
     for figure in (steps[-1].figure, again.figure):
         assert {"A", "B"} <= {trace.get("name") for trace in json.loads(figure)["data"]}
+
+
+def test_a_left_frontier_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A visitor who leaves early would make the next one compute every scheme again."""
+    asked: list[int] = []
+    whole = compare.survey
+
+    def counted(x: Any, schemes: Iterable[Scheme]) -> Iterator[ComparisonRow]:
+        known = list(schemes)
+        asked.append(len(known))
+        return whole(x, known)
+
+    monkeypatch.setattr(compare, "survey", counted)
+    left = compare.frontier(*selection(sample="mlp_down"))
+    next(left)
+    next(left)
+    left.close()
+    end = list(compare.frontier(*selection(sample="mlp_down")))[-1]
+    assert asked[:2] == [len(SCHEMES), len(SCHEMES) - compare.DRAWN_EVERY]
+    assert f"{len(SCHEMES)} named schemes" in end.status
 
 
 def test_a_point_becomes_a_or_b() -> None:

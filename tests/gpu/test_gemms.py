@@ -355,7 +355,7 @@ def test_tiles_of_another_shape_are_refused() -> None:
 def test_compute_sanitizer_finds_nothing(tool: str) -> None:
     """Every kernel of every product once at an odd shape under the sanitizer."""
     program = (
-        "import torch; from explorer.bench.gemm.table import GEMMS\n"
+        "import torch; from explorer.products.table import GEMMS\n"
         "chip = torch.cuda.get_device_capability()\n"
         "for row in GEMMS.values():\n"
         "  ops = row.operands(torch.randn(33, 200, device='cuda'), torch.randn(70, 200, device='cuda'))\n"

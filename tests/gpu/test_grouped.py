@@ -129,7 +129,7 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
     assert_clean(
         tool,
         "import torch\n"
-        "from explorer.bench.gemm.grouped import GROUPED, Case, GroupedOperands\n"
+        "from explorer.products.grouped import GROUPED, Case, GroupedOperands\n"
         "case = Case('odd', (33, 0, 70), 128, 200)\n"
         "for row in GROUPED.values():\n"
         "  ops = GroupedOperands.draw(row.gemm, case, row.layout, torch.device('cuda'))\n"

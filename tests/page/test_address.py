@@ -47,6 +47,7 @@ def top_of(page: Page, section: str) -> float:
     return float(page.evaluate(f"document.getElementById('section-{section}').getBoundingClientRect().top"))
 
 
+@pytest.mark.thorough
 def test_the_range_of_ones_own(page: Page, url: str) -> None:
     """A range that was typed stands in the address; the link shows it; Back takes it back."""
     open_page(page, url, "tab=calibration&scheme=int8_row")
@@ -148,6 +149,7 @@ def test_the_open_section(page: Page, url: str) -> None:
     assert page.evaluate("history.length") == entries + 2
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_a_link_to_a_section_lets_the_hand_scroll_away(page: Page, url: str) -> None:
     """While heights settle the page holds the section of the link; a hand on the wheel is stronger."""
@@ -160,6 +162,7 @@ def test_a_link_to_a_section_lets_the_hand_scroll_away(page: Page, url: str) -> 
     wait_for_query(page, "!section", "!calibration")
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_back_while_a_large_answer_is_on_its_way(page: Page, url: str) -> None:
     """The large tensor's answer comes after Back: the page ends with the tensor, the scheme and the element
@@ -179,7 +182,7 @@ def test_back_while_a_large_answer_is_on_its_way(page: Page, url: str) -> None:
 
 
 @pytest.mark.shared_page
-@pytest.mark.parametrize("wait", sampled([0, 30, 80, 160, 400], [0, 80, 400]))
+@pytest.mark.parametrize("wait", sampled([0, 30, 80, 160, 400], [80]))
 def test_back_while_a_step_is_on_its_way(page: Page, url: str, wait: int) -> None:
     """Whatever of a step's answers come after Back, the view that was gone back to is shown."""
     open_page(page, url, "scheme=int4_row&row=3&column=4")
@@ -199,6 +202,7 @@ def test_back_while_a_step_is_on_its_way(page: Page, url: str, wait: int) -> Non
     assert (query["row"], query["column"]) == ("3", "4")
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_five_quick_steps_are_five_steps(page: Page, url: str) -> None:
     """Each press counts, however fast; so do a swap between them and the steps of the inspected element."""
@@ -225,6 +229,7 @@ def test_five_quick_steps_are_five_steps(page: Page, url: str) -> None:
     wait_for_query(page, "row=17")
 
 
+@pytest.mark.thorough
 def test_the_playground_and_the_storys_step(page: Page, url: str) -> None:
     """Format, number and step stand in the address without entries of their own; a link shows them."""
     open_page(page, url, "tab=learn")

@@ -11,6 +11,7 @@ from tests.page.test_browser import frames
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.thorough
 def test_actions_are_timed(browser: Browser, url: str) -> None:
     """If it fails, `python -m lab page` no longer finds what it clicks, or what answers."""
     meter = Meter(browser, url)

@@ -15,6 +15,7 @@ from app.sections import compare
 from explorer import SCHEMES
 from explorer.methods import METHODS
 from explorer.training.digits import count
+from tests.sampled import THOROUGH, sampled
 
 pytestmark = pytest.mark.browser
 
@@ -204,7 +205,7 @@ def hover_value(page: Page, at: tuple[float, float]) -> tuple[float, int, int]:
 
 
 @pytest.mark.shared_page
-@pytest.mark.parametrize("at", [(0.25, 0.8), (0.6, 0.1)])
+@pytest.mark.parametrize("at", [(0.6, 0.1), pytest.param((0.25, 0.8), marks=THOROUGH)])
 def test_a_click_on_the_map_opens_the_error_that_it_shows(
     page: Page, url: str, at: tuple[float, float]
 ) -> None:
@@ -554,6 +555,7 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str) -> None:
     """As SVG and as PNG, called after tensor, scheme and figure."""
@@ -577,7 +579,7 @@ def scroll_through(page: Page) -> None:
 
 
 @pytest.mark.shared_page
-@pytest.mark.parametrize("place", [place.NAME for place in PLACES])
+@pytest.mark.parametrize("place", sampled([place.NAME for place in PLACES], ["tensor", "model"]))
 def test_no_sideways_scrolling(page: Page, url: str, place: str) -> None:
     """On a phone, a small laptop and a desk: if a place is wider than the screen, its right side is lost."""
     open_page(page, url, f"tab={place}&second=nvfp4")
@@ -600,7 +602,7 @@ OLD_LINKS = [
 
 
 @pytest.mark.shared_page
-@pytest.mark.parametrize(("query", "place", "element"), OLD_LINKS)
+@pytest.mark.parametrize(("query", "place", "element"), sampled(OLD_LINKS, OLD_LINKS[2:3]))
 def test_links_of_the_earlier_page(page: Page, url: str, query: str, place: str, element: str) -> None:
     """What a link called a tab is scrolled to now, in the place that holds it."""
     open_page(page, url, query)

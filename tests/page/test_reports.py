@@ -38,6 +38,7 @@ def click(page: Page, target: Locator, running: bool = False) -> None:
     raise AssertionError(f"the target moved to the end, or is covered by: {covered}")
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_commands_are_of_the_schemes_that_are_chosen(page: Page, url: str) -> None:
     """Without B its command goes at once, while the numbers are still computed."""

@@ -71,6 +71,7 @@ def survey_of(layers: int, path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_surveys_of_ones_own_one_after_another(page: Page, url: str, tmp_path: Path) -> None:
     """The second file replaces map and recipe of the first; a link to the recipe opens it again; a budget
     that one scheme alone can keep to has a slider that rests."""

@@ -9,9 +9,7 @@ import sys
 def assert_clean(tool: str, program: str) -> None:
     """Run Python ``program`` under ``tool`` (memcheck, racecheck, initcheck);
     fail with its report on any finding."""
-    quiet = (
-        ["--report-api-errors", "no"] if tool == "memcheck" else []
-    )  # a binding asks which functions exist
+    quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
     command = ["compute-sanitizer", "--tool", tool, *quiet, "--error-exitcode", "9"]
     command += [sys.executable, "-c", program]
     run = subprocess.run(command, capture_output=True, text=True, timeout=900)

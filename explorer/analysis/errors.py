@@ -42,7 +42,7 @@ def error_spread(restored: Tensor, x: Tensor, report: Report) -> Spread:
 
 
 def _tail_counts(restored: Tensor, x: Tensor, end: float) -> tuple[int, int]:
-    """How many errors lie below -end, and how many above end."""
+    """Count the errors below -end and those above end."""
     errors = restored - x
     return int((errors < -end).sum()), int((errors > end).sum())
 
@@ -55,7 +55,7 @@ def _power(reach: float) -> int:
 
 
 def on_same_bins(errors: Sequence[Spread]) -> list[Histogram]:
-    """What lies between the tails, counted in the bins of the widest, out to the farthest end."""
+    """Histograms of the errors between the tails, in the bins of the widest, out to the farthest end."""
     powers = [round(math.log(e.middle.edges[1] - e.middle.edges[0], 3)) for e in errors]
     widest = max(powers)
     merged = [_merged(e.middle.counts, widest - power) for e, power in zip(errors, powers, strict=True)]

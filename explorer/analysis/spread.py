@@ -1,4 +1,4 @@
-"""How the values of a tensor spread: equal bins over its central range, and tails beyond in growing bins.
+"""Distribution of a tensor's values: equal bins over its central range, and growing bins for the tails.
 
 With a single outlier a million times the usual size, equal bins over the whole range put everything else
 into one. Here the ``Frame`` of a tensor is the range of about its central 99.9 %, and every count is exact.
@@ -34,7 +34,7 @@ class Frame:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing lies outside the central range."""
+        """True if no value lies outside the central range."""
         return self.least >= self.low and self.largest <= self.high
 
     @property

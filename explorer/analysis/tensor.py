@@ -59,8 +59,8 @@ def analyse(x: Tensor, scheme: Scheme) -> Analysis:
 def differences(
     x: Tensor, restored: Tensor, measured: Measured
 ) -> tuple[Measured, Spread, Spread, Spread, Tensor, Tensor]:
-    """What an ``Analysis`` holds beside the codes, in the order of its fields, of ``x`` and of what was
-    restored, both float32 [rows, cols]."""
+    """Compute the fields of ``Analysis`` other than the codes, in order, from ``x`` and the dequantized
+    tensor, both float32 [rows, cols]."""
     errors = error_spread(restored, x, measured.report)
     before, after = spreads(x, restored, frame_of(x), measured)
     error_map, largest_at = largest_differences(restored, x, MAP_LIMIT)

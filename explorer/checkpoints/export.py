@@ -1,4 +1,5 @@
-"""What a target of an export is: what it carries, and how it writes a model and one tensor."""
+"""Definition of an export target: the schemes that it supports, and its writers for a model and for one
+tensor."""
 
 from __future__ import annotations
 

@@ -71,11 +71,11 @@ _POOLING = {
     "pooling_mode_mean_tokens": 1, "pooling_mode_mean": 1, "pooling_mode_cls_token": 2, "pooling_mode_cls": 2,
     "pooling_mode_lasttoken": 3,
 }  # fmt: skip
-"""What sentence-transformers calls it -> ``llama_pooling_type``."""
+"""Name in sentence-transformers -> ``llama_pooling_type``."""
 
 
 def refusal(config: Config) -> str:
-    """Why a model of this configuration can't be written; empty if it can."""
+    """Reason why a model of this configuration cannot be written; empty if it can."""
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         return f"its file names the tensors of {', '.join(ARCHITECTURES)} models, not of {kind!r}"
@@ -120,7 +120,7 @@ def pooling(folder: Path) -> int | None:
 
 
 def rope_of(config: Config) -> dict[str, Any]:
-    """How positions are encoded: one object today, two fields in configurations of before."""
+    """Return the position encoding: one object today, two fields in older configurations."""
     old = config.get("rope_scaling") or {}
     kind = old.get("rope_type") or old.get("type") or "default"
     before = {**old, "rope_type": kind}

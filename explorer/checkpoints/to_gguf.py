@@ -31,7 +31,7 @@ _GUESSED = 1024
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
-    """Why no type of ggml holds a layer [N, K] by ``scheme``."""
+    """Reason why no type of ggml holds a layer [N, K] by ``scheme``, or an empty text."""
     if ggml_type(scheme) is None:
         integers = scheme.mapping is MappingType.ASYMMETRIC and scheme.block == (1, 32)
         hint = "; q4_1 and q5_1 have a minimum in place of a zero point" if integers else ""
@@ -44,7 +44,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
 
 
 def together(plan: Plan) -> str:
-    """Why this model, its tokenizer or one of its tensors has no place in the file."""
+    """Reason why the file cannot hold this model, its tokenizer or one of its tensors, or an empty text."""
     config = plan.model.config
     if plan.inputs is not None:
         return "its reader decides how inputs are quantized"
@@ -185,7 +185,7 @@ def one(q: QuantizedTensor, name: str, path: Path) -> None:
 
 
 def load(plan: Plan) -> str:
-    """How the file is opened."""
+    """Return the code that opens the file."""
     if plan.model.type == "bert":  # which transformers does not open from GGUF
         return f"# llama.cpp: llama-embedding -m {FILE}"
     return (

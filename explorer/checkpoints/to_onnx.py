@@ -87,7 +87,7 @@ class _Tensors:
 
 
 def together(plan: Plan) -> str:
-    """Why no graph is built of this model, or one of its layers has no place in it."""
+    """Reason why no graph can be built of this model or one of its layers, or an empty text."""
     if plan.inputs is not None:
         return "inputs are not quantized in its graphs"
     kind, config = plan.model.type, plan.model.config
@@ -140,7 +140,7 @@ def one(q: QuantizedTensor, name: str, path: Path, multiply: Multiply) -> None:
 
 
 def load(plan: Plan) -> str:
-    """How the graph is run."""
+    """Return the code that runs the graph."""
     return (
         "import onnxruntime  # pip install onnxruntime\n\n"
         "options = onnxruntime.SessionOptions()\n"

@@ -1,4 +1,4 @@
-"""What a command prints: lines, a table that fits the terminal, or JSON; progress on standard error.
+"""Output of the commands: lines, a table that fits the terminal, or JSON; progress on standard error.
 
 Commands print here only: names of layers, files and models come from strangers, and are text on a terminal.
 """
@@ -105,7 +105,7 @@ def format_cell(value: object) -> str:
 
 
 class _Rate(ProgressColumn):
-    """How many a second, or how many seconds each where that is the larger number."""
+    """Rate per second, or seconds per item if that is the larger number."""
 
     def render(self, task: Task) -> Text:
         if not task.speed:

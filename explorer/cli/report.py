@@ -119,7 +119,7 @@ def tensor(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """What the page shows of a tensor under one or two schemes."""
+    """Report on a tensor under one or two schemes, with the content of the page."""
     from explorer.reports.tensor import Methods, More, tensor_report
     from explorer.sources import load_matrix
 
@@ -195,7 +195,7 @@ def survey(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Which layers of a model suffer, and what a budget of bits buys."""
+    """Report on a model's survey: sensitive layers, and the recipe for a budget of bits."""
     hide_bars_of_transformers(as_json)
     from explorer.reports.again import again
     from explorer.reports.content import SURVEY
@@ -399,7 +399,7 @@ def _check(path: Path, where: Where, as_json: bool) -> None:
 
 
 MOST_EDITS = 10
-"""Of what a report shows otherwise that is listed."""
+"""Maximum number of listed differences of a report."""
 
 
 def _short(text: str, most: int = 60) -> str:

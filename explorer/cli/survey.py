@@ -106,7 +106,7 @@ def survey(
 
 
 def _survey_file(model: str, out: str | None) -> Path:
-    """Where a survey is written; ``ValueError`` before any work if it cannot be."""
+    """Return the path of the survey; ``ValueError`` before any work if it cannot be written."""
     path = Path(out) if out else Path(f"{Path(model).name or 'model'}.survey.jsonl")
     if not path.parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {path.parent}")

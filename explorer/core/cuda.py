@@ -154,6 +154,6 @@ def _layout(x: Tensor, scheme: Scheme) -> Layout:
 
 
 def _plain_float32(x: Tensor, other: Tensor | None) -> bool:
-    """Whether the statistics kernels read the tensors as they are."""
+    """True if the statistics kernels can read the tensors without conversion."""
     contiguous = x.is_contiguous() and (other is None or other.is_contiguous())
     return contiguous and x.dtype == torch.float32

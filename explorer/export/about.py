@@ -32,7 +32,7 @@ class SchemeRecord:
 
 @dataclass(frozen=True)
 class About:
-    """What a file says of its tensors: the stem of their names, the matrix's [rows, columns], the scheme."""
+    """Metadata of a file's tensors: the stem of their names, the matrix's [rows, columns], the scheme."""
 
     name: str
     shape: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]

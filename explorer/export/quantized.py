@@ -60,7 +60,7 @@ def save_quantized(
 
 
 def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
-    """What a file holds of scales that are not themselves quantized."""
+    """Tensors of scales that are not themselves quantized, as stored in a file."""
     scales, tensors = q.scales, dict[str, Tensor]()
     if q.scheme.scale is not None:
         tensors["scale"] = raw_scales(scales, q.scheme)
@@ -114,7 +114,7 @@ def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, 
 
 
 def _parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
-    """What each of ``OWN`` may be; nothing where the scheme has no such part.
+    """Allowed parts for each of ``OWN``; empty if the scheme has no such part.
 
     Files of version 0.2 and earlier hold other zero points and may hold scales as float32.
     """

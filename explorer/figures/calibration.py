@@ -125,7 +125,7 @@ def _bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> None:
 
 
 def objectives_figure(report: CalibrationReport, name: str) -> go.Figure:
-    """What each method minimises, or its criterion, over the threshold, with the threshold it chose."""
+    """The objective or criterion of each method over the threshold, with its chosen threshold."""
     fig = figure("threshold on |x|", "error, KL in nats", f"{name} objectives", height=300)
     legend_below(fig)
     curves = (

@@ -36,13 +36,12 @@ LEGEND = 48
 """Pixels from the plot down to the legend, which has two lines on a phone."""
 LEFT, RIGHT, ABOVE, BELOW = 56, 16, 12, 112
 WIDTHS = tuple(width - LEFT - RIGHT for width in (300, 400, 540, 720, 1000, 1400))
-"""Of a plot in pixels, from the narrowest figure to the widest."""
+"""Widths of a plot in pixels, from the narrowest figure to the widest."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where the points of a frontier lie: log10 of the least and most bits, and the dB at the ends of the
-    axes."""
+    """Axis ranges of a frontier: log10 of the least and most bits, and the dB at the ends of the axes."""
 
     low: float
     high: float
@@ -156,7 +155,7 @@ def _points(fig: go.Figure, members: Sequence[ComparisonRow], group: str, color:
 
 
 def _who(row: ComparisonRow) -> list[str]:
-    """What a point is called, and the text that makes it A or B."""
+    """Name of a point, and the text that makes it A or B."""
     return [row.scheme.label, str(row.scheme)]
 
 

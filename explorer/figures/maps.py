@@ -27,8 +27,8 @@ ZERO_BAND = 3276
 
 @dataclass(frozen=True)
 class ColourScale:
-    """What the codes of maps stand for: ``first`` for ``low``, ``CODES`` for ``high``, in equal steps or
-    ``logarithmic`` ones; the code 0 for zero where ``zero`` says so, and for nothing else.
+    """Values of the codes of maps: ``first`` for ``low``, ``CODES`` for ``high``, in equal or
+    ``logarithmic`` steps. With ``zero``, the code 0 is reserved for zero.
 
     ``cut``: some cells with less than ``low`` are shown as ``low``.
     """
@@ -62,7 +62,7 @@ class ColourScale:
         return np.asarray(torch.where(values == 0, 0.0, codes).numpy().astype(np.uint16))
 
     def _shares(self, values: Tensor) -> Tensor:
-        """Where values lie between ``low`` (0) and ``high`` (1)."""
+        """Relative positions of values between ``low`` (0) and ``high`` (1)."""
         low, high = torch.tensor([self.low, self.high], dtype=torch.float64)
         if self.logarithmic:
             values, low, high = values.log10(), low.log10(), high.log10()

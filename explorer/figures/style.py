@@ -106,7 +106,7 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
 
 
 def family(fmt: Format) -> str:
-    """Which of ``FAMILY_COLORS`` a format belongs to."""
+    """Return the key of ``FAMILY_COLORS`` for a format."""
     if isinstance(fmt, IntegerFormat | FixedPointFormat):
         return "integer"
     if isinstance(fmt, CodebookFormat):
@@ -207,8 +207,8 @@ def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10)
 
 
 def _label_count(axis: str, decades: float) -> int:
-    """What plotly makes 1, 2, 5 of, or decades where there is no room for those: it labels decades from 0.7
-    of them a label on, and every digit below 0.3."""
+    """Number of labels for which plotly uses 1, 2, 5, or only decades if space is short: it labels decades
+    from 0.7 of them a label on, and every digit below 0.3."""
     few, most = (2.1, 2.5) if axis == "x" else (1.4, 2.8)
     if decades < few:
         return 3

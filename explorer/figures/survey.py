@@ -27,7 +27,7 @@ def layer_label(layer: Layer) -> str:
 
 
 def cost_label(survey: Survey, signal: str) -> str:
-    """What a cost by ``signal`` is, as an axis says it."""
+    """Axis label for the cost by ``signal``."""
     if not SENSITIVITIES[signal].is_loss:
         return SENSITIVITIES[signal].label
     unit = {"embedding": "1 − cosine", "next token": "KL, nats"}.get(survey.head.loss, survey.head.loss)

@@ -71,7 +71,7 @@ def parse_code(text: str, fmt: Format) -> int:
 
 
 def plain_number(text: str) -> bool:
-    """Whether ``text`` is a decimal number rather than bits or hexadecimal."""
+    """True if ``text`` is a decimal number rather than bits or hexadecimal."""
     return not text.lower().lstrip().startswith(("0b", "0x"))
 
 
@@ -133,7 +133,7 @@ def code_facts(fmt: Format, code: int) -> CodeFacts:
 
 
 def code_formula(fmt: Format, code: int) -> str:
-    """How the fields of ``code`` make its value, with the numbers: ``+2^(10−7) × (1 + 0/8) = 8``."""
+    """Formula for the value of ``code`` from its fields, with the numbers: ``+2^(10−7) × (1 + 0/8) = 8``."""
     value = fmt.value(code)
     if isinstance(fmt, FloatFormat):
         return _float_formula(fmt, code)

@@ -36,7 +36,7 @@ class RepairedAnalysis(Analysis):
 
 
 def analyse_layer(w: Tensor, layer: QuantizedLayer, method: str) -> RepairedAnalysis:
-    """How far ``layer`` is from the float32 weight ``w`` [N, K] that ``method`` made it from.
+    """Analyse the error of ``layer`` against the original float32 weight ``w`` [N, K] under ``method``.
 
     ``ValueError`` if the shapes differ.
     """

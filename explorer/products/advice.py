@@ -1,4 +1,4 @@
-"""Which product to take: timings and errors of one shape, reduced to what nothing else beats."""
+"""Choice of a product: the Pareto frontier of timings and errors at one shape."""
 
 from __future__ import annotations
 

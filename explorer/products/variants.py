@@ -55,7 +55,7 @@ class Variant:
     tested: bool = True
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether this kernel has code for the chip."""
+        """True if this kernel supports the chip."""
         return capability[0] == self.only_major if self.only_major else capability >= self.capability
 
     @property
@@ -252,7 +252,7 @@ def _in_registers_builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build,
 
 
 def _x_type(x: Scheme) -> kernel.OperandType:
-    """What kernels that decode W in registers take of X."""
+    """Operand type of X for kernels that decode W in registers."""
     if x.format.bits == 16:
         return kernel.OperandType.BF16
     return kernel.OperandType.S8 if isinstance(x.format, IntegerFormat) else kernel.OperandType.E4M3

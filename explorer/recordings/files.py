@@ -24,7 +24,7 @@ from explorer.schemes import ALIASES
 FOLDER = ASSETS / "measurements"
 NOT_RECORDED = "not recorded yet"
 SIGNIFICANT_DIGITS = 6
-"""Of recorded numbers: more are noise, and make the files long."""
+"""Significant digits of recorded numbers: more are noise and enlarge the files."""
 Row = TypeVar("Row")
 
 
@@ -44,12 +44,12 @@ class Recording(Generic[Row]):
 
     @property
     def limits(self) -> Limits | None:
-        """What the machine can do at most, where that was measured in the same run."""
+        """Limits of the machine, if they were measured in the same run."""
         return self.machine.limits
 
     @property
     def source(self) -> str:
-        """Where the rows are from: "recorded on NVIDIA H200, 2026-11-21, …", or "not recorded yet"."""
+        """Origin of the rows: "recorded on NVIDIA H200, 2026-11-21, …", or "not recorded yet"."""
         return f"recorded on {self.machine.describe()}" if self else NOT_RECORDED
 
     @property
@@ -134,7 +134,7 @@ def as_json(value: Any) -> Any:
 
 
 def recording_json(machine: Machine, rows: Iterable[Any]) -> dict[str, Any]:
-    """What ``--json`` prints and the page lets visitors download: the same keys as a recorded file."""
+    """JSON of ``--json`` and of the page's download, with the same keys as a recorded file."""
     return {"machine": _rounded(as_json(machine)), "rows": [_rounded(as_json(row)) for row in rows]}
 
 

@@ -1,4 +1,4 @@
-"""What a measurement was taken on: chip, driver, package versions, date and commit."""
+"""Machine of a measurement: chip, driver, package versions, date and commit."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and when a recording was made. ``gpu``, ``driver``, ``cuda`` and ``pycuda`` are empty on a CPU;
-    ``cpu`` and ``threads`` are empty on a GPU. ``packages``: versions of other packages that decide the
-    result."""
+    """Machine, date and commit of a recording. ``gpu``, ``driver``, ``cuda`` and ``pycuda`` are empty on a
+    CPU; ``cpu`` and ``threads`` are empty on a GPU. ``packages``: versions of other packages that affect
+    the result."""
 
     gpu: str = ""
     driver: str = ""

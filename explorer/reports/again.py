@@ -21,8 +21,8 @@ from explorer.survey.check import check_recipe
 
 @dataclass(frozen=True)
 class Where:
-    """Where things lie here, of a report that was made elsewhere: the tensor or survey, a layer's inputs, a
-    model; None: where the report says."""
+    """Local paths for a report made elsewhere: the tensor or survey, a layer's inputs, a model; None: the
+    path in the report."""
 
     file: str | None = None
     inputs: str | None = None
@@ -107,4 +107,4 @@ def _training(recipe: Mapping[str, Any], where: Where, progress: Progress | None
 
 
 KINDS = {TENSOR: _tensor, SURVEY: _survey, SPEED: _speed, TRAINING: _training}
-"""What builds a report of each kind from a recipe."""
+"""Builder of each kind of report from a recipe."""

@@ -37,7 +37,7 @@ def as_html(content: Content) -> str:
 
 
 def record_of(content: Content) -> dict[str, Any]:
-    """What is needed to build the report again and to compare its numbers."""
+    """Data needed to rebuild the report and to compare its numbers."""
     return {
         "recipe": content.recipe,
         "sha256": content.sha256,

@@ -1,4 +1,4 @@
-"""What every place that tensors come from has in common: names, shapes, and one tensor read on demand."""
+"""Common interface of all tensor sources: names, shapes, and reading one tensor on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_ELEMENTS = 1 << 62
 _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError,
                RuntimeError, SyntaxError, TokenError, TypeError, ValueError, struct.error, zipfile.BadZipFile,
                zlib.error)  # fmt: skip
-"""What NumPy, torch, zipfile and Python's parser raise for data that is not what it says."""
+"""Exceptions that NumPy, torch, zipfile and Python's parser raise for malformed data."""
 
 
 class SourceError(ValueError):
@@ -41,7 +41,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of one tensor. ``dtype`` is the file's own name for it."""
+    """Header entry of one tensor. ``dtype`` is the file's own name for it."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class TensorSource(ABC):
     @property
     @abstractmethod
     def infos(self) -> tuple[TensorInfo, ...]:
-        """What the headers say; no tensor has been read."""
+        """Header entries; no tensor is read."""
 
     @property
     def kept_bytes(self) -> int:

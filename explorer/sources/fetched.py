@@ -24,7 +24,7 @@ _SMALL_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model",
     "model.safetensors.index.json",
 )  # fmt: skip
-"""What transformers reads of a text model beside its weights."""
+"""Files of a text model that transformers reads in addition to the weights."""
 _SMALL_BYTES = 64 << 20
 _PIECE = 32 << 20
 _CACHE = threading.Lock()
@@ -36,7 +36,7 @@ _under_way: dict[Path, int] = {}
 
 
 def cache_folder() -> Path:
-    """Where fetched models are kept: ``EXPLORER_MODEL_CACHE``, or the user's cache folder."""
+    """Folder of fetched models: ``EXPLORER_MODEL_CACHE``, or the user's cache folder."""
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return Path(os.environ.get("EXPLORER_MODEL_CACHE", home / "quantization-explorer" / "models"))
 

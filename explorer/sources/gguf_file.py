@@ -21,7 +21,7 @@ from explorer.words import plain
 
 SUFFIX = ".gguf"
 CODED = ("Q", "IQ", "TQ", "MXFP", "NVFP")
-"""What the names of types begin with that are codes and scales; no dtype of other files does."""
+"""Prefixes of the names of quantized types; no dtype of other files has them."""
 _PLAIN = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -1,7 +1,7 @@
-"""What opening and reading may cost: one object that every loader is given.
+"""Limits on opening and reading: one object that is passed to every loader.
 
-``LOCAL`` is for files and models that somebody opens on the own machine, ``HOSTED`` for a public page's
-visitors. Bounds on a header hold before the header is parsed, those on a tensor before its bytes are read.
+``LOCAL`` is for files and models on the user's own machine, ``HOSTED`` for visitors of a public page.
+Bounds on a header hold before the header is parsed, those on a tensor before its bytes are read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".csv")
-"""Of the tensor files that can be read."""
+"""Suffixes of readable tensor files."""
 
 PICKLED = (".pt", ".pth")
 """Suffixes of files that an unpickler has to read."""

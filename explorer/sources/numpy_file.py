@@ -31,15 +31,15 @@ _LONGEST_HEADER = 10_000
 """Bytes: what NumPy itself takes from files that are not trusted."""
 _PIECE = 4 << 20
 _VERSIONS = ((1, 0), (2, 0), (3, 0))
-"""Of the .npy format."""
+"""Supported versions of the .npy format."""
 _ACCEPTED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MEMBER_BYTES = 46
-"""Of the shortest entry in an archive's list of members."""
+"""Size of the shortest entry in an archive's list of members."""
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What an .npy header says. ``fortran`` is column-major order."""
+    """Content of an .npy header. ``fortran`` is column-major order."""
 
     shape: tuple[int, ...]
     fortran: bool

@@ -1,4 +1,4 @@
-"""What a file of torch.save holds, read by a process that can do no harm.
+"""Sandboxed reader for files of torch.save.
 
 This file is run by itself (``python -I -S pickle_reader.py SECONDS BYTES TENSORS PICKLE``, the file on
 standard input), with nothing but the standard library: it limits its own processor time and memory,
@@ -66,7 +66,7 @@ class Dense(NamedTuple):
 
 
 def main(seconds: int, memory: int, tensors: int, pickle_bytes: int) -> dict[str, Any]:
-    """What is printed: ``{"tensors": […]}``, or ``{"refused": why}``."""
+    """Return the output: ``{"tensors": […]}``, or ``{"refused": why}``."""
     try:
         _limit(seconds, memory)
         file = sys.stdin.buffer
@@ -194,7 +194,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "builtins.bytearray": _text_as_bytes,
     "_codecs.encode": _text_as_bytes,
 }
-"""What torch.save writes calls of, each with what is done instead."""
+"""Functions called in files of torch.save, with their replacements."""
 
 
 def _read_archive(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[dict[str, Any]]:

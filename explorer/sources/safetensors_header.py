@@ -47,9 +47,9 @@ _DTYPES: dict[str, tuple[int, torch.dtype | None]] = {
     "U8": (8, torch.uint8),
     "BOOL": (8, torch.bool),
 }
-"""Of each safetensors dtype: bits per element, and torch's dtype, None where it has none."""
+"""For each safetensors dtype: bits per element, and torch's dtype, or None."""
 NAMES: dict[torch.dtype, str] = {dtype: name for name, (_, dtype) in _DTYPES.items() if dtype is not None}
-"""What a header calls torch's dtypes."""
+"""Header names of torch's dtypes."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ def entries(
 
 
 def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: str) -> Entry:
-    """What one entry says: its span, relative to the header's end, agrees with its shape and dtype."""
+    """Parse one entry, and check that its span, relative to the header's end, agrees with its shape and
+    dtype."""
     shown = plain(name, 80)
     try:
         start, stop = claim["data_offsets"]

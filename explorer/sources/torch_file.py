@@ -23,7 +23,7 @@ from explorer.sources.stamped import StampedFile
 _READER = Path(__file__).with_name("pickle_reader.py")
 _ONLY_TENSORS = "Only tensors and dicts or lists of them are read; pickled objects are refused"
 _START_SECONDS = 30
-"""What starting the reader may take on a busy machine, beside the processor time that it is given."""
+"""Time allowed for starting the reader on a busy machine, in addition to its processor time."""
 
 
 @dataclass(frozen=True)

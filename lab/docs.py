@@ -61,7 +61,7 @@ def write_docs(folder: Path) -> list[Path]:
 
 
 def check_docs(folder: Path) -> list[Path]:
-    """What ``write_docs`` would change."""
+    """Return the files that ``write_docs`` would change."""
     return [*_stale(folder)]
 
 
@@ -95,7 +95,7 @@ def _text(path: Path) -> str | None:
 
 
 def _context() -> dict[str, Any]:
-    """What templates name: the recordings, and the functions that make tables and figures of them."""
+    """Names for the templates: the recordings, and the functions that build tables and figures from them."""
     return {
         "quantize": recorded_quantize(),
         "analysis": recorded_analyses(),

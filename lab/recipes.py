@@ -40,7 +40,7 @@ CAUSAL_SCHEMES = (
 PASSAGE = 6
 """Sentences of a text that a causal model is run on."""
 SIGNAL = "fisher_diagonal"
-"""What the shipped survey's recipes are chosen by, and those that are run fused and by methods."""
+"""Signal for the shipped survey's recipes, and for recipes that are run fused and with methods."""
 PACKAGES = ("transformers",)
 
 

@@ -259,7 +259,7 @@ def _graph_and_flushed(timing: GemmTiming) -> str:
 
 
 def method_table(timings: Sequence[MethodTiming]) -> str:
-    """How long each method takes for one layer."""
+    """Time of each method for one layer."""
     rows = [
         [
             label_of(t.method),

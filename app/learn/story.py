@@ -16,7 +16,7 @@ ROW = (
 )  # fmt: skip
 """The row before its outlier is set: 32 numbers within ± 1, as weights of one layer lie."""
 OUTLIER_AT = 11
-"""Which of them the visitor drags."""
+"""Index of the number that the visitor drags."""
 
 
 @dataclass(frozen=True)

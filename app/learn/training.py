@@ -96,7 +96,7 @@ class Done:
 
 @dataclass(frozen=True)
 class LossScalingView(View):
-    """Which gradients float16 loses: a figure and its conclusion."""
+    """Gradients that float16 loses: a figure and its conclusion."""
 
     figure: Shown
     conclusion: Shown
@@ -179,7 +179,7 @@ def _underflow() -> tuple[Underflow, ...]:
 
 @shows(LossScalingView)
 def loss_scaling() -> LossScalingView:
-    """Which gradients of one batch float16 loses, by loss scale: the figure and what it says."""
+    """Show the gradients of one batch that float16 loses, by loss scale: the figure and its conclusion."""
     rows = _underflow()
     return LossScalingView(
         figure=plot_data(underflow_figure(rows)), conclusion=html.status(underflow_summary(rows))

@@ -1,7 +1,8 @@
-"""What ``ui.build`` hands to each part of the page: the bar's components, and what follows their changes.
+"""Object that ``ui.build`` passes to each part of the page: the bar's components, and the listeners to
+their changes.
 
-After a change ``assets/address.js`` puts the selection into the address and raises one event, on which every
-follower runs, in the order in which they were added.
+After a change ``assets/address.js`` puts the selection into the URL and raises one event, on which all
+listeners run in the order in which they were added.
 """
 
 from __future__ import annotations

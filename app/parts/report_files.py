@@ -22,10 +22,10 @@ from explorer.reports.write import check_printer
 
 HTML, PDF, PARTS = "page", "pdf", "parts"
 KINDS = {HTML: "report (.html)", PDF: "report (.pdf)", PARTS: "the report's figures and tables (.zip)"}
-"""What a report is written as, and how the page calls it."""
+"""Output types of a report, and their labels on the page."""
 PRINTED = (PDF, PARTS)
 Compose = Callable[[Progress], Content]
-"""What builds a report, and says how far it is."""
+"""Function that builds a report, and reports progress."""
 
 
 @dataclass(frozen=True)

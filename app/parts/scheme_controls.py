@@ -37,7 +37,7 @@ from explorer.methods.recipe import Recipe
 from explorer.schemes.calibrators import calibrator_named
 
 COLUMNS, ROWS = "Group size, tile columns", "Tile rows"
-"""What the boxes of a block's sides are called, in their labels and in messages."""
+"""Names of the inputs for a block's sides, in labels and in messages."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SchemeView(View):
     seed: Shown
 
     def parts(self) -> list[Shown]:
-        """What belongs to ``Parts``, in the order of its fields."""
+        """The components of ``Parts``, in the order of its fields."""
         return [getattr(self, f.name) for f in dataclasses.fields(Parts)]
 
 
@@ -155,8 +155,8 @@ def build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, st
 
 
 def show_scheme(text: str) -> SchemeView:
-    """What the scheme controls show for a scheme's name or text form, with or without a method: the parts are
-    the scheme's."""
+    """Fill the scheme controls for a scheme's name or text form, with or without a method; the parts are
+    those of the scheme."""
     recipe = Recipe.parse(text)
     text, parts = str(recipe), parts_of(recipe.scheme)
     preset = gr.update(value=text, label="Scheme" if text in SCHEMES else "Scheme (custom)")
@@ -164,7 +164,7 @@ def show_scheme(text: str) -> SchemeView:
 
 
 def show_second(text: str) -> SchemeView:
-    """What the second scheme's controls show for its text; for none, its parts stay as they are."""
+    """Fill the second scheme's controls for its text; without a text, its parts are unchanged."""
     return show_scheme(text) if text else SchemeView.unchanged(text="", preset="")
 
 

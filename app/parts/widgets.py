@@ -190,5 +190,5 @@ class RunButtons:
         return [self.line, self.stop, *self.starts]
 
     def _updates(self, running: bool) -> list[Any]:
-        """Of Stop and of each start."""
+        """Updates of Stop and of each start button."""
         return [gr.update(visible=running), *(gr.update(interactive=not running) for _ in self.starts)]

@@ -112,13 +112,13 @@ def frontier(chosen: Selection) -> Iterator[FrontierView]:
 
 
 def _rings_words(chosen: Selection) -> str:
-    """Where a scheme is repaired: what its ring stands for."""
+    """Explanation of the rings of schemes with a method."""
     letters = [letter for letter, r in zip("AB", chosen.recipes, strict=False) if r.method]
     return f" {' and '.join(letters)}: ringed as rounded to nearest, without the method." if letters else ""
 
 
 def _part(share: float) -> str:
-    """What of the tensor is looked at, if not all of it."""
+    """Part of the tensor that is analysed, if not all of it."""
     return "" if share == 1 else f", on {percent(share)} of the tensor"
 
 

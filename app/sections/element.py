@@ -1,4 +1,4 @@
-"""Where the error is, and one element: its block, its code, and the arithmetic of each scheme."""
+"""Error map, and one inspected element: its block, its code, and the arithmetic of each scheme."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ElementParts:
 def shown_element(
     matrix: Matrix, sides: Sequence[Side], position: tuple[int, int], name: str, follow: Shown = None
 ) -> ElementView:
-    """What the section shows for the element at ``position`` (row, column)."""
+    """View of the section for the element at ``position`` (row, column)."""
     seen = [inspect(matrix.values, side.analysis, *position) for side in sides]
     levels = [levels_of(side.analysis, *position) for side in sides]
     schemes = [side.analysis.q.scheme for side in sides]

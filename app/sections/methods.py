@@ -100,8 +100,8 @@ class MethodsView(StatusView):
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose results are shown: the layer's name, the selected tensor that it is (None: it is another); for
-    reports what came out, without the layers, and the scheme of the inputs."""
+    """Owner of the displayed results: the layer's name, and the selected tensor if it is that layer (else
+    None); for reports the outcomes, without the layers, and the scheme of the inputs."""
 
     label: str
     tensor: tuple[Hashable, ...] | None
@@ -119,7 +119,7 @@ class Layer:
     here: Selection | None
 
     def owner(self, outcomes: Sequence[Outcome]) -> Owner:
-        """What is kept of a run so far."""
+        """Data kept of a run so far."""
         kept = tuple(replace(outcome, layer=None) for outcome in outcomes)
         return Owner(self.label, tensor_key(self.here) if self.here else None, kept, outcomes[0].activations)
 
@@ -220,7 +220,7 @@ def _before_and_after(layer: Layer, transformed: Outcome | None) -> dict[str, An
 
 
 def recipe_text(outcome: Outcome) -> str:
-    """What an outcome is as scheme A or B."""
+    """Text form of an outcome as scheme A or B."""
     return str(Recipe.parse(f"{outcome.scheme}+{outcome.method}"))
 
 
@@ -274,7 +274,7 @@ def _with_snapshots(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def _summary(outcomes: Sequence[Outcome], x: Tensor) -> str:
-    """Which method leaves the least error, and which input columns hold outliers."""
+    """Name the method with the least error, and the input columns with outliers."""
     words, columns = summary(outcomes, x), outlier_columns(x).tolist()
     if not columns:
         return words

@@ -32,11 +32,11 @@ TIMED_ROWS = 4096
 
 @dataclass(frozen=True)
 class TensorView(ElementView):
-    """What follows every change of the tensor or a scheme: the bar, the verdict, key numbers, figures, and a
-    line for what was refused, above the name of what is still shown.
+    """Outputs that are updated after every change of the tensor or a scheme: the bar, the verdict, key
+    numbers, figures, and a line for rejected input, above the name of the tensor still shown.
 
-    shown: source, file and tensor of the file, for a file that is refused. upload_error: why one was, until
-    it is said."""
+    shown: source, file and tensor of the last valid file, for a rejected file. upload_error: the reason of
+    a rejection, until it is displayed."""
 
     begins: ClassVar[str | None] = "(...values) => explorer.asked(values)"
     chips: Shown
@@ -59,7 +59,7 @@ class TensorView(ElementView):
 
     @classmethod
     def waiting(cls, message: str) -> Self:
-        """What is missing, and that the tensor before is still shown: no change of a scheme follows it."""
+        """View while a choice is missing: the previous tensor stays, and no change of a scheme is applied."""
         return cls.unchanged(notice=_notice(message), upload_error="")
 
 
@@ -136,8 +136,8 @@ def _analysing(chosen: Selection) -> Generator[TensorView, None, tuple[Matrix, P
 
 
 def output_words(recipes: Sequence[Recipe], outputs: Sequence[float]) -> str:
-    """What a method is for: the layer's output. Without it the verdict, which is of the weight, would speak
-    against every method that gives up some of the weight for the output."""
+    """Describe the layer's output error under a method. Without it the verdict, which rates the weight
+    error, would rate down every method that trades weight error for output error."""
     if not outputs:
         return ""
     first, *second = (f"{db:.1f} dB" for db in outputs)
@@ -178,7 +178,7 @@ def build_verdict(page: Page) -> tuple[gr.HTML, gr.HTML]:
 
 
 def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
-    """What became of the values, where the error is, one element, scales and codes."""
+    """Lay out the values, the error map, one element, scales and codes."""
     with page.section("values"), gr.Row():
         with gr.Column(min_width=380):
             values = plot_card(

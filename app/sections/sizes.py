@@ -1,4 +1,4 @@
-"""How large a model is: the memory that its weights take, by scheme."""
+"""Size of a model: the memory of its weights, by scheme."""
 
 from __future__ import annotations
 

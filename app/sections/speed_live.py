@@ -23,7 +23,7 @@ from explorer.recordings.gemm import GemmTiming, Shape, canonical_name
 from explorer.recordings.machine import Limits, Machine, this_machine
 
 Own = Recording[GemmTiming]
-"""What a visitor has measured here."""
+"""Timings that a visitor measured on this machine."""
 
 
 @dataclass(frozen=True)

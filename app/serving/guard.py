@@ -1,6 +1,6 @@
-"""What is refused before Gradio reads it: addresses that are not served, bodies that are too large, files
-that are named by an address, more waiting requests than one visitor's share of the queue, and a wait that
-would be too long. Refusals are answers with a sentence in ``detail``."""
+"""Requests rejected before Gradio reads them: addresses that are not served, too large bodies, files named
+by a URL, more waiting requests than one visitor's share of the queue, and too long waits. The response has
+the reason in ``detail``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from app.serving.visitors import address_of
 from app.serving.waiting import next_turn, take_turns
 
 FIELD_BYTES = 1 << 16
-"""Of a form's fields that are no files, together."""
+"""Total size of a form's fields other than files."""
 FORM_BYTES = 1 << 20
 """Added to the largest upload: headers of a form's parts and their boundaries."""
 TOO_MANY = 429
@@ -118,8 +118,8 @@ class Guard:
 
 
 def _of_another_site(scope: Scope) -> bool:
-    """Whether a browser asks for another site than this page, which runs on its visitor's own machine. A
-    hosted page may have another name in front than it knows."""
+    """True if the request comes from another site, while this page runs on its visitor's own machine. A
+    hosted page may be reached under a name that it does not know."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
     if origin is None or limits.current().hosted:
@@ -161,7 +161,7 @@ _uploading: Counter[str] = Counter()
 STALLED_SECONDS = 30.0
 """An upload of which no byte comes for so long is ended."""
 FILES = 16
-"""Of one upload: the page sends one."""
+"""Maximum number of files in one upload; the page sends one."""
 FULL = "The store for uploads is full; try again in some minutes"
 
 
@@ -294,8 +294,7 @@ async def _checked_json(scope: Scope, receive: Receive) -> tuple[Receive, Any]:
 
 
 def _values(body: bytes) -> Any:
-    """What a request's JSON says. No file of it may be an address: Gradio would fetch it, however large it
-    is."""
+    """Parse a request's JSON. Files in it must not be URLs: Gradio would fetch them, however large."""
     try:
         values = json.loads(body or b"null")
     except (ValueError, RecursionError) as error:
@@ -331,7 +330,7 @@ def _paths(value: Any, depth: int) -> Iterator[str]:
 
 
 def _queue(scope: Scope) -> Queue:
-    """What Gradio has of requests that wait and run."""
+    """Gradio's queue of waiting and running requests."""
     queue: Queue = scope["app"].get_blocks()._queue
     return queue
 
@@ -361,7 +360,7 @@ def _named(scope: Scope, values: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _endpoints(blocks: Any) -> dict[str, Any]:
-    """Of each function that a program may call by its name: what its values are called."""
+    """Parameter names of each function that a program may call by name."""
     found: dict[str, Any] = blocks.get_api_info()["named_endpoints"]
     return found
 

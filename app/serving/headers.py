@@ -104,7 +104,7 @@ def inline_scripts(html: str) -> tuple[str, ...]:
 
 @cache
 def _scripts_of_head() -> tuple[str, ...]:
-    """What Gradio's start puts into the page's head."""
+    """Scripts that Gradio puts into the page's head at start."""
     return inline_scripts(HEAD)
 
 

@@ -1,4 +1,4 @@
-"""How the process gives memory back: tensors of one visitor must not stay as holes between others'."""
+"""Return of memory to the system: freed tensors of one visitor must not stay as holes between others'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session keeps in memory: the values of ``gr.State`` and the components that an update has changed.
+"""Session state in memory: the values of ``gr.State`` and the components that an update has changed.
 
 Gradio's own ``SessionState`` keeps more: a copy of everything that was shown, for links of its own, which
 this page has no use for (its address says all), and that copy again under a new number whenever a component

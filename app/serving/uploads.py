@@ -1,4 +1,4 @@
-"""Where uploads and results are kept: a folder of this process, swept while it runs, removed at its end."""
+"""Store of uploads and results: a folder of this process, swept while it runs, removed at its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_store() -> Path:
 
 
 def _alive(process: int) -> bool:
-    """Whether a process of this number runs, of whomever."""
+    """True if a process with this number runs, of any user."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -54,13 +54,13 @@ def store() -> Path:
 
 
 AHEAD_BYTES = 8 << 20
-"""Of an upload's announced size, what is held for it before it has brought as much."""
+"""Maximum space reserved for an upload's announced size, before that much has arrived."""
 LEAST_BYTES = 1 << 16
-"""What a file counts at least: the disk, and every count of the store, has work with each."""
+"""Minimum size that a file counts as, because every file costs work."""
 
 
 def stored_bytes() -> int:
-    """What all uploads and results take on the disk, or count by ``LEAST_BYTES``."""
+    """Disk space of all uploads and results, at least ``LEAST_BYTES`` each."""
     return sum(_size(path) for path in store().rglob("*"))
 
 
@@ -103,8 +103,8 @@ class Upload:
 
 
 class _Count:
-    """What the store held when it was last counted, and what has arrived since; when that was (monotonic),
-    and the seconds that it took."""
+    """Size of the store at the last count, and the bytes arrived since; the time of that count
+    (monotonic), and its duration in seconds."""
 
     stored, arrived = 0, 0
     at, took = -math.inf, 0.0
@@ -120,7 +120,7 @@ _LOCK, _COUNTING = threading.Lock(), threading.Lock()
 
 
 def open_uploads() -> int:
-    """How many uploads are on their way."""
+    """Number of uploads in progress."""
     return len(_open)
 
 

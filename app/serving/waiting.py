@@ -1,9 +1,9 @@
-"""Whose turn it is, and how long a request may wait for it: ``Limits.wait_seconds``.
+"""Scheduling of requests, and the bound on their waiting time: ``Limits.wait_seconds``.
 
-Visitors take turns: the second request of one address comes after the first of every other. Who would wait
-too long is refused when asking, with the place in the line and the time that it would take. That is an
-estimate from the runs so far, so what has waited for too long even so is ended in the line; and what nobody
-listens for is taken out.
+Visitors take turns: the second request of one address comes after the first of every other. A request that
+would wait too long is rejected at once, with its place in the queue and the expected time. That time is an
+estimate from the runs so far, so a request that has waited too long nevertheless is ended in the queue;
+and what nobody listens for is taken out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Turn:
     seconds: float
 
     def refusal(self, longest: float) -> str:
-        """Why this place is not given, and when one may be."""
+        """Message of a rejection: the reason, and the time after which to retry."""
         return (
             f"The page is busy: you would be number {self.place} in this line and wait about "
             f"{math.ceil(self.seconds)} s, and nobody waits longer than {longest:.0f} s here; "

@@ -50,7 +50,7 @@ CONVENTIONS: dict[str, str] = {
     "torchao": "torchao",
     "zero": "GGUF, bitsandbytes: may be 0",
 }
-"""Whose rules stored scales follow: the values of ``Convention``, "own" for its empty one."""
+"""Conventions for stored scales: the values of ``Convention``, "own" for its empty one."""
 CODES: dict[str, str] = {
     "reciprocal": "multiply by 1 / scale",
     "zerofirst": "add the zero point first",
@@ -59,7 +59,7 @@ CODES: dict[str, str] = {
     "away": "ties away from zero",
     "up": "ties up",
 }
-"""How codes are rounded: the words of ``CODE_WORDS``."""
+"""Rules for rounding codes: the words of ``CODE_WORDS``."""
 _NO_BLOCK: Block = (None, None)
 _NAMED_BLOCKS: dict[Block, str] = {_NO_BLOCK: "tensor", (1, None): "row", (None, 1): "column"}
 _USUAL_SIDE = 128
@@ -89,7 +89,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Parts:
-    """What the bar's scheme controls hold, as the strings and numbers they show.
+    """Values of the bar's scheme controls, as displayed strings and numbers.
 
     ``rows`` and ``columns`` are the sides of tiles, 0 for a whole axis; groups and runs of the flattened
     tensor have ``columns`` alone. ``convention`` is a key of ``CONVENTIONS``, ``codes`` are of ``CODES``.
@@ -161,7 +161,7 @@ def scheme_of(parts: Parts) -> Scheme:
 
 
 def dropped_choices(wanted: Parts, scheme: Scheme) -> str:
-    """Which choices ``scheme_of`` did not keep, in words; empty if all were kept."""
+    """Choices that ``scheme_of`` did not keep, in words; empty if all were kept."""
     if scheme.scale is None:
         return ""  # a cast has none of them
     got = parts_of(scheme)

@@ -88,7 +88,7 @@ def _size(layer: tuple[str, Tensor, Tensor]) -> int:
 
 _CAPTURED = BoundedCache[tuple[str, Tensor, Tensor]](256 << 20)
 TOKENS = 512
-"""Of a model's own layer, captured on the built-in texts."""
+"""Number of tokens captured for a model's layer on the built-in texts."""
 
 
 def _captured_layer(here: Selection) -> tuple[str, Tensor, Tensor]:

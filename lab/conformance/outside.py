@@ -1,4 +1,4 @@
-"""What another implementation made of a weight, in this library's layout; and how its package is imported."""
+"""Result of another implementation in this library's layout, and the import of its package."""
 
 from __future__ import annotations
 

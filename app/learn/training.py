@@ -66,7 +66,7 @@ INPUTS = ("float32", "INT8 per token", "FP8 E4M3 per token", "INT8, one scale")
 ABOUT = (
     "1,797 real 8×8 images of digits (scikit-learn's), 1,347 to learn from and 450 to test on: one image is "
     "0.22 %. A network with two hidden layers of 32 is trained in float32 for each seed; its weights are "
-    "then rounded as they are (<i>post-training</i>, a scale a row), and trained on through the rounding: "
+    "then rounded (<i>post-training</i>, one scale per row), or trained further with quantization: "
     "straight-through gradients, for ternary and binary weights BitNet's rule, and with LSQ's learned "
     "steps. <i>float32, trained on</i> is the fair comparison: as many epochs, no rounding."
 )
@@ -128,7 +128,7 @@ def _networks(settings: Settings, inputs: Scheme | None) -> Iterator[TrainingVie
         last, late = len(results) == total, time.monotonic() > end
         words = progress_words(trained, len(results), total)
         if late and not last:
-            words = f"Stopped after {longest:.0f} s, the longest a run may take here: {words}"
+            words = f"Stopped after {longest:.0f} s, the time limit of a run here: {words}"
         drawn = last or late or time.monotonic() - drawn_at > DRAWN_EVERY_S
         drawn_at = time.monotonic() if drawn else drawn_at
         done = Done(settings, tuple(results))
@@ -225,9 +225,7 @@ def build(page: Page) -> None:
 
 def _build_results(status: Control) -> TrainingView:
     sentence = block(elem_id="training-sentence")
-    accuracy = plot_card(
-        "Accuracy against bits", "mean over seeds, bars from the least to the most", "accuracy"
-    )
+    accuracy = plot_card("Accuracy against bits", "mean over seeds, bars from minimum to maximum", "accuracy")
     with gr.Row():
         curves = plot_card("Training on", "accuracy after each epoch, first seed; dotted: LSQ", "curves")
         steps = plot_card(

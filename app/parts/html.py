@@ -122,7 +122,7 @@ def kpis(reports: Sequence[Report], outputs: Sequence[float] = ()) -> str:
         for name, term, unit, text, value, how, of in rows
     ]
     if outputs:
-        numbers = [Number(_decibels(db), "on inputs held out") for db in outputs]
+        numbers = [Number(_decibels(db), "on held-out inputs") for db in outputs]
         tiles.insert(0, _tile("Output SQNR", "SQNR", "dB", numbers, outputs, "+.2f", " dB"))
     return render("kpis", tiles=tiles)
 

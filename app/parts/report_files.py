@@ -74,7 +74,7 @@ def _printable(kinds: list[str]) -> tuple[list[str], str]:
         check_printer()
     except ValueError as missing:
         words = (
-            f"No PDF and no pictures here: {missing}. The HTML report prints the same from your own browser "
+            f"No PDF and no images here: {missing}. The HTML report prints the same from your own browser "
             "(Ctrl+P), and its tables and figures can be copied from there."
         )
         left = [kind for kind in kinds if kind not in PRINTED]

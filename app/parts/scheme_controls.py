@@ -112,7 +112,7 @@ def build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, st
             convention = gr.Dropdown(
                 [(label, key) for key, label in CONVENTIONS.items()],
                 value=first.convention,
-                label="Scales by the rules of",
+                label="Convention for scales",
                 min_width=150,
                 elem_id=f"{prefix}convention",
             )
@@ -120,7 +120,7 @@ def build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, st
             [(label, key) for key, label in CODES.items()],
             value=list(first.codes),
             multiselect=True,
-            label="Codes as other libraries round them",
+            label="Rounding rules of other libraries",
             elem_id=f"{prefix}codes",
         )
         with gr.Row():

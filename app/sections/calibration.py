@@ -181,7 +181,9 @@ def build(page: Page) -> None:
         table=table(COLUMNS, "calibration-table", pinned_columns=1),
         held=block(elem_id="calibration-held"),
         amount=plot_card(
-            "How much data calibration takes", "each method's threshold from the first rows alone", "amount"
+            "Amount of data needed for calibration",
+            "each method's threshold from only the first rows",
+            "amount",
         ),
     )
     _build_use(page, own)

@@ -68,13 +68,13 @@ COLUMNS = {
     "seconds": "number",
     "what it does": "str",
 }
-NOT_YET = "Not run yet: half of the inputs calibrate, the other half is held out to measure on."
+NOT_YET = "Not run yet: half of the inputs calibrate, the held-out other half measures the error."
 
 
 USE = (
-    "As A or B, the layer has the weight that the method left: its codes, and in the original coordinates "
-    "what transforms and corrections make of them. It is computed for inputs as they are. A method may move "
-    "a weight further from the original than rounding does, where the output gains by it."
+    "As A or B, the layer uses the weight computed by the method: its codes, with transforms and corrections "
+    "applied in the original coordinates. It is computed for unquantized inputs. The weight error of a "
+    "method may be larger than that of rounding, where this reduces the output error."
 )
 
 
@@ -170,7 +170,7 @@ def _outcomes(
         words = f"{len(outcomes)} of {total} · {layer.label}: {outcome.label}, {outcome.scheme_label}"
         words += f": {outcome.refused}" if outcome.refused else ""
         if late and not last:
-            words = f"Stopped after {longest:.0f} s, the longest a run may take here. {words}"
+            words = f"Stopped after {longest:.0f} s, the time limit of a run here. {words}"
         yield _shown(html.status(words), layer, outcomes, last or late)
         if late:
             return
@@ -349,14 +349,14 @@ def _build_results(page: Page, status: Control) -> MethodsView:
     result = _build_use(page, owner)
     bars = plot_card(
         "Output SQNR",
-        "on held-out inputs, which the methods did not see; longer is better",
+        "on held-out inputs; longer is better",
         "methods-bars",
     )
     with gr.Row():
         objectives = plot_card(
             "Objectives",
-            "what methods minimise: GPTQ's error over its damping, on tokens held back from its Hessian, "
-            "errors over α, by iteration HQQ's norm and AutoRound's loss; a dot where each is least",
+            "what methods minimise: GPTQ's error over its damping, on tokens held out from its Hessian, "
+            "errors over α, by iteration HQQ's norm and AutoRound's loss; a dot marks each minimum",
             "methods-objectives",
         )
         channel = plot_card(
@@ -366,7 +366,7 @@ def _build_results(page: Page, status: Control) -> MethodsView:
         )
     film = plot_card(
         "GPTQ at work",
-        "change of each weight: left of the front rounded, right of it updated to compensate",
+        "change of each weight: rounded left of the front, updated right of it to compensate",
         "methods-film",
     )
     columns = plot_card(

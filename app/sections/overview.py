@@ -64,7 +64,7 @@ class TensorView(ElementView):
 
 
 def _notice(message: str) -> str:
-    return html.status(f"{message}. Still shown: what was there before.") if message else ""
+    return html.status(f"{message}. The previous view is still shown.") if message else ""
 
 
 def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dict[str, str]:
@@ -142,11 +142,11 @@ def output_words(recipes: Sequence[Recipe], outputs: Sequence[float]) -> str:
         return ""
     first, *second = (f"{db:.1f} dB" for db in outputs)
     if not second:
-        return f"By {label_of(recipes[0].method)} the layer's output has {first} on inputs held out."
+        return f"By {label_of(recipes[0].method)} the layer's output has {first} on held-out inputs."
     gain = outputs[1] - outputs[0]
     better = "B" if gain > 0 else "A"
     return (
-        f"The layer's output, for which a method works, has {first} by A and {second[0]} by B on inputs held "
+        f"The layer's output, which a method optimises, has {first} by A and {second[0]} by B on inputs held "
         f"out: {better} is {abs(gain):.1f} dB better. The weight by itself:"
     )
 
@@ -165,9 +165,7 @@ def kernel(chosen: Selection) -> str:
         return html.kernel(measured, f"measured now on {gpu_status().reason}, {part}")
     recorded, source = recorded_kernel(str(scheme))
     if recorded is None:
-        return html.status(
-            "Nothing was recorded for this scheme; on a machine with a GPU its kernel is timed here."
-        )
+        return html.status("No recording for this scheme; on a machine with a GPU, its kernel is timed here.")
     return html.kernel(recorded, source)
 
 
@@ -183,19 +181,19 @@ def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
         with gr.Column(min_width=380):
             values = plot_card(
                 "Values before and after",
-                "grey: the tensor; coloured: what it became; ticks: what the inspected block can represent",
+                "grey: the tensor; coloured: dequantized values; ticks: the levels of the inspected block",
                 "values-plot",
                 height=320,
             )
             scales = plot_pair("Scales", "one scale per block", "scales-plot")
         with gr.Column(min_width=380):
-            errors = plot_card("Error", "how far each element moved", "error-plot", height=320)
-            usage = plot_pair("Codes used", "how often each code occurs, by its value", "usage-plot")
+            errors = plot_card("Error", "error of each element", "error-plot", height=320)
+            usage = plot_pair("Codes used", "frequency of each code, ordered by value", "usage-plot")
     with page.section("element"):
         element = build_element(page, values)
     with (
         page.section("kernel"),
-        gr.Accordion("Kernel: what quantizing by A costs on a GPU", open=False, elem_id="kernel"),
+        gr.Accordion("Kernel: time to quantize with A on a GPU", open=False, elem_id="kernel"),
     ):
         page.follow(kernel, [], block(), api_name="kernel")
     outputs = TensorView(

@@ -86,7 +86,7 @@ def _timings(shape: Shape, names: Sequence[str], every_kernel: bool) -> Iterator
             yield RunView(status=status, own=Own(machine, tuple(timings)))
         if time.monotonic() > end:
             seconds = limits.current().run_seconds
-            stopped = f"Stopped after {seconds:.0f} s, the longest a run may take here."
+            stopped = f"Stopped after {seconds:.0f} s, the time limit of a run here."
             yield RunView.unchanged(status=html.status(stopped))
             return
     at = "×".join(map(str, shape))

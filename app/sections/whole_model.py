@@ -94,7 +94,7 @@ def _drifts(
     for row in locked_steps(evaluate_embeddings(original, *job, of_inputs) for job in jobs):
         rows.append(row)
         late = time.monotonic() > end and len(rows) < len(jobs)
-        stopped = "Stopped: the longest a run may take here. " if late else ""
+        stopped = "Stopped: the time limit of a run here. " if late else ""
         yield DriftView(
             status=html.status(stopped + _progress(rows, jobs)),
             sentence=html.sentence(_summary(rows, model.name)),

@@ -172,8 +172,8 @@ async def _room(scope: Scope) -> AsyncIterator[uploads.Upload]:
     if _uploading[who] >= most:
         raise TooMuchError(
             TOO_MANY,
-            f"{most} files from your address are being uploaded, which is the most for one visitor; the next "
-            "is taken when one of them has arrived",
+            f"{most} files from your address are being uploaded, which is the limit for one visitor; the "
+            "next is accepted when one of them has finished",
             "share",
             1,
         )
@@ -299,7 +299,7 @@ def _values(body: bytes) -> Any:
         values = json.loads(body or b"null")
     except (ValueError, RecursionError) as error:
         raise TooMuchError(
-            400, f"a request's body is JSON, its values nested at most {DEPTH} deep", "body"
+            400, f"a request's body must be JSON, its values nested at most {DEPTH} deep", "body"
         ) from error
     for name in ("session_hash", "event_id"):  # Gradio keeps them
         text = values.get(name) if isinstance(values, dict) else None
@@ -308,10 +308,12 @@ def _values(body: bytes) -> Any:
             raise TooMuchError(422, f"{name} has {most}", "body")
     for path in _paths(values, DEPTH):
         if not addresses.is_path(path):
-            raise TooMuchError(422, "a file's path has no line breaks or other control characters", "body")
+            raise TooMuchError(
+                422, "a file's path must not contain line breaks or other control characters", "body"
+            )
         if path.lower().startswith(("http:", "https:", "ftp:", "data:")):
             raise TooMuchError(
-                422, "a file is uploaded, not named by its address: post it to /upload first", "address"
+                422, "a file must be uploaded, not named by its URL: post it to /upload first", "address"
             )
     return values
 
@@ -394,8 +396,8 @@ def _check_turn(scope: Scope, values: Any) -> None:
     if most is not None and waiting >= most:
         again = max(1, math.ceil(turn.seconds))
         message = (
-            f"The page is busy: {waiting} requests wait, which is the most, and you would be number "
-            f"{turn.place} in your line; ask again in {again} s"
+            f"The page is busy: {waiting} requests are waiting, which is the limit, and you would be number "
+            f"{turn.place} in your queue; try again in {again} s"
         )
         raise TooMuchError(TOO_MANY, message, "full", again)
 
@@ -418,8 +420,8 @@ def _place_in_share(scope: Scope) -> Iterator[None]:
     if theirs >= most:
         raise TooMuchError(
             TOO_MANY,
-            f"{theirs} requests from your address are waiting or running, which is the most for one visitor; "
-            "the next is taken when one of them has ended",
+            f"{theirs} requests from your address are waiting or running, which is the limit for one "
+            "visitor; the next is accepted when one of them has ended",
             "share",
             1,
         )

@@ -179,7 +179,7 @@ def sweep_forever(every: float = 60) -> None:
             try:
                 sweep(time.time())
             except OSError as error:
-                logging.getLogger("explorer").warning("the store for uploads was not swept: %s", error)
+                logging.getLogger("explorer").warning("the store for uploads was not cleaned: %s", error)
             time.sleep(every)
 
     threading.Thread(target=run, daemon=True, name="sweep").start()

@@ -38,7 +38,7 @@ WORDS = {
     "object": "a file that was uploaded",
 }
 """Description of the accepted values, by the JSON type that a component states."""
-DEFECT = "This did not work because of a defect of the page; its log says which."
+DEFECT = "This failed because of a defect of the page; see its log."
 _LARGEST = sys.float_info.max
 
 

@@ -27,7 +27,7 @@ def check_of_this_run() -> Callable[[], None]:
     def check() -> None:
         if time.monotonic() > end:
             raise StoppedError(
-                f"stopped after {longest:.0f} s, the longest that a run may take here; choose a smaller "
+                f"stopped after {longest:.0f} s, the time limit of a run here; choose a smaller "
                 "tensor, fewer schemes or min-max ranges"
             )
         if left():

@@ -23,7 +23,7 @@ DEFAULT_RANGE = 0.5
 """The visitor's own range of the Calibration section, as a share of the largest value."""
 DEFAULT_PRODUCT = (512, 1536, 384)
 """M, N and K of the product that the Speed section offers to time."""
-SOURCES = {"builtin": "Built-in tensor", "file": "A file of mine", "model": "Layer of a model"}
+SOURCES = {"builtin": "Built-in tensor", "file": "Your file", "model": "Layer of a model"}
 
 GRANULARITIES: dict[str, str] = {
     "tensor": "whole tensor",
@@ -69,7 +69,7 @@ LARGEST_SIDE = 10**9 - 1  # what a scheme's text can spell
 def scale_label(word: str, rule: ScaleRule | None) -> str:
     """A row of ``SCALE_RULES`` as the picker shows it."""
     if rule is None:
-        return "none: cast as it is"
+        return "none: plain cast"
     if rule.super_bits is not None:
         return f"{rule.super_bits}-bit integers under FP16 super-blocks (GGUF)"
     if rule.nested:
@@ -174,7 +174,7 @@ def dropped_choices(wanted: Parts, scheme: Scheme) -> str:
         "codes": "rules for codes",
     }
     changed = [label for field, label in names.items() if getattr(wanted, field) != getattr(got, field)]
-    return f"does not go with the other choices and was taken back: {', '.join(changed)}" if changed else ""
+    return f"does not fit the other choices and was reset: {', '.join(changed)}" if changed else ""
 
 
 def _simpler(parts: Parts) -> Iterator[Parts]:

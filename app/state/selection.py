@@ -24,7 +24,7 @@ from explorer.sources.models import folder_stamp, open_model
 from explorer.sources.stamped import stamp_of
 from explorer.sources.tensors import Matrix, Progress, TensorSource
 
-NO_FILE = "drop a file first, or choose a built-in tensor"
+NO_FILE = "upload a file first, or choose a built-in tensor"
 
 
 @dataclass(frozen=True)

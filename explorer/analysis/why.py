@@ -25,12 +25,12 @@ from explorer.schemes import Scheme
 SAME = 0.03
 """Steps whose widths differ by less than this share are called equal."""
 FEW = 0.001
-"""A smaller share of elements is not told of."""
+"""A smaller share of elements is not reported."""
 MANY = 0.2
 """A share of elements that became zero which explains the error beside the width of the steps."""
 
 MUCH = 0.1
-"""The share of all squared errors from which on one clipped element is told of."""
+"""Minimum share of all squared errors for one clipped element to be reported."""
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ EXPORTS = (
     _export(
         "onnx-nbits",
         "ONNX, MatMulNBits",
-        "what ONNX Runtime multiplies as codes, by an operation of its own",
+        "multiplied as codes by a dedicated operation of ONNX Runtime",
         refuses_matmul,
         product,
     ),

@@ -263,7 +263,7 @@ def _checked(check: Check) -> Part:
     """Loss of the assembled model, measured on the machine that made the report."""
     loss = check.rows[0].loss
     unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
-    which = "the built-in held-out sentences" if check.built_in_texts else "texts of one's own"
+    which = "the built-in held-out sentences" if check.built_in_texts else "custom texts"
     how = (
         f"The model was run on {which}, {loss.texts} texts, {words.count(loss.tokens)} tokens, on the "
         f"machine named in the appendix. Loss: {unit}; the interval is that of 95 % over texts."

@@ -92,7 +92,7 @@ def tensor_report(
     if not 1 <= len(recipes) <= 2:
         raise ValueError(f"a report has one or two schemes, not {len(recipes)}")
     if more.own is not None and not 0 < more.own <= 1:
-        raise ValueError(f"a range of one's own is a share of min-max, above 0 and at most 1, not {more.own}")
+        raise ValueError(f"a custom range is a share of min-max, above 0 and at most 1, not {more.own}")
     analyses = more.analyses or tuple(_analysis(matrix, recipe, more.inputs) for recipe in recipes)
     sides = [Side(r.label, a) for r, a in zip(recipes, analyses, strict=True)]
     at = more.element or analyses[0].report.max_error_at

@@ -299,7 +299,7 @@ def _reason_to_leave(layer: nn.Linear) -> str:
     if "weight" not in layer._parameters:
         return "has a parametrization of its weight (weight_norm, spectral_norm, pruning), which would vanish"
     if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
-        return f"is a {type(layer).__name__} with a forward of its own"
+        return f"is a {type(layer).__name__} with an overridden forward"
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return "has hooks, which would vanish: register them afterwards" if any(hooks) else ""
 

@@ -1,6 +1,6 @@
 """Start the page: ``python app.py``, then http://localhost:7860. Also the entry point of a hosted Space.
 
-``GRADIO_SERVER_PORT`` is another port. ``EXPLORER_HOSTED`` (1 or 0) says whether strangers can reach it.
+``GRADIO_SERVER_PORT`` sets another port. ``EXPLORER_HOSTED`` (1 or 0) declares it public or local.
 """
 
 from __future__ import annotations

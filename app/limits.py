@@ -17,7 +17,7 @@ from explorer.sources.limits import SourceLimits
 class Limits:
     """Bounds on what one visitor may ask for.
 
-    hosted: whether strangers can reach the page.
+    hosted: True if the page is public.
     elements: of one tensor; of a larger one the first rows are read.
     upload_bytes: of one uploaded file.
     store_bytes: of all uploads and results that are kept.

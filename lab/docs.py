@@ -66,7 +66,7 @@ def check_docs(folder: Path) -> list[Path]:
 
 
 def _stale(folder: Path) -> dict[Path, str]:
-    """The files that are behind the recordings, and what they should say."""
+    """The outdated files, with their new texts."""
     wanted = {folder / page: render(page) for page in pages()}
     readme = folder.parent / "README.md"
     if readme.is_file():
@@ -85,8 +85,8 @@ def with_measured_part(text: str) -> str:
 
 
 def record_runs(model: str) -> list[Path]:
-    """Run and record what docs/ needs beside the timings of ``bench --record``: whole models and training
-    (minutes)."""
+    """Run and record the data that docs/ needs in addition to the timings of ``bench --record``: whole
+    models and training (minutes)."""
     return [embeddings.record_embeddings(model), *recipes.record_recipes(model), *record_training()]
 
 

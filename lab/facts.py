@@ -27,7 +27,7 @@ EIGHT_BIT_WEIGHTS = ("w8a16", "int8")
 FOUR_BIT_WEIGHTS = ("w4a16_group128", "w_nvfp4", "w_mxfp4", "w4a8_int")
 EIGHT_BIT_PRODUCTS = ("fp8_e4m3_tensor", "fp8_e4m3_row", "int8")
 WIDENED = ("w_mxfp4", "w_nvfp4", "mxfp4", "nvfp4", "mxfp6", "mxfp8", "fp6_e2m3", "fp6_e3m2")
-"""Products of formats without tensor cores of their own on Hopper."""
+"""Products of formats without native tensor cores on Hopper."""
 
 
 @dataclass(frozen=True)

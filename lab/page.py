@@ -35,7 +35,7 @@ DRAWN_FIRST = ("#values-plot .figure", "#error-plot .figure")
 """Figures next to the screen when the page opens; those further down are drawn when they come near."""
 FIGURES = "#values-plot .figure, #error-plot .figure, #error-map .figure, #usage-plot .figure"
 INSPECTOR = "#element .block:has(#inspector)"
-"""The block around what is put anew with every answer."""
+"""The block around the content that every response replaces."""
 SELECTION = f"#verdict, #numbers, {FIGURES}, {INSPECTOR}"
 WAIT_MS = 60_000
 
@@ -359,7 +359,7 @@ def chromium_version() -> str:
 
 
 def check(tensors: Sequence[str], actions: Sequence[str], repeats: int, updates: int) -> None:
-    """``ValueError`` for names that there are not, and counts below what can be measured."""
+    """``ValueError`` for unknown names, and for counts that are too small to measure."""
     for what, names, known in (("built-in tensor", tensors, SAMPLES), ("action", actions, ACTIONS)):
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"no {what} {unknown[0]!r}; there are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""The runs behind docs/models.md: what a recipe is worth on a whole model, by each signal, on held-out text.
+"""The runs behind docs/models.md: losses of recipes on a whole model, by each signal, on held-out text.
 
 Layers are surveyed on the built-in calibration texts; recipes and single schemes are run on other sentences.
 The survey itself ships with the explorer (``assets/surveys``), so that the page has one to show.

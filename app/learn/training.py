@@ -53,7 +53,7 @@ USUAL = ("8", "6", "4", "3", "2", "ternary", "binary")
 USUAL_SEEDS = 3
 MOST_SEEDS, MOST_EPOCHS = 10, 60
 DRAWN_EVERY_S = 1.0
-"""Figures are large beside a table: they are sent once in so many seconds, and at the end."""
+"""Seconds between updates of the figures, which are large compared with a table."""
 COLUMNS = {
     "weights": "str",
     "how": "str",

@@ -91,7 +91,7 @@ class Page:
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """A part of a place that a link can lead to; what follows the selection inside waits until it is
+        """A part of a place that a link can open; what follows the selection inside waits until it is
         seen."""
         with gr.Column(elem_id=f"section-{name}", elem_classes="section"):
             self.seen[name] = hidden(f"explorer.section(element, {json.dumps(name)}, () => trigger('seen'))")

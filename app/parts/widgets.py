@@ -88,7 +88,7 @@ def plot_card(
     height: int = 340,
     draggable: bool = False,
 ) -> Control:
-    """A figure in a card of its own."""
+    """A figure in a separate card."""
     with card(title, about):
         return plot(elem_id, figure, height, draggable)
 

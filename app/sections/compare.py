@@ -57,7 +57,7 @@ COLUMNS = {
 }
 NOT_YET = "Nothing compared yet."
 DRAWN_EVERY = 16
-"""The figure is large beside a line of text: it is sent once for so many schemes, and at the end."""
+"""Interval in schemes between updates of the figure, which is large compared with a line of text."""
 
 
 _ROWS = BoundedCache[tuple[ComparisonRow, ...]](64)

@@ -98,7 +98,7 @@ def typed(chosen: Selection, row: float | None, column: float | None, follow: bo
 
 @shows(ElementView)
 def followed(chosen: Selection, row: float | None, column: float | None, follow: bool) -> ElementView:
-    """The element with scheme A's largest error, or the one that stands there."""
+    """The element with scheme A's largest error, or the current one."""
     if follow or row is None or column is None:
         _, pairs = analyses_of(chosen)
         return _at(chosen, pairs[0][1].report.max_error_at, follow)

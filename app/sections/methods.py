@@ -324,7 +324,7 @@ def build(page: Page) -> None:
 
 
 def _build_use(page: Page, owner: Control) -> Control:
-    """Write a result back into the schemes: into A, or as a scheme B beside A."""
+    """Write a result back into the schemes: into A, or as scheme B."""
     with gr.Row(elem_classes="tight", elem_id="use-method"):
         result = gr.Dropdown([], label="Result", min_width=440, elem_id="methods-result")
         for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):

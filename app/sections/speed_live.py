@@ -28,7 +28,7 @@ Own = Recording[GemmTiming]
 
 @dataclass(frozen=True)
 class RunView(StatusView):
-    """The visitor's own run: status, and what was measured."""
+    """The visitor's own run: status and timings."""
 
     own: Shown
 

@@ -38,7 +38,7 @@ from explorer.reports.tensor import Methods, More
 from explorer.sources.tensors import Matrix
 
 OWN = "own"
-"""The layout of this project's files: codes, scales, and what a method stores beside them."""
+"""The layout of this project's files: codes, scales, and further tensors of a method."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The addresses that the page answers: every route of Gradio's server, and whether the page needs it.
+"""Routes that the page answers: every route of Gradio's server, and whether the page needs it.
 
 An address that no served route has is refused before Gradio sees it, so that a route which fetches, writes or
 runs something is not reached because nobody knew of it. Files are answered here: Gradio's own route for them
@@ -38,8 +38,7 @@ SANDBOX = "default-src 'none'; sandbox"
 
 @dataclass(frozen=True)
 class Route:
-    """One route of the server: path and methods as Starlette has them, whether it is served, and what it is
-    for."""
+    """One route of the server: path and methods as in Starlette, whether it is served, and its purpose."""
 
     path: str
     methods: tuple[str, ...]
@@ -198,7 +197,7 @@ async def file(request: Request) -> Response:
 
 
 def unknown() -> JSONResponse:
-    """The answer to what is not served."""
+    """The response to requests that are not served."""
     return JSONResponse({"detail": UNKNOWN}, 404)
 
 

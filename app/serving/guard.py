@@ -35,7 +35,7 @@ FIELD_BYTES = 1 << 16
 FORM_BYTES = 1 << 20
 """Added to the largest upload: headers of a form's parts and their boundaries."""
 TOO_MANY = 429
-"""The status of what may be asked again later. Of a 503, Gradio's page shows a sentence of its own."""
+"""Status of rejections that may be retried later. For a 503, Gradio's page would show its own message."""
 DEPTH = 60
 """Levels of lists and objects in a request; the page's own have five."""
 
@@ -54,7 +54,7 @@ class TooMuchError(Exception):
 
 
 class Guard:
-    """Refuses what no visitor of the page needs, before any of it is kept."""
+    """Rejects requests that no visitor of the page needs, before any data is kept."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -74,7 +74,7 @@ SILENCE = Silence()
 
 
 class Sweeper:
-    """Drops what is overdue, of one server."""
+    """Drops overdue data of one server."""
 
     def __init__(self, app: Any) -> None:
         self._app, self._sweeps = app, 0

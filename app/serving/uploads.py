@@ -65,13 +65,13 @@ def stored_bytes() -> int:
 
 
 class FullError(Exception):
-    """The store has no room for what an upload brings."""
+    """The store has no space for an upload."""
 
 
 class Upload:
-    """An upload that is on its way: room is held for what it announced and has not used yet, at first at most
-    ``AHEAD_BYTES``, then as much again as it has brought; so who only announces holds little. What arrives
-    beyond that counts at once. ``announced``: bytes; None, if it does not say."""
+    """An upload in progress. Space is reserved for its announced and unused size: at first at most
+    ``AHEAD_BYTES``, then as much again as has arrived, so an announcement alone reserves little. Bytes
+    beyond that count at once. ``announced``: bytes; None, if it does not say."""
 
     def __init__(self, announced: int | None) -> None:
         self._left, self._brought = announced or 0, 0
@@ -82,7 +82,7 @@ class Upload:
         return min(self._left, max(AHEAD_BYTES, self._brought))
 
     def __enter__(self) -> Upload:
-        """``FullError`` if what it announces does not fit beside what is there and what is held."""
+        """``FullError`` if its announced size does not fit in the free, unreserved space."""
         with _LOCK:
             if _Count.used() + self._left > limits.current().store_bytes:
                 raise FullError
@@ -94,7 +94,7 @@ class Upload:
             _open.remove(self)
 
     def add(self, count: int) -> None:
-        """So many more bytes have arrived. ``FullError`` if they do not fit."""
+        """Count newly arrived bytes. ``FullError`` if they do not fit."""
         with _LOCK:
             self._left, self._brought = max(0, self._left - count), self._brought + count
             _Count.arrived += count

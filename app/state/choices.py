@@ -23,7 +23,7 @@ INPUT_SCHEMES = {
 
 
 MOST_SCHEMES = 200
-"""In one request: twice what has a name."""
+"""Limit for one request: twice the number of named schemes."""
 
 
 MOST_METHODS = 64

@@ -1,4 +1,4 @@
-"""The bar's pickers: what they show for a scheme, and the scheme that they spell.
+"""The bar's pickers: their values for a scheme, and the scheme for their values.
 
 A scheme is one text (``Scheme.parse``, ``str``) in links and between handlers.
 """
@@ -84,7 +84,7 @@ SCALES = {
     for word, rule in SCALE_RULES.items()
     if rule is None or rule.has_upper_level or rule.convention is Convention.OWN
 }
-"""Scales by their words; by which library's rules they are stored is a choice of its own."""
+"""Scales by label; the convention for storing them is a separate choice."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def scheme_choices() -> list[tuple[str, str]]:
 
 
 def parts_of(scheme: Scheme) -> Parts:
-    """The controls' values that stand for ``scheme``."""
+    """The controls' values for ``scheme``."""
     rows, columns = scheme.block
     granularity = "flat" if scheme.flat else _NAMED_BLOCKS.get(scheme.block)
     if granularity == "flat":

@@ -1,4 +1,4 @@
-"""Results as files for a visitor to download; each in a folder of its own, deleted after a while."""
+"""Results as files for a visitor to download; each in a separate folder, deleted after a while."""
 
 from __future__ import annotations
 

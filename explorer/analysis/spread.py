@@ -19,7 +19,7 @@ OUTSIDE = 0.0005
 SAMPLE = 1 << 17
 """Elements of the sample, at even distances, that the central range is found from."""
 STRETCH = 2.0
-"""An end whose extreme value is at most so many times as far from the centre is not cut off."""
+"""An end is not cut off if its extreme value is at most this many times as far from the centre."""
 BINS, TAIL_BINS = 256, 24
 
 

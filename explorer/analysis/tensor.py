@@ -43,7 +43,7 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two schemes that a figure compares: what it is called, and what it does to the tensor."""
+    """One of the two schemes that a figure compares: its name, and its effect on the tensor."""
 
     label: str
     analysis: Analysis
@@ -75,7 +75,8 @@ def spreads(x: Tensor, restored: Tensor, frame: Frame, measured: Measured) -> tu
 
 
 def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:
-    """float64 [levels]: what the block of element (row, column) can represent; empty above 8 bits."""
+    """float64 [levels]: the values that the block of element (row, column) can represent; empty above 8
+    bits."""
     fmt = q.scheme.format
     if fmt.bits > 8:
         return np.empty(0)

@@ -34,12 +34,12 @@ from explorer.analysis.why import percent, why
 DB_PER_BIT = 20 * math.log10(2)
 """Gain of one more bit on a uniform grid: half the step, a quarter of the squared error."""
 SAME_BITS, SAME_DB = 0.005, 0.05
-"""Differences that are not told: they vanish in the digits shown."""
+"""Differences that are not reported: they vanish in the displayed digits."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """SQNRs from ``least`` dB on: what they are called, and the ``cosine`` of embeddings that was measured
+    """SQNRs from ``least`` dB on: their description, and the ``cosine`` of embeddings that was measured
     with such weights (the mean of 240 sentences, `assets/measurements/embeddings.json`)."""
 
     least: float
@@ -99,7 +99,7 @@ def _tails(a: Analysis) -> tuple[float, float]:
 
 
 def _plainly(a: Report, b: Report | None) -> str:
-    """Decibels and bits, without what they are usual for."""
+    """Decibels and bits, without typical uses."""
     if b is not None and math.isfinite(a.sqnr_db) and math.isfinite(b.sqnr_db):
         return _difference(a, b)
     if b is not None:

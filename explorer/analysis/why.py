@@ -27,7 +27,7 @@ SAME = 0.03
 FEW = 0.001
 """A smaller share of elements is not reported."""
 MANY = 0.2
-"""A share of elements that became zero which explains the error beside the width of the steps."""
+"""Minimum share of elements rounded to zero that explains the error in addition to the step width."""
 
 MUCH = 0.1
 """Minimum share of all squared errors for one clipped element to be reported."""
@@ -37,7 +37,7 @@ MUCH = 0.1
 class Grid:
     """The codes of a scheme laid over a tensor, in root mean squares of the tensor's elements.
 
-    ``width``  from the least to the largest value that a block's codes stand for; over blocks the root mean
+    ``width``  from the least to the largest value of a block's codes; over blocks the root mean
                square, each block as often as it has elements; infinite for a cast
     ``steps``  between those, and ``step`` = width / steps
     """
@@ -222,7 +222,7 @@ def _sharing(scheme: Scheme) -> str:
 
 
 def percent(share: float) -> str:
-    """A share (0 … 1) in words; what is less than all is never "100 %"."""
+    """A share (0 … 1) in words; values below 1 are never shown as "100 %"."""
     if 0.9995 <= share < 1:
         return "more than 99.9 %"
     return f"{words.number(100 * share, 3 if share > 0.9 else 2)} %"

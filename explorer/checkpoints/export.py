@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of an export: where to write, who quantizes, who is told.
+    """One run of an export: the destination, the quantizer, and the progress callback.
 
     ``step`` is called once for each tensor of the model, when it is written.
     """
@@ -73,7 +73,7 @@ class Job:
     step: Callable[[], None]
 
     def layer(self, name: str) -> QuantizedTensor:
-        """The codes of a layer; ``ValueError`` where they are not what the recipe says."""
+        """The codes of a layer; ``ValueError`` if they do not match the recipe."""
         recipe, weight = self.plan.layers[name], self.plan.model.read(f"{name}.weight")
         q = self.quantized(name, weight, recipe)
         if q.shape != tuple(weight.shape) or q.scheme.text != recipe.scheme.text:

@@ -95,8 +95,8 @@ def refusal(config: Config) -> str:
 
 
 def pooling(folder: Path) -> int | None:
-    """llama.cpp's number of how a sentence's embedding is made of its tokens', by the files of
-    sentence-transformers; None where the folder says nothing of it. ``ValueError`` for another way."""
+    """llama.cpp's number of the pooling type, from the files of sentence-transformers; None if the folder
+    does not specify it. ``ValueError`` for other pooling types."""
     path = folder / "modules.json"
     if not path.is_file():
         return None
@@ -157,7 +157,8 @@ def rope_factors(config: Config) -> Tensor | None:
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Rows of query or key, [heads · d, …], as llama.cpp turns them: row i of a head beside row i + d/2."""
+    """Rows of query or key, [heads · d, …], permuted for llama.cpp's RoPE: row i of a head next to row i +
+    d/2."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 

@@ -1,7 +1,6 @@
-"""A Hugging Face tokenizer as GGUF's metadata, for llama.cpp to cut texts as the original does.
-
-Three kinds, by what tokenizer.json says: BPE of bytes ("gpt2", whose first cut of a text llama.cpp knows by
-name), BPE of SentencePiece ("llama"), and WordPiece ("bert").
+"""A Hugging Face tokenizer as GGUF's metadata, so that llama.cpp tokenizes texts like the original. Three
+kinds, detected from tokenizer.json: byte-level BPE ("gpt2", whose pre-tokenizer llama.cpp knows by name),
+BPE of SentencePiece ("llama"), and WordPiece ("bert").
 """
 
 from __future__ import annotations

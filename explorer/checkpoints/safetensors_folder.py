@@ -17,11 +17,11 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.export.files import write_tensors
 
 Layer = Callable[[QuantizedTensor, torch.dtype], dict[str, Tensor]]
-"""(codes, the model's dtype) -> tensors by what is added to the layer's name: ".weight_packed"."""
+"""(codes, the model's dtype) -> tensors by suffix of the layer's name: ".weight_packed"."""
 Settings = Callable[[Plan], dict[str, Any]]
 """Entries added to config.json: ``quantization_config``, and settings that have to change with it."""
 _HEADER_ENTRY, _PARTS = 160, 8
-"""Bytes of one tensor in a header beside its name, and how many tensors a layer may become, at most."""
+"""Upper bounds: bytes of one tensor's header entry without its name, and tensors per layer."""
 
 
 def write_model(job: Job, layer: Layer, settings: Settings) -> None:

@@ -43,7 +43,8 @@ Parts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """One format of compressed-tensors: its name, what a config says of the weights, what a layer becomes.
+    """One format of compressed-tensors: its name, the config entry of the weights, and the tensors of a
+    layer.
 
     ``bfloat16``: the reader restores to bfloat16, whatever the model's dtype.
     """

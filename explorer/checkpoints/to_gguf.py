@@ -1,7 +1,6 @@
-"""GGUF: what llama.cpp and what is built on it load.
-
-The types of ggml that schemes equal bit for bit (``export.ggml_blocks``), one a tensor, so that recipes may
-be mixed; vectors are stored in float32, other matrices in their own dtype.
+"""GGUF, the format of llama.cpp and programs built on it. Types of ggml that equal schemes bit for bit
+(``export.ggml_blocks``), one per tensor, so that recipes may be mixed; vectors are stored in float32,
+other matrices in their own dtype.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None
 
 
 def _data(job: Job, tensor: str, architecture: Architecture) -> Tensor:
-    """uint8 [rows, bytes of a row]: what the file holds of one tensor."""
+    """uint8 [rows, bytes of a row]: the data of one tensor in the file."""
     plan, layer = job.plan, tensor.removesuffix(".weight")
     if tensor.endswith(".weight") and layer in plan.layers:
         raw = row_bytes(job.layer(layer))

@@ -102,7 +102,7 @@ def together(plan: Plan) -> str:
 
 
 def write(job: Job, multiply: Multiply) -> None:
-    """Write the graph, and beside it the tensors in the order in which it uses them."""
+    """Write the graph, and the tensors to an external file in the order of their use."""
     model = job.plan.model
     whole = MODELS[model.type]
     with (job.folder / DATA).open("wb") as data:

@@ -40,7 +40,7 @@ def unsigned(q: QuantizedTensor) -> Tensor:
 
 
 def zero_codes(q: QuantizedTensor) -> Tensor:
-    """uint8 [N, groups]: the unsigned codes that stand for 0."""
+    """uint8 [N, groups]: the unsigned codes of 0."""
     middle = 1 << (q.scheme.format.bits - 1)
     if q.scales.zero_points is None:
         return torch.full(q.scheme.grid(q.shape), middle, dtype=torch.uint8)

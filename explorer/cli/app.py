@@ -1,4 +1,4 @@
-"""The commands put together, and what an error becomes: one line on standard error and exit code 2."""
+"""Assembly of the commands. An error becomes one line on standard error and exit code 2."""
 
 from __future__ import annotations
 

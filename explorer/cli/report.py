@@ -53,7 +53,7 @@ kinds = typer.Typer(
 app.add_typer(kinds, name="report", rich_help_panel=TENSORS)
 
 ROUNDED = 0.005
-"""Bits a weight: how far a budget with two decimals may lie below what was meant."""
+"""Bits per weight: tolerance for a budget that was rounded to two decimals."""
 Out = Annotated[str | None, typer.Option(help="The HTML file.", show_default="report.html")]
 Pdf = Annotated[str | None, typer.Option(help="Print it to this file too (needs Chromium).")]
 Figures = Annotated[
@@ -354,7 +354,7 @@ def _element(text: str | None) -> tuple[int, int] | None:
 
 
 def _check(path: Path, where: Where, as_json: bool) -> None:
-    """Exits with 1 where what the report is about, or a number, is another one now."""
+    """Exit with 1 if the subject of the report, or a number, has changed."""
     from explorer.reports import again, moved
     from explorer.reports.check import by_this_version, edited, read_record
     from explorer.reports.content import TENSOR

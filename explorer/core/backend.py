@@ -98,7 +98,7 @@ _chosen: str | None = None
 
 
 def use_device(choice: str) -> None:
-    """Place work by ``auto``, ``cpu`` or ``cuda`` in this process, whatever EXPLORER_DEVICE says."""
+    """Place work by ``auto``, ``cpu`` or ``cuda`` in this process, overriding EXPLORER_DEVICE."""
     global _chosen
     _chosen = _checked(choice, "--device")
 
@@ -138,7 +138,7 @@ def work_device() -> torch.device:
 
 
 def require_gpu() -> torch.device:
-    """The GPU that work is placed on; ``ValueError`` says why there is none."""
+    """The GPU that work is placed on; ``ValueError`` with the reason if there is none."""
     device = gpu_device()
     if device is None:
         raise ValueError(f"these kernels need a GPU: {gpu_status().reason}")

@@ -1,7 +1,7 @@
 """The operations of ``Backend`` by the kernels of ``kernels/``, for tensors on a GPU: the same bits as the
 reference.
 
-What no kernel takes (least-squares scales per block, calibrators that search, conventions of other
+Work without a kernel (least-squares scales per block, calibrators that search, conventions of other
 libraries, other dtypes, views) runs through the reference, whose torch operations run on any device.
 """
 

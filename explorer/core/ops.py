@@ -71,7 +71,7 @@ def dequantize_op(
     columns: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The matrix [rows, columns] that the four results of ``quantize`` stand for."""
+    """Dequantize the four results of ``quantize`` to a matrix [rows, columns]."""
     row, zero = Scheme.parse(scheme), zero_points if zero_points.numel() else None
     stored = Scales.of(
         row,

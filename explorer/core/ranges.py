@@ -117,7 +117,7 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme, largest: Tensor | None)
 
 
 def _at_origin(part: Rectangle, clip_range: Range) -> Rectangle:
-    """The rectangle as a matrix of its own."""
+    """The rectangle as a separate matrix."""
     return Rectangle(
         slice(0, part.rows.stop - part.rows.start),
         slice(0, part.columns.stop - part.columns.start),

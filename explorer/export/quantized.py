@@ -47,9 +47,9 @@ def save_quantized(
 ) -> None:
     """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back.
 
-    ``extra`` tensors, such as what a method folds into the layer before, are written as ``<name>.<key>``.
-    ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError`` for a path that
-    cannot be written.
+    ``extra`` tensors, such as scales that a method folds into the preceding layer, are written as
+    ``<name>.<key>``. ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError``
+    for a path that cannot be written.
     """
     checked_text(q.scheme)
     scales = packed_levels(q.scales, q.scheme) or _one_level(q)

@@ -92,7 +92,7 @@ def _handles(fig: go.Figure, ends: tuple[float, float], outer: tuple[float, floa
 
 
 def _bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> None:
-    """Each method's range as a bar of its own above the histogram, named at the left."""
+    """Draw each method's range as a separate bar above the histogram, labelled at the left."""
     for index, choice in enumerate(choices):
         fig.add_scatter(
             x=[choice.low, choice.high],

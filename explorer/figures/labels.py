@@ -1,4 +1,4 @@
-"""Words beside points, placed so that none lies over another, on narrow pages and on wide ones."""
+"""Labels of points, placed without overlaps on narrow and on wide pages."""
 
 from __future__ import annotations
 

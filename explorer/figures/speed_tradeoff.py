@@ -1,4 +1,4 @@
-"""Error against speed: every product by its time and by what it leaves of the output."""
+"""Error against speed: time and output error of every product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from explorer.figures.style import MUTED, TEXT
 from explorer.products.advice import Point
 
 SLOW, HEIGHT, PLOT_HEIGHT, FONT_SIZE = 6, 480, 320, 10
-"""Products so many times slower than BF16 are named beside the plot instead of stretching it."""
+"""Products slower than this multiple of BF16's time are named next to the plot instead of stretching it."""
 
 
 def tradeoff_figure(points: Sequence[Point], name: str, marked: Marked | None = None) -> go.Figure:

@@ -134,8 +134,8 @@ def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
 def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]) -> go.Figure:
     """Add buttons at the left above the plot; each option is a label and the layout changes that it makes.
 
-    What they change is listed in the figure's ``meta["switched"]``: whoever replaces the figure by a new one
-    carries those layout entries over, as ``uirevision`` does not.
+    What they change is listed in the figure's ``meta["switched"]``: code that replaces the figure by a new
+    one carries those layout entries over, as ``uirevision`` does not.
     """
     buttons = [{"label": label, "method": "relayout", "args": [change]} for label, change in options]
     changed = list(dict.fromkeys(key for _, change in options for key in change))

@@ -80,7 +80,7 @@ _report: Callable[[str], None] | None = None
 
 
 def leave_out_damaged(report: Callable[[str], None]) -> None:
-    """From now on, a damaged recording is left out; what is wrong with it is told to ``report``."""
+    """From now on, a damaged recording is left out, and the defect is passed to ``report``."""
     global _report
     _report = report
 

@@ -1,4 +1,4 @@
-"""Models of the Hub as folders: fetched within limits into a cache with a quota.
+"""Models from the Hub as folders: fetched within limits into a cache with a quota.
 
 For pages whose visitors name models: what is fetched is bounded beforehand by the sizes in the headers, no
 token is sent unless the limits say so, and the least recently used models make room for the next.

@@ -23,14 +23,14 @@ class SourceLimits:
     folders: whether folders of this machine, and its Hugging Face cache, are opened as models.
     token: whether the machine's Hugging Face token is sent to the Hub.
     header_bytes: of one safetensors header, index, member list of a zip archive, pickle, or answer of the
-        Hub, and of all the headers of one model of the Hub together.
+        Hub, and of all the headers of one model from the Hub together.
     tensors: listed in one file or model.
     text_bytes: of a table of text, which is parsed whole.
     inflated_bytes: of one compressed array that has to be inflated to its end.
     pickle_seconds, pickle_bytes: processor time and memory of the process that reads a pickle.
     shards: files of one model.
     request_seconds: until the Hub's answer to one request begins, and between two pieces of it.
-    visit_seconds: of opening one model of the Hub, or reading one tensor, or fetching one model to run it.
+    visit_seconds: of opening one model from the Hub, reading one tensor, or fetching one model to run it.
     requests: to the Hub at the same time, for everyone together.
     fetch_bytes: of one model that is fetched to be run.
     cache_bytes: of all fetched models together; the least recently used are deleted.

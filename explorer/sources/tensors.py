@@ -5,7 +5,7 @@
         .read("w", max_elements=…)   that tensor's bytes only
         .matrix("w")                 the same as float32 [rows, cols], NaN and Inf included
 
-Files come from strangers: nothing here unpickles objects, trusts a claimed size, or reads what was not
+Files are untrusted: nothing here unpickles objects, trusts a claimed size, or reads what was not
 asked for. Every refusal is a ``SourceError`` whose text says what was wrong and what is accepted.
 """
 

@@ -1,4 +1,4 @@
-"""Files of torch.save: a process of its own reads the pickle, this one the bytes of a tensor."""
+"""Files of torch.save: a separate process reads the pickle, this one reads the bytes of a tensor."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def conformance(row: Row, cases: Iterable[tuple[str, Tensor]]) -> Conformance:
 
 
 def run(rows: Iterable[Row], cases: Iterable[tuple[str, Tensor]]) -> Iterator[Conformance]:
-    """Each row's result as soon as it is counted: whoever reads them shows how far it is, and may stop."""
+    """Yield each row's result as soon as it is counted; the caller may show progress, and stop."""
     cases = list(cases)
     for row in rows:
         yield conformance(row, cases)

@@ -140,8 +140,8 @@ def _decided() -> tuple[bool, str]:
 
 
 def notify(message: str) -> None:
-    """Show ``message`` to the visitor for eight seconds; what is on the screen stays. It is text: what a file
-    or a link has put into it is not read as HTML."""
+    """Show ``message`` to the visitor for eight seconds; the view is unchanged. It is plain text: content
+    from a file or a link is not interpreted as HTML."""
     gr.Warning(html.escape(message, quote=False), duration=8)
 
 

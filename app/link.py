@@ -144,8 +144,8 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
 
 
 def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
-    """The controls of a model's survey: the usual ones for what is missing or unknown. A survey of one's own
-    stays, which no address can carry."""
+    """The controls of a model's survey: the usual ones for what is missing or unknown. A visitor's own
+    survey stays, because a URL cannot contain it."""
     bits, which, recorded = query.get("budget", ""), query.get("survey"), list(survey.recorded())
     usual = recorded[0] if recorded else survey.OWN
     return {

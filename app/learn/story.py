@@ -29,7 +29,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Step:
-    """One step: what it says, the scheme it starts from, and what the visitor can move and choose.
+    """One step: its text, its initial scheme, and the visitor's controls.
 
     sliders: names of ``assets/story.js``, with their first values. choices: the options, of which ``chosen``
     is taken first. reach: the lowest and the highest number that the picture shows. title, text and lesson

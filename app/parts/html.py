@@ -245,7 +245,7 @@ def _bit_cells(text: str, fields: Sequence[BitField]) -> list[BitCell]:
 
 @dataclass(frozen=True)
 class FormatRow:
-    """A format with what the table of formats says of it beside its own fields."""
+    """A format, with further columns of the table of formats."""
 
     format: Format
     fields: str

@@ -1,4 +1,4 @@
-"""Reports as files for a visitor: built, written and printed while the page says how far that is."""
+"""Reports as files for a visitor: built, written and printed with progress on the page."""
 
 from __future__ import annotations
 

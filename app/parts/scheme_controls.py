@@ -128,7 +128,7 @@ def build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, st
                 [(c.label, c.name) for c in CALIBRATORS.values()],
                 value=first.range,
                 label="Range",
-                allow_custom_value=True,  # share0.31, a range of one's own
+                allow_custom_value=True,  # share0.31, a custom range
                 min_width=150,
             )
             # A browser's numbers are exact up to 2^53 only, a seed goes up to 2^64 - 1.
@@ -177,9 +177,9 @@ def sync_controls(text: str) -> SchemeView:
 
 @shows(SchemeView)
 def chosen_preset(name: str, kept: str) -> SchemeView:
-    """Take a scheme by its name or text form; returns what every scheme control shows. A text that is no
-    scheme is refused in words, and ``kept`` shown again. A picker that is left with what it held is an
-    event, too: what is being typed elsewhere stays."""
+    """Take a scheme by its name or text form; returns what every scheme control shows. An invalid text is
+    rejected with a message, and ``kept`` shown again. A picker that is left with what it held is an event,
+    too: what is being typed elsewhere stays."""
     if name and name == kept:
         same = show_scheme(kept)
         return SchemeView.unchanged(text=same.text, preset=same.preset)

@@ -44,7 +44,7 @@ class View:
 
     @classmethod
     def unchanged(cls, **changed: Shown) -> Self:
-        """Everything stays as it is but what is named in ``changed``."""
+        """Leave all fields unchanged except those named in ``changed``."""
         kinds = get_type_hints(cls)
         same = {f.name: _unchanged(kinds[f.name]) for f in dataclasses.fields(cls)}
         return cls(**same | changed)

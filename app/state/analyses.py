@@ -105,7 +105,7 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
         finally:
             said.put(None)
 
-    # In the context of whoever asks: that has the check which stops the work when its visitor leaves.
+    # In the context of the caller: it has the check which stops the work when its visitor leaves.
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     try:
         shown = 0.0

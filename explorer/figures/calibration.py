@@ -62,7 +62,7 @@ def range_figure(report: CalibrationReport, low: float, high: float, name: str, 
 
 
 def _handles(fig: go.Figure, ends: tuple[float, float], outer: tuple[float, float], color: str) -> None:
-    """Two lines to drag, first of all shapes, and the shades of what they cut off."""
+    """Two draggable lines, before all other shapes, and shading of the clipped parts."""
     for handle, end in zip(HANDLES, ends, strict=True):
         fig.add_shape(
             name=handle,

@@ -211,8 +211,8 @@ def _spread_out(edge: Sequence[ComparisonRow]) -> Iterator[ComparisonRow]:
 
 
 def _short_names(rows: Sequence[ComparisonRow]) -> dict[str, str]:
-    """By each scheme's text its label without what stands in brackets, which the hover has, unless another
-    of ``rows`` is called the same without it."""
+    """Map each scheme's text to its label without the part in brackets, unless another of ``rows`` would
+    have the same label; the hover text has all of it."""
     full = {str(row.scheme): row.scheme.label.replace(", asymmetric", ", asym.") for row in rows}
     short = {text: caption(label) for text, label in full.items()}
     common = Counter(short.values())

@@ -22,7 +22,7 @@ _EM, _LINE, _GAP, _OVERHANG = 0.6, 1.25, 2, 8
 @dataclass(frozen=True)
 class Spot:
     """A point that may be labelled: its place as shares of the axes, 0 … 1 from the left and from below, the
-    radius of its marker in pixels, and its words; empty for one that only must not be covered. ``letter``
+    radius of its marker in pixels, and its text; empty for points that only must not be covered. ``letter``
     stands there where the words have no room, over whatever lies there if it must."""
 
     x: float

@@ -55,7 +55,7 @@ class ColourScale:
         return cls(low, high, True, ZERO_BAND if zero else 0, zero, low > least)
 
     def codes_of(self, values: Tensor) -> np.ndarray:
-        """uint16: the nearest codes; of what is not zero never zero's."""
+        """uint16: the nearest codes; nonzero values never get the code of zero."""
         shares = self._shares(values.double())
         codes = (self.first + shares * (CODES - self.first)).round().nan_to_num(CODES, CODES, 0.0)
         codes = codes.clamp(max(self.first, int(self.zero)), CODES)

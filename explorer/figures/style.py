@@ -115,8 +115,7 @@ def family(fmt: Format) -> str:
 
 
 def caption(label: str, most: int = 26) -> str:
-    """A scheme's label as words inside of a figure: without what stands in brackets, and cut where it would
-    leave a phone's figure."""
+    """A scheme's label inside a figure: without the part in brackets, and truncated to fit a phone."""
     text = re.sub(r" \(.*?\)", "", label)
     return text if len(text) <= most else f"{text[: most - 1].rstrip(' ,')}…"
 
@@ -163,7 +162,8 @@ def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]
 
 
 def legend_below(fig: go.Figure, lines: int = 1) -> go.Figure:
-    """Keep room for so many lines of legend under the plot, so that it neither covers nor moves anything."""
+    """Reserve space for the lines of the legend under the plot, so that it neither covers nor moves
+    anything."""
     fig.update_layout(
         showlegend=True,
         legend={"xref": "container", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
@@ -179,7 +179,7 @@ def translucent(color: str, opacity: float) -> str:
 
 
 WIDE_DECADES = 6
-"""An axis of so many decades and more is labelled in powers of ten."""
+"""Minimum number of decades for an axis to be labelled in powers of ten."""
 
 
 def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10) -> go.Figure:
@@ -225,7 +225,7 @@ LINE = 34
 
 
 def empty(message: str, name: str = "figure") -> go.Figure:
-    """A figure without axes whose ``message`` says why there is nothing to draw."""
+    """A figure without axes, with a ``message`` in place of data."""
     fig = figure("", "", name)
     fig.update_xaxes(visible=False)
     fig.update_yaxes(visible=False)

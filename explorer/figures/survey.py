@@ -20,7 +20,7 @@ STRIP_HEIGHT = 190
 
 
 def layer_label(layer: Layer) -> str:
-    """A layer in a few words: "3 · value", or its name where that says neither depth nor kind."""
+    """A layer in a few words: "3 · value", or its name if it contains neither depth nor kind."""
     if layer.depth is None or layer.kind == "other":
         return layer.name
     return f"{layer.depth} · {layer.kind}"

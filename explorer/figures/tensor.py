@@ -37,7 +37,8 @@ COLORS = (A, B)
 NOTE_LINE, NOTE_GAP = 14, 8
 """Pixels of a line above a figure's buttons, and between them."""
 HEAVY = 40.0
-"""Colours are logarithmic where the largest error is more than so many times the median of cells with one."""
+"""Colours are logarithmic if the largest error exceeds the median of the nonzero cells by more than this
+factor."""
 SMALLEST = 1e-5
 """The least value that a logarithmic scale of errors shows, in parts of the largest."""
 

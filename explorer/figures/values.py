@@ -51,7 +51,7 @@ def values_figure(
 
 
 def _identity(before: Spread) -> str:
-    """The same for all schemes on one tensor: its bins. A zoom into one tensor says nothing of another."""
+    """The same for all schemes on one tensor: its bins. A zoom applies to one tensor only."""
     return f"values {before.middle.edges[0]:.6g} {before.middle.edges[-1]:.6g} {before.total}"
 
 

@@ -17,7 +17,7 @@ from explorer.formats.table import FLOAT32, FORMATS
 
 @dataclass(frozen=True)
 class CodeFacts:
-    """A code and what it stands for.
+    """A code and its value.
 
     ``bits`` has the most significant bit first, ``words`` is the value as a formula, ``below`` and ``above``
     are the neighbouring finite values (None at either end, and for NaN and Inf).
@@ -37,7 +37,7 @@ class Rendering:
     """A number as one format stores it, and the rounding error ``value`` - number.
 
     The three are None where the format cannot store the number (NaN without a code for it); ``refused``
-    then says why.
+    then has the reason.
     """
 
     format: Format
@@ -52,7 +52,7 @@ class NoNaNError(ValueError):
 
 
 def parse_code(text: str, fmt: Format) -> int:
-    """The code that ``text`` means: bits (``0b0101``), hexadecimal (``0x50``), or a number to be rounded.
+    """Parse ``text`` as a code: bits (``0b0101``), hexadecimal (``0x50``), or a number to be rounded.
 
     Raises ``ValueError`` with what is accepted, ``NoNaNError`` for NaN in a format without it.
     """

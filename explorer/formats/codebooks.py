@@ -24,7 +24,7 @@ class Ties(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class CodebookFormat(Format):
-    """A sorted list of levels; code i stands for ``table[i]``; a value takes the nearest level.
+    """A sorted list of levels; the value of code i is ``table[i]``; numbers are rounded to the nearest level.
 
     ``per_byte`` is how many codes are packed into one byte as digits of base ``len(table)``; 0 packs bits.
     """

@@ -28,9 +28,9 @@ LEAST_GAIN_DB = 0.1
 class Outcome:
     """One method under one scheme. Errors are relative, ‖Y - Ŷ‖ / ‖Y‖.
 
-    ``channel_error`` [N]: each output channel's; ``objective``: the method's own as it went, empty where it
-    has none; ``seconds``: its time. ``refused`` says why the method cannot serve the scheme; then
-    the numbers are NaN and there is no ``layer``.
+    ``channel_error`` [N]: each output channel's; ``objective``: the method's own as it went, empty where
+    it has none; ``seconds``: its time. ``refused`` is the reason why the method does not support the
+    scheme; then the numbers are NaN and there is no ``layer``.
     """
 
     method: str
@@ -119,7 +119,7 @@ def evaluate_all(
 ) -> Iterator[Outcome]:
     """Every method under every scheme, half of ``activations`` [tokens, K] held out, inputs by ``of_inputs``.
 
-    A scheme that a method cannot serve gives an outcome that says why. ``ValueError`` for unknown methods.
+    An unsupported scheme gives an outcome with the reason. ``ValueError`` for unknown methods.
     """
     labels = {name: label_of(name) for name in names}
     calibration, held_out = halves(activations)

@@ -128,10 +128,10 @@ class Diagonal:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLayer:
-    """``q`` holds the weight in the basis that ``transforms`` lead to, in their order; ``residues`` add to
+    """``q`` holds the weight in the basis after ``transforms``, applied in order; ``residues`` add to
     it.
 
-    ``objective`` is what the method minimised, as it went: GPTQ's error over the damping, AWQ's and a
+    ``objective`` has the values that the method minimised: GPTQ's error over the damping, AWQ's and a
     searched SmoothQuant's over α, HQQ's and AutoRound's per iteration. ``snapshots`` [blocks, rows, columns]:
     GPTQ's first rows after some of its blocks.
     """

@@ -211,8 +211,8 @@ def capture(
 
 
 class _Inputs:
-    """A forward pre-hook that keeps the first rows of one layer's inputs, on the CPU, and joins ``reached``
-    when it is first called. Of a network that several threads run, it sees the runs of its own thread."""
+    """A forward pre-hook that keeps the first rows of one layer's inputs, on the CPU, and is added to
+    ``reached`` at its first call. If several threads run the network, it sees only its own thread."""
 
     def __init__(self, tokens: int, reached: list[_Inputs]) -> None:
         self.rows: list[Tensor] = []

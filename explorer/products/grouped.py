@@ -212,7 +212,7 @@ class Grouped:
         )
 
     def chosen(self, case: Case) -> GroupedVariant:
-        """The kernel that ``gemm_grouped`` takes where it is told how many rows a group has on average."""
+        """The kernel that ``gemm_grouped`` chooses for an average number of rows per group."""
         tile = kernel.grouped_tile(case.rows / len(case.counts), _kind(self.gemm)[1])
         return next(v for v in self.variants if v.tile == tile)
 

@@ -1,6 +1,6 @@
 """An operand in the layouts that kernels read: pure functions of an ``Operand``.
 
-What is made of W here is made once, when a model is loaded; what is made of X belongs to quantizing it.
+Layouts of W are computed once, when a model is loaded; layouts of X are part of quantizing it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TYPICAL_SHAPES = ((64, 2048), (64, 4096), (64, 8192))
 """Shapes of operands that are quantized or dequantized in the call, for which kernels are compiled ahead
 of time. Other numbers of columns may need other builds, which are compiled at first use."""
 ACTIVATION_ROWS = 16
-"""Rows of activations are filled to a multiple of so many elements: the kernels' least step along K."""
+"""Rows of activations are padded to a multiple of this: the kernels' minimum step along K."""
 
 
 def byte_rows(operand: Operand) -> Tensor:

@@ -1,5 +1,4 @@
-"""The kernels that compute a product, as ``Variant``s: how each is prepared and launched, and what it
-compiles to.
+"""The kernels that compute a product, as ``Variant``s: their preparation, launch and builds.
 
 ``prepare`` does once what an engine does when a model is loaded (layouts of W, vectors of the epilogue), and
 gives a call without arguments, which is what is timed. What belongs to every call (widening weights,
@@ -279,7 +278,7 @@ def _swapped(
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
 ) -> Call:
-    """Products that are launched early: what was made of W lies in memory before the first of them."""
+    """Products that are launched early: layouts of W are in memory before the first launch."""
     torch.cuda.current_stream(w.device).synchronize()
     return lambda: kernel.gemm_swap_ab(x, w, n, tiles, epilogue, x_scale, w_scale, early=True)
 

@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 
 
 class RecordingError(ValueError):
-    """A recording that cannot be read, with its path and what is wrong in it."""
+    """A recording that cannot be read, with its path and the defect."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def record(name: str, recording: Recording[Any]) -> Path:
 
 
 def as_json(value: Any) -> Any:
-    """A timing or a machine as plain JSON values, keys as in the files; what is empty of a machine is left
-    out."""
+    """A timing or a machine as plain JSON values, with the keys of the files; empty fields of a machine
+    are left out."""
     adapter = _adapter(cast(Any, type(value)))
     return json.loads(adapter.dump_json(value, by_alias=True, exclude_defaults=isinstance(value, Machine)))
 
@@ -144,7 +144,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def recording_of(value: Any, row: type[Row]) -> Recording[Row]:
-    """The inverse of ``recording_json``; ``RecordingError`` says what is wrong first."""
+    """The inverse of ``recording_json``; ``RecordingError`` names the first defect."""
     try:
         return cast(Recording[Row], _adapter(cast(Any, Recording)[row]).validate_python(value))
     except ValidationError as error:

@@ -51,7 +51,7 @@ class Machine:
         return self.gpu or self.cpu
 
     def describe(self) -> str:
-        """One line: chip, versions, date, commit; what is not known is left out."""
+        """One line: chip, versions, date, commit; unknown parts are left out."""
         threads = f" ({self.threads} thread{'' if self.threads == 1 else 's'})" if self.threads else ""
         chip = self.gpu or self.cpu + threads
         versions = [

@@ -1,4 +1,4 @@
-"""A report built again from what it says of itself, by kind."""
+"""Rebuild a report from its metadata, by kind."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Where:
 
 
 def again(recipe: Mapping[str, Any], where: Where | None = None, progress: Progress | None = None) -> Content:
-    """The report that ``recipe`` describes, computed now. ``ValueError`` for what does not describe one, and
-    where what it is about is not there."""
+    """The report that ``recipe`` describes, computed now. ``ValueError`` for an invalid recipe, or if the
+    subject of the report is missing."""
     kind = recipe.get("kind", TENSOR)
     if kind not in KINDS:
         raise ValueError(f"a report of an unknown kind, {str(kind)[:40]!r}; there are {', '.join(KINDS)}")

@@ -30,7 +30,7 @@ VERSION = ("quantization-explorer", "commit")
 
 @dataclass(frozen=True)
 class Moved:
-    """A number that is not what the report says; None where one of them has no such number."""
+    """A number that differs from the report; None for a number missing on one side."""
 
     name: str
     said: float | None
@@ -70,8 +70,8 @@ def moved(record: dict[str, Any], now: Content) -> list[Moved]:
 
 @dataclass(frozen=True)
 class Edited:
-    """Something that a report shows and that its numbers do not give: where it stands, what it says, and what
-    they give ("" where there is no such thing)."""
+    """Content of a report that does not follow from its numbers: its location, its text, and the expected
+    text ("" if there is none)."""
 
     place: str
     said: str
@@ -107,7 +107,7 @@ def edited(text: str, now: Content, whole: bool) -> list[Edited]:
 
 @dataclass(frozen=True)
 class _Text:
-    """A piece of a report's text, the element that it stands in, and the table's name, if it is in one."""
+    """A piece of a report's text, its element, and the name of its table, if any."""
 
     tag: str
     text: str

@@ -97,7 +97,7 @@ def content(
 
 
 def command_of(recipe: Mapping[str, Any], out: str = "report.html") -> str:
-    """The command that builds the report again: a recipe's keys are the options, its values what they get."""
+    """The command that rebuilds the report: the keys of a recipe are the options, with its values."""
     kind = recipe.get("kind", TENSOR)
     command = ["python", "-m", "explorer", "report", *([] if kind == TENSOR else [kind])]
     command += [str(recipe["file"])] if recipe.get("file") else []

@@ -47,7 +47,7 @@ def record_of(content: Content) -> dict[str, Any]:
 
 
 def script_json(value: Any) -> str:
-    """JSON that can stand in a script element: no text in it ends the element."""
+    """JSON that is safe inside a script element: no text in it ends the element."""
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 

@@ -30,7 +30,7 @@ _PIECE = 32 << 20
 _CACHE = threading.Lock()
 PART = "part-"
 ABANDONED_SECONDS = 2 * 3600
-"""A fetch takes an hour at most: what is left of an older one is nobody's."""
+"""A fetch takes an hour at most: files of older fetches are abandoned."""
 _under_way: dict[Path, int] = {}
 """Bytes that each fetch of this process has been given room for."""
 

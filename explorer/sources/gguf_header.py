@@ -1,9 +1,9 @@
-"""Headers of GGUF files: what they claim, checked before it is used.
+"""Headers of GGUF files, validated before use.
 
-A file is the magic, a version, how many tensors and pairs there are, the pairs (a key and a typed value),
-what each tensor is called and where it begins, and after padding the tensors' bytes
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Of the pairs nothing is kept but the alignment:
-they are walked through, and no object is made of an item.
+A file is the magic, a version, the numbers of tensors and pairs, the pairs (a key and a typed value), the
+name and offset of each tensor, and after padding the tensors' bytes
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Of the pairs nothing is kept but the
+alignment: they are walked through, and no object is made of an item.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ class _Walk:
             self._skip_items(depth + 1)
 
     def _skip_texts(self, count: int) -> None:
-        """``count`` texts. Vocabularies have hundreds of thousands: a loop without calls of our own."""
+        """Read ``count`` texts. Vocabularies have hundreds of thousands, so the loop avoids function
+        calls."""
         read, seek, length_of = self._file.read, self._file.seek, struct.Struct(f"{self._order}Q").unpack
         at, last = self._at, self._end - 8
         for done in range(count):

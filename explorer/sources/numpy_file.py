@@ -112,7 +112,7 @@ class NpzFile(TensorSource):
 
 
 class _Bounded:
-    """A file for ``zipfile``, which reads the list of members at once, however long an archive says it is."""
+    """A file for ``zipfile``, which would read a list of members of any claimed length at once."""
 
     def __init__(self, file: IO[bytes], limits: SourceLimits) -> None:
         self._file, self._most = file, min(limits.header_bytes, 4 * _MEMBER_BYTES * limits.tensors)

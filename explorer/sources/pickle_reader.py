@@ -38,7 +38,7 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
 
 
 class Refusal(Exception):  # noqa: N818
-    """The file holds what is not read; the text says what."""
+    """The file holds unsupported content, named by the text."""
 
 
 class Global(NamedTuple):
@@ -164,7 +164,7 @@ def _applied(function: Callable[..., Any], _kind: Any, arguments: Any, _state: A
 
 
 def _nothing(*_: Any) -> None:
-    """For what is no dense tensor on the CPU, and is left out."""
+    """An object other than a dense CPU tensor, which is left out."""
 
 
 def _text_as_bytes(text: Any = "", encoding: Any = "latin1") -> bytes:

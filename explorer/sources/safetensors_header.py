@@ -1,4 +1,4 @@
-"""Headers of safetensors files, from a disk or from the Hub: what they claim, checked before it is used.
+"""Headers of safetensors files, from a disk or from the Hub, validated before use.
 
 A file is the header's length in 8 bytes (little endian), the header as JSON, and the tensors' bytes
 (https://huggingface.co/docs/safetensors: "Format").
@@ -85,7 +85,7 @@ def header_length(prefix: bytes | bytearray, origin: str, limits: SourceLimits) 
 
 
 def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLimits) -> Any:
-    """JSON from a stranger; ``SourceError`` for what is none, or has more parts than tensors explain."""
+    """Parse untrusted JSON; ``SourceError`` if it is invalid, or has more parts than its tensors need."""
     parts, most = raw.count(b"{") + raw.count(b"["), 4 * limits.tensors + 1000
     if parts > most or raw.count(b",") > 4 * most:
         raise SourceError(f"{origin} has no valid {what}: more parts than {limits.tensors:,} tensors have")

@@ -75,7 +75,7 @@ def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def network(seed: int) -> nn.Sequential:
-    """Two hidden layers of 32, initialised as ``nn.Linear`` does it from a generator of its own.
+    """Two hidden layers of 32, initialised like ``nn.Linear``, from a separate generator.
 
     The global generator is left alone: visitors of the page share it.
     """
@@ -199,7 +199,8 @@ class Underflow:
 
 
 def gradient_magnitudes(seed: int = 0, epochs: int = 12) -> Tensor:
-    """The nonzero |gradients| of one batch, of weights and hidden values, after so many epochs in float32."""
+    """The nonzero |gradients| of one batch, of weights and hidden values, after a number of epochs in
+    float32."""
     model = network(seed)
     for _ in fit(model, epochs, seed):
         pass

@@ -91,7 +91,7 @@ explorer.playground = {
     this.settle('');
   },
 
-  /* What stands in the entry. While one types, only what is wrong already is kept quiet. */
+  /* Read the entry. While typing, errors are not shown. */
   typed(finished) {
     const typed = explorer.numbers.parse(this.parts.entry.value, this.format);
     if (typed.problem) {

@@ -138,7 +138,7 @@ window.explorer = {
     return next;
   },
 
-  /* The acts as "next a,swap a", the steps as "3,-1"; whoever takes them answers them. */
+  /* The acts as "next a,swap a", the steps as "3,-1"; the code that takes them must answer them. */
   takeActs() {
     return explorer.acts.splice(0).join();
   },

@@ -114,7 +114,7 @@ explorer.playground = {
     this.write();
   },
 
-  /* The code of the number; a format without NaN shows its zero and says so. */
+  /* The code of the number; a format without NaN shows its zero and a message. */
   settle(problem) {
     const {numbers} = explorer, code = numbers.encode(this.format, this.state.number);
     this.state.code = code ?? numbers.encode(this.format, 0);

@@ -1,6 +1,6 @@
 """Start the page: ``python app.py``, then http://localhost:7860. Also the entry point of a hosted Space.
 
-``GRADIO_SERVER_PORT`` is another port. ``EXPLORER_HOSTED`` (1 or 0) says whether strangers can reach it.
+``GRADIO_SERVER_PORT`` sets another port. ``EXPLORER_HOSTED`` (1 or 0) declares it public or local.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def warm_kernels() -> None:
 
 
 def queue_options() -> dict[str, Any]:
-    """How many requests may wait, and that all of them do: an answer that is not queued (/run/…) has neither
-    a share nor an end."""
+    """Configure the queue: the limit on waiting requests, and queueing for all. Unqueued endpoints
+    (/run/…) would have neither a share nor a time limit."""
     return {"max_size": limits.current().queue, "api_open": False}
 
 
 def launch_options() -> dict[str, object]:
-    """How the page is served; tests launch it the same way."""
+    """Launch options of the page; tests launch it the same way."""
     return {
         "theme": make_theme(),
         "head": HEAD,
@@ -111,7 +111,7 @@ def launch_options() -> dict[str, object]:
 
 
 def middleware() -> list[Middleware]:
-    """What every request passes, outermost first."""
+    """Middleware of every request, outermost first."""
     name = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     own = ["localhost", "127.0.0.1", "::1", "[::1]", name]
     return [

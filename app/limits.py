@@ -1,4 +1,4 @@
-"""What a visitor may ask for, and the message when it is too much."""
+"""Limits on a visitor's requests, and the messages when they are exceeded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from explorer.sources.limits import SourceLimits
 class Limits:
     """Bounds on what one visitor may ask for.
 
-    hosted: whether strangers can reach the page.
+    hosted: True if the page is public.
     elements: of one tensor; of a larger one the first rows are read.
     upload_bytes: of one uploaded file.
     store_bytes: of all uploads and results that are kept.
@@ -98,7 +98,7 @@ HOSTED = Limits(
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LOG = logging.getLogger("explorer")
 _found: list[str] = []
-"""Why the page turned out to be hosted while it ran: at most one entry."""
+"""Reason why a running page became hosted: at most one entry."""
 
 
 def current() -> Limits:
@@ -107,7 +107,7 @@ def current() -> Limits:
 
 
 def why() -> str:
-    """What has decided between ``LOCAL`` and ``HOSTED``, in words."""
+    """Return the reason for ``LOCAL`` or ``HOSTED``, in words."""
     return _decided()[1]
 
 
@@ -123,7 +123,7 @@ def found_hosted(reason: str) -> None:
 
 
 def _decided() -> tuple[bool, str]:
-    """Whether the page is hosted, and why."""
+    """Return whether the page is hosted, and the reason."""
     said = os.environ.get("EXPLORER_HOSTED", "")
     if said in ("0", "1"):
         return said == "1", f"EXPLORER_HOSTED={said}"
@@ -140,8 +140,8 @@ def _decided() -> tuple[bool, str]:
 
 
 def notify(message: str) -> None:
-    """Show ``message`` to the visitor for eight seconds; what is on the screen stays. It is text: what a file
-    or a link has put into it is not read as HTML."""
+    """Show ``message`` to the visitor for eight seconds; the view is unchanged. It is plain text: content
+    from a file or a link is not interpreted as HTML."""
     gr.Warning(html.escape(message, quote=False), duration=8)
 
 

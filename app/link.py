@@ -30,12 +30,12 @@ from explorer.sources.samples import SAMPLES
 from explorer.survey import SENSITIVITIES
 
 _BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
-"""Of a budget in the address, below ``MOST_BITS``."""
+"""Pattern of a budget in the URL, below ``MOST_BITS``."""
 
 
 @dataclass(frozen=True)
 class TensorChoice(View):
-    """Which tensor a link names; a file of the visitor's own it cannot carry."""
+    """Tensor named by a link; a link cannot contain a visitor's uploaded file."""
 
     source: Shown
     sample: Shown
@@ -56,7 +56,7 @@ class Position(View):
 
 @dataclass(frozen=True)
 class Kept(View):
-    """What sections keep in the address, by their keys (``Page.keep``); ``target`` is kept as "for"."""
+    """Values that sections keep in the URL, by their keys (``Page.keep``); ``target`` is kept as "for"."""
 
     range: Shown
     shape: Shown
@@ -73,8 +73,8 @@ class Kept(View):
 
 @dataclass(frozen=True)
 class LinkView(View):
-    """What a link sets: the tensor, scheme A, scheme B, the inspected element, and what sections keep in the
-    address."""
+    """Values set by a link: the tensor, scheme A, scheme B, the inspected element, and values that
+    sections keep in the URL."""
 
     tensor: TensorChoice
     scheme: SchemeView
@@ -85,7 +85,7 @@ class LinkView(View):
 
 @shows(LinkView)
 def read_link(request: gr.Request) -> LinkView:
-    """What the page shows for a link's query; unknown or missing parts keep their defaults."""
+    """Read a link's query into a view; unknown or missing parts keep their defaults."""
     return _linked(dict(request.query_params), first=True)
 
 
@@ -144,8 +144,8 @@ def _linked(query: Mapping[str, str], first: bool) -> LinkView:
 
 
 def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
-    """The controls of a model's survey: the usual ones for what is missing or unknown. A survey of one's own
-    stays, which no address can carry."""
+    """The controls of a model's survey: the usual ones for what is missing or unknown. A visitor's own
+    survey stays, because a URL cannot contain it."""
     bits, which, recorded = query.get("budget", ""), query.get("survey"), list(survey.recorded())
     usual = recorded[0] if recorded else survey.OWN
     return {
@@ -165,7 +165,7 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """What sections keep in the address and cannot read: its key, what it holds, and what is accepted."""
+    """Yield invalid values of sections in the URL: the key, the value, and the accepted values."""
     share, shape, bits = query.get("range"), query.get("shape"), query.get("budget")
     if bits and not re.fullmatch(_BITS, bits):
         yield "budget", bits, "bits a weight, such as 4.5"

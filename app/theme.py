@@ -13,7 +13,7 @@ from app import glossary
 from explorer.paths import ASSETS
 
 PLOTLY = Path(plotly.__file__).with_name("package_data")
-"""Where the installed plotly package keeps the script that draws its figures."""
+"""Folder of the script in the installed plotly package."""
 
 
 def _assets(suffix: str, first: str) -> str:

@@ -7,7 +7,7 @@ Object.assign(explorer, {
   /* Counts the selections that were shown: what a section has shown is stale when this has grown. */
   version: 0,
 
-  /* How often the visitor went back or forward, and what it was as each change under way began. */
+  /* Number of times the visitor went back or forward, now and at the start of each pending change. */
   visits: 0,
   begun: [],
 
@@ -41,7 +41,7 @@ Object.assign(explorer, {
     return {place, section: query.get('section') || section};
   },
 
-  /* What the address says of a place and a section of it; "" is the place's beginning. */
+  /* Place and section in the URL; "" is the beginning of the place. */
   addressOf(place, section) {
     return {tab: place === 'tensor' ? null : place, section};
   },
@@ -262,7 +262,7 @@ Object.assign(explorer, {
     explorer.writeQuery({[key]: value === fresh ? null : String(value).replaceAll('×', 'x')}, visit);
   },
 
-  /* What changes with every key or frame is written when it rests. */
+  /* Values that change with every key or frame are written when they settle. */
   noted: {},
   note(changes) {
     Object.assign(explorer.noted, changes);
@@ -300,7 +300,7 @@ Object.assign(explorer, {
     dispatchEvent(new PopStateEvent('popstate'));
   },
 
-  /* What is done with the address's query at each visit, beside setting the controls. */
+  /* Callbacks for the URL's query at each visit, in addition to setting the controls. */
   readers: [],
 
   /* Call `visit()` when the visitor goes back or forward. What was pressed before and waits is dropped. */

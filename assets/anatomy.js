@@ -6,7 +6,7 @@ explorer.anatomy = {
     return field.name === 'unused' ? 'not used' : field.name;
   },
 
-  /* What one bit adds when it is on. */
+  /* Contribution of one bit when it is set. */
   weight(format, field, place) {
     if (format.kind === 'integer') {
       return (field.name === 'sign' ? '−' : '') + this.share(2 ** place, 2 ** format.fraction);
@@ -99,7 +99,7 @@ explorer.anatomy = {
     return span;
   },
 
-  /* What rounding did to the number, in a sentence. */
+  /* Effect of rounding on the number, in a sentence. */
   rounding(format, number, value) {
     const {numbers} = explorer;
     if (Number.isNaN(number)) return 'not a number';

@@ -33,7 +33,7 @@ explorer.errorMap = {
     return (least ? 'at most ' : '') + explorer.words.number(explorer.errorMap.value(meta, code), digits);
   },
 
-  /* Where a cell [down, right] lies: the element that has its value, or the rows and columns of blocks. */
+  /* Position of a cell [down, right]: the element that has its value, or the rows and columns of blocks. */
   where(meta, places, down, right) {
     if (places || meta.tall * meta.wide === 1) {
       const [row, column] = explorer.errorMap.element(meta, places, down, right);
@@ -44,7 +44,7 @@ explorer.errorMap = {
       + `, ${meta.unit}column ${span(right * meta.wide, meta.wide)}`;
   },
 
-  /* Whether a trace is a map of elements, whose cells are chosen by a click. */
+  /* True if a trace is a map of elements, whose cells are chosen by a click. */
   isOfElements(trace) {
     return Boolean(trace.meta?.codes) && !trace.meta.unit;
   },

@@ -1,4 +1,4 @@
-/* What the page does in the browser itself. Loaded once, in the page's head; Gradio's listeners and the
+/* Client-side code of the page. Loaded once, in the page's head; Gradio's listeners and the
    hidden components of app/parts/widgets.py call it by name. */
 window.explorer = {
   /* --- the bar and its panels ------------------------------------------------------------------------ */
@@ -94,7 +94,7 @@ window.explorer = {
     }
   },
 
-  /* Of the controls of the tensor, only those of the chosen source are shown. */
+  /* Show only the tensor controls of the chosen source. */
   showSource(source) {
     document.documentElement.dataset.source = source || 'builtin';
     return source;
@@ -112,7 +112,7 @@ window.explorer = {
     }
   },
 
-  /* What was pressed and is not on its way to the server yet: acts on the schemes, and steps of the inspected
+  /* Key presses not yet sent to the server: acts on the schemes, and steps of the inspected
      element down and to the right. While an answer is awaited they add up. */
   acts: [],
   steps: [0, 0],
@@ -138,7 +138,7 @@ window.explorer = {
     return next;
   },
 
-  /* The acts as "next a,swap a", the steps as "3,-1"; whoever takes them answers them. */
+  /* The acts as "next a,swap a", the steps as "3,-1"; the code that takes them must answer them. */
   takeActs() {
     return explorer.acts.splice(0).join();
   },

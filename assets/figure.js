@@ -112,7 +112,7 @@ explorer.ranges = plot => Object.fromEntries(Object.entries(plot._fullLayout)
   .filter(([name, axis]) => /^[xy]axis\d*$/.test(name) && axis.range)
   .map(([name, axis]) => [name, [...axis.range]]));
 
-/* Whether two such are the same to a thousandth of their length: a tap on a phone moves nothing. */
+/* True if two such are equal to a thousandth of their length: a tap on a phone moves nothing. */
 explorer.sameRanges = (one, other) => Object.entries(one).every(([name, [low, high]]) => {
   const [start, end] = other[name] || [low, high], slack = Math.abs(end - start) / 1000;
   return Math.abs(low - start) <= slack && Math.abs(high - end) <= slack;

@@ -28,7 +28,7 @@ explorer.numberLine = {
     sheet.querySelector('.moving').replaceChildren(...this.moving(rows, state.number, width));
   },
 
-  /* What stays while the number moves: the axis, and each format's values. */
+  /* Parts that stay while the number moves: the axis, and each format's values. */
   drawStill({sheet, width}, rows, chosen) {
     this.drawAxis(sheet, this.TOP + this.ROWS);
     rows.forEach((format, i) => this.drawRow(sheet, format, this.middleOf(i), width, format.name === chosen));

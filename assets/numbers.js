@@ -24,7 +24,7 @@ explorer.numbers = {
     return this[format.kind](format, number);
   },
 
-  /* What a format makes of a number. */
+  /* A number rounded to a format. */
   round(format, number) {
     const code = this.encode(format, number);
     return code === null ? null : this.decode(format, code);
@@ -59,7 +59,7 @@ explorer.numbers = {
     return whole < 0 ? whole + 2 * top : whole + 0;
   },
 
-  /* How many boundaries between neighbouring levels the number lies above. */
+  /* Number of boundaries between neighbouring levels below the number. */
   codebook({boundaries}, number) {
     return boundaries.filter(([middle, up]) => number > middle || (up && number === middle)).length;
   },
@@ -95,7 +95,7 @@ explorer.numbers = {
     });
   },
 
-  /* What was typed: {code} for 0b and 0x, else {number}; {problem} says what is accepted instead. */
+  /* Parse the entry: {code} for 0b and 0x, else {number}; {problem} names the accepted input. */
   parse(text, format) {
     const word = text.trim().toLowerCase().replaceAll('_', '').replaceAll('−', '-');
     if (/^0b[01]+$|^0x[0-9a-f]+$/.test(word)) {

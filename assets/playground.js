@@ -91,7 +91,7 @@ explorer.playground = {
     this.settle('');
   },
 
-  /* What stands in the entry. While one types, only what is wrong already is kept quiet. */
+  /* Read the entry. While typing, errors are not shown. */
   typed(finished) {
     const typed = explorer.numbers.parse(this.parts.entry.value, this.format);
     if (typed.problem) {
@@ -114,7 +114,7 @@ explorer.playground = {
     this.write();
   },
 
-  /* The code of the number; a format without NaN shows its zero and says so. */
+  /* The code of the number; a format without NaN shows its zero and a message. */
   settle(problem) {
     const {numbers} = explorer, code = numbers.encode(this.format, this.state.number);
     this.state.code = code ?? numbers.encode(this.format, 0);

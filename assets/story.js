@@ -81,7 +81,7 @@ explorer.story = {
     this.draw();
   },
 
-  /* How far the outlier can be drawn in this step. */
+  /* Range of the outlier in this step. */
   limits() {
     const [low, high] = this.step.reach;
     return [Math.ceil(50 * (low + 0.1)) / 50, Math.floor(50 * (high - 0.1 - (this.moved.shift ?? 0))) / 50];
@@ -152,7 +152,7 @@ explorer.story = {
     }
   },
 
-  /* What each choice would make of the row as it is now. */
+  /* Result of each choice for the current row. */
   drawOptions(row) {
     [...this.parts.options.children].forEach((button, i) => {
       const scheme = this.scheme(i), db = explorer.row.sqnr(row, explorer.row.quantize(row, scheme).restored);

@@ -1,4 +1,4 @@
-"""Quantization Explorer: what a number format does to a tensor, exactly.
+"""Quantization Explorer: the exact effect of a number format on a tensor.
 
 >>> import explorer
 >>> w = explorer.load_matrix("sample:mlp_up").values

@@ -35,7 +35,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def playwright_api() -> Any:
-    """playwright's synchronous interface; ``ValueError`` that says how to install it."""
+    """playwright's synchronous interface; ``ValueError`` with installation instructions if it is missing."""
     try:
         return importlib.import_module("playwright.sync_api")
     except ImportError as error:
@@ -43,7 +43,7 @@ def playwright_api() -> Any:
 
 
 def chromium_path() -> str:
-    """The browser's program: ``CHROMIUM``, or what the system has; ``ValueError`` where it has none."""
+    """The browser's executable: ``CHROMIUM``, or the system's; ``ValueError`` if there is none."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         raise ValueError("this needs Chromium: install it, or set CHROMIUM to its path")

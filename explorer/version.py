@@ -1,3 +1,3 @@
-"""The version, in a file of its own: the command line and the build read it without importing torch."""
+"""The version, in a separate file: the command line and the build read it without importing torch."""
 
 __version__ = "0.2.0"

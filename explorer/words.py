@@ -2,7 +2,7 @@
 themselves.
 
 No exponents where a unit or a thousands separator says the same: "2.11 ms", never "2.11e+03 µs"; "1,024",
-never "1.024k". Names come from files of strangers: on a terminal and in Markdown they are text and nothing
+never "1.024k". Names come from untrusted files: on a terminal and in Markdown they are text and nothing
 else.
 """
 
@@ -39,7 +39,8 @@ def code(text: str) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """``value`` to so many significant digits, without zeros at the end: "2,110", "0.0352", "1.2 × 10⁻⁷"."""
+    """``value`` to this number of significant digits, without trailing zeros: "2,110", "0.0352", "1.2 ×
+    10⁻⁷"."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if value == 0:

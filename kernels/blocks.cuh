@@ -55,7 +55,7 @@ struct Blocks {
     }
 };
 
-// How a thread block goes through a matrix column by column: its lanes lie across the columns, a run each,
+// Column-by-column traversal of a matrix by a thread block: its lanes lie across the columns, a run each,
 // its warps and the blocks along y of the grid take rows in turn. Several rows are loaded before any is used.
 struct ColumnWalk {
     static constexpr int kRows = 4;

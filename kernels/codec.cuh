@@ -88,7 +88,7 @@ HD float fused(float a, float b, float c) {
 
 enum Specials { IEEE = 0, FN = 1, FNUZ = 2, NONE = 3 };
 
-// Whether a float format's codes come from FloatCodec::magnitude_bits.
+// True if a float format's codes come from FloatCodec::magnitude_bits.
 template <typename Q>
 constexpr bool has_magnitude_bits = false;
 template <int E, int M, int BIAS, int SPECIALS, bool SIGNED = true>

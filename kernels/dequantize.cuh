@@ -39,7 +39,7 @@ __device__ __forceinline__ float decode(uint32_t code) {
     return Q::decode(code);
 }
 
-// Where a cell's step and zero point come from.
+// Source of a cell's step and zero point.
 struct Stored {
     const void* scales;
     const int8_t* zeros;

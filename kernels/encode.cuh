@@ -175,7 +175,7 @@ __device__ __forceinline__ void encode_words(uint32_t* word, Quotient quotient, 
     }
 }
 
-// Whether codes are looked up in cells that a warp's lanes hold (Nf4Cells); all of them take part then.
+// True if codes are looked up in cells held by a warp's lanes (Nf4Cells); all lanes then take part.
 constexpr bool kCells = std::is_same_v<Q, CodebookCodec<Nf4>> && !kStochastic;
 __device__ const Nf4Cells kNf4Cells;
 

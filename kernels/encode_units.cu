@@ -10,7 +10,7 @@
 using T = ELEMENT;
 using Q = CODEC;
 constexpr float kWhole = 8388608.0f;
-// Of a multiprocessor, as registers allow.
+// Per multiprocessor, as registers allow.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kThreadBlocks = sizeof(T) == 4 ? 2 : 3;
 #else

@@ -180,7 +180,7 @@ __device__ __forceinline__ void apply_staged_terms(const Epilogue& e, Acc (&d)[C
     }
 }
 
-// How a warp stores a fragment of 16 rows: COLUMNS at a time, transposed through its own 16 × COLUMNS words
+// Store of a fragment of 16 rows by a warp: COLUMNS at a time, transposed through its own 16 × COLUMNS words
 // of shared memory so that each lane writes eight consecutive outputs. A lane keeps the same rows
 // throughout. Row scales are loaded once and the next columns' scales are prefetched, to hide global-memory
 // latency.
@@ -274,7 +274,7 @@ __device__ __forceinline__ void store_columns(const Epilogue& e, const Acc (&d)[
                                                                 first_column + COLUMNS, layout, next_scales);
 }
 
-// Whether store_packed can store: outputs of 16 bits, fragments of whole runs of 64 columns, and stmatrix.
+// True if store_packed applies: outputs of 16 bits, fragments of whole runs of 64 columns, and stmatrix.
 #if __CUDA_ARCH__ >= 900
 template <int COUNT>
 constexpr bool kPacks = sizeof(Result) == 2 && COUNT % 32 == 0;

@@ -11,7 +11,7 @@ enum Range { MINMAX, ABSMEAN, TWN };
 constexpr bool kBothEnds = MAPPING == ASYMMETRIC || MAPPING == NO_CLIP;
 constexpr bool kMean = RANGE != MINMAX;
 
-// What has been seen of a block. ``low`` and ``high`` are the largest -x and x (where one scale serves both
+// Running statistics of a block. ``low`` and ``high`` are the largest -x and x (where one scale serves both
 // sides, ``high`` is the largest |x|), ``sum`` is that of |x| · 2^-896; ``poison`` is NaN if any element is
 // not finite.
 struct Extent {

@@ -13,7 +13,7 @@
 
 constexpr int kFragmentRows = 64, kFragmentK = 128, kFragmentThreads = 128;
 
-// Where a thread's codes lie in the tile. Bytes: operands of 8 bits, else of 16.
+// Positions of a thread's codes in the tile. Bytes: operands of 8 bits, else of 16.
 template <bool Bytes>
 struct Fragment {
     static constexpr int parts = Bytes ? 4 : 2;  // elements in a register
@@ -92,7 +92,7 @@ struct FragmentDecoder {
     static constexpr int words = 2 * Bits;
     static_assert(!Bytes || Bits == 8 || (Coded::is_integer && (Bits == 4 || (Bits == 2 && !FloatBytes))),
                   "8-bit operands: int4, and 2 bits for int8 (8: not decoded)");
-    static_assert(Bytes || Bits == 2 || Bits == 3 || Bits == 4 || Bits == 6 || Bits == 8, "no order for it");
+    static_assert(Bytes || Bits == 2 || Bits == 3 || Bits == 4 || Bits == 6 || Bits == 8, "no code order for this bit width");
     static_assert(!Coded::is_integer || Bits != 6, "6 bits are floats");
     // int4 times int8 is multiplied as sixteen times the code.
     static constexpr int factor = Bytes && !FloatBytes && Bits == 4 ? 16 : 1;
@@ -118,7 +118,7 @@ struct FragmentDecoder {
                     make_uint4(two, two, two, two);
         }
     }
-    // What is subtracted from 128 + code, for both elements of a register.
+    // Value subtracted from 128 + code, for both elements of a register.
     static __device__ __forceinline__ uint32_t offset(int zero) {
         return twice(128.0f + (Added ? Added : 1 << (Bits - 1)) + zero);
     }
@@ -226,7 +226,7 @@ struct FragmentDecoder {
                                    __hsub2(as_pair(back[place]), as_pair(offset))));
         }
     }
-    // What brings a magnitude from bfloat16's exponents to its own: 2^(127 - bias). Folded: scales have it.
+    // Factor from bfloat16's exponents to those of the format: 2^(127 - bias). Folded: scales have it.
     static constexpr uint32_t power = uint32_t(254 - Coded::bias) << 7;
     static __device__ __forceinline__ uint32_t times_power(uint32_t bits) {
         return Folded ? bits : as_bits(__hmul2(as_pair(bits), as_pair(power | power << 16)));

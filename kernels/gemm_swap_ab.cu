@@ -104,7 +104,7 @@ __device__ __forceinline__ void add(int (&sum)[8], float4 a, int at) {
     sum[at + 2] += __float_as_int(a.z), sum[at + 3] += __float_as_int(a.w);
 }
 
-// What is left to do with whole sums before the epilogue's scales.
+// Remaining work on complete sums before the epilogue's scales.
 __device__ __forceinline__ void finish(const Epilogue& e, int (&v)[8], int token, int column) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) v[k] /= Decoder::factor;
@@ -117,7 +117,7 @@ struct Part {
     int output, first, last;
 };
 
-// What a CTA multiplies, one part after another.
+// Parts that a CTA multiplies, one after another.
 struct Parts {
     int fills, at, end;
     bool split;
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         for (int s = 0; s < STAGES; ++s)
             barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 4 * BLOCKS * WAYS);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
-        // What launches early may read W, which lies there since it was loaded, but nothing that the kernel
+        // Kernels launched early may read W, which was stored at load time, but nothing that the kernel
         // before it writes (maps may be new).
         int filled = min(part.last - part.first, STAGES);
         if (!kDecode) dependency_wait();
@@ -515,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 wgmma_wait<0>();
             }
             fence_accumulators(acc);
-            // Where they multiplied after the last release, they release now.
+            // Release now, if they multiplied after the last release.
             if constexpr (STREAMED && !kOnSums && !SYNCHRONOUS) release();
             auto& sums = choose<kOnSums>(total, acc);
             dependency_wait();  // before anything is written
@@ -534,7 +534,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                         asm volatile("st.release.gpu.b32 [%0], 1;\n" ::"l"(flags + blockIdx.x) : "memory");
                     continue;
                 }
-                // What follows of a tile that began here is added.
+                // The later parts of a tile that began here are added.
                 int end = (part.output + 1) * fills;
                 for (int cta = blockIdx.x + 1;
                      part.last < fills && Parts::start(fills, row_blocks * token_tiles, cta) < end; ++cta) {

@@ -52,7 +52,7 @@ struct Tile {
     int row, column, end, group;
 };
 
-// Which tile a CTA takes: tiles in groups of rows of tiles, column by column; the CTAs of a cluster stay
+// Order of tiles for CTAs: tiles in groups of rows of tiles, column by column; the CTAs of a cluster stay
 // together.
 struct Schedule {
     int tiles_m, tiles_n, m;
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
         Epilogue e = EPILOGUE;
         int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4;
-        // Where in the tile this warpgroup works.
+        // Position of this warpgroup in the tile.
         int own_row = ROWS == 64 ? 0 : (warpgroup - 1) * 64 * kPieces;
         int own_column = ROWS == 64 ? (warpgroup - 1) * kWide : 0;
         uint64_t first_x = tile_descriptor(tile_x + own_row * kTileBytes);

@@ -3,7 +3,7 @@
 #pragma once
 #include "codec.cuh"
 
-// How many codes share a byte in base three; 0 for plain bits.
+// Number of codes per byte in base three; 0 for plain bits.
 template <typename Q>
 constexpr int kPerByte = 0;
 template <>
@@ -31,7 +31,7 @@ struct DigitsOfByte {
     }
 };
 
-// What a one stands for as digit i of the 20 in a word.
+// Weight of digit i of the 20 in a word.
 HD constexpr uint32_t place_of_digit(int i) {
     constexpr uint32_t powers[5] = {1, 3, 9, 27, 81};
     return powers[i % 5] << (8 * (i / 5 % 4));

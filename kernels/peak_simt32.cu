@@ -1,4 +1,4 @@
-// How fast the ordinary cores multiply 32-bit words when nothing is loaded: dp4a, or xor + popc + add.
+// Peak rate of the CUDA cores on 32-bit words when nothing is loaded: dp4a, or xor + popc + add.
 // Sixteen independent chains a thread. -D: OP (simt32.cuh).
 #include "simt32.cuh"
 

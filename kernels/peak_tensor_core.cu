@@ -1,4 +1,4 @@
-// How fast Hopper's tensor cores multiply when nothing is loaded: the limit that GEMMs are measured
+// Peak rate of Hopper's tensor cores when nothing is loaded: the limit that GEMMs are measured
 // against.
 //
 // wgmma m64n256 on 48 KiB of random values in shared memory, two warpgroups a CTA, accumulators in

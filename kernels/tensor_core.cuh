@@ -1,4 +1,4 @@
-// What the mma.sync and the wgmma kernels share: operand types, their accumulators, shared-memory
+// Shared by the mma.sync and the wgmma kernels: operand types, their accumulators, shared-memory
 // addresses.
 #pragma once
 #include <cstdint>

@@ -66,7 +66,7 @@ constexpr bool kHasColumns = N == 8 || N == 16 || N == 32 || N == 64 || N == 128
 // A and B by their descriptors; N is 8, 16, 32, 64, 128 or 256.
 template <OperandType OPERAND, int N, typename Acc>
 __device__ __forceinline__ void wgmma(Acc (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
-    static_assert(kHasColumns<N>, "no form for so many columns");
+    static_assert(kHasColumns<N>, "no wgmma form for this number of columns");
     if constexpr (OPERAND == OperandType::BF16) {
         EACH_N(SHARED_A, "k16.f32.bf16.bf16", "+f", ", 1, 1, 0, 0")
     }
@@ -94,7 +94,7 @@ __device__ __forceinline__ void wgmma(Acc (&d)[N / 2], uint64_t a, uint64_t b, i
 // not change before the product is done.
 template <OperandType OPERAND, int N, typename Acc>
 __device__ __forceinline__ void wgmma(Acc (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-    static_assert(kHasColumns<N>, "no form for so many columns");
+    static_assert(kHasColumns<N>, "no wgmma form for this number of columns");
     static_assert(OPERAND == OperandType::BF16 || OPERAND == OperandType::E4M3 || OPERAND == OperandType::S8,
                   "no form for this type from registers");
     if constexpr (OPERAND == OperandType::BF16) {

@@ -1,4 +1,4 @@
-"""How long everything takes that the Tensor place shows: quantize, dequantize, error sums, histograms, map,
+"""Timing of the analysis in the Tensor place: quantize, dequantize, error sums, histograms, map,
 code usage."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AnalysisTiming:
 
 
 def recorded_analyses() -> Recording[AnalysisTiming]:
-    """What ships as ``assets/measurements/analysis.json``; empty if it was never recorded."""
+    """The recording in ``assets/measurements/analysis.json``; empty if it was never recorded."""
     return recorded(NAME, AnalysisTiming)
 
 

@@ -61,12 +61,12 @@ def write_docs(folder: Path) -> list[Path]:
 
 
 def check_docs(folder: Path) -> list[Path]:
-    """What ``write_docs`` would change."""
+    """Return the files that ``write_docs`` would change."""
     return [*_stale(folder)]
 
 
 def _stale(folder: Path) -> dict[Path, str]:
-    """The files that are behind the recordings, and what they should say."""
+    """The outdated files, with their new texts."""
     wanted = {folder / page: render(page) for page in pages()}
     readme = folder.parent / "README.md"
     if readme.is_file():
@@ -85,8 +85,8 @@ def with_measured_part(text: str) -> str:
 
 
 def record_runs(model: str) -> list[Path]:
-    """Run and record what docs/ needs beside the timings of ``bench --record``: whole models and training
-    (minutes)."""
+    """Run and record the data that docs/ needs in addition to the timings of ``bench --record``: whole
+    models and training (minutes)."""
     return [embeddings.record_embeddings(model), *recipes.record_recipes(model), *record_training()]
 
 
@@ -95,7 +95,7 @@ def _text(path: Path) -> str | None:
 
 
 def _context() -> dict[str, Any]:
-    """What templates name: the recordings, and the functions that make tables and figures of them."""
+    """Names for the templates: the recordings, and the functions that build tables and figures from them."""
     return {
         "quantize": recorded_quantize(),
         "analysis": recorded_analyses(),

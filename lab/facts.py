@@ -27,7 +27,7 @@ EIGHT_BIT_WEIGHTS = ("w8a16", "int8")
 FOUR_BIT_WEIGHTS = ("w4a16_group128", "w_nvfp4", "w_mxfp4", "w4a8_int")
 EIGHT_BIT_PRODUCTS = ("fp8_e4m3_tensor", "fp8_e4m3_row", "int8")
 WIDENED = ("w_mxfp4", "w_nvfp4", "mxfp4", "nvfp4", "mxfp6", "mxfp8", "fp6_e2m3", "fp6_e3m2")
-"""Products of formats without tensor cores of their own on Hopper."""
+"""Products of formats without native tensor cores on Hopper."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ def gigabytes(model: str, scheme: str) -> float:
 
 
 def decode_time_ratio(timings: Sequence[GemmTiming], gemms: Sequence[str]) -> Range | None:
-    """Of one token at 8192 × 8192: time over torch's BF16, quantizing X included."""
+    """Time for one token at 8192 × 8192 relative to torch's BF16, quantizing X included."""
     return _ratio_to_bf16(timings, gemms, DECODE)
 
 
 def prefill_speedup(timings: Sequence[GemmTiming], gemms: Sequence[str]) -> Range | None:
-    """Of 4096 tokens at 4096 × 4096: times as fast as torch's BF16, quantizing X beforehand."""
+    """Speed for 4096 tokens at 4096 × 4096 relative to torch's BF16, with X quantized beforehand."""
     ratio = _ratio_to_bf16(timings, gemms, SQUARE, with_quantizing=False)
     return None if ratio is None else Range(1 / ratio.high, 1 / ratio.low)
 

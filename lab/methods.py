@@ -1,4 +1,4 @@
-"""How long each method takes for one layer."""
+"""Time of each method for one layer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MethodTiming:
 
 
 def recorded_methods() -> Recording[MethodTiming]:
-    """What ships as ``assets/measurements/methods.json``; empty if it was never recorded."""
+    """The recording in ``assets/measurements/methods.json``; empty if it was never recorded."""
     return recorded(NAME, MethodTiming)
 
 

@@ -1,7 +1,7 @@
-"""How fast the page answers, in a headless Chromium: from a click or a key to the painted answer.
+"""Response time of the page in headless Chromium: from a click or a key press to the painted result.
 
-Frames come as fast as they can be drawn instead of at 60 Hz, so that a time is that of the work and not of
-the wait for the display. An answer is painted two frames after the last change of what an action changes.
+The frame rate is not limited to 60 Hz, so times do not include a wait for the display. A result is painted
+two frames after the last change that an action causes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "page"
 TENSORS = ("mlp_up", "normal_4096")
 """The built-in layer that the page opens with, and 4096 × 4096 values."""
 OPENING, UPDATES = "open the page", "updates in a row"
-"""What is measured beside ``ACTIONS``."""
+"""Measurements in addition to ``ACTIONS``."""
 WARM_UP_UPDATES = 20
 """Updates before the memory is read for the first time: caches and compiled code are in place then."""
 SCHEME = "int4_group32"
@@ -35,15 +35,15 @@ DRAWN_FIRST = ("#values-plot .figure", "#error-plot .figure")
 """Figures next to the screen when the page opens; those further down are drawn when they come near."""
 FIGURES = "#values-plot .figure, #error-plot .figure, #error-map .figure, #usage-plot .figure"
 INSPECTOR = "#element .block:has(#inspector)"
-"""The block around what is put anew with every answer."""
+"""The block around the content that every response replaces."""
 SELECTION = f"#verdict, #numbers, {FIGURES}, {INSPECTOR}"
 WAIT_MS = 60_000
 
 
 @dataclass(frozen=True)
 class Action:
-    """What a visitor does: ``event`` is the event that it is timed from, ``act`` triggers it (on the page,
-    for the repeat of that number), ``watch`` selects what changes, and each of ``changed`` has to."""
+    """Action of a visitor: timing starts at ``event``, ``act`` triggers it (on the page, for the repeat of
+    that number), ``watch`` selects the changing elements, and each of ``changed`` has to change."""
 
     event: str
     act: Callable[[Browser, int], None]
@@ -88,7 +88,7 @@ class Answer:
 
 
 def recorded_page() -> Recording[PageTiming]:
-    """What ships as ``assets/measurements/page.json``; empty if it was never recorded."""
+    """The recording in ``assets/measurements/page.json``; empty if it was never recorded."""
     return recorded(NAME, PageTiming)
 
 
@@ -359,7 +359,7 @@ def chromium_version() -> str:
 
 
 def check(tensors: Sequence[str], actions: Sequence[str], repeats: int, updates: int) -> None:
-    """``ValueError`` for names that there are not, and counts below what can be measured."""
+    """``ValueError`` for unknown names, and for counts that are too small to measure."""
     for what, names, known in (("built-in tensor", tensors, SAMPLES), ("action", actions, ACTIONS)):
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"no {what} {unknown[0]!r}; there are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""What recipes are worth, as Markdown tables and figures in sentences: docs/models.md."""
+"""Results of recipes, as Markdown tables and figures in sentences: docs/models.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ IN_README = (4.16, 4.5)
 
 
 def recipes_table(runs: Sequence[RecipeRun]) -> str:
-    """Of each budget the measured loss of the best single scheme that fits, and of recipes by each signal."""
+    """For each budget: the measured loss of the best single scheme that fits, and of recipes by each
+    signal."""
     signals = [name for name in SENSITIVITIES if any(run.signal == name for run in runs)]
     titles = [
         "bits",
@@ -37,7 +38,8 @@ def recipes_table(runs: Sequence[RecipeRun]) -> str:
 
 
 def causal_table(runs: Sequence[RecipeRun]) -> str:
-    """Of a causal model single schemes and recipes, smallest first: loss, perplexity, equal top tokens."""
+    """For a causal model: single schemes and recipes, smallest first, with loss, perplexity and equal top
+    tokens."""
     shown = [run for run in runs if run.signal in ("", SIGNAL, "weight") and run.bits > 3]
     rows = [
         [
@@ -55,7 +57,8 @@ def causal_table(runs: Sequence[RecipeRun]) -> str:
 
 
 def short_table(recording: Recording[RecipeRun]) -> str:
-    """What the README says: of each budget the best single scheme, the recipe, and how much less it loses."""
+    """Table of the README: for each budget the best single scheme, the recipe, and the reduction of the
+    loss."""
     runs, rows = recording.rows, []
     for budget in IN_README:
         single, chosen = best_single(runs, budget), _one(runs, budget, SIGNAL)
@@ -105,7 +108,7 @@ def saved(runs: Sequence[RecipeRun], budget: float, scheme: str) -> str:
 
 
 def signals_table(survey: Survey) -> str:
-    """How signals rank what they should: Spearman correlations with the measured single losses."""
+    """Ranking quality of signals: Spearman correlations with the measured single losses."""
     rows = []
     measured = _cells(survey, "measured")
     for name in survey.head.signals:

@@ -1,4 +1,4 @@
-"""The runs behind docs/models.md: what a recipe is worth on a whole model, by each signal, on held-out text.
+"""The runs behind docs/models.md: losses of recipes on a whole model, by each signal, on held-out text.
 
 Layers are surveyed on the built-in calibration texts; recipes and single schemes are run on other sentences.
 The survey itself ships with the explorer (``assets/surveys``), so that the page has one to show.
@@ -40,7 +40,7 @@ CAUSAL_SCHEMES = (
 PASSAGE = 6
 """Sentences of a text that a causal model is run on."""
 SIGNAL = "fisher_diagonal"
-"""What the shipped survey's recipes are chosen by, and those that are run fused and by methods."""
+"""Signal for the shipped survey's recipes, and for recipes that are run fused and with methods."""
 PACKAGES = ("transformers",)
 
 

@@ -1,6 +1,6 @@
 """Recordings as Markdown tables: the measured part of docs/.
 
-Every function takes recordings and gives a table. What was not recorded says so in its cell.
+Every function takes recordings and gives a table. Missing recordings are marked in their cells.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def quantize_table(timings: Sequence[QuantizeTiming]) -> str:
 
 
 def _schemes_of(timings: Sequence[QuantizeTiming]) -> Iterable[str]:
-    """Every named scheme, then what was recorded under names that are gone."""
+    """Every named scheme, then recordings under former names."""
     return dict.fromkeys([*SCHEMES, *(t.scheme for t in timings)])
 
 
@@ -259,7 +259,7 @@ def _graph_and_flushed(timing: GemmTiming) -> str:
 
 
 def method_table(timings: Sequence[MethodTiming]) -> str:
-    """How long each method takes for one layer."""
+    """Time of each method for one layer."""
     rows = [
         [
             label_of(t.method),

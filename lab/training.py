@@ -51,5 +51,5 @@ def recorded_training() -> Recording[TrainingResult]:
 
 
 def recorded_gradients() -> Recording[Underflow]:
-    """What each loss scale loses, recorded; empty if it never was."""
+    """Recorded losses of each loss scale; empty if never recorded."""
     return recorded(GRADIENTS, Underflow)

@@ -1,6 +1,4 @@
-"""What the format playground of ``assets/playground.js`` knows of each number format, generated from
-``FORMATS``.
-"""
+"""Data of each number format for the playground of ``assets/playground.js``, generated from ``FORMATS``."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def _facts(fmt: Format) -> dict[str, Any]:
 
 
 def _encoding(fmt: Format) -> dict[str, Any]:
-    """What rounding needs to know: the kind of format, and the facts of that kind."""
+    """Data needed for rounding: the kind of format, and the facts of that kind."""
     if isinstance(fmt, CodebookFormat):
         return {"kind": "codebook", "boundaries": fmt.boundaries}
     if isinstance(fmt, FloatFormat):

@@ -16,7 +16,7 @@ ROW = (
 )  # fmt: skip
 """The row before its outlier is set: 32 numbers within ± 1, as weights of one layer lie."""
 OUTLIER_AT = 11
-"""Which of them the visitor drags."""
+"""Index of the number that the visitor drags."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Step:
-    """One step: what it says, the scheme it starts from, and what the visitor can move and choose.
+    """One step: its text, its initial scheme, and the visitor's controls.
 
     sliders: names of ``assets/story.js``, with their first values. choices: the options, of which ``chosen``
     is taken first. reach: the lowest and the highest number that the picture shows. title, text and lesson
@@ -50,7 +50,7 @@ _INT4 = {"format": "int4", "scaleFormat": "float16", "block": 32, "asymmetric": 
 STEPS = (
     Step(
         "One row, one scale",
-        "Thirty-two numbers are to be stored in a few bits each. The largest sets the <scale>; every number "
+        "Thirty-two numbers are stored in a few bits each. The largest sets the <scale>; every number "
         "then takes the nearest of the evenly spaced levels. Fewer bits, fewer levels.",
         _INT4,
         {"outlier": 0.58},
@@ -66,11 +66,11 @@ STEPS = (
         _INT4,
         {"outlier": 6.0},
         (),
-        "The <outlier> itself is stored well. It is the others that pay: many round to zero.",
+        "The <outlier> itself is stored well. The other numbers lose: many round to zero.",
     ),
     Step(
         "A smaller block",
-        "Give each part of the row a scale of its own. The outlier then spoils only its own <block>; each "
+        "Give each part of the row its own scale. The outlier then spoils only its own <block>; each "
         "scale costs 16 bits, shared by fewer numbers.",
         _INT4,
         {"outlier": 6.0},

@@ -53,7 +53,7 @@ USUAL = ("8", "6", "4", "3", "2", "ternary", "binary")
 USUAL_SEEDS = 3
 MOST_SEEDS, MOST_EPOCHS = 10, 60
 DRAWN_EVERY_S = 1.0
-"""Figures are large beside a table: they are sent once in so many seconds, and at the end."""
+"""Seconds between updates of the figures, which are large compared with a table."""
 COLUMNS = {
     "weights": "str",
     "how": "str",
@@ -66,7 +66,7 @@ INPUTS = ("float32", "INT8 per token", "FP8 E4M3 per token", "INT8, one scale")
 ABOUT = (
     "1,797 real 8×8 images of digits (scikit-learn's), 1,347 to learn from and 450 to test on: one image is "
     "0.22 %. A network with two hidden layers of 32 is trained in float32 for each seed; its weights are "
-    "then rounded as they are (<i>post-training</i>, a scale a row), and trained on through the rounding: "
+    "then rounded (<i>post-training</i>, one scale per row), or trained further with quantization: "
     "straight-through gradients, for ternary and binary weights BitNet's rule, and with LSQ's learned "
     "steps. <i>float32, trained on</i> is the fair comparison: as many epochs, no rounding."
 )
@@ -96,7 +96,7 @@ class Done:
 
 @dataclass(frozen=True)
 class LossScalingView(View):
-    """Which gradients float16 loses: a figure and its conclusion."""
+    """Gradients that float16 loses: a figure and its conclusion."""
 
     figure: Shown
     conclusion: Shown
@@ -128,7 +128,7 @@ def _networks(settings: Settings, inputs: Scheme | None) -> Iterator[TrainingVie
         last, late = len(results) == total, time.monotonic() > end
         words = progress_words(trained, len(results), total)
         if late and not last:
-            words = f"Stopped after {longest:.0f} s, the longest a run may take here: {words}"
+            words = f"Stopped after {longest:.0f} s, the time limit of a run here: {words}"
         drawn = last or late or time.monotonic() - drawn_at > DRAWN_EVERY_S
         drawn_at = time.monotonic() if drawn else drawn_at
         done = Done(settings, tuple(results))
@@ -179,7 +179,7 @@ def _underflow() -> tuple[Underflow, ...]:
 
 @shows(LossScalingView)
 def loss_scaling() -> LossScalingView:
-    """Which gradients of one batch float16 loses, by loss scale: the figure and what it says."""
+    """Show the gradients of one batch that float16 loses, by loss scale: the figure and its conclusion."""
     rows = _underflow()
     return LossScalingView(
         figure=plot_data(underflow_figure(rows)), conclusion=html.status(underflow_summary(rows))
@@ -225,9 +225,7 @@ def build(page: Page) -> None:
 
 def _build_results(status: Control) -> TrainingView:
     sentence = block(elem_id="training-sentence")
-    accuracy = plot_card(
-        "Accuracy against bits", "mean over seeds, bars from the least to the most", "accuracy"
-    )
+    accuracy = plot_card("Accuracy against bits", "mean over seeds, bars from minimum to maximum", "accuracy")
     with gr.Row():
         curves = plot_card("Training on", "accuracy after each epoch, first seed; dotted: LSQ", "curves")
         steps = plot_card(

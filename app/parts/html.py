@@ -80,7 +80,7 @@ def _short(scheme: Scheme | Recipe) -> str:
 
 
 def verdict(tensor: str, schemes: Sequence[Scheme | Recipe], words: str, why: str = "") -> str:
-    """Which tensor is shown, what the schemes are, the sentences that judge them, and why."""
+    """Heading of the Tensor place: the tensor, the schemes, their assessment, and its reason."""
     marked = list(zip(SIDES, schemes, strict=False))
     return render("verdict", tensor=tensor, schemes=marked, words=words, why=why)
 
@@ -122,7 +122,7 @@ def kpis(reports: Sequence[Report], outputs: Sequence[float] = ()) -> str:
         for name, term, unit, text, value, how, of in rows
     ]
     if outputs:
-        numbers = [Number(_decibels(db), "on inputs held out") for db in outputs]
+        numbers = [Number(_decibels(db), "on held-out inputs") for db in outputs]
         tiles.insert(0, _tile("Output SQNR", "SQNR", "dB", numbers, outputs, "+.2f", " dB"))
     return render("kpis", tiles=tiles)
 
@@ -142,7 +142,8 @@ def _tile(
 
 
 def _difference(values: Sequence[float], how: str, unit: str) -> str:
-    """What the second value is above the first: a signed number with its unit, or a share of the first."""
+    """Difference between the second value and the first: a signed number with its unit, or a share of the
+    first."""
     if len(values) < 2 or not all(math.isfinite(v) for v in values):
         return ""
     first, second = values
@@ -181,7 +182,7 @@ def _cosine(report: Report) -> Number:
 
 
 def _itemised(report: Report) -> str:
-    """What the bits of an element are spent on: "4 codes + 0.125 scales"."""
+    """Breakdown of the bits per element: "4 codes + 0.125 scales"."""
     bits = report.bits
     parts = (
         ("codes", bits.codes),
@@ -213,7 +214,7 @@ def packed(seen: Sequence[Inspection], schemes: Sequence[Scheme]) -> str:
 
 
 def kernel(timing: QuantizeTiming, where: str) -> str:
-    """What a kernel cost; ``where`` says on what and how it was measured."""
+    """Timing of a kernel; ``where`` describes the machine and the measurement."""
     share, copy = 100 * timing.share, timing.copy_gigabytes_per_s
     median, low, high = map(words.duration, (timing.time.median_s, timing.time.low_s, timing.time.high_s))
     rows = (
@@ -244,7 +245,7 @@ def _bit_cells(text: str, fields: Sequence[BitField]) -> list[BitCell]:
 
 @dataclass(frozen=True)
 class FormatRow:
-    """A format with what the table of formats says of it beside its own fields."""
+    """A format, with further columns of the table of formats."""
 
     format: Format
     fields: str

@@ -1,7 +1,8 @@
-"""What ``ui.build`` hands to each part of the page: the bar's components, and what follows their changes.
+"""Object that ``ui.build`` passes to each part of the page: the bar's components, and the listeners to
+their changes.
 
-After a change ``assets/address.js`` puts the selection into the address and raises one event, on which every
-follower runs, in the order in which they were added.
+After a change ``assets/address.js`` puts the selection into the URL and raises one event, on which all
+listeners run in the order in which they were added.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from app.state.selection import Selection
 
 _FIELDS = json.dumps([field.name for field in dataclasses.fields(Selection)])
 JS_CHANGED = f"(...values) => explorer.changed({_FIELDS}, values, true)"
-"""For a listener after a change; its inputs are the selection. Back leads to what was there before."""
+"""For a listener after a change; its inputs are the selection. Back returns to the previous view."""
 JS_VISITED = f"(...values) => explorer.changed({_FIELDS}, values, false)"
 """``JS_CHANGED`` for a selection that came from the address."""
 JS_ANSWERED = "(...position) => explorer.answered(...position)"
@@ -51,7 +52,7 @@ class Page:
     """The page as a part's ``build`` sees it.
 
     bar: which tensor and which schemes.
-    notice: the line below the bar, for what was refused.
+    notice: the line below the bar, for rejected input.
     tensor_left: the event that another tensor has been chosen: what still runs is of the one before.
     seen: by section, the component whose ``seen`` event says that the section is on the screen and does not
         show the selection yet.
@@ -90,7 +91,7 @@ class Page:
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """A part of a place that a link can lead to; what follows the selection inside waits until it is
+        """A part of a place that a link can open; what follows the selection inside waits until it is
         seen."""
         with gr.Column(elem_id=f"section-{name}", elem_classes="section"):
             self.seen[name] = hidden(f"explorer.section(element, {json.dumps(name)}, () => trigger('seen'))")
@@ -121,8 +122,8 @@ class Page:
         self._last_seen[name] = listen(event, handler, inputs, outputs, **options, **LATEST)
 
     def keep(self, key: str, control: Control, *events: Any, visit: bool = True) -> None:
-        """Keep what ``control`` holds in the address as ``key``, after each of ``events``; with ``visit``
-        Back leads to what it held before. ``link`` reads it."""
+        """Keep what ``control`` holds in the address as ``key``, after each of ``events``; with ``visit``,
+        Back returns to its previous value. ``link`` reads it."""
         self.kept[key] = control
         kept = [json.dumps(word) for word in (key, control.value, visit)]
         script = f"value => explorer.keep({kept[0]}, value, {kept[1]}, {kept[2]})"

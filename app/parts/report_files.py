@@ -1,4 +1,4 @@
-"""Reports as files for a visitor: built, written and printed while the page says how far that is."""
+"""Reports as files for a visitor: built, written and printed with progress on the page."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from explorer.reports.write import check_printer
 
 HTML, PDF, PARTS = "page", "pdf", "parts"
 KINDS = {HTML: "report (.html)", PDF: "report (.pdf)", PARTS: "the report's figures and tables (.zip)"}
-"""What a report is written as, and how the page calls it."""
+"""Output types of a report, and their labels on the page."""
 PRINTED = (PDF, PARTS)
 Compose = Callable[[Progress], Content]
-"""What builds a report, and says how far it is."""
+"""Function that builds a report, and reports progress."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _printable(kinds: list[str]) -> tuple[list[str], str]:
         check_printer()
     except ValueError as missing:
         words = (
-            f"No PDF and no pictures here: {missing}. The HTML report prints the same from your own browser "
+            f"No PDF and no images here: {missing}. The HTML report prints the same from your own browser "
             "(Ctrl+P), and its tables and figures can be copied from there."
         )
         left = [kind for kind in kinds if kind not in PRINTED]

@@ -37,7 +37,7 @@ from explorer.methods.recipe import Recipe
 from explorer.schemes.calibrators import calibrator_named
 
 COLUMNS, ROWS = "Group size, tile columns", "Tile rows"
-"""What the boxes of a block's sides are called, in their labels and in messages."""
+"""Names of the inputs for a block's sides, in labels and in messages."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SchemeView(View):
     seed: Shown
 
     def parts(self) -> list[Shown]:
-        """What belongs to ``Parts``, in the order of its fields."""
+        """The components of ``Parts``, in the order of its fields."""
         return [getattr(self, f.name) for f in dataclasses.fields(Parts)]
 
 
@@ -112,7 +112,7 @@ def build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, st
             convention = gr.Dropdown(
                 [(label, key) for key, label in CONVENTIONS.items()],
                 value=first.convention,
-                label="Scales by the rules of",
+                label="Convention for scales",
                 min_width=150,
                 elem_id=f"{prefix}convention",
             )
@@ -120,7 +120,7 @@ def build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, st
             [(label, key) for key, label in CODES.items()],
             value=list(first.codes),
             multiselect=True,
-            label="Codes as other libraries round them",
+            label="Rounding rules of other libraries",
             elem_id=f"{prefix}codes",
         )
         with gr.Row():
@@ -128,7 +128,7 @@ def build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, st
                 [(c.label, c.name) for c in CALIBRATORS.values()],
                 value=first.range,
                 label="Range",
-                allow_custom_value=True,  # share0.31, a range of one's own
+                allow_custom_value=True,  # share0.31, a custom range
                 min_width=150,
             )
             # A browser's numbers are exact up to 2^53 only, a seed goes up to 2^64 - 1.
@@ -155,8 +155,8 @@ def build_scheme_controls(prefix: str, first: Parts, choices: list[tuple[str, st
 
 
 def show_scheme(text: str) -> SchemeView:
-    """What the scheme controls show for a scheme's name or text form, with or without a method: the parts are
-    the scheme's."""
+    """Fill the scheme controls for a scheme's name or text form, with or without a method; the parts are
+    those of the scheme."""
     recipe = Recipe.parse(text)
     text, parts = str(recipe), parts_of(recipe.scheme)
     preset = gr.update(value=text, label="Scheme" if text in SCHEMES else "Scheme (custom)")
@@ -164,7 +164,7 @@ def show_scheme(text: str) -> SchemeView:
 
 
 def show_second(text: str) -> SchemeView:
-    """What the second scheme's controls show for its text; for none, its parts stay as they are."""
+    """Fill the second scheme's controls for its text; without a text, its parts are unchanged."""
     return show_scheme(text) if text else SchemeView.unchanged(text="", preset="")
 
 
@@ -177,9 +177,9 @@ def sync_controls(text: str) -> SchemeView:
 
 @shows(SchemeView)
 def chosen_preset(name: str, kept: str) -> SchemeView:
-    """Take a scheme by its name or text form; returns what every scheme control shows. A text that is no
-    scheme is refused in words, and ``kept`` shown again. A picker that is left with what it held is an
-    event, too: what is being typed elsewhere stays."""
+    """Take a scheme by its name or text form; returns what every scheme control shows. An invalid text is
+    rejected with a message, and ``kept`` shown again. A picker that is left with what it held is an event,
+    too: what is being typed elsewhere stays."""
     if name and name == kept:
         same = show_scheme(kept)
         return SchemeView.unchanged(text=same.text, preset=same.preset)

@@ -12,7 +12,7 @@ class FreeSlider(gr.Slider):
     is_template = True  # to the browser it is a slider
 
     def preprocess(self, payload: float) -> float:
-        """The value as it was sent; ``gr.Error`` for what is no number, which only programs send."""
+        """The value as it was sent; ``gr.Error`` if it is not a number, which only programs send."""
         number = isinstance(payload, int | float) and not isinstance(payload, bool)
         if not number or not -1e300 < payload < 1e300:
             raise gr.Error(f"{self.label} is a number, not {str(payload)[:40]}", print_exception=False)

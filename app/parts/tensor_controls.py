@@ -119,7 +119,8 @@ def wire_tensor(
     controls: TensorControls, shown: Control, upload_error: Control, changed_by: Callable[[Any], None]
 ) -> None:
     """Run the handlers above when a picker changes, and then what follows the selection:
-    ``changed_by(event)``. ``shown``: what is shown now; ``upload_error``: why a file was refused."""
+    ``changed_by(event)``. ``shown``: the current view; ``upload_error``: the reason why a file was
+    rejected."""
     for name in ("source", "sample", "file_tensor", "layer"):
         picker = getattr(controls, name)
         changed_by(picker.input(None, None, None, js="() => { explorer.began(); }", **PRIVATE))

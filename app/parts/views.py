@@ -1,4 +1,4 @@
-"""What a handler shows, by name, and the decorator that every handler of a form or button wears."""
+"""Views, the named outputs of handlers, and the decorator for every handler of a form or button."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class View:
 
     @classmethod
     def unchanged(cls, **changed: Shown) -> Self:
-        """Everything stays as it is but what is named in ``changed``."""
+        """Leave all fields unchanged except those named in ``changed``."""
         kinds = get_type_hints(cls)
         same = {f.name: _unchanged(kinds[f.name]) for f in dataclasses.fields(cls)}
         return cls(**same | changed)
 
     @classmethod
     def refused(cls, message: str) -> Self:
-        """What is shown after bad input, beside the notification with ``message``: what was there before."""
+        """View after bad input, in addition to the notification with ``message``: unchanged by default."""
         return cls.unchanged()
 
     @classmethod
     def waiting(cls, message: str) -> Self:
-        """What is shown while something is still to be chosen, which ``message`` says: as ``refused``."""
+        """View while a choice named by ``message`` is missing; as ``refused`` by default."""
         return cls.refused(message)
 
     def in_order(self) -> list[Shown]:
@@ -67,7 +67,7 @@ class View:
 
 
 def _unchanged(kind: Any) -> Shown:
-    """What leaves a field of a view as it is: of a view inside, each of its fields."""
+    """Update that leaves a field of a view unchanged; for a nested view, each of its fields."""
     return kind.unchanged() if isinstance(kind, type) and issubclass(kind, View) else gr.skip()
 
 
@@ -83,10 +83,10 @@ class StatusView(View):
 
 
 class Event(gr.EventData):
-    """What a browser has seen, for a handler that reads it. A class derives from it for each kind of event.
+    """Browser event that a handler reads. Each kind of event has a derived class.
 
-    FIELDS: what the handler reads, each by the JSON schema of its value. OPTIONAL: those that may be null:
-    the click was on nothing that they are of.
+    FIELDS: the fields that the handler reads, with the JSON schemas of their values. OPTIONAL: fields that
+    may be null if the click was outside their target.
     """
 
     FIELDS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

@@ -38,13 +38,13 @@ def hidden(script: str) -> Control:
 
 
 def heading(title: str, about: str) -> None:
-    """The heading of a section, and what it is for."""
+    """The heading of a section, and its purpose."""
     block(html.heading(title, about))
 
 
 @contextmanager
 def card(title: str, about: str) -> Iterator[None]:
-    """A framed column with a heading; what is built inside stands below it."""
+    """A framed column with a heading; components built inside are placed below it."""
     with gr.Column(min_width=380, elem_classes="plot-card"):
         block(html.figure_title(title, about))
         yield
@@ -88,7 +88,7 @@ def plot_card(
     height: int = 340,
     draggable: bool = False,
 ) -> Control:
-    """A figure in a card of its own."""
+    """A figure in a separate card."""
     with card(title, about):
         return plot(elem_id, figure, height, draggable)
 
@@ -120,7 +120,7 @@ def table(columns: Mapping[str, str], elem_id: str, **options: Any) -> gr.Datafr
 
 
 def results_column() -> gr.Column:
-    """A column that takes no room until the conclusion (``html.sentence``) of a run stands in it."""
+    """A column that is collapsed until it contains the conclusion (``html.sentence``) of a run."""
     return gr.Column(elem_classes="results")
 
 
@@ -190,5 +190,5 @@ class RunButtons:
         return [self.line, self.stop, *self.starts]
 
     def _updates(self, running: bool) -> list[Any]:
-        """Of Stop and of each start."""
+        """Updates of Stop and of each start button."""
         return [gr.update(visible=running), *(gr.update(interactive=not running) for _ in self.starts)]

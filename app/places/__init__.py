@@ -8,7 +8,7 @@ NAMES = {
     "tensor": ("tensor", ""),
     "learn": ("learn", ""),
     "model": ("model", ""),
-    # What links called sections when each was a tab of its own.
+    # Names of sections in links, from when each was a separate tab.
     "formats": ("learn", ""),
     "training": ("learn", "training"),
     "compare": ("tensor", "frontier"),

@@ -16,7 +16,7 @@ def build(page: Page) -> None:
         compare.build(page)
     overview.build_values(page, verdict, kpis)
     with page.section("calibration"):
-        heading("Improve the range", "which part of the values the codes should cover")
+        heading("Improve the range", "the range of values that the codes cover")
         calibration.build(page)
     with page.section("methods"):
         heading("Improve the rounding", "methods that use the layer's inputs, on this layer")

@@ -140,7 +140,7 @@ def _independent_of_own_range(chosen: Selection, x: Tensor) -> OwnIndependent:
 
 
 def _row(choice: ChosenRange) -> list[Any]:
-    """One line of the table, in the order of ``COLUMNS``; what is not finite is left empty."""
+    """One line of the table, in the order of ``COLUMNS``; values that are not finite are left empty."""
     r = choice.report
     cells = [choice.low, choice.high, r.sqnr_db, 100 * r.clipped, r.max_error, r.relative_error, r.codes_used]
     return [
@@ -181,7 +181,9 @@ def build(page: Page) -> None:
         table=table(COLUMNS, "calibration-table", pinned_columns=1),
         held=block(elem_id="calibration-held"),
         amount=plot_card(
-            "How much data calibration takes", "each method's threshold from the first rows alone", "amount"
+            "Amount of data needed for calibration",
+            "each method's threshold from only the first rows",
+            "amount",
         ),
     )
     _build_use(page, own)
@@ -196,8 +198,7 @@ def build(page: Page) -> None:
 
 
 def _build_use(page: Page, own: gr.Slider) -> None:
-    """Write a method, or the visitor's ``own`` range, back into the schemes: as A's range, or as a scheme B
-    beside A."""
+    """Write a method, or the visitor's ``own`` range, back into the schemes: as A's range, or as scheme B."""
     with gr.Row(elem_classes="tight", elem_id="use-range"):
         method = gr.Dropdown(
             [*((c.label, c.name) for c in CALIBRATORS.values()), ("your range", OWN)],

@@ -57,7 +57,7 @@ COLUMNS = {
 }
 NOT_YET = "Nothing compared yet."
 DRAWN_EVERY = 16
-"""The figure is large beside a line of text: it is sent once for so many schemes, and at the end."""
+"""Interval in schemes between updates of the figure, which is large compared with a line of text."""
 
 
 _ROWS = BoundedCache[dict[str, ComparisonRow]](64)
@@ -113,13 +113,13 @@ def frontier(chosen: Selection) -> Iterator[FrontierView]:
 
 
 def _rings_words(chosen: Selection) -> str:
-    """Where a scheme is repaired: what its ring stands for."""
+    """Explanation of the rings of schemes with a method."""
     letters = [letter for letter, r in zip("AB", chosen.recipes, strict=False) if r.method]
     return f" {' and '.join(letters)}: ringed as rounded to nearest, without the method." if letters else ""
 
 
 def _part(share: float) -> str:
-    """What of the tensor is looked at, if not all of it."""
+    """Part of the tensor that is analysed, if not all of it."""
     return "" if share == 1 else f", on {percent(share)} of the tensor"
 
 

@@ -1,4 +1,4 @@
-"""Where the error is, and one element: its block, its code, and the arithmetic of each scheme."""
+"""Error map, and one inspected element: its block, its code, and the arithmetic of each scheme."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ElementParts:
 def shown_element(
     matrix: Matrix, sides: Sequence[Side], position: tuple[int, int], name: str, follow: Shown = None
 ) -> ElementView:
-    """What the section shows for the element at ``position`` (row, column)."""
+    """View of the section for the element at ``position`` (row, column)."""
     seen = [inspect(matrix.values, side.analysis, *position) for side in sides]
     levels = [levels_of(side.analysis, *position) for side in sides]
     schemes = [side.analysis.q.scheme for side in sides]
@@ -98,7 +98,7 @@ def typed(chosen: Selection, row: float | None, column: float | None, follow: bo
 
 @shows(ElementView)
 def followed(chosen: Selection, row: float | None, column: float | None, follow: bool) -> ElementView:
-    """The element with scheme A's largest error, or the one that stands there."""
+    """The element with scheme A's largest error, or the current one."""
     if follow or row is None or column is None:
         _, pairs = analyses_of(chosen)
         return _at(chosen, pairs[0][1].report.max_error_at, follow)

@@ -20,7 +20,7 @@ from explorer.models.capture import capture, linear_layers, save_captured
 from explorer.models.evaluate import MODEL, calibration_texts
 
 MOST_TEXT = 200_000
-TEXT_HINT = "a line is a document; the model reads them one by one, until enough tokens are kept"
+TEXT_HINT = "one document per line; the model reads them in order until enough tokens are kept"
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _build_capture(captured: Control) -> None:
     )
     with gr.Row():
         take = gr.Button("Capture", min_width=120)
-        download = gr.DownloadButton("Download what was captured", interactive=False, min_width=160)
+        download = gr.DownloadButton("Download the captured layer", interactive=False, min_width=160)
     status = block(html.status("Nothing captured yet."), elem_id="capture-status")
     listen(
         listing.click,

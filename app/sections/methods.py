@@ -68,13 +68,13 @@ COLUMNS = {
     "seconds": "number",
     "what it does": "str",
 }
-NOT_YET = "Not run yet: half of the inputs calibrate, the other half is held out to measure on."
+NOT_YET = "Not run yet: half of the inputs calibrate, the held-out other half measures the error."
 
 
 USE = (
-    "As A or B, the layer has the weight that the method left: its codes, and in the original coordinates "
-    "what transforms and corrections make of them. It is computed for inputs as they are. A method may move "
-    "a weight further from the original than rounding does, where the output gains by it."
+    "As A or B, the layer uses the weight computed by the method: its codes, with transforms and corrections "
+    "applied in the original coordinates. It is computed for unquantized inputs. The weight error of a "
+    "method may be larger than that of rounding, where this reduces the output error."
 )
 
 
@@ -100,8 +100,8 @@ class MethodsView(StatusView):
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose results are shown: the layer's name, the selected tensor that it is (None: it is another); for
-    reports what came out, without the layers, and the scheme of the inputs."""
+    """Owner of the displayed results: the layer's name, and the selected tensor if it is that layer (else
+    None); for reports the outcomes, without the layers, and the scheme of the inputs."""
 
     label: str
     tensor: tuple[Hashable, ...] | None
@@ -119,7 +119,7 @@ class Layer:
     here: Selection | None
 
     def owner(self, outcomes: Sequence[Outcome]) -> Owner:
-        """What is kept of a run so far."""
+        """Data kept of a run so far."""
         kept = tuple(replace(outcome, layer=None) for outcome in outcomes)
         return Owner(self.label, tensor_key(self.here) if self.here else None, kept, outcomes[0].activations)
 
@@ -170,7 +170,7 @@ def _outcomes(
         words = f"{len(outcomes)} of {total} · {layer.label}: {outcome.label}, {outcome.scheme_label}"
         words += f": {outcome.refused}" if outcome.refused else ""
         if late and not last:
-            words = f"Stopped after {longest:.0f} s, the longest a run may take here. {words}"
+            words = f"Stopped after {longest:.0f} s, the time limit of a run here. {words}"
         yield _shown(html.status(words), layer, outcomes, last or late)
         if late:
             return
@@ -220,7 +220,7 @@ def _before_and_after(layer: Layer, transformed: Outcome | None) -> dict[str, An
 
 
 def recipe_text(outcome: Outcome) -> str:
-    """What an outcome is as scheme A or B."""
+    """Text form of an outcome as scheme A or B."""
     return str(Recipe.parse(f"{outcome.scheme}+{outcome.method}"))
 
 
@@ -274,7 +274,7 @@ def _with_snapshots(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def _summary(outcomes: Sequence[Outcome], x: Tensor) -> str:
-    """Which method leaves the least error, and which input columns hold outliers."""
+    """Name the method with the least error, and the input columns with outliers."""
     words, columns = summary(outcomes, x), outlier_columns(x).tolist()
     if not columns:
         return words
@@ -324,7 +324,7 @@ def build(page: Page) -> None:
 
 
 def _build_use(page: Page, owner: Control) -> Control:
-    """Write a result back into the schemes: into A, or as a scheme B beside A."""
+    """Write a result back into the schemes: into A, or as scheme B."""
     with gr.Row(elem_classes="tight", elem_id="use-method"):
         result = gr.Dropdown([], label="Result", min_width=440, elem_id="methods-result")
         for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):
@@ -349,14 +349,14 @@ def _build_results(page: Page, status: Control) -> MethodsView:
     result = _build_use(page, owner)
     bars = plot_card(
         "Output SQNR",
-        "on held-out inputs, which the methods did not see; longer is better",
+        "on held-out inputs; longer is better",
         "methods-bars",
     )
     with gr.Row():
         objectives = plot_card(
             "Objectives",
-            "what methods minimise: GPTQ's error over its damping, on tokens held back from its Hessian, "
-            "errors over α, by iteration HQQ's norm and AutoRound's loss; a dot where each is least",
+            "what methods minimise: GPTQ's error over its damping, on tokens held out from its Hessian, "
+            "errors over α, by iteration HQQ's norm and AutoRound's loss; a dot marks each minimum",
             "methods-objectives",
         )
         channel = plot_card(
@@ -366,7 +366,7 @@ def _build_results(page: Page, status: Control) -> MethodsView:
         )
     film = plot_card(
         "GPTQ at work",
-        "change of each weight: left of the front rounded, right of it updated to compensate",
+        "change of each weight: rounded left of the front, updated right of it to compensate",
         "methods-film",
     )
     columns = plot_card(

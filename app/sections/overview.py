@@ -32,11 +32,11 @@ TIMED_ROWS = 4096
 
 @dataclass(frozen=True)
 class TensorView(ElementView):
-    """What follows every change of the tensor or a scheme: the bar, the verdict, key numbers, figures, and a
-    line for what was refused, above the name of what is still shown.
+    """Outputs that are updated after every change of the tensor or a scheme: the bar, the verdict, key
+    numbers, figures, and a line for rejected input, above the name of the tensor still shown.
 
-    shown: source, file and tensor of the file, for a file that is refused. upload_error: why one was, until
-    it is said."""
+    shown: source, file and tensor of the last valid file, for a rejected file. upload_error: the reason of
+    a rejection, until it is displayed."""
 
     begins: ClassVar[str | None] = "(...values) => explorer.asked(values)"
     chips: Shown
@@ -59,12 +59,12 @@ class TensorView(ElementView):
 
     @classmethod
     def waiting(cls, message: str) -> Self:
-        """What is missing, and that the tensor before is still shown: no change of a scheme follows it."""
+        """View while a choice is missing: the previous tensor stays, and no change of a scheme is applied."""
         return cls.unchanged(notice=_notice(message), upload_error="")
 
 
 def _notice(message: str) -> str:
-    return html.status(f"{message}. Still shown: what was there before.") if message else ""
+    return html.status(f"{message}. The previous view is still shown.") if message else ""
 
 
 def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dict[str, str]:
@@ -136,17 +136,17 @@ def _analysing(chosen: Selection) -> Generator[TensorView, None, tuple[Matrix, P
 
 
 def output_words(recipes: Sequence[Recipe], outputs: Sequence[float]) -> str:
-    """What a method is for: the layer's output. Without it the verdict, which is of the weight, would speak
-    against every method that gives up some of the weight for the output."""
+    """Describe the layer's output error under a method. Without it the verdict, which rates the weight
+    error, would rate down every method that trades weight error for output error."""
     if not outputs:
         return ""
     first, *second = (f"{db:.1f} dB" for db in outputs)
     if not second:
-        return f"By {label_of(recipes[0].method)} the layer's output has {first} on inputs held out."
+        return f"By {label_of(recipes[0].method)} the layer's output has {first} on held-out inputs."
     gain = outputs[1] - outputs[0]
     better = "B" if gain > 0 else "A"
     return (
-        f"The layer's output, for which a method works, has {first} by A and {second[0]} by B on inputs held "
+        f"The layer's output, which a method optimises, has {first} by A and {second[0]} by B on inputs held "
         f"out: {better} is {abs(gain):.1f} dB better. The weight by itself:"
     )
 
@@ -165,9 +165,7 @@ def kernel(chosen: Selection) -> str:
         return html.kernel(measured, f"measured now on {gpu_status().reason}, {part}")
     recorded, source = recorded_kernel(str(scheme))
     if recorded is None:
-        return html.status(
-            "Nothing was recorded for this scheme; on a machine with a GPU its kernel is timed here."
-        )
+        return html.status("No recording for this scheme; on a machine with a GPU, its kernel is timed here.")
     return html.kernel(recorded, source)
 
 
@@ -178,24 +176,24 @@ def build_verdict(page: Page) -> tuple[gr.HTML, gr.HTML]:
 
 
 def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
-    """What became of the values, where the error is, one element, scales and codes."""
+    """Lay out the values, the error map, one element, scales and codes."""
     with page.section("values"), gr.Row():
         with gr.Column(min_width=380):
             values = plot_card(
                 "Values before and after",
-                "grey: the tensor; coloured: what it became; ticks: what the inspected block can represent",
+                "grey: the tensor; coloured: dequantized values; ticks: the levels of the inspected block",
                 "values-plot",
                 height=320,
             )
             scales = plot_pair("Scales", "one scale per block", "scales-plot")
         with gr.Column(min_width=380):
-            errors = plot_card("Error", "how far each element moved", "error-plot", height=320)
-            usage = plot_pair("Codes used", "how often each code occurs, by its value", "usage-plot")
+            errors = plot_card("Error", "error of each element", "error-plot", height=320)
+            usage = plot_pair("Codes used", "frequency of each code, ordered by value", "usage-plot")
     with page.section("element"):
         element = build_element(page, values)
     with (
         page.section("kernel"),
-        gr.Accordion("Kernel: what quantizing by A costs on a GPU", open=False, elem_id="kernel"),
+        gr.Accordion("Kernel: time to quantize with A on a GPU", open=False, elem_id="kernel"),
     ):
         page.follow(kernel, [], block(), api_name="kernel")
     outputs = TensorView(

@@ -1,4 +1,4 @@
-"""How large a model is: the memory that its weights take, by scheme."""
+"""Size of a model: the memory of its weights, by scheme."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sizes_of_selection(chosen: Selection, model: str, billions: float) -> str:
 def build(page: Page) -> None:
     """Lay the table out; it follows the selection's scheme."""
     with card(
-        "How large is the model",
+        "Size of the model",
         "weights with their scales; KV cache and activations come on top. GPU memory as the vendors state it",
     ):
         with gr.Row():

@@ -23,12 +23,12 @@ from explorer.recordings.gemm import GemmTiming, Shape, canonical_name
 from explorer.recordings.machine import Limits, Machine, this_machine
 
 Own = Recording[GemmTiming]
-"""What a visitor has measured here."""
+"""Timings that a visitor measured on this machine."""
 
 
 @dataclass(frozen=True)
 class RunView(StatusView):
-    """The visitor's own run: status, and what was measured."""
+    """The visitor's own run: status and timings."""
 
     own: Shown
 
@@ -86,7 +86,7 @@ def _timings(shape: Shape, names: Sequence[str], every_kernel: bool) -> Iterator
             yield RunView(status=status, own=Own(machine, tuple(timings)))
         if time.monotonic() > end:
             seconds = limits.current().run_seconds
-            stopped = f"Stopped after {seconds:.0f} s, the longest a run may take here."
+            stopped = f"Stopped after {seconds:.0f} s, the time limit of a run here."
             yield RunView.unchanged(status=html.status(stopped))
             return
     at = "×".join(map(str, shape))

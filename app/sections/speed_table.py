@@ -86,8 +86,7 @@ def source_of(product: str | None) -> str:
 
 @shows()
 def facts_of(product: str | None) -> str:
-    """What the product multiplies, where its scales apply, what sums are held in, and for which chips its
-    kernels are."""
+    """Facts of the product: operands, where scales apply, accumulator type, and supported chips."""
     gemm = GEMMS.get(canonical_name(product or ""))
     if gemm is None:
         return ""

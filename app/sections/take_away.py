@@ -1,4 +1,4 @@
-"""What a visitor takes along: the quantized tensor, the numbers, and the command that computes them again."""
+"""Downloads: the quantized tensor, the numbers, and the command that reproduces them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from explorer.reports.tensor import Methods, More
 from explorer.sources.tensors import Matrix
 
 OWN = "own"
-"""The layout of this project's files: codes, scales, and what a method stores beside them."""
+"""The layout of this project's files: codes, scales, and further tensors of a method."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def command(chosen: Selection, layout: str = OWN) -> str:
 
 
 def _place(chosen: Selection) -> dict[str, str | None]:
-    """Where the tensor lies, as the command line's file and options; a visitor's own file by a name to
-    replace."""
+    """Location of the tensor, as file and options of the command line; a placeholder for an uploaded file."""
     where = {"builtin": f"sample:{chosen.sample}", "model": chosen.model}
     return {
         "file": where.get(chosen.source, "YOUR_FILE"),
@@ -91,7 +90,7 @@ def _inputs(chosen: Selection) -> str:
 
 
 def _inputs_place(chosen: Selection) -> dict[str, str | None]:
-    """Where the command finds the layer's inputs; those of a model have to be captured first."""
+    """Location of the layer's inputs for the command; those of a model have to be captured first."""
     place, tensor = "YOUR_INPUTS", None
     if chosen.source == "builtin" and chosen.sample in LAYERS:
         place = f"sample:{LAYERS[chosen.sample][1]}"
@@ -153,7 +152,8 @@ def _status(words: str) -> FilesView:
 def _more(
     chosen: Selection, pairs: Pairs, own: float | None, method_results: Owner | None, gemm_timings: Own | None
 ) -> More:
-    """What was run for the visitor beside the schemes: of methods only what they left of this layer."""
+    """Further results of the visitor's runs, in addition to the schemes: for methods, only those of this
+    layer."""
     here = method_results if method_results and method_results.tensor == tensor_key(chosen) else None
     methods = _whole_run(here.outcomes, here.activations) if here else None
     needed = methods is not None or any(recipe.method for recipe, _ in pairs)

@@ -55,7 +55,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class DriftView(StatusView):
-    """How far the embeddings have moved: status, conclusion, figure and table."""
+    """Drift of the embeddings: status, conclusion, figure and table."""
 
     sentence: Shown
     figure: Shown
@@ -94,7 +94,7 @@ def _drifts(
     for row in locked_steps(evaluate_embeddings(original, *job, of_inputs) for job in jobs):
         rows.append(row)
         late = time.monotonic() > end and len(rows) < len(jobs)
-        stopped = "Stopped: the longest a run may take here. " if late else ""
+        stopped = "Stopped: the time limit of a run here. " if late else ""
         yield DriftView(
             status=html.status(stopped + _progress(rows, jobs)),
             sentence=html.sentence(_summary(rows, model.name)),
@@ -106,7 +106,7 @@ def _drifts(
 
 
 def _progress(rows: list[EmbeddingDrift], jobs: list[tuple[Scheme, str]]) -> str:
-    """How far the run is, and the last row's numbers."""
+    """Progress of the run, and the numbers of the last row."""
     last = rows[-1]
     return (
         f"{len(rows)} of {len(jobs)} · {last.scheme}, {label_of(last.method)}: cosine {last.cosine:.4f}, "
@@ -115,7 +115,7 @@ def _progress(rows: list[EmbeddingDrift], jobs: list[tuple[Scheme, str]]) -> str
 
 
 def _summary(rows: list[EmbeddingDrift], name: str) -> str:
-    """What keeps the embeddings best, and what worst."""
+    """Name the schemes and methods with the least and the largest drift."""
 
     def words(row: EmbeddingDrift) -> str:
         return f"{row.scheme}, {label_of(row.method)}: cosine {row.cosine:.4f} with the original"

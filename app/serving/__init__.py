@@ -1,1 +1,1 @@
-"""How the page is served: who may ask, how much, and what is kept."""
+"""Server of the page: access, limits, and stored data."""

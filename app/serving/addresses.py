@@ -1,4 +1,4 @@
-"""The addresses that the page answers: every route of Gradio's server, and whether the page needs it.
+"""Routes that the page answers: every route of Gradio's server, and whether the page needs it.
 
 An address that no served route has is refused before Gradio sees it, so that a route which fetches, writes or
 runs something is not reached because nobody knew of it. Files are answered here: Gradio's own route for them
@@ -38,8 +38,7 @@ SANDBOX = "default-src 'none'; sandbox"
 
 @dataclass(frozen=True)
 class Route:
-    """One route of the server: path and methods as Starlette has them, whether it is served, and what it is
-    for."""
+    """One route of the server: path and methods as in Starlette, whether it is served, and its purpose."""
 
     path: str
     methods: tuple[str, ...]
@@ -139,7 +138,7 @@ _NAMES = ("session_hash", "event_id", "api_name", "upload_id")
 
 
 def served(scope: Scope) -> bool:
-    """Whether a request names an address of ``ROUTES`` that is served, and only files that are ours."""
+    """True if a request names a served address of ``ROUTES``, and only our own files."""
     path = get_route_path(scope)
     for pattern, methods in _SERVED:
         match = pattern.match(path) if scope["method"] in methods else None
@@ -154,14 +153,14 @@ def served(scope: Scope) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text`` can name a session, an event or an upload: 1 to 64 visible ASCII characters. Gradio's
-    queue ends at an empty one."""
+    """True if ``text`` is a valid name of a session, an event or an upload: 1 to 64 visible ASCII
+    characters. An empty name stops Gradio's queue."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_path(text: str) -> bool:
-    """Whether ``text`` can be a file's path: without control characters and line breaks. Spaces of every
-    script belong into names of files."""
+    """True if ``text`` is a valid file path: without control characters and line breaks. Spaces of every
+    script are allowed."""
     return not any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text)
 
 
@@ -198,7 +197,7 @@ async def file(request: Request) -> Response:
 
 
 def unknown() -> JSONResponse:
-    """The answer to what is not served."""
+    """The response to requests that are not served."""
     return JSONResponse({"detail": UNKNOWN}, 404)
 
 

@@ -1,6 +1,6 @@
-"""What is refused before Gradio reads it: addresses that are not served, bodies that are too large, files
-that are named by an address, more waiting requests than one visitor's share of the queue, and a wait that
-would be too long. Refusals are answers with a sentence in ``detail``."""
+"""Requests rejected before Gradio reads them: addresses that are not served, too large bodies, files named
+by a URL, more waiting requests than one visitor's share of the queue, and too long waits. The response has
+the reason in ``detail``."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from app.serving.visitors import address_of
 from app.serving.waiting import next_turn, take_turns
 
 FIELD_BYTES = 1 << 16
-"""Of a form's fields that are no files, together."""
+"""Total size of a form's fields other than files."""
 FORM_BYTES = 1 << 20
 """Added to the largest upload: headers of a form's parts and their boundaries."""
 TOO_MANY = 429
-"""The status of what may be asked again later. Of a 503, Gradio's page shows a sentence of its own."""
+"""Status of rejections that may be retried later. For a 503, Gradio's page would show its own message."""
 DEPTH = 60
 """Levels of lists and objects in a request; the page's own have five."""
 
@@ -54,7 +54,7 @@ class TooMuchError(Exception):
 
 
 class Guard:
-    """Refuses what no visitor of the page needs, before any of it is kept."""
+    """Rejects requests that no visitor of the page needs, before any data is kept."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -118,8 +118,8 @@ class Guard:
 
 
 def _of_another_site(scope: Scope) -> bool:
-    """Whether a browser asks for another site than this page, which runs on its visitor's own machine. A
-    hosted page may have another name in front than it knows."""
+    """True if the request comes from another site, while this page runs on its visitor's own machine. A
+    hosted page may be reached under a name that it does not know."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
     if origin is None or limits.current().hosted:
@@ -161,7 +161,7 @@ _uploading: Counter[str] = Counter()
 STALLED_SECONDS = 30.0
 """An upload of which no byte comes for so long is ended."""
 FILES = 16
-"""Of one upload: the page sends one."""
+"""Maximum number of files in one upload; the page sends one."""
 FULL = "The store for uploads is full; try again in some minutes"
 
 
@@ -172,8 +172,8 @@ async def _room(scope: Scope) -> AsyncIterator[uploads.Upload]:
     if _uploading[who] >= most:
         raise TooMuchError(
             TOO_MANY,
-            f"{most} files from your address are being uploaded, which is the most for one visitor; the next "
-            "is taken when one of them has arrived",
+            f"{most} files from your address are being uploaded, which is the limit for one visitor; the "
+            "next is accepted when one of them has finished",
             "share",
             1,
         )
@@ -294,13 +294,12 @@ async def _checked_json(scope: Scope, receive: Receive) -> tuple[Receive, Any]:
 
 
 def _values(body: bytes) -> Any:
-    """What a request's JSON says. No file of it may be an address: Gradio would fetch it, however large it
-    is."""
+    """Parse a request's JSON. Files in it must not be URLs: Gradio would fetch them, however large."""
     try:
         values = json.loads(body or b"null")
     except (ValueError, RecursionError) as error:
         raise TooMuchError(
-            400, f"a request's body is JSON, its values nested at most {DEPTH} deep", "body"
+            400, f"a request's body must be JSON, its values nested at most {DEPTH} deep", "body"
         ) from error
     for name in ("session_hash", "event_id"):  # Gradio keeps them
         text = values.get(name) if isinstance(values, dict) else None
@@ -309,10 +308,12 @@ def _values(body: bytes) -> Any:
             raise TooMuchError(422, f"{name} has {most}", "body")
     for path in _paths(values, DEPTH):
         if not addresses.is_path(path):
-            raise TooMuchError(422, "a file's path has no line breaks or other control characters", "body")
+            raise TooMuchError(
+                422, "a file's path must not contain line breaks or other control characters", "body"
+            )
         if path.lower().startswith(("http:", "https:", "ftp:", "data:")):
             raise TooMuchError(
-                422, "a file is uploaded, not named by its address: post it to /upload first", "address"
+                422, "a file must be uploaded, not named by its URL: post it to /upload first", "address"
             )
     return values
 
@@ -331,7 +332,7 @@ def _paths(value: Any, depth: int) -> Iterator[str]:
 
 
 def _queue(scope: Scope) -> Queue:
-    """What Gradio has of requests that wait and run."""
+    """Gradio's queue of waiting and running requests."""
     queue: Queue = scope["app"].get_blocks()._queue
     return queue
 
@@ -361,7 +362,7 @@ def _named(scope: Scope, values: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _endpoints(blocks: Any) -> dict[str, Any]:
-    """Of each function that a program may call by its name: what its values are called."""
+    """Parameter names of each function that a program may call by name."""
     found: dict[str, Any] = blocks.get_api_info()["named_endpoints"]
     return found
 
@@ -395,8 +396,8 @@ def _check_turn(scope: Scope, values: Any) -> None:
     if most is not None and waiting >= most:
         again = max(1, math.ceil(turn.seconds))
         message = (
-            f"The page is busy: {waiting} requests wait, which is the most, and you would be number "
-            f"{turn.place} in your line; ask again in {again} s"
+            f"The page is busy: {waiting} requests are waiting, which is the limit, and you would be number "
+            f"{turn.place} in your queue; try again in {again} s"
         )
         raise TooMuchError(TOO_MANY, message, "full", again)
 
@@ -419,8 +420,8 @@ def _place_in_share(scope: Scope) -> Iterator[None]:
     if theirs >= most:
         raise TooMuchError(
             TOO_MANY,
-            f"{theirs} requests from your address are waiting or running, which is the most for one visitor; "
-            "the next is taken when one of them has ended",
+            f"{theirs} requests from your address are waiting or running, which is the limit for one "
+            "visitor; the next is accepted when one of them has ended",
             "share",
             1,
         )

@@ -1,4 +1,4 @@
-"""The headers of every answer: what a page may load and run, and from where."""
+"""Headers of every response: the sources that the page may load and run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HEADERS = {
 
 
 class SecurityHeaders:
-    """Adds ``HEADERS`` to every answer, and ``policy`` where the answer has none of its own."""
+    """Adds ``HEADERS`` to every response, and ``policy`` if the response has no policy."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -95,7 +95,7 @@ class ScriptHashes:
 
 
 def inline_scripts(html: str) -> tuple[str, ...]:
-    """The texts of the scripts that stand in ``html`` itself."""
+    """The inline scripts of ``html``."""
     parser = _Scripts()
     parser.feed(html)
     parser.close()
@@ -104,7 +104,7 @@ def inline_scripts(html: str) -> tuple[str, ...]:
 
 @cache
 def _scripts_of_head() -> tuple[str, ...]:
-    """What Gradio's start puts into the page's head."""
+    """Scripts that Gradio puts into the page's head at start."""
     return inline_scripts(HEAD)
 
 

@@ -1,7 +1,7 @@
-"""What Gradio's server keeps of requests that are over: dropped when nobody listens for it.
+"""Removal of data that Gradio's server keeps for finished requests, when nobody listens.
 
-Gradio keeps the answers of a session until they are heard, and the names of its requests for longer still:
-who asks and never listens, or leaves, fills the memory (``Queue.pending_event_ids_session`` in Gradio 6.31).
+Gradio keeps the results of a session until they are fetched, and the names of its requests even longer:
+clients that never listen, or leave, fill the memory (``Queue.pending_event_ids_session`` in Gradio 6.31).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SILENCE = Silence()
 
 
 class Sweeper:
-    """Drops what is overdue, of one server."""
+    """Drops overdue data of one server."""
 
     def __init__(self, app: Any) -> None:
         self._app, self._sweeps = app, 0

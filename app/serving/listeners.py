@@ -1,4 +1,4 @@
-"""Who listens for an answer: a request that nobody has asked the answer of is not worked on for long."""
+"""Listeners for results: work for a request without a listener is soon stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Stream:
 
     @property
     def read(self) -> bool:
-        """Whether its other end takes what is sent."""
+        """True if the client reads the sent data."""
         since = self._waiting_since
         return since is None or time.monotonic() - since < UNHEARD_SECONDS
 
@@ -59,7 +59,7 @@ def session_of(scope: Scope, queue: Queue) -> str | None:
 
 
 def heard(session: str) -> bool:
-    """Whether somebody listens for the answers of a session now, and reads them."""
+    """True if a client currently listens for the results of a session, and reads them."""
     return any(stream.read for stream in _listening.get(session, ()))
 
 
@@ -89,6 +89,6 @@ def counted(counter: Counter[str], name: str) -> Iterator[None]:
 
 
 def unheard(event: Event, now: float | None = None) -> bool:
-    """Whether nobody listens for what was asked ``UNHEARD_SECONDS`` ago, at a monotonic time."""
+    """True if nobody listens for a request made ``UNHEARD_SECONDS`` ago, at a monotonic time."""
     waited = (time.monotonic() if now is None else now) - event.enqueue_time
     return waited > UNHEARD_SECONDS and not heard(event.session_hash)

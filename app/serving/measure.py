@@ -1,4 +1,4 @@
-"""What the server counts about itself, and where it can be asked: /health and /metrics.
+"""Metrics of the server, and their endpoints: /health and /metrics.
 
 A hosted page logs one line for each handler that ran: its name, how it ended, and the time that it took;
 never a name of a file or a tensor.
@@ -34,7 +34,7 @@ GPU = Gauge("explorer_gpu_bytes", "Memory of the GPU that this process has alloc
 
 
 class Outcome:
-    """How a handler ends; "answered" unless set otherwise."""
+    """Outcome of a handler; "answered" by default."""
 
     how = "answered"
 
@@ -64,7 +64,7 @@ def measured(handler: str) -> Iterator[Outcome]:
 
 
 async def health(request: Request) -> JSONResponse:
-    """Whether the page answers, with what, and under which limits; 503 where its queue has ended."""
+    """Report the state of the page, whether it is public, and its GPU; 503 if its queue has stopped."""
     status, queue = gpu_status(), request.app.get_blocks()._queue
     return JSONResponse(
         {

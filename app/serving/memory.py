@@ -1,4 +1,4 @@
-"""How the process gives memory back: tensors of one visitor must not stay as holes between others'."""
+"""Return of memory to the system: freed tensors of one visitor must not stay as holes between others'."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def return_small_holes() -> bool:
 
 
 def return_forever(every: float = 30) -> None:
-    """``return_small_holes`` every so many seconds, in the background, until the process ends."""
+    """Call ``return_small_holes`` at a fixed interval, in the background, until the process ends."""
 
     def run() -> None:
         while return_small_holes():

@@ -1,8 +1,9 @@
-"""What a session keeps in memory: the values of ``gr.State`` and the components that an update has changed.
+"""Session state in memory: the values of ``gr.State`` and the components that an update has changed.
 
-Gradio's own ``SessionState`` keeps more: a copy of everything that was shown, for links of its own, which
-this page has no use for (its address says all), and that copy again under a new number whenever a component
-gets a value after an update of its properties (``Blocks.postprocess_data`` in Gradio 6.31), which never ends.
+Gradio's own ``SessionState`` keeps more: a copy of everything that was shown, for its own links, which
+this page does not need (its URL holds the view), and that copy again under a new number whenever a
+component gets a value after an update of its properties (``Blocks.postprocess_data`` in Gradio 6.31),
+which never ends.
 """
 
 from __future__ import annotations

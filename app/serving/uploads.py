@@ -1,4 +1,4 @@
-"""Where uploads and results are kept: a folder of this process, swept while it runs, removed at its end."""
+"""Store of uploads and results: a folder of this process, swept while it runs, removed at its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_store() -> Path:
 
 
 def _alive(process: int) -> bool:
-    """Whether a process of this number runs, of whomever."""
+    """True if a process with this number runs, of any user."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -54,24 +54,24 @@ def store() -> Path:
 
 
 AHEAD_BYTES = 8 << 20
-"""Of an upload's announced size, what is held for it before it has brought as much."""
+"""Maximum space reserved for an upload's announced size, before that much has arrived."""
 LEAST_BYTES = 1 << 16
-"""What a file counts at least: the disk, and every count of the store, has work with each."""
+"""Minimum size that a file counts as, because every file costs work."""
 
 
 def stored_bytes() -> int:
-    """What all uploads and results take on the disk, or count by ``LEAST_BYTES``."""
+    """Disk space of all uploads and results, at least ``LEAST_BYTES`` each."""
     return sum(_size(path) for path in store().rglob("*"))
 
 
 class FullError(Exception):
-    """The store has no room for what an upload brings."""
+    """The store has no space for an upload."""
 
 
 class Upload:
-    """An upload that is on its way: room is held for what it announced and has not used yet, at first at most
-    ``AHEAD_BYTES``, then as much again as it has brought; so who only announces holds little. What arrives
-    beyond that counts at once. ``announced``: bytes; None, if it does not say."""
+    """An upload in progress. Space is reserved for its announced and unused size: at first at most
+    ``AHEAD_BYTES``, then as much again as has arrived, so an announcement alone reserves little. Bytes
+    beyond that count at once. ``announced``: bytes; None, if it does not say."""
 
     def __init__(self, announced: int | None) -> None:
         self._left, self._brought = announced or 0, 0
@@ -82,7 +82,7 @@ class Upload:
         return min(self._left, max(AHEAD_BYTES, self._brought))
 
     def __enter__(self) -> Upload:
-        """``FullError`` if what it announces does not fit beside what is there and what is held."""
+        """``FullError`` if its announced size does not fit in the free, unreserved space."""
         with _LOCK:
             if _Count.used() + self._left > limits.current().store_bytes:
                 raise FullError
@@ -94,7 +94,7 @@ class Upload:
             _open.remove(self)
 
     def add(self, count: int) -> None:
-        """So many more bytes have arrived. ``FullError`` if they do not fit."""
+        """Count newly arrived bytes. ``FullError`` if they do not fit."""
         with _LOCK:
             self._left, self._brought = max(0, self._left - count), self._brought + count
             _Count.arrived += count
@@ -103,8 +103,8 @@ class Upload:
 
 
 class _Count:
-    """What the store held when it was last counted, and what has arrived since; when that was (monotonic),
-    and the seconds that it took."""
+    """Size of the store at the last count, and the bytes arrived since; the time of that count
+    (monotonic), and its duration in seconds."""
 
     stored, arrived = 0, 0
     at, took = -math.inf, 0.0
@@ -120,7 +120,7 @@ _LOCK, _COUNTING = threading.Lock(), threading.Lock()
 
 
 def open_uploads() -> int:
-    """How many uploads are on their way."""
+    """Number of uploads in progress."""
     return len(_open)
 
 
@@ -179,7 +179,7 @@ def sweep_forever(every: float = 60) -> None:
             try:
                 sweep(time.time())
             except OSError as error:
-                logging.getLogger("explorer").warning("the store for uploads was not swept: %s", error)
+                logging.getLogger("explorer").warning("the store for uploads was not cleaned: %s", error)
             time.sleep(every)
 
     threading.Thread(target=run, daemon=True, name="sweep").start()

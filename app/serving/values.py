@@ -1,5 +1,4 @@
-"""What a program may send: every value is compared with the component that it is for, before Gradio or a
-handler reads it.
+"""Validation of requests: every value is checked against its component, before Gradio or a handler reads it.
 
 The page's own script sends what its controls hold. A program may send any JSON. A component says by
 ``api_info`` what it takes. Whatever else is sent, and whatever Gradio does not take from it, is refused with
@@ -38,8 +37,8 @@ WORDS = {
     "array": "a list",
     "object": "a file that was uploaded",
 }
-"""What a component takes, by the JSON type that it states."""
-DEFECT = "This did not work because of a defect of the page; its log says which."
+"""Description of the accepted values, by the JSON type that a component states."""
+DEFECT = "This failed because of a defect of the page; see its log."
 _LARGEST = sys.float_info.max
 
 
@@ -101,8 +100,8 @@ def _most(part: Any) -> int:
 
 
 def _never_empty(part: Any) -> bool:
-    """Whether a component always holds something, so that null is no value of it: a slider, a group of boxes,
-    and a choice of one among given ones that has been made when the page opens."""
+    """True if a component always has a value, so that null is invalid: a slider, a group of checkboxes,
+    and a single choice with a default."""
     if isinstance(part, gr.Dropdown | gr.Radio):
         free = isinstance(part, gr.Dropdown) and (part.multiselect or part.allow_custom_value)
         return not free and part.value is not None
@@ -166,7 +165,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether ``value`` is a number that a float can hold; no truth value, infinity or NaN."""
+    """True if ``value`` is a finite number that a float can represent; booleans are excluded."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
@@ -183,8 +182,8 @@ def logged(error: BaseException) -> str:
 
 
 def _refusal(function: Any, message: str) -> gr.Error:
-    """What the sender is told, as text, in the words of ``message``, cut; counted, and logged in one line
-    without values."""
+    """Error for the sender with the truncated ``message`` as text; counted, and logged in one line without
+    values."""
     REFUSED.labels("values").inc()
     LOG.info("%s refused: values that it does not take", function.api_name)
     first = message.strip().partition("\n")[0]

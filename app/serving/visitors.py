@@ -1,4 +1,4 @@
-"""Who asks: the address that a request comes from, and whether the page is open to strangers."""
+"""Origin of requests: the client's address, and whether the page is public."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Whose turn it is, and how long a request may wait for it: ``Limits.wait_seconds``.
+"""Scheduling of requests, and the bound on their waiting time: ``Limits.wait_seconds``.
 
-Visitors take turns: the second request of one address comes after the first of every other. Who would wait
-too long is refused when asking, with the place in the line and the time that it would take. That is an
-estimate from the runs so far, so what has waited for too long even so is ended in the line; and what nobody
-listens for is taken out.
+Visitors take turns: the second request of one address comes after the first of every other. A request that
+would wait too long is rejected at once, with its place in the queue and the expected time. That time is an
+estimate from the runs so far, so a request that has waited too long nevertheless is ended in the queue;
+and what nobody listens for is taken out.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Turn:
     seconds: float
 
     def refusal(self, longest: float) -> str:
-        """Why this place is not given, and when one may be."""
+        """Message of a rejection: the reason, and the time after which to retry."""
         return (
-            f"The page is busy: you would be number {self.place} in this line and wait about "
-            f"{math.ceil(self.seconds)} s, and nobody waits longer than {longest:.0f} s here; "
-            f"ask again in {self.until_free(longest)} s"
+            f"The page is busy: you would be number {self.place} in this queue and wait about "
+            f"{math.ceil(self.seconds)} s; the limit is {longest:.0f} s here; "
+            f"try again in {self.until_free(longest)} s"
         )
 
     def until_free(self, longest: float) -> int:
@@ -117,8 +117,8 @@ async def end_overdue(queue: Queue, now: float) -> int:
 
 def _tell(queue: Queue, event: Event, place: int, longest: float) -> None:
     refused = Error(
-        f"The page is busy: this has waited for {longest:.0f} s, the longest that anybody waits here, and is "
-        f"number {place} in its line; ask again in a minute"
+        f"The page is busy: this has waited for {longest:.0f} s, the limit here, and is "
+        f"number {place} in its queue; try again in a minute"
     )
     answer = error_payload(refused, show_error=False)
     queue.send_message(event, ProcessCompletedMessage(output=answer, title="Busy", success=False))
@@ -137,7 +137,7 @@ async def watched(app: Any) -> AsyncIterator[None]:
                 await end_overdue(app.get_blocks()._queue, time.monotonic())
                 kept.sweep()
             except Exception:  # the next look may go well, and without one nothing is dropped any more
-                LOG.exception("what waits was not looked after")
+                LOG.exception("the queue was not checked")
             await asyncio.sleep(CHECK_SECONDS)
 
     watching = asyncio.create_task(watch())

@@ -1,4 +1,4 @@
-"""When a handler's work ends: after the longest time that a run may take, or when its visitor has left."""
+"""End of a handler's work: after the time limit of a run, or when its visitor has left."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class LeftError(StoppedError):
 
 
 def check_of_this_run() -> Callable[[], None]:
-    """What ``explorer.progress.checkpoint`` is to call while the handler that is running now works."""
+    """Return the function that ``explorer.progress.checkpoint`` calls during the current handler."""
     longest = limits.current().run_seconds
     end, left = time.monotonic() + longest, _left()
 
     def check() -> None:
         if time.monotonic() > end:
             raise StoppedError(
-                f"stopped after {longest:.0f} s, the longest that a run may take here; choose a smaller "
+                f"stopped after {longest:.0f} s, the time limit of a run here; choose a smaller "
                 "tensor, fewer schemes or min-max ranges"
             )
         if left():
@@ -37,8 +37,8 @@ def check_of_this_run() -> Callable[[], None]:
 
 
 def _left() -> Callable[[], bool]:
-    """Whether the visitor whose request runs now has left, pressed Stop or never listened; never, outside a
-    server."""
+    """Return a check that is true if the visitor of the current request has left, pressed Stop or never
+    listened; always false outside a server."""
     blocks, number = LocalContext.blocks.get(None), LocalContext.event_id.get(None)
     if blocks is None or number is None:
         return lambda: False

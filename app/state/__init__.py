@@ -1,1 +1,1 @@
-"""What a visitor has chosen, and what is computed of it: no components of the page."""
+"""A visitor's selection and the results computed from it, without components of the page."""

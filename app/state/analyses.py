@@ -1,5 +1,5 @@
-"""What the selected schemes do to the selected tensor: rounded to nearest, or repaired by a method on the
-layer's own inputs."""
+"""Analyses of the selected tensor under the selected schemes: round to nearest, or a method on the layer's
+own inputs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
 
 
 def each(steps: Generator[Step, None, Result], say: Callable[[Step], Said]) -> Generator[Said, None, Result]:
-    """What is to be said of each step; returns what the steps return."""
+    """Map ``say`` over the steps; returns the result of the steps."""
     while True:
         try:
             step = next(steps)
@@ -105,7 +105,7 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
         finally:
             said.put(None)
 
-    # In the context of whoever asks: that has the check which stops the work when its visitor leaves.
+    # In the context of the caller: it has the check which stops the work when its visitor leaves.
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     try:
         shown = 0.0
@@ -132,7 +132,7 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
 
 
 def keep_layer(chosen: Selection, recipe: Recipe, layer: QuantizedLayer) -> None:
-    """What ``recipe`` made of the selected layer elsewhere: it need not be computed again."""
+    """Cache the result of ``recipe`` for the selected layer, so that it is not computed again."""
     layer = dataclasses.replace(layer, snapshots=None)
     _LAYERS.get(_key(chosen, recipe), lambda: layer, _nbytes)
 

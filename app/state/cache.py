@@ -1,4 +1,4 @@
-"""Bounded memory of what was read and computed, shared by all visitors."""
+"""Bounded cache of read and computed data, shared by all visitors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pickers of several sections offer, and what their entries mean."""
+"""Choices shared by the pickers of several sections, and their meanings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ INPUT_SCHEMES = {
     "NVFP4": "nvfp4",
     "INT4 per token": "int4_row",
 }
-"""How the inputs of a layer may be quantized: the picker's label, and the scheme's name ("" for none)."""
+"""Quantization of a layer's inputs: the picker's label, and the scheme's name ("" for none)."""
 
 
 MOST_SCHEMES = 200
-"""In one request: twice what has a name."""
+"""Limit for one request: twice the number of named schemes."""
 
 
 MOST_METHODS = 64

@@ -1,4 +1,4 @@
-"""The bar's pickers: what they show for a scheme, and the scheme that they spell.
+"""The bar's pickers: their values for a scheme, and the scheme for their values.
 
 A scheme is one text (``Scheme.parse``, ``str``) in links and between handlers.
 """
@@ -23,7 +23,7 @@ DEFAULT_RANGE = 0.5
 """The visitor's own range of the Calibration section, as a share of the largest value."""
 DEFAULT_PRODUCT = (512, 1536, 384)
 """M, N and K of the product that the Speed section offers to time."""
-SOURCES = {"builtin": "Built-in tensor", "file": "A file of mine", "model": "Layer of a model"}
+SOURCES = {"builtin": "Built-in tensor", "file": "Your file", "model": "Layer of a model"}
 
 GRANULARITIES: dict[str, str] = {
     "tensor": "whole tensor",
@@ -50,7 +50,7 @@ CONVENTIONS: dict[str, str] = {
     "torchao": "torchao",
     "zero": "GGUF, bitsandbytes: may be 0",
 }
-"""Whose rules stored scales follow: the values of ``Convention``, "own" for its empty one."""
+"""Conventions for stored scales: the values of ``Convention``, "own" for its empty one."""
 CODES: dict[str, str] = {
     "reciprocal": "multiply by 1 / scale",
     "zerofirst": "add the zero point first",
@@ -59,7 +59,7 @@ CODES: dict[str, str] = {
     "away": "ties away from zero",
     "up": "ties up",
 }
-"""How codes are rounded: the words of ``CODE_WORDS``."""
+"""Rules for rounding codes: the words of ``CODE_WORDS``."""
 _NO_BLOCK: Block = (None, None)
 _NAMED_BLOCKS: dict[Block, str] = {_NO_BLOCK: "tensor", (1, None): "row", (None, 1): "column"}
 _USUAL_SIDE = 128
@@ -69,7 +69,7 @@ LARGEST_SIDE = 10**9 - 1  # what a scheme's text can spell
 def scale_label(word: str, rule: ScaleRule | None) -> str:
     """A row of ``SCALE_RULES`` as the picker shows it."""
     if rule is None:
-        return "none: cast as it is"
+        return "none: plain cast"
     if rule.super_bits is not None:
         return f"{rule.super_bits}-bit integers under FP16 super-blocks (GGUF)"
     if rule.nested:
@@ -84,12 +84,12 @@ SCALES = {
     for word, rule in SCALE_RULES.items()
     if rule is None or rule.has_upper_level or rule.convention is Convention.OWN
 }
-"""Scales by their words; by which library's rules they are stored is a choice of its own."""
+"""Scales by label; the convention for storing them is a separate choice."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the bar's scheme controls hold, as the strings and numbers they show.
+    """Values of the bar's scheme controls, as displayed strings and numbers.
 
     ``rows`` and ``columns`` are the sides of tiles, 0 for a whole axis; groups and runs of the flattened
     tensor have ``columns`` alone. ``convention`` is a key of ``CONVENTIONS``, ``codes`` are of ``CODES``.
@@ -118,7 +118,7 @@ def scheme_choices() -> list[tuple[str, str]]:
 
 
 def parts_of(scheme: Scheme) -> Parts:
-    """The controls' values that stand for ``scheme``."""
+    """The controls' values for ``scheme``."""
     rows, columns = scheme.block
     granularity = "flat" if scheme.flat else _NAMED_BLOCKS.get(scheme.block)
     if granularity == "flat":
@@ -161,7 +161,7 @@ def scheme_of(parts: Parts) -> Scheme:
 
 
 def dropped_choices(wanted: Parts, scheme: Scheme) -> str:
-    """Which choices ``scheme_of`` did not keep, in words; empty if all were kept."""
+    """Choices that ``scheme_of`` did not keep, in words; empty if all were kept."""
     if scheme.scale is None:
         return ""  # a cast has none of them
     got = parts_of(scheme)
@@ -174,7 +174,7 @@ def dropped_choices(wanted: Parts, scheme: Scheme) -> str:
         "codes": "rules for codes",
     }
     changed = [label for field, label in names.items() if getattr(wanted, field) != getattr(got, field)]
-    return f"does not go with the other choices and was taken back: {', '.join(changed)}" if changed else ""
+    return f"does not fit the other choices and was reset: {', '.join(changed)}" if changed else ""
 
 
 def _simpler(parts: Parts) -> Iterator[Parts]:

@@ -1,4 +1,4 @@
-"""Results as files for a visitor to download; each in a folder of its own, deleted after a while."""
+"""Results as files for a visitor to download; each in a separate folder, deleted after a while."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOTHING_YET = Downloads(gr.skip(), gr.skip())
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Where results are written before Gradio copies them to its own cache; deleted when the process ends."""
+    """Folder for results before Gradio copies them to its own cache; deleted when the process ends."""
     return tempfile.TemporaryDirectory(prefix="explorer-")
 
 

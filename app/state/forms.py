@@ -12,7 +12,7 @@ class Form:
 
     @classmethod
     def size(cls) -> int:
-        """How many values it takes."""
+        """Number of values."""
         return len(dataclasses.fields(cls))  # type: ignore[arg-type]
 
     @classmethod

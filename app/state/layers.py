@@ -88,7 +88,7 @@ def _size(layer: tuple[str, Tensor, Tensor]) -> int:
 
 _CAPTURED = BoundedCache[tuple[str, Tensor, Tensor]](256 << 20)
 TOKENS = 512
-"""Of a model's own layer, captured on the built-in texts."""
+"""Number of tokens captured for a model's layer on the built-in texts."""
 
 
 def _captured_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
@@ -97,7 +97,7 @@ def _captured_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
     model, wanted = runnable_model(here.model), (here.layer or "").removesuffix(".weight")
     found = [name for name in linear_layers(model) if wanted == name or wanted.endswith(f".{name}")]
     if not found:
-        raise SourceError(f"{wanted} is no linear layer of {model.name}, so that it has no inputs")
+        raise SourceError(f"{wanted} is not a linear layer of {model.name}, so it has no inputs")
     (captured,) = capture(model, calibration_texts(), found[:1], TOKENS)
     return found[0], captured.weight, captured.activations
 

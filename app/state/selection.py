@@ -1,4 +1,4 @@
-"""Which tensor and schemes are chosen, and the tensor that this names.
+"""Selection of tensor and schemes, and the tensor that it names.
 
 Handlers keep no state: every one receives the whole selection from its visitor's own page, so nothing
 of one visitor can reach another. Uploaded files arrive as paths that Gradio has checked to be uploads.
@@ -24,7 +24,7 @@ from explorer.sources.models import folder_stamp, open_model
 from explorer.sources.stamped import stamp_of
 from explorer.sources.tensors import Matrix, Progress, TensorSource
 
-NO_FILE = "drop a file first, or choose a built-in tensor"
+NO_FILE = "upload a file first, or choose a built-in tensor"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Selection(Form):
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """What the texts of A and B spell: a scheme, and perhaps the method that repairs the layer."""
+        """Recipes of A and B: a scheme, and optionally a method."""
         return tuple(map(Recipe.parse, self.schemes))
 
 
@@ -119,8 +119,8 @@ def _kept_bytes(source: TensorSource) -> int:
 
 
 def tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
-    """What tells the selected tensor from every other, for caches that all visitors share: a file by its
-    path, size and time of change, a folder by those of its weights."""
+    """Cache key of the selected tensor, for caches shared by all visitors: path, size and modification
+    time of a file, or of a folder's weights."""
     if chosen.source == "builtin":
         return ("builtin", chosen.sample)
     if chosen.source == "file":
@@ -130,7 +130,7 @@ def tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
 
 
 def _stamp(path: str | None) -> Hashable:
-    """What changes when a file does, so that a new upload under an old name is read anew."""
+    """Stamp of a file, which changes with it, so that a new upload under an old name is read again."""
     try:
         return stamp_of(Path(path)) if path else None
     except (OSError, ValueError):

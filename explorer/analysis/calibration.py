@@ -1,4 +1,4 @@
-"""What each calibrator chooses as the range of one tensor, why, and what error it leaves.
+"""The range that each calibrator chooses for one tensor, its objective, and the resulting error.
 
 Everything here uses one scale for the whole tensor, whatever the scheme's blocks, so that a range is a pair
 of thresholds that can be drawn on the histogram of the values.
@@ -97,7 +97,8 @@ def calibrated_range(x: Tensor, scheme: Scheme, method: str) -> Range:
 
 
 def choose_range(x: Tensor, scheme: Scheme, method: str) -> ChosenRange:
-    """What ``method`` chooses for the matrix ``x`` [rows, cols] under a ``whole_tensor`` scheme."""
+    """Return the range that ``method`` chooses for the matrix ``x`` [rows, cols] under a ``whole_tensor``
+    scheme."""
     clip_range = calibrated_range(x, scheme, method)
     low, high = float(clip_range.low), float(clip_range.high)
     return with_range(x, scheme, low, high, method, CALIBRATORS[method].label)
@@ -167,7 +168,7 @@ def _kl(magnitudes: Tensor, shares: np.ndarray, levels: int) -> np.ndarray:
 
 
 def summary(report: CalibrationReport) -> str:
-    """Which method leaves the least error, and what it trades against min-max."""
+    """Name the method with the least error, and its trade-off against min-max."""
     methods = [c for c in report.choices if c.method != "own"]
     base, best = methods[0], max(methods, key=lambda c: c.report.sqnr_db)
     name, gain = report.scheme.format.label, best.report.sqnr_db - base.report.sqnr_db

@@ -88,7 +88,7 @@ def _restored(q: QuantizedTensor, units: float, scale: float, cell: tuple[int, i
 
 
 def block_index(q: QuantizedTensor, row: int, column: int) -> tuple[int, int]:
-    """Where the scale of element (row, column) stands among ``q``'s scales."""
+    """Index of the scale of element (row, column) in ``q``'s scales."""
     height, width = q.scheme.block
     if q.scheme.flat and width:
         return 0, (row * q.shape[1] + column) // width
@@ -146,7 +146,7 @@ def _arithmetic(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[
 
 
 def _rounding(x: Tensor, q: QuantizedTensor, e: Inspection) -> str:
-    """What is rounded, and what is added to it before or after."""
+    """Describe the value that is rounded, and the offsets added before or after."""
     scheme, scaled = q.scheme, _exact(_in_units(x, q, e))
     if _fitted(q):
         return "by the scale before it was refitted"
@@ -161,7 +161,7 @@ _ROUND = {Ties.EVEN: "round", Ties.AWAY: "round ties away", Ties.UP: "round ties
 
 
 def _fitted(q: QuantizedTensor) -> bool:
-    """Whether the scales that the codes were found by are no longer there."""
+    """True if the scales used to compute the codes were not kept."""
     return q.scheme.least_squares_scale and q.scales.unrounded is None
 
 
@@ -181,7 +181,7 @@ def _scaling(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str
 
 
 def _step(x: Tensor, q: QuantizedTensor, e: Inspection) -> tuple[str, str]:
-    """How the value comes to units of its scale, by the scheme's rule for codes."""
+    """Describe the division of the value by its scale, by the scheme's rule for codes."""
     scales, rule, cell = q.scales, q.scheme.codes, block_index(q, e.row, e.column)
     value, name, divisor = short(e.value), "scale", e.scale
     if scales.offsets is not None:
@@ -238,7 +238,7 @@ def _scale_formula(q: QuantizedTensor, cell: tuple[int, int], scale: float) -> s
 
 
 def _under_upper_level(upper: UpperLevel, stored: float, cell: tuple[int, int]) -> str:
-    """How a stored scale is restored, in numbers."""
+    """Describe the dequantization of a stored scale, in numbers."""
     above = short(float(upper.scale[cell]))
     if isinstance(upper, NestedLevel):
         mean = short(float(upper.mean[cell]))

@@ -14,16 +14,15 @@ from explorer.analysis.spread import STRETCH, Spread
 
 BINS = 255
 REACH = 12.0
-"""The bins reach so many times the mean |error|, where the largest is more than ``STRETCH`` times farther."""
+"""Extent of the bins in multiples of the mean |error|, if the largest error is more than ``STRETCH`` times
+farther out."""
 LEAST_POWER = -100
 """The width of the only bin where nothing has an error: narrower than any bin of float32 errors."""
 
 
 def error_spread(restored: Tensor, x: Tensor, report: Report) -> Spread:
-    """Signed errors restored - x in at most ``BINS`` bins, whose width is a power of 3, with one centred on
-    zero; what lies beyond them is one bin a tail.
-
-    Bins of one width lie in those of any greater one: ``on_same_bins`` loses nothing.
+    """Signed errors restored - x in at most ``BINS`` bins, whose width is a power of 3, with one centred
+    on zero, and one bin per tail. Bins nest in wider ones, so ``on_same_bins`` loses nothing.
     """
     reach = REACH * report.mae if report.max_error > STRETCH * REACH * report.mae else report.max_error
     power = _power(reach)
@@ -42,7 +41,7 @@ def error_spread(restored: Tensor, x: Tensor, report: Report) -> Spread:
 
 
 def _tail_counts(restored: Tensor, x: Tensor, end: float) -> tuple[int, int]:
-    """How many errors lie below -end, and how many above end."""
+    """Count the errors below -end and those above end."""
     errors = restored - x
     return int((errors < -end).sum()), int((errors > end).sum())
 
@@ -55,7 +54,7 @@ def _power(reach: float) -> int:
 
 
 def on_same_bins(errors: Sequence[Spread]) -> list[Histogram]:
-    """What lies between the tails, counted in the bins of the widest, out to the farthest end."""
+    """Histograms of the errors between the tails, in the bins of the widest, out to the farthest end."""
     powers = [round(math.log(e.middle.edges[1] - e.middle.edges[0], 3)) for e in errors]
     widest = max(powers)
     merged = [_merged(e.middle.counts, widest - power) for e, power in zip(errors, powers, strict=True)]

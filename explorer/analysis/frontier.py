@@ -1,4 +1,4 @@
-"""Which of several choices are worth considering: those that no other beats at the same cost or less."""
+"""Pareto frontier: the choices that no other choice beats at the same cost or less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a model's weights take under a scheme, scales included, and which GPUs hold them.
+"""Memory of a model's weights under a scheme, scales included, and the GPUs with enough memory.
 
 Weights only: the KV cache, activations and the runtime come on top.
 """

@@ -191,7 +191,7 @@ def shared_histograms(x: Tensor, restored: Tensor) -> tuple[Histogram, Histogram
 
 
 def _code_usage(counts: Tensor | None) -> tuple[int | None, float | None]:
-    """How many different codes occur, and the entropy of their distribution in bits."""
+    """Number of distinct codes, and the entropy of their distribution in bits."""
     if counts is None:
         return None, None
     p = counts[counts > 0].double() / max(int(counts.sum()), 1)

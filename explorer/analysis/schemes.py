@@ -112,8 +112,8 @@ def _rows_of_a_block(scheme: Scheme) -> int:
 
 
 def searches(scheme: Scheme) -> bool:
-    """Whether the scheme tries many scales a block, which takes some thirty times as long as one: GGUF's
-    K-quants, and calibrators with an objective."""
+    """True if the scheme tries many scales per block, which takes about thirty times as long as one scale:
+    GGUF's K-quants, and calibrators with an objective."""
     searched = scheme.scale is not None and scheme.scale.super_bits is not None
     return searched or scheme.calibrator.name in SEARCHING_CALIBRATORS
 

@@ -1,4 +1,4 @@
-"""How the values of a tensor spread: equal bins over its central range, and tails beyond in growing bins.
+"""Distribution of a tensor's values: equal bins over its central range, and growing bins for the tails.
 
 With a single outlier a million times the usual size, equal bins over the whole range put everything else
 into one. Here the ``Frame`` of a tensor is the range of about its central 99.9 %, and every count is exact.
@@ -19,7 +19,7 @@ OUTSIDE = 0.0005
 SAMPLE = 1 << 17
 """Elements of the sample, at even distances, that the central range is found from."""
 STRETCH = 2.0
-"""An end whose extreme value is at most so many times as far from the centre is not cut off."""
+"""An end is not cut off if its extreme value is at most this many times as far from the centre."""
 BINS, TAIL_BINS = 256, 24
 
 
@@ -34,7 +34,7 @@ class Frame:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing lies outside the central range."""
+        """True if no value lies outside the central range."""
         return self.least >= self.low and self.largest <= self.high
 
     @property

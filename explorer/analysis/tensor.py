@@ -43,7 +43,7 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two schemes that a figure compares: what it is called, and what it does to the tensor."""
+    """One of the two schemes that a figure compares: its name, and its effect on the tensor."""
 
     label: str
     analysis: Analysis
@@ -59,8 +59,8 @@ def analyse(x: Tensor, scheme: Scheme) -> Analysis:
 def differences(
     x: Tensor, restored: Tensor, measured: Measured
 ) -> tuple[Measured, Spread, Spread, Spread, Tensor, Tensor]:
-    """What an ``Analysis`` holds beside the codes, in the order of its fields, of ``x`` and of what was
-    restored, both float32 [rows, cols]."""
+    """Compute the fields of ``Analysis`` other than the codes, in order, from ``x`` and the dequantized
+    tensor, both float32 [rows, cols]."""
     errors = error_spread(restored, x, measured.report)
     before, after = spreads(x, restored, frame_of(x), measured)
     error_map, largest_at = largest_differences(restored, x, MAP_LIMIT)
@@ -75,7 +75,8 @@ def spreads(x: Tensor, restored: Tensor, frame: Frame, measured: Measured) -> tu
 
 
 def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:
-    """float64 [levels]: what the block of element (row, column) can represent; empty above 8 bits."""
+    """float64 [levels]: the values that the block of element (row, column) can represent; empty above 8
+    bits."""
     fmt = q.scheme.format
     if fmt.bits > 8:
         return np.empty(0)

@@ -1,6 +1,6 @@
-"""Whether an error is good, and for what, in one or two sentences.
+"""Assessment of an error in one or two sentences: the uses for which it is small enough.
 
-What an SQNR means for a model was measured on one small encoder, all-MiniLM-L6-v2, with the weights of all
+The effect of an SQNR on a model was measured on one small encoder, all-MiniLM-L6-v2, with the weights of all
 36 linear layers quantized: cosines of its sentence embeddings with the original's (`docs/which-format.md`),
 beside the SQNR of those weights, signal and noise summed over the layers (`compare`):
 
@@ -32,14 +32,14 @@ from explorer.analysis.tensor import Analysis
 from explorer.analysis.why import percent, why
 
 DB_PER_BIT = 20 * math.log10(2)
-"""What one bit more is worth on a uniform grid: half the step, a quarter of the squared error."""
+"""Gain of one more bit on a uniform grid: half the step, a quarter of the squared error."""
 SAME_BITS, SAME_DB = 0.005, 0.05
-"""Differences that are not told: they vanish in the digits shown."""
+"""Differences that are not reported: they vanish in the displayed digits."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """SQNRs from ``least`` dB on: what they are called, and the ``cosine`` of embeddings that was measured
+    """SQNRs from ``least`` dB on: their description, and the ``cosine`` of embeddings that was measured
     with such weights (the mean of 240 sentences, `assets/measurements/embeddings.json`)."""
 
     least: float
@@ -69,7 +69,7 @@ BANDS = (
 
 
 MOST = 0.5
-"""Where the tails hold more than this share of a tensor's energy, its SQNR is theirs."""
+"""If the tails hold more than this share of a tensor's energy, they determine its SQNR."""
 
 
 def judged(a: Analysis, b: Analysis | None = None) -> tuple[str, str]:
@@ -99,7 +99,7 @@ def _tails(a: Analysis) -> tuple[float, float]:
 
 
 def _plainly(a: Report, b: Report | None) -> str:
-    """Decibels and bits, without what they are usual for."""
+    """Decibels and bits, without typical uses."""
     if b is not None and math.isfinite(a.sqnr_db) and math.isfinite(b.sqnr_db):
         return _difference(a, b)
     if b is not None:
@@ -108,12 +108,12 @@ def _plainly(a: Report, b: Report | None) -> str:
 
 
 def _of_one_value(before: Spread) -> bool:
-    """Whether all elements are the same: every other tensor's extremes lie in bins of their own."""
+    """True if all elements are equal: the extremes of any other tensor lie in different bins."""
     return sum(np.count_nonzero(part.counts) for part in vars(before).values()) == 1
 
 
 def _each_alike(a: Analysis, b: Analysis | None) -> str:
-    """Of a tensor of one value there are no decibels to speak of: what the value became."""
+    """Describe the dequantized value of a constant tensor, whose SQNR is not meaningful."""
     elements, edges = a.before.total, a.before.middle.edges
     value = "0" if edges[0] == -edges[-1] else "the same"
     start = "There is one element" if elements == 1 else f"All {words.count(elements)} elements are {value}"
@@ -132,7 +132,7 @@ def _became(report: Report) -> str:
 
 
 def verdict(a: Report, b: Report | None = None) -> str:
-    """What the error of scheme A means; with ``b``, what B saves or costs against A, and what both mean."""
+    """Assess the error of scheme A; with ``b``, also the error of B, and what B saves or costs against A."""
     if b is None:
         return _alone(a) + _lost(a)
     if not (math.isfinite(a.sqnr_db) and math.isfinite(b.sqnr_db)):
@@ -172,7 +172,7 @@ def _alone(a: Report) -> str:
 
 
 def _unusual(a: Report, b: Report) -> str:
-    """Of exact schemes, and of an all-zero tensor that is changed."""
+    """Sentence for exact schemes, and for an all-zero tensor that is changed."""
     if a.sqnr_db == b.sqnr_db == math.inf:
         return f"Both restore every element exactly; {_size(a, b)}."
     return " ".join(f"{letter}: {_alone(report)}" for letter, report in (("A", a), ("B", b)))

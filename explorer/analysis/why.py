@@ -1,4 +1,4 @@
-"""Why a scheme's error is what it is: how wide its steps are, and what decides that.
+"""Explanation of a scheme's error: the width of its steps, and the cause of that width.
 
 On a uniform grid the squared error is about a twelfth of the squared step (Bennett 1948, "Spectra of
 quantized signals"), and a step is the range of a block's codes divided by the steps in it. So few levels, or
@@ -25,19 +25,19 @@ from explorer.schemes import Scheme
 SAME = 0.03
 """Steps whose widths differ by less than this share are called equal."""
 FEW = 0.001
-"""A smaller share of elements is not told of."""
+"""A smaller share of elements is not reported."""
 MANY = 0.2
-"""A share of elements that became zero which explains the error beside the width of the steps."""
+"""Minimum share of elements rounded to zero that explains the error in addition to the step width."""
 
 MUCH = 0.1
-"""The share of all squared errors from which on one clipped element is told of."""
+"""Minimum share of all squared errors for one clipped element to be reported."""
 
 
 @dataclass(frozen=True)
 class Grid:
     """The codes of a scheme laid over a tensor, in root mean squares of the tensor's elements.
 
-    ``width``  from the least to the largest value that a block's codes stand for; over blocks the root mean
+    ``width``  from the least to the largest value of a block's codes; over blocks the root mean
                square, each block as often as it has elements; infinite for a cast
     ``steps``  between those, and ``step`` = width / steps
     """
@@ -52,7 +52,7 @@ class Grid:
 
     @property
     def uniform(self) -> bool:
-        """Whether all steps are as wide as each other."""
+        """True if all steps have the same width."""
         return isinstance(self.scheme.format, IntegerFormat | FixedPointFormat)
 
 
@@ -84,8 +84,8 @@ def _sizes(length: int, size: int | None) -> Tensor:
 
 
 def why(a: Analysis, b: Analysis | None = None) -> str:
-    """What makes the error of A, or the difference between A and B, in a sentence of measured numbers; empty
-    where nothing is lost, or nothing was there."""
+    """Explain the error of A, or the difference between A and B, in one sentence with measured numbers;
+    empty if there is no error or the tensor is zero."""
     sides = [side for side in (a, b) if side is not None]
     if not all(math.isfinite(side.report.sqnr_db) for side in sides):
         return ""
@@ -102,7 +102,8 @@ def why(a: Analysis, b: Analysis | None = None) -> str:
 
 
 def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
-    """Of two schemes with the same floats: how many elements are too small for their block's scale."""
+    """For two schemes with the same float format: the number of elements too small for their block's
+    scale."""
     shares = [_subnormal_share(side) for side in sides]
     if max(shares) < FEW:
         return ""
@@ -120,7 +121,7 @@ def _rms(side: Analysis) -> float:
 
 
 def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
-    """Which of two uniform grids is finer, how much, and by what."""
+    """Name the finer of two uniform grids, the ratio of their steps, and its cause."""
     fine, coarse = sorted((0, 1), key=lambda side: grids[side].step)
     times = grids[coarse].step / grids[fine].step
     if times < 1 + SAME:
@@ -144,7 +145,7 @@ def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
 
 
 def _against_the_grids(fine: str, coarse: str, times: float, errors: list[float]) -> str:
-    """Why the finer of two grids loses no less: how large the errors are in steps of each."""
+    """Explain why the finer of two grids has no smaller error: the errors in steps of each grid."""
     return (
         f"Why: {fine}'s steps are {_digits(times)} times as fine as {coarse}'s, but its error is "
         f"{_digits(errors[0])} of a step, {coarse}'s {_digits(errors[1])}: 0.29 is that of values which lie "
@@ -158,7 +159,7 @@ def _error_in_steps(grid: Grid, side: Analysis) -> float:
 
 
 def _clause(grid: Grid, side: Analysis) -> str:
-    """What the steps of one scheme are, and what they leave out."""
+    """Describe the steps of one scheme, and the values that they clip."""
     fmt, sharing, zeroed = grid.scheme.format, _sharing(grid.scheme), side.report.zeroed
     over = f"over {_digits(grid.width)} times the RMS ({sharing})"
     if isinstance(fmt, FloatFormat):
@@ -174,7 +175,7 @@ def _clause(grid: Grid, side: Analysis) -> str:
 
 
 def _clipped(side: Analysis, under: str = "") -> str:
-    """What was cut off, where the largest error alone is a good part of all error."""
+    """Describe the clipping, if the largest error alone is a large part of the total error."""
     report = side.report
     elements = side.q.shape[0] * side.q.shape[1]
     if not report.clipped or report.max_error**2 < MUCH * report.mse * elements:
@@ -199,7 +200,7 @@ def _subnormal_share(side: Analysis) -> float:
 
 
 def _outliers(side: Analysis) -> str:
-    """How far the largest element lies from the others."""
+    """Describe the distance of the largest element from the others."""
     before = side.before
     ends = [abs(float(edge)) for edge in (before.below.edges[0], before.above.edges[-1])]
     text = f". The largest |x| is {_digits(max(ends) / _rms(side))} times the RMS"
@@ -211,7 +212,7 @@ def _outliers(side: Analysis) -> str:
 
 
 def _sharing(scheme: Scheme) -> str:
-    """What a scale is for, in brackets."""
+    """The block that shares a scale, in brackets."""
     if scheme.scale is None:
         return "no scale"
     if scheme.block == (None, None):
@@ -221,7 +222,7 @@ def _sharing(scheme: Scheme) -> str:
 
 
 def percent(share: float) -> str:
-    """A share (0 … 1) in words; what is less than all is never "100 %"."""
+    """A share (0 … 1) in words; values below 1 are never shown as "100 %"."""
     if 0.9995 <= share < 1:
         return "more than 99.9 %"
     return f"{words.number(100 * share, 3 if share > 0.9 else 2)} %"

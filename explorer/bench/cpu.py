@@ -1,4 +1,4 @@
-"""How long the CPU reference takes: quantize, dequantize and report, scheme by scheme."""
+"""Timing of the CPU reference: quantize, dequantize and report, for each scheme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long each product takes, against what a user would call instead and against what the chip could do.
+"""Timing of each product, compared with the usual library call (baseline) and with the limits of the chip.
 
 Kernel and baseline get the same random data and are interleaved, replay by replay. Two timings: *graph*,
 CUDA-graph replay over buffers that together exceed twice the L2 cache, back to back on a warm chip; *flush*,
@@ -123,7 +123,7 @@ def _prepare(
 
 
 def time_on_cpu(gemm: Gemm, shape: Shape, inputs: tuple[Tensor, Tensor] | None = None) -> GemmTiming:
-    """What torch does on this CPU: its own kernels for FP32, BF16 and INT8; ``ValueError`` for products
+    """Time torch on this CPU: its own kernels for FP32, BF16 and INT8; ``ValueError`` for products
     without one."""
     if gemm.name not in CPU_ROWS:
         raise ValueError(

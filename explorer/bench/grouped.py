@@ -1,4 +1,4 @@
-"""How long grouped products take, against a launch a group, a dense product and torch."""
+"""Timing of grouped products, compared with one launch per group, a dense product and torch."""
 
 from __future__ import annotations
 

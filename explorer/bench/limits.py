@@ -1,4 +1,4 @@
-"""What a chip can do at most, and its state after a measurement: what timings are compared with."""
+"""Limits of a chip, and its state after a measurement: the reference for timings."""
 
 from __future__ import annotations
 

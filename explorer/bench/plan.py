@@ -1,4 +1,4 @@
-"""Which products are timed at which shapes: what a user asks for, or everything that ships as recorded."""
+"""Products and shapes to be timed: a user's selection, or everything that is recorded and shipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the quantize and dequantize kernels are, as a share of what memory allows.
+"""Speed of the quantize and dequantize kernels, as a share of memory bandwidth.
 
 Bytes are those that must move: each element once in (twice where a maximum over the tensor or a column comes
 first), each code and scale once out. The limit is a device-to-device copy measured in the same run; baselines

@@ -1,5 +1,5 @@
-"""What quantization is compared with: torch's own cast, and ``torch.compile`` of the same mathematics, codes
-packed."""
+"""Baselines of quantization: torch's own cast, and ``torch.compile`` of the same computation with packed
+codes."""
 
 from __future__ import annotations
 

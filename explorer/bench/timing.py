@@ -109,6 +109,6 @@ def wall_seconds(call: Call, device: torch.device, repeats: int, warm_up: int = 
 
 
 def buffer_sets(bytes_each: int, device: torch.device) -> int:
-    """How many buffer sets it takes to exceed twice the L2 cache; at least 2."""
+    """Number of buffer sets that exceed twice the L2 cache; at least 2."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     return max(2, -(-2 * cache // max(bytes_each, 1)) + 1)

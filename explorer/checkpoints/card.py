@@ -1,4 +1,4 @@
-"""The card of an exported model: what was done to it, with what, and how it is opened."""
+"""Model card of an exported model: its quantization, the tools, and how to open it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CARD = "README.md"
 
 
 def model_card(export: Export, plan: Plan, text: str) -> str:
-    """Markdown with a header for the Hub; ``text`` says how the model measured, empty if it was not."""
+    """Markdown with a header for the Hub; ``text`` describes the measured loss, empty if not measured."""
     folder, stated = plan.model.folder.name, plan.model.config.get("_name_or_path")
     origin = stated if stated and isinstance(stated, str) else folder
     lines = [

@@ -1,4 +1,5 @@
-"""What a target of an export is: what it carries, and how it writes a model and one tensor."""
+"""Definition of an export target: the schemes that it supports, and its writers for a model and for one
+tensor."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of an export: where to write, who quantizes, who is told.
+    """One run of an export: the destination, the quantizer, and the progress callback.
 
     ``step`` is called once for each tensor of the model, when it is written.
     """
@@ -72,7 +73,7 @@ class Job:
     step: Callable[[], None]
 
     def layer(self, name: str) -> QuantizedTensor:
-        """The codes of a layer; ``ValueError`` where they are not what the recipe says."""
+        """The codes of a layer; ``ValueError`` if they do not match the recipe."""
         recipe, weight = self.plan.layers[name], self.plan.model.read(f"{name}.weight")
         q = self.quantized(name, weight, recipe)
         if q.shape != tuple(weight.shape) or q.scheme.text != recipe.scheme.text:

@@ -23,10 +23,9 @@ _ALIGNED = 8
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` to write into, which becomes ``out`` when all is done.
-
-    Whatever ends the work earlier (an error, a stop, a full disk), it is removed, and nothing is left.
-    ``ValueError`` if something stands at ``out`` already, ``OSError`` if it can't be written.
+    """Temporary folder next to ``out``, renamed to ``out`` at the end. It is removed if the work ends
+    earlier (an error, a stop, a full disk). ``ValueError`` if ``out`` exists already, ``OSError`` if it
+    can't be written.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

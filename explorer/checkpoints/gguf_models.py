@@ -71,11 +71,11 @@ _POOLING = {
     "pooling_mode_mean_tokens": 1, "pooling_mode_mean": 1, "pooling_mode_cls_token": 2, "pooling_mode_cls": 2,
     "pooling_mode_lasttoken": 3,
 }  # fmt: skip
-"""What sentence-transformers calls it -> ``llama_pooling_type``."""
+"""Name in sentence-transformers -> ``llama_pooling_type``."""
 
 
 def refusal(config: Config) -> str:
-    """Why a model of this configuration can't be written; empty if it can."""
+    """Reason why a model of this configuration cannot be written; empty if it can."""
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         return f"its file names the tensors of {', '.join(ARCHITECTURES)} models, not of {kind!r}"
@@ -95,8 +95,8 @@ def refusal(config: Config) -> str:
 
 
 def pooling(folder: Path) -> int | None:
-    """llama.cpp's number of how a sentence's embedding is made of its tokens', by the files of
-    sentence-transformers; None where the folder says nothing of it. ``ValueError`` for another way."""
+    """llama.cpp's number of the pooling type, from the files of sentence-transformers; None if the folder
+    does not specify it. ``ValueError`` for other pooling types."""
     path = folder / "modules.json"
     if not path.is_file():
         return None
@@ -120,7 +120,7 @@ def pooling(folder: Path) -> int | None:
 
 
 def rope_of(config: Config) -> dict[str, Any]:
-    """How positions are encoded: one object today, two fields in configurations of before."""
+    """Return the position encoding: one object today, two fields in older configurations."""
     old = config.get("rope_scaling") or {}
     kind = old.get("rope_type") or old.get("type") or "default"
     before = {**old, "rope_type": kind}
@@ -157,7 +157,8 @@ def rope_factors(config: Config) -> Tensor | None:
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Rows of query or key, [heads · d, …], as llama.cpp turns them: row i of a head beside row i + d/2."""
+    """Rows of query or key, [heads · d, …], permuted for llama.cpp's RoPE: row i of a head next to row i +
+    d/2."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 

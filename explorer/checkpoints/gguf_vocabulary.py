@@ -1,7 +1,6 @@
-"""A Hugging Face tokenizer as GGUF's metadata, for llama.cpp to cut texts as the original does.
-
-Three kinds, by what tokenizer.json says: BPE of bytes ("gpt2", whose first cut of a text llama.cpp knows by
-name), BPE of SentencePiece ("llama"), and WordPiece ("bert").
+"""A Hugging Face tokenizer as GGUF's metadata, so that llama.cpp tokenizes texts like the original. Three
+kinds, detected from tokenizer.json: byte-level BPE ("gpt2", whose pre-tokenizer llama.cpp knows by name),
+BPE of SentencePiece ("llama"), and WordPiece ("bert").
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ CUTS = {
     "": "gpt-2",
     "Digits": "smollm",
 }
-"""What cuts a text before BPE (a regular expression, or the name of a step) -> llama.cpp's name of it."""
+"""Pre-tokenizer that splits a text before BPE (a regular expression, or the name of a step) -> its name in
+llama.cpp."""
 
 
 def vocabulary(folder: Path, size: int) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _sentence_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 def _space_prefix(tokenizer: dict[str, Any]) -> bool:
-    """Whether a text gets a space before it is cut."""
+    """True if a space is prepended to a text before it is split."""
     normalizer, cut = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
     prepended = [n for n in normalizer.get("normalizers", [normalizer]) if n.get("type") == "Prepend"]
     spaces = [c for c in cut.get("pretokenizers", [cut]) if c.get("type") == "Metaspace"]

@@ -66,11 +66,11 @@ class ModelFolder:
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        """What the headers say of all tensors."""
+        """Header entries of all tensors."""
         return tuple(self._infos.values())
 
     def info(self, name: str) -> TensorInfo:
-        """What the header says of one; ``SourceError`` if there is none of that name."""
+        """Header entry of one tensor; ``SourceError`` if there is none of that name."""
         return self._infos[name] if name in self._infos else self._source.info(name)
 
     def read(self, name: str) -> Tensor:
@@ -85,12 +85,12 @@ class ModelFolder:
 
     @property
     def transposed(self) -> bool:
-        """Whether its layers are stored [K, N]."""
+        """True if its layers are stored as [K, N]."""
         return self.type in TRANSPOSED
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embeddings, whatever else the files hold."""
+        """True if the head shares the embeddings, even if the files also contain a separate head."""
         from transformers import AutoConfig
 
         try:
@@ -113,7 +113,7 @@ class ModelFolder:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """What the model is computed in: by its configuration, else that of its first floating tensor."""
+        """Dtype of the computation: from the configuration, else from the first floating-point tensor."""
         named = str(self.config.get("dtype") or self.config.get("torch_dtype") or "").removeprefix("torch.")
         dtype = getattr(torch, named, None)
         if isinstance(dtype, torch.dtype):

@@ -1,4 +1,4 @@
-"""A graph of ONNX built operation by operation, its weights written beside it as they come."""
+"""ONNX graph built operation by operation, with weights streamed to an external file."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Graph:
         return self._constants[key]
 
     def initializer(self, name: str, stored: Stored) -> str:
-        """A tensor of the model, in the file beside the graph."""
+        """A tensor of the model, in the external data file."""
         onnx = self._onnx
         proto = onnx.TensorProto(name=name, dims=stored.shape, data_location=onnx.TensorProto.EXTERNAL)
         proto.data_type = getattr(onnx.TensorProto, stored.kind)

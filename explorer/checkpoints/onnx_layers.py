@@ -27,7 +27,7 @@ _SMALLEST_BLOCK = 16
 
 
 def refuses_dequantize(scheme: Scheme, shape: Shape) -> str:
-    """Why DequantizeLinear can't restore a layer [N, K] by ``scheme``."""
+    """Reason why DequantizeLinear cannot restore a layer [N, K] by ``scheme``, or an empty text."""
     rule, block = scheme.scale, scheme.block
     if rule is not None and scheme.format.name in _FLOAT8 and not scheme.flat:
         if block not in ((None, None), (1, None)) or rule.per_tensor:
@@ -43,7 +43,7 @@ def refuses_dequantize(scheme: Scheme, shape: Shape) -> str:
 
 
 def refuses_matmul(scheme: Scheme, shape: Shape) -> str:
-    """Why MatMulNBits can't hold a layer [N, K] by ``scheme``."""
+    """Reason why MatMulNBits cannot hold a layer [N, K] by ``scheme``, or an empty text."""
     if why := integer_refusal(scheme, BITS, shape[1]):
         return why
     width = scheme.block[1]

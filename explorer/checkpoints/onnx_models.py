@@ -22,10 +22,10 @@ MASKED = float(np.finfo(np.float32).min)
 
 
 class Weights(Protocol):
-    """Where a graph's tensors come from."""
+    """Source of a graph's tensors."""
 
     def has(self, name: str) -> bool:
-        """Whether the model has a tensor of that name."""
+        """True if the model has a tensor of that name."""
         ...
 
     def tensor(self, name: str) -> str:
@@ -117,7 +117,8 @@ def _causal_mask(graph: Graph, config: Config) -> str:
 
 
 def _window(config: Config) -> int | None:
-    """How many tokens back a token sees; None for all. Of Qwen2 the same for every layer (``_windows``)."""
+    """Size of the attention window in tokens; None for all. For Qwen2 it is the same in every layer
+    (``_windows``)."""
     window = config.get("sliding_window")
     return int(window) if window and _windows(config)[0] else None
 

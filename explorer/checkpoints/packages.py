@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def needed(module: str, target: str) -> ModuleType:
-    """The package; ``ValueError`` says how to install it."""
+    """Import the package; ``ValueError`` with installation instructions if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

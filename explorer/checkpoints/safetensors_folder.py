@@ -17,11 +17,11 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.export.files import write_tensors
 
 Layer = Callable[[QuantizedTensor, torch.dtype], dict[str, Tensor]]
-"""(codes, the model's dtype) -> tensors by what is added to the layer's name: ".weight_packed"."""
+"""(codes, the model's dtype) -> tensors by suffix of the layer's name: ".weight_packed"."""
 Settings = Callable[[Plan], dict[str, Any]]
-"""What is added to config.json: ``quantization_config``, and what has to change with it."""
+"""Entries added to config.json: ``quantization_config``, and settings that have to change with it."""
 _HEADER_ENTRY, _PARTS = 160, 8
-"""Bytes of one tensor in a header beside its name, and how many tensors a layer may become, at most."""
+"""Upper bounds: bytes of one tensor's header entry without its name, and tensors per layer."""
 
 
 def write_model(job: Job, layer: Layer, settings: Settings) -> None:
@@ -69,7 +69,7 @@ def quantization_config(**settings: Any) -> dict[str, Any]:
 
 
 def opened(plan: Plan, packages: str, dtype: str) -> str:
-    """How transformers opens such a folder, and what has to be installed."""
+    """Return the code that opens the folder with transformers, and the packages that it needs."""
     auto = plan.model.auto_class
     return (
         f"from transformers import {auto}  # pip install {packages}\n\n"

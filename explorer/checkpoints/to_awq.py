@@ -27,7 +27,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
-    """Why a layer [N, K] by ``scheme`` has no place in AWQ's layout."""
+    """Reason why AWQ's layout cannot hold a layer [N, K] by ``scheme``, or an empty text."""
     if why := integer_refusal(scheme, (BITS,), shape[1]) or half_scales_refusal(scheme):
         return why
     if scheme.block[1] is None:
@@ -41,7 +41,7 @@ def family(scheme: Scheme) -> str:
 
 
 def together(plan: Plan) -> str:
-    """Why these layers don't make an AWQ model: they have one group size."""
+    """Reason why these layers cannot form an AWQ model, or an empty text: all need one group size."""
     if plan.inputs is not None:
         return "its inputs are not quantized"
     sizes = set(map(family, plan.schemes))
@@ -77,7 +77,7 @@ def settings(plan: Plan) -> dict[str, Any]:
 
 
 def load(plan: Plan) -> str:
-    """How the folder is opened."""
+    """Return the code that opens the folder."""
     return safetensors_folder.opened(plan, "gptqmodel optimum", "float16")
 
 

@@ -38,7 +38,7 @@ _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
-    """Why bitsandbytes can't hold a layer [N, K] by ``scheme``."""
+    """Reason why bitsandbytes cannot hold a layer [N, K] by ``scheme``, or an empty text."""
     width, rule = scheme.block[1], scheme.scale
     if scheme.format.name not in _TYPES or rule is None:
         return f"it holds NF4 and its FP4, not {scheme.label}"
@@ -55,7 +55,8 @@ def family(scheme: Scheme) -> str:
 
 
 def together(plan: Plan) -> str:
-    """Why these layers don't go together: one type, and one kind of scales."""
+    """Reason why these layers cannot form one model, or an empty text: all need one type, and one kind of
+    scales."""
     if plan.inputs is not None:
         return "its inputs are not quantized"
     kinds = set(map(family, plan.schemes))
@@ -114,7 +115,7 @@ def settings(plan: Plan) -> dict[str, Any]:
 
 
 def load(plan: Plan) -> str:
-    """How the folder is opened."""
+    """Return the code that opens the folder."""
     return safetensors_folder.opened(plan, "bitsandbytes accelerate", "auto")
 
 

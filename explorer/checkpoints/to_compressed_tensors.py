@@ -43,7 +43,8 @@ Parts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """One format of compressed-tensors: its name, what a config says of the weights, what a layer becomes.
+    """One format of compressed-tensors: its name, the config entry of the weights, and the tensors of a
+    layer.
 
     ``bfloat16``: the reader restores to bfloat16, whatever the model's dtype.
     """
@@ -174,11 +175,11 @@ _INPUTS: dict[tuple[str, tuple[int | None, int | None]], dict[str, Any]] = {
     ("float8_e4m3fn", (None, None)): {"strategy": "tensor"},
     ("float8_e4m3fn", (1, TILE)): {"strategy": "group", "group_size": TILE},
 }
-"""Of a scheme of inputs, format and block -> how compressed-tensors says it."""
+"""Format and block of the inputs' scheme -> its description in compressed-tensors."""
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
-    """Why compressed-tensors can't carry a layer [N, K] by ``scheme``."""
+    """Reason why compressed-tensors cannot hold a layer [N, K] by ``scheme``, or an empty text."""
     if isinstance(scheme.format, IntegerFormat):
         return integer_refusal(_as_row(scheme), INTEGERS, shape[1]) or _short_zeros(scheme, shape)
     if layout_of(scheme) is None:
@@ -203,7 +204,7 @@ def family(scheme: Scheme) -> str:
 
 
 def together(plan: Plan) -> str:
-    """Why layers of different schemes, or these inputs, don't go together."""
+    """Reason why layers of different schemes, or these inputs, cannot be combined, or an empty text."""
     if len(plan.schemes) > 1 and (packed := _packed_zeros(plan)):
         return f"transformers loads no packed zero points ({packed[0]}) in mixed recipes: take symmetric ones"
     if plan.inputs is None:
@@ -232,7 +233,7 @@ def _static_refusal(plan: Plan) -> str:
 
 
 def _input_args(plan: Plan) -> dict[str, Any] | None:
-    """What a config says of the layers' inputs; None where it has no words for them."""
+    """Config entry for the layers' inputs; None if the config cannot describe them."""
     scheme = plan.inputs
     if scheme is None or scheme.scale is None or is_asymmetric(scheme):
         return None
@@ -275,7 +276,7 @@ def _tied_head(plan: Plan) -> list[str]:
 
 
 def _keeps_scales(plan: Plan) -> bool:
-    """Whether the reader's default path, which casts scales to the model's dtype, changes none."""
+    """True if the reader's default path, which casts scales to the model's dtype, changes no scale."""
     wide = {torch.float32: ("float16", "bfloat16", "float32"), torch.float16: ("float16",)}
     kept = wide.get(plan.model.dtype, ("bfloat16",))
     layouts = [(scheme.scale, layout_of(scheme)) for scheme in plan.schemes]
@@ -283,7 +284,7 @@ def _keeps_scales(plan: Plan) -> bool:
 
 
 def load(plan: Plan) -> str:
-    """How the folder is opened."""
+    """Return the code that opens the folder."""
     auto = plan.model.auto_class
     lines = [f"from transformers import {auto}  # pip install compressed-tensors", ""]
     if _packed_zeros(plan) or (len(plan.schemes) == 1 and not _keeps_scales(plan)):

@@ -1,7 +1,6 @@
-"""GGUF: what llama.cpp and what is built on it load.
-
-The types of ggml that schemes equal bit for bit (``export.ggml_blocks``), one a tensor, so that recipes may
-be mixed; vectors are stored in float32, other matrices in their own dtype.
+"""GGUF, the format of llama.cpp and programs built on it. Types of ggml that equal schemes bit for bit
+(``export.ggml_blocks``), one per tensor, so that recipes may be mixed; vectors are stored in float32,
+other matrices in their own dtype.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _GUESSED = 1024
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
-    """Why no type of ggml holds a layer [N, K] by ``scheme``."""
+    """Reason why no type of ggml holds a layer [N, K] by ``scheme``, or an empty text."""
     if ggml_type(scheme) is None:
         integers = scheme.mapping is MappingType.ASYMMETRIC and scheme.block == (1, 32)
         hint = "; q4_1 and q5_1 have a minimum in place of a zero point" if integers else ""
@@ -44,7 +43,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
 
 
 def together(plan: Plan) -> str:
-    """Why this model, its tokenizer or one of its tensors has no place in the file."""
+    """Reason why the file cannot hold this model, its tokenizer or one of its tensors, or an empty text."""
     config = plan.model.config
     if plan.inputs is not None:
         return "its reader decides how inputs are quantized"
@@ -160,7 +159,7 @@ def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None
 
 
 def _data(job: Job, tensor: str, architecture: Architecture) -> Tensor:
-    """uint8 [rows, bytes of a row]: what the file holds of one tensor."""
+    """uint8 [rows, bytes of a row]: the data of one tensor in the file."""
     plan, layer = job.plan, tensor.removesuffix(".weight")
     if tensor.endswith(".weight") and layer in plan.layers:
         raw = row_bytes(job.layer(layer))
@@ -185,7 +184,7 @@ def one(q: QuantizedTensor, name: str, path: Path) -> None:
 
 
 def load(plan: Plan) -> str:
-    """How the file is opened."""
+    """Return the code that opens the file."""
     if plan.model.type == "bert":  # which transformers does not open from GGUF
         return f"# llama.cpp: llama-embedding -m {FILE}"
     return (

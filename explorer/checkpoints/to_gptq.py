@@ -31,7 +31,7 @@ _WORD = 32
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
-    """Why a layer [N, K] by ``scheme`` has no place in GPTQ's layout."""
+    """Reason why GPTQ's layout cannot hold a layer [N, K] by ``scheme``, or an empty text."""
     if why := integer_refusal(scheme, BITS, shape[1]) or half_scales_refusal(scheme):
         return why
     each = _WORD if scheme.format.bits == 3 else _WORD // scheme.format.bits
@@ -44,7 +44,8 @@ def family(scheme: Scheme) -> str:
 
 
 def together(plan: Plan) -> str:
-    """Why these layers don't make a GPTQ model: one scheme, and all layers of the blocks."""
+    """Reason why these layers cannot form a GPTQ model, or an empty text: it needs one scheme, and all
+    layers of the blocks."""
     if plan.inputs is not None:
         return "its inputs are not quantized"
     if len(set(map(family, plan.schemes))) > 1:
@@ -84,7 +85,7 @@ def settings(plan: Plan) -> dict[str, Any]:
 
 
 def load(plan: Plan) -> str:
-    """How the folder is opened."""
+    """Return the code that opens the folder."""
     return safetensors_folder.opened(plan, "gptqmodel optimum", "float16")
 
 

@@ -87,7 +87,7 @@ class _Tensors:
 
 
 def together(plan: Plan) -> str:
-    """Why no graph is built of this model, or one of its layers has no place in it."""
+    """Reason why no graph can be built of this model or one of its layers, or an empty text."""
     if plan.inputs is not None:
         return "inputs are not quantized in its graphs"
     kind, config = plan.model.type, plan.model.config
@@ -102,7 +102,7 @@ def together(plan: Plan) -> str:
 
 
 def write(job: Job, multiply: Multiply) -> None:
-    """Write the graph, and beside it the tensors in the order in which it uses them."""
+    """Write the graph, and the tensors to an external file in the order of their use."""
     model = job.plan.model
     whole = MODELS[model.type]
     with (job.folder / DATA).open("wb") as data:
@@ -140,7 +140,7 @@ def one(q: QuantizedTensor, name: str, path: Path, multiply: Multiply) -> None:
 
 
 def load(plan: Plan) -> str:
-    """How the graph is run."""
+    """Return the code that runs the graph."""
     return (
         "import onnxruntime  # pip install onnxruntime\n\n"
         "options = onnxruntime.SessionOptions()\n"
@@ -171,7 +171,7 @@ EXPORTS = (
     _export(
         "onnx-nbits",
         "ONNX, MatMulNBits",
-        "what ONNX Runtime multiplies as codes, by an operation of its own",
+        "multiplied as codes by a dedicated operation of ONNX Runtime",
         refuses_matmul,
         product,
     ),

@@ -15,8 +15,8 @@ _WORD = 4
 
 
 def integer_refusal(scheme: Scheme, bits: tuple[int, ...], along: int) -> str:
-    """Why a layout of integers of ``bits`` with scales and integer zero points for each row, or for groups
-    along rows of ``along`` values, can't carry ``scheme``; empty if it can."""
+    """Reason why an integer layout of ``bits``, with scales and integer zero points per row or per group
+    along rows of ``along`` values, cannot hold ``scheme``; empty if it can."""
     fmt, rule, (height, width) = scheme.format, scheme.scale, scheme.block
     if not isinstance(fmt, IntegerFormat) or rule is None or fmt.bits not in bits:
         return f"it holds INT{', INT'.join(map(str, bits))} codes, not {scheme.label}"
@@ -30,7 +30,7 @@ def integer_refusal(scheme: Scheme, bits: tuple[int, ...], along: int) -> str:
 
 
 def ragged(along: int, width: int) -> str:
-    """Why groups of ``width`` don't fit rows of ``along`` values; empty if they do."""
+    """Reason why groups of ``width`` do not fit rows of ``along`` values; empty if they do."""
     return f"a row of {along} values is no whole number of groups of {width}" if along % width else ""
 
 
@@ -40,7 +40,7 @@ def unsigned(q: QuantizedTensor) -> Tensor:
 
 
 def zero_codes(q: QuantizedTensor) -> Tensor:
-    """uint8 [N, groups]: the unsigned codes that stand for 0."""
+    """uint8 [N, groups]: the unsigned codes of 0."""
     middle = 1 << (q.scheme.format.bits - 1)
     if q.scales.zero_points is None:
         return torch.full(q.scheme.grid(q.shape), middle, dtype=torch.uint8)
@@ -56,12 +56,12 @@ def int32_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def is_asymmetric(scheme: Scheme) -> bool:
-    """Whether the scheme has integer zero points."""
+    """True if the scheme has integer zero points."""
     return scheme.mapping is MappingType.ASYMMETRIC
 
 
 def half_scales_refusal(scheme: Scheme) -> str:
-    """Why scales of ``scheme`` can't be stored in float16 as they are; empty if they can."""
+    """Reason why scales of ``scheme`` cannot be stored exactly in float16; empty if they can."""
     rule = scheme.scale
     if rule is not None and rule.format.name == "float16":
         return ""

@@ -22,7 +22,8 @@ from explorer.schemes import Scheme
 
 @dataclass(frozen=True)
 class Written:
-    """What an export left: the folder, its files with their bytes, and how many layers hold codes."""
+    """Result of an export: the folder, its files with their sizes in bytes, and the number of quantized
+    layers."""
 
     folder: Path
     files: Mapping[str, int]
@@ -30,7 +31,7 @@ class Written:
 
     @property
     def bytes(self) -> int:
-        """Of all files together."""
+        """Total size of all files."""
         return sum(self.files.values())
 
 

@@ -1,4 +1,4 @@
-"""The commands put together, and what an error becomes: one line on standard error and exit code 2."""
+"""Assembly of the commands. An error becomes one line on standard error and exit code 2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from explorer.version import __version__
 
 app = typer.Typer(
     name="explorer",
-    help="What a number format does to a tensor, a layer or a model, and what it buys on a GPU.",
+    help="Compare number formats: the error on a tensor, a layer or a model, and the speed on a GPU.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,7 +38,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What a number format does to a tensor, a layer or a model, and what it buys on a GPU."""
+    """Compare number formats: the error on a tensor, a layer or a model, and the speed on a GPU."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def _refuse(error: Exception) -> int:
 
 
 def _words(error: Exception) -> str:
-    """What was wrong; what is accepted too, where only a name is missing."""
+    """Return the message of the error; for an unknown name, also the accepted names."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
     if not isinstance(error, typer.TyperException):

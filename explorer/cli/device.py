@@ -25,9 +25,8 @@ Device = Annotated[
 
 
 def use_device(choice: str | None) -> torch.device:
-    """Make ``choice`` hold for the command, None for what holds anyway; the device that it stands for.
-
-    ``ValueError`` for unknown choices, and for cuda where the kernels cannot run.
+    """Set the device ``choice`` for the command, None for the default; return the device. ``ValueError``
+    for unknown choices, and for cuda if the kernels cannot run.
     """
     from explorer.core.backend import on_device, work_device
 

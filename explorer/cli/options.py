@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their texts stand for."""
+"""Options shared by several commands, and the parsing of their texts."""
 
 from __future__ import annotations
 

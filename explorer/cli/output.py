@@ -1,6 +1,6 @@
-"""What a command prints: lines, a table that fits the terminal, or JSON; progress on standard error.
+"""Output of the commands: lines, a table that fits the terminal, or JSON; progress on standard error.
 
-Commands print here only: names of layers, files and models come from strangers, and are text on a terminal.
+Commands print only through this module, because names of layers, files and models are untrusted text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from explorer import words
 
 T = TypeVar("T")
 UNLIMITED = 100_000
-"""Columns of a pipe or a file: whoever reads those wants whole lines."""
+"""Columns of a pipe or a file: their lines are not wrapped."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _escaped(text: str) -> str:
 
 
 def say(*lines: str, error: bool = False) -> None:
-    """Each of ``lines`` as a line of its own on standard output, or on standard error."""
+    """Print each of ``lines`` as a separate line on standard output, or on standard error."""
     for line in lines:
         _print(words.plain(line), error)
 
@@ -83,7 +83,7 @@ def print_table(table: Table) -> None:
 
 
 def render(table: Table, width: int) -> str:
-    """``table`` in lines of at most ``width`` columns: texts are wrapped, numbers stand at the right."""
+    """``table`` in lines of at most ``width`` columns: texts are wrapped, numbers are right-aligned."""
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, name in enumerate(table.columns):
         cells = [row[index] for row in table.rows]
@@ -105,7 +105,7 @@ def format_cell(value: object) -> str:
 
 
 class _Rate(ProgressColumn):
-    """How many a second, or how many seconds each where that is the larger number."""
+    """Rate per second, or seconds per item if that is the larger number."""
 
     def render(self, task: Task) -> Text:
         if not task.speed:

@@ -53,7 +53,7 @@ kinds = typer.Typer(
 app.add_typer(kinds, name="report", rich_help_panel=TENSORS)
 
 ROUNDED = 0.005
-"""Bits a weight: how far a budget with two decimals may lie below what was meant."""
+"""Bits per weight: tolerance for a budget that was rounded to two decimals."""
 Out = Annotated[str | None, typer.Option(help="The HTML file.", show_default="report.html")]
 Pdf = Annotated[str | None, typer.Option(help="Print it to this file too (needs Chromium).")]
 Figures = Annotated[
@@ -119,7 +119,7 @@ def tensor(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """What the page shows of a tensor under one or two schemes."""
+    """Report on a tensor under one or two schemes, with the content of the page."""
     from explorer.reports.tensor import Methods, More, tensor_report
     from explorer.sources import load_matrix
 
@@ -195,7 +195,7 @@ def survey(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Which layers of a model suffer, and what a budget of bits buys."""
+    """Report on a model's survey: sensitive layers, and the recipe for a budget of bits."""
     hide_bars_of_transformers(as_json)
     from explorer.reports.again import again
     from explorer.reports.content import SURVEY
@@ -354,7 +354,7 @@ def _element(text: str | None) -> tuple[int, int] | None:
 
 
 def _check(path: Path, where: Where, as_json: bool) -> None:
-    """Exits with 1 where what the report is about, or a number, is another one now."""
+    """Exit with 1 if the subject of the report, or a number, has changed."""
     from explorer.reports import again, moved
     from explorer.reports.check import by_this_version, edited, read_record
     from explorer.reports.content import TENSOR
@@ -399,7 +399,7 @@ def _check(path: Path, where: Where, as_json: bool) -> None:
 
 
 MOST_EDITS = 10
-"""Of what a report shows otherwise that is listed."""
+"""Maximum number of listed differences of a report."""
 
 
 def _short(text: str, most: int = 60) -> str:

@@ -79,9 +79,8 @@ def survey(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Every linear layer of a model by every scheme: size, and what it costs the model.
-
-    A survey that was stopped goes on when the same command is given again.
+    """Survey every linear layer of a model with every scheme: size and loss. A stopped survey continues
+    when the same command is given again.
     """
     hide_bars_of_transformers(as_json)
     from explorer.survey.cluster import on_ray
@@ -106,7 +105,7 @@ def survey(
 
 
 def _survey_file(model: str, out: str | None) -> Path:
-    """Where a survey is written; ``ValueError`` before any work if it cannot be."""
+    """Return the path of the survey; ``ValueError`` before any work if it cannot be written."""
     path = Path(out) if out else Path(f"{Path(model).name or 'model'}.survey.jsonl")
     if not path.parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {path.parent}")
@@ -278,7 +277,7 @@ def check(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Run the model that a recipe makes: its true loss beside the prediction and single schemes."""
+    """Run the model quantized by a recipe: its true loss, the prediction, and single schemes."""
     hide_bars_of_transformers(as_json)
     from explorer.survey import load_survey
     from explorer.survey.check import check_recipe

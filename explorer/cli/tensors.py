@@ -230,7 +230,7 @@ def calibrate(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Which range each calibrator chooses for a tensor with one scale, and what it costs."""
+    """Compare the ranges that the calibrators choose for a tensor with one scale, and their errors."""
     from explorer.analysis.calibration import compare_calibrators
 
     chosen = parse_scheme(scheme)

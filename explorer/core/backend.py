@@ -89,7 +89,8 @@ CUDA: Backend = Cuda()
 
 
 def backend_for(x: Tensor) -> Backend:
-    """Who computes with ``x``: the kernels if it lies on a GPU that they run on, otherwise the reference."""
+    """Return the backend for ``x``: the kernels if it is on a GPU that they support, otherwise the
+    reference."""
     return CUDA if x.is_cuda and gpu.available().ok else REFERENCE
 
 
@@ -97,7 +98,7 @@ _chosen: str | None = None
 
 
 def use_device(choice: str) -> None:
-    """Place work by ``auto``, ``cpu`` or ``cuda`` in this process, whatever EXPLORER_DEVICE says."""
+    """Place work by ``auto``, ``cpu`` or ``cuda`` in this process, overriding EXPLORER_DEVICE."""
     global _chosen
     _chosen = _checked(choice, "--device")
 
@@ -115,7 +116,8 @@ def on_device(choice: str) -> Iterator[None]:
 
 
 def gpu_status() -> Availability:
-    """Whether work is placed on a GPU, and which, or why not. ``ValueError``: ``cuda`` chosen without one."""
+    """Return the GPU that work is placed on, or the reason why none is used. ``ValueError``: ``cuda``
+    chosen without one."""
     choice = _chosen or _checked(os.environ.get("EXPLORER_DEVICE", "auto"), "EXPLORER_DEVICE")
     status = gpu.available()
     if choice == "cpu":
@@ -136,7 +138,7 @@ def work_device() -> torch.device:
 
 
 def require_gpu() -> torch.device:
-    """The GPU that work is placed on; ``ValueError`` says why there is none."""
+    """The GPU that work is placed on; ``ValueError`` with the reason if there is none."""
     device = gpu_device()
     if device is None:
         raise ValueError(f"these kernels need a GPU: {gpu_status().reason}")
@@ -151,7 +153,7 @@ def gpu_arch() -> str | None:
 
 
 def native_formats() -> tuple[str, ...]:
-    """What the tensor cores of the GPU that work is placed on multiply natively; empty without one."""
+    """Formats that the tensor cores of the current GPU multiply natively; empty without a GPU."""
     device = gpu_device()
     return () if device is None else gpu.native_formats(torch.cuda.get_device_capability(device))
 
@@ -169,7 +171,7 @@ def synchronize(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the analysis of one tensor runs.
+    """Device on which one tensor is analysed.
 
     ``whole`` is False for a tensor that does not fit the device's free memory: it stays in host memory and
     goes there in runs of rows that take ``slice_bytes`` each.
@@ -185,8 +187,8 @@ class Placement:
 
 
 def place(x: Tensor) -> Placement:
-    """Where ``x`` is analysed: on the GPU, whole if it fits. It stays where it lies if there is no GPU to
-    use, or on a GPU already."""
+    """Choose the device for the analysis of ``x``: the GPU, with the whole tensor if it fits. It stays
+    where it lies if there is no GPU to use, or on a GPU already."""
     device = gpu_device()
     if device is None or x.is_cuda:
         return Placement(x.device)

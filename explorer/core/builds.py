@@ -15,13 +15,13 @@ from explorer.gpu.statistics import BUILD as STATISTICS
 from explorer.schemes import Scheme
 
 WARM_SHAPES = {torch.float32: ((64, 2048), (64, 4096), (64, 8192), (3, 33)), torch.bfloat16: ((64, 4096),)}
-"""What is compiled ahead, by element type: the page reads float32 tensors of any shape, the GEMM table
+"""Shapes compiled ahead of time, by element type: the page reads float32 tensors of any shape, the GEMM table
 quantizes bfloat16 operands of whole blocks. What else is needed is compiled at first use."""
 
 
 def all_builds(schemes: Iterable[Scheme] | None = None) -> list[Build]:
-    """What schemes (by default the named ones) compile for ``WARM_SHAPES``, and an analysis's statistics; no
-    build twice."""
+    """Builds needed by schemes (by default the named ones) for ``WARM_SHAPES``, and by the statistics of
+    an analysis; without duplicates."""
     compiled = [STATISTICS]
     every = with_kernels() if schemes is None else schemes
     for config, scheme in {config_of(scheme): scheme for scheme in every}.items():

@@ -1,7 +1,7 @@
 """The operations of ``Backend`` by the kernels of ``kernels/``, for tensors on a GPU: the same bits as the
 reference.
 
-What no kernel takes (least-squares scales per block, calibrators that search, conventions of other
+Work without a kernel (least-squares scales per block, calibrators that search, conventions of other
 libraries, other dtypes, views) runs through the reference, whose torch operations run on any device.
 """
 
@@ -154,6 +154,6 @@ def _layout(x: Tensor, scheme: Scheme) -> Layout:
 
 
 def _plain_float32(x: Tensor, other: Tensor | None) -> bool:
-    """Whether the statistics kernels read the tensors as they are."""
+    """True if the statistics kernels can read the tensors without conversion."""
     contiguous = x.is_contiguous() and (other is None or other.is_contiguous())
     return contiguous and x.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Codes of a float32 matrix under given scales, and the values that codes stand for: the readable reference.
+"""Codes of a float32 matrix under given scales, and the values of codes: the readable reference.
 
 Plain torch operations, so they run on any device; every kernel gives the same bits. A code is rounded from
 x / scale by IEEE float32 division, with the scale as it is stored, unless ``Scheme.codes`` says otherwise.
@@ -119,7 +119,7 @@ def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) ->
 
 
 def _minimum(scales: Scales, scheme: Scheme) -> Tensor:
-    """float32 [grid]: what the least code stands for; codes count from there."""
+    """float32 [grid]: the value of the least code; codes count from there."""
     assert scales.offsets is not None
     if scales.minimum is not None:
         return scales.minimum

@@ -14,9 +14,7 @@ from explorer.schemes import OWN_CODES, SCHEMES, Convention, ScaleRule, Scales, 
 
 
 def has_kernels(scheme: Scheme) -> bool:
-    """Whether kernels quantize and restore by ``scheme``: its blocks, mapping, conventions and rule for codes
-    are theirs.
-    """
+    """True if the kernels support ``scheme``: its blocks, mapping, conventions and rule for codes."""
     own = scheme.scale is None or scheme.scale.convention is Convention.OWN
     return (
         own

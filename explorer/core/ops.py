@@ -71,7 +71,7 @@ def dequantize_op(
     columns: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The matrix [rows, columns] that the four results of ``quantize`` stand for."""
+    """Dequantize the four results of ``quantize`` to a matrix [rows, columns]."""
     row, zero = Scheme.parse(scheme), zero_points if zero_points.numel() else None
     stored = Scales.of(
         row,
@@ -238,8 +238,8 @@ def learned_quantize(x: Tensor, step: Tensor, scheme: Scheme) -> Tensor:
 
 
 def fake_quantize(x: Tensor, scheme: Scheme) -> Tensor:
-    """What ``x`` of any rank becomes under ``scheme``, with a straight-through gradient masked where it
-    clips.
+    """Quantize and dequantize ``x`` of any rank, with a straight-through gradient that is zero for clipped
+    values.
 
     The last axis is the row; leading axes are merged for quantization and restored.
     """
@@ -272,7 +272,7 @@ def static_quantize(x: Tensor, clip_range: Range, scheme: Scheme) -> Tensor:
 
 
 def straight_through(x: Tensor, scheme: Scheme) -> Tensor:
-    """What ``x`` of any rank becomes under ``scheme``, with the gradient passed on unchanged."""
+    """Quantize and dequantize ``x`` of any rank, with the gradient passed on unchanged."""
     return _Unchanged.apply(x, fake_quantize(x.detach(), scheme))
 
 

@@ -94,7 +94,7 @@ def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
 
 
 def _context(part: Rectangle, x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationContext:
-    """How the rectangle's blocks are restored under a range, rounded to nearest."""
+    """Return the context that dequantizes the rectangle's blocks under a range, rounded to nearest."""
     rule = scheme.scale
     largest = _largest(x, scheme) if largest is None else largest
     above = rule is not None and rule.has_upper_level
@@ -117,7 +117,7 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme, largest: Tensor | None)
 
 
 def _at_origin(part: Rectangle, clip_range: Range) -> Rectangle:
-    """The rectangle as a matrix of its own."""
+    """The rectangle as a separate matrix."""
     return Rectangle(
         slice(0, part.rows.stop - part.rows.start),
         slice(0, part.columns.stop - part.columns.start),

@@ -32,7 +32,7 @@ class SchemeRecord:
 
 @dataclass(frozen=True)
 class About:
-    """What a file says of its tensors: the stem of their names, the matrix's [rows, columns], the scheme."""
+    """Metadata of a file's tensors: the stem of their names, the matrix's [rows, columns], the scheme."""
 
     name: str
     shape: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
@@ -43,7 +43,7 @@ _ADAPTER = TypeAdapter(About)
 
 
 def read_about(metadata: Mapping[str, str] | None) -> About:
-    """The record in a file's metadata; ``ValueError`` says what is missing or wrong in it."""
+    """Read the record in a file's metadata; ``ValueError`` names missing or invalid entries."""
     text = (metadata or {}).get(KEY)
     if text is None:
         raise ValueError(f"its metadata holds no {KEY!r}")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Another name beside ``path`` to write to, which takes its place at the end of the block, and is gone
-    after an error. ``OSError`` where something that is no regular file stands there."""
+    """Temporary name next to ``path``, renamed to ``path`` at the end of the block, and removed after an
+    error. ``OSError`` if ``path`` exists and is not a regular file."""
     path = Path(path)
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no regular file; it is not replaced")
@@ -30,8 +30,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
 def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mapping[str, str]) -> None:
     """Write ``tensors`` with the texts ``about`` as metadata, under another name first.
 
-    ``OSError`` if the path cannot be written, the disk is full, or something that is no regular file stands
-    there; what was there before is then untouched.
+    ``OSError`` if the path cannot be written, the disk is full, or the path is not a regular file; an
+    existing file is then untouched.
     """
     with replacing(path) as partial:
         try:

@@ -48,7 +48,7 @@ def ggml_type(scheme: Scheme) -> str | None:
 
 
 def row_multiple(scheme: Scheme) -> int:
-    """How many values a row has to be a multiple of."""
+    """Number that the row length must be a multiple of."""
     if scheme.scale is None:
         return 1
     return SUPER_BLOCK if scheme.scale.super_bits is not None else BLOCK

@@ -19,9 +19,8 @@ LEVEL_KEYS = ("super_scale", "super_minimum", "mean")
 
 
 def packed_levels(scales: Scales, scheme: Scheme) -> dict[str, Tensor]:
-    """What a file holds of ``scales``; empty where they have no level above.
-
-    ``ValueError`` where the scheme's scales have one and these are only known as what they restore.
+    """Tensors of the upper level of ``scales`` in a file; empty without an upper level. ``ValueError`` if
+    the scheme has one, but only the dequantized scales are known.
     """
     rule, upper = scheme.scale, scales.upper
     if rule is None or not rule.has_upper_level:
@@ -34,7 +33,7 @@ def packed_levels(scales: Scales, scheme: Scheme) -> dict[str, Tensor]:
 
 
 def level_parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
-    """What ``packed_levels`` writes for a tensor of ``shape`` whose scales have a level above."""
+    """Parts that ``packed_levels`` writes for a tensor of ``shape`` whose scales have an upper level."""
     rule, grid, blocks = scheme.scale, scheme.grid(shape), math.prod(scheme.grid(shape))
     if rule is None or rule.super_bits is None:
         above: list[Part] = [(torch.float32, (math.ceil(blocks / NESTED_BLOCK),))]

@@ -47,9 +47,9 @@ def save_quantized(
 ) -> None:
     """Write ``q``; every stored value is exact, so ``load_quantized`` gives the same bits back.
 
-    ``extra`` tensors, such as what a method folds into the layer before, are written as ``<name>.<key>``.
-    ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError`` for a path that
-    cannot be written.
+    ``extra`` tensors, such as scales that a method folds into the preceding layer, are written as
+    ``<name>.<key>``. ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError``
+    for a path that cannot be written.
     """
     checked_text(q.scheme)
     scales = packed_levels(q.scales, q.scheme) or _one_level(q)
@@ -60,7 +60,7 @@ def save_quantized(
 
 
 def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
-    """What a file holds of scales that are not themselves quantized."""
+    """Tensors of scales that are not themselves quantized, as stored in a file."""
     scales, tensors = q.scales, dict[str, Tensor]()
     if q.scheme.scale is not None:
         tensors["scale"] = raw_scales(scales, q.scheme)
@@ -114,7 +114,7 @@ def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, 
 
 
 def _parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
-    """What each of ``OWN`` may be; nothing where the scheme has no such part.
+    """Allowed parts for each of ``OWN``; empty if the scheme has no such part.
 
     Files of version 0.2 and earlier hold other zero points and may hold scales as float32.
     """

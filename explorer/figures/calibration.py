@@ -62,7 +62,7 @@ def range_figure(report: CalibrationReport, low: float, high: float, name: str, 
 
 
 def _handles(fig: go.Figure, ends: tuple[float, float], outer: tuple[float, float], color: str) -> None:
-    """Two lines to drag, first of all shapes, and the shades of what they cut off."""
+    """Two draggable lines, before all other shapes, and shading of the clipped parts."""
     for handle, end in zip(HANDLES, ends, strict=True):
         fig.add_shape(
             name=handle,
@@ -92,7 +92,7 @@ def _handles(fig: go.Figure, ends: tuple[float, float], outer: tuple[float, floa
 
 
 def _bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> None:
-    """Each method's range as a bar of its own above the histogram, named at the left."""
+    """Draw each method's range as a separate bar above the histogram, labelled at the left."""
     for index, choice in enumerate(choices):
         fig.add_scatter(
             x=[choice.low, choice.high],
@@ -125,7 +125,7 @@ def _bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> None:
 
 
 def objectives_figure(report: CalibrationReport, name: str) -> go.Figure:
-    """What each method minimises, or its criterion, over the threshold, with the threshold it chose."""
+    """The objective or criterion of each method over the threshold, with its chosen threshold."""
     fig = figure("threshold on |x|", "error, KL in nats", f"{name} objectives", height=300)
     legend_below(fig)
     curves = (

@@ -36,13 +36,12 @@ LEGEND = 48
 """Pixels from the plot down to the legend, which has two lines on a phone."""
 LEFT, RIGHT, ABOVE, BELOW = 56, 16, 12, 112
 WIDTHS = tuple(width - LEFT - RIGHT for width in (300, 400, 540, 720, 1000, 1400))
-"""Of a plot in pixels, from the narrowest figure to the widest."""
+"""Widths of a plot in pixels, from the narrowest figure to the widest."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where the points of a frontier lie: log10 of the least and most bits, and the dB at the ends of the
-    axes."""
+    """Axis ranges of a frontier: log10 of the least and most bits, and the dB at the ends of the axes."""
 
     low: float
     high: float
@@ -156,7 +155,7 @@ def _points(fig: go.Figure, members: Sequence[ComparisonRow], group: str, color:
 
 
 def _who(row: ComparisonRow) -> list[str]:
-    """What a point is called, and the text that makes it A or B."""
+    """Name of a point, and the text that makes it A or B."""
     return [row.scheme.label, str(row.scheme)]
 
 
@@ -212,8 +211,8 @@ def _spread_out(edge: Sequence[ComparisonRow]) -> Iterator[ComparisonRow]:
 
 
 def _short_names(rows: Sequence[ComparisonRow]) -> dict[str, str]:
-    """By each scheme's text its label without what stands in brackets, which the hover has, unless another
-    of ``rows`` is called the same without it."""
+    """Map each scheme's text to its label without the part in brackets, unless another of ``rows`` would
+    have the same label; the hover text has all of it."""
     full = {str(row.scheme): row.scheme.label.replace(", asymmetric", ", asym.") for row in rows}
     short = {text: caption(label) for text, label in full.items()}
     common = Counter(short.values())

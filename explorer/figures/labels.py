@@ -1,4 +1,4 @@
-"""Words beside points, placed so that none lies over another, on narrow pages and on wide ones."""
+"""Labels of points, placed without overlaps on narrow and on wide pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from explorer.figures import style
 
 WIDTHS = (230, 1000)
-"""Of a plot in pixels, on a phone and on a wide screen: a label has to be clear of the others on both."""
+"""Widths of a plot in pixels, on a phone and on a wide screen: labels must not overlap on either."""
 _SIDES = ((0, -1), (0, 1), (1, 0), (-1, 0), (1, -1), (-1, -1), (1, 1), (-1, 1))
 """Right and down of the point, in the order in which they are tried."""
 AWAY = (0, 18, 36, 60)
@@ -22,7 +22,7 @@ _EM, _LINE, _GAP, _OVERHANG = 0.6, 1.25, 2, 8
 @dataclass(frozen=True)
 class Spot:
     """A point that may be labelled: its place as shares of the axes, 0 … 1 from the left and from below, the
-    radius of its marker in pixels, and its words; empty for one that only must not be covered. ``letter``
+    radius of its marker in pixels, and its text; empty for points that only must not be covered. ``letter``
     stands there where the words have no room, over whatever lies there if it must."""
 
     x: float
@@ -34,8 +34,8 @@ class Spot:
 
 @dataclass(frozen=True)
 class Label:
-    """What stands by a point, and where its middle is from there, in pixels; ``apart``: so far that a line
-    has to join them."""
+    """Label of a point, and the offset of its centre in pixels; ``apart``: far enough to need a connecting
+    line."""
 
     text: str
     right: float
@@ -68,7 +68,7 @@ def place(
     widths: Sequence[float] = WIDTHS,
     away: Sequence[float] = AWAY,
 ) -> list[Label | None]:
-    """Where each spot's label stands, None where it has no room; earlier spots choose first.
+    """Place a label for each spot, None without free space; earlier spots choose first.
 
     ``height`` of the plot, ``size`` of the font and the distances ``away`` in pixels. No label covers a
     marker or another label, or leaves the plot, at any of ``widths``, but for letters that have no room.
@@ -123,7 +123,7 @@ def _first_free(
 
 
 def _around(spot: Spot, text: str, size: float, distances: Sequence[float]) -> Iterator[Label]:
-    """Where ``text`` may stand, in the order in which that is tried."""
+    """Yield candidate positions of ``text``, in order of preference."""
     wide, tall = _EM * size * len(text), _LINE * size
     for away in distances:
         for right, down in _SIDES:

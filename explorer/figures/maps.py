@@ -27,8 +27,8 @@ ZERO_BAND = 3276
 
 @dataclass(frozen=True)
 class ColourScale:
-    """What the codes of maps stand for: ``first`` for ``low``, ``CODES`` for ``high``, in equal steps or
-    ``logarithmic`` ones; the code 0 for zero where ``zero`` says so, and for nothing else.
+    """Values of the codes of maps: ``first`` for ``low``, ``CODES`` for ``high``, in equal or
+    ``logarithmic`` steps. With ``zero``, the code 0 is reserved for zero.
 
     ``cut``: some cells with less than ``low`` are shown as ``low``.
     """
@@ -55,14 +55,14 @@ class ColourScale:
         return cls(low, high, True, ZERO_BAND if zero else 0, zero, low > least)
 
     def codes_of(self, values: Tensor) -> np.ndarray:
-        """uint16: the nearest codes; of what is not zero never zero's."""
+        """uint16: the nearest codes; nonzero values never get the code of zero."""
         shares = self._shares(values.double())
         codes = (self.first + shares * (CODES - self.first)).round().nan_to_num(CODES, CODES, 0.0)
         codes = codes.clamp(max(self.first, int(self.zero)), CODES)
         return np.asarray(torch.where(values == 0, 0.0, codes).numpy().astype(np.uint16))
 
     def _shares(self, values: Tensor) -> Tensor:
-        """Where values lie between ``low`` (0) and ``high`` (1)."""
+        """Relative positions of values between ``low`` (0) and ``high`` (1)."""
         low, high = torch.tensor([self.low, self.high], dtype=torch.float64)
         if self.logarithmic:
             values, low, high = values.log10(), low.log10(), high.log10()

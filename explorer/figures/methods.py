@@ -74,8 +74,8 @@ def _costs(o: Outcome) -> str:
 
 
 def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
-    """What each method minimised, relative to its start, with the least of it marked: a plot for each thing
-    that it is drawn over. A method has one colour, a scheme one dash; a click on the legend hides a method.
+    """The objective of each method, relative to its start, with the minimum marked: one plot per x-axis
+    quantity. A method has one colour, a scheme one dash; a click on the legend hides a method.
     """
     drawn = [o for o in outcomes if objective_axis(o.method) and o.objective and o.objective[0]]
     if not drawn:
@@ -149,7 +149,7 @@ def _add_objective(fig: go.Figure, outcome: Outcome, row: int, look: dict[str, s
 
 
 def _add_dashes(fig: go.Figure, schemes: Sequence[str]) -> None:
-    """Which dash is which scheme, in the legend alone."""
+    """Add legend entries that assign dashes to schemes."""
     for index, scheme in enumerate(schemes):
         line = {"color": MUTED, "dash": DASHES[index % len(DASHES)], "width": 2}
         fig.add_scatter(x=[None], y=[None], mode="lines", name=label_of_text(scheme), line=line)

@@ -103,7 +103,7 @@ def _add_trace(figure: go.Figure, dots: Sequence[Dot], family: str, native: bool
 
 
 def _add_key(figure: go.Figure, native: bool) -> None:
-    """What filled and open mean, in the legend alone."""
+    """Add legend entries for filled and open markers."""
     figure.add_scatter(
         x=[None],
         y=[None],

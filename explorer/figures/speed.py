@@ -24,10 +24,11 @@ from explorer.products.advice import fastest
 from explorer.recordings.gemm import GemmTiming
 
 SMALL_M = 64
-"""Up to so many tokens a product is bound by memory, and its rate is given in bytes a second."""
+"""Maximum number of tokens at which a product is memory-bound, so that its rate is given in bytes per
+second."""
 LEGEND_HEIGHT = 240
 ROW_HEIGHT, SLOW = 29, 4
-"""Pixels; the axis ends at so many times BF16's time, and what is slower stands at its end with an arrow."""
+"""Pixels; end of the axis in multiples of BF16's time: slower products are drawn there with an arrow."""
 
 
 def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None = None) -> go.Figure:
@@ -51,8 +52,8 @@ def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None
 
 
 def _ends(best: Sequence[GemmTiming]) -> tuple[float, float]:
-    """The axis' ends in µs: a little before the fastest product, at most ``SLOW`` times BF16's time. What
-    lies beyond is marked at the end."""
+    """The axis' ends in µs: a little before the fastest product, at most ``SLOW`` times BF16's time.
+    Slower products are marked at the end."""
     usual = next((t.seconds for t in best if t.gemm == "bf16"), best[-1].seconds)
     slowest = max(s for t in best for s in (t.seconds, t.baseline_graph.median_s if t.baseline_graph else 0))
     return 1e6 * best[0].seconds / 1.4, 1e6 * max(min(1.2 * slowest, SLOW * usual), 1.2 * best[0].seconds)
@@ -88,7 +89,7 @@ def rate(t: GemmTiming) -> str:
 
 
 def _add_ways(figure: go.Figure, best: Sequence[GemmTiming], ends: tuple[float, float]) -> None:
-    """A line from the limit of the chip to what was measured: the way that is left."""
+    """Line from the limit of the chip to the measurement: the remaining gap."""
     rows = [(1e6 * t.floor_s, 1e6 * t.seconds, t.label) for t in best if t.floor_s]
     figure.add_scatter(
         x=[x for floor, time, _ in rows for x in (max(floor, ends[0]), min(time, ends[1]), None)],
@@ -101,7 +102,7 @@ def _add_ways(figure: go.Figure, best: Sequence[GemmTiming], ends: tuple[float, 
 
 
 Mark = tuple[float, str, str]
-"""Seconds, the row that it stands in, and what is shown when the pointer is on it."""
+"""Seconds, the row, and the hover text of a mark."""
 
 
 def _floors(best: Sequence[GemmTiming]) -> list[Mark]:
@@ -119,7 +120,7 @@ def _baselines(best: Sequence[GemmTiming]) -> list[Mark]:
 def _add_marks(
     figure: go.Figure, name: str, symbol: str, marks: Sequence[Mark], ends: tuple[float, float]
 ) -> None:
-    """Marks of one kind; a triangle at the axis' end stands for one that lies beyond."""
+    """Marks of one kind; a triangle at the end of the axis marks a slower product."""
     for shape, members in _by_place(marks, ends, symbol).items():
         figure.add_scatter(
             x=[min(max(1e6 * seconds, ends[0]), ends[1]) for seconds, *_ in members],

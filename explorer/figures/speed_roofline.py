@@ -1,4 +1,4 @@
-"""What bounds each product: memory's slope and the ceilings of the core types."""
+"""Roofline of the products: the slope of memory bandwidth and the ceilings of the core types."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _add_crossing(figure: go.Figure, curve: Curve, torch_bf16: dict[int, float])
 
 
 def _first_slower(curve: Curve, torch_bf16: dict[int, float]) -> GemmTiming | None:
-    """Where a curve that began below torch's BF16 first lies above it."""
+    """First point above torch's BF16 of a curve that began below it."""
     below = False
     for m, timing in curve:
         if m in torch_bf16:

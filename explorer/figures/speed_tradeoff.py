@@ -1,4 +1,4 @@
-"""Error against speed: every product by its time and by what it leaves of the output."""
+"""Error against speed: time and output error of every product."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from explorer.figures.style import MUTED, TEXT
 from explorer.products.advice import Point
 
 SLOW, HEIGHT, PLOT_HEIGHT, FONT_SIZE = 6, 480, 320, 10
-"""Products so many times slower than BF16 are named beside the plot instead of stretching it."""
+"""Products slower than this multiple of BF16's time are named next to the plot instead of stretching it."""
 
 
 def tradeoff_figure(points: Sequence[Point], name: str, marked: Marked | None = None) -> go.Figure:
-    """Time against the output's error, a point a product sized by W's bytes; the dotted line joins what
-    nothing beats in both. What is many times slower than BF16 is named below the legend."""
+    """Time against the output's error, a point a product sized by W's bytes; the dotted line joins the
+    Pareto frontier. Products many times slower than BF16 are named below the legend."""
     title, marked = f"{name} error against speed", marked or {}
     if not points:
         return style.empty(NOTHING, title)
@@ -68,7 +68,7 @@ def _add_labels(
     y_ends: tuple[float, float],
     marked: Marked,
 ) -> None:
-    """Names of A, of B and of the frontier's points, as far as there is room; the rest is told on hover."""
+    """Names of A, of B and of the frontier's points, as space allows; the rest is in the hover text."""
     low, span = math.log(x_ends[0]), math.log(x_ends[1] / x_ends[0])
     rows = sorted(
         zip(points, dots, strict=True), key=lambda row: (row[0].gemm not in marked, not row[0].on_frontier)

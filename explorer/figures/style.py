@@ -106,7 +106,7 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
 
 
 def family(fmt: Format) -> str:
-    """Which of ``FAMILY_COLORS`` a format belongs to."""
+    """Return the key of ``FAMILY_COLORS`` for a format."""
     if isinstance(fmt, IntegerFormat | FixedPointFormat):
         return "integer"
     if isinstance(fmt, CodebookFormat):
@@ -115,8 +115,7 @@ def family(fmt: Format) -> str:
 
 
 def caption(label: str, most: int = 26) -> str:
-    """A scheme's label as words inside of a figure: without what stands in brackets, and cut where it would
-    leave a phone's figure."""
+    """A scheme's label inside a figure: without the part in brackets, and truncated to fit a phone."""
     text = re.sub(r" \(.*?\)", "", label)
     return text if len(text) <= most else f"{text[: most - 1].rstrip(' ,')}…"
 
@@ -134,8 +133,8 @@ def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
 def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]) -> go.Figure:
     """Add buttons at the left above the plot; each option is a label and the layout changes that it makes.
 
-    What they change is listed in the figure's ``meta["switched"]``: whoever replaces the figure by a new one
-    carries those layout entries over, as ``uirevision`` does not.
+    What they change is listed in the figure's ``meta["switched"]``: code that replaces the figure by a new
+    one carries those layout entries over, as ``uirevision`` does not.
     """
     buttons = [{"label": label, "method": "relayout", "args": [change]} for label, change in options]
     changed = list(dict.fromkeys(key for _, change in options for key in change))
@@ -163,7 +162,8 @@ def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]
 
 
 def legend_below(fig: go.Figure, lines: int = 1) -> go.Figure:
-    """Keep room for so many lines of legend under the plot, so that it neither covers nor moves anything."""
+    """Reserve space for the lines of the legend under the plot, so that it neither covers nor moves
+    anything."""
     fig.update_layout(
         showlegend=True,
         legend={"xref": "container", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
@@ -179,7 +179,7 @@ def translucent(color: str, opacity: float) -> str:
 
 
 WIDE_DECADES = 6
-"""An axis of so many decades and more is labelled in powers of ten."""
+"""Minimum number of decades for an axis to be labelled in powers of ten."""
 
 
 def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10) -> go.Figure:
@@ -207,8 +207,8 @@ def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10)
 
 
 def _label_count(axis: str, decades: float) -> int:
-    """What plotly makes 1, 2, 5 of, or decades where there is no room for those: it labels decades from 0.7
-    of them a label on, and every digit below 0.3."""
+    """Number of labels for which plotly uses 1, 2, 5, or only decades if space is short: it labels decades
+    from 0.7 of them a label on, and every digit below 0.3."""
     few, most = (2.1, 2.5) if axis == "x" else (1.4, 2.8)
     if decades < few:
         return 3
@@ -225,7 +225,7 @@ LINE = 34
 
 
 def empty(message: str, name: str = "figure") -> go.Figure:
-    """A figure without axes whose ``message`` says why there is nothing to draw."""
+    """A figure without axes, with a ``message`` in place of data."""
     fig = figure("", "", name)
     fig.update_xaxes(visible=False)
     fig.update_yaxes(visible=False)

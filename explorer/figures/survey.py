@@ -20,14 +20,14 @@ STRIP_HEIGHT = 190
 
 
 def layer_label(layer: Layer) -> str:
-    """A layer in a few words: "3 · value", or its name where that says neither depth nor kind."""
+    """A layer in a few words: "3 · value", or its name if it contains neither depth nor kind."""
     if layer.depth is None or layer.kind == "other":
         return layer.name
     return f"{layer.depth} · {layer.kind}"
 
 
 def cost_label(survey: Survey, signal: str) -> str:
-    """What a cost by ``signal`` is, as an axis says it."""
+    """Axis label for the cost by ``signal``."""
     if not SENSITIVITIES[signal].is_loss:
         return SENSITIVITIES[signal].label
     unit = {"embedding": "1 − cosine", "next token": "KL, nats"}.get(survey.head.loss, survey.head.loss)

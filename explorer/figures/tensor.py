@@ -37,7 +37,8 @@ COLORS = (A, B)
 NOTE_LINE, NOTE_GAP = 14, 8
 """Pixels of a line above a figure's buttons, and between them."""
 HEAVY = 40.0
-"""Colours are logarithmic where the largest error is more than so many times the median of cells with one."""
+"""Colours are logarithmic if the largest error exceeds the median of the nonzero cells by more than this
+factor."""
 SMALLEST = 1e-5
 """The least value that a logarithmic scale of errors shows, in parts of the largest."""
 
@@ -71,7 +72,7 @@ def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
 
 
 def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
-    """How many errors lie beyond the bins, and the largest of them, above the buttons."""
+    """Annotate the number of errors beyond the bins, and the largest, above the buttons."""
     lines = []
     for letter, side in zip("AB", sides, strict=False):
         if side.analysis.report.max_error == 0:
@@ -99,7 +100,7 @@ def _say_beyond(fig: go.Figure, sides: Sequence[Side]) -> None:
 
 
 def _named(sides: Sequence[Side], index: int) -> str:
-    """What a side is called in a legend: its letter too if there are two."""
+    """Legend name of a side, with its letter if there are two."""
     name = caption(sides[index].label)
     return f"{'AB'[index]}  {name}" if len(sides) > 1 else name
 
@@ -127,7 +128,7 @@ def error_map_figures(
 
 
 def heavy(maps: Sequence[Tensor]) -> bool:
-    """Whether the largest error is much larger than the median of the cells with one."""
+    """True if the largest error is much larger than the median of the nonzero cells."""
     positive = torch.cat([reduced[reduced > 0] for reduced in maps])
     return len(positive) > 0 and float(positive.median()) < max(map(highest, maps)) / HEAVY
 
@@ -195,8 +196,8 @@ def _mark(fig: go.Figure, row: int, column: int) -> None:
 
 
 def usage_figures(sides: Sequence[Side], name: str) -> list[go.Figure]:
-    """How often each code occurs under each of one or two ``sides``, ordered by value; for 16 and 32 bits,
-    how often each exponent does."""
+    """Frequency of each code under one or two ``sides``, ordered by value; for 16 and 32 bits, frequency
+    of each exponent."""
     figures = []
     for side, color, letter in zip(sides, COLORS, "AB", strict=False):
         q, counts = side.analysis.q, side.analysis.measured.code_counts

@@ -24,11 +24,11 @@ MOST_TICKS = 512
 def values_figure(
     before: Spread, sides: Sequence[Side], levels: Sequence[np.ndarray], name: str
 ) -> go.Figure:
-    """How the values spread before and after, a row for each of one or two ``sides`` over the same axis.
+    """Distribution of the values before and after, one row per side over the same axis.
 
-    ``levels`` are what the inspected block can represent under each side. The share of elements in each bin
-    is drawn logarithmically; what lies beyond the central range stands in panels at the left and the right,
-    in bins that grow.
+    ``levels`` are the values that the inspected block can represent under each side. The share of elements
+    in each bin is drawn logarithmically; values beyond the central range are in panels at the left and the
+    right, in growing bins.
     """
     rows = len(sides)
     inside = rows * (ROW + TICKS) + (rows - 1) * BETWEEN
@@ -51,7 +51,7 @@ def values_figure(
 
 
 def _identity(before: Spread) -> str:
-    """The same for all schemes on one tensor: its bins. A zoom into one tensor says nothing of another."""
+    """The same for all schemes on one tensor: its bins. A zoom applies to one tensor only."""
     return f"values {before.middle.edges[0]:.6g} {before.middle.edges[-1]:.6g} {before.total}"
 
 
@@ -177,7 +177,7 @@ def _row(fig: go.Figure, row: int, domains: tuple[list[float], list[float]], bef
 
 
 def _bars(fig: go.Figure, row: int, side: Side, color: str, name: str) -> None:
-    """What each bin holds afterwards, in the centre and in the tails."""
+    """Draw the counts after quantization, in the centre and in the tails."""
     after, common = (
         side.analysis.after,
         {
@@ -240,7 +240,7 @@ def _outline(fig: go.Figure, row: int, before: Spread) -> None:
 
 
 def _ticks(fig: go.Figure, row: int, levels: np.ndarray, color: str, named: bool) -> None:
-    """What the inspected block can represent."""
+    """Mark the values that the inspected block can represent."""
     if not 0 < len(levels) <= MOST_TICKS:
         return
     fig.add_scatter(

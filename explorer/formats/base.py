@@ -1,6 +1,6 @@
-"""What every number format has, whatever kind it is of.
+"""Common base of all number formats.
 
-A format is the table of values that its codes stand for; everything else (largest value, smallest
+A format is the table of the values of its codes; everything else (largest value, smallest
 value, spacing, which codes are NaN) is derived from that table. Encoding follows three rules
 everywhere (sources: OCP OFP8 and MX v1.0, CUDA's ``cuda_fp8.h``, ``cuda_fp6.h`` and ``cuda_fp4.h``):
 
@@ -82,7 +82,7 @@ class Format:
 
     @property
     def scale_only(self) -> bool:
-        """Whether scales can have this format and elements cannot."""
+        """True if only scales can use this format."""
         return False
 
     @property

@@ -17,7 +17,7 @@ from explorer.formats.table import FLOAT32, FORMATS
 
 @dataclass(frozen=True)
 class CodeFacts:
-    """A code and what it stands for.
+    """A code and its value.
 
     ``bits`` has the most significant bit first, ``words`` is the value as a formula, ``below`` and ``above``
     are the neighbouring finite values (None at either end, and for NaN and Inf).
@@ -37,7 +37,7 @@ class Rendering:
     """A number as one format stores it, and the rounding error ``value`` - number.
 
     The three are None where the format cannot store the number (NaN without a code for it); ``refused``
-    then says why.
+    then has the reason.
     """
 
     format: Format
@@ -52,7 +52,7 @@ class NoNaNError(ValueError):
 
 
 def parse_code(text: str, fmt: Format) -> int:
-    """The code that ``text`` means: bits (``0b0101``), hexadecimal (``0x50``), or a number to be rounded.
+    """Parse ``text`` as a code: bits (``0b0101``), hexadecimal (``0x50``), or a number to be rounded.
 
     Raises ``ValueError`` with what is accepted, ``NoNaNError`` for NaN in a format without it.
     """
@@ -71,7 +71,7 @@ def parse_code(text: str, fmt: Format) -> int:
 
 
 def plain_number(text: str) -> bool:
-    """Whether ``text`` is a decimal number rather than bits or hexadecimal."""
+    """True if ``text`` is a decimal number rather than bits or hexadecimal."""
     return not text.lower().lstrip().startswith(("0b", "0x"))
 
 
@@ -133,7 +133,7 @@ def code_facts(fmt: Format, code: int) -> CodeFacts:
 
 
 def code_formula(fmt: Format, code: int) -> str:
-    """How the fields of ``code`` make its value, with the numbers: ``+2^(10−7) × (1 + 0/8) = 8``."""
+    """Formula for the value of ``code`` from its fields, with the numbers: ``+2^(10−7) × (1 + 0/8) = 8``."""
     value = fmt.value(code)
     if isinstance(fmt, FloatFormat):
         return _float_formula(fmt, code)

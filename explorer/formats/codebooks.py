@@ -15,7 +15,7 @@ from explorer.formats.rounding import Rounding, required
 
 
 class Ties(enum.Enum):
-    """Where a value halfway between two levels of a codebook goes."""
+    """Rounding of values halfway between two levels of a codebook."""
 
     LOWER = "to the lower level"
     UPPER = "to the upper level"
@@ -24,7 +24,7 @@ class Ties(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class CodebookFormat(Format):
-    """A sorted list of levels; code i stands for ``table[i]``; a value takes the nearest level.
+    """A sorted list of levels; the value of code i is ``table[i]``; numbers are rounded to the nearest level.
 
     ``per_byte`` is how many codes are packed into one byte as digits of base ``len(table)``; 0 packs bits.
     """
@@ -79,7 +79,7 @@ class CodebookFormat(Format):
         return sum(self._is_above(number, middle) for middle in self._middles)
 
     def _is_above(self, number: float, middle: float) -> bool:
-        """Whether ``number`` takes the level above ``middle``."""
+        """True if ``number`` rounds to the level above ``middle``."""
         tie_goes_up = self.ties is Ties.UPPER or (self.ties is Ties.ZERO and middle < 0)
         return number > middle or (number == middle and tie_goes_up)
 

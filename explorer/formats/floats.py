@@ -19,7 +19,7 @@ MAGNITUDE_MASK = 0x7FFF_FFFF
 
 
 class Specials(enum.Enum):
-    """Which codes of a floating-point format are not ordinary numbers."""
+    """Convention for the codes of a floating-point format that are not finite numbers."""
 
     IEEE = "the largest exponent holds Inf (mantissa 0) and NaN"
     FN = "only the all-ones magnitude is NaN; no Inf"
@@ -75,7 +75,7 @@ class FloatFormat(Format):
 
     @property
     def holds_scales(self) -> bool:
-        """Whether scales can have this format: their codes fill 1, 2 or 4 bytes."""
+        """True if scales can use this format: its codes fill 1, 2 or 4 bytes."""
         return self.bits in (8, 16, 32)
 
     @property
@@ -244,7 +244,7 @@ class TruncatedFloat32(FloatFormat):
 
     @property
     def _stored_shift(self) -> int:
-        """How far a float32's bits are shifted right to be stored."""
+        """Number of bits by which a float32 is shifted right for storage."""
         return 32 - self.bits
 
     def value(self, code: int) -> float:

@@ -59,7 +59,7 @@ class IntegerFormat(Format):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPointFormat(Format):
-    """Two's complement with ``fraction`` bits after the point: code q stands for q / 2^fraction.
+    """Two's complement with ``fraction`` bits after the point: the value of code q is q / 2^fraction.
 
     The elements of MXINT8 (OCP MX v1.0, section 5.3.4): 8 bits, 6 of them after the point, -2 ... 127/64.
 

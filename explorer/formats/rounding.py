@@ -1,4 +1,4 @@
-"""How a value between two codes is rounded, and the random numbers of stochastic rounding.
+"""Rounding of values between two codes, and the random numbers of stochastic rounding.
 
 Stochastic rounding goes up with a probability equal to the distance from the lower neighbour (in units
 of the spacing), so that its expectation is the value itself. The random numbers come from Philox
@@ -19,7 +19,7 @@ _MASK = 0xFFFF_FFFF
 
 
 class Rounding(enum.Enum):
-    """Which of the two neighbouring codes a value between them takes."""
+    """Rounding mode: the choice between the two neighbouring codes of a value."""
 
     NEAREST = "to nearest, ties to even"
     AWAY = "to nearest, ties away from zero"

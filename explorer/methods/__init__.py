@@ -1,7 +1,7 @@
-"""What the field does about rounding error: ``METHODS``, one paper a file and a row each.
+"""Methods that reduce rounding error: ``METHODS``, with one file per paper and one row per method.
 
-``apply("rotation+gptq+lqer", weight, scheme, activations)`` rotates, rounds what the rotation made of the
-weight by GPTQ, and corrects what GPTQ left by a low-rank product. Pages, figures, commands and files read
+``apply("rotation+gptq+lqer", weight, scheme, activations)`` rotates the weight, rounds the rotated weight
+by GPTQ, and corrects the remaining error by a low-rank product. Pages, figures, commands and files read
 the rows.
 """
 
@@ -103,7 +103,7 @@ COMBINATIONS = (
 )  # fmt: skip
 """Combinations worth offering beside the methods themselves; ``apply`` takes any other legal one too."""
 USUAL = ("rtn", "gptq", "gptq_order", "awq", "awq_clip", "hqq", "rotation+gptq")
-"""What a page compares before anything is chosen."""
+"""Methods that the page compares by default."""
 
 
 LONGEST = 200
@@ -147,12 +147,12 @@ def label_of(name: str) -> str:
 
 
 def rounding_in(name: str) -> RoundingMethod:
-    """What rounds in a combination: round to nearest where it names no rounding method."""
+    """Return the rounding method of a combination: round to nearest if it names none."""
     return next((row for row in names_in(name) if isinstance(row, RoundingMethod)), RTN)
 
 
 def objective_axis(name: str) -> ObjectiveAxis | None:
-    """What the objective of a combination's layer is drawn over; None where it is not worth a figure."""
+    """Return the x-axis for the objective of a combination; None if it has no figure."""
     axes = (row.objective for row in (rounding_in(name), *names_in(name)))
     return next((axis for axis in axes if axis is not None), None)
 

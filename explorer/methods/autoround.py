@@ -110,7 +110,8 @@ class _Problem:
         return codes, zero[:, :, None], scale[:, :, None], scales
 
     def _size(self, low: Tensor, high: Tensor) -> Tensor:
-        """What the scales are proportional to: a range's reach, under NO_CLIP in codes of that side."""
+        """Quantity that the scales are proportional to: the extent of a range, under NO_CLIP in codes of
+        that side."""
         if self.scheme.asymmetric:
             return high - low
         if self.scheme.mapping is MappingType.NO_CLIP:

@@ -42,7 +42,7 @@ class ColumnScales:
         self._known[self.groups[j]] = scale_for(ranges, self.scheme, self.largest)
 
     def due(self, j: int) -> int:
-        """How many columns from position j on are of a group whose scales are still to be added."""
+        """Number of columns from position j on in groups whose scales are not added yet."""
         group, stop = self.groups[j], j
         while group not in self._known and stop < len(self.groups) and self.groups[stop] == group:
             stop += 1

@@ -1,4 +1,4 @@
-"""What a method does to the layer's output, on inputs that it did not see."""
+"""Output error of a layer under each method, on held-out inputs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from explorer.schemes import Scheme
 from explorer.schemes.text import label_of_text
 
 LEAST_GAIN_DB = 0.1
-"""What a method has to gain over rounding to nearest before a summary praises it."""
+"""Minimum gain over round to nearest for a method to be recommended in a summary."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """One method under one scheme. Errors are relative, ‖Y - Ŷ‖ / ‖Y‖.
 
-    ``channel_error`` [N]: each output channel's; ``objective``: the method's own as it went, empty where it
-    has none; ``seconds``: its time. ``refused`` says why the method cannot serve the scheme; then
-    the numbers are NaN and there is no ``layer``.
+    ``channel_error`` [N]: each output channel's; ``objective``: the method's own as it went, empty where
+    it has none; ``seconds``: its time. ``refused`` is the reason why the method does not support the
+    scheme; then the numbers are NaN and there is no ``layer``.
     """
 
     method: str
@@ -60,7 +60,7 @@ class Outcome:
 
 
 MOST_TOKENS = 4096
-"""Of a layer's inputs, the first so many are used, on the page as in a report."""
+"""Maximum number of a layer's input tokens that are used, on the page and in a report."""
 
 
 def halves(activations: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ def evaluate_all(
 ) -> Iterator[Outcome]:
     """Every method under every scheme, half of ``activations`` [tokens, K] held out, inputs by ``of_inputs``.
 
-    A scheme that a method cannot serve gives an outcome that says why. ``ValueError`` for unknown methods.
+    An unsupported scheme gives an outcome with the reason. ``ValueError`` for unknown methods.
     """
     labels = {name: label_of(name) for name in names}
     calibration, held_out = halves(activations)
@@ -193,7 +193,7 @@ def _baseline(rows: Sequence[Outcome]) -> Outcome | None:
 
 
 def _overfits(o: Outcome, base: Outcome | None) -> bool:
-    """Whether a method that needs many tokens did worse on held-out inputs than rounding to nearest."""
+    """True if a method that needs many tokens is worse on held-out inputs than round to nearest."""
     return rounding_in(o.method).needs_tokens and base is not None and o.output_sqnr_db < base.output_sqnr_db
 
 

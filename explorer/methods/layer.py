@@ -22,19 +22,19 @@ from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import BitBudget, Scheme
 
 Objective = tuple[float, ...]
-"""What a method minimised, as it went or over what it tried."""
+"""Objective values of a method, over its iterations or its candidates."""
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 65504.0
 """float16's smallest normal and its largest number."""
 
 
 class Stored(Protocol):
-    """What is written to a file beside the codes, tensor by tensor."""
+    """Tensors that are stored in a file in addition to the codes."""
 
     names: ClassVar[tuple[str, ...]]
     """The keys of ``tensors``; no two kinds of transform or residue share one."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What has to be stored, by name."""
+        """Tensors to be stored, by name."""
         ...
 
     @classmethod
@@ -128,10 +128,10 @@ class Diagonal:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLayer:
-    """``q`` holds the weight in the basis that ``transforms`` lead to, in their order; ``residues`` add to
+    """``q`` holds the weight in the basis after ``transforms``, applied in order; ``residues`` add to
     it.
 
-    ``objective`` is what the method minimised, as it went: GPTQ's error over the damping, AWQ's and a
+    ``objective`` has the values that the method minimised: GPTQ's error over the damping, AWQ's and a
     searched SmoothQuant's over α, HQQ's and AutoRound's per iteration. ``snapshots`` [blocks, rows, columns]:
     GPTQ's first rows after some of its blocks.
     """
@@ -164,7 +164,7 @@ class QuantizedLayer:
 
     @property
     def plain(self) -> bool:
-        """Whether the codes alone are the layer's weight, in the basis of its inputs."""
+        """True if the codes alone define the layer's weight, in the basis of its inputs."""
         return not self.transforms and not self.residues
 
     def with_transforms(self, transforms: tuple[Transform, ...]) -> QuantizedLayer:
@@ -223,7 +223,8 @@ class QuantizedLayer:
         return self.multiply(x, self.q.dequantize().double(), activations)
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """What is stored beside the codes, by name; those of transform i begin with ``change<i>.``."""
+        """Tensors stored in addition to the codes, by name; names for transform i begin with
+        ``change<i>.``."""
         extra: dict[str, Tensor] = {}
         for index, transform in enumerate(self.transforms):
             extra |= {f"change{index}.{key}": value for key, value in transform.tensors().items()}

@@ -66,7 +66,7 @@ class OutlierColumns:
 @dataclass(frozen=True, eq=False)
 class RuntimeOutliers:
     """The columns of each input with a magnitude of ``threshold`` (float32 []) and more are multiplied in
-    float16, by the weights that ``q`` stands for."""
+    float16, by the dequantized weights."""
 
     q: QuantizedTensor
     threshold: Tensor

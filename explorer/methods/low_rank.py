@@ -95,8 +95,7 @@ def _in_float16(down: Tensor, up: Tensor) -> LowRank:
 def _error_and_inputs(
     layer: QuantizedLayer, weight: Tensor, activations: Tensor, rank: int
 ) -> tuple[Tensor, Tensor]:
-    """float64 [N, K] and float32 [tokens, K] in the basis of the codes: what is left of the weight, and what
-    meets it."""
+    """float64 [N, K] and float32 [tokens, K] in the basis of the codes: the weight error, and the inputs."""
     check_layer(weight, activations)
     if rank < 1:
         raise ValueError(f"the rank of a correction is at least 1, not {rank}")

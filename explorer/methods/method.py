@@ -24,7 +24,7 @@ FindResidue = Callable[[QuantizedLayer, Tensor, Tensor], Residue]
 
 @dataclass(frozen=True)
 class ObjectiveAxis:
-    """What ``QuantizedLayer.objective`` is drawn over: ``values``, or without any the share of iterations.
+    """X-axis of ``QuantizedLayer.objective``: ``values``, or without any the share of iterations.
 
     ``log`` says that the values are spread evenly on a logarithmic axis.
     """
@@ -36,11 +36,11 @@ class ObjectiveAxis:
 
 @dataclass(frozen=True)
 class Method:
-    """What every row says. ``why`` ends the sentence "… because it …".
+    """Common fields of all rows. ``why`` ends the sentence "… because it …".
 
-    ``objective`` is set where the method's objective is worth a figure.
-    ``transform`` and ``residue`` are the classes of what its layers have beside the codes: files are read by
-    them. ``stage`` is a kind's place in a combination.
+    ``objective`` is set where the method's objective is worth a figure. ``transform`` and ``residue`` are
+    the classes of a layer's parts other than the codes; they are used to read files. ``stage`` is a kind's
+    place in a combination.
     """
 
     stage: ClassVar[int]

@@ -27,9 +27,8 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The recipe that ``text`` spells; ``str`` of it is the canonical text.
-
-        ``ValueError`` that says which part is wrong and what is accepted there.
+        """Parse ``text`` as a recipe; its ``str`` is the canonical text. ``ValueError`` names the invalid
+        part and the accepted values.
         """
         plain, separator, method = text.strip().replace(" ", SEPARATOR).partition(SEPARATOR)
         scheme = Scheme.parse(plain)

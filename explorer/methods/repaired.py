@@ -1,4 +1,4 @@
-"""A layer as a method left it, looked at like any quantized tensor: in whole, and element by element.
+"""Analysis of a layer after a method, like that of any quantized tensor: in whole, and element by element.
 
 What is compared with the original weight is the matrix that the layer multiplies its original inputs with.
 For GPTQ that is what the codes say; where a method changes the basis of the inputs (SmoothQuant, AWQ, a
@@ -27,7 +27,7 @@ from explorer.methods.layer import QuantizedLayer
 class RepairedAnalysis(Analysis):
     """An ``Analysis`` of the weight that ``layer`` multiplies its original inputs with.
 
-    ``q`` are its codes, in the basis that its transforms lead to; ``method`` is a name that
+    ``q`` are its codes, in the basis after its transforms; ``method`` is a name that
     ``explorer.methods.apply`` takes.
     """
 
@@ -36,7 +36,7 @@ class RepairedAnalysis(Analysis):
 
 
 def analyse_layer(w: Tensor, layer: QuantizedLayer, method: str) -> RepairedAnalysis:
-    """How far ``layer`` is from the float32 weight ``w`` [N, K] that ``method`` made it from.
+    """Analyse the error of ``layer`` against the original float32 weight ``w`` [N, K] under ``method``.
 
     ``ValueError`` if the shapes differ.
     """

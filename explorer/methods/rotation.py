@@ -41,7 +41,7 @@ class Rotation:
 
     @property
     def order(self) -> int:
-        """How many channels mix with each other."""
+        """Number of channels that are mixed with each other."""
         return self.paley_order * self.sylvester_order
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -117,6 +117,6 @@ def paley_matrix(order: int) -> Tensor:
 
 
 def _is_paley_order(order: int) -> bool:
-    """Whether order - 1 is a prime that leaves 3 when divided by 4."""
+    """True if order - 1 is a prime congruent to 3 modulo 4."""
     p = order - 1
     return order % 4 == 0 and p > 1 and all(p % d for d in range(2, math.isqrt(p) + 1))

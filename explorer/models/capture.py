@@ -1,7 +1,7 @@
-"""What flows into a model's layers: run it on text, keep the inputs of chosen linear layers.
+"""Capture of layer inputs: run a model on text, and keep the inputs of chosen linear layers.
 
-Models are loaded by transformers from safetensors only, and no code of theirs is run. Of each layer the
-first so many tokens are kept, and the run ends as soon as all have them.
+Models are loaded by transformers from safetensors only, and no code of theirs is run. A fixed number of
+tokens is kept for each layer, and the run ends as soon as all layers have them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def load_model(
 
 
 def is_causal(config: Any) -> bool:
-    """Whether a config is of a network that predicts the next token, by the class that it was trained as."""
+    """True if the config describes a network that predicts the next token, by the class that it was
+    trained as."""
     names = getattr(config, "architectures", None) or []
     return any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
@@ -210,8 +211,8 @@ def capture(
 
 
 class _Inputs:
-    """A forward pre-hook that keeps the first rows of one layer's inputs, on the CPU, and joins ``reached``
-    when it is first called. Of a network that several threads run, it sees the runs of its own thread."""
+    """A forward pre-hook that keeps the first rows of one layer's inputs, on the CPU, and is added to
+    ``reached`` at its first call. If several threads run the network, it sees only its own thread."""
 
     def __init__(self, tokens: int, reached: list[_Inputs]) -> None:
         self.rows: list[Tensor] = []

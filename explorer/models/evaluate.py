@@ -1,4 +1,4 @@
-"""What quantization does to a whole model: sentence embeddings before and after every linear layer is
+"""Effect of quantization on a whole model: sentence embeddings before and after every linear layer is
 quantized.
 
 The model is a transformers encoder whose token vectors are averaged into one vector per sentence, as
@@ -37,7 +37,7 @@ BATCH, LONGEST = 32, 128
 
 @dataclass(frozen=True)
 class EmbeddingDrift:
-    """How far one scheme and method move a model's embeddings.
+    """Drift of a model's embeddings under one scheme and method.
 
     ``cosine`` of each embedding with its original: mean and least; ``rank``: Spearman correlation of all
     similarities between sentences; ``neighbours``: share of sentences whose nearest other sentence is still
@@ -108,7 +108,7 @@ class OriginalModel:
 
 
 def needs_inputs(method: str) -> bool:
-    """Whether layers' inputs have to be captured for ``method``, or a layer needs no more than its weight."""
+    """True if ``method`` needs the layers' inputs, not only their weights."""
     return names_in(method) != [RTN]
 
 

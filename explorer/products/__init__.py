@@ -1,2 +1,2 @@
-"""Matrix products Y[M, N] = X[M, K] · W[N, K]ᵀ in every format: what they mean, their kernels, baselines and
+"""Matrix products Y[M, N] = X[M, K] · W[N, K]ᵀ in every format: definitions, kernels, baselines and
 timings."""

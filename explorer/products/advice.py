@@ -1,4 +1,4 @@
-"""Which product to take: timings and errors of one shape, reduced to what nothing else beats."""
+"""Choice of a product: the Pareto frontier of timings and errors at one shape."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def choice(every: Sequence[Point]) -> Point | None:
 
 
 def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) -> str:
-    """One sentence that names the choice at a shape, against torch's BF16 there, and says why."""
+    """One sentence with the choice at a shape, its speed against torch's BF16, and the reason."""
     chosen = choice(every)
     if chosen is None:
         return f"Nothing was measured for {what}."
@@ -119,7 +119,7 @@ def nearest(shapes: Iterable[Shape], wanted: Shape) -> Shape | None:
 
 
 FEWEST_OF_A_CURVE = 5
-"""Numbers of tokens from which on a shape of its own is drawn over M: layers are recorded at three."""
+"""Minimum number of recorded token counts for a shape's curve over M: layers are recorded at three."""
 
 
 def swept(timings: Iterable[GemmTiming], shape: Shape) -> list[GemmTiming]:

@@ -1,7 +1,7 @@
-"""What a user would call instead of each product: torch's own operators, given the same operands.
+"""Baselines of the products: torch's own operators, with the same operands.
 
-``prepare`` does once what a framework does when it loads weights (layout, scales), and the call it gives is
-timed like one of our kernels. Where an operator does not take a shape or a chip, its error message is kept as
+``prepare`` does the work of a framework that loads weights (layout, scales) once, and returns a call that
+is timed like our kernels. If an operator does not support a shape or a chip, its error message is kept as
 the reason."""
 
 from __future__ import annotations

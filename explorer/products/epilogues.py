@@ -1,4 +1,4 @@
-"""What follows the sum over K for each kind of product: scales, zero-point terms, bias, activation."""
+"""Epilogue of each kind of product, after the sum over K: scales, zero-point terms, bias, activation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def weight_only(ops: Operands) -> Epilogue:
 
 
 def tiled(ops: Operands, tiles: Tiles) -> Epilogue:
-    """What is left of the scales where W lies in ``tiles``."""
+    """Return the epilogue with the remaining scales, for W stored in ``tiles``."""
     if tiles.scales is Scales.ROW:
         return scaled(ops)
     epilogue = weight_only(ops)

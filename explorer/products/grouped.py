@@ -28,7 +28,7 @@ LAYOUTS = {
     MASKED: "so many rows reserved for every group, some of them used, as in decoding by CUDA graph",
 }
 BLOCK_ROWS = 128
-"""Of W: groups of fewer rows would share its scales' blocks."""
+"""Rows of a scale block of W: smaller groups would share scale blocks."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Case:
 
     @property
     def short(self) -> str:
-        """How many groups by how many rows: "8 × 1,024", or "8 × 0 … 1,024"."""
+        """Number of groups × number of rows: "8 × 1,024", or "8 × 0 … 1,024"."""
         least, most = min(self.counts), max(self.counts)
         rows = f"{most:,}" if least == most else f"{least:,} … {most:,}"
         return f"{len(self.counts)} × {rows}"
 
     @property
     def rows(self) -> int:
-        """Of all groups."""
+        """Total of all groups."""
         return sum(self.counts)
 
     @property
@@ -68,7 +68,7 @@ CASES = {
         Case("64 experts, 4 tokens each", (4,) * 64),
     )
 }
-"""What is recorded."""
+"""Recorded cases."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ class GroupedOperands:
 
     @property
     def bytes_moved(self) -> int:
-        """What memory has to carry at least: X, the W of every group that has rows, and Y."""
+        """Minimum memory traffic: X, the W of every group that has rows, and Y."""
         first = self.groups[0]
         per_row = first.x.q.nbytes // first.x.rows + self.case.n * first.out.itemsize
         return sum(ops.w.q.nbytes for ops in self.used) + self.case.rows * per_row
@@ -212,7 +212,7 @@ class Grouped:
         )
 
     def chosen(self, case: Case) -> GroupedVariant:
-        """The kernel that ``gemm_grouped`` takes where it is told how many rows a group has on average."""
+        """The kernel that ``gemm_grouped`` chooses for an average number of rows per group."""
         tile = kernel.grouped_tile(case.rows / len(case.counts), _kind(self.gemm)[1])
         return next(v for v in self.variants if v.tile == tile)
 
@@ -249,7 +249,7 @@ BASELINES: dict[tuple[str, str], tuple[str, Callable[[GroupedOperands], Call]]] 
     ("fp8_blockwise", CONTIGUOUS): ("torch scaled_mm, block-wise, a call a group", _torch_blocks),
     ("fp8_blockwise", MASKED): ("torch scaled_mm, block-wise, a call a group", _torch_blocks),
 }
-"""What a user would call instead, by the product and the layout of X."""
+"""Baselines by product and layout of X."""
 LABELS = {"bf16": "BF16", "fp8_blockwise": "FP8 in blocks"}
 GROUPED: dict[str, Grouped] = {
     f"{name}_{layout}": Grouped(
@@ -261,13 +261,13 @@ GROUPED: dict[str, Grouped] = {
 
 
 def is_chosen(product: str, case: str, variant: str) -> bool:
-    """Whether ``gemm_grouped`` takes this kernel, all by name; False for an unknown case."""
+    """True if ``gemm_grouped`` chooses this kernel, all given by name; False for an unknown case."""
     row, known = GROUPED.get(product), CASES.get(case)
     return row is not None and known is not None and row.chosen(known).name == variant
 
 
 def all_builds(capability: tuple[int, int]) -> list[Build]:
-    """What the grouped products compile on a chip: Hopper alone has kernels for them."""
+    """Builds of the grouped products for a chip; only Hopper has kernels for them."""
     if capability[0] != HOPPER:
         return []
     return list(dict.fromkeys(build for row in GROUPED.values() for build in row.builds()))

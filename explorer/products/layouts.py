@@ -1,6 +1,6 @@
 """An operand in the layouts that kernels read: pure functions of an ``Operand``.
 
-What is made of W here is made once, when a model is loaded; what is made of X belongs to quantizing it.
+Layouts of W are computed once, when a model is loaded; layouts of X are part of quantizing it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from explorer.products.operands import Operand
 from explorer.schemes import Scheme
 
 TYPICAL_SHAPES = ((64, 2048), (64, 4096), (64, 8192))
-"""Of operands that are quantized or dequantized in the call: what their kernels are compiled ahead for. Other
-numbers of columns may need other builds, which are compiled at first use."""
+"""Shapes of operands that are quantized or dequantized in the call, for which kernels are compiled ahead
+of time. Other numbers of columns may need other builds, which are compiled at first use."""
 ACTIVATION_ROWS = 16
-"""Rows of activations are filled to a multiple of so many elements: the kernels' least step along K."""
+"""Rows of activations are padded to a multiple of this: the kernels' minimum step along K."""
 
 
 def byte_rows(operand: Operand) -> Tensor:
@@ -114,7 +114,7 @@ def scale_bytes(operand: Operand) -> Tensor:
 
 
 def weight_of(scheme: Scheme) -> Weight:
-    """How the register kernel reads W under ``scheme``; ``ValueError`` for blocks it cannot."""
+    """Layout of W under ``scheme`` for the register kernel; ``ValueError`` for blocks it cannot."""
     fmt, group = scheme.format, scheme.block[1]
     two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
     scale_first = has_byte_scales(scheme)
@@ -141,8 +141,8 @@ def _codes_read_at_once(bits: int, one_scale_a_row: bool) -> int:
 
 
 def has_byte_scales(scheme: Scheme) -> bool:
-    """Whether scales are 8-bit floats (E8M0, E4M3), by which weights are multiplied exactly before the
-    product."""
+    """True if scales are 8-bit floats (E8M0, E4M3): weights are then multiplied by them exactly, before
+    the product."""
     return scheme.scale is not None and scheme.scale.format.bits == 8
 
 
@@ -159,8 +159,8 @@ def weight_rows(w: Operand) -> Tensor:
 
 
 def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> Tiles:
-    """How ``gemm_swap_ab`` reads W under ``scheme`` by X of a type; ``ValueError`` for blocks it cannot.
-    ``on_weights``: weights are multiplied by scales rounded to bfloat16, where else groups' sums are
+    """Layout of W under ``scheme`` for ``gemm_swap_ab``, with X of a type; ``ValueError`` for blocks it
+    cannot. ``on_weights``: weights times scales are rounded to bfloat16; otherwise the sums of groups are
     scaled."""
     fmt, (height, group) = scheme.format, scheme.block
     two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
@@ -185,8 +185,8 @@ def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> T
 
 
 def _decoded(fmt: Format, asymmetric: bool, x_type: OperandType) -> bool:
-    """Whether fragments.cuh decodes ``fmt`` for X of a type: whatever has a code order there for its bits and
-    kind. Zero points beside bfloat16 alone, below 8 bits."""
+    """True if fragments.cuh decodes ``fmt`` for X of a type: any format with a code order there for its
+    bits and kind. Zero points need X in bfloat16, and fewer than 8 bits."""
     whole = isinstance(fmt, IntegerFormat) or bool(per_byte_of(fmt))  # ternary digits are 2-bit integers
     if x_type is OperandType.S8:
         return whole and fmt.bits in (2, 4) and not asymmetric
@@ -284,21 +284,21 @@ def dequantized_rows(operand: Operand, one: Tensor) -> Tensor:
 
 
 def builds_of_dequantizing(*schemes: Scheme) -> list[Build]:
-    """What ``dequantized_rows`` compiles for ``TYPICAL_SHAPES``."""
+    """Builds of ``dequantized_rows`` for ``TYPICAL_SHAPES``."""
     pairs = [(scheme, shape) for scheme in schemes for shape in TYPICAL_SHAPES]
     every = (dequantize_builds(config_of(s), layout_of(shape, s), torch.bfloat16) for s, shape in pairs)
     return list(dict.fromkeys(chain.from_iterable(every)))
 
 
 def builds_of_quantizing(*schemes: Scheme) -> list[Build]:
-    """What quantizing an operand in the call compiles for ``TYPICAL_SHAPES``."""
+    """Builds for ``TYPICAL_SHAPES`` that quantize an operand in the call."""
     pairs = [(scheme, shape) for scheme in schemes for shape in TYPICAL_SHAPES]
     every = (quantize_builds(config_of(s), layout_of(shape, s), torch.bfloat16) for s, shape in pairs)
     return list(dict.fromkeys(chain.from_iterable(every)))
 
 
 def builds_of_fake_quantizing(*schemes: Scheme) -> list[Build]:
-    """What ``fake_quantized_rows`` compiles for ``TYPICAL_SHAPES``."""
+    """Builds of ``fake_quantized_rows`` for ``TYPICAL_SHAPES``."""
     restoring = [config_of(scheme).build("fake_quantize.cu", torch.bfloat16) for scheme in schemes]
     return [*builds_of_quantizing(*schemes), *dict.fromkeys(restoring)]
 

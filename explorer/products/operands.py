@@ -1,4 +1,4 @@
-"""The two operands of a product and what they should multiply to."""
+"""The two operands of a product, and the reference result."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What each product means, and by which kernels it can be computed: ``GEMMS``.
+"""Definition and kernels of each product: ``GEMMS``.
 
-A row says what X and W are, where scales apply, what sums are held in, its kernels from the plainest to the
-fastest, what a user would call instead, and on which chips the product is native. A new product is a row;
-until it is recorded, the page and the docs say "not recorded yet" of it."""
+A row defines X and W, where scales apply, the accumulator type, the kernels from the simplest to the
+fastest, the baseline, and the chips with native support. A new product is a row; the page and the docs
+show "not recorded yet" until it is recorded."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Gemm:
         )
 
     def is_native(self, capability: tuple[int, int]) -> bool:
-        """Whether the chip multiplies both operands as they are."""
+        """True if the chip multiplies both operands natively."""
         return self.native == "" or self.native in native_formats(capability)
 
     def builds(self, capability: tuple[int, int]) -> tuple[Build, ...]:

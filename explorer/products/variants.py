@@ -1,5 +1,4 @@
-"""The kernels that compute a product, as ``Variant``s: how each is prepared and launched, and what it
-compiles to.
+"""The kernels that compute a product, as ``Variant``s: their preparation, launch and builds.
 
 ``prepare`` does once what an engine does when a model is loaded (layouts of W, vectors of the epilogue), and
 gives a call without arguments, which is what is timed. What belongs to every call (widening weights,
@@ -55,7 +54,7 @@ class Variant:
     tested: bool = True
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether this kernel has code for the chip."""
+        """True if this kernel supports the chip."""
         return capability[0] == self.only_major if self.only_major else capability >= self.capability
 
     @property
@@ -252,7 +251,7 @@ def _in_registers_builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build,
 
 
 def _x_type(x: Scheme) -> kernel.OperandType:
-    """What kernels that decode W in registers take of X."""
+    """Operand type of X for kernels that decode W in registers."""
     if x.format.bits == 16:
         return kernel.OperandType.BF16
     return kernel.OperandType.S8 if isinstance(x.format, IntegerFormat) else kernel.OperandType.E4M3
@@ -279,7 +278,7 @@ def _swapped(
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
 ) -> Call:
-    """Products that are launched early: what was made of W lies in memory before the first of them."""
+    """Products that are launched early: layouts of W are in memory before the first launch."""
     torch.cuda.current_stream(w.device).synchronize()
     return lambda: kernel.gemm_swap_ab(x, w, n, tiles, epilogue, x_scale, w_scale, early=True)
 

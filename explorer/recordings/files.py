@@ -24,12 +24,12 @@ from explorer.schemes import ALIASES
 FOLDER = ASSETS / "measurements"
 NOT_RECORDED = "not recorded yet"
 SIGNIFICANT_DIGITS = 6
-"""Of recorded numbers: more are noise, and make the files long."""
+"""Significant digits of recorded numbers: more are noise and enlarge the files."""
 Row = TypeVar("Row")
 
 
 class RecordingError(ValueError):
-    """A recording that cannot be read, with its path and what is wrong in it."""
+    """A recording that cannot be read, with its path and the defect."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Recording(Generic[Row]):
 
     @property
     def limits(self) -> Limits | None:
-        """What the machine can do at most, where that was measured in the same run."""
+        """Limits of the machine, if they were measured in the same run."""
         return self.machine.limits
 
     @property
     def source(self) -> str:
-        """Where the rows are from: "recorded on NVIDIA H200, 2026-11-21, …", or "not recorded yet"."""
+        """Origin of the rows: "recorded on NVIDIA H200, 2026-11-21, …", or "not recorded yet"."""
         return f"recorded on {self.machine.describe()}" if self else NOT_RECORDED
 
     @property
@@ -80,7 +80,7 @@ _report: Callable[[str], None] | None = None
 
 
 def leave_out_damaged(report: Callable[[str], None]) -> None:
-    """From now on, a damaged recording is left out; what is wrong with it is told to ``report``."""
+    """From now on, a damaged recording is left out, and the defect is passed to ``report``."""
     global _report
     _report = report
 
@@ -127,14 +127,14 @@ def record(name: str, recording: Recording[Any]) -> Path:
 
 
 def as_json(value: Any) -> Any:
-    """A timing or a machine as plain JSON values, keys as in the files; what is empty of a machine is left
-    out."""
+    """A timing or a machine as plain JSON values, with the keys of the files; empty fields of a machine
+    are left out."""
     adapter = _adapter(cast(Any, type(value)))
     return json.loads(adapter.dump_json(value, by_alias=True, exclude_defaults=isinstance(value, Machine)))
 
 
 def recording_json(machine: Machine, rows: Iterable[Any]) -> dict[str, Any]:
-    """What ``--json`` prints and the page lets visitors download: the same keys as a recorded file."""
+    """JSON of ``--json`` and of the page's download, with the same keys as a recorded file."""
     return {"machine": _rounded(as_json(machine)), "rows": [_rounded(as_json(row)) for row in rows]}
 
 
@@ -144,7 +144,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def recording_of(value: Any, row: type[Row]) -> Recording[Row]:
-    """The inverse of ``recording_json``; ``RecordingError`` says what is wrong first."""
+    """The inverse of ``recording_json``; ``RecordingError`` names the first defect."""
     try:
         return cast(Recording[Row], _adapter(cast(Any, Recording)[row]).validate_python(value))
     except ValidationError as error:

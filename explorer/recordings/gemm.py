@@ -79,5 +79,5 @@ class GemmTiming(AgainstBaseline):
 
 
 def recorded_gemms() -> Recording[GemmTiming]:
-    """What ships as ``assets/measurements/gemm.json``; empty if it was never recorded."""
+    """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded."""
     return recorded(NAME, GemmTiming)

@@ -45,10 +45,10 @@ class GroupedTiming(AgainstBaseline):
 
     @property
     def share(self) -> float | None:
-        """Of the modelled limit."""
+        """Share of the modelled limit."""
         return self.floor_s / self.seconds if self.floor_s else None
 
 
 def recorded_grouped() -> Recording[GroupedTiming]:
-    """What ships as ``assets/measurements/grouped.json``; empty if it was never recorded."""
+    """The recording in ``assets/measurements/grouped.json``; empty if it was never recorded."""
     return recorded(NAME, GroupedTiming)

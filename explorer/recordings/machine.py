@@ -1,4 +1,4 @@
-"""What a measurement was taken on: chip, driver, package versions, date and commit."""
+"""Machine of a measurement: chip, driver, package versions, date and commit."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and when a recording was made. ``gpu``, ``driver``, ``cuda`` and ``pycuda`` are empty on a CPU;
-    ``cpu`` and ``threads`` are empty on a GPU. ``packages``: versions of other packages that decide the
-    result."""
+    """Machine, date and commit of a recording. ``gpu``, ``driver``, ``cuda`` and ``pycuda`` are empty on a
+    CPU; ``cpu`` and ``threads`` are empty on a GPU. ``packages``: versions of other packages that affect
+    the result."""
 
     gpu: str = ""
     driver: str = ""
@@ -51,7 +51,7 @@ class Machine:
         return self.gpu or self.cpu
 
     def describe(self) -> str:
-        """One line: chip, versions, date, commit; what is not known is left out."""
+        """One line: chip, versions, date, commit; unknown parts are left out."""
         threads = f" ({self.threads} thread{'' if self.threads == 1 else 's'})" if self.threads else ""
         chip = self.gpu or self.cpu + threads
         versions = [

@@ -20,8 +20,8 @@ _OLD_NAME = re.compile(r"(?<=quantize_tile)[124](?=_)|_(?:f32|bf16|f16)$")
 
 
 def kernel_today(kernel: str) -> str:
-    """What a recorded kernel is called now: recordings of earlier versions name the element type and the
-    number of runs a thread keeps too, and call ``scales_of_ranges`` ``settle_ranges_all``."""
+    """Current name of a recorded kernel: recordings of earlier versions also contain the element type and
+    the number of runs per thread, and call ``scales_of_ranges`` ``settle_ranges_all``."""
     name = _OLD_NAME.sub("", kernel)
     return "scales_of_ranges" if name == "settle_ranges_all" else name
 
@@ -64,7 +64,7 @@ class QuantizeTiming:
 
 
 def recorded_quantize() -> Recording[QuantizeTiming]:
-    """What ships as ``assets/measurements/quantize.json``; empty if it was never recorded."""
+    """The recording in ``assets/measurements/quantize.json``; empty if it was never recorded."""
     return recorded(NAME, QuantizeTiming)
 
 

@@ -24,7 +24,7 @@ class DeviceState:
 
 
 class AgainstBaseline:
-    """What the times of a kernel and of its baseline say."""
+    """Comparison of the times of a kernel and of its baseline."""
 
     graph: Spread
     flush: Spread | None

@@ -1,4 +1,4 @@
-"""A report built again from what it says of itself, by kind."""
+"""Rebuild a report from its metadata, by kind."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from explorer.survey.check import check_recipe
 
 @dataclass(frozen=True)
 class Where:
-    """Where things lie here, of a report that was made elsewhere: the tensor or survey, a layer's inputs, a
-    model; None: where the report says."""
+    """Local paths for a report made elsewhere: the tensor or survey, a layer's inputs, a model; None: the
+    path in the report."""
 
     file: str | None = None
     inputs: str | None = None
@@ -30,8 +30,8 @@ class Where:
 
 
 def again(recipe: Mapping[str, Any], where: Where | None = None, progress: Progress | None = None) -> Content:
-    """The report that ``recipe`` describes, computed now. ``ValueError`` for what does not describe one, and
-    where what it is about is not there."""
+    """The report that ``recipe`` describes, computed now. ``ValueError`` for an invalid recipe, or if the
+    subject of the report is missing."""
     kind = recipe.get("kind", TENSOR)
     if kind not in KINDS:
         raise ValueError(f"a report of an unknown kind, {str(kind)[:40]!r}; there are {', '.join(KINDS)}")
@@ -107,4 +107,4 @@ def _training(recipe: Mapping[str, Any], where: Where, progress: Progress | None
 
 
 KINDS = {TENSOR: _tensor, SURVEY: _survey, SPEED: _speed, TRAINING: _training}
-"""What builds a report of each kind from a recipe."""
+"""Builder of each kind of report from a recipe."""

@@ -1,4 +1,4 @@
-"""Whether a report still holds: its numbers computed again."""
+"""Check of a report: its numbers are recomputed and compared."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SHOWN, LOOSE_SHOWN = 1e-5, LOOSE + 1e-5
 """The same of what tables show, in six digits."""
 NUMBER = re.compile(r"[+−-]?\d[\d.,]*(?:e[+-]?\d+)?")
 VERSION = ("quantization-explorer", "commit")
-"""What decides how a report is worded and laid out."""
+"""Versions that determine the wording and layout of a report."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A number that is not what the report says; None where one of them has no such number."""
+    """A number that differs from the report; None for a number missing on one side."""
 
     name: str
     said: float | None
@@ -38,7 +38,7 @@ class Moved:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a report holds for this; ``ValueError`` where ``path`` is no report."""
+    """Read the record in a report; ``ValueError`` if ``path`` is not a report."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -70,8 +70,8 @@ def moved(record: dict[str, Any], now: Content) -> list[Moved]:
 
 @dataclass(frozen=True)
 class Edited:
-    """Something that a report shows and that its numbers do not give: where it stands, what it says, and what
-    they give ("" where there is no such thing)."""
+    """Content of a report that does not follow from its numbers: its location, its text, and the expected
+    text ("" if there is none)."""
 
     place: str
     said: str
@@ -79,13 +79,13 @@ class Edited:
 
 
 def by_this_version(record: dict[str, Any], now: Content) -> bool:
-    """Whether a report was written by this version of the explorer: another one may say things otherwise."""
+    """True if this version of the explorer wrote the report; the wording of other versions may differ."""
     return all(record["versions"].get(key) == now.versions.get(key) for key in VERSION)
 
 
 def edited(text: str, now: Content, whole: bool) -> list[Edited]:
-    """What stands in a report's ``text`` that is not what ``now`` gives, machine and versions aside: tables,
-    and of the ``whole`` report headings, sentences and figures. Numbers may differ as far as ``moved``
+    """Return the differences between a report's ``text`` and ``now``, except machine and versions: tables,
+    and for the ``whole`` report headings, sentences and figures. Numbers may differ as far as ``moved``
     allows, in the digits shown; figures are not compared where a method chose the codes or a model was
     run."""
     other, tables = as_html(now), {table.name: table for table in tables_of(now)}
@@ -107,7 +107,7 @@ def edited(text: str, now: Content, whole: bool) -> list[Edited]:
 
 @dataclass(frozen=True)
 class _Text:
-    """A piece of a report's text, the element that it stands in, and the table's name, if it is in one."""
+    """A piece of a report's text, its element, and the name of its table, if any."""
 
     tag: str
     text: str
@@ -176,7 +176,7 @@ def _figures(text: str) -> dict[str, Any]:
 
 
 def _alike_json(a: Any, b: Any) -> bool:
-    """Whether two figures are the same but for rounding."""
+    """True if two figures are equal up to rounding."""
     if isinstance(a, dict) and isinstance(b, dict):
         if a.keys() == b.keys() == {"dtype", "bdata"} or a.keys() == b.keys() == {"dtype", "bdata", "shape"}:
             x, y = (np.frombuffer(base64.b64decode(one["bdata"]), one["dtype"]) for one in (a, b))

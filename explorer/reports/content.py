@@ -1,7 +1,7 @@
-"""What every report is made of, and what it says of itself: the command, versions, the machine.
+"""Content of all reports, and their metadata: the command, versions, the machine.
 
-Nothing here knows how a report is written: ``explorer.reports.page`` makes one HTML file of it,
-``explorer.reports.write`` the rest.
+The output formats are elsewhere: ``explorer.reports.page`` writes one HTML file,
+``explorer.reports.write`` the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TENSOR, SURVEY, SPEED, TRAINING = "tensor", "survey", "speed", "training"
 NO_OPTION = ("kind", "file", "measured")
 """Keys of a recipe that are none of the command's options."""
 TIMINGS = "YOUR_TIMINGS.json"
-"""Where the command finds timings that were measured on the page: its download, by a name to replace."""
+"""Placeholder in the command for the downloaded file of timings measured on the page."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def content(
 
 
 def command_of(recipe: Mapping[str, Any], out: str = "report.html") -> str:
-    """The command that builds the report again: a recipe's keys are the options, its values what they get."""
+    """The command that rebuilds the report: the keys of a recipe are the options, with its values."""
     kind = recipe.get("kind", TENSOR)
     command = ["python", "-m", "explorer", "report", *([] if kind == TENSOR else [kind])]
     command += [str(recipe["file"])] if recipe.get("file") else []

@@ -37,7 +37,7 @@ def as_html(content: Content) -> str:
 
 
 def record_of(content: Content) -> dict[str, Any]:
-    """What is needed to build the report again and to compare its numbers."""
+    """Data needed to rebuild the report and to compare its numbers."""
     return {
         "recipe": content.recipe,
         "sha256": content.sha256,
@@ -47,7 +47,7 @@ def record_of(content: Content) -> dict[str, Any]:
 
 
 def script_json(value: Any) -> str:
-    """JSON that can stand in a script element: no text in it ends the element."""
+    """JSON that is safe inside a script element: no text in it ends the element."""
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 

@@ -98,7 +98,7 @@ def as_measured(timings: Recording[GemmTiming] | None) -> dict[str, Any] | None:
 
 
 def timings_in(measured: Mapping[str, Any]) -> Recording[GemmTiming]:
-    """The inverse of ``as_measured``; ``ValueError`` says what is wrong."""
+    """The inverse of ``as_measured``; ``ValueError`` names the defect."""
     return recording_of(measured, GemmTiming)
 
 

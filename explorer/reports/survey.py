@@ -37,8 +37,8 @@ BUDGETS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a survey: the options of `explorer recipe`. ``bits`` beyond the frontier's ends are
-    its end."""
+    """Request for a recipe from a survey: the options of `explorer recipe`. ``bits`` are limited to the
+    frontier's ends."""
 
     bits: float = USUAL_BITS
     signal: str = ""
@@ -59,8 +59,8 @@ class Bought:
 
 
 def bought(found: Survey, asked: Asked) -> Bought:
-    """What a budget buys; one beyond the frontier's ends buys what its end does. ``ValueError`` for what the
-    survey does not have."""
+    """Return the recipe for a budget, limited to the frontier's ends. ``ValueError`` for entries missing
+    in the survey."""
     constraints = constraints_of(asked.target, keep=asked.keep, fuse=asked.fuse)
     front = frontier(found, asked.signal, constraints)
     choice = front.at(min(max(asked.bits, front.least), front.most))
@@ -123,7 +123,7 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
 
 
 def _how_known(one: Bought, check: Check | None) -> str:
-    """What of the losses is predicted, and what was measured for this report."""
+    """State which losses are predicted, and which were measured for this report."""
     if not SENSITIVITIES[one.front.signal].is_loss:
         return "Nothing here is a loss: layers are ranked by what rounding does to each alone."
     text = "Losses are predicted from the survey, by the sum over layers of what rounding each costs"
@@ -173,7 +173,7 @@ def _sizes(one: Bought) -> Part:
 
 
 def _layers(one: Bought) -> Part:
-    """Which layers suffer from which scheme; the choice layer by layer, the costliest first."""
+    """Sensitivity of layers to schemes, and the choice for each layer, the costliest first."""
     found, choice, signal = one.survey, one.choice, one.front.signal
     rows = []
     for name, scheme in choice.schemes.items():
@@ -260,10 +260,10 @@ def _budgets(one: Bought) -> Part:
 
 
 def _checked(check: Check) -> Part:
-    """What the assembled model loses, measured on the machine that made the report."""
+    """Loss of the assembled model, measured on the machine that made the report."""
     loss = check.rows[0].loss
     unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
-    which = "the built-in held-out sentences" if check.built_in_texts else "texts of one's own"
+    which = "the built-in held-out sentences" if check.built_in_texts else "custom texts"
     how = (
         f"The model was run on {which}, {loss.texts} texts, {words.count(loss.tokens)} tokens, on the "
         f"machine named in the appendix. Loss: {unit}; the interval is that of 95 % over texts."
@@ -298,6 +298,6 @@ def _method(one: Bought) -> Sequence[str]:
 
 
 def _sha256(found: Survey) -> str:
-    """Of what the survey says: a copy of its file has the same."""
+    """Hash of the survey's content, equal for copies of its file."""
     text = json.dumps([asdict(found.head), [asdict(layer) for layer in found.layers]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

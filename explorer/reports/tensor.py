@@ -58,7 +58,7 @@ class Methods:
 
 @dataclass(frozen=True)
 class More:
-    """What a tensor's report holds beside the tensor under its schemes.
+    """Optional content of a tensor's report.
 
     element     (row, column) to look into; by default that of A's largest error
     own         a range of the reader's, as a share (0 ... 1) of min-max, beside the calibrators'
@@ -92,7 +92,7 @@ def tensor_report(
     if not 1 <= len(recipes) <= 2:
         raise ValueError(f"a report has one or two schemes, not {len(recipes)}")
     if more.own is not None and not 0 < more.own <= 1:
-        raise ValueError(f"a range of one's own is a share of min-max, above 0 and at most 1, not {more.own}")
+        raise ValueError(f"a custom range is a share of min-max, above 0 and at most 1, not {more.own}")
     analyses = more.analyses or tuple(_analysis(matrix, recipe, more.inputs) for recipe in recipes)
     sides = [Side(r.label, a) for r, a in zip(recipes, analyses, strict=True)]
     at = more.element or analyses[0].report.max_error_at
@@ -167,7 +167,7 @@ def _loose(recipes: Sequence[Recipe]) -> tuple[str, ...]:
 
 
 def _analysis(matrix: Matrix, recipe: Recipe, inputs: Tensor | None) -> Analysis:
-    """What a recipe does to the tensor; a method sees the first half of the layer's inputs, as on the
+    """Analyse the tensor under a recipe; a method sees the first half of the layer's inputs, as on the
     page."""
     if not recipe.method:
         return analyse_anywhere(matrix.values, recipe.scheme)
@@ -189,7 +189,7 @@ def _layer(values: Tensor, inputs: Tensor | None, what: str) -> tuple[Tensor, Te
 
 
 def sha256_of(x: torch.Tensor) -> str:
-    """Of the matrix as float32 bytes in row-major order, with its shape before them."""
+    """SHA-256 of the matrix: its shape, then float32 bytes in row-major order."""
     digest = hashlib.sha256(repr(tuple(x.shape)).encode())
     digest.update(x.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     return digest.hexdigest()
@@ -309,8 +309,8 @@ RANGE_COLUMNS = (
 
 
 def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, float]) -> list[Part]:
-    """What each calibrator would choose as A's range with one scale, and the reader's ``own``; nothing where
-    a scheme has none, or there is nothing but zeros."""
+    """Ranges of the calibrators for A with one scale, and the custom range ``own``; empty if the scheme
+    has no range, or if all values are zero."""
     if scheme.scale is None or not bool(x.any()):
         return []
     part, all_rows = calibrated_rows(x), x.shape[0]
@@ -372,7 +372,7 @@ METHOD_COLUMNS = (
 
 
 def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part]:
-    """What methods leave of the layer's output error; nothing where none was asked for."""
+    """Output error of the layer under each method; empty if no method was requested."""
     tried = more.methods
     if tried is None:
         return []

@@ -50,8 +50,8 @@ def trained(settings: Settings, progress: Progress | None = None) -> list[Traine
 
 
 def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
-    """The report of the networks of ``settings``. ``ValueError`` where some of them are missing: their mean
-    would be of other seeds than the report says."""
+    """The report of the networks of ``settings``. ``ValueError`` if some of them are missing: their mean
+    would be over other seeds than stated in the report."""
     total = count(settings.widths, settings.seeds)
     if len(results) != total:
         raise ValueError(f"{len(results)} of {total} networks are trained: a report is of a whole run")
@@ -67,7 +67,7 @@ def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
         (
             "accuracy",
             accuracy_figure(results),
-            "Test images recognised, by bits of a weight: mean over seeds, bars from the least to the most; "
+            "Test images recognised, by bits of a weight: mean over seeds, bars from minimum to maximum; "
             "lines across: float32.",
         ),
         (

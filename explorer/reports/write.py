@@ -63,7 +63,7 @@ def write(
 
 
 def check_printer() -> None:
-    """``ValueError`` that says what to install where nothing can be printed here."""
+    """``ValueError`` with installation instructions if printing is not available."""
     from explorer.browser import chromium_path, playwright_api
 
     playwright_api()

@@ -1,6 +1,6 @@
-"""Where tensors come from: files, models, and the samples that ship with the explorer.
+"""Sources of tensors: files, models, and the samples that ship with the explorer.
 
-``load_matrix`` reads a matrix from any of them, ``open_source`` lists what a file or model holds.
+``load_matrix`` reads a matrix from any of them, ``open_source`` lists the tensors of a file or model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every place that tensors come from has in common: names, shapes, and one tensor read on demand."""
+"""Common interface of all tensor sources: names, shapes, and reading one tensor on demand."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MOST_ELEMENTS = 1 << 62
 _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError,
                RuntimeError, SyntaxError, TokenError, TypeError, ValueError, struct.error, zipfile.BadZipFile,
                zlib.error)  # fmt: skip
-"""What NumPy, torch, zipfile and Python's parser raise for data that is not what it says."""
+"""Exceptions that NumPy, torch, zipfile and Python's parser raise for malformed data."""
 
 
 class SourceError(ValueError):
     """A file, model or tensor that cannot be read, in words for the user: one line, of bounded length,
-    whatever names and numbers of a stranger's file stand in it."""
+    whatever names and numbers an untrusted file contains."""
 
     def __init__(self, text: str) -> None:
         super().__init__(plain(text, _LONGEST_MESSAGE))
@@ -41,7 +41,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of one tensor. ``dtype`` is the file's own name for it."""
+    """Header entry of one tensor. ``dtype`` is the file's own name for it."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,8 +59,8 @@ class TensorInfo:
 class TensorSource(ABC):
     """Named tensors that can be read one at a time.
 
-    ``origin`` is what messages call the source, ``broken`` says of each file left out why it cannot be read;
-    ``paths`` are the files on this machine that it reads, where it does.
+    ``origin`` is the source's name in messages, ``broken`` has the reason for each unreadable file left
+    out; ``paths`` are the local files that it reads, if any.
     """
 
     origin: str
@@ -70,7 +70,7 @@ class TensorSource(ABC):
     @property
     @abstractmethod
     def infos(self) -> tuple[TensorInfo, ...]:
-        """What the headers say; no tensor has been read."""
+        """Header entries; no tensor is read."""
 
     @property
     def kept_bytes(self) -> int:
@@ -179,7 +179,7 @@ class Watched:
 
 @contextmanager
 def refused(what: str, watched: Watched | None = None) -> Iterator[None]:
-    """Turn what libraries raise for malformed data into ``SourceError``: ``what``, and why.
+    """Turn exceptions of libraries for malformed data into ``SourceError``: ``what``, and the reason.
 
     An exception by which ``watched`` stopped the work stays what it is.
     """
@@ -231,7 +231,7 @@ def _elements_at_least(shape: tuple[int, ...]) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for a message of our own: at most 200 characters."""
+    """The first line of an error's text, for use in a message: at most 200 characters."""
     lines = str(error).strip().splitlines()
     return plain(lines[0], 200) if lines else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""Models of the Hub as folders: fetched within limits into a cache with a quota.
+"""Models from the Hub as folders: fetched within limits into a cache with a quota.
 
 For pages whose visitors name models: what is fetched is bounded beforehand by the sizes in the headers, no
 token is sent unless the limits say so, and the least recently used models make room for the next.
@@ -24,19 +24,19 @@ _SMALL_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model",
     "model.safetensors.index.json",
 )  # fmt: skip
-"""What transformers reads of a text model beside its weights."""
+"""Files of a text model that transformers reads in addition to the weights."""
 _SMALL_BYTES = 64 << 20
 _PIECE = 32 << 20
 _CACHE = threading.Lock()
 PART = "part-"
 ABANDONED_SECONDS = 2 * 3600
-"""A fetch takes an hour at most: what is left of an older one is nobody's."""
+"""A fetch takes an hour at most: files of older fetches are abandoned."""
 _under_way: dict[Path, int] = {}
 """Bytes that each fetch of this process has been given room for."""
 
 
 def cache_folder() -> Path:
-    """Where fetched models are kept: ``EXPLORER_MODEL_CACHE``, or the user's cache folder."""
+    """Folder of fetched models: ``EXPLORER_MODEL_CACHE``, or the user's cache folder."""
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return Path(os.environ.get("EXPLORER_MODEL_CACHE", home / "quantization-explorer" / "models"))
 

@@ -21,7 +21,7 @@ from explorer.words import plain
 
 SUFFIX = ".gguf"
 CODED = ("Q", "IQ", "TQ", "MXFP", "NVFP")
-"""What the names of types begin with that are codes and scales; no dtype of other files does."""
+"""Prefixes of the names of quantized types; no dtype of other files has them."""
 _PLAIN = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -38,7 +38,7 @@ _AT_ONCE = 1 << 20
 
 
 class GgufFile(TensorSource):
-    """One .gguf file. A tensor of codes is read as the float32 values that they stand for; ``dtype`` says
+    """One .gguf file. A quantized tensor is read as dequantized float32 values; ``dtype`` says
     which type it has. Shapes are those of torch: a weight is [output channels, input channels]."""
 
     def __init__(self, path: Path, limits: SourceLimits) -> None:
@@ -77,7 +77,7 @@ class GgufFile(TensorSource):
 
 
 def _restored(data: np.ndarray, entry: Entry, progress: Progress | None) -> np.ndarray:
-    """float32 [elements]: what the blocks in ``data`` stand for, some at a time."""
+    """float32 [elements]: dequantized values of the blocks in ``data``, a part at a time."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,9 +1,9 @@
-"""Headers of GGUF files: what they claim, checked before it is used.
+"""Headers of GGUF files, validated before use.
 
-A file is the magic, a version, how many tensors and pairs there are, the pairs (a key and a typed value),
-what each tensor is called and where it begins, and after padding the tensors' bytes
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Of the pairs nothing is kept but the alignment:
-they are walked through, and no object is made of an item.
+A file is the magic, a version, the numbers of tensors and pairs, the pairs (a key and a typed value), the
+name and offset of each tensor, and after padding the tensors' bytes
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Of the pairs nothing is kept but the
+alignment: they are walked through, and no object is made of an item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 """Those that begin like this; version 1 had counts of 32 bits."""
 _ALIGNMENT = 32
-"""Of tensors' bytes, where no pair names another."""
+"""Default alignment of tensor data."""
 _ALIGNMENT_KEY = b"general.alignment"
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -123,7 +123,7 @@ class _Walk:
             )
 
     def _alignment(self, pairs: int) -> int:
-        """What the pairs say of the alignment; they are all walked through."""
+        """Read all pairs, and return the alignment that they specify."""
         alignment, seen = _ALIGNMENT, set()
         for _ in range(pairs):
             self._count(1)
@@ -174,7 +174,8 @@ class _Walk:
             self._skip_items(depth + 1)
 
     def _skip_texts(self, count: int) -> None:
-        """``count`` texts. Vocabularies have hundreds of thousands: a loop without calls of our own."""
+        """Read ``count`` texts. Vocabularies have hundreds of thousands, so the loop avoids function
+        calls."""
         read, seek, length_of = self._file.read, self._file.seek, struct.Struct(f"{self._order}Q").unpack
         at, last = self._at, self._end - 8
         for done in range(count):
@@ -205,7 +206,7 @@ class _Walk:
             checkpoint()
 
     def _tensor(self, kinds: Mapping[int, Kind]) -> tuple[TensorInfo, Kind, int]:
-        """What the header says of one tensor: its name, shape and type, and its offset."""
+        """Read the header entry of one tensor: its name, shape and type, and its offset."""
         self._count(1)
         raw = self._text(4 * LONGEST_NAME, "a tensor's name")
         try:
@@ -243,7 +244,7 @@ class _Walk:
         return Entry(info, kind, entry.start, stop)
 
     def _told_apart(self, entries: list[Entry]) -> Header:
-        """Of tensors with one name the first; ``SourceError`` if the bytes of two overlap."""
+        """Keep the first of tensors with the same name; ``SourceError`` if the bytes of two overlap."""
         first: dict[str, Entry] = {}
         twice = []
         for entry in entries:

@@ -31,7 +31,7 @@ _LONGEST_REVISION = 200
 
 
 def is_hub_id(where: str) -> bool:
-    """Whether ``where`` has the form of a repository's id: a name, or owner/name."""
+    """True if ``where`` has the form of a repository's id: a name, or owner/name."""
     return _HUB_ID.fullmatch(where) is not None and ".." not in where
 
 
@@ -48,7 +48,7 @@ def check_revision(revision: str | None) -> None:
 
 @dataclass(frozen=True)
 class Repository:
-    """What the Hub says of a repository: the commit that a revision stands for, and its files."""
+    """Repository information from the Hub: the commit of a revision, and the files."""
 
     commit: str
     files: tuple[str, ...]
@@ -111,7 +111,7 @@ class HubModel(TensorSource):
 
     @property
     def identity(self) -> str:
-        """What tells this model's bytes from all others': endpoint, id and commit."""
+        """Identity of this model's bytes: endpoint, id and commit."""
         return f"{self._endpoint or constants.ENDPOINT} {self._id} {self.commit}"
 
     @property
@@ -121,7 +121,7 @@ class HubModel(TensorSource):
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weight files."""
+        """Total size of all weight files."""
         return sum(self._sizes.values())
 
     def visit(self) -> Visit:

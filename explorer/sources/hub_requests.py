@@ -137,7 +137,7 @@ class Visit:
 
 
 class _Watch:
-    """Shuts a request's sockets down when its time is up; whoever waits for them then gets an error."""
+    """Shuts a request's sockets down at its deadline; code waiting for them then gets an error."""
 
     def __init__(self) -> None:
         self.seconds, self.expired = 0.0, False

@@ -29,7 +29,7 @@ def shard_names(index: bytes | bytearray, origin: str, limits: SourceLimits) -> 
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether ``name`` is that of a file in the folder it is looked up in."""
+    """True if ``name`` is a plain file name, without a path."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= 255

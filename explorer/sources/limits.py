@@ -1,7 +1,7 @@
-"""What opening and reading may cost: one object that every loader is given.
+"""Limits on opening and reading: one object that is passed to every loader.
 
-``LOCAL`` is for files and models that somebody opens on the own machine, ``HOSTED`` for a public page's
-visitors. Bounds on a header hold before the header is parsed, those on a tensor before its bytes are read.
+``LOCAL`` is for files and models on the user's own machine, ``HOSTED`` for visitors of a public page.
+Bounds on a header hold before the header is parsed, those on a tensor before its bytes are read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".csv")
-"""Of the tensor files that can be read."""
+"""Suffixes of readable tensor files."""
 
 PICKLED = (".pt", ".pth")
 """Suffixes of files that an unpickler has to read."""
@@ -23,14 +23,14 @@ class SourceLimits:
     folders: whether folders of this machine, and its Hugging Face cache, are opened as models.
     token: whether the machine's Hugging Face token is sent to the Hub.
     header_bytes: of one safetensors header, index, member list of a zip archive, pickle, or answer of the
-        Hub, and of all the headers of one model of the Hub together.
+        Hub, and of all the headers of one model from the Hub together.
     tensors: listed in one file or model.
     text_bytes: of a table of text, which is parsed whole.
     inflated_bytes: of one compressed array that has to be inflated to its end.
     pickle_seconds, pickle_bytes: processor time and memory of the process that reads a pickle.
     shards: files of one model.
     request_seconds: until the Hub's answer to one request begins, and between two pieces of it.
-    visit_seconds: of opening one model of the Hub, or reading one tensor, or fetching one model to run it.
+    visit_seconds: of opening one model from the Hub, reading one tensor, or fetching one model to run it.
     requests: to the Hub at the same time, for everyone together.
     fetch_bytes: of one model that is fetched to be run.
     cache_bytes: of all fetched models together; the least recently used are deleted.

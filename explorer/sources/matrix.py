@@ -18,9 +18,8 @@ MATRIX_RULE = (
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A tensor ready to be quantized: float32 [rows, cols], and where it came from.
-
-    ``shape`` is the shape in the file; ``cut`` says that only its first rows were read.
+    """A tensor ready to be quantized: float32 [rows, cols], and its origin. ``shape`` is the shape in the
+    file; ``cut`` is True if only its first rows were read.
     """
 
     values: Tensor

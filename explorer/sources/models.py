@@ -82,7 +82,8 @@ def _gguf_file(where: str, limits: SourceLimits) -> Path | None:
 
 
 def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:
-    """What changes when the weights of the folder or GGUF file ``where`` do; None if it is neither."""
+    """Stamp of the weights of the folder or GGUF file ``where``, which changes with them; None if it is
+    neither."""
     folder, file = local_folder(where, limits), _gguf_file(where, limits)
     with refused(f"{where} cannot be read"):
         if file is not None:

@@ -31,15 +31,15 @@ _LONGEST_HEADER = 10_000
 """Bytes: what NumPy itself takes from files that are not trusted."""
 _PIECE = 4 << 20
 _VERSIONS = ((1, 0), (2, 0), (3, 0))
-"""Of the .npy format."""
+"""Supported versions of the .npy format."""
 _ACCEPTED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MEMBER_BYTES = 46
-"""Of the shortest entry in an archive's list of members."""
+"""Size of the shortest entry in an archive's list of members."""
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What an .npy header says. ``fortran`` is column-major order."""
+    """Content of an .npy header. ``fortran`` is column-major order."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -112,7 +112,7 @@ class NpzFile(TensorSource):
 
 
 class _Bounded:
-    """A file for ``zipfile``, which reads the list of members at once, however long an archive says it is."""
+    """A file for ``zipfile``, which would read a list of members of any claimed length at once."""
 
     def __init__(self, file: IO[bytes], limits: SourceLimits) -> None:
         self._file, self._most = file, min(limits.header_bytes, 4 * _MEMBER_BYTES * limits.tensors)

@@ -1,4 +1,4 @@
-"""What a file of torch.save holds, read by a process that can do no harm.
+"""Sandboxed reader for files of torch.save.
 
 This file is run by itself (``python -I -S pickle_reader.py SECONDS BYTES TENSORS PICKLE``, the file on
 standard input), with nothing but the standard library: it limits its own processor time and memory,
@@ -38,7 +38,7 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
 
 
 class Refusal(Exception):  # noqa: N818
-    """The file holds what is not read; the text says what."""
+    """The file holds unsupported content, named by the text."""
 
 
 class Global(NamedTuple):
@@ -66,7 +66,7 @@ class Dense(NamedTuple):
 
 
 def main(seconds: int, memory: int, tensors: int, pickle_bytes: int) -> dict[str, Any]:
-    """What is printed: ``{"tensors": […]}``, or ``{"refused": why}``."""
+    """Return the output: ``{"tensors": […]}``, or ``{"refused": why}``."""
     try:
         _limit(seconds, memory)
         file = sys.stdin.buffer
@@ -164,7 +164,7 @@ def _applied(function: Callable[..., Any], _kind: Any, arguments: Any, _state: A
 
 
 def _nothing(*_: Any) -> None:
-    """For what is no dense tensor on the CPU, and is left out."""
+    """An object other than a dense CPU tensor, which is left out."""
 
 
 def _text_as_bytes(text: Any = "", encoding: Any = "latin1") -> bytes:
@@ -194,7 +194,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "builtins.bytearray": _text_as_bytes,
     "_codecs.encode": _text_as_bytes,
 }
-"""What torch.save writes calls of, each with what is done instead."""
+"""Functions called in files of torch.save, with their replacements."""
 
 
 def _read_archive(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, from a disk or from the Hub: what they claim, checked before it is used.
+"""Headers of safetensors files, from a disk or from the Hub, validated before use.
 
 A file is the header's length in 8 bytes (little endian), the header as JSON, and the tensors' bytes
 (https://huggingface.co/docs/safetensors: "Format").
@@ -47,9 +47,9 @@ _DTYPES: dict[str, tuple[int, torch.dtype | None]] = {
     "U8": (8, torch.uint8),
     "BOOL": (8, torch.bool),
 }
-"""Of each safetensors dtype: bits per element, and torch's dtype, None where it has none."""
+"""For each safetensors dtype: bits per element, and torch's dtype, or None."""
 NAMES: dict[torch.dtype, str] = {dtype: name for name, (_, dtype) in _DTYPES.items() if dtype is not None}
-"""What a header calls torch's dtypes."""
+"""Header names of torch's dtypes."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def header_length(prefix: bytes | bytearray, origin: str, limits: SourceLimits) 
 
 
 def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLimits) -> Any:
-    """JSON from a stranger; ``SourceError`` for what is none, or has more parts than tensors explain."""
+    """Parse untrusted JSON; ``SourceError`` if it is invalid, or has more parts than its tensors need."""
     parts, most = raw.count(b"{") + raw.count(b"["), 4 * limits.tensors + 1000
     if parts > most or raw.count(b",") > 4 * most:
         raise SourceError(f"{origin} has no valid {what}: more parts than {limits.tensors:,} tensors have")
@@ -131,7 +131,8 @@ def entries(
 
 
 def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: str) -> Entry:
-    """What one entry says: its span, relative to the header's end, agrees with its shape and dtype."""
+    """Parse one entry, and check that its span, relative to the header's end, agrees with its shape and
+    dtype."""
     shown = plain(name, 80)
     try:
         start, stop = claim["data_offsets"]

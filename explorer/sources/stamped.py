@@ -22,7 +22,8 @@ _PIECE = 16 << 20
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What changes when a file does: device, inode, size, and time of change in ns. Raises ``OSError``."""
+    """Stamp of a file, which changes with it: device, inode, size, and time of change in ns. Raises
+    ``OSError``."""
     return _stamp(path.stat())
 
 

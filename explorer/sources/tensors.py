@@ -5,7 +5,7 @@
         .read("w", max_elements=…)   that tensor's bytes only
         .matrix("w")                 the same as float32 [rows, cols], NaN and Inf included
 
-Files come from strangers: nothing here unpickles objects, trusts a claimed size, or reads what was not
+Files are untrusted: nothing here unpickles objects, trusts a claimed size, or reads what was not
 asked for. Every refusal is a ``SourceError`` whose text says what was wrong and what is accepted.
 """
 
@@ -41,8 +41,8 @@ _READERS: dict[str, Callable[[Path, str, SourceLimits], TensorSource]] = {
 def open_tensors(path: str | Path, name: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
     """Open a tensor file by its suffix; ``name`` replaces the file's name in messages.
 
-    Raises ``SourceError`` for a suffix that is not among those of ``limits``, a missing file, and a file
-    that is not what its suffix says.
+    Raises ``SourceError`` for a suffix that ``limits`` excludes, a missing file, and a file that does not
+    match its suffix.
     """
     path = Path(path)
     origin = name or path.name

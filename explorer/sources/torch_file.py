@@ -1,4 +1,4 @@
-"""Files of torch.save: a process of its own reads the pickle, this one the bytes of a tensor."""
+"""Files of torch.save: a separate process reads the pickle, this one reads the bytes of a tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from explorer.sources.stamped import StampedFile
 _READER = Path(__file__).with_name("pickle_reader.py")
 _ONLY_TENSORS = "Only tensors and dicts or lists of them are read; pickled objects are refused"
 _START_SECONDS = 30
-"""What starting the reader may take on a busy machine, beside the processor time that it is given."""
+"""Time allowed for starting the reader on a busy machine, in addition to its processor time."""
 
 
 @dataclass(frozen=True)

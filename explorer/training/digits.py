@@ -75,7 +75,7 @@ def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def network(seed: int) -> nn.Sequential:
-    """Two hidden layers of 32, initialised as ``nn.Linear`` does it from a generator of its own.
+    """Two hidden layers of 32, initialised like ``nn.Linear``, from a separate generator.
 
     The global generator is left alone: visitors of the page share it.
     """
@@ -189,8 +189,8 @@ def _step_sizes(model: nn.Module) -> list[float]:
 
 @dataclass(frozen=True)
 class Underflow:
-    """What a loss scale does to one batch's nonzero gradients: the shares that float16 flushes to zero
-    (``lost``) and overflows, and that bfloat16 flushes."""
+    """Effect of a loss scale on one batch's nonzero gradients: the shares that float16 flushes to zero
+    (``lost``) and overflows, and the share that bfloat16 flushes."""
 
     loss_scale: float
     lost: float
@@ -199,7 +199,8 @@ class Underflow:
 
 
 def gradient_magnitudes(seed: int = 0, epochs: int = 12) -> Tensor:
-    """The nonzero |gradients| of one batch, of weights and hidden values, after so many epochs in float32."""
+    """The nonzero |gradients| of one batch, of weights and hidden values, after a number of epochs in
+    float32."""
     model = network(seed)
     for _ in fit(model, epochs, seed):
         pass
@@ -219,7 +220,7 @@ def gradient_magnitudes(seed: int = 0, epochs: int = 12) -> Tensor:
 
 
 def underflow(gradients: Tensor, exponents: Sequence[int] = tuple(range(0, 25, 2))) -> list[Underflow]:
-    """What each loss scale 2^exponent does to the magnitudes ``gradients``."""
+    """Return the effect of each loss scale 2^exponent on the magnitudes ``gradients``."""
     rows = []
     for exponent in exponents:
         scaled = gradients * 2.0**exponent
@@ -269,7 +270,7 @@ def stages(results: Sequence[Trained]) -> list[str]:
 
 
 def count(widths: Sequence[str], seeds: int) -> int:
-    """How many networks ``train`` will yield."""
+    """Number of networks that ``train`` will yield."""
     return seeds * (2 + sum(2 if w in NO_LSQ else 3 for w in widths))
 
 
@@ -310,7 +311,7 @@ def _in_words(width: str) -> str:
 
 
 def underflow_summary(rows: Sequence[Underflow]) -> str:
-    """What float16 loses without a loss scale, which scale saves most, and what bfloat16 loses."""
+    """Summarise the losses of float16 without a loss scale, the best scale, and the losses of bfloat16."""
     best = min((r for r in rows if r.overflowed == 0), key=lambda r: (r.lost, r.loss_scale))
     over = next((f", and from {r.loss_scale:,.0f} on some overflow" for r in rows if r.overflowed), "")
     return (

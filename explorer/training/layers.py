@@ -28,7 +28,7 @@ SMALLEST_STEP_SIZE = 1e-8
 
 
 class Rule(enum.Enum):
-    """How the gradient passes a rounding."""
+    """Gradient rule of a rounding."""
 
     STE_CLIPPED = "straight-through, zero where clipped"
     LSQ = "LSQ: the step sizes are learned too"
@@ -295,11 +295,11 @@ def _check_replaceable(model: nn.Module, layers: Sequence[tuple[nn.Linear, list[
 
 
 def _reason_to_leave(layer: nn.Linear) -> str:
-    """What a ``QuantLinear`` in place of ``layer`` would lose; empty if nothing."""
+    """Features of ``layer`` that a ``QuantLinear`` in its place would lose; empty if none."""
     if "weight" not in layer._parameters:
         return "has a parametrization of its weight (weight_norm, spectral_norm, pruning), which would vanish"
     if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
-        return f"is a {type(layer).__name__} with a forward of its own"
+        return f"is a {type(layer).__name__} with an overridden forward"
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return "has hooks, which would vanish: register them afterwards" if any(hooks) else ""
 

@@ -1,4 +1,4 @@
-"""The matrices that implementations are compared on: a real layer, and what they tend to disagree about."""
+"""Matrices for comparing implementations: a real layer, and inputs on which they tend to disagree."""
 
 from __future__ import annotations
 

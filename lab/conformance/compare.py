@@ -45,8 +45,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Count:
-    """How many codes (or restored values), and how many scales with zero points and tensor scales, were
-    compared in one case, and how many of them are not the same."""
+    """Counts of one case: compared codes (or dequantized values) and scales, including zero points and
+    tensor scales, and the differences in each."""
 
     case: str
     codes: int
@@ -97,7 +97,7 @@ class Conformance:
 
     @property
     def surprises(self) -> list[str]:
-        """What is not as the table states it; empty if nothing."""
+        """Deviations from the table; empty if there are none."""
         named = [count for count in self.counts if count.case in self.differs]
         others = [count for count in self.counts if count.case not in self.differs]
         surprises = [f"{count.case}: equal, stated to differ" for count in named if count.equal]
@@ -133,7 +133,7 @@ def conformance(row: Row, cases: Iterable[tuple[str, Tensor]]) -> Conformance:
 
 
 def run(rows: Iterable[Row], cases: Iterable[tuple[str, Tensor]]) -> Iterator[Conformance]:
-    """Each row's result as soon as it is counted: whoever reads them shows how far it is, and may stop."""
+    """Yield each row's result as soon as it is counted; the caller may show progress, and stop."""
     cases = list(cases)
     for row in rows:
         yield conformance(row, cases)

@@ -49,8 +49,8 @@ def _shown(row: Conformance) -> list[str]:
 
 @dataclass(frozen=True)
 class Totals:
-    """How many rows there are, how many are equal in all cases, how many differ by a convention that shows
-    everywhere (the others are equal but for some cases), and how many codes were compared."""
+    """Number of rows, of rows equal in all cases, of rows that differ by a convention everywhere (the
+    others are equal except in some cases), and of compared codes."""
 
     rows: int
     equal: int

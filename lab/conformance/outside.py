@@ -1,4 +1,4 @@
-"""What another implementation made of a weight, in this library's layout; and how its package is imported."""
+"""Result of another implementation in this library's layout, and the import of its package."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Outside:
 
 
 Quantizer = Callable[[Tensor], Outside]
-"""float32 [rows, cols] -> what the package makes of it."""
+"""float32 [rows, cols] -> the package's result."""
 
 
 def load(module: str, package: str) -> ModuleType:
-    """An outside module, without what it prints on import. ``ValueError`` says how to install it."""
+    """Import an outside module, and suppress its output. ``ValueError`` with installation instructions."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -69,7 +69,7 @@ def load(module: str, package: str) -> ModuleType:
 
 
 def version_of(package: str) -> str:
-    """The installed version; ``ValueError`` says how to install it."""
+    """The installed version; ``ValueError`` with installation instructions if it is missing."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError as error:

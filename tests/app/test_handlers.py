@@ -376,7 +376,9 @@ def test_the_kernel_drawer_names_its_machine() -> None:
     assert "scales_of_ranges" in overview.kernel(*selection(scheme="fp8_e4m3_tensor"))
     named = re.findall(r"kernels/\w+\.cu", shown)
     assert named and all((KERNELS.parent / name).exists() for name in named)
-    assert "Nothing was recorded" in overview.kernel(*selection(scheme="int4~1x48~SYMMETRIC~float16~minmax"))
+    assert "No recording for this scheme" in overview.kernel(
+        *selection(scheme="int4~1x48~SYMMETRIC~float16~minmax")
+    )
 
 
 def test_comparison_comes_row_by_row() -> None:

@@ -303,7 +303,7 @@ def test_a_model_too_large_to_run_is_refused_before_it_is_loaded(
         (("builtin", "mlp_up", None, None, None, [], ["nvfp4"], ""), "at least one method"),
         (("builtin", "nope", None, None, None, ["rtn"], ["nvfp4"], ""), "no built-in layer"),
         (("text", "", None, None, None, ["rtn"], ["nvfp4"], ""), "capture a layer"),
-        (("file", "", None, None, None, ["rtn"], ["nvfp4"], ""), "drop a file"),
+        (("file", "", None, None, None, ["rtn"], ["nvfp4"], ""), "upload a file"),
     ],
 )
 def test_bad_input_is_said(arguments: tuple[Any, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,8 +190,8 @@ def test_who_would_wait_too_long_is_told_place_and_time(
     answer = client.post(f"/gradio_api/{path}", json=data | extra)
     assert answer.status_code == 429
     assert answer.json()["detail"] == (
-        "The page is busy: you would be number 4 in this line and wait about 75 s, and nobody waits longer "
-        "than 60 s here; ask again in 15 s"
+        "The page is busy: you would be number 4 in this queue and wait about 75 s; "
+        "the limit is 60 s here; try again in 15 s"
     )
     assert answer.headers["retry-after"] == "15"
     assert join(client, "other-line", {"path": "x", "meta": {}}, 1).status_code == 200, "only that line"
@@ -206,8 +206,8 @@ def test_a_full_queue_has_a_place_and_a_time_too(client: TestClient, monkeypatch
     answer = join(client, "third", "x")
     assert answer.status_code == 429 and answer.headers["retry-after"] == "8"
     assert answer.json()["detail"] == (
-        "The page is busy: 2 requests wait, which is the most, and you would be number 3 in your line; "
-        "ask again in 8 s"
+        "The page is busy: 2 requests are waiting, which is the limit, and you would be number 3 in your "
+        "queue; try again in 8 s"
     )
 
 
@@ -413,7 +413,7 @@ def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
             checkpoint()
 
     assert long("x") == gr.skip()
-    assert "the longest that a run may take here" in said[0]
+    assert "the time limit of a run here" in said[0]
 
 
 def test_one_request_has_few_schemes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_the_tour_is_what_runs() -> None:
 def test_the_readme_is_a_front_door() -> None:
     """Short, and without measured figures: those are written from recordings, or they would be forgotten."""
     text = README.read_text()
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 175
     assert not re.findall(r"\d[\d.,]* ?(?:[TG]B/s|TFLOP|TOP/s|µs|ms|dB|seconds)\b", text)
 
 

@@ -97,7 +97,7 @@ def test_a_tensor_of_ones_own_file(page: Page, url: str, tmp_path: Path) -> None
     np.savez(path, first=rng.standard_normal((32, 64)), second=rng.standard_normal((8, 16)))
     open_page(page, url)
     open_panel(page, "tensor")
-    choose(page, "source", "A file of mine")
+    choose(page, "source", "Your file")
     page.locator("#file input[type=file]").set_input_files(str(path))
     shown = page.locator("#which .tensor")
     expect(shown).to_contain_text("first · 32×64")

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = [
-    {"explorer.paths", "explorer.progress", "explorer.words"},
+    {"explorer.error_sums", "explorer.paths", "explorer.progress", "explorer.words"},
     {"explorer.gpu", "explorer.formats"},
     {"explorer.schemes", "explorer.sources"},
     {"explorer.core", "explorer.recordings"},
@@ -137,6 +137,16 @@ def test_one_file_asks_whether_there_is_a_gpu() -> None:
         and ASKS_FOR_A_GPU.search(path.read_text())
     }
     assert ASKS_FOR_A_GPU.search(BACKEND.read_text()) and not asking
+
+
+REACHES_KERNELS = {"backend", "builds", "cuda", "lowering"}
+
+
+def test_the_reference_knows_no_kernels() -> None:
+    """Only the choice of a backend and what starts kernels know ``explorer.gpu``."""
+    for path in sorted((ROOT / "explorer" / "core").glob("*.py")):
+        if any(name.startswith("explorer.gpu") for name in imported(path)):
+            assert path.stem in REACHES_KERNELS, path
 
 
 def test_kernels_is_no_python_package() -> None:

@@ -44,6 +44,20 @@ FLOORS = [
 show it, and no piece of a section knows the place it stands in."""
 
 
+SCHEME_FLOORS = [
+    {"explorer.schemes.rules"},
+    {"explorer.schemes.calibrators"},
+    {"explorer.schemes.parts", "explorer.schemes.observer"},
+    {"explorer.schemes.labels", "explorer.schemes.table", "explorer.schemes.text"},
+    {"explorer.schemes.names"},
+    {"explorer.schemes.scheme"},
+    {"explorer.schemes.levels"},
+    {"explorer.schemes.scales"},
+]
+"""The same within the schemes: parts, their texts and the table of names lie below ``Scheme``, which reads
+them."""
+
+
 def package_of(module: str, levels: list[set[str]] = LEVELS) -> str | None:
     """The package that a dotted module name lies in; None for what is not in ``levels``."""
     for level in levels:
@@ -93,18 +107,33 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_page_has_floors() -> None:
-    """If this fails, a handler can no longer be read without the sections that use it."""
+@pytest.mark.parametrize(
+    ("folder", "floors"), [("app", FLOORS), ("explorer/schemes", SCHEME_FLOORS)], ids=["page", "schemes"]
+)
+def test_packages_have_floors(folder: str, floors: list[set[str]]) -> None:
+    """If this fails, a handler can no longer be read without the sections that use it, and a scheme's text
+    not without the table."""
     wrong = []
-    for path in sorted((ROOT / "app").rglob("*.py")):
+    for path in sorted((ROOT / folder).rglob("*.py")):
         module = module_of(path)
-        home = package_of(module, FLOORS)
-        assert home or module == "app", f"{module} stands on no floor"
+        home = package_of(module, floors)
+        assert home or (path.parent == ROOT / folder and path.stem == "__init__"), (
+            f"{module} stands on no floor"
+        )
         for name in imported(path):
-            other = package_of(name, FLOORS)
-            if home and other and other != home and level_of(other, FLOORS) >= level_of(home, FLOORS):
+            other = package_of(name, floors)
+            if home and other and other != home and level_of(other, floors) >= level_of(home, floors):
                 wrong.append(f"{module} imports {name}, which is not below it")
     assert not wrong, "\n".join(wrong)
+
+
+def test_schemes_import_at_the_top() -> None:
+    """An import within a function of the schemes would hide a circle."""
+    for path in sorted((ROOT / "explorer" / "schemes").glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                inner = [n for n in ast.walk(function) if isinstance(n, ast.Import | ast.ImportFrom)]
+                assert not inner, f"{path.name}: {function.name}"
 
 
 def test_both_ways_to_import_a_module_are_seen(tmp_path: Path) -> None:

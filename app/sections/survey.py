@@ -47,7 +47,7 @@ from explorer.figures.survey import budget_figure, heat_figure, strip_figure
 from explorer.progress import Progress
 from explorer.reports import survey_report
 from explorer.reports.survey import USUAL_BITS, Asked, Bought, bought
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 from explorer.sources.stamped import stamp_of
 from explorer.survey import (
     SENSITIVITIES,

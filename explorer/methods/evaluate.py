@@ -18,7 +18,7 @@ from explorer.methods.layer import QuantizedLayer
 from explorer.methods.llm_int8 import THRESHOLD, outlier_columns
 from explorer.methods.method import TransformMethod
 from explorer.schemes import Scheme
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 
 LEAST_GAIN_DB = 0.1
 """What a method has to gain over rounding to nearest before a summary praises it."""

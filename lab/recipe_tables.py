@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from explorer.methods import label_of
 from explorer.recordings.files import NOT_RECORDED, Recording
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Survey
 from lab.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
 from lab.tables import markdown

@@ -24,7 +24,7 @@ from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.grouped import GroupedTiming
 from explorer.recordings.quantize import QuantizeTiming
 from explorer.schemes import SCHEMES
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
 from lab.analysis import AnalysisTiming
 from lab.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = [
-    {"explorer.paths", "explorer.progress", "explorer.words"},
+    {"explorer.error_sums", "explorer.paths", "explorer.progress", "explorer.words"},
     {"explorer.gpu", "explorer.formats"},
     {"explorer.schemes", "explorer.sources"},
     {"explorer.core", "explorer.recordings"},
@@ -42,6 +42,20 @@ FLOORS = [
 ]
 """The same within the page, floor by floor: what a visitor has chosen knows nothing of the components that
 show it, and no piece of a section knows the place it stands in."""
+
+
+SCHEME_FLOORS = [
+    {"explorer.schemes.rules"},
+    {"explorer.schemes.calibrators"},
+    {"explorer.schemes.parts", "explorer.schemes.observer"},
+    {"explorer.schemes.labels", "explorer.schemes.table", "explorer.schemes.text"},
+    {"explorer.schemes.names"},
+    {"explorer.schemes.scheme"},
+    {"explorer.schemes.levels"},
+    {"explorer.schemes.scales"},
+]
+"""The same within the schemes: parts, their texts and the table of names lie below ``Scheme``, which reads
+them."""
 
 
 def package_of(module: str, levels: list[set[str]] = LEVELS) -> str | None:
@@ -93,18 +107,33 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_page_has_floors() -> None:
-    """If this fails, a handler can no longer be read without the sections that use it."""
+@pytest.mark.parametrize(
+    ("folder", "floors"), [("app", FLOORS), ("explorer/schemes", SCHEME_FLOORS)], ids=["page", "schemes"]
+)
+def test_packages_have_floors(folder: str, floors: list[set[str]]) -> None:
+    """If this fails, a handler can no longer be read without the sections that use it, and a scheme's text
+    not without the table."""
     wrong = []
-    for path in sorted((ROOT / "app").rglob("*.py")):
+    for path in sorted((ROOT / folder).rglob("*.py")):
         module = module_of(path)
-        home = package_of(module, FLOORS)
-        assert home or module == "app", f"{module} stands on no floor"
+        home = package_of(module, floors)
+        assert home or (path.parent == ROOT / folder and path.stem == "__init__"), (
+            f"{module} stands on no floor"
+        )
         for name in imported(path):
-            other = package_of(name, FLOORS)
-            if home and other and other != home and level_of(other, FLOORS) >= level_of(home, FLOORS):
+            other = package_of(name, floors)
+            if home and other and other != home and level_of(other, floors) >= level_of(home, floors):
                 wrong.append(f"{module} imports {name}, which is not below it")
     assert not wrong, "\n".join(wrong)
+
+
+def test_schemes_import_at_the_top() -> None:
+    """An import within a function of the schemes would hide a circle."""
+    for path in sorted((ROOT / "explorer" / "schemes").glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                inner = [n for n in ast.walk(function) if isinstance(n, ast.Import | ast.ImportFrom)]
+                assert not inner, f"{path.name}: {function.name}"
 
 
 def test_both_ways_to_import_a_module_are_seen(tmp_path: Path) -> None:
@@ -137,6 +166,16 @@ def test_one_file_asks_whether_there_is_a_gpu() -> None:
         and ASKS_FOR_A_GPU.search(path.read_text())
     }
     assert ASKS_FOR_A_GPU.search(BACKEND.read_text()) and not asking
+
+
+REACHES_KERNELS = {"backend", "builds", "cuda", "lowering"}
+
+
+def test_the_reference_knows_no_kernels() -> None:
+    """Only the choice of a backend and what starts kernels know ``explorer.gpu``."""
+    for path in sorted((ROOT / "explorer" / "core").glob("*.py")):
+        if any(name.startswith("explorer.gpu") for name in imported(path)):
+            assert path.stem in REACHES_KERNELS, path
 
 
 def test_kernels_is_no_python_package() -> None:

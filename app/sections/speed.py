@@ -13,7 +13,7 @@ from app import limits
 from app.parts import html
 from app.parts.page import Page
 from app.parts.report_files import ReportView, build_report, report_steps
-from app.parts.views import Shown, View, listen, shows
+from app.parts.views import Control, Shown, View, listen, shows
 from app.parts.widgets import (
     PRIVATE,
     QUIET,
@@ -399,9 +399,74 @@ def _grouped_words() -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Pickers:
+    """Whose numbers are shown, of which shape, and with which error."""
+
+    view: gr.Radio
+    shape: gr.Dropdown
+    errors_of: gr.Radio
+
+
+@dataclass(frozen=True)
+class _OwnRun:
+    """What the visitor measures: a shape, products, and the buttons of the run."""
+
+    preset: gr.Dropdown
+    sizes: ShapeView
+    of_layer: gr.Button
+    names: gr.Dropdown
+    every: gr.Checkbox
+    start: gr.Button
+    stop: gr.Button
+    status: gr.HTML
+    stopped: gr.HTML
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """One product kernel by kernel: which, what is known of it, its source."""
+
+    product: gr.Dropdown
+    facts: gr.HTML
+    ladder: Control
+    code: gr.Code
+
+
 def build(page: Page) -> None:
     """Lay the section out and wire it to the selection."""
     own = page.gemm_timings
+    pickers = _build_pickers()
+    source = block(elem_id="speed-source")
+    mine = _build_run()
+    sentence = block(elem_id="speed-advice")
+    figures = _build_figures()
+    kernels = _build_kernels()
+    rows = table(COLUMNS, "speed-table", pinned_columns=1, max_height=520, buttons=["copy"])
+    csv_file, json_file = download_buttons()
+    reported_of = [*page.selection, pickers.view, pickers.shape, own]
+    build_report(report, reported_of, "report_speed", "Report of this shape")
+    block(html.note(METHOD))
+    _build_grouped()
+    outputs = SpeedView(
+        source=source,
+        shape=pickers.shape,
+        product=kernels.product,
+        **figures,
+        ladder=kernels.ladder,
+        sentence=sentence,
+        table=rows,
+        csv_file=csv_file,
+        json_file=json_file,
+        marks=gr.State(None),
+    )
+    extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own]
+    _wire_view(page, pickers, extra, outputs, mine.sizes)
+    _wire_kernels(kernels)
+    _wire_run(page, mine, pickers.view, [*page.selection, *extra], outputs)
+
+
+def _build_pickers() -> _Pickers:
     with gr.Row():
         view = gr.Radio(
             [(f"Recorded on an {_recorded_chip()}", RECORDED), ("Measured here", LIVE)],
@@ -423,7 +488,10 @@ def build(page: Page) -> None:
             label="Error of",
             elem_id="speed-errors",
         )
-    source = block(elem_id="speed-source")
+    return _Pickers(view, shape, errors_of)
+
+
+def _build_run() -> _OwnRun:
     with gr.Accordion("Measure on this machine", open=False, elem_id="speed-run"):
         with gr.Row():
             preset = gr.Dropdown(list(PRESETS), value=None, label="Shape of a known model", min_width=200)
@@ -445,7 +513,11 @@ def build(page: Page) -> None:
             stop = stop_button()
         status = block(html.status("Not run yet."), elem_id="speed-status")
         stopped = block(elem_id="speed-stopped")
-    sentence = block(elem_id="speed-advice")
+    return _OwnRun(preset, sizes, of_layer, names, every, start, stop, status, stopped)
+
+
+def _build_figures() -> dict[str, Control]:
+    """The four figures in which A and B are marked (``_marked_figures``)."""
     tradeoff = plot_card(
         "Error against speed",
         "every product by its time and its output's error; the larger, the more bytes of W; rings: A and B",
@@ -462,6 +534,10 @@ def build(page: Page) -> None:
         "speed-sweep",
     )
     roofline = plot_card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")
+    return {"tradeoff": tradeoff, "bars": bars, "sweep": sweep, "roofline": roofline}
+
+
+def _build_kernels() -> _Kernels:
     with gr.Row():
         products = [(row.label, row.name) for row in GEMMS.values()]
         product = gr.Dropdown(products, value=None, label="Kernels of", elem_id="speed-product")
@@ -473,10 +549,10 @@ def build(page: Page) -> None:
     )
     with gr.Accordion("Source of these kernels", open=False):
         code = gr.Code(language="cpp", interactive=False, show_label=False, max_lines=40)
-    rows = table(COLUMNS, "speed-table", pinned_columns=1, max_height=520, buttons=["copy"])
-    csv_file, json_file = download_buttons()
-    build_report(report, [*page.selection, view, shape, own], "report_speed", "Report of this shape")
-    block(html.note(METHOD))
+    return _Kernels(product, facts, ladder, code)
+
+
+def _build_grouped() -> None:
     with gr.Accordion("Mixtures of experts: products in groups", open=False, elem_id="speed-grouped"):
         block(html.note(_grouped_words()))
         table(
@@ -488,48 +564,51 @@ def build(page: Page) -> None:
             buttons=["copy"],
         )
 
-    extra = [view, shape, product, errors_of, own]
-    inputs = [*page.selection, *extra]
-    outputs = SpeedView(
-        source=source,
-        shape=shape,
-        product=product,
-        tradeoff=tradeoff,
-        bars=bars,
-        sweep=sweep,
-        roofline=roofline,
-        ladder=ladder,
-        sentence=sentence,
-        table=rows,
-        csv_file=csv_file,
-        json_file=json_file,
-        marks=gr.State(None),
-    )
-    unlisted = {**QUIET, "api_visibility": "undocumented"}
+
+_UNLISTED: dict[str, Any] = {**QUIET, "api_visibility": "undocumented"}
+
+
+def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], outputs: SpeedView, sizes: ShapeView) -> None:
+    """What is shown follows the selection and the pickers, and the address keeps it."""
     page.follow(follow, [*extra, outputs.marks], outputs, api_name="speed")
-    page.keep("shape", shape, shape.input)
+    page.keep("shape", pickers.shape, pickers.shape.input)
     for key, size in vars(sizes).items():
         page.keep(key, size, size.change, visit=False)
-    for control, what in ((view, "view"), (shape, "shape"), (product, "product"), (errors_of, "errors")):
-        listen(control.input, show, inputs, outputs, api_name=f"speed_{what}", **unlisted)
-    chosen = listen(product.change, source_of, product, code, api_name="kernel_source", **QUIET)
-    listen(chosen.then, facts_of, product, facts, **PRIVATE)  # one listener an event: see Page.when_seen
-    listen(preset.input, of_model, preset, sizes, **PRIVATE)
-    of_layer_inputs = [*page.selection, sizes.m]
-    listen(of_layer.click, from_layer, of_layer_inputs, sizes, api_name="shape_of_layer", **QUIET)
-    buttons = RunButtons((start,), stop, stopped)
-    buttons.begin_on(start.click)
+    inputs = [*page.selection, *extra]
+    for control, what in (
+        (pickers.view, "view"),
+        (pickers.shape, "shape"),
+        (outputs.product, "product"),
+        (pickers.errors_of, "errors"),
+    ):
+        listen(control.input, show, inputs, outputs, api_name=f"speed_{what}", **_UNLISTED)
+
+
+def _wire_kernels(kernels: _Kernels) -> None:
+    product = kernels.product
+    chosen = listen(product.change, source_of, product, kernels.code, api_name="kernel_source", **QUIET)
+    # One listener an event: see Page.when_seen.
+    listen(chosen.then, facts_of, product, kernels.facts, **PRIVATE)
+
+
+def _wire_run(page: Page, mine: _OwnRun, view: gr.Radio, inputs: list[Any], outputs: SpeedView) -> None:
+    """The shape may be taken from a model or layer; a run shows its numbers when it ends or is stopped."""
+    listen(mine.preset.input, of_model, mine.preset, mine.sizes, **PRIVATE)
+    of_layer_inputs = [*page.selection, mine.sizes.m]
+    listen(mine.of_layer.click, from_layer, of_layer_inputs, mine.sizes, api_name="shape_of_layer", **QUIET)
+    buttons = RunButtons((mine.start,), mine.stop, mine.stopped)
+    buttons.begin_on(mine.start.click)
     running = listen(
-        start.click,
+        mine.start.click,
         run,
-        [*sizes.in_order(), names, every],
-        RunView(status=status, own=own),
+        [*mine.sizes.in_order(), mine.names, mine.every],
+        RunView(status=mine.status, own=page.gemm_timings),
         api_name="time_products",
         show_progress="minimal",
         concurrency_id="timing",
         concurrency_limit=1,
     )
     live = running.then(lambda: LIVE, None, view, **PRIVATE)
-    listen(live.then, show, inputs, outputs, api_name="speed_measured", **unlisted)
+    listen(live.then, show, inputs, outputs, api_name="speed_measured", **_UNLISTED)
     halted = buttons.end_with(running).then(lambda: LIVE, None, view, **PRIVATE)
     listen(halted.then, show, inputs, outputs, **PRIVATE)

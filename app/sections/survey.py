@@ -47,7 +47,7 @@ from explorer.figures.survey import budget_figure, heat_figure, strip_figure
 from explorer.progress import Progress
 from explorer.reports import survey_report
 from explorer.reports.survey import USUAL_BITS, Asked, Bought, bought
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 from explorer.sources.stamped import stamp_of
 from explorer.survey import (
     SENSITIVITIES,
@@ -437,28 +437,57 @@ def _line(row: Checked) -> list[Any]:
     return [row.what, name, *short]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """The controls that say which survey is shown and what is asked of it, in the order of ``Budget``."""
+
+    which: gr.Dropdown
+    own: gr.State
+    signal: gr.Dropdown
+    target: gr.Dropdown
+    keep: gr.Textbox
+    fuse: gr.Checkbox
+    bits: FreeSlider
+
+    @property
+    def survey(self) -> list[Any]:
+        return [self.which, self.own, self.signal]
+
+    def in_order(self) -> list[Any]:
+        return [*self.survey, self.target, self.keep, self.fuse, self.bits]
+
+
+@dataclass(frozen=True)
+class _OwnSurvey:
+    """The controls of a survey made here, or opened."""
+
+    where: gr.Textbox
+    start: gr.Button
+    stop: gr.Button
+    made: gr.DownloadButton
+    status: gr.HTML
+    stopped: gr.HTML
+    file: gr.File
+
+
+@dataclass(frozen=True)
+class _RecipeRuns:
+    """The buttons that run a recipe or write its checkpoint, and what they show."""
+
+    check_button: gr.Button
+    export_button: gr.Button
+    halt: gr.Button
+    halted: gr.HTML
+    checked: CheckView
+    exported: ExportView
+
+
 def build(page: Page) -> None:
     """Lay the section out; it shows the recorded survey when it is seen."""
     heading("Which layer suffers, and what a budget buys", "one survey, every budget at once")
     own = gr.State(None)
-    names = list(recorded())
-    with gr.Row(elem_classes="stacked"):
-        which = gr.Dropdown(
-            _choices(own=True), value=names[0] if names else OWN, label="Survey", elem_id="survey-which"
-        )
-        signals = [(row.label, row.name) for row in SENSITIVITIES.values()]
-        signal = gr.Dropdown(signals, value=None, label="Layers are ranked by", elem_id="survey-signal")
-    with gr.Accordion("Survey another model, or open a survey's file", open=False, elem_id="survey-own"):
-        with gr.Row():
-            where = gr.Textbox("", label="Model: folder or Hub id", max_lines=1, elem_id="survey-model")
-            start = gr.Button("Survey", variant="primary", min_width=120)
-            stop = stop_button()
-            made = gr.DownloadButton("Download survey", interactive=False, min_width=140)
-        run_status = block(
-            html.status(f"Every linear layer by {len(SCHEMES)} schemes, on the built-in texts.")
-        )
-        stopped = block()
-        file = gr.File(label="A survey's file (.jsonl)", file_types=[".jsonl"], height=90)
+    which, signal = _build_choice()
+    mine = _build_own()
     status = block(elem_id="survey-status")
     heat = plot_card(
         "What each scheme costs each layer",
@@ -466,6 +495,50 @@ def build(page: Page) -> None:
         "survey-heat",
         height=690,
     )
+    target, keep, fuse = _build_constraints()
+    bits = FreeSlider(
+        2.0, 9.0, value=USUAL_BITS, step=STEP, label="Budget, bits a weight", elem_id="survey-bits"
+    )
+    asked = _Asked(which, own, signal, target, keep, fuse, bits)
+    budget_view, recipe_runs = _build_budget(bits)
+    shown = SurveyView(status=status, signal=signal, heat=heat)
+    reported_of = [*asked.in_order(), recipe_runs.checked.result]
+    build_report(report, reported_of, "report_survey", "Report of the survey and this budget")
+    taken_in = _wire_budget(page, asked, shown, budget_view)
+    _wire_own(mine, asked)
+    _wire_survey(own.change, "own", asked, shown, budget_view)
+    _keep_in_address(page, asked, taken_in)
+    _wire_recipe_runs(recipe_runs, [*asked.in_order(), mine.where])
+    _wire_click(heat, which, own, mine.where)
+
+
+def _build_choice() -> tuple[gr.Dropdown, gr.Dropdown]:
+    """Which survey, and which signal."""
+    names = list(recorded())
+    with gr.Row(elem_classes="stacked"):
+        which = gr.Dropdown(
+            _choices(own=True), value=names[0] if names else OWN, label="Survey", elem_id="survey-which"
+        )
+        signals = [(row.label, row.name) for row in SENSITIVITIES.values()]
+        signal = gr.Dropdown(signals, value=None, label="Layers are ranked by", elem_id="survey-signal")
+    return which, signal
+
+
+def _build_own() -> _OwnSurvey:
+    with gr.Accordion("Survey another model, or open a survey's file", open=False, elem_id="survey-own"):
+        with gr.Row():
+            where = gr.Textbox("", label="Model: folder or Hub id", max_lines=1, elem_id="survey-model")
+            start = gr.Button("Survey", variant="primary", min_width=120)
+            stop = stop_button()
+            made = gr.DownloadButton("Download survey", interactive=False, min_width=140)
+        status = block(html.status(f"Every linear layer by {len(SCHEMES)} schemes, on the built-in texts."))
+        stopped = block()
+        file = gr.File(label="A survey's file (.jsonl)", file_types=[".jsonl"], height=90)
+    return _OwnSurvey(where, start, stop, made, status, stopped, file)
+
+
+def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox]:
+    """What a recipe must keep to: a checkpoint format, layers left as they are, fused layers."""
     with gr.Row(elem_classes="stacked"):
         targets = [("any", ANY), *((row.label, row.name) for row in EXPORTS.values())]
         target = gr.Dropdown(targets, value=ANY, label="Checkpoint format", elem_id="survey-target")
@@ -478,27 +551,43 @@ def build(page: Page) -> None:
             min_width=160,
         )
         fuse = gr.Checkbox(False, label="one scheme for query, key, value; for gate, up", min_width=200)
-    bits = FreeSlider(
-        2.0, 9.0, value=USUAL_BITS, step=STEP, label="Budget, bits a weight", elem_id="survey-bits"
+    return target, keep, fuse
+
+
+def _build_budget(bits: FreeSlider) -> tuple[BudgetView, _RecipeRuns]:
+    """What the budget of the slider ``bits`` buys, and what may be done with it."""
+    sentence = block(elem_id="survey-sentence")
+    strip = plot_card("The recipe", "a block a layer, as wide as it has weights", "survey-strip", height=190)
+    curve = plot_card(
+        "Every budget", "the best choice for each size, and single schemes", "survey-curve", height=380
     )
-    budget_parts = {
-        "bits": bits,
-        "sentence": block(elem_id="survey-sentence"),
-        "strip": plot_card(
-            "The recipe", "a block a layer, as wide as it has weights", "survey-strip", height=190
-        ),
-        "curve": plot_card(
-            "Every budget", "the best choice for each size, and single schemes", "survey-curve", height=380
-        ),
-        "recipe": gr.DownloadButton(
-            "Download recipe", interactive=False, min_width=140, elem_id="recipe-file", render=False
-        ),
-        "command": block(),
-    }
+    recipe = gr.DownloadButton(
+        "Download recipe", interactive=False, min_width=140, elem_id="recipe-file", render=False
+    )
+    command = block()
+    runs = _build_recipe_runs(recipe)
+    view = BudgetView(
+        bits=bits,
+        sentence=sentence,
+        strip=strip,
+        curve=curve,
+        recipe=recipe,
+        command=command,
+        checked=runs.checked.status,
+        truth=runs.checked.sentence,
+        table=runs.checked.table,
+        exported=runs.exported.status,
+        archive=runs.exported.archive,
+        result=runs.checked.result,
+    )
+    return view, runs
+
+
+def _build_recipe_runs(recipe: gr.DownloadButton) -> _RecipeRuns:
     with gr.Row():
         check_button = gr.Button("Check: run it", min_width=120, elem_id="survey-check")
         export_button = gr.Button("Export", min_width=120, elem_id="survey-export")
-        budget_parts["recipe"].render()
+        recipe.render()
         archive = gr.DownloadButton("Download checkpoint", interactive=False, min_width=140)
         halt = stop_button()
     halted = block()
@@ -511,82 +600,84 @@ def build(page: Page) -> None:
             result=gr.State(None),
         )
     exported = ExportView(status=block(elem_id="survey-exported"), archive=archive)
-    budget_view = BudgetView(
-        **budget_parts,
-        checked=checked.status,
-        truth=checked.sentence,
-        table=checked.table,
-        exported=exported.status,
-        archive=archive,
-        result=checked.result,
-    )
+    return _RecipeRuns(check_button, export_button, halt, halted, checked, exported)
 
-    reported_of = [which, own, signal, target, keep, fuse, bits, checked.result]
-    build_report(report, reported_of, "report_survey", "Report of the survey and this budget")
-    shown = SurveyView(status=status, signal=signal, heat=heat)
-    asked = [which, own, signal, target, keep, fuse, bits]
-    page.follow(first, [which, own, signal], shown, api_name="survey")
-    page.when_seen(budget, asked, budget_view, api_name="survey_budget_first", api_visibility="undocumented")
-    unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
-    listen(bits.input, dragged, asked, budget_view, api_name="survey_budget", **LATEST)
 
-    def show_on(event: Any, what: str) -> None:
-        shows_it = listen(event, show, [which, own, signal], shown, api_name=f"survey_{what}", **unlisted)
-        listen(shows_it.then, budget, asked, budget_view, api_name=f"survey_{what}_budget", **unlisted)
+_UNLISTED: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
 
-    show_on(which.input, "which")
-    show_on(signal.input, "signal")
-    taken_in: list[Any] = []
+
+def _wire_budget(page: Page, asked: _Asked, shown: SurveyView, view: BudgetView) -> list[Any]:
+    """Survey and budget follow their controls; returns the events after which constraints were taken in."""
+    inputs = asked.in_order()
+    page.follow(first, asked.survey, shown, api_name="survey")
+    page.when_seen(budget, inputs, view, api_name="survey_budget_first", api_visibility="undocumented")
+    listen(asked.bits.input, dragged, inputs, view, api_name="survey_budget", **LATEST)
+    _wire_survey(asked.which.input, "which", asked, shown, view)
+    _wire_survey(asked.signal.input, "signal", asked, shown, view)
+    taken_in = []
     for changed, what in (
-        (target.input, "target"),
-        (keep.blur, "keep"),
-        (keep.submit, "keep_now"),
-        (fuse.input, "fuse"),
+        (asked.target.input, "target"),
+        (asked.keep.blur, "keep"),
+        (asked.keep.submit, "keep_now"),
+        (asked.fuse.input, "fuse"),
     ):
-        event = listen(changed, budget, asked, budget_view, api_name=f"survey_{what}", **unlisted)
+        event = listen(changed, budget, inputs, view, api_name=f"survey_{what}", **_UNLISTED)
         taken_in.append(event.then)
-    made_here = RunView(status=run_status, own=own, which=which, file=made, unfinished=gr.State(None))
-    _build_runs(start, stop, stopped, file, made_here, where)
-    show_on(own.change, "own")
+    return taken_in
+
+
+def _wire_survey(event: Any, what: str, asked: _Asked, shown: SurveyView, view: BudgetView) -> None:
+    """After ``event`` another survey or signal is shown, and what the budget buys of it."""
+    shows_it = listen(event, show, asked.survey, shown, api_name=f"survey_{what}", **_UNLISTED)
+    listen(shows_it.then, budget, asked.in_order(), view, api_name=f"survey_{what}_budget", **_UNLISTED)
+
+
+def _keep_in_address(page: Page, asked: _Asked, taken_in: list[Any]) -> None:
     for key, control, moved in (
-        ("survey", which, [which.change]),
-        ("ranked", signal, [signal.input]),
-        ("budget", bits, [bits.release, *taken_in]),
-        ("for", target, [target.input]),
-        ("keep", keep, [keep.blur, keep.submit]),
-        ("fuse", fuse, [fuse.input]),
+        ("survey", asked.which, [asked.which.change]),
+        ("ranked", asked.signal, [asked.signal.input]),
+        ("budget", asked.bits, [asked.bits.release, *taken_in]),
+        ("for", asked.target, [asked.target.input]),
+        ("keep", asked.keep, [asked.keep.blur, asked.keep.submit]),
+        ("fuse", asked.fuse, [asked.fuse.input]),
     ):
         page.keep(key, control, *moved, visit=False)
-    buttons = RunButtons((check_button, export_button), halt, halted)
-    buttons.begin_on(check_button.click, export_button.click)
+
+
+def _wire_recipe_runs(made: _RecipeRuns, inputs: list[Any]) -> None:
+    """Check and Export, of which one runs at a time."""
+    buttons = RunButtons((made.check_button, made.export_button), made.halt, made.halted)
+    buttons.begin_on(made.check_button.click, made.export_button.click)
     runs = [
-        listen(b.click, handler, [*asked, where], view, api_name=name, concurrency_id="compute", **QUIET)
+        listen(b.click, handler, inputs, view, api_name=name, concurrency_id="compute", **QUIET)
         for b, handler, view, name in (
-            (check_button, check, checked, "check_recipe"),
-            (export_button, export, exported, "export_recipe"),
+            (made.check_button, check, made.checked, "check_recipe"),
+            (made.export_button, export, made.exported, "export_recipe"),
         )
     ]
     buttons.end_with(*runs)
-    _build_click(heat, which, own, where)
 
 
-def _build_runs(
-    start: gr.Button, stop: gr.Button, stopped: gr.HTML, file: gr.File, outputs: RunView, where: gr.Textbox
-) -> None:
+def _wire_own(mine: _OwnSurvey, asked: _Asked) -> None:
     """A survey made here, or opened."""
-    buttons = RunButtons((start,), stop, stopped)
-    buttons.begin_on(start.click, where.submit)
+    outputs = RunView(
+        status=mine.status, own=asked.own, which=asked.which, file=mine.made, unfinished=gr.State(None)
+    )
+    buttons = RunButtons((mine.start,), mine.stop, mine.stopped)
+    buttons.begin_on(mine.start.click, mine.where.submit)
+    inputs = [mine.where, outputs.unfinished]
     runs = [
-        listen(
-            event, run, [where, outputs.unfinished], outputs, api_name=name, concurrency_id="compute", **QUIET
+        listen(event, run, inputs, outputs, api_name=name, concurrency_id="compute", **QUIET)
+        for event, name in (
+            (mine.start.click, "survey_model"),
+            (mine.where.submit, "survey_model_by_key"),
         )
-        for event, name in ((start.click, "survey_model"), (where.submit, "survey_model_by_key"))
     ]
     buttons.end_with(*runs, message=UNFINISHED)
-    listen(file.upload, opened, [file], outputs, api_name="open_survey", **QUIET)
+    listen(mine.file.upload, opened, [mine.file], outputs, api_name="open_survey", **QUIET)
 
 
-def _build_click(heat: Any, which: Any, own: Any, where: Any) -> None:
+def _wire_click(heat: Any, which: Any, own: Any, where: Any) -> None:
     """A click on the map opens that layer and scheme under Tensor, as a link would."""
     query = gr.Textbox(visible=False)
     event = listen(heat.point, link_to, [which, own, where], query, api_name="survey_link", **PRIVATE)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from explorer import SCHEMES, MappingType, ScaleRule, Scheme
 from explorer.schemes import SCALE_RULES, Block, CodeRule, Convention
 from explorer.schemes.calibrators import calibrator_named
+from explorer.schemes.parts import NO_SCALE
 from explorer.schemes.rules import CODE_WORDS
-from explorer.schemes.scheme import NO_SCALE
 from explorer.schemes.text import ELEMENT_FORMATS
 
 CUSTOM = "custom"

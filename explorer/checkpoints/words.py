@@ -9,7 +9,7 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack_bits
 from explorer.schemes import MappingType, Scheme
-from explorer.schemes.scheme import SEPARATOR
+from explorer.schemes.parts import SEPARATOR
 
 _WORD = 4
 

@@ -72,7 +72,11 @@ def _format_record(fmt: Format) -> dict[str, Any]:
 
 @app.command(rich_help_panel=TENSORS, epilog=examples("schemes"))
 def schemes(as_json: Json = False) -> None:
-    """The named schemes, each in one sentence."""
+    """The named schemes, each in one sentence.
+
+    The block in a name may be another one, such as int4_group48_asym; any other scheme is spelled out:
+    int4~1x48~asymmetric~float16~minmax.
+    """
     from explorer.schemes import SCHEMES
 
     records = [{**_scheme_record(s), "describe": s.describe()} for s in SCHEMES.values()]

@@ -19,9 +19,9 @@ from torch import Tensor
 from explorer import gpu
 from explorer.core.cuda import Cuda
 from explorer.core.reference import Reference
+from explorer.error_sums import ErrorSums
 from explorer.formats import Format
 from explorer.gpu.runtime import Availability, arch_of
-from explorer.gpu.statistics import ErrorSums
 from explorer.schemes import Scales, Scheme
 
 DEVICES = ("auto", "cpu", "cuda")

@@ -13,6 +13,7 @@ from torch import Tensor
 from explorer.core.lowering import config_of, has_kernels, layout_of, raw_scales, scales_from
 from explorer.core.ranges import check_finite, find_ranges
 from explorer.core.reference import Reference
+from explorer.error_sums import ErrorSums
 from explorer.formats import Format
 from explorer.gpu import fake_quantize as fake_kernels
 from explorer.gpu import statistics
@@ -20,7 +21,6 @@ from explorer.gpu.config import ELEMENTS, Layout
 from explorer.gpu.dequantize import dequantize as dequantize_kernel
 from explorer.gpu.quantize import RANGES, Output
 from explorer.gpu.quantize import quantize as quantize_kernel
-from explorer.gpu.statistics import ErrorSums
 from explorer.schemes import Scales, Scheme, fit_scales
 
 

@@ -11,10 +11,10 @@ from explorer.core.blocks import CHUNK_ELEMENTS, chunks, ordered_sum, rectangles
 from explorer.core.encode import converted, decode_matrix, encode_matrix, not_clipped
 from explorer.core.flat import unrolled
 from explorer.core.ranges import check_finite, find_scales
+from explorer.error_sums import ErrorSums
 from explorer.formats import Format
 from explorer.formats.packing import unpack
 from explorer.formats.subnormals import keeps_subnormals
-from explorer.gpu.statistics import ErrorSums
 from explorer.schemes import Scales, Scheme
 
 

@@ -27,7 +27,7 @@ class SchemeRecord:
         MXINT8's exponents were those of elements q then, not of q / 64.
         """
         text = self.text or self.name
-        return Scheme.parse("int8~1x32~SYMMETRIC~FLOOR~minmax" if text == "mxint8" else text)
+        return Scheme.parse("int8~1x32~symmetric~floor~minmax" if text == "mxint8" else text)
 
 
 @dataclass(frozen=True)

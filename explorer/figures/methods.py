@@ -28,7 +28,7 @@ from explorer.methods import METHODS, objective_axis
 from explorer.methods.evaluate import Outcome
 from explorer.methods.llm_int8 import THRESHOLD
 from explorer.models.evaluate import EmbeddingDrift
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 
 NOTHING = "nothing run yet"
 COLORS = (*SERIES, "#8C564B", "#5B3A8E", "#17BECF", "#BCBD22")

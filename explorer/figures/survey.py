@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from explorer.figures.style import MAGNITUDE_SCALE, MUTED, TEXT, A, B, caption, empty, figure, legend_below
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Choice, Frontier, Layer, Survey
 
 ROW, MOST_HEIGHT = 15, 2400

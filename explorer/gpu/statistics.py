@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from explorer.error_sums import ErrorSums
 from explorer.gpu.config import BLOCKS, Launch, Layout, multiprocessors
 from explorer.gpu.runtime import Build
 
 BUILD = Build("statistics.cu", ())
 THREADS = 256
-
-
-@dataclass(frozen=True)
-class ErrorSums:
-    """Float64 sums over a matrix x and its restored y: Σx², Σ(y-x)², Σy², Σxy, Σ|y-x|; how many x lie outside
-    their block's limits and how many became zero; the largest |y-x| and its row-major index."""
-
-    signal: float
-    noise: float
-    output: float
-    inner: float
-    absolute: float
-    clipped: int
-    zeroed: int
-    largest: float
-    where: int
 
 
 def error_sums(x: Tensor, restored: Tensor, low: Tensor, high: Tensor, layout: Layout) -> ErrorSums:

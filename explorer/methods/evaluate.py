@@ -18,7 +18,7 @@ from explorer.methods.layer import QuantizedLayer
 from explorer.methods.llm_int8 import THRESHOLD, outlier_columns
 from explorer.methods.method import TransformMethod
 from explorer.schemes import Scheme
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 
 LEAST_GAIN_DB = 0.1
 """Minimum gain over round to nearest for a method to be recommended in a summary."""

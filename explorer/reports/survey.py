@@ -12,7 +12,7 @@ from typing import Any
 from explorer import words
 from explorer.figures.survey import budget_figure, cost_label, heat_figure, strip_figure
 from explorer.reports.content import SURVEY, Content, Part, Table, content
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 from explorer.survey import (
     SENSITIVITIES,
     SURVEYS,

@@ -26,6 +26,11 @@ class MappingType(enum.Enum):
         """Whether a floating-point number is added to scale · code, in place of an integer zero point."""
         return self in (MappingType.MINIMUM, MappingType.MIDPOINT)
 
+    @property
+    def word(self) -> str:
+        """The mapping in a scheme's text: ``asymmetric``."""
+        return self.name.lower()
+
 
 class ExponentRule(enum.Enum):
     """How a block's largest magnitude becomes a power-of-two scale (OCP MX v1.0 and its variants)."""
@@ -165,8 +170,9 @@ class ScaleRule:
 
     @property
     def word(self) -> str:
-        """The rule in a scheme's text: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels),
-        each with its convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks); ``nested``.
+        """The rule's name: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels), each with its
+        convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks); ``nested``. A scheme's text has
+        it in lower case.
         """
         if self.super_bits is not None:
             return f"super{self.super_bits}"

@@ -1,4 +1,4 @@
-"""``SCHEMES``: the named schemes that pickers, the comparison, the tests and the command line read.
+"""The named schemes that pickers, the comparison, the tests and the command line read, as rows of parts.
 
 A name is format, then block: ``tensor``, ``row`` (a weight's output channel, an activation's token),
 ``column``, ``groupN`` along the row, or rows x columns. ``ALIASES`` holds names of older links, files and
@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from explorer.formats import E4M3, E8M0, FORMATS, Format, float_format
 from explorer.schemes.calibrators import ABSMEAN, CALIBRATORS, TWN
+from explorer.schemes.parts import Block
+from explorer.schemes.parts import SchemeParts as Row
 from explorer.schemes.rules import CodeRule, Convention, ExponentRule, MappingType, ScaleRule, Ties
-from explorer.schemes.scheme import Block, Scheme
 
 _F16_SCALE, _E4M3_TWO_LEVEL = ScaleRule(float_format("float16")), ScaleRule(E4M3, per_tensor=True)
 _FLOOR, _RCEIL = ScaleRule(E8M0, ExponentRule.FLOOR), ScaleRule(E8M0, ExponentRule.RCEIL)
@@ -20,44 +21,44 @@ _TENSOR, _ROW, _COLUMN, _TILE = (None, None), (1, None), (None, 1), (128, 128)
 _ASYM, _FULL = MappingType.ASYMMETRIC, MappingType.FULL
 
 
-def _casts() -> list[Scheme]:
+def _casts() -> list[Row]:
     names = {"fp32": "float32", "tf32": "tfloat32", "bf16": "bfloat16", "fp16": "float16"}
-    return [Scheme(short, FORMATS[name].label, FORMATS[name], scale=None) for short, name in names.items()]
+    return [Row(short, FORMATS[name].label, FORMATS[name], scale=None) for short, name in names.items()]
 
 
-def _fp8() -> list[Scheme]:
+def _fp8() -> list[Row]:
     rows = []
     for short, name in (("e4m3", "float8_e4m3fn"), ("e5m2", "float8_e5m2")):
         fmt = FORMATS[name]
         rows += [
-            Scheme(f"fp8_{short}_cast", f"{fmt.label} cast, no scale", fmt, scale=None),
-            Scheme(f"fp8_{short}_tensor", f"{fmt.label} per tensor", fmt, _TENSOR),
-            Scheme(f"fp8_{short}_row", f"{fmt.label} per row", fmt, _ROW),
-            Scheme(f"fp8_{short}_1x128", f"{fmt.label} 1×128", fmt, (1, 128)),
-            Scheme(f"fp8_{short}_128x128", f"{fmt.label} 128×128", fmt, _TILE),
+            Row(f"fp8_{short}_cast", f"{fmt.label} cast, no scale", fmt, scale=None),
+            Row(f"fp8_{short}_tensor", f"{fmt.label} per tensor", fmt, _TENSOR),
+            Row(f"fp8_{short}_row", f"{fmt.label} per row", fmt, _ROW),
+            Row(f"fp8_{short}_1x128", f"{fmt.label} 1×128", fmt, (1, 128)),
+            Row(f"fp8_{short}_128x128", f"{fmt.label} 128×128", fmt, _TILE),
         ]
-    rows.append(Scheme("fp8_e4m3fnuz_row", "FP8 E4M3 FNUZ per row", FORMATS["float8_e4m3fnuz"], _ROW))
-    rows.append(Scheme("fp8_e5m2fnuz_row", "FP8 E5M2 FNUZ per row", FORMATS["float8_e5m2fnuz"], _ROW))
+    rows.append(Row("fp8_e4m3fnuz_row", "FP8 E4M3 FNUZ per row", FORMATS["float8_e4m3fnuz"], _ROW))
+    rows.append(Row("fp8_e5m2fnuz_row", "FP8 E5M2 FNUZ per row", FORMATS["float8_e5m2fnuz"], _ROW))
     return rows
 
 
-def _with_asymmetric(name: str, label: str, fmt: Format, block: Block, scale: ScaleRule) -> list[Scheme]:
+def _with_asymmetric(name: str, label: str, fmt: Format, block: Block, scale: ScaleRule) -> list[Row]:
     """The symmetric scheme, and the same with zero points."""
     return [
-        Scheme(name, label, fmt, block, scale),
-        Scheme(f"{name}_asym", f"{label}, asymmetric", fmt, block, scale, _ASYM),
+        Row(name, label, fmt, block, scale),
+        Row(f"{name}_asym", f"{label}, asymmetric", fmt, block, scale, _ASYM),
     ]
 
 
-def _integers() -> list[Scheme]:
+def _integers() -> list[Row]:
     int8, int6, int5, int4, int3, int2 = (FORMATS[f"int{b}"] for b in (8, 6, 5, 4, 3, 2))
     rows = [
         *_with_asymmetric("int8_tensor", "INT8 per tensor", int8, _TENSOR, ScaleRule()),
         *_with_asymmetric("int8_row", "INT8 per row", int8, _ROW, ScaleRule()),
         *_with_asymmetric("int8_column", "INT8 per column (input channel)", int8, _COLUMN, ScaleRule()),
-        Scheme("int8_row_full", "INT8 per row, full range", int8, _ROW, mapping=_FULL),
-        Scheme("int8_group32", "INT8 group 32", int8, (1, 32), _F16_SCALE),
-        Scheme("int8_group128", "INT8 group 128", int8, (1, 128), _F16_SCALE),
+        Row("int8_row_full", "INT8 per row, full range", int8, _ROW, mapping=_FULL),
+        Row("int8_group32", "INT8 group 32", int8, (1, 32), _F16_SCALE),
+        Row("int8_group128", "INT8 group 128", int8, (1, 128), _F16_SCALE),
     ]
     for fmt in (int6, int5):
         label = f"{fmt.label} group 128"
@@ -72,42 +73,42 @@ def _integers() -> list[Scheme]:
     for n in (32, 64, 128):
         name, label, block = f"int2_group{n}", f"INT2 group {n}", (1, n)
         rows += [
-            Scheme(name, f"{label}, amax/2", int2, block, _F16_SCALE, MappingType.POWER),
-            Scheme(f"{name}_full", f"{label}, amax/1.5", int2, block, _F16_SCALE, _FULL),
-            Scheme(f"{name}_asym", f"{label}, asymmetric", int2, block, _F16_SCALE, _ASYM),
+            Row(name, f"{label}, amax/2", int2, block, _F16_SCALE, MappingType.POWER),
+            Row(f"{name}_full", f"{label}, amax/1.5", int2, block, _F16_SCALE, _FULL),
+            Row(f"{name}_asym", f"{label}, asymmetric", int2, block, _F16_SCALE, _ASYM),
         ]
-    rows.append(Scheme("int4_group128_full", "INT4 group 128, full range", int4, (1, 128), _F16_SCALE, _FULL))
+    rows.append(Row("int4_group128_full", "INT4 group 128, full range", int4, (1, 128), _F16_SCALE, _FULL))
     return rows
 
 
-def _microscaling() -> list[Scheme]:
+def _microscaling() -> list[Row]:
     f = FORMATS
     return [
-        Scheme("mxfp8_e4m3", "MXFP8 E4M3 (NVIDIA, RCEIL)", f["float8_e4m3fn"], (1, 32), _RCEIL),
-        Scheme("mxfp8_e4m3_floor", "MXFP8 E4M3 (OCP, FLOOR)", f["float8_e4m3fn"], (1, 32), _FLOOR),
-        Scheme("mxfp8_e5m2", "MXFP8 E5M2 (NVIDIA, RCEIL)", f["float8_e5m2"], (1, 32), _RCEIL),
-        Scheme("mxfp6_e2m3", "MXFP6 E2M3 (OCP, FLOOR)", f["float6_e2m3fn"], (1, 32), _FLOOR),
-        Scheme("mxfp6_e3m2", "MXFP6 E3M2 (OCP, FLOOR)", f["float6_e3m2fn"], (1, 32), _FLOOR),
-        Scheme("mxfp4", "MXFP4 (OCP, FLOOR)", f["float4_e2m1fn"], (1, 32), _FLOOR),
-        Scheme("mxfp4_rceil", "MXFP4 (RCEIL)", f["float4_e2m1fn"], (1, 32), _RCEIL),
-        Scheme("mxfp4_even", "MXFP4 (EVEN)", f["float4_e2m1fn"], (1, 32), ScaleRule(E8M0, ExponentRule.EVEN)),
-        Scheme("mxint8", "MXINT8 (OCP, FLOOR)", f["ocp_int8"], (1, 32), _FLOOR),
-        Scheme("nvfp4", "NVFP4 (E4M3 block 16, FP32 tensor)", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL),
-        Scheme("nvfp4_four_over_six", "NVFP4, four over six", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL,
-               calibrator=CALIBRATORS["four_over_six"]),
+        Row("mxfp8_e4m3", "MXFP8 E4M3 (NVIDIA, RCEIL)", f["float8_e4m3fn"], (1, 32), _RCEIL),
+        Row("mxfp8_e4m3_floor", "MXFP8 E4M3 (OCP, FLOOR)", f["float8_e4m3fn"], (1, 32), _FLOOR),
+        Row("mxfp8_e5m2", "MXFP8 E5M2 (NVIDIA, RCEIL)", f["float8_e5m2"], (1, 32), _RCEIL),
+        Row("mxfp6_e2m3", "MXFP6 E2M3 (OCP, FLOOR)", f["float6_e2m3fn"], (1, 32), _FLOOR),
+        Row("mxfp6_e3m2", "MXFP6 E3M2 (OCP, FLOOR)", f["float6_e3m2fn"], (1, 32), _FLOOR),
+        Row("mxfp4", "MXFP4 (OCP, FLOOR)", f["float4_e2m1fn"], (1, 32), _FLOOR),
+        Row("mxfp4_rceil", "MXFP4 (RCEIL)", f["float4_e2m1fn"], (1, 32), _RCEIL),
+        Row("mxfp4_even", "MXFP4 (EVEN)", f["float4_e2m1fn"], (1, 32), ScaleRule(E8M0, ExponentRule.EVEN)),
+        Row("mxint8", "MXINT8 (OCP, FLOOR)", f["ocp_int8"], (1, 32), _FLOOR),
+        Row("nvfp4", "NVFP4 (E4M3 block 16, FP32 tensor)", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL),
+        Row("nvfp4_four_over_six", "NVFP4, four over six", f["float4_e2m1fn"], (1, 16), _E4M3_TWO_LEVEL,
+            calibrator=CALIBRATORS["four_over_six"]),
     ]  # fmt: skip
 
 
-def _codebooks() -> list[Scheme]:
+def _codebooks() -> list[Row]:
     f, ternary = FORMATS, FORMATS["ternary"]
     return [
-        Scheme("nf4_block64", "NF4 block 64", f["nf4"], (1, 64)),
-        Scheme("af4_block64", "AF4 block 64", f["af4"], (1, 64)),
-        Scheme("ternary_absmean", "Ternary absmean (BitNet b1.58)", ternary, _TENSOR, calibrator=ABSMEAN),
-        Scheme("ternary_absmean_ls", "Ternary absmean, least-squares scale", ternary, _TENSOR,
-               calibrator=ABSMEAN, least_squares_scale=True),
-        Scheme("ternary_twn", "Ternary TWN", ternary, _TENSOR, calibrator=TWN, least_squares_scale=True),
-        Scheme("binary_row", "Binary per row (XNOR-Net)", f["binary"], _ROW, calibrator=ABSMEAN),
+        Row("nf4_block64", "NF4 block 64", f["nf4"], (1, 64)),
+        Row("af4_block64", "AF4 block 64", f["af4"], (1, 64)),
+        Row("ternary_absmean", "Ternary absmean (BitNet b1.58)", ternary, _TENSOR, calibrator=ABSMEAN),
+        Row("ternary_absmean_ls", "Ternary absmean, least-squares scale", ternary, _TENSOR,
+            calibrator=ABSMEAN, least_squares_scale=True),
+        Row("ternary_twn", "Ternary TWN", ternary, _TENSOR, calibrator=TWN, least_squares_scale=True),
+        Row("binary_row", "Binary per row (XNOR-Net)", f["binary"], _ROW, calibrator=ABSMEAN),
     ]  # fmt: skip
 
 
@@ -115,42 +116,42 @@ _CT, _ZERO = Convention.COMPRESSED_TENSORS, Convention.ZERO
 _UP = CodeRule(reciprocal=True, unrounded=True, ties=Ties.UP)
 
 
-def _of_other_libraries() -> list[Scheme]:
+def _of_other_libraries() -> list[Row]:
     """What other libraries store, bit for bit: docs/conformance.md."""
     f, bf16_ct = FORMATS, ScaleRule(float_format("bfloat16"), convention=_CT)
     in_bf16, bnb = CodeRule(bfloat16=True), ScaleRule(convention=_ZERO)
     return [
-        Scheme("int8_row_vllm", "INT8 per row, as vLLM", f["int8"], _ROW, bf16_ct, _FULL, codes=in_bf16),
-        Scheme("int4_group128_vllm", "INT4 group 128, as vLLM", f["int4"], (1, 128), bf16_ct, _FULL,
-               codes=in_bf16),
-        Scheme("int4_group128_asym_vllm", "INT4 group 128, asymmetric, as vLLM", f["int4"], (1, 128), bf16_ct,
-               _ASYM, codes=CodeRule(zero_first=True, bfloat16=True)),
-        Scheme("nvfp4_vllm", "NVFP4, as vLLM", f["float4_e2m1fn"], (1, 16),
-               ScaleRule(E4M3, per_tensor=True, convention=_CT)),
-        Scheme("nf4_block64_bnb", "NF4 block 64, as bitsandbytes", f["nf4"], (1, 64), bnb,
-               codes=CodeRule(reciprocal=True)),
-        Scheme("nf4_block64_double", "NF4 block 64, doubly quantized (QLoRA)", f["nf4"], (1, 64),
-               ScaleRule(convention=_ZERO, nested=True), codes=CodeRule(reciprocal=True, unrounded=True)),
-        Scheme("fp4_block64_bnb", "FP4 block 64, as bitsandbytes", f["bnb_fp4"], (1, 64), bnb,
-               codes=CodeRule(reciprocal=True)),
+        Row("int8_row_vllm", "INT8 per row, as vLLM", f["int8"], _ROW, bf16_ct, _FULL, codes=in_bf16),
+        Row("int4_group128_vllm", "INT4 group 128, as vLLM", f["int4"], (1, 128), bf16_ct, _FULL,
+            codes=in_bf16),
+        Row("int4_group128_asym_vllm", "INT4 group 128, asymmetric, as vLLM", f["int4"], (1, 128), bf16_ct,
+            _ASYM, codes=CodeRule(zero_first=True, bfloat16=True)),
+        Row("nvfp4_vllm", "NVFP4, as vLLM", f["float4_e2m1fn"], (1, 16),
+            ScaleRule(E4M3, per_tensor=True, convention=_CT)),
+        Row("nf4_block64_bnb", "NF4 block 64, as bitsandbytes", f["nf4"], (1, 64), bnb,
+            codes=CodeRule(reciprocal=True)),
+        Row("nf4_block64_double", "NF4 block 64, doubly quantized (QLoRA)", f["nf4"], (1, 64),
+            ScaleRule(convention=_ZERO, nested=True), codes=CodeRule(reciprocal=True, unrounded=True)),
+        Row("fp4_block64_bnb", "FP4 block 64, as bitsandbytes", f["bnb_fp4"], (1, 64), bnb,
+            codes=CodeRule(reciprocal=True)),
     ]  # fmt: skip
 
 
-def _gguf_blocks() -> list[Scheme]:
+def _gguf_blocks() -> list[Row]:
     """GGUF's blocks of 32 with scales of their own, bit for bit."""
     gguf = ScaleRule(float_format("float16"), convention=_ZERO)
     away = CodeRule(reciprocal=True, unrounded=True, ties=Ties.AWAY)
-    rows = [Scheme("q8_0", "GGUF Q8_0", FORMATS["int8"], (1, 32), gguf, codes=away)]
+    rows = [Row("q8_0", "GGUF Q8_0", FORMATS["int8"], (1, 32), gguf, codes=away)]
     for bits in (4, 5):
         fmt = FORMATS[f"int{bits}"]
         rows += [
-            Scheme(f"q{bits}_0", f"GGUF Q{bits}_0", fmt, (1, 32), gguf, MappingType.SIGNED_MAX, codes=_UP),
-            Scheme(f"q{bits}_1", f"GGUF Q{bits}_1", fmt, (1, 32), gguf, MappingType.MINIMUM, codes=_UP),
+            Row(f"q{bits}_0", f"GGUF Q{bits}_0", fmt, (1, 32), gguf, MappingType.SIGNED_MAX, codes=_UP),
+            Row(f"q{bits}_1", f"GGUF Q{bits}_1", fmt, (1, 32), gguf, MappingType.MINIMUM, codes=_UP),
         ]
     return rows
 
 
-def _k_quants() -> list[Scheme]:
+def _k_quants() -> list[Row]:
     """GGUF's blocks under super-blocks of 256: (bits, length of a block, with minimums, bits of its scale).
 
     Ranges are searched for block by block and scales refitted to the codes. On a 384 x 384 layer of
@@ -162,7 +163,7 @@ def _k_quants() -> list[Scheme]:
     for bits, length, minimums, scale_bits in kinds:
         mapping = MappingType.MINIMUM if minimums else MappingType.SIGNED_MAX
         rule = ScaleRule(f16, convention=_ZERO, super_bits=scale_bits)
-        scheme = Scheme(f"q{bits}_k", f"GGUF Q{bits}_K", FORMATS[f"int{bits}"], (1, length), rule, mapping)
+        scheme = Row(f"q{bits}_k", f"GGUF Q{bits}_K", FORMATS[f"int{bits}"], (1, length), rule, mapping)
         rows.append(replace(scheme, calibrator=CALIBRATORS["mse"], least_squares_scale=True))
     return rows
 
@@ -177,7 +178,9 @@ _ROWS = (
     *_gguf_blocks(),
     *_k_quants(),
 )
-SCHEMES: dict[str, Scheme] = {row.name: row for row in _ROWS}
+ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
+NAMES = {row.text: row.name for row in _ROWS}
+"""The name of the row that a spelled text stands for."""
 
 _STORED_BY = {
     "int8_row_vllm": "llm-compressor's and vLLM's W8A8 weights of a BF16 checkpoint",
@@ -189,7 +192,7 @@ _STORED_BY = {
     "fp4_block64_bnb": "bitsandbytes' FP4",
     **{f"q{kind}": f"GGUF's Q{kind}" for kind in ("8_0", "4_0", "4_1", "5_0", "5_1")},
 }
-STORED_BY: dict[str, str] = {SCHEMES[name].text: who for name, who in _STORED_BY.items()}
+STORED_BY: dict[str, str] = {ROWS[name].text: who for name, who in _STORED_BY.items()}
 """Texts of schemes -> whose quantization gives the same bits: rows of docs/conformance.md say where not."""
 
 ALIASES: dict[str, str] = {

@@ -1,23 +1,23 @@
 """A scheme as one text: what links, ``--scheme``, saved files and the torch operators carry.
 
-A text is the name of a row of ``SCHEMES`` (or an older name, ``ALIASES``), or all parts of a scheme in
-order::
+A text is the name of a row of ``SCHEMES`` (or an older name, ``ALIASES``), such a name with another block
+(``schemes.names``), or all parts of a scheme in order, which this module reads::
 
-    int4~1x128~ASYMMETRIC~float16~minmax
-    float4_e2m1fn~1x32~SYMMETRIC~FLOOR~mse~fit~s7
+    int4~1x128~asymmetric~float16~minmax
+    float4_e2m1fn~1x32~symmetric~floor~mse~fit~s7
 
 In EBNF::
 
-    scheme     = name                                               (its block length may be another number)
+    scheme     = name
                | format "~" block "~" mapping "~" scale "~" calibrator { "~" option } ;
     format     = a name of FORMATS, except those for scales only | "int7" ;
     block      = "tensor" | "row" | "column" | side "x" side        (rows x columns)
                | "flat" number ;                                    (runs of the flattened tensor)
     side       = number | "all" ;                                   ("all": the whole axis; older: "row")
-    mapping    = a member of MappingType ;
+    mapping    = a member of MappingType in lower case ;
     scale      = "none"                                             (a cast)
                | a floating-point name of FORMATS                   (the format the scales are stored in)
-               | a member of ExponentRule                           (E8M0 scales by this rule)
+               | a member of ExponentRule in lower case             (E8M0 scales by this rule)
                | "nvfp4"                                            (E4M3 scales under one float32 scale)
                | one of these three, "-", a value of Convention     (by another library's rules: nvfp4-ct)
                | "super4" | "super6" | "super8"                     (integers under float16 of super-blocks)
@@ -28,8 +28,9 @@ In EBNF::
                | "s" number                                         (stochastic rounding with this seed)
                | a word of CODE_WORDS ;                             (how codes are rounded)
 
-Upper and lower case are the same. Every character is unreserved in a URL (RFC 3986), so a text needs no
-escaping. ``Scheme.parse(str(scheme))`` equals ``scheme`` up to name and label.
+Upper and lower case are the same to the reader: texts of earlier versions name mappings and exponent rules
+in upper case. Every character is unreserved in a URL (RFC 3986), so a text needs no escaping.
+``Scheme.parse(str(scheme))`` equals ``scheme`` up to name and label.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from explorer.formats import E4M3, E8M0, FORMATS, FloatFormat, Format, IntegerFormat, float_format
-from explorer.schemes.calibrators import CALIBRATORS, MINMAX, SHARES, Calibrator, calibrator_named
+from explorer.schemes.calibrators import CALIBRATORS, SHARES, Calibrator, calibrator_named
+from explorer.schemes.parts import BLOCK_WORDS, FLAT, NO_SCALE, SEPARATOR, Block, SchemeParts
 from explorer.schemes.rules import (
     CODE_WORDS,
     SUPER_BITS,
@@ -55,8 +56,6 @@ from explorer.schemes.rules import (
     ScaleRule,
     Ties,
 )
-from explorer.schemes.scheme import BLOCK_WORDS, FLAT, NO_SCALE, SEPARATOR, Block, Scheme
-from explorer.schemes.table import ALIASES, SCHEMES
 
 _INT7 = IntegerFormat(name="int7", label="INT7", bits=7)
 ELEMENT_FORMATS: dict[str, Format] = {
@@ -86,137 +85,35 @@ SCALE_RULES: dict[str, ScaleRule | None] = {
     **{rule.word: rule for plain in _SCALE_RULES for rule in _by_conventions(plain)},
 }
 """Every rule by its word; None casts without a scale."""
-NAMES = {row.text: row.name for row in SCHEMES.values()}
-"""The name of the row of ``SCHEMES`` that a spelled text stands for."""
-
+_MAPPINGS = {mapping.word: mapping for mapping in MappingType}
 _BLOCKS = {word: block for block, word in BLOCK_WORDS.items()}
 _SIDES = re.compile(r"([0-9]{1,9}|all|row)x([0-9]{1,9}|all|row)", re.IGNORECASE)
 _FLAT = re.compile(rf"{FLAT}([0-9]{{1,9}})", re.IGNORECASE)
-_BLOCK_LENGTH = re.compile(r"(.+_(?:group|block))([0-9]{1,9})(|_.+)")
 _SEED = re.compile(r"s([0-9]{1,20})", re.IGNORECASE)
-_OUTLINE = "format~block~mapping~scale~calibrator"
+OUTLINE = "format~block~mapping~scale~calibrator"
 _LONGEST = 200  # the longest legal text has about 120 characters
 
 Row = TypeVar("Row")
 
 
-def name_or_text(scheme: Scheme) -> str:
-    """The name of the row of ``SCHEMES`` with the same parts, else the spelled text. To show: of a scheme
-    with a format or calibrator without a row it cannot be read back (``checked_text``)."""
-    if _unlisted(scheme):
-        return scheme.text
-    return NAMES.get(scheme.text, scheme.text)
-
-
-def label_of_text(text: str) -> str:
-    """The label of the scheme that ``text`` names or spells, or ``text`` itself where it does neither (a
-    recording of a scheme that has no row any more)."""
-    try:
-        return Scheme.parse(text).label
-    except ValueError:
-        return text
-
-
-def checked_text(scheme: Scheme) -> str:
+def checked_text(parts: SchemeParts) -> str:
     """The spelled text, for files and operators: ``Scheme.parse`` gives the same parts back.
 
     ``ValueError`` for a format or calibrator that is no row of its table.
     """
-    if unlisted := _unlisted(scheme):
-        raise ValueError(f"{unlisted!r} is no row of its table, so {scheme.name!r} cannot be read back")
-    return scheme.text
+    if name := unlisted(parts):
+        raise ValueError(f"{name!r} is no row of its table, so {parts.name!r} cannot be read back")
+    return parts.text
 
 
-def _unlisted(scheme: Scheme) -> str:
-    """The name of ``scheme``'s format or calibrator if that name does not stand for it, else empty."""
-    if ELEMENT_FORMATS.get(scheme.format.name) != scheme.format:
-        return scheme.format.name
+def unlisted(parts: SchemeParts) -> str:
+    """The name of the scheme's format or calibrator if that name does not stand for it, else empty."""
+    if ELEMENT_FORMATS.get(parts.format.name) != parts.format:
+        return parts.format.name
     with contextlib.suppress(ValueError):
-        if calibrator_named(scheme.calibrator.name) == scheme.calibrator:
+        if calibrator_named(parts.calibrator.name) == parts.calibrator:
             return ""
-    return scheme.calibrator.name
-
-
-_MAPPING_LABELS = {
-    MappingType.FULL: "full range",
-    MappingType.POWER: "range of 2^(b−1) steps",
-    MappingType.NO_CLIP: "full range unclipped",
-    MappingType.ASYMMETRIC: "asymmetric",
-    MappingType.SIGNED_MAX: "signed maximum",
-    MappingType.MINIMUM: "with minimums",
-    MappingType.MIDPOINT: "with offsets",
-}
-_CODE_LABELS = {
-    "reciprocal": "by reciprocals",
-    "zerofirst": "zero point first",
-    "unrounded": "unrounded scales for codes",
-    "bf16": "in BF16",
-    "away": "ties away",
-    "up": "ties up",
-}
-
-
-def custom_label(scheme: Scheme) -> str:
-    """A label for a scheme that has no row of its own, which no other scheme has: "INT4 groups of 48,
-    asymmetric, least squared error, FP16 scales"."""
-    parts = [f"{scheme.format.label} {scheme.granularity}"]
-    if scheme.mapping is not MappingType.SYMMETRIC:
-        parts.append(_MAPPING_LABELS[scheme.mapping])
-    if scheme.calibrator is not MINMAX:
-        parts.append(scheme.calibrator.label)
-    if scheme.least_squares_scale:
-        parts.append("scales refitted")
-    if scheme.seed is not None:
-        parts.append(f"stochastic (seed {scheme.seed})")
-    parts += [_CODE_LABELS[word] for word in scheme.codes.words]
-    if scheme.scale is not None:
-        parts.append(_scale_label(scheme.scale))
-    return ", ".join(parts)
-
-
-def _scale_label(rule: ScaleRule) -> str:
-    """How scales are stored, in a few words: "FP16 scales", "E8M0 scales (RCEIL)"."""
-    if rule.super_bits is not None:
-        return f"{rule.super_bits}-bit scales in super-blocks"
-    if rule.nested:
-        return "doubly quantized scales"
-    name = rule.format.label.split(" (")[0]
-    text = f"{name} scales{' under FP32' if rule.per_tensor else ''}"
-    text += f" ({rule.exponent.name})" if rule.exponent else ""
-    return f"{text} {rule.convention.words}".strip()
-
-
-@lru_cache(4096)
-def parse(text: str) -> Scheme:
-    """``Scheme.parse``; a spelled text with the parts of a row of ``SCHEMES`` gives that row."""
-    text = text.strip()
-    name = ALIASES.get(text.lower(), text.lower())
-    if name in SCHEMES:
-        return SCHEMES[name]
-    if (resized := _with_another_block(name)) is not None:
-        return resized
-    if SEPARATOR not in text:
-        raise ValueError(_unknown_name(text))
-    if len(text) > _LONGEST:
-        raise ValueError(f"the text of a scheme has at most {_LONGEST} characters, this one {len(text)}")
-    scheme = _read(_split(text), text)
-    if scheme.text in NAMES:
-        return SCHEMES[NAMES[scheme.text]]
-    return dataclasses.replace(scheme, name=scheme.text, label=custom_label(scheme))
-
-
-def _with_another_block(name: str) -> Scheme | None:
-    """The scheme of a name such as ``int4_group256_asym``: the row ``int4_group128_asym`` with that block."""
-    given = _BLOCK_LENGTH.fullmatch(name)
-    if not given:
-        return None
-    start, length, end = given.groups()
-    for row in SCHEMES.values():
-        own = _BLOCK_LENGTH.fullmatch(row.name)
-        if own and (own[1], own[3]) == (start, end) and int(length):
-            resized = dataclasses.replace(row, block=(1, int(length)))
-            return dataclasses.replace(resized, name=resized.text, label=custom_label(resized))
-    return None
+    return parts.calibrator.name
 
 
 @dataclass(frozen=True)
@@ -232,7 +129,7 @@ class _Part:
         """The row of ``table`` that the word names, in any case."""
         by_lower = {name.lower(): row for name, row in table.items()}
         if self.word.lower() not in by_lower:
-            self.refuse(kind, table)
+            self.refuse(kind, by_lower)
         return by_lower[self.word.lower()]
 
     def refuse(self, kind: str, accepted: Iterable[str]) -> NoReturn:
@@ -243,7 +140,7 @@ class _Part:
             wrong = f"{place}, {self.word!r} at character {self.start + 1}, is no {kind}"
         else:
             wrong = f"{place} is missing: at character {self.start + 1} a {kind} is expected"
-        error = ValueError(f"{wrong}{_suggestion(self.word, words)}; accepted: {', '.join(words)}")
+        error = ValueError(f"{wrong}{suggestion(self.word, words)}; accepted: {', '.join(words)}")
         error.add_note(f"{self.whole}\n{' ' * self.start}{'^' * max(len(self.word), 1)}")
         raise error
 
@@ -258,19 +155,25 @@ def _split(text: str) -> list[_Part]:
     return parts
 
 
-def _read(parts: list[_Part], text: str) -> Scheme:
-    format_, block, mapping, scale, calibrator, *options = parts
+def read(text: str) -> SchemeParts:
+    """The parts that ``text`` spells, with the text as name and label.
+
+    ``ValueError`` says which part is wrong and what is accepted there.
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"the text of a scheme has at most {_LONGEST} characters, this one {len(text)}")
+    format_, block, mapping, scale, calibrator, *options = _split(text)
     # From left to right, so that the leftmost wrong part is the one reported.
     fmt = format_.choose("number format", ELEMENT_FORMATS)
     sides, flat = _block(block)
-    kind = mapping.choose("mapping", MappingType.__members__)
+    kind = mapping.choose("mapping", _MAPPINGS)
     rule = scale.choose("scale", SCALE_RULES)
     row = _calibrator(calibrator)
     least_squares_scale, seed, codes = _options(options)
     if rule is None:  # texts of earlier versions may give a cast a block
         sides, flat, least_squares_scale = (None, None), False, False
     try:
-        return Scheme(text, text, fmt, sides, rule, kind, row, least_squares_scale, seed, codes, flat)
+        return SchemeParts(text, text, fmt, sides, rule, kind, row, least_squares_scale, seed, codes, flat)
     except ValueError as error:
         raise ValueError(f"the scheme {text!r} cannot be: {error}") from error
 
@@ -310,15 +213,7 @@ def _options(parts: list[_Part]) -> tuple[bool, int | None, CodeRule]:
     return least_squares_scale, seed, CodeRule(**switches)  # type: ignore[arg-type]
 
 
-def _unknown_name(text: str) -> str:
-    close = _suggestion(text, [*SCHEMES, *ALIASES])
-    return (
-        f"no scheme {text[:80]!r}{close}; `explorer schemes` lists all names; another scheme is spelled "
-        f"{_OUTLINE}, such as int4~1x48~ASYMMETRIC~float16~minmax"
-    )
-
-
-def _suggestion(word: str, accepted: Iterable[str]) -> str:
+def suggestion(word: str, accepted: Iterable[str]) -> str:
     """ "; did you mean int4_group128?", or nothing if no accepted word is close."""
     by_lower = {name.lower(): name for name in accepted}
     close = difflib.get_close_matches(word[:80].lower(), by_lower, 3)

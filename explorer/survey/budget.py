@@ -20,6 +20,7 @@ import numpy as np
 
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
+from explorer.schemes.scheme import todays_text
 from explorer.survey.kinds import Role, fused_groups
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
@@ -52,6 +53,9 @@ class Constraints:
     target: str = ""
     head: bool = False
     only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schemes", tuple(todays_text(text) for text in self.schemes))
 
     def keeps(self, layer: Layer) -> bool:
         """Whether ``layer`` stays as it is."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
+from explorer.schemes.scheme import todays_text
 from explorer.survey.rows import RECIPE_KEY, checked, parsed_json
 
 VERSION = 1
@@ -86,7 +87,9 @@ class ModelRecipe:
         if found.pop(KEY) != VERSION:
             raise ValueError(f"this recipe is of another version; version {VERSION} is read")
         file = checked(_File, found, "the recipe")
-        return cls(**{**vars(file), "layers": {name: _recipe(name, t) for name, t in file.layers.items()}})
+        layers = {name: _recipe(name, text) for name, text in file.layers.items()}
+        schemes = tuple(todays_text(text) for text in file.schemes)
+        return cls(**{**vars(file), "layers": layers, "schemes": schemes})
 
     def save(self, path: str | Path) -> None:
         """Write the recipe; the file is whole or not there. ``OSError`` if it cannot be written."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from explorer.paths import ASSETS
+from explorer.schemes.scheme import todays_text
 from explorer.survey.kinds import Role, itemsize
 
 SURVEYS = ASSETS / "surveys"
@@ -155,11 +156,26 @@ def load_survey(path: str | Path) -> Survey:
         checked(Layer, parsed_json(line, f"{path.name}: line {number}"), f"{path.name}: line {number}")
         for number, line in enumerate(lines[1:], 2)
     ]
-    for layer in layers:
-        _check_cells(head, layer, path.name)
+    survey = _in_todays_texts(head, layers)
+    for layer in survey.layers:
+        _check_cells(survey.head, layer, path.name)
     if len({layer.name for layer in layers}) < len(layers) or len(layers) > head.layers:
         raise ValueError(f"{path.name} holds a layer twice, or more than the {head.layers} that it announces")
-    return Survey(head, tuple(layers))
+    return survey
+
+
+def _in_todays_texts(head: Head, layers: Sequence[Layer]) -> Survey:
+    """The survey with schemes as they are spelled today: files keep the texts of their time."""
+    names = {text: todays_text(text) for text in head.schemes}
+
+    def respelled(cells: Mapping[str, float]) -> dict[str, float]:
+        return {names.get(text, text): number for text, number in cells.items()}
+
+    today = (
+        replace(x, bits=respelled(x.bits), costs={signal: respelled(c) for signal, c in x.costs.items()})
+        for x in layers
+    )
+    return Survey(replace(head, schemes=tuple(dict.fromkeys(names.values()))), tuple(today))
 
 
 def _lines(path: Path) -> list[str]:

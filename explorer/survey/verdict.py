@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from explorer import words
 from explorer.analysis.memory import gpus_that_hold
-from explorer.schemes.text import label_of_text
+from explorer.schemes.scheme import label_of_text
 from explorer.survey.budget import Choice, Frontier
 from explorer.survey.check import SAME_SIZE, Check
 from explorer.survey.kinds import Role

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from explorer.schemes import Scheme
 from lab.conformance.compare import EVERYWHERE, Conformance
 from lab.conformance.records import Crossover
 from lab.tables import markdown
@@ -33,7 +34,7 @@ def _cells(row: Conformance, reasons: dict[str, int]) -> list[str]:
     total = row.total
     numbers = ", ".join(str(reasons[why]) for why in _shown(row))
     return [
-        f"`{row.name}`",
+        f"`{Scheme.parse(row.name)}`",
         row.convention,
         row.function,
         f"{row.verdict} ({numbers})" if numbers else row.verdict,

@@ -25,7 +25,7 @@ from lab.conformance.outside import PACKAGES
 NAME, CROSSOVER = "conformance", "crossover"
 BLOCKS = (16, 32, 64, 128, 256)
 """Block sizes of the crossover, along the row."""
-CODEBOOK, INTEGER = "nf4~1x{}~SYMMETRIC~float16~minmax", "int4~1x{}~ASYMMETRIC~float16~minmax"
+CODEBOOK, INTEGER = "nf4~1x{}~symmetric~float16~minmax", "int4~1x{}~asymmetric~float16~minmax"
 """Both with float16 scales, so that the bits differ by the zero points alone."""
 
 

@@ -52,5 +52,5 @@ ROWS = [
     Row("fp4_block64_bnb", PACKAGE, "quantize_4bit, fp4", partial(four_bits, kind="fp4"),
         differs={"ties": MIDPOINTS, ALL: MIDPOINTS}),
     Row("int8_row", PACKAGE, "int8_vectorwise_quant", int8_rows,
-        "int8~row~SYMMETRIC~float32-zero~minmax", ZERO_SCALES, differs={ALL: INT8}),
+        "int8~row~symmetric~float32-zero~minmax", ZERO_SCALES, differs={ALL: INT8}),
 ]  # fmt: skip

@@ -61,7 +61,7 @@ and saturate."""
 
 
 def _name(fmt: str) -> str:
-    return str(Scheme.parse(f"{fmt}~tensor~SYMMETRIC~none~minmax"))
+    return str(Scheme.parse(f"{fmt}~tensor~symmetric~none~minmax"))
 
 
 def _ml_dtypes_row(fmt: str, overflowing: tuple[str, ...]) -> Row:

@@ -134,13 +134,13 @@ def _bf16_row(name: str, bits: int, block: tuple[int, int], symmetric: bool) -> 
 
 
 def _float8_row(word: str, block: tuple[int, int]) -> Row:
-    text = f"float8_e4m3fn~{word}~SYMMETRIC~float32-ct~minmax"
+    text = f"float8_e4m3fn~{word}~symmetric~float32-ct~minmax"
     call = partial(float8, block=block)
     return Row(f"fp8_e4m3_{word}", PACKAGE, FUNCTION, call, text, SCALES_OF_ZERO)
 
 
 def _mx_row(name: str, element: str, bits: int) -> Row:
-    text = f"{element}~1x32~SYMMETRIC~EVEN-ct~minmax"
+    text = f"{element}~1x32~symmetric~even-ct~minmax"
     return Row(name, PACKAGE, FUNCTION, partial(mx, bits=bits), text, EVEN)
 
 
@@ -153,7 +153,7 @@ ROWS = [
         ("tensor", (-1, -1)), ("row", (1, -1)), ("1x128", (1, 128)), ("128x128", (128, 128)),
     )),
     _mx_row("mxfp4_even", "float4_e2m1fn", 4),
-    _mx_row("float6_e2m3fn~1x32~SYMMETRIC~EVEN~minmax", "float6_e2m3fn", 6),
-    _mx_row("float8_e4m3fn~1x32~SYMMETRIC~EVEN~minmax", "float8_e4m3fn", 8),
+    _mx_row("float6_e2m3fn~1x32~symmetric~even~minmax", "float6_e2m3fn", 6),
+    _mx_row("float8_e4m3fn~1x32~symmetric~even~minmax", "float8_e4m3fn", 8),
     Row("nvfp4_vllm", PACKAGE, FUNCTION, nvfp4),
 ]  # fmt: skip

@@ -97,7 +97,7 @@ def _float8_row(short: str, word: str) -> Row:
     assert isinstance(fmt, FloatFormat) and fmt.torch_dtype is not None
     call = partial(float8, dtype=fmt.torch_dtype, block=_block(word))
     name = f"fp8_{'e4m3' if short == 'e4m3fn' else short}_{word}"
-    text = f"{fmt.name}~{word}~SYMMETRIC~float32-zero~minmax"
+    text = f"{fmt.name}~{word}~symmetric~float32-zero~minmax"
     differs = {} if word == "tensor" else {"zeros": NAN_OF_ZEROS}
     return Row(name, PACKAGE, "Float8Tensor.from_hp", call, text, ZERO_SCALES, differs)
 
@@ -133,8 +133,8 @@ def _affine_rows() -> list[Row]:
 
 def _mx_row(element: str, rule: ExponentRule) -> Row:
     call = partial(mx, element=element, rule=rule.name)
-    name = str(Scheme.parse(f"{element}~1x32~SYMMETRIC~{rule.name}~minmax"))
-    text = f"{element}~1x32~SYMMETRIC~{rule.name}-torchao~minmax"
+    name = str(Scheme.parse(f"{element}~1x32~symmetric~{rule.name}~minmax"))
+    text = f"{element}~1x32~symmetric~{rule.name}-torchao~minmax"
     return Row(name, PACKAGE, f"to_mx, {rule.name}", call, text, TORCHAO)
 
 
@@ -148,5 +148,5 @@ ROWS = [
     *_affine_rows(),
     *(_mx_row(element, rule) for element in MX_ELEMENTS for rule in ExponentRule),
     Row("nvfp4", PACKAGE, "nvfp4_quantize", nvfp4,
-        "float4_e2m1fn~1x16~SYMMETRIC~nvfp4-torchao~minmax~reciprocal", f"{TORCHAO}; {RECIPROCAL}"),
+        "float4_e2m1fn~1x16~symmetric~nvfp4-torchao~minmax~reciprocal", f"{TORCHAO}; {RECIPROCAL}"),
 ]  # fmt: skip

@@ -93,7 +93,7 @@ def test_tile_maximum_loses_no_outlier(shape: tuple[int, int]) -> None:
         assert reduced[row // tall, column // wide] == 9.0
 
 
-FLAT = "int4~flat64~ASYMMETRIC~float16~minmax"
+FLAT = "int4~flat64~asymmetric~float16~minmax"
 
 
 @pytest.mark.parametrize("name", [*SCHEMES, FLAT])
@@ -116,13 +116,13 @@ def test_inspector_agrees_with_the_tensor(name: str, gaussian: Tensor) -> None:
 
 RULES = [
     FLAT,
-    "int4~1x32~ASYMMETRIC~bfloat16-ct~minmax~zerofirst~bf16",
-    "int5~1x32~ASYMMETRIC~float32~minmax~zerofirst",
-    "int8~row~ASYMMETRIC~float32-torchao~minmax~reciprocal",
-    "int4~1x32~MIDPOINT~float32~minmax~up",
-    "int4~1x32~MINIMUM~float16~minmax~reciprocal~unrounded~up",
-    "float4_e2m1fn~1x16~SYMMETRIC~float16~minmax~away",
-    "int4~1x32~SYMMETRIC~float16~minmax~fit",
+    "int4~1x32~asymmetric~bfloat16-ct~minmax~zerofirst~bf16",
+    "int5~1x32~asymmetric~float32~minmax~zerofirst",
+    "int8~row~asymmetric~float32-torchao~minmax~reciprocal",
+    "int4~1x32~midpoint~float32~minmax~up",
+    "int4~1x32~minimum~float16~minmax~reciprocal~unrounded~up",
+    "float4_e2m1fn~1x16~symmetric~float16~minmax~away",
+    "int4~1x32~symmetric~float16~minmax~fit",
 ]
 ROUNDED = re.compile(
     r"round(?P<ties>| ties up| ties away)\((?P<scaled>\S+?)(?: \+ \((?P<before>\S+)\))?(?P<bf16> in BF16)?\)"
@@ -173,7 +173,7 @@ def test_inspector_shows_the_part_of_a_flat_block_in_the_row(gaussian: Tensor) -
     assert dict(seen.arithmetic)["block"].startswith(f"min {short(low)}, ")
 
 
-@pytest.mark.parametrize("name", [*SCHEMES, FLAT, "int4~flat50~ASYMMETRIC~float16~minmax"])
+@pytest.mark.parametrize("name", [*SCHEMES, FLAT, "int4~flat50~asymmetric~float16~minmax"])
 def test_analysis_is_complete(name: str, gaussian: Tensor) -> None:
     """The one-pass analysis of the page equals the separate measurements."""
     analysis = analyse(gaussian[:50].contiguous(), Scheme.parse(name))

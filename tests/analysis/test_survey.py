@@ -74,6 +74,6 @@ def test_tiles_have_the_error_that_they_have_in_the_whole_matrix() -> None:
     """One row in 128 is large: each tile holds one; of tiles cut to eight rows, most would hold none."""
     x = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0))
     x[::128] *= 1000
-    scheme = Scheme.parse("int8~128x128~SYMMETRIC~float32~minmax")
+    scheme = Scheme.parse("int8~128x128~symmetric~float32~minmax")
     (row,) = survey(x, [scheme])
     assert row.report.mae == pytest.approx(compare(x, quantize(x, scheme)).mae, rel=0.05)

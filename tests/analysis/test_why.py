@@ -15,7 +15,7 @@ from explorer.analysis.why import grid_of, why
 torch.manual_seed(0)
 X = torch.randn(256, 1000)
 UNIFORM = ["int4_group32", "int4_row", "int4_group128_asym", "int8_tensor", "int8_column", "int3_group64",
-           "int4~48x96~FULL~float16~minmax", "int4~flat48~SYMMETRIC~float32~minmax", "mxint8", "q5_1",
+           "int4~48x96~full~float16~minmax", "int4~flat48~symmetric~float32~minmax", "mxint8", "q5_1",
            "q4_0"]  # fmt: skip
 """Schemes with equal steps; 1000 columns are no multiple of most of their blocks."""
 
@@ -37,7 +37,7 @@ def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
     """INT4 per tensor against groups of 32, with an outlier."""
     x = X.clone()
     x[3, 7] = 20.0
-    text = why(done("int4~tensor~SYMMETRIC~float32~minmax", x), done("int4_group32", x))
+    text = why(done("int4~tensor~symmetric~float32~minmax", x), done("int4_group32", x))
     assert text.startswith("Why: B's steps are 8.3 times as fine as A's: B has 14 over 4.8 times the RMS")
     assert "A 14 over 40 times the RMS (one scale for all)" in text
     assert text.endswith(
@@ -91,7 +91,7 @@ def test_every_scheme_has_a_reason(name: str) -> None:
 def test_subnormals_are_counted() -> None:
     """Of values spread over 0 … 6 in FP4 E2M1 one in eight lies below .75, which rounds to 0 or .5."""
     x = torch.arange(1, 6145).view(6, 1024) / 1024
-    text = why(done("float4_e2m1fn~tensor~SYMMETRIC~none~minmax", x))
+    text = why(done("float4_e2m1fn~tensor~symmetric~none~minmax", x))
     assert (
         "FP4 E2M1 has steps of at most 1/2 of a value (no scale), but for the 12 % too small for that."
         in text
@@ -109,7 +109,7 @@ PAIRS = [
     ("int4_group128", "int8_row"),
     ("int8_row", "int4_group32"),
     ("nvfp4", "mxfp4"),
-    ("int4_group128", "int4~tensor~SYMMETRIC~float32~mse"),
+    ("int4_group128", "int4~tensor~symmetric~float32~mse"),
 ]
 
 

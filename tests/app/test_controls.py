@@ -83,7 +83,7 @@ def test_every_combination_of_controls_works() -> None:
 
 def test_the_sides_of_a_block() -> None:
     """Groups use the columns alone, tiles both; 0 is the whole axis; from groups to tiles they are square."""
-    parts = parts_of(Scheme.parse("int8~4x32~SYMMETRIC~float32~minmax"))
+    parts = parts_of(Scheme.parse("int8~4x32~symmetric~float32~minmax"))
     blocks = {
         ("group", 4, 32): (1, 32),
         ("tile", 4, 32): (4, 32),
@@ -101,7 +101,7 @@ def test_the_sides_of_a_block() -> None:
             scheme_of(dataclasses.replace(parts, rows=wrong))
 
 
-LARGE_SEED = "int4~1x128~SYMMETRIC~float16~minmax~s18446744073709551615"
+LARGE_SEED = "int4~1x128~symmetric~float16~minmax~s18446744073709551615"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ LARGE_SEED = "int4~1x128~SYMMETRIC~float16~minmax~s18446744073709551615"
         "int8~1X32~symmetric~FLOAT16~minmax",
         "INT4_GROUP128",
         " nvfp4 ",
-        "int4~tensor~SYMMETRIC~float32~minmax",
+        "int4~tensor~symmetric~float32~minmax",
         LARGE_SEED,
     ],
 )
@@ -146,7 +146,7 @@ def test_a_size_that_is_none_is_refused_and_goes_back(
     assert len(said) == 1
 
 
-TILES = "int8~32x32~SYMMETRIC~float32~minmax"
+TILES = "int8~32x32~symmetric~float32~minmax"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_refused_number_names_its_field(
 
 
 PICKERS = ("compare-schemes", "methods-schemes", "survive-schemes")
-CUSTOM = "int5~4x128~SYMMETRIC~float8_e5m2~mse"
+CUSTOM = "int5~4x128~symmetric~float8_e5m2~mse"
 
 
 @pytest.mark.parametrize("elem_id", PICKERS)
@@ -208,13 +208,13 @@ def test_ranges_and_refit_survive() -> None:
 WRONG = [
     "",
     "nope",
-    "int4~1x128~ASYMMETRIC~float16",
-    "int4~128~SYMMETRIC~float16~minmax",
-    "zzz~1x128~SYMMETRIC~float16~minmax",
+    "int4~1x128~asymmetric~float16",
+    "int4~128~symmetric~float16~minmax",
+    "zzz~1x128~symmetric~float16~minmax",
     "int4~1x128~SIDEWAYS~float16~minmax",
-    "int4~1x128~SYMMETRIC~float16~minmax~what",
-    "int4~0x1~SYMMETRIC~float32~minmax",
-    "int4~1x8~SYMMETRIC~int8~minmax",
+    "int4~1x128~symmetric~float16~minmax~what",
+    "int4~0x1~symmetric~float32~minmax",
+    "int4~1x8~symmetric~int8~minmax",
     "<script>alert(1)</script>",
 ]
 

@@ -377,7 +377,7 @@ def test_the_kernel_drawer_names_its_machine() -> None:
     named = re.findall(r"kernels/\w+\.cu", shown)
     assert named and all((KERNELS.parent / name).exists() for name in named)
     assert "No recording for this scheme" in overview.kernel(
-        *selection(scheme="int4~1x48~SYMMETRIC~float16~minmax")
+        *selection(scheme="int4~1x48~symmetric~float16~minmax")
     )
 
 
@@ -396,7 +396,7 @@ def test_comparison_comes_row_by_row() -> None:
 
 def test_the_frontier_is_kept_for_its_tensor() -> None:
     """It grows while it computes; a second visit has it at once. A scheme without a name is ringed too."""
-    own = "int4~1x48~SYMMETRIC~float16~minmax"
+    own = "int4~1x48~symmetric~float16~minmax"
     steps = list(compare.frontier(*selection(sample="attention_query", second=own)))
     assert len(steps) > 2 and f"{len(SCHEMES)} named schemes" in steps[-1].status
     (again,) = compare.frontier(*selection(sample="attention_query", second="nvfp4"))

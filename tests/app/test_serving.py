@@ -419,7 +419,7 @@ def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_request_has_few_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 times the same is one; 2,000 different ones are refused before any work."""
     assert [str(scheme) for scheme in choices.schemes_of(["nvfp4"] * 2000)] == ["nvfp4"]
-    many = ",".join(f"int4~1x{side}~SYMMETRIC~float32~minmax" for side in range(1, 300))
+    many = ",".join(f"int4~1x{side}~symmetric~float32~minmax" for side in range(1, 300))
     with pytest.raises(gr.Error, match="at most 200"):
         api.report("mlp_up", many)
 

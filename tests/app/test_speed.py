@@ -98,7 +98,7 @@ def test_a_scheme_redraws_its_marks_alone() -> None:
     other, other_marks = kept(marks, scheme="nvfp4")
     assert other == of_shape and other_marks != marks
     figures = {"tradeoff", "bars", "sweep", "roofline"}
-    for same in ("int4~1x128~SYMMETRIC~float16~mse", "int4_group128+gptq"):
+    for same in ("int4~1x128~symmetric~float16~mse", "int4_group128+gptq"):
         assert kept(marks, scheme=same) == (of_shape | figures, marks), same
     assert kept(marks, scheme="nvfp4", second="int4_group128")[0] == of_shape
 
@@ -107,7 +107,7 @@ def test_a_scheme_redraws_its_marks_alone() -> None:
     ("first", "second", "marked"),
     [
         ("nvfp4", "int4_group128", {"nvfp4": "A", "w_nvfp4": "A", "w4a16_group128": "B", "w4a8_int": "B"}),
-        ("int4~1x128~SYMMETRIC~float16~mse", "", {"w4a16_group128": "A"}),
+        ("int4~1x128~symmetric~float16~mse", "", {"w4a16_group128": "A"}),
         ("int4_group48", "", {}),
         ("int8_row", "int8_row", {"int8": "A", "w8a16": "A"}),
     ],

@@ -21,7 +21,7 @@ from tests.checkpoints.reading import Expected, uniform
 TARGET = "bitsandbytes"
 SMALL = [
     "nf4_block64", "nf4_block64_bnb", "nf4_block64_double", "fp4_block64_bnb", "nf4_block128",
-    "nf4~flat64~SYMMETRIC~float32~minmax",
+    "nf4~flat64~symmetric~float32~minmax",
 ]  # fmt: skip
 
 

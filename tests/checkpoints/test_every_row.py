@@ -18,13 +18,13 @@ from tests.checkpoints.reading import NAME, reader_of
 
 SHAPE = (128, 512)
 SPELLED = (
-    "int8~1x64~ASYMMETRIC~float16~minmax",
-    "int5~1x32~SYMMETRIC~float16~minmax",
-    "int4~1x16~ASYMMETRIC~bfloat16~mse",
-    "int7~row~SYMMETRIC~float32~minmax",
-    "int4~1x64~NO_CLIP~float16~minmax~fit",
-    "float8_e4m3fn~128x128~SYMMETRIC~bfloat16~minmax",
-    "nf4~flat64~SYMMETRIC~float32~minmax",
+    "int8~1x64~asymmetric~float16~minmax",
+    "int5~1x32~symmetric~float16~minmax",
+    "int4~1x16~asymmetric~bfloat16~mse",
+    "int7~row~symmetric~float32~minmax",
+    "int4~1x64~no_clip~float16~minmax~fit",
+    "float8_e4m3fn~128x128~symmetric~bfloat16~minmax",
+    "nf4~flat64~symmetric~float32~minmax",
     "nf4_block256",
 )
 ROWS = [

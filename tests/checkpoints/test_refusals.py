@@ -34,10 +34,10 @@ CANNOT_CARRY = [
     ("compressed-tensors", "q4_k", "floating-point offsets"),
     ("compressed-tensors", "int8_column", "rows or groups along a row"),
     ("compressed-tensors", "int4_group96", "no whole number of groups of 96"),
-    ("compressed-tensors", "int4~16x16~SYMMETRIC~float16~minmax", "rows or groups along a row"),
+    ("compressed-tensors", "int4~16x16~symmetric~float16~minmax", "rows or groups along a row"),
     ("gguf", "int4_group32_asym", "as it is; q4_1 and q5_1 have a minimum"),
     ("gguf", "int4_group128", "no type of ggml holds INT4 group 128"),
-    ("gguf", "int8~1x32~SYMMETRIC~float32~minmax", "no type of ggml holds"),
+    ("gguf", "int8~1x32~symmetric~float32~minmax", "no type of ggml holds"),
     ("gguf", "nvfp4", "no type of ggml holds NVFP4"),
     ("onnx", "int3_group64", "INT2, INT4, INT8 codes"),
     ("onnx", "mxfp4", "INT2, INT4, INT8 codes"),
@@ -46,7 +46,7 @@ CANNOT_CARRY = [
     ("onnx-nbits", "int4_group24", "no whole number of groups of 24"),
     ("onnx-nbits", "fp8_e4m3_row", "INT2, INT4, INT8 codes"),
     ("onnx", "q4_1", "floating-point offsets"),
-    ("gptq", "int8_row", "scales are float16.*take int8~row~SYMMETRIC~float16~minmax"),
+    ("gptq", "int8_row", "scales are float16.*take int8~row~symmetric~float16~minmax"),
     ("gptq", "int5_group128", "INT2, INT3, INT4, INT8 codes"),
     ("gptq", "q4_1", "floating-point offsets"),
     ("awq", "int3_group64", "INT4 codes"),
@@ -128,7 +128,7 @@ def test_onnx_has_one_window_for_all_layers(
 @pytest.mark.parametrize(("rows", "refused"), [(4, False), (8, False), (5, True), (6, True), (33, True)])
 def test_two_bits_need_whole_bytes_of_rows_in_onnx(rows: int, refused: bool) -> None:
     """ONNX Runtime 1.31.1 restores others wrongly with its optimizer on."""
-    scheme = Scheme.parse("int2~1x32~SYMMETRIC~float32~minmax")
+    scheme = Scheme.parse("int2~1x32~symmetric~float32~minmax")
     assert ("wrongly" in onnx_layers.refuses_dequantize(scheme, (rows, 64))) is refused
     assert "wrongly" not in onnx_layers.refuses_dequantize(SCHEMES["int4_group32"], (rows, 64))
 
@@ -196,7 +196,7 @@ def test_families_are_what_is_refused_together(llama: Path) -> None:
     """A recipe within one family is carried, and schemes of two are not."""
     model, names = ModelFolder(llama), [f"model.layers.0.mlp.{part}_proj" for part in ("up", "down")]
     schemes = [SCHEMES[n] for n in ("int4_group32_asym", "int4_group32", "int8_row", "nf4_block64")]
-    schemes += [Scheme.parse(f"int4~1x{width}~ASYMMETRIC~float16~minmax") for width in (32, 64)]
+    schemes += [Scheme.parse(f"int4~1x{width}~asymmetric~float16~minmax") for width in (32, 64)]
     for target in ("compressed-tensors", "awq", "bitsandbytes"):
         row = EXPORTS[target]
         for one, other in itertools.product(schemes, repeat=2):

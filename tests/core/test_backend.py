@@ -104,7 +104,7 @@ def test_a_tensor_goes_whole_where_it_fits_and_in_slices_otherwise(monkeypatch: 
 
 def test_the_library_follows_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices, here on the CPU, give the report of the whole tensor, for one scheme and for a comparison."""
-    x, scheme = torch.randn(64, 96), Scheme.parse("int4~1x48~ASYMMETRIC~bfloat16~mse")
+    x, scheme = torch.randn(64, 96), Scheme.parse("int4~1x48~asymmetric~bfloat16~mse")
     want = analyse_anywhere(x, scheme).report
     sliced = backend.Placement(CPU, whole=False, slice_bytes=20 * 96 * backend.BYTES_AN_ELEMENT)
     for module in ("sliced", "schemes"):

@@ -103,7 +103,7 @@ def test_finite_in_finite_out(name: str, device_name: str) -> None:
 
 def test_half_precision_restored_finite() -> None:
     """Restoring in float16 saturates: 65504 under amax / 7.5 is 69872 on the grid."""
-    scheme = Scheme.parse("int4~1x32~FULL~float32~minmax")
+    scheme = Scheme.parse("int4~1x32~full~float32~minmax")
     x = torch.full((1, 32), -65504.0)
     assert bool(torch.isfinite(quantize(x, scheme).dequantize(torch.float16)).all())
 
@@ -210,7 +210,7 @@ def test_what_is_no_floating_point_is_refused(dtype: torch.dtype) -> None:
 
 
 MAY_BE_ZERO = [
-    f"{fmt}~1x16~SYMMETRIC~{scale}~{calibrator}{option}"
+    f"{fmt}~1x16~symmetric~{scale}~{calibrator}{option}"
     for fmt in ("float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn", "nf4", "int4")
     for scale, calibrator, option in (
         ("float16", "minmax", "~unrounded"), ("float16-zero", "minmax", "~fit"), ("float16-zero", "mse", ""),
@@ -242,19 +242,19 @@ def test_a_constant_block_under_an_offset_is_its_offset(value: float, mapping: s
 
 def test_an_offset_makes_the_error_independent_of_the_mean() -> None:
     """Searching calibrators move the ends of a range toward its middle, not toward a zero outside it."""
-    scheme, x = Scheme.parse("int4~1x128~MINIMUM~float32~mse"), torch.randn(8, 128)
+    scheme, x = Scheme.parse("int4~1x128~minimum~float32~mse"), torch.randn(8, 128)
     x[:, 3] *= 4
     near, far = (compare(shifted, quantize(shifted, scheme)).mse for shifted in (x, x + 100))
     assert far == pytest.approx(near, rel=0.02)
     with pytest.raises(ValueError, match=r"range of \|x\|"):
-        Scheme.parse("int4~1x128~MINIMUM~float32~percentile")
+        Scheme.parse("int4~1x128~minimum~float32~percentile")
 
 
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("float4_e2m1fn~1x32~SYMMETRIC~FLOOR~minmax", [2.0**-127 * v for v in (1, 2, 4, -6)] * 8),
-        ("binary~row~SYMMETRIC~float16-ct~minmax", [5e-8] + [1e-8] * 63),
+        ("float4_e2m1fn~1x32~symmetric~floor~minmax", [2.0**-127 * v for v in (1, 2, 4, -6)] * 8),
+        ("binary~row~symmetric~float16-ct~minmax", [5e-8] + [1e-8] * 63),
     ],
 )
 def test_fitting_keeps_a_scale_that_is_better(text: str, values: list[float]) -> None:

@@ -38,9 +38,9 @@ def test_operators_are_the_library(name: str) -> None:
 
 COMPILED = (
     "int8_row",
-    "int4~1x48~ASYMMETRIC~bfloat16~mse~fit~s7",
-    "float8_e4m3fn~row~SYMMETRIC~float8_e5m2~absmean",
-    "nf4~flat48~SYMMETRIC~nested~minmax~reciprocal~unrounded",
+    "int4~1x48~asymmetric~bfloat16~mse~fit~s7",
+    "float8_e4m3fn~row~symmetric~float8_e5m2~absmean",
+    "nf4~flat48~symmetric~nested~minmax~reciprocal~unrounded",
 )
 
 
@@ -124,10 +124,10 @@ def test_learned_steps_pass_opcheck_and_any_block(
 
 def test_steps_are_learned_for_symmetric_integers_only() -> None:
     x = torch.randn(2, 32)
-    for text in ("nvfp4", "int8_tensor_asym", "q4_1", "int4~1x32~MINIMUM~float32~minmax"):
+    for text in ("nvfp4", "int8_tensor_asym", "q4_1", "int4~1x32~minimum~float32~minmax"):
         with pytest.raises(ValueError, match="symmetric integer schemes"):
             learned_quantize(x, torch.ones(2, 1), Scheme.parse(text))
-    for text in ("q3_k", "int4~flat16~SYMMETRIC~float32~minmax", "int4~1x16~SYMMETRIC~nested~minmax"):
+    for text in ("q3_k", "int4~flat16~symmetric~float32~minmax", "int4~1x16~symmetric~nested~minmax"):
         with pytest.raises(ValueError, match="blocks that have one scale each"):
             learned_quantize(x, torch.ones(2, 2), Scheme.parse(text))
     with pytest.raises(ValueError, match=r"expected float32 steps \[2, 1\]"):

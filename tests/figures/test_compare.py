@@ -27,7 +27,7 @@ from explorer.figures.style import A, B
 
 X = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
 ROWS = mark_frontier(compare_schemes(X, [s for n, s in SCHEMES.items() if not n.endswith("_k")]))
-CUSTOM = next(compare_schemes(X, [Scheme.parse("int4~flat64~ASYMMETRIC~float16~minmax")]))
+CUSTOM = next(compare_schemes(X, [Scheme.parse("int4~flat64~asymmetric~float16~minmax")]))
 DRAWN = [r for r in ROWS if math.isfinite(r.report.sqnr_db)]
 CHOSEN = [[], [DRAWN[0]], [CUSTOM, DRAWN[30]], [DRAWN[5], DRAWN[5]], [DRAWN[-1], CUSTOM]]
 

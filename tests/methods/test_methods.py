@@ -263,7 +263,7 @@ def test_names_and_bad_input() -> None:
         halves(x[:1])
 
 
-SILENT = "int4~1x64~ASYMMETRIC~float16-zero~minmax"
+SILENT = "int4~1x64~asymmetric~float16-zero~minmax"
 
 
 @pytest.mark.parametrize(("name", "text"), [("hqq", SILENT), ("autoround", SILENT), ("autoround", "q4_0")])
@@ -291,4 +291,4 @@ def test_an_error_that_is_no_number_is_refused() -> None:
     torch.manual_seed(0)
     w, x = torch.randn(4, 128) * 1e25, torch.randn(32, 128)
     with pytest.raises(ValueError, match="the error to minimise is inf"):
-        apply("autoround", w, Scheme.parse("int4~1x64~ASYMMETRIC~float32~minmax"), x)
+        apply("autoround", w, Scheme.parse("int4~1x64~asymmetric~float32~minmax"), x)

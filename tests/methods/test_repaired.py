@@ -75,7 +75,7 @@ def test_round_to_nearest_is_the_plain_analysis(layer: tuple[Tensor, Tensor]) ->
     [
         ("int4_group128_asym", "int4_group128_asym"),
         ("NVFP4+Rotation+GPTQ", "nvfp4+rotation+gptq"),
-        ("int4~1x48~SYMMETRIC~float16~minmax+awq", "int4~1x48~SYMMETRIC~float16~minmax+awq"),
+        ("int4~1x48~symmetric~float16~minmax+awq", "int4~1x48~symmetric~float16~minmax+awq"),
         ("int4_group128+rtn", "int4_group128"),
         (" int4_group128 gptq ", "int4_group128+gptq"),
     ],

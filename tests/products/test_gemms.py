@@ -51,7 +51,7 @@ def test_the_reference_is_the_product_of_the_dequantized(name: str, m: int, n: i
 @pytest.mark.parametrize("rule", [name for name, rule in SCALE_RULES.items() if rule and not rule.super_bits])
 def test_weight_scales_are_exact(rule: str) -> None:
     """If this fails, a product computes with other scales than those that were stored."""
-    scheme = Scheme.parse(f"int4~1x128~SYMMETRIC~{rule}~minmax")
+    scheme = Scheme.parse(f"int4~1x128~symmetric~{rule}~minmax")
     q = quantize(torch.randn(4, 256) * 2.0**-18, scheme)
     scales = layouts.weight_scales(Operand(torch.zeros(4, 256), q))
     assert torch.equal(scales.float(), q.scales.stored)

@@ -25,8 +25,8 @@ from explorer.sources.samples import SAMPLES
 
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 DOUBLE = "nf4_block64_double"
-FLAT_DOUBLE = "nf4~flat64~SYMMETRIC~nested~minmax~reciprocal~unrounded"
-FLAT = "int4~flat64~ASYMMETRIC~float16~minmax"
+FLAT_DOUBLE = "nf4~flat64~symmetric~nested~minmax~reciprocal~unrounded"
+FLAT = "int4~flat64~asymmetric~float16~minmax"
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_ggml_has_whole_super_blocks_only() -> None:
     """What llama.cpp cannot read is refused, with what it asks for."""
     with pytest.raises(ValueError, match="a row of 384 values is no whole number of super-blocks of 256"):
         ggml_bytes(quantize(torch.randn(2, 384), SCHEMES["q4_k"]))
-    for name in ("q4_0", "int4~1x16~MINIMUM~super6~minmax"):
+    for name in ("q4_0", "int4~1x16~minimum~super6~minmax"):
         with pytest.raises(ValueError, match="K-quants q2_k … q6_k"):
             ggml_bytes(quantize(torch.randn(2, 256), Scheme.parse(name)))
 
@@ -132,7 +132,7 @@ def test_flat_blocks_are_blocks_of_rows_where_rows_are_whole_blocks(name: str, l
     assert q.nbytes == want.nbytes
 
 
-@pytest.mark.parametrize("text", [FLAT, FLAT_DOUBLE, "int4~flat64~FULL~float16~mse~fit"])
+@pytest.mark.parametrize("text", [FLAT, FLAT_DOUBLE, "int4~flat64~full~float16~mse~fit"])
 @pytest.mark.parametrize("seed", [None, 3])
 def test_flat_blocks_are_those_of_one_long_row(text: str, seed: int | None) -> None:
     """Across the ends of rows, stochastic rounding included: as if the tensor were one row."""

@@ -27,9 +27,11 @@ from explorer.formats import E4M3, E8M0, IntegerFormat
 from explorer.paths import ASSETS
 from explorer.schemes import ALIASES, OWN_CODES, SCALE_RULES, CodeRule, Convention, Ties
 from explorer.schemes.calibrators import MINMAX
+from explorer.schemes.labels import custom_label
+from explorer.schemes.parts import SEPARATOR
 from explorer.schemes.rules import CODE_WORDS
-from explorer.schemes.scheme import SEPARATOR
-from explorer.schemes.text import NAMES, SCALE_FORMATS, checked_text, custom_label
+from explorer.schemes.table import NAMES
+from explorer.schemes.text import SCALE_FORMATS, checked_text
 
 ELEMENTS = [row for row in FORMATS.values() if not row.scale_only]
 ELEMENTS.append(IntegerFormat(name="int7", label="INT7", bits=7))
@@ -108,8 +110,8 @@ VARIED = {
     "codes": [OWN_CODES, *(CodeRule(**{name: on}) for name, on in CODE_WORDS.values())],  # type: ignore[arg-type]
     "flat": [False, True],
 }
-CHANGED = ["int4~1x48~ASYMMETRIC~float16~minmax", "int8~48x48~SYMMETRIC~float32~mse", "int4_group128",
-           "nvfp4", "mxfp4", "q4_k", "nf4~1x48~SYMMETRIC~float32~minmax", "fp8_e4m3_row", "bf16"]  # fmt: skip
+CHANGED = ["int4~1x48~asymmetric~float16~minmax", "int8~48x48~symmetric~float32~mse", "int4_group128",
+           "nvfp4", "mxfp4", "q4_k", "nf4~1x48~symmetric~float32~minmax", "fp8_e4m3_row", "bf16"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", CHANGED)
@@ -149,20 +151,79 @@ def test_older_names_are_read(old: str) -> None:
 
 OLDER_TEXTS: Mapping[str, str] = {
     "int4~1x128~ASYMMETRIC~float16~minmax": "int4_group128_asym",
-    "float4_e2m1fn~1x32~SYMMETRIC~FLOOR~minmax~fit~s7": "float4_e2m1fn~1x32~SYMMETRIC~FLOOR~minmax~fit~s7",
+    "float4_e2m1fn~1x32~SYMMETRIC~FLOOR~minmax~fit~s7": "float4_e2m1fn~1x32~symmetric~floor~minmax~fit~s7",
+    "float4_e2m1fn~1x32~SYMMETRIC~EVEN-ct~minmax": "float4_e2m1fn~1x32~symmetric~even-ct~minmax",
     "int8~1xrow~SYMMETRIC~float32~minmax": "int8_row",
-    "int8~rowxrow~FULL~float16~percentile": "int8~tensor~FULL~float16~percentile",
+    "int8~rowxrow~FULL~float16~percentile": "int8~tensor~full~float16~percentile",
     "int8~rowx1~SYMMETRIC~float32~minmax": "int8_column",
-    "int8~4xrow~SYMMETRIC~float32~minmax~s3~fit": "int8~4xall~SYMMETRIC~float32~minmax~fit~s3",
+    "int8~4xrow~SYMMETRIC~float32~minmax~s3~fit": "int8~4xall~symmetric~float32~minmax~fit~s3",
     "bfloat16~rowxrow~SYMMETRIC~none~minmax": "bf16",
-    "int8~1x48~SYMMETRIC~float8_e5m2~mse": "int8~1x48~SYMMETRIC~float8_e5m2~mse",
+    "int8~1x48~SYMMETRIC~float8_e5m2~mse": "int8~1x48~symmetric~float8_e5m2~mse",
+    "int4~1x48~ASYMMETRIC~float16~minmax": "int4~1x48~asymmetric~float16~minmax",
+    "int4~1x32~MINIMUM~super6~minmax": "int4~1x32~minimum~super6~minmax",
 }
 
 
 @pytest.mark.parametrize("text", OLDER_TEXTS)
 def test_older_texts_are_read(text: str) -> None:
-    """Texts of earlier links, with ``row`` for a whole axis and options in any order."""
+    """Texts of earlier links: mappings in upper case, ``row`` for a whole axis, options in any order."""
     assert str(Scheme.parse(text)) == OLDER_TEXTS[text]
+
+
+def test_texts_are_in_lower_case() -> None:
+    """One spelling: what is written is what names are written in."""
+    for row in SCHEMES.values():
+        assert row.text == row.text.lower()
+
+
+NAMES_WITH_OTHER_BLOCKS: Mapping[str, str] = {
+    "int4_group48": "int4~1x48~symmetric~float16~minmax",
+    "int4_group48_asym": "int4~1x48~asymmetric~float16~minmax",
+    "INT4_GROUP48_ASYM": "int4~1x48~asymmetric~float16~minmax",
+    "int4_group48_full": "int4~1x48~full~float16~minmax",
+    "int4_1x48_asym": "int4~1x48~asymmetric~float16~minmax",
+    "int4_group0128": "int4_group128",
+    "int4_1x128_asym": "int4_group128_asym",
+    "int4_group256_vllm": "int4~1x256~full~bfloat16-ct~minmax~bf16",
+    "int4_group256_asym_vllm": "int4~1x256~asymmetric~bfloat16-ct~minmax~zerofirst~bf16",
+    "int8_group48_asym": "int8~1x48~asymmetric~float16~minmax",
+    "int6_64x64": "int6~64x64~symmetric~float16~minmax",
+    "int6_64x64_asym": "int6~64x64~asymmetric~float16~minmax",
+    "int8_1xall": "int8_row",
+    "int6_row_full": "int6~row~full~float16~minmax",
+    "int5_tensor_asym": "int5~tensor~asymmetric~float16~minmax",
+    "int4_column": "int4~column~symmetric~float16~minmax",
+    "int3_4xall": "int3~4xall~symmetric~float16~minmax",
+    "int2_row": "int2~row~power~float16~minmax",
+    "int2_group16_asym": "int2~1x16~asymmetric~float16~minmax",
+    "fp8_e4m3_1x64": "float8_e4m3fn~1x64~symmetric~float32~minmax",
+    "fp8_e5m2_32x64": "float8_e5m2~32x64~symmetric~float32~minmax",
+    "fp8_e4m3_column": "float8_e4m3fn~column~symmetric~float32~minmax",
+    "fp8_e4m3fnuz_tensor": "float8_e4m3fnuz~tensor~symmetric~float32~minmax",
+    "nf4_block128": "nf4~1x128~symmetric~float32~minmax",
+    "nf4_block128_double": "nf4~1x128~symmetric~nested~minmax~reciprocal~unrounded",
+    "fp4_block128_bnb": "bnb_fp4~1x128~symmetric~float32-zero~minmax~reciprocal",
+    "binary_group64": "binary~1x64~symmetric~float32~absmean",
+}
+
+
+@pytest.mark.parametrize("name", NAMES_WITH_OTHER_BLOCKS)
+def test_names_take_other_blocks(name: str) -> None:
+    """A name with another block is the scheme that its text spells: whatever it leaves open is that of the
+    named scheme which is most like it."""
+    scheme, text = Scheme.parse(name), NAMES_WITH_OTHER_BLOCKS[name]
+    assert str(scheme) == scheme.name == text and scheme == Scheme.parse(text)
+    assert scheme.label == (SCHEMES[text].label if text in SCHEMES else custom_label(scheme))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_other_blocks_change_nothing_else(name: str) -> None:
+    """A named scheme is found again from its own name with another block and back."""
+    found = re.fullmatch(r"(.*?)_(?:group[0-9]+|block[0-9]+|[0-9]+x[0-9]+)(|_.*)", name)
+    if found:
+        rows, columns = SCHEMES[name].block
+        other = Scheme.parse(f"{found[1]}_{'group7' if rows == 1 else '7x7'}{found[2]}")
+        assert str(dataclasses.replace(other, block=(rows, columns))) == name
 
 
 RECORDINGS = ("quantize", "methods", "analysis", "embeddings")
@@ -179,32 +240,46 @@ WRONG = [
     ("", 0, "no scheme ''"),
     ("int4_grup128", 0, "did you mean int4_group128"),
     ("int8_tokn", 0, "did you mean int8_token"),
-    ("int9~1x8~SYMMETRIC~float16~minmax", 1, "is no number format; did you mean int"),
-    ("float8_e8m0fnu~1x8~SYMMETRIC~float16~minmax", 1, "is no number format"),
-    ("int4~128~SYMMETRIC~float16~minmax", 2, "accepted: tensor, row, column, rows x columns"),
-    ("int4~1x-8~SYMMETRIC~float16~minmax", 2, "is no block"),
-    ("int4~flat0~SYMMETRIC~float16~minmax", 0, "block sizes are positive"),
-    ("int4~flat~SYMMETRIC~float16~minmax", 2, "flat64"),
-    ("int4~1x24~MINIMUM~super6~minmax", 0, "holds blocks of 1, 2, 4"),
-    ("int4~1x32~ASYMMETRIC~super6~minmax", 0, "go with the mappings MINIMUM and SIGNED_MAX"),
-    ("int4~flat32~MINIMUM~super6~minmax", 0, "a super-block of 256 along the row"),
-    ("int4~1x32~MINIMUM~super5~minmax", 4, "did you mean super"),
-    ("int4~1x64~ASYMMETRIC~nested~minmax", 0, "double quantization goes with symmetric scaling"),
-    ("int4~1x²~SYMMETRIC~float16~minmax", 2, "is no block"),
-    ("int4~1x8~ASYMETRIC~float16~minmax", 3, "did you mean ASYMMETRIC"),
+    ("int4_group0", 0, "the scheme 'int4_group0' cannot be: block sizes are positive"),
+    ("int4_0x8", 0, "block sizes are positive"),
+    ("int4_group9999999999", 0, "block sizes are positive"),
+    ("int4_group" + "9" * 500, 0, "no scheme 'int4_group999"),
+    ("int4_group48_asymm", 0, "'asymm' is no ending of int4_group48; did you mean asym"),
+    ("int4_group48_", 0, "no scheme 'int4_group48_'"),
+    ("int4_group", 0, "whose block may be another one, such as int4_group48_asym"),
+    ("int4_group-8", 0, "no scheme"),
+    ("int9_group48", 0, "such as int4~1x48~asymmetric~float16~minmax"),
+    ("nf4_block64_asym", 0, "'asym' is no ending of nf4_block64; accepted: bnb, double"),
+    ("fp4_block64", 0, "fp4_block64 needs an ending; accepted: bnb"),
+    ("fp8_e4m3_1x64_asym", 0, "'asym' is no ending of fp8_e4m3_1x64; accepted: none"),
+    ("int8_tensor_vllm", 0, "accepted: asym, full"),
+    ("mxfp4_group16", 0, "no scheme 'mxfp4_group16'"),
+    ("int9~1x8~symmetric~float16~minmax", 1, "is no number format; did you mean int"),
+    ("float8_e8m0fnu~1x8~symmetric~float16~minmax", 1, "is no number format"),
+    ("int4~128~symmetric~float16~minmax", 2, "accepted: tensor, row, column, rows x columns"),
+    ("int4~1x-8~symmetric~float16~minmax", 2, "is no block"),
+    ("int4~flat0~symmetric~float16~minmax", 0, "block sizes are positive"),
+    ("int4~flat~symmetric~float16~minmax", 2, "flat64"),
+    ("int4~1x24~minimum~super6~minmax", 0, "holds blocks of 1, 2, 4"),
+    ("int4~1x32~asymmetric~super6~minmax", 0, "go with the mappings minimum and signed_max"),
+    ("int4~flat32~minimum~super6~minmax", 0, "a super-block of 256 along the row"),
+    ("int4~1x32~minimum~super5~minmax", 4, "did you mean super"),
+    ("int4~1x64~asymmetric~nested~minmax", 0, "double quantization goes with symmetric scaling"),
+    ("int4~1x²~symmetric~float16~minmax", 2, "is no block"),
+    ("int4~1x8~asymetric~float16~minmax", 3, "did you mean asymmetric"),
     ("int4~1x8", 3, "is missing: at character 9 a mapping is expected"),
-    ("int4~1x8~SYMMETRIC~int8~minmax", 4, "is no scale"),
-    ("int4~1x8~SYMMETRIC~float8_e8m0fnu~minmax", 4, "is no scale"),
-    ("int4~1x8~SYMMETRIC~float16", 5, "a calibrator is expected"),
-    ("int4~1x8~SYMMETRIC~float16~percentil", 5, "did you mean percentile"),
-    ("int4~1x8~SYMMETRIC~float16~minmax~", 6, "accepted: fit, one seed such as s7"),
-    ("int4~1x8~SYMMETRIC~float16~minmax~fit~fit", 7, "is no further option"),
-    ("int4~1x8~SYMMETRIC~float16~minmax~s1~s2", 7, "is no further option"),
-    ("int4~1x8~SYMMETRIC~float16~minmax~s-1", 6, "is no further option"),
-    ("int4~0x8~SYMMETRIC~float16~minmax", 0, "block sizes are positive"),
-    ("nf4~1x8~ASYMMETRIC~float16~minmax", 0, "needs an integer format"),
-    ("int8~1x8~SYMMETRIC~none~minmax", 0, "needs a scale"),
-    ("int4~1x8~SYMMETRIC~float16~minmax~s99999999999999999999", 0, "a seed is a whole number"),
+    ("int4~1x8~symmetric~int8~minmax", 4, "is no scale"),
+    ("int4~1x8~symmetric~float8_e8m0fnu~minmax", 4, "is no scale"),
+    ("int4~1x8~symmetric~float16", 5, "a calibrator is expected"),
+    ("int4~1x8~symmetric~float16~percentil", 5, "did you mean percentile"),
+    ("int4~1x8~symmetric~float16~minmax~", 6, "accepted: fit, one seed such as s7"),
+    ("int4~1x8~symmetric~float16~minmax~fit~fit", 7, "is no further option"),
+    ("int4~1x8~symmetric~float16~minmax~s1~s2", 7, "is no further option"),
+    ("int4~1x8~symmetric~float16~minmax~s-1", 6, "is no further option"),
+    ("int4~0x8~symmetric~float16~minmax", 0, "block sizes are positive"),
+    ("nf4~1x8~asymmetric~float16~minmax", 0, "needs an integer format"),
+    ("int8~1x8~symmetric~none~minmax", 0, "needs a scale"),
+    ("int4~1x8~symmetric~float16~minmax~s99999999999999999999", 0, "a seed is a whole number"),
     ("int4~" + "1" * 500, 0, "at most 200 characters"),
 ]
 
@@ -262,9 +337,9 @@ def test_parts_of_the_callers_own_are_not_taken_for_a_row(scheme: Scheme, tmp_pa
             by_operator()
 
 
-SAVED = ["int8_row", "q4_k", "nf4_block64_double", "int4~flat48~ASYMMETRIC~bfloat16~minmax",
-         "int4~1x48~ASYMMETRIC~bfloat16~mse~fit", "float8_e4m3fn~3x40~SYMMETRIC~float16~entropy",
-         "ternary~1x50~SYMMETRIC~RCEIL~twn~s5"]  # fmt: skip
+SAVED = ["int8_row", "q4_k", "nf4_block64_double", "int4~flat48~asymmetric~bfloat16~minmax",
+         "int4~1x48~asymmetric~bfloat16~mse~fit", "float8_e4m3fn~3x40~symmetric~float16~entropy",
+         "ternary~1x50~symmetric~rceil~twn~s5"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", SAVED)

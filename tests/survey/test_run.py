@@ -22,9 +22,11 @@ from explorer.sources import open_source
 from explorer.sources.base import TensorSource
 from explorer.survey import SENSITIVITIES, Layer, Needs, Role, frontier, load_survey
 from explorer.survey import run as running
+from explorer.survey.budget import Constraints, recipe_of
 from explorer.survey.evidence import gather, modules_of
 from explorer.survey.kinds import role_of
 from explorer.survey.loss import reference_for
+from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import FIRST, head_differs
 from explorer.survey.run import Plan, survey_model
 
@@ -187,6 +189,28 @@ def test_changed_weights_and_versions_are_another_survey(tiny_bert: Path, tmp_pa
     save_file({n: t + 1 for n, t in tensors.items()}, folder / "model.safetensors")
     with pytest.raises(ValueError, match="the weights"):
         survey_model(plan, out)
+
+
+OLD, TODAY = "int4~1x16~ASYMMETRIC~float16~minmax", "int4~1x16~asymmetric~float16~minmax"
+
+
+def test_surveys_and_recipes_with_texts_of_earlier_versions_are_read(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Mappings stood in upper case: such a survey goes on, and its recipe is one of today's schemes."""
+    out, plan = tmp_path / "s.jsonl", Plan(str(tiny_llama), None, (OLD, "int8_row"), ("weight",))
+    assert plan.schemes == (TODAY, "int8_row")
+    whole = survey_model(plan, out)
+    lines = out.read_text().replace(TODAY, OLD).splitlines()
+    out.write_text("\n".join(lines[:-2]) + "\n")
+    resumed = survey_model(plan, out)
+    assert resumed.head.schemes == whole.head.schemes == plan.schemes and resumed.complete
+    assert [layer.costs for layer in resumed.layers] == [layer.costs for layer in whole.layers]
+    constraints = Constraints(schemes=(OLD,))
+    choice = frontier(resumed, "weight", constraints).at(9)
+    recipe = recipe_of(resumed, choice, "weight", constraints=constraints)
+    assert set(choice.schemes.values()) == {TODAY} and recipe.schemes == (TODAY,)
+    assert ModelRecipe.from_json(recipe.to_json().replace(TODAY, OLD)) == recipe
 
 
 def test_a_foreign_file_is_not_overwritten(tiny_bert: Path, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_learned_step_sizes_are_stored_whole() -> None:
 LEARNED = [*SCHEMES, *(f"int4~1x32~{m.name}~float32~minmax" for m in MappingType)]
 
 
-@pytest.mark.parametrize("text", [*LEARNED, "int4~1x32~SYMMETRIC~float32~minmax~fit"])
+@pytest.mark.parametrize("text", [*LEARNED, "int4~1x32~symmetric~float32~minmax~fit"])
 def test_what_is_learned_is_what_is_stored(text: str) -> None:
     """Under every scheme whose step sizes are learned; the others say so. If this fails, a layer trains other
     weights than it keeps."""
@@ -229,6 +229,6 @@ def test_static_least_squares_is_for_symmetric_schemes() -> None:
         prepare(
             nn.Sequential(nn.Linear(64, 64)),
             SCHEMES["int8_row"],
-            Scheme.parse("int8~tensor~ASYMMETRIC~float32~mse"),
+            Scheme.parse("int8~tensor~asymmetric~float32~mse"),
             static=True,
         )

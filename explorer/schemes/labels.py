@@ -1,0 +1,116 @@
+"""Schemes in words: a label for pickers and figures, and a sentence."""
+
+from __future__ import annotations
+
+from explorer.schemes.calibrators import MINMAX
+from explorer.schemes.parts import SchemeParts
+from explorer.schemes.rules import CODE_SENTENCES, NESTED_BLOCK, SUPER_BLOCK, MappingType, ScaleRule
+
+_MAPPING_WORDS = {
+    MappingType.FULL: "the full code range is used, so the largest magnitudes land on rounding ties",
+    MappingType.POWER: "scale = amax / 2^(b-1), so the largest positive value is clipped by one code",
+    MappingType.NO_CLIP: "the full code range is used and nothing is clipped",
+    MappingType.SIGNED_MAX: "the value of largest magnitude takes the code -2^(b-1): a scale may be negative",
+    MappingType.MINIMUM: "x = scale · (code + 2^(b-1)) + minimum, and 0 need not be exact",
+    MappingType.MIDPOINT: "x = scale · code + the value of code 0, and 0 need not be exact",
+}
+_MAPPING_LABELS = {
+    MappingType.FULL: "full range",
+    MappingType.POWER: "range of 2^(b−1) steps",
+    MappingType.NO_CLIP: "full range unclipped",
+    MappingType.ASYMMETRIC: "asymmetric",
+    MappingType.SIGNED_MAX: "signed maximum",
+    MappingType.MINIMUM: "with minimums",
+    MappingType.MIDPOINT: "with offsets",
+}
+_CODE_LABELS = {
+    "reciprocal": "by reciprocals",
+    "zerofirst": "zero point first",
+    "unrounded": "unrounded scales for codes",
+    "bf16": "in BF16",
+    "away": "ties away",
+    "up": "ties up",
+}
+
+
+def custom_label(parts: SchemeParts) -> str:
+    """A label for a scheme that has no row of its own, which no other scheme has: "INT4 groups of 48,
+    asymmetric, least squared error, FP16 scales"."""
+    words = [f"{parts.format.label} {parts.granularity}"]
+    if parts.mapping is not MappingType.SYMMETRIC:
+        words.append(_MAPPING_LABELS[parts.mapping])
+    if parts.calibrator is not MINMAX:
+        words.append(parts.calibrator.label)
+    if parts.least_squares_scale:
+        words.append("scales refitted")
+    if parts.seed is not None:
+        words.append(f"stochastic (seed {parts.seed})")
+    words += [_CODE_LABELS[word] for word in parts.codes.words]
+    if parts.scale is not None:
+        words.append(_scale_label(parts.scale))
+    return ", ".join(words)
+
+
+def _scale_label(rule: ScaleRule) -> str:
+    """How scales are stored, in a few words: "FP16 scales", "E8M0 scales (RCEIL)"."""
+    if rule.super_bits is not None:
+        return f"{rule.super_bits}-bit scales in super-blocks"
+    if rule.nested:
+        return "doubly quantized scales"
+    name = rule.format.label.split(" (")[0]
+    text = f"{name} scales{' under FP32' if rule.per_tensor else ''}"
+    text += f" ({rule.exponent.name})" if rule.exponent else ""
+    return f"{text} {rule.convention.words}".strip()
+
+
+def sentence(parts: SchemeParts, stored_by: str = "") -> str:
+    """One English sentence: what is stored for each value, which block shares a scale, and which other
+    library stores exactly this.
+    """
+    fmt = parts.format
+    if parts.scale is None:
+        return f"Each value is rounded to {fmt.label} ({fmt.bits} bits) as it is, without a scale."
+    article = "an" if fmt.packed_bits == 8 else "a"
+    text = f"Each value becomes {article} {fmt.packed_bits:g}-bit {fmt.label} code; {_scale_words(parts)}"
+    text += f"; {_MAPPING_WORDS[parts.mapping]}" if parts.mapping in _MAPPING_WORDS else ""
+    text += f"; ranges by {parts.calibrator.label}" if parts.calibrator is not MINMAX else ""
+    text += ", scales refitted by least squares" if parts.least_squares_scale else ""
+    text += f"; rounded stochastically (seed {parts.seed})" if parts.seed is not None else ""
+    text += "".join(f"; {CODE_SENTENCES[word]}" for word in parts.codes.words)
+    who = f": the same codes and scales as {stored_by}" if stored_by else ""
+    return f"{text}{who}."
+
+
+def _scale_words(parts: SchemeParts) -> str:
+    """ "every row shares an FP16 scale and an integer zero point, so 0 stays exact" """
+    assert parts.scale is not None
+    if parts.scale.super_bits is not None:
+        text, both = f"{_sharing_words(parts)} a scale", parts.mapping.has_offset
+        text += " and a minimum" if both else ""
+        text += f" of {parts.scale.super_bits} bits{' each' if both else ''}"
+        return f"{text} under FP16 scales of super-blocks of {SUPER_BLOCK}"
+    if parts.scale.nested:
+        return (
+            f"{_sharing_words(parts)} a scale, stored less the mean of all scales in 8 bits under FP32 "
+            f"scales of {NESTED_BLOCK} blocks"
+        )
+    label = parts.scale.format.label.split(" (")[0]
+    text = f"{_sharing_words(parts)} {'an' if label[0] in 'EF' else 'a'} {label} scale"
+    text += f" ({parts.scale.convention.words})" if parts.scale.convention.words else ""
+    text += " and an integer zero point, so 0 stays exact" if parts.asymmetric else ""
+    text += " and an offset in the same format" if parts.mapping.has_offset else ""
+    text += f" ({parts.scale.exponent.name} rule)" if parts.scale.exponent else ""
+    return text + (", and one FP32 scale lies over the whole tensor" if parts.scale.per_tensor else "")
+
+
+def _sharing_words(parts: SchemeParts) -> str:
+    height, width = parts.block
+    if parts.flat:
+        return f"every block of {width} of the flattened tensor shares"
+    if parts.block == (None, None):
+        return "the whole tensor shares"
+    if parts.block in ((1, None), (None, 1)):
+        return f"every {'row' if height == 1 else 'column'} shares"
+    if height == 1:
+        return f"every block of {width} along a row shares"
+    return f"every block of {height or 'all'} rows × {width or 'all'} columns shares"

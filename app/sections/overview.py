@@ -64,7 +64,7 @@ class TensorView(ElementView):
 
 
 def _notice(message: str) -> str:
-    return html.status(f"{message}. The previous view is still shown.") if message else ""
+    return html.status(f"{message}. Still shown: the previous view.") if message else ""
 
 
 def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dict[str, str]:

@@ -171,7 +171,7 @@ EXPORTS = (
     _export(
         "onnx-nbits",
         "ONNX, MatMulNBits",
-        "multiplied as codes by a dedicated operation of ONNX Runtime",
+        "what ONNX Runtime multiplies as codes, with a dedicated operation",
         refuses_matmul,
         product,
     ),

@@ -189,7 +189,7 @@ def _limits(
         figure.data = [trace for trace in figure.data if trace.visible != "legendonly"]  # nobody clicks paper
         figures.append(("sweep", figure, reading))
     if recording.limits:
-        reading = "What bounds each product: memory (the slope) or the tensor cores (the ceilings), modelled."
+        reading = "The modelled bound of each product: memory (the slope) or the tensor cores (the ceilings)."
         figures.append(("roofline", roofline_figure(here, recording.limits, "report", marked), reading))
     return [Part("What bounds them", (), (), tuple(figures))] if figures else []
 

@@ -94,7 +94,7 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
     head = found.head
     texts = f"{head.texts} texts, {words.count(head.tokens)} tokens" if head.loss else "the model was not run"
     return content(
-        title=f"{Path(head.model).name}: which layers suffer, and what {choice.bits:.3g} bits a weight buy",
+        title=f"{Path(head.model).name}: sensitive layers, recipe for {choice.bits:.3g} bits per weight",
         lead=(verdict(front, choice), about(found), _how_known(one, check)),
         parts=parts,
         method=_method(one),
@@ -185,7 +185,7 @@ def _layers(one: Bought) -> Part:
     rows.sort(key=lambda row: -row[5])
     columns = ("layer", "kind", "shape", "scheme", "bits", "cost", "share (%)")
     reading = (
-        "Each row is a layer, each column a scheme, from few bits to many: dark costs little, bright much. "
+        "Each row is a layer, each column a scheme, from few bits to many: dark is low cost, bright high. "
         "The scale is logarithmic."
     )
     worst = rows[0] if rows else None

@@ -269,7 +269,11 @@ def _errors(sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
             (),
             (),
             (
-                ("errors", error_figure(sides, "report"), "How far each element moved, as shares of all."),
+                (
+                    "errors",
+                    error_figure(sides, "report"),
+                    "Distribution of the errors, as shares of all elements.",
+                ),
                 *((f"error-map-{letter.lower()}", fig, f"{letter}. {reading}") for letter, fig in named),
             ),
         )
@@ -292,7 +296,7 @@ def _element(
     )
     levels = [levels_of(side.analysis, *at) for side in sides]
     figure = values_figure(sides[0].analysis.before, sides, levels, "report")
-    reading = "Grey: the tensor; coloured: what it became; ticks: what the element's block can represent."
+    reading = "Grey: the tensor; coloured: dequantized values; ticks: the levels of the element's block."
     value = f"{seen[0].value:.9g}"
     place = f"The element in row {at[0]}, column {at[1]} is {value}. Its arithmetic, with the numbers:"
     return [Part("One element", (place,), tables, (("values", figure, reading),))]
@@ -390,13 +394,13 @@ def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part
     seen, held = halves(x)
     quantized = f", its inputs quantized by {of_inputs.label or of_inputs}" if of_inputs else ""
     how = (
-        f"The output is computed on {words.count(held.shape[0])} tokens that no method has seen{quantized}; "
+        f"The output is computed on {words.count(held.shape[0])} held-out tokens{quantized}; "
         f"the {words.count(seen.shape[0])} others calibrate."
     )
     rows = tuple(_method_row(o) for o in outcomes)
     figures = [("methods", output_figure(outcomes, "report"), "The layer's output: longer is better.")]
     if any(o.objective and o.objective[0] for o in outcomes):
-        reading = "What the searching methods minimised, relative to its start; a dot where it is least."
+        reading = "Objective of the searching methods, relative to its start; dots mark the minima."
         figures.append(("objectives", objective_figure(outcomes, "report"), reading))
     if any(o.channel_error for o in outcomes):
         reading = "Each method's output channels under the first scheme, sorted by their error."

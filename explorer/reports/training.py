@@ -117,7 +117,7 @@ def _method(settings: Settings, images: int, tests: int) -> tuple[str, ...]:
         f"{images:,} images to learn from and {tests} to test on: one image is {100 / tests:.2g} %. A "
         f"network with two hidden layers of 32 is trained for {settings.epochs} epochs in float32, for each "
         f"of {settings.seeds} seeds.",
-        "Post-training: its weights rounded as they are. Trained through: trained on for "
+        "Post-training: its weights rounded without further training. Trained through: trained on for "
         f"{settings.again} epochs with rounded weights, gradients straight through the rounding; LSQ learns "
         "the step sizes too. float32, trained on, is the fair comparison: as many epochs, no rounding.",
         f"Weights by width: {schemes}.",

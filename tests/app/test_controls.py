@@ -231,9 +231,9 @@ def test_what_is_taken_back_is_said() -> None:
     wider = dataclasses.replace(kept, columns=4096)
     scheme = scheme_of(wider)
     assert scheme.block == (1, 4096) and scheme.mapping is MappingType.MINIMUM
-    assert dropped_choices(wider, scheme).endswith("taken back: scales, rules of scales")
+    assert dropped_choices(wider, scheme).endswith("reset: scales, rules of scales")
     stored = dataclasses.replace(parts_of(SCHEMES["fp8_e4m3_row"]), mapping="MINIMUM")
-    assert dropped_choices(stored, scheme_of(stored)).endswith("taken back: symmetry")
+    assert dropped_choices(stored, scheme_of(stored)).endswith("reset: symmetry")
     assert not dropped_choices(kept, scheme_of(kept))
 
 

@@ -175,7 +175,7 @@ def test_a_term_explains_itself(chapter: Page) -> None:
     term.click()
     card = chapter.locator("#explanation")
     expect(card).to_be_visible()
-    expect(card).to_contain_text("The rule by which a code")
+    expect(card).to_contain_text("The rule that maps codes")
     card.get_by_role("button", name="INT4").click()
     expect(card.locator("h2")).to_have_text("INT4")
     chapter.keyboard.press("Escape")

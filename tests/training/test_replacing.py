@@ -111,8 +111,8 @@ class Doubled(nn.Linear):
         (weight_norm, "0", "parametrization"),
         (pruned, "0", "parametrization"),
         (hooked, "0", "hooks"),
-        (lambda: nn.Sequential(Doubled(32, 8), nn.Linear(8, 4)), "0", "forward of its own"),
-        (patched, "0", "forward of its own"),
+        (lambda: nn.Sequential(Doubled(32, 8), nn.Linear(8, 4)), "0", "overridden forward"),
+        (patched, "0", "overridden forward"),
     ],
 )
 def test_what_a_quantized_layer_would_lose_is_refused(

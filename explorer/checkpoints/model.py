@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from explorer.models.skeleton import Place, Skeleton, skeleton_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.index import INDEX
@@ -22,17 +23,6 @@ CONFIG = "config.json"
 _CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".vocab", ".bpe")
 _TERMS = re.compile(r"(LICENSE|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embeddings?|[a-z_]+_embeddings?)(\.|$)")
-_AUTO = {
-    "AutoModelForCausalLM": "CAUSAL_LM",
-    "AutoModelForImageTextToText": "IMAGE_TEXT_TO_TEXT",
-    "AutoModelForSeq2SeqLM": "SEQ_TO_SEQ_CAUSAL_LM",
-    "AutoModelForSpeechSeq2Seq": "SPEECH_SEQ_2_SEQ",
-    "AutoModelForMaskedLM": "MASKED_LM",
-    "AutoModelForSequenceClassification": "SEQUENCE_CLASSIFICATION",
-    "AutoModelForTokenClassification": "TOKEN_CLASSIFICATION",
-    "AutoModelForQuestionAnswering": "QUESTION_ANSWERING",
-}
-"""A class of transformers -> its name of the mapping from kinds of models to architectures."""
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""
 
@@ -99,17 +89,26 @@ class ModelFolder:
             return bool(self.config.get("tie_word_embeddings", False))
         return bool(getattr(config, "tie_word_embeddings", False))
 
+    @cached_property
+    def skeleton(self) -> Skeleton | None:
+        """The network as transformers builds it; None for a kind of model that it does not know."""
+        return skeleton_of(self.folder)
+
     @property
     def auto_class(self) -> str:
-        """The class of transformers that opens the model: by the configuration's first architecture."""
-        from transformers.models.auto import modeling_auto
+        """The class of transformers that opens the model."""
+        return self.skeleton.auto if self.skeleton else "AutoModel"
 
-        built = str(next(iter(self.config.get("architectures") or []), ""))
-        for auto, mapping in _AUTO.items():
-            known = getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").get(self.type, ())
-            if built in ((known,) if isinstance(known, str) else known):
-                return auto
-        return "AutoModel"
+    def place(self, layer: str) -> Place:
+        """Where a layer ends up in the network, or why no linear layer has its weight there."""
+        info = self.info(f"{layer}.weight")
+        return self.skeleton.place(layer, info.shape) if self.skeleton else Place(layer)
+
+    @cached_property
+    def linear(self) -> dict[str, str]:
+        """The layers that become linear layers of the network, and their paths there."""
+        places = {name: self.place(name).module for name in self.matrices}
+        return {name: module for name, module in places.items() if module}
 
     @cached_property
     def dtype(self) -> torch.dtype:

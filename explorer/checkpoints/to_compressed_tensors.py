@@ -253,7 +253,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         assert layout is not None
         bfloat16 |= layout.bfloat16
         groups[f"group_{number}"] = {
-            "targets": names,
+            "targets": [plan.model.place(name).module for name in names],
             "weights": layout.weights,
             "input_activations": inputs,
             "output_activations": None,
@@ -265,10 +265,19 @@ def settings(plan: Plan) -> dict[str, Any]:
         version=VERSION,
         format=formats.pop() if len(formats) == 1 else "mixed-precision",
         quantization_status="compressed",
-        ignore=[*(name for name in plan.model.matrices if name not in plan.coded), *_tied_head(plan)],
+        ignore=[*_ignored(plan), *_tied_head(plan)],
         config_groups=groups,
     )
     return config | ({"dtype": "bfloat16"} if bfloat16 else {})
+
+
+def _ignored(plan: Plan) -> list[str]:
+    """The layers without codes, by their names in the files and in the reader's network."""
+    model = plan.model
+    kept = [name for name in model.matrices if name not in plan.coded]
+    coded = {model.place(name).module for name in plan.coded}
+    linear = model.skeleton.linear if model.skeleton else ()
+    return list(dict.fromkeys([*kept, *(module for module in linear if module not in coded)]))
 
 
 def _tied_head(plan: Plan) -> list[str]:

@@ -92,7 +92,8 @@ struct FragmentDecoder {
     static constexpr int words = 2 * Bits;
     static_assert(!Bytes || Bits == 8 || (Coded::is_integer && (Bits == 4 || (Bits == 2 && !FloatBytes))),
                   "8-bit operands: int4, and 2 bits for int8 (8: not decoded)");
-    static_assert(Bytes || Bits == 2 || Bits == 3 || Bits == 4 || Bits == 6 || Bits == 8, "no code order for this bit width");
+    static_assert(Bytes || Bits == 2 || Bits == 3 || Bits == 4 || Bits == 6 || Bits == 8,
+                  "no code order for this bit width");
     static_assert(!Coded::is_integer || Bits != 6, "6 bits are floats");
     // int4 times int8 is multiplied as sixteen times the code.
     static constexpr int factor = Bytes && !FloatBytes && Bits == 4 ? 16 : 1;

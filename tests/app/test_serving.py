@@ -302,7 +302,7 @@ def test_what_has_waited_too_long_is_ended_in_words(
     messages = queue.pending_messages_per_session["older"]
     said = [messages.get_nowait() for _ in range(messages.qsize())][-1]
     assert not said.success and said.title == "Busy"
-    assert "has waited for 60 s" in said.output["error"] and "number 2 in its line" in said.output["error"]
+    assert "has waited for 60 s" in said.output["error"] and "number 2 in its queue" in said.output["error"]
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -60,7 +60,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """One run of an export: where to write, who quantizes, who is told.
 
     ``step`` is called once for each tensor of the model, when it is written.
@@ -112,7 +112,7 @@ class Export:
     exact: str
     refuses: Callable[[Scheme, Shape], str]
     together: Callable[[Plan], str]
-    write: Callable[[Job], None]
+    write: Callable[[ExportJob], None]
     one: Callable[[QuantizedTensor, str, Path], None]
     load: Callable[[Plan], str]
     suffix: str = ".safetensors"

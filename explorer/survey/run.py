@@ -138,29 +138,7 @@ def survey_model(
     ran = _run(
         plan, [info for info, role in listed if role is not Role.EMBEDDING], parameters, limits, run_progress
     )
-    others = (info for info, role in infos if role not in (Role.LINEAR, Role.HEAD))
-    kept = sum(info.elements * itemsize(info.dtype) for info in others)
-    head = (
-        found.head
-        if found
-        else Head(
-            plan.model,
-            plan.revision,
-            sha256,
-            plan.schemes,
-            ran.signals,
-            ran.signals[-1],
-            len(listed),
-            parameters,
-            kept,
-            ran.loss,
-            ran.why,
-            ran.texts,
-            ran.tokens,
-            hash_of(plan.calibration) if ran.loss else "",
-            versions(),
-        )
-    )
+    head = found.head if found else _head_of(plan, ran, sha256, infos)
     done = {layer.name for layer in found.layers} if found else set()
     jobs = [
         SurveyJob(info, role, ran.evidence.get(_layer(info)), _reached(info, role, ran))
@@ -175,6 +153,30 @@ def survey_model(
             if progress is not None:
                 progress(len(done), len(listed))
     return load_survey(out)
+
+
+def _head_of(
+    plan: SurveyPlan, ran: _Ran, sha256: str, infos: Sequence[tuple[TensorInfo, Role | None]]
+) -> Head:
+    """The first line of a new survey of a model's tensors."""
+    others = (info for info, role in infos if role not in (Role.LINEAR, Role.HEAD))
+    return Head(
+        model=plan.model,
+        revision=plan.revision,
+        weights_sha256=sha256,
+        schemes=plan.schemes,
+        signals=ran.signals,
+        default=ran.signals[-1],
+        layers=sum(role is not None for _, role in infos),
+        parameters=sum(info.elements for info, _ in infos),
+        kept_bytes=sum(info.elements * itemsize(info.dtype) for info in others),
+        loss=ran.loss,
+        why=ran.why,
+        texts=ran.texts,
+        tokens=ran.tokens,
+        texts_sha256=hash_of(plan.calibration) if ran.loss else "",
+        versions=versions(),
+    )
 
 
 def in_this_process(

@@ -21,9 +21,9 @@ from explorer.recordings.machine import this_machine
 from explorer.schemes import Scheme
 from explorer.survey import SENSITIVITIES, SURVEYS, Constraints, Survey, frontier, load_survey
 from explorer.survey.assemble import assemble
-from explorer.survey.loss import Reference, reference_for
+from explorer.survey.loss import LossReference, reference_for
 from explorer.survey.rows import line_of
-from explorer.survey.run import Plan, built_in_texts, survey_model
+from explorer.survey.run import SurveyPlan, built_in_texts, survey_model
 
 NAME = "recipes"
 SHIPPED = SURVEYS / f"{MODEL.rpartition('/')[2]}.jsonl"
@@ -88,7 +88,7 @@ def record_causal(model: str) -> Path:
     loaded = load_model(model, device=work_device(), head=True)
     seen, held_out = passages(built_in_texts()), passages(sentences())
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(model, schemes=CAUSAL_SCHEMES, texts=seen)
+        plan = SurveyPlan(model, schemes=CAUSAL_SCHEMES, texts=seen)
         survey = survey_model(plan, Path(folder) / "causal.jsonl")
     runs = run_recipes(survey, loaded, held_out, CAUSAL_BUDGETS, methods=())
     rows = tuple(replace(run, model=loaded.name) for run in runs)
@@ -111,7 +111,7 @@ def ship_survey(model: str) -> Path:
     checkout()
     out = SHIPPED
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(model, signals=tuple(SENSITIVITIES))
+        plan = SurveyPlan(model, signals=tuple(SENSITIVITIES))
         found = survey_model(plan, Path(folder) / out.name)
     head = replace(found.head, model=MODEL, default=SIGNAL)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def run_recipes(
 def _recipe(
     survey: Survey,
     model: Model,
-    reference: Reference,
+    reference: LossReference,
     budget: float,
     signal: str,
     fused: bool = False,
@@ -167,7 +167,7 @@ def _recipe(
 
 def _run(
     model: Model,
-    reference: Reference,
+    reference: LossReference,
     schemes: Mapping[str, str],
     scheme: str = "",
     method: str = "",

@@ -291,3 +291,14 @@ def test_shipped_fonts_have_the_letters_they_need() -> None:
     """Both fonts cover ASCII, so that no heading falls back to another face."""
     for path in (ROOT / "assets" / "fonts").glob("*.woff2"):
         assert path.read_bytes()[:4] == b"wOF2" and path.stat().st_size > 20_000
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    """Two classes of one name are mixed up by whoever reads, searches or imports them."""
+    homes: dict[str, list[str]] = {}
+    for path in python_files():
+        if "lab" not in path.relative_to(ROOT).parts[:1]:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(module_of(path))
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}

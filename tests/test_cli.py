@@ -21,7 +21,7 @@ import explorer
 from explorer import SCHEMES, compare, gpu, load_matrix, paths, quantize
 from explorer.cli import bench, main, report
 from explorer.cli.app import app
-from explorer.cli.output import Table, counted, render
+from explorer.cli.output import PrintedTable, counted, render
 from explorer.core import backend
 from explorer.core.lowering import with_kernels
 from explorer.export.files import write_tensors
@@ -514,7 +514,7 @@ def test_a_shell_completes_commands() -> None:
     assert done.stdout.split() == ["calibrate", "capture"]
 
 
-TABLE = Table(
+TABLE = PrintedTable(
     ("name", "count", "what"), [("nvfp4", 4.5, "a sentence that is long " * 4), ("bf16", None, "x")]
 )
 

@@ -20,7 +20,7 @@ OUTLIER_AT = 11
 
 
 @dataclass(frozen=True)
-class Choice:
+class StoryChoice:
     """One option of a step. ``changes`` are fields of the scheme of ``assets/story-arithmetic.js``."""
 
     label: str
@@ -40,7 +40,7 @@ class Step:
     text: str
     scheme: dict[str, object]
     sliders: dict[str, float]
-    choices: tuple[Choice, ...]
+    choices: tuple[StoryChoice, ...]
     lesson: str
     reach: tuple[float, float] = (-1.3, 8.6)
     chosen: int = 0
@@ -54,7 +54,7 @@ STEPS = (
         "then takes the nearest of the evenly spaced levels. Fewer bits, fewer levels.",
         _INT4,
         {"outlier": 0.58},
-        tuple(Choice(f"INT{bits}", {"format": f"int{bits}"}) for bits in (2, 3, 4, 5, 6, 8)),
+        tuple(StoryChoice(f"INT{bits}", {"format": f"int{bits}"}) for bits in (2, 3, 4, 5, 6, 8)),
         "Each bit halves the steps, which is worth about 6 dB of <SQNR>.",
         (-1.15, 1.15),
         2,
@@ -74,7 +74,7 @@ STEPS = (
         "scale costs 16 bits, shared by fewer numbers.",
         _INT4,
         {"outlier": 6.0},
-        tuple(Choice(f"{n} a scale" if n < 32 else "One scale", {"block": n}) for n in (32, 16, 8, 4)),
+        tuple(StoryChoice(f"{n} a scale" if n < 32 else "One scale", {"block": n}) for n in (32, 16, 8, 4)),
         "Smaller blocks buy accuracy with <bits per element>; groups of 32 to 128 are usual for weights.",
         chosen=2,
     ),
@@ -84,7 +84,7 @@ STEPS = (
         "<Clipping> costs one large error and makes all the small ones smaller.",
         _INT4,
         {"outlier": 1.6, "clip": 1.0},
-        tuple(Choice(f"INT{bits}", {"format": f"int{bits}"}) for bits in (2, 3, 4)),
+        tuple(StoryChoice(f"INT{bits}", {"format": f"int{bits}"}) for bits in (2, 3, 4)),
         "The fewer the bits, the more it pays. <calibration> by <MSE> tries many ends and keeps the best, "
         "which the curve marks.",
         (-1.3, 3.1),
@@ -96,7 +96,10 @@ STEPS = (
         "its codes on the other side; a <zero point> moves the range to where the numbers are.",
         _INT4,
         {"outlier": 0.58, "shift": 0.8},
-        (Choice("With a zero point", {"asymmetric": True}), Choice("Symmetric", {"asymmetric": False})),
+        (
+            StoryChoice("With a zero point", {"asymmetric": True}),
+            StoryChoice("Symmetric", {"asymmetric": False}),
+        ),
         "Zero keeps an exact code, so padding and masked values stay zero.",
         (-1.0, 2.3),
     ),
@@ -107,11 +110,13 @@ STEPS = (
         _INT4 | {"block": 16},
         {"outlier": 3.0},
         (
-            Choice("NVFP4", {"format": "float4_e2m1fn", "scaleFormat": "float8_e4m3fn", "perTensor": True}),
-            Choice("MXFP4", {"format": "float4_e2m1fn", "exponent": True, "block": 32}),
-            Choice("NF4", {"format": "nf4", "scaleFormat": "float32"}),
-            Choice("FP4, FP16 scales", {"format": "float4_e2m1fn"}),
-            Choice("INT4", {}),
+            StoryChoice(
+                "NVFP4", {"format": "float4_e2m1fn", "scaleFormat": "float8_e4m3fn", "perTensor": True}
+            ),
+            StoryChoice("MXFP4", {"format": "float4_e2m1fn", "exponent": True, "block": 32}),
+            StoryChoice("NF4", {"format": "nf4", "scaleFormat": "float32"}),
+            StoryChoice("FP4, FP16 scales", {"format": "float4_e2m1fn"}),
+            StoryChoice("INT4", {}),
         ),
         "Which wins depends on the numbers: drag the outlier. NVFP4's 32 bits for the whole tensor weigh "
         "on so short a row; a layer pays 4.5.",

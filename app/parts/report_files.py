@@ -37,7 +37,7 @@ class ReportView(StatusView):
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """The files of a report, the command that builds it again, and why some were left out."""
 
     paths: list[str]
@@ -45,7 +45,7 @@ class Written:
     left_out: str = ""
 
 
-def steps_of(compose: Compose, kinds: Sequence[str], folder: Path) -> Generator[str, None, Written]:
+def steps_of(compose: Compose, kinds: Sequence[str], folder: Path) -> Generator[str, None, WrittenReport]:
     """Build a report and write it as ``kinds`` into ``folder``; yields how far it is, in words. Where nothing
     can be printed, the kinds that are printed are left out; ``ValueError`` if no other was asked for."""
     kinds, left_out = _printable([kind for kind in KINDS if kind in kinds])
@@ -63,7 +63,7 @@ def steps_of(compose: Compose, kinds: Sequence[str], folder: Path) -> Generator[
     if parts:
         paths.append(shutil.make_archive(str(parts), "zip", folder, parts.name))
         shutil.rmtree(parts)
-    return Written(paths, command_of(content.recipe).removeprefix("python -m "), left_out)
+    return WrittenReport(paths, command_of(content.recipe).removeprefix("python -m "), left_out)
 
 
 def _printable(kinds: list[str]) -> tuple[list[str], str]:

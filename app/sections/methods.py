@@ -110,7 +110,7 @@ class Owner:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerData:
     """A layer by name: weight [N, K] and inputs [tokens, K]; ``here`` where it is the selection's own."""
 
     label: str
@@ -150,13 +150,13 @@ def run(
     chosen = list(dict.fromkeys(Recipe.parse(s).scheme for s in schemes or here.schemes))
     of_inputs = input_scheme(inputs)
     own = kind == THIS or (kind == BUILTIN and (here.source, here.sample) == ("builtin", sample))
-    layer = Layer(*chosen_layer(kind, sample, file, captured, name, here), here if own else None)
+    layer = LayerData(*chosen_layer(kind, sample, file, captured, name, here), here if own else None)
     check_cost(methods, layer.weight)
     yield from _outcomes(layer, methods, chosen, of_inputs)
 
 
 def _outcomes(
-    layer: Layer, methods: list[str], schemes: list[Scheme], of_inputs: Scheme | None
+    layer: LayerData, methods: list[str], schemes: list[Scheme], of_inputs: Scheme | None
 ) -> Iterator[MethodsView]:
     total, longest = len(methods) * len(schemes), limits.current().run_seconds
     end, outcomes = time.monotonic() + longest, []
@@ -176,7 +176,7 @@ def _outcomes(
             return
 
 
-def _shown(status: str, layer: Layer, outcomes: list[Outcome], finished: bool) -> MethodsView:
+def _shown(status: str, layer: LayerData, outcomes: list[Outcome], finished: bool) -> MethodsView:
     """All that the methods so far have to show. The figures of one outcome alone, which are large, are sent
     when it comes, and all of them at the end."""
     x, label, before = layer.inputs, layer.label, outcomes[:-1]
@@ -202,7 +202,7 @@ def _shown(status: str, layer: Layer, outcomes: list[Outcome], finished: bool) -
     return view
 
 
-def _before_and_after(layer: Layer, transformed: Outcome | None) -> dict[str, Any]:
+def _before_and_after(layer: LayerData, transformed: Outcome | None) -> dict[str, Any]:
     """The figures of held-out inputs and weights as they are, and as the most telling transform makes
     them."""
     w, label = layer.weight, layer.label

@@ -20,7 +20,7 @@ from explorer.products.auto import variants_for
 from explorer.products.table import GEMMS
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name
-from explorer.recordings.machine import Limits, Machine, this_machine
+from explorer.recordings.machine import Machine, MachineLimits, this_machine
 
 Own = Recording[GemmTiming]
 """Timings that a visitor measured on this machine."""
@@ -102,7 +102,7 @@ def _machine() -> Machine:
         return this_machine(device, limits=_chip_limits(device))
 
 
-def _one(name: str, shape: Shape, every_kernel: bool, chip: Limits | None) -> Iterator[GemmTiming]:
+def _one(name: str, shape: Shape, every_kernel: bool, chip: MachineLimits | None) -> Iterator[GemmTiming]:
     gemm = GEMMS[name]
     if gpu_device() is None:
         yield time_on_cpu(gemm, shape)
@@ -114,6 +114,6 @@ def _one(name: str, shape: Shape, every_kernel: bool, chip: Limits | None) -> It
 
 
 @functools.cache
-def _chip_limits(device: torch.device) -> Limits:
+def _chip_limits(device: torch.device) -> MachineLimits:
     """Measured once a process."""
     return measure_limits(device)

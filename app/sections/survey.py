@@ -57,7 +57,7 @@ from explorer.survey import (
 )
 from explorer.survey.apply import card_of, check_weights, codes_of, folder_of
 from explorer.survey.check import Check, Checked, check_recipe
-from explorer.survey.run import SCHEMES, Plan, survey_model
+from explorer.survey.run import SCHEMES, SurveyPlan, survey_model
 from explorer.survey.verdict import about, truth, verdict
 
 TITLE, NAME = "Which layer suffers", "survey"
@@ -134,7 +134,7 @@ class BudgetView(View):
 
 
 @dataclass(frozen=True)
-class RunView(StatusView):
+class SurveyRunView(StatusView):
     """A survey that is being made, or was: its file."""
 
     own: Shown
@@ -281,8 +281,8 @@ def link_to(which: str, own: str | None, where: str, event: CellClicked) -> str:
     return urlencode({"source": "model", "model": model, "layer": f"{name}.weight", "scheme": scheme})
 
 
-@shows(RunView)
-def run(where: str, unfinished: list[str] | None) -> Iterator[RunView]:
+@shows(SurveyRunView)
+def run(where: str, unfinished: list[str] | None) -> Iterator[SurveyRunView]:
     """Survey a model (a folder or Hub id) with the built-in texts and schemes; yields how far it is, and at
     the end the file, which is open then. ``unfinished``: [model, file] of a survey that was stopped; of the
     same model it goes on in that file."""
@@ -296,8 +296,8 @@ def run(where: str, unfinished: list[str] | None) -> Iterator[RunView]:
         out = Path(unfinished[1])
     going_on = out.exists()
     begun = [where, str(out)]
-    yield RunView.unchanged(status=html.status(f"Opening {where} …"), unfinished=begun)
-    plan, what = Plan(where), ["layers"]
+    yield SurveyRunView.unchanged(status=html.status(f"Opening {where} …"), unfinished=begun)
+    plan, what = SurveyPlan(where), ["layers"]
 
     def compute(progress: Progress) -> Survey:
         def ran(done: int, total: int) -> None:
@@ -316,8 +316,8 @@ def run(where: str, unfinished: list[str] | None) -> Iterator[RunView]:
             begun[1] = str(fresh_folder() / out.name)  # the model is another one now
             return survey_model(plan, begun[1], bounds, layers, ran)
 
-    found = yield from _told(reported(compute), lambda: what[0], RunView)
-    yield RunView(
+    found = yield from _told(reported(compute), lambda: what[0], SurveyRunView)
+    yield SurveyRunView(
         status=html.status(f"Surveyed: {about(found)}"),
         own=begun[1],
         which=gr.update(choices=_choices(own=True), value=OWN),
@@ -331,13 +331,13 @@ def _choices(own: bool = False) -> list[tuple[str, str]]:
     return [*listed, ("a survey of my own", OWN)] if own else listed
 
 
-@shows(RunView)
-def opened(path: str | None) -> RunView:
+@shows(SurveyRunView)
+def opened(path: str | None) -> SurveyRunView:
     """A survey's file of the visitor's own; ``ValueError`` says what is wrong with it."""
     if not path:
-        return RunView.unchanged()
+        return SurveyRunView.unchanged()
     found = load_survey(path)
-    return RunView.unchanged(
+    return SurveyRunView.unchanged(
         status=html.status(f"Opened: {about(found)}"),
         own=path,
         which=gr.update(choices=_choices(own=True), value=OWN),
@@ -660,7 +660,7 @@ def _wire_recipe_runs(made: _RecipeRuns, inputs: list[Any]) -> None:
 
 def _wire_own(mine: _OwnSurvey, asked: _Asked) -> None:
     """A survey made here, or opened."""
-    outputs = RunView(
+    outputs = SurveyRunView(
         status=mine.status, own=asked.own, which=asked.which, file=mine.made, unfinished=gr.State(None)
     )
     buttons = RunButtons((mine.start,), mine.stop, mine.stopped)

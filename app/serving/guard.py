@@ -72,18 +72,26 @@ class Guard:
             REFUSED.labels("route").inc()
             await addresses.unknown()(scope, receive, send)
             return
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            session = session_of(scope, _queue(scope))
-            if session is None:
-                await self.app(scope, receive, send)
-                return
-            if session not in _queue(scope).pending_messages_per_session:
-                REFUSED.labels("session").inc()
-                await JSONResponse({"detail": NOT_ASKED}, 404)(scope, receive, send)
-                return
-            with listening(session) as stream:
-                await self.app(scope, receive, stream.watched(send))
+        if scope["method"] in ("POST", "PUT", "PATCH"):
+            await self._changing(scope, receive, send)
+        else:
+            await self._reading(scope, receive, send)
+
+    async def _reading(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A stream of events is that of a session which has asked for something; all else goes on."""
+        session = session_of(scope, _queue(scope))
+        if session is None:
+            await self.app(scope, receive, send)
             return
+        if session not in _queue(scope).pending_messages_per_session:
+            REFUSED.labels("session").inc()
+            await JSONResponse({"detail": NOT_ASKED}, 404)(scope, receive, send)
+            return
+        with listening(session) as stream:
+            await self.app(scope, receive, stream.watched(send))
+
+    async def _changing(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An upload or a call: what it holds is checked, and it has a turn, before the app sees it."""
         started, place = False, ExitStack()
 
         async def sent(message: Message) -> None:

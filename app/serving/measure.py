@@ -33,17 +33,17 @@ QUEUE = Gauge("explorer_queue", "Requests that wait")
 GPU = Gauge("explorer_gpu_bytes", "Memory of the GPU that this process has allocated")
 
 
-class Outcome:
-    """Outcome of a handler; "answered" by default."""
+class HandlerOutcome:
+    """HandlerOutcome of a handler; "answered" by default."""
 
     how = "answered"
 
 
 @contextmanager
-def measured(handler: str) -> Iterator[Outcome]:
+def measured(handler: str) -> Iterator[HandlerOutcome]:
     """Count and time one run of a handler, and log it. An exception that leaves it counts as "failed", a
     visitor who has left (``GeneratorExit``) as "left"."""
-    outcome, start = Outcome(), time.monotonic()
+    outcome, start = HandlerOutcome(), time.monotonic()
     RUNNING.inc()
     try:
         yield outcome

@@ -52,14 +52,14 @@ WHOLE_BLOCKS = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class RowSample:
     """Some rows of a matrix, in runs that lie at even distances; ``share`` (0 … 1) of its elements."""
 
     values: Tensor
     share: float
 
 
-def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS, tall: int = 1) -> Sample:
+def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS, tall: int = 1) -> RowSample:
     """At most ``most`` elements of the matrix ``x`` [rows, cols]: all of it where it has no more.
 
     Rows are whole, as blocks run along them, in at least ``RUNS`` runs from the first row to the last; of a
@@ -70,7 +70,7 @@ def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS, tall: int = 1) -> Sample
     """
     rows, columns = x.shape
     if x.numel() <= most:
-        return Sample(x, 1.0)
+        return RowSample(x, 1.0)
     tall = min(tall, rows)
     height = 1 if tall == 1 else min(RUNS * tall, rows)
     width = min(columns, max(1, most // height))
@@ -86,7 +86,7 @@ def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS, tall: int = 1) -> Sample
         left = i * (columns - width) // max(runs - 1, 1) // WHOLE_BLOCKS * WHOLE_BLOCKS
         parts.append(x[start : start + run * tall, left : left + width])
     values = torch.cat(parts)
-    return Sample(values, values.numel() / x.numel())
+    return RowSample(values, values.numel() / x.numel())
 
 
 def survey(x: Tensor, schemes: Iterable[Scheme], most: int = SAMPLE_ELEMENTS) -> Iterator[ComparisonRow]:

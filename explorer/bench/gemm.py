@@ -37,8 +37,8 @@ from explorer.products.operands import Operands, reference
 from explorer.products.table import Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.gemm import GemmTiming, Shape
-from explorer.recordings.machine import Limits
-from explorer.recordings.times import DeviceState, Spread
+from explorer.recordings.machine import MachineLimits
+from explorer.recordings.times import DeviceState, TimeSpread
 
 CPU_ROWS = ("fp32", "bf16", "int8")
 """Products that torch has a CPU kernel for."""
@@ -61,17 +61,17 @@ class _Bench:
     baseline: list[Call] | None
     note: str
     activation_s: float | None
-    limits: Limits | None
+    limits: MachineLimits | None
 
 
 @dataclass(frozen=True)
 class Times:
     """A kernel and its baseline, by graph and flushed."""
 
-    graph: Spread
-    flush: Spread | None = None
-    baseline_graph: Spread | None = None
-    baseline_flush: Spread | None = None
+    graph: TimeSpread
+    flush: TimeSpread | None = None
+    baseline_graph: TimeSpread | None = None
+    baseline_flush: TimeSpread | None = None
 
 
 def time_gemm(
@@ -79,7 +79,7 @@ def time_gemm(
     variants: Sequence[Variant],
     shape: Shape,
     device: torch.device,
-    limits: Limits | None,
+    limits: MachineLimits | None,
     flush: bool = True,
     inputs: tuple[Tensor, Tensor] | None = None,
     repeats: int = 10,
@@ -106,7 +106,7 @@ def _prepare(
     shape: Shape,
     device: torch.device,
     inputs: tuple[Tensor, Tensor] | None,
-    limits: Limits | None,
+    limits: MachineLimits | None,
     repeats: int,
 ) -> _Bench:
     sets = _operand_sets(gemm, shape, device, inputs)
@@ -210,7 +210,7 @@ def _seconds_when_warm(call: Call) -> float:
     return event_seconds(call)
 
 
-def _interleaved(replays: Sequence[Replay | None], repeats: int) -> list[Spread | None]:
+def _interleaved(replays: Sequence[Replay | None], repeats: int) -> list[TimeSpread | None]:
     """Each replay's spread, one timed after the other in every round, so that clocks drift for all alike."""
     times: list[list[float]] = [[] for _ in replays]
     for _ in range(repeats + WARM_UP):
@@ -220,7 +220,7 @@ def _interleaved(replays: Sequence[Replay | None], repeats: int) -> list[Spread 
     return [spread(seconds[WARM_UP:]) if seconds else None for seconds in times]
 
 
-def _flushed(contestants: Sequence[Sequence[Call] | None], repeats: int) -> list[Spread | None]:
+def _flushed(contestants: Sequence[Sequence[Call] | None], repeats: int) -> list[TimeSpread | None]:
     """Single launches, each after the L2 cache was overwritten."""
     device = require_gpu()
     cache = torch.cuda.get_device_properties(device).L2_cache_size
@@ -270,14 +270,16 @@ def _timing(
     )
 
 
-def _floor_seconds(gemm: Gemm, variant: Variant, operands: Operands, limits: Limits | None) -> float | None:
+def _floor_seconds(
+    gemm: Gemm, variant: Variant, operands: Operands, limits: MachineLimits | None
+) -> float | None:
     """The least time by the chip's limits; None where the rate of its cores was not measured."""
     m, n, k = operands.shape
     core = variant.name if variant.name in WORD_KINDS else gemm.core
     return least_seconds(limits, core, operands.bytes_moved, 2 * m * n * k)
 
 
-def least_seconds(limits: Limits | None, core: str, bytes_moved: int, operations: int) -> float | None:
+def least_seconds(limits: MachineLimits | None, core: str, bytes_moved: int, operations: int) -> float | None:
     """Bytes at the copy's speed or operations at the core's rate, whichever takes longer."""
     rate = limits.rates.get(core) if limits else None
     return max(bytes_moved / limits.copy, operations / rate) if limits and rate else None

@@ -17,11 +17,11 @@ from explorer.products.grouped import Case, Grouped, GroupedOperands
 from explorer.products.table import Gemm
 from explorer.products.variants import HOPPER
 from explorer.recordings.grouped import GroupedTiming
-from explorer.recordings.machine import Limits
+from explorer.recordings.machine import MachineLimits
 
 
 def time_grouped(
-    row: Grouped, case: Case, device: torch.device, limits: Limits | None, repeats: int = 10
+    row: Grouped, case: Case, device: torch.device, limits: MachineLimits | None, repeats: int = 10
 ) -> Iterator[GroupedTiming]:
     """Every kernel of a grouped product on random data; a generator, to be stopped. ``ValueError`` without a
     Hopper GPU."""
@@ -75,7 +75,7 @@ def _dense_seconds(gemm: Gemm, case: Case, device: torch.device, repeats: int) -
 
 
 def run_cases(
-    rows: Sequence[Grouped], cases: Sequence[Case], device: torch.device, limits: Limits
+    rows: Sequence[Grouped], cases: Sequence[Case], device: torch.device, limits: MachineLimits
 ) -> Iterator[GroupedTiming]:
     """Every product at every case."""
     for case in cases:

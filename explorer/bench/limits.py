@@ -11,7 +11,7 @@ from explorer.bench.quantize import copy_speed
 from explorer.bench.timing import Call, loop_of, time_replay
 from explorer.core.backend import free_bytes
 from explorer.gpu.peak import tensor_peak, word_peak
-from explorer.recordings.machine import Limits
+from explorer.recordings.machine import MachineLimits
 from explorer.recordings.times import DeviceState
 
 HOPPER = (9, 0)
@@ -21,7 +21,7 @@ COPIED_ELEMENTS = 1 << 28
 """float32 values of the copy that is timed, 1 GiB; less where memory is small."""
 
 
-def measure_limits(device: torch.device, kinds: Iterable[str] = TENSOR_CORE_KINDS) -> Limits:
+def measure_limits(device: torch.device, kinds: Iterable[str] = TENSOR_CORE_KINDS) -> MachineLimits:
     """The copy of 1 GiB and, on Hopper, each tensor-core type; dp4a and popc everywhere."""
     size = min(COPIED_ELEMENTS, free_bytes(device) // 16)
     copy = copy_speed([torch.randn(size, device=device) for _ in range(2)])
@@ -31,7 +31,7 @@ def measure_limits(device: torch.device, kinds: Iterable[str] = TENSOR_CORE_KIND
             rates[kind] = _rate(*tensor_peak(kind, device))
     for name in WORD_KINDS:
         rates[name] = _rate(*word_peak(name, device))
-    return Limits(copy, rates)
+    return MachineLimits(copy, rates)
 
 
 def _rate(call: Call, operations: float) -> float:

@@ -16,7 +16,7 @@ from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVED, SERVING, SQU
 from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.gemm import GemmTiming, Shape
-from explorer.recordings.machine import Limits
+from explorer.recordings.machine import MachineLimits
 
 SWEPT = (
     "bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_blockwise", "int8", "int8_dynamic", "w8a16",
@@ -33,7 +33,7 @@ LAYER_ROWS = (
 
 
 @dataclass(frozen=True)
-class Job:
+class TimingJob:
     """Some kernels of one product at one shape."""
 
     gemm: Gemm
@@ -44,7 +44,7 @@ class Job:
 
 def plan(
     names: Sequence[str] | None, shapes: Sequence[tuple[int, ...]], which: str, sweep_m: bool
-) -> list[Job]:
+) -> list[TimingJob]:
     """The products asked for (all of them by default) at the shapes asked for; ``sweep_m``: at each N and K
     over M."""
     tokens = TOKENS if sweep_m else None
@@ -52,7 +52,7 @@ def plan(
     return _jobs(names or GEMMS, wanted, which)
 
 
-def plan_of_records(names: Sequence[str] | None = None) -> list[Job]:
+def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
     """Everything that ships as ``assets/measurements/gemm.json``, of all products or of some."""
     rows = list(names or GEMMS)
     swept, layers = ([n for n in some if n in rows] for some in (SWEPT, LAYER_ROWS))
@@ -66,16 +66,16 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[Job]:
         jobs += _jobs(
             layers, [(m, n, k) for n, k in blocks for m in (1, SERVED, 4096)], "fastest", flush=False
         )
-    once: dict[tuple[str, Shape], Job] = {}
+    once: dict[tuple[str, Shape], TimingJob] = {}
     for job in jobs:  # a layer's shape may be one that is measured already
         once.setdefault((job.gemm.name, job.shape), job)
     return list(once.values())
 
 
-def _jobs(names: Iterable[str], shapes: Iterable[Shape], which: str, flush: bool = True) -> list[Job]:
+def _jobs(names: Iterable[str], shapes: Iterable[Shape], which: str, flush: bool = True) -> list[TimingJob]:
     chip = torch.cuda.get_device_capability()
     jobs = [
-        Job(GEMMS[name], variants_for(GEMMS[name], shape, chip, which), shape, flush)
+        TimingJob(GEMMS[name], variants_for(GEMMS[name], shape, chip, which), shape, flush)
         for shape in shapes
         for name in names
     ]
@@ -83,7 +83,7 @@ def _jobs(names: Iterable[str], shapes: Iterable[Shape], which: str, flush: bool
 
 
 def run_jobs(
-    jobs: Sequence[Job], device: torch.device, limits: Limits, seconds: float | None = None
+    jobs: Sequence[TimingJob], device: torch.device, limits: MachineLimits, seconds: float | None = None
 ) -> Iterator[GemmTiming]:
     """Every timing of the plan, stopped after ``seconds``; what fails is named on standard error, and the
     rest goes on."""

@@ -22,7 +22,7 @@ from explorer.gpu.config import Config, Launch, Layout
 from explorer.gpu.dequantize import dequantize
 from explorer.gpu.quantize import Output, quantize
 from explorer.recordings.quantize import QuantizeTiming
-from explorer.recordings.times import Spread
+from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -80,7 +80,7 @@ class _Subject:
         self,
         operation: str,
         launches: Sequence[Launch],
-        time: Spread,
+        time: TimeSpread,
         moved: int,
         cast_s: float | None = None,
         compile_s: float | None = None,

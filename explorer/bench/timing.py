@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import torch
 
 from explorer.core.backend import synchronize
-from explorer.recordings.times import Spread
+from explorer.recordings.times import TimeSpread
 
 Call = Callable[[], object]
 WARM_UP = 3
 """Untimed replays before the timed ones."""
 
 
-def spread(times: Sequence[float]) -> Spread:
+def spread(times: Sequence[float]) -> TimeSpread:
     """Median and 10th to 90th percentile of some times."""
     ordered = sorted(times)
     tenth = len(ordered) // 10
-    return Spread(statistics.median(ordered), ordered[tenth], ordered[-1 - tenth])
+    return TimeSpread(statistics.median(ordered), ordered[tenth], ordered[-1 - tenth])
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,17 +69,17 @@ def loop_of(calls: Sequence[Call]) -> Replay:
     return Replay(run, len(calls))
 
 
-def time_graph(calls: Sequence[Call], repeats: int = 20) -> Spread:
+def time_graph(calls: Sequence[Call], repeats: int = 20) -> TimeSpread:
     """Time of one call: all ``calls`` (one a buffer set) replayed from a CUDA graph."""
     return time_replay(graph_of(calls), repeats, WARM_UP)
 
 
-def time_events(calls: Sequence[Call], repeats: int = 20) -> Spread:
+def time_events(calls: Sequence[Call], repeats: int = 20) -> TimeSpread:
     """Time of one call: all ``calls`` launched back to back between two events, without a graph."""
     return time_replay(loop_of(calls), repeats, WARM_UP)
 
 
-def time_replay(replay: Replay, repeats: int, warm_up: int = 0) -> Spread:
+def time_replay(replay: Replay, repeats: int, warm_up: int = 0) -> TimeSpread:
     """The spread of ``repeats`` replays, after some that are not counted."""
     return spread([replay.seconds() for _ in range(repeats + warm_up)][warm_up:])
 
@@ -94,7 +94,7 @@ def event_seconds(call: Call) -> float:
     return start.elapsed_time(stop) * 1e-3
 
 
-def wall_seconds(call: Call, device: torch.device, repeats: int, warm_up: int = 1) -> Spread:
+def wall_seconds(call: Call, device: torch.device, repeats: int, warm_up: int = 1) -> TimeSpread:
     """Seconds on the clock until the answer is there: median, least and most of the repeats, after some not
     counted."""
     seconds = []
@@ -105,7 +105,7 @@ def wall_seconds(call: Call, device: torch.device, repeats: int, warm_up: int = 
         synchronize(device)
         seconds.append(time.perf_counter() - start)
     ordered = sorted(seconds[warm_up:])
-    return Spread(statistics.median(ordered), ordered[0], ordered[-1])
+    return TimeSpread(statistics.median(ordered), ordered[0], ordered[-1])
 
 
 def buffer_sets(bytes_each: int, device: torch.device) -> int:

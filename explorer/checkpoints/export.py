@@ -61,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """One run of an export: the destination, the quantizer, and the progress callback.
 
     ``step`` is called once for each tensor of the model, when it is written.
@@ -113,7 +113,7 @@ class Export:
     exact: str
     refuses: Callable[[Scheme, Shape], str]
     together: Callable[[Plan], str]
-    write: Callable[[Job], None]
+    write: Callable[[ExportJob], None]
     one: Callable[[QuantizedTensor, str, Path], None]
     load: Callable[[Plan], str]
     suffix: str = ".safetensors"

@@ -21,7 +21,7 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor as ONNX stores it: the name of its type, its shape, its bytes."""
 
     kind: str
@@ -29,7 +29,7 @@ class Stored:
     data: Tensor
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Stored:
+    def of(cls, tensor: Tensor) -> StoredTensor:
         """A tensor of a dtype that ONNX has under torch's meaning."""
         flat = tensor.detach().cpu().contiguous()
         return cls(_KINDS[tensor.dtype], tuple(tensor.shape), flat.reshape(-1).view(torch.uint8))
@@ -80,7 +80,7 @@ class Graph:
             self._initializers.append(tensor)
         return self._constants[key]
 
-    def initializer(self, name: str, stored: Stored) -> str:
+    def initializer(self, name: str, stored: StoredTensor) -> str:
         """A tensor of the model, in the external data file."""
         onnx = self._onnx
         proto = onnx.TensorProto(name=name, dims=stored.shape, data_location=onnx.TensorProto.EXTERNAL)
@@ -99,7 +99,7 @@ class Graph:
         """``x`` in another type."""
         return str(self.node("Cast", x, to=getattr(self._onnx.TensorProto, kind)))
 
-    def inline(self, stored: Sequence[tuple[str, Stored]]) -> list[str]:
+    def inline(self, stored: Sequence[tuple[str, StoredTensor]]) -> list[str]:
         """Tensors inside the graph's own file."""
         for name, tensor in stored:
             proto = self._onnx.TensorProto(name=name, dims=tensor.shape)
@@ -132,5 +132,5 @@ class Graph:
         self._nodes.append(self._onnx.helper.make_node("Identity", [name], [to]))
 
 
-Put = Callable[[str, Stored], str]
+Put = Callable[[str, StoredTensor], str]
 """Places one tensor in a graph: (name, tensor) -> its name there."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints.export import Shape
-from explorer.checkpoints.onnx_graph import Graph, Put, Stored
+from explorer.checkpoints.onnx_graph import Graph, Put, StoredTensor
 from explorer.checkpoints.words import integer_refusal, is_asymmetric, ragged, unsigned, zero_codes
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
@@ -77,11 +77,13 @@ def product(graph: Graph, name: str, x: str, q: QuantizedTensor, put: Put) -> st
     bits, (rows, columns), width = q.scheme.format.bits, q.shape, q.scheme.block[1]
     assert width is not None
     packed = pack_bits(unsigned(q).contiguous(), bits).view(rows, columns // width, width * bits // 8)
-    codes = put(f"{name}.weight_codes", Stored.of(packed))
+    codes = put(f"{name}.weight_codes", StoredTensor.of(packed))
     scale = _scales(graph, f"{name}.weight_scale", q.scales.scale.contiguous(), q, put)
     zeros = []
     if is_asymmetric(q.scheme):
-        zeros = [put(f"{name}.weight_zero_point", Stored.of(pack_bits(zero_codes(q).contiguous(), bits)))]
+        zeros = [
+            put(f"{name}.weight_zero_point", StoredTensor.of(pack_bits(zero_codes(q).contiguous(), bits)))
+        ]
     sides = {"K": columns, "N": rows, "bits": bits, "block_size": width, "accuracy_level": 0}
     return str(graph.node("MatMulNBits", x, codes, scale, *zeros, domain="com.microsoft", **sides))
 
@@ -91,8 +93,8 @@ def _scales(graph: Graph, name: str, scales: Tensor, q: QuantizedTensor, put: Pu
     rule = q.scheme.scale
     dtype = _KEPT.get(rule.format.name) if rule else None
     if dtype is None:
-        return put(name, Stored.of(scales))
-    return graph.cast(put(name, Stored.of(scales.to(dtype))))
+        return put(name, StoredTensor.of(scales))
+    return graph.cast(put(name, StoredTensor.of(scales.to(dtype))))
 
 
 def _line(grid: Tensor, whole: bool) -> Tensor:
@@ -100,8 +102,8 @@ def _line(grid: Tensor, whole: bool) -> Tensor:
     return grid.reshape(()) if whole else grid.reshape(-1)
 
 
-def _stored(codes: Tensor, kind: str) -> Stored:
+def _stored(codes: Tensor, kind: str) -> StoredTensor:
     """uint8 ``codes`` as ONNX packs them: one run over the flattened tensor."""
     bits = {"INT2": 2, "INT4": 4}.get(kind, 8)
     flat = codes.contiguous().reshape(1, -1)
-    return Stored(kind, tuple(codes.shape), pack_bits(flat, bits).reshape(-1).view(torch.uint8))
+    return StoredTensor(kind, tuple(codes.shape), pack_bits(flat, bits).reshape(-1).view(torch.uint8))

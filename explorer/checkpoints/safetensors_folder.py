@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints.export import Job, Plan, plain_dtype
+from explorer.checkpoints.export import ExportJob, Plan, plain_dtype
 from explorer.checkpoints.folder import Shards
 from explorer.checkpoints.model import CONFIG
 from explorer.core.quantize import QuantizedTensor
@@ -24,7 +24,7 @@ _HEADER_ENTRY, _PARTS = 160, 8
 """Upper bounds: bytes of one tensor's header entry without its name, and tensors per layer."""
 
 
-def write_model(job: Job, layer: Layer, settings: Settings) -> None:
+def write_model(job: ExportJob, layer: Layer, settings: Settings) -> None:
     """Write all tensors of the model and its changed configuration into the job's folder."""
     model = job.plan.model
     names = sum(len(info.name) + _HEADER_ENTRY for info in model.infos)
@@ -38,7 +38,7 @@ def write_model(job: Job, layer: Layer, settings: Settings) -> None:
     (job.folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
-def _tensors_of(tensor: str, job: Job, layer: Layer) -> dict[str, Tensor]:
+def _tensors_of(tensor: str, job: ExportJob, layer: Layer) -> dict[str, Tensor]:
     plan, name = job.plan, tensor.removesuffix(".weight")
     if not tensor.endswith(".weight") or name not in plan.layers:
         return {tensor: plan.model.read(tensor)}

@@ -42,7 +42,7 @@ Parts = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class CompressedLayout:
     """One format of compressed-tensors: its name, the config entry of the weights, and the tensors of a
     layer.
 
@@ -55,7 +55,7 @@ class Layout:
     bfloat16: bool = False
 
 
-def layout_of(scheme: Scheme) -> Layout | None:
+def layout_of(scheme: Scheme) -> CompressedLayout | None:
     """The format that holds codes of ``scheme``; None if there is none."""
     if isinstance(scheme.format, IntegerFormat):
         return _integer_layout(scheme) if not integer_refusal(_as_row(scheme), INTEGERS, 0) else None
@@ -67,7 +67,7 @@ def layout_of(scheme: Scheme) -> Layout | None:
     if rule.per_tensor:
         return _NVFP4 if element == "float4_e2m1fn" and block == (1, 16) else None
     if element == "float8_e4m3fn" and rule.format is not E8M0 and block in _FLOAT_STRATEGIES:
-        return Layout("float-quantized", _args(8, "float") | _FLOAT_STRATEGIES[block], _float8)
+        return CompressedLayout("float-quantized", _args(8, "float") | _FLOAT_STRATEGIES[block], _float8)
     return None
 
 
@@ -77,7 +77,7 @@ def _as_row(scheme: Scheme) -> Scheme:
     return replace(scheme, block=(1, None)) if whole else scheme
 
 
-def _integer_layout(scheme: Scheme) -> Layout:
+def _integer_layout(scheme: Scheme) -> CompressedLayout:
     bits, symmetric = scheme.format.bits, not is_asymmetric(scheme)
     if scheme.block[1] is not None:
         strategy: dict[str, Any] = {"strategy": "group", "group_size": scheme.block[1]}
@@ -85,8 +85,8 @@ def _integer_layout(scheme: Scheme) -> Layout:
         strategy = {"strategy": "tensor" if scheme.block[0] is None else "channel"}
     weights = _args(bits, "int", symmetric) | strategy
     if bits == 8 and scheme.block[1] is None:
-        return Layout("int-quantized", weights, _int8)
-    return Layout("pack-quantized", weights, _packed)
+        return CompressedLayout("int-quantized", weights, _int8)
+    return CompressedLayout("pack-quantized", weights, _packed)
 
 
 def _args(bits: int, kind: str, symmetric: bool = True) -> dict[str, Any]:
@@ -153,13 +153,13 @@ _FLOAT_STRATEGIES: dict[tuple[int | None, int | None], dict[str, Any]] = {
 }
 _E8M0 = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
 _MX = {
-    "float4_e2m1fn": Layout("mxfp4-pack-quantized", _args(4, "float") | _E8M0, _mx, True),
-    "float6_e2m3fn": Layout("mxfp6-pack-quantized", _args(6, "float") | _E8M0, _mx, True),
-    "float8_e4m3fn": Layout(
+    "float4_e2m1fn": CompressedLayout("mxfp4-pack-quantized", _args(4, "float") | _E8M0, _mx, True),
+    "float6_e2m3fn": CompressedLayout("mxfp6-pack-quantized", _args(6, "float") | _E8M0, _mx, True),
+    "float8_e4m3fn": CompressedLayout(
         "mxfp8-quantized", _args(8, "float") | _E8M0, partial(_mx, weight=".weight"), True
     ),
 }
-_NVFP4 = Layout(
+_NVFP4 = CompressedLayout(
     "nvfp4-pack-quantized",
     _args(4, "float") | {
         "strategy": "tensor_group", "group_size": 16,

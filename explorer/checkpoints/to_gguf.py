@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints import gguf_models
-from explorer.checkpoints.export import Export, Job, Plan, Shape
+from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.gguf_models import ARCHITECTURES, Architecture
 from explorer.checkpoints.gguf_vocabulary import vocabulary
 from explorer.checkpoints.packages import needed
@@ -80,7 +80,7 @@ def _places(plan: Plan) -> dict[str, str]:
     return found
 
 
-def write(job: Job) -> None:
+def write(job: ExportJob) -> None:
     """Write all of the model into one file."""
     gguf, plan = needed("gguf", NAME), job.plan
     config, architecture = plan.model.config, ARCHITECTURES[plan.model.type]
@@ -158,7 +158,7 @@ def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None
     writer.add_tensor_info(name, stored, np.dtype(np.uint8), int(np.prod(stored)), qtype)
 
 
-def _data(job: Job, tensor: str, architecture: Architecture) -> Tensor:
+def _data(job: ExportJob, tensor: str, architecture: Architecture) -> Tensor:
     """uint8 [rows, bytes of a row]: the data of one tensor in the file."""
     plan, layer = job.plan, tensor.removesuffix(".weight")
     if tensor.endswith(".weight") and layer in plan.layers:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from explorer.checkpoints.export import Export, Job, Plan, Shape, plain_dtype
-from explorer.checkpoints.onnx_graph import DATA, FILE, Graph, Put, Stored
+from explorer.checkpoints.export import Export, ExportJob, Plan, Shape, plain_dtype
+from explorer.checkpoints.onnx_graph import DATA, FILE, Graph, Put, StoredTensor
 from explorer.checkpoints.onnx_layers import dequantized, product, refuses_dequantize, refuses_matmul
 from explorer.checkpoints.onnx_models import MODELS
 from explorer.core.quantize import QuantizedTensor
@@ -49,7 +49,7 @@ class _Names:
 class _Tensors:
     """``Weights`` read from the model, each when the graph first needs it."""
 
-    def __init__(self, job: Job, graph: Graph, multiply: Multiply) -> None:
+    def __init__(self, job: ExportJob, graph: Graph, multiply: Multiply) -> None:
         self._job, self._graph, self._multiply = job, graph, multiply
         self._names = _Names(job.plan)
         self._placed: dict[str, str] = {}
@@ -59,7 +59,7 @@ class _Tensors:
 
     def tensor(self, name: str) -> str:
         if name not in self._placed:
-            stored = Stored.of(self._job.plan.model.read(name))
+            stored = StoredTensor.of(self._job.plan.model.read(name))
             placed = self._graph.initializer(name, stored)
             self._placed[name] = placed if stored.kind == "FLOAT" else self._graph.cast(placed)
             self._job.step()
@@ -82,7 +82,7 @@ class _Tensors:
         dtype = plain_dtype(q.scheme)
         if dtype is None:
             return self._multiply(graph, layer, x, q, graph.initializer)
-        kept = graph.cast(graph.initializer(f"{layer}.weight", Stored.of(q.dequantize(dtype))))
+        kept = graph.cast(graph.initializer(f"{layer}.weight", StoredTensor.of(q.dequantize(dtype))))
         return str(graph.node("MatMul", x, graph.node("Transpose", kept, perm=[1, 0])))
 
 
@@ -101,7 +101,7 @@ def together(plan: Plan) -> str:
     return f"{left[0]} takes no part in {MODELS[kind].output}" if left else ""
 
 
-def write(job: Job, multiply: Multiply) -> None:
+def write(job: ExportJob, multiply: Multiply) -> None:
     """Write the graph, and the tensors to an external file in the order of their use."""
     model = job.plan.model
     whole = MODELS[model.type]
@@ -126,14 +126,14 @@ def one(q: QuantizedTensor, name: str, path: Path, multiply: Multiply) -> None:
     """Write a graph of one product: x [rows, K] -> y [rows, N]."""
     graph = Graph(None)
 
-    def put(part: str, stored: Stored) -> str:
+    def put(part: str, stored: StoredTensor) -> str:
         return graph.inline([(part, stored)])[0]
 
     dtype = plain_dtype(q.scheme)
     if dtype is None:
         out = multiply(graph, name, "x", q, put)
     else:
-        kept = graph.cast(put(f"{name}.weight", Stored.of(q.dequantize(dtype).t())))
+        kept = graph.cast(put(f"{name}.weight", StoredTensor.of(q.dequantize(dtype).t())))
         out = str(graph.node("MatMul", "x", kept))
     graph.rename(out, "y")
     graph.save(path, {"x": ("FLOAT", ["rows", q.shape[1]])}, {"y": ["rows", q.shape[0]]})

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from explorer.checkpoints.card import CARD, least_bytes, model_card
-from explorer.checkpoints.export import Export, Job, Plan, Quantized, on_cpu
+from explorer.checkpoints.export import Export, ExportJob, Plan, Quantized, on_cpu
 from explorer.checkpoints.folder import check_space, whole_folder
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS
@@ -79,7 +79,7 @@ def write_checkpoint(
 
     with whole_folder(out) as folder:
         plan.model.carry_over(folder)
-        export.write(Job(plan, folder, quantized, step))
+        export.write(ExportJob(plan, folder, quantized, step))
         (folder / CARD).write_text(model_card(export, plan, card), encoding="utf-8")
     files = sorted(path for path in Path(out).rglob("*") if path.is_file())
     sizes = {str(path.relative_to(out)): path.stat().st_size for path in files}

@@ -19,7 +19,7 @@ from explorer.cli.options import (
     parse_schemes,
     split,
 )
-from explorer.cli.output import Table, counted, print_json, print_table, say
+from explorer.cli.output import PrintedTable, counted, print_json, print_table, say
 from explorer.paths import checkout
 
 if TYPE_CHECKING:
@@ -162,6 +162,6 @@ def run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:
     print_table(_table(benchmark.line(row) for row in rows))
 
 
-def _table(lines: Iterable[dict[str, Any]]) -> Table:
+def _table(lines: Iterable[dict[str, Any]]) -> PrintedTable:
     rows = list(lines)
-    return Table(tuple(rows[0]) if rows else (), [list(row.values()) for row in rows])
+    return PrintedTable(tuple(rows[0]) if rows else (), [list(row.values()) for row in rows])

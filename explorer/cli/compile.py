@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from explorer.cli.options import MEASURING, Json, examples
-from explorer.cli.output import Table, counted, emit
+from explorer.cli.output import PrintedTable, counted, emit
 
 app = typer.Typer()
 
@@ -53,4 +53,4 @@ def compile(
         for kernel, used in runtime.resources(build, name).items()
     ]
     columns = tuple(records[0]) if records else ()
-    emit(as_json, records, Table(columns, [list(record.values()) for record in records]))
+    emit(as_json, records, PrintedTable(columns, [list(record.values()) for record in records]))

@@ -24,7 +24,7 @@ from explorer.cli.options import (
     read_texts,
     split,
 )
-from explorer.cli.output import Table, counted, emit, hide_bars_of_transformers, reporting, say
+from explorer.cli.output import PrintedTable, counted, emit, hide_bars_of_transformers, reporting, say
 
 if TYPE_CHECKING:
     from explorer.methods.evaluate import Outcome
@@ -56,7 +56,7 @@ def layers(
     if not infos:
         raise ValueError(f"no tensor of {model} has {filter!r} in its name")
     rows = [(info.name, "×".join(map(str, info.shape)), info.dtype) for info in infos]
-    emit(as_json, infos, Table(("name", "shape", "dtype"), rows))
+    emit(as_json, infos, PrintedTable(("name", "shape", "dtype"), rows))
 
 
 @app.command(
@@ -92,7 +92,7 @@ def capture(
         save_captured(captured, out)
     rows = [_captured_row(layer) for layer in captured]
     columns = ("layer", "weight", "tokens", "largest", "columns with outliers")
-    emit(as_json, [dict(zip(columns, row, strict=True)) for row in rows], Table(columns, rows))
+    emit(as_json, [dict(zip(columns, row, strict=True)) for row in rows], PrintedTable(columns, rows))
     if out and not as_json:
         say(f"written: {out}")
 
@@ -168,7 +168,7 @@ def methods(
     if out and (layer := outcomes[0].layer):
         save_layer(layer, out)
     columns = ("method", "scheme", "output SQNR dB", "output error", "weight SQNR dB", "bits", "seconds")
-    emit(as_json, [o.record() for o in outcomes], Table(columns, [_outcome_row(o) for o in outcomes]))
+    emit(as_json, [o.record() for o in outcomes], PrintedTable(columns, [_outcome_row(o) for o in outcomes]))
     if not as_json:
         say(summary(outcomes, x))
 
@@ -220,4 +220,4 @@ def embed(
     runs = (evaluate_embeddings(original, s, name, of_inputs) for s in chosen for name in names)
     drifts = counted("models", runs, len(chosen) * len(names), as_json)
     columns = tuple(field.name for field in dataclasses.fields(drifts[0]))
-    emit(as_json, drifts, Table(columns, [dataclasses.astuple(drift) for drift in drifts]))
+    emit(as_json, drifts, PrintedTable(columns, [dataclasses.astuple(drift) for drift in drifts]))

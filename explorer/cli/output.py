@@ -37,14 +37,14 @@ UNLIMITED = 100_000
 
 
 @dataclass(frozen=True)
-class Table:
+class PrintedTable:
     """Column names, and a cell a column in each row: text, numbers, or None for an empty one."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[object]]
 
 
-def emit(as_json: bool, records: object, table: Table) -> None:
+def emit(as_json: bool, records: object, table: PrintedTable) -> None:
     """Print ``records`` as JSON or ``table`` as text."""
     if as_json:
         print_json(records)
@@ -76,13 +76,13 @@ def _print(text: str, error: bool = False) -> None:
     print(text, file=sys.stderr if error else sys.stdout)
 
 
-def print_table(table: Table) -> None:
+def print_table(table: PrintedTable) -> None:
     """``table`` on standard output, as wide as the terminal at most."""
     console = Console()
     _print(render(table, console.width if console.is_terminal else UNLIMITED))
 
 
-def render(table: Table, width: int) -> str:
+def render(table: PrintedTable, width: int) -> str:
     """``table`` in lines of at most ``width`` columns: texts are wrapped, numbers are right-aligned."""
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, name in enumerate(table.columns):

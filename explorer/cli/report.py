@@ -21,7 +21,14 @@ from explorer.cli.options import (
     sizes,
     split,
 )
-from explorer.cli.output import Table, hide_bars_of_transformers, print_json, print_table, reporting, say
+from explorer.cli.output import (
+    PrintedTable,
+    hide_bars_of_transformers,
+    print_json,
+    print_table,
+    reporting,
+    say,
+)
 
 if TYPE_CHECKING:
     from explorer.methods.recipe import Recipe
@@ -384,9 +391,11 @@ def _check(path: Path, where: Where, as_json: bool) -> None:
         if other:
             say("the report shows something else than its numbers give:")
             lines = [[e.place, _short(e.said), _short(e.now)] for e in other[:MOST_EDITS]]
-            print_table(Table(("where", "in the report", "now"), lines))
+            print_table(PrintedTable(("where", "in the report", "now"), lines))
         elif changes:
-            print_table(Table(("number", "in the report", "now"), [[m.name, m.said, m.now] for m in changes]))
+            print_table(
+                PrintedTable(("number", "in the report", "now"), [[m.name, m.said, m.now] for m in changes])
+            )
             say(f"{len(changes)} of {count} numbers moved")
         else:
             say(f"all {count} numbers are the same")

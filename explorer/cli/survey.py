@@ -10,7 +10,7 @@ import typer
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import MODELS, Json, NamingRows, Revision, byte_size, examples, read_texts, split
 from explorer.cli.output import (
-    Table,
+    PrintedTable,
     emit,
     hide_bars_of_transformers,
     print_json,
@@ -84,9 +84,9 @@ def survey(
     """
     hide_bars_of_transformers(as_json)
     from explorer.survey.cluster import on_ray
-    from explorer.survey.run import SCHEMES, Plan, in_this_process, survey_model
+    from explorer.survey.run import SCHEMES, SurveyPlan, in_this_process, survey_model
 
-    plan = Plan(
+    plan = SurveyPlan(
         model,
         revision,
         SCHEMES if schemes is None else tuple(split(schemes)),
@@ -128,7 +128,7 @@ def _print_survey(found: Survey) -> None:
         say(f"{row.label}: {row.trust}", error=True)
     front = frontier(found)
     columns = ("one scheme for all layers", "bits", _loss_words(found, row.is_loss))
-    print_table(Table(columns, [(point.scheme, point.bits, point.loss) for point in front.uniform]))
+    print_table(PrintedTable(columns, [(point.scheme, point.bits, point.loss) for point in front.uniform]))
     say(
         f"{len(found.linear)} layers of {found.head.model}; a recipe: `explorer recipe`, --bits from "
         f"{front.least:.2f} to {front.most:.2f}"
@@ -243,7 +243,7 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
             (name, str(one), layer.bits[scheme], cost, f"{100 * cost / max(choice.loss, 1e-300):.1f} %")
         )
     row = SENSITIVITIES[front.signal]
-    print_table(Table(("layer", "recipe", "bits", "cost", "share"), rows))
+    print_table(PrintedTable(("layer", "recipe", "bits", "cost", "share"), rows))
     for name, why in front.refused.items():
         say(f"left out: {name}: {why}", error=True)
     total = bytes_(front.kept_bytes + choice.bytes)
@@ -302,7 +302,7 @@ def check(
     ]
     scores = (name.replace("_", " ") for name in checked.rows[0].loss.scores)
     columns = ("", "by", "bits", "predicted", "loss", "from", "to", *scores)
-    emit(as_json, checked, Table(columns, rows))
+    emit(as_json, checked, PrintedTable(columns, rows))
     if not as_json:
         say(*_verdict(checked))
 

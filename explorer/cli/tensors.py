@@ -20,7 +20,7 @@ from explorer.cli.options import (
     parse_scheme,
     parse_schemes,
 )
-from explorer.cli.output import Table, counted, emit, print_json, print_table, reporting, say
+from explorer.cli.output import PrintedTable, counted, emit, print_json, print_table, reporting, say
 
 if TYPE_CHECKING:
     from explorer import Format, Report, Scheme
@@ -45,7 +45,7 @@ def formats(as_json: Json = False) -> None:
         "finite_values",
         "tensor_cores",
     )
-    emit(as_json, records, Table(columns, [[record[key] for key in columns] for record in records]))
+    emit(as_json, records, PrintedTable(columns, [[record[key] for key in columns] for record in records]))
 
 
 def _format_record(fmt: Format) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def schemes(as_json: Json = False) -> None:
 
     records = [{**_scheme_record(s), "describe": s.describe()} for s in SCHEMES.values()]
     rows = [(s.name, s.bits_per_element((4096, 4096)).total, s.describe()) for s in SCHEMES.values()]
-    emit(as_json, records, Table(("name", "bits (4096²)", "what"), rows))
+    emit(as_json, records, PrintedTable(("name", "bits (4096²)", "what"), rows))
 
 
 def _scheme_record(scheme: Scheme) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def quantize(
         return
     say(matrix.description)
     say(chosen.describe())
-    print_table(Table(("", "value"), _report_items(report)))
+    print_table(PrintedTable(("", "value"), _report_items(report)))
     if out:
         say(f"written: {out}")
 
@@ -214,7 +214,7 @@ def compare(
         )
         for row in marked
     ]
-    emit(as_json, [comparison_record(row) for row in marked], Table(columns, lines))
+    emit(as_json, [comparison_record(row) for row in marked], PrintedTable(columns, lines))
 
 
 @app.command(
@@ -247,4 +247,4 @@ def calibrate(
         (c.label, c.low, c.high, c.report.sqnr_db, 100 * c.report.clipped, c.report.max_error)
         for c in report.choices
     ]
-    emit(as_json, report.choices, Table(columns, rows))
+    emit(as_json, report.choices, PrintedTable(columns, rows))

@@ -9,7 +9,7 @@ import typer
 
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import MODELS, Json, examples, parse_scheme, split
-from explorer.cli.output import Table, counted, emit
+from explorer.cli.output import PrintedTable, counted, emit
 
 app = typer.Typer()
 
@@ -52,7 +52,7 @@ def train(
         for row in accuracy_rows(results)
     ]
     columns = ("width", "stage", "mean", "least", "most", "seeds", "unit")
-    emit(as_json, results, Table(columns, [(*row, "% of 450 test images") for row in rows]))
+    emit(as_json, results, PrintedTable(columns, [(*row, "% of 450 test images") for row in rows]))
 
 
 def _loss_scaling(as_json: bool) -> None:
@@ -60,4 +60,4 @@ def _loss_scaling(as_json: bool) -> None:
 
     rows = underflow(gradient_magnitudes())
     columns = tuple(field.name for field in dataclasses.fields(rows[0]))
-    emit(as_json, rows, Table(columns, [dataclasses.astuple(row) for row in rows]))
+    emit(as_json, rows, PrintedTable(columns, [dataclasses.astuple(row) for row in rows]))

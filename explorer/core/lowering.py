@@ -42,19 +42,19 @@ def config_of(scheme: Scheme) -> Config:
         scale_dtype=scale.format.stored_dtype,
         scale_rule=_scale_rule(scheme.scale),
         smallest_scale=scale.smallest,
-        range=kernel.Range[calibrator.upper()] if calibrator in RANGES else kernel.Range.MINMAX,
+        range=kernel.KernelRange[calibrator.upper()] if calibrator in RANGES else kernel.KernelRange.MINMAX,
         refit=scheme.least_squares_scale,
         stochastic=scheme.seed is not None,
         wide=scheme.block[1] is None or scheme.block[1] % 32 == 0,
     )
 
 
-def _scale_rule(rule: ScaleRule | None) -> kernel.ScaleRule:
+def _scale_rule(rule: ScaleRule | None) -> kernel.KernelScaleRule:
     if rule is None:
-        return kernel.ScaleRule.CAST
+        return kernel.KernelScaleRule.CAST
     if rule.exponent is not None:
-        return kernel.ScaleRule[rule.exponent.name]
-    return kernel.ScaleRule.TWO_LEVEL if rule.per_tensor else kernel.ScaleRule.ROUNDED
+        return kernel.KernelScaleRule[rule.exponent.name]
+    return kernel.KernelScaleRule.TWO_LEVEL if rule.per_tensor else kernel.KernelScaleRule.ROUNDED
 
 
 def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout:

@@ -40,7 +40,7 @@ WIDTHS = tuple(width - LEFT - RIGHT for width in (300, 400, 540, 720, 1000, 1400
 
 
 @dataclass(frozen=True)
-class Frame:
+class AxisFrame:
     """Axis ranges of a frontier: log10 of the least and most bits, and the dB at the ends of the axes."""
 
     low: float
@@ -114,12 +114,12 @@ def exact_words(rows: Sequence[ComparisonRow]) -> str:
     )
 
 
-def _frame(rows: Sequence[ComparisonRow]) -> Frame:
+def _frame(rows: Sequence[ComparisonRow]) -> AxisFrame:
     """Axes with some room around all points."""
     bits = [math.log10(r.report.bits.total) for r in rows]
     levels = [r.report.sqnr_db for r in rows]
     room, space = max(0.06 * (max(bits) - min(bits)), 0.08), max(0.06 * (max(levels) - min(levels)), 1.0)
-    return Frame(min(bits) - room, max(bits) + room, min(levels) - space, max(levels) + space)
+    return AxisFrame(min(bits) - room, max(bits) + room, min(levels) - space, max(levels) + space)
 
 
 def _line(fig: go.Figure, edge: Sequence[ComparisonRow]) -> None:
@@ -179,7 +179,7 @@ def _ring(fig: go.Figure, row: ComparisonRow, letter: str, color: str) -> None:
 
 
 def place_labels(
-    rows: Sequence[ComparisonRow], chosen: Sequence[tuple[ComparisonRow, str]], frame: Frame
+    rows: Sequence[ComparisonRow], chosen: Sequence[tuple[ComparisonRow, str]], frame: AxisFrame
 ) -> list[tuple[ComparisonRow, Label]]:
     """Labels of ``chosen``, A and B by letter, then of the points on the frontier, each where it meets no
     label, point or edge at any of ``WIDTHS``.

@@ -13,7 +13,7 @@ from explorer.figures.products import NOTHING, Dot, Marked, add_dots, products_f
 from explorer.figures.style import MUTED
 from explorer.products.advice import fastest
 from explorer.recordings.gemm import GemmTiming
-from explorer.recordings.machine import Limits
+from explorer.recordings.machine import MachineLimits
 
 CORES_DRAWN = {"tf32": "TF32", "bf16": "BF16", "e4m3": "FP8", "s8": "INT8", "b1": "1 bit", "dp4a": "dp4a"}
 """Core types -> how their ceilings are labelled."""
@@ -22,7 +22,7 @@ HEIGHT, ALIKE = 490, 1.15
 
 
 def roofline_figure(
-    timings: Sequence[GemmTiming], limits: Limits | None, name: str, marked: Marked | None = None
+    timings: Sequence[GemmTiming], limits: MachineLimits | None, name: str, marked: Marked | None = None
 ) -> go.Figure:
     """Each product by operations a byte against operations a second, under the roofs of memory and of each
     core type; slope and ceilings meet where a byte feeds just as many operations as the cores do."""
@@ -52,7 +52,7 @@ def _dot(t: GemmTiming) -> Dot:
     return Dot(t.gemm, t.label, t.native, t.operations / t.bytes_moved, t.tflops, hover)
 
 
-def _add_slope(figure: go.Figure, limits: Limits, low: float, ridges: Sequence[float]) -> None:
+def _add_slope(figure: go.Figure, limits: MachineLimits, low: float, ridges: Sequence[float]) -> None:
     """Memory's roof from ``low`` operations a byte on, through every ridge."""
     xs = [low, *ridges]
     figure.add_scatter(
@@ -65,7 +65,7 @@ def _add_slope(figure: go.Figure, limits: Limits, low: float, ridges: Sequence[f
     )
 
 
-def _add_ceilings(figure: go.Figure, limits: Limits, roofs: dict[str, float], high: float) -> None:
+def _add_ceilings(figure: go.Figure, limits: MachineLimits, roofs: dict[str, float], high: float) -> None:
     for core, rate in roofs.items():
         ridge = rate / limits.copy
         figure.add_scatter(

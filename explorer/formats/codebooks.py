@@ -14,7 +14,7 @@ from explorer.formats.base import BitField, Format
 from explorer.formats.rounding import Rounding, required
 
 
-class Ties(enum.Enum):
+class LevelTies(enum.Enum):
     """Rounding of values halfway between two levels of a codebook."""
 
     LOWER = "to the lower level"
@@ -30,7 +30,7 @@ class CodebookFormat(Format):
     """
 
     table: tuple[float, ...]
-    ties: Ties
+    ties: LevelTies
     per_byte: int = 0
 
     @property
@@ -80,7 +80,7 @@ class CodebookFormat(Format):
 
     def _is_above(self, number: float, middle: float) -> bool:
         """True if ``number`` rounds to the level above ``middle``."""
-        tie_goes_up = self.ties is Ties.UPPER or (self.ties is Ties.ZERO and middle < 0)
+        tie_goes_up = self.ties is LevelTies.UPPER or (self.ties is LevelTies.ZERO and middle < 0)
         return number > middle or (number == middle and tie_goes_up)
 
     def _least(self, middle: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from explorer.formats.base import Format
-from explorer.formats.codebooks import AF4_LEVELS, BNB_FP4_LEVELS, NF4_LEVELS, CodebookFormat, Ties
+from explorer.formats.codebooks import AF4_LEVELS, BNB_FP4_LEVELS, NF4_LEVELS, CodebookFormat, LevelTies
 from explorer.formats.floats import FloatFormat, PowerOfTwoScale, Specials, TruncatedFloat32
 from explorer.formats.integers import FixedPointFormat, IntegerFormat
 
@@ -73,23 +73,23 @@ _ROWS: tuple[Format, ...] = (
         note="q / 64: the elements of MXINT8",
     ),
     CodebookFormat(
-        name="nf4", label="NF4", bits=4, table=NF4_LEVELS, ties=Ties.LOWER,
+        name="nf4", label="NF4", bits=4, table=NF4_LEVELS, ties=LevelTies.LOWER,
         note="an index into quantiles of the normal distribution (QLoRA)",
     ),
     CodebookFormat(
-        name="af4", label="AF4", bits=4, table=AF4_LEVELS, ties=Ties.LOWER,
+        name="af4", label="AF4", bits=4, table=AF4_LEVELS, ties=LevelTies.LOWER,
         note="AbnormalFloat: levels of least mean absolute error for blocks of 64 (arXiv 2306.06965)",
     ),
     CodebookFormat(
-        name="bnb_fp4", label="FP4 (bitsandbytes)", bits=4, table=BNB_FP4_LEVELS, ties=Ties.LOWER,
+        name="bnb_fp4", label="FP4 (bitsandbytes)", bits=4, table=BNB_FP4_LEVELS, ties=LevelTies.LOWER,
         note="15 levels, not E2M1",
     ),
     CodebookFormat(
-        name="ternary", label="Ternary", bits=2, table=(-1.0, 0.0, 1.0), ties=Ties.ZERO, per_byte=5,
+        name="ternary", label="Ternary", bits=2, table=(-1.0, 0.0, 1.0), ties=LevelTies.ZERO, per_byte=5,
         note="log2(3) = 1.585 bits of information; five to a byte",
     ),
     CodebookFormat(
-        name="binary", label="Binary", bits=1, table=(-1.0, 1.0), ties=Ties.UPPER,
+        name="binary", label="Binary", bits=1, table=(-1.0, 1.0), ties=LevelTies.UPPER,
         tensor_cores="sm_75+ (AND/XOR with popcount)", note="sign(0) = +1",
     ),
     PowerOfTwoScale(

@@ -35,7 +35,7 @@ class Mapping(enum.Enum):
     NO_CLIP = enum.auto()
 
 
-class ScaleRule(enum.Enum):
+class KernelScaleRule(enum.Enum):
     """scale.cuh's ``ScaleRule``: none, rounded to its format, E8M0 by four rules, or under a tensor scale."""
 
     CAST = enum.auto()
@@ -47,7 +47,7 @@ class ScaleRule(enum.Enum):
     TWO_LEVEL = enum.auto()
 
 
-class Range(enum.Enum):
+class KernelRange(enum.Enum):
     """extent.cuh's ``Range``: the calibrators that a kernel has."""
 
     MINMAX = enum.auto()
@@ -87,9 +87,9 @@ class Config:
     mapping: Mapping
     scale_codec: str
     scale_dtype: torch.dtype
-    scale_rule: ScaleRule
+    scale_rule: KernelScaleRule
     smallest_scale: float
-    range: Range
+    range: KernelRange
     refit: bool
     stochastic: bool
     wide: bool
@@ -100,11 +100,11 @@ class Config:
 
     @property
     def cast(self) -> bool:
-        return self.scale_rule is ScaleRule.CAST
+        return self.scale_rule is KernelScaleRule.CAST
 
     @property
     def two_level(self) -> bool:
-        return self.scale_rule is ScaleRule.TWO_LEVEL
+        return self.scale_rule is KernelScaleRule.TWO_LEVEL
 
     def run(self, dtype: torch.dtype, elements: int) -> int:
         """Elements of ``dtype`` that a quantizing thread takes at a time of so many: whole packing units and

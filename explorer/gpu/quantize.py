@@ -17,9 +17,9 @@ from explorer.gpu.config import (
     ELEMENTS,
     WALKING_WARPS,
     Config,
+    KernelRange,
     Launch,
     Layout,
-    Range,
     multiprocessors,
     walk_columns,
 )
@@ -29,7 +29,7 @@ from explorer.gpu.words import zero_words
 
 __all__ = ["ELEMENTS", "RANGES", "Config", "Layout", "Output", "builds", "dequantize", "launches", "quantize"]
 
-RANGES = tuple(kind.name.lower() for kind in Range)
+RANGES = tuple(kind.name.lower() for kind in KernelRange)
 """The calibrators that a kernel has, by name."""
 THREADS = 256
 MAX_TILE_THREADS = 512
@@ -113,7 +113,7 @@ class _Plan:
         self.sums = x.new_zeros(2, dtype=torch.float64) if config.refit else None
         self.amax = x.new_zeros(2, dtype=torch.float32) if config.two_level else None
         # Each launch counts in a small matrix: one range, which is zero again in the end, is not filled.
-        ranges = torch.float64 if config.range is not Range.MINMAX else torch.float32
+        ranges = torch.float64 if config.range is not KernelRange.MINMAX else torch.float32
         if cells == 1:
             self.ranges = zero_words(x.device, 4).view(ranges)
         else:
@@ -161,7 +161,7 @@ class _Plan:
     def _columns_fit(self) -> bool:
         """Blocks are columns, whose ranges are maxima."""
         several = self.layout.height >= self.layout.rows and self.layout.cells > 1
-        return several and self.config.range is Range.MINMAX and self._whole_runs
+        return several and self.config.range is KernelRange.MINMAX and self._whole_runs
 
     @property
     def _tile_threads(self) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from explorer.formats import FloatFormat
-from explorer.gpu.gemm import Epilogue, Scales, Tiles, row_bits
+from explorer.gpu.gemm import Epilogue, ScalePlace, Tiles, row_bits
 from explorer.products.layouts import code_sums, folded_scale, scale_vector, tensor_scale, zero_points
 from explorer.products.operands import Operands
 
@@ -62,10 +62,10 @@ def weight_only(ops: Operands) -> Epilogue:
 
 def tiled(ops: Operands, tiles: Tiles) -> Epilogue:
     """Return the epilogue with the remaining scales, for W stored in ``tiles``."""
-    if tiles.scales is Scales.ROW:
+    if tiles.scales is ScalePlace.ROW:
         return scaled(ops)
     epilogue = weight_only(ops)
-    folded = tiles.scales is Scales.WEIGHT and isinstance(ops.w.scheme.format, FloatFormat)
+    folded = tiles.scales is ScalePlace.WEIGHT and isinstance(ops.w.scheme.format, FloatFormat)
     return dataclasses.replace(epilogue, col_scale=folded_scale(ops.w)) if folded else epilogue
 
 

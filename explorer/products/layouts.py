@@ -19,7 +19,7 @@ from explorer.gpu.gemm import (
     CPP_TYPES,
     Codes,
     OperandType,
-    Scales,
+    ScalePlace,
     Tiles,
     Weight,
     padded_columns,
@@ -169,9 +169,9 @@ def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> T
     if not _decoded(fmt, scheme.asymmetric, x_type):
         kind = "asymmetric " if scheme.asymmetric else ""
         raise ValueError(f"{kind}{fmt.label} weights are not decoded in registers for X of {x_type}")
-    scales = Scales.SUM if group is not None or scheme.asymmetric else Scales.ROW
-    if has_byte_scales(scheme) or (on_weights and scales is Scales.SUM):
-        scales = Scales.WEIGHT
+    scales = ScalePlace.SUM if group is not None or scheme.asymmetric else ScalePlace.ROW
+    if has_byte_scales(scheme) or (on_weights and scales is ScalePlace.SUM):
+        scales = ScalePlace.WEIGHT
     return Tiles(
         x_type,
         2 if two_bit else fmt.bits,
@@ -201,10 +201,10 @@ def _decoded(fmt: Format, asymmetric: bool, x_type: OperandType) -> bool:
     return isinstance(fmt, FloatFormat) and fmt.bits in (6, 8)
 
 
-def _tile_scale_dtype(scheme: Scheme, scales: Scales) -> torch.dtype:
-    if scales is Scales.SUM:
+def _tile_scale_dtype(scheme: Scheme, scales: ScalePlace) -> torch.dtype:
+    if scales is ScalePlace.SUM:
         return _weight_scale_dtype(scheme)
-    return torch.bfloat16 if scales is Scales.WEIGHT else torch.float32
+    return torch.bfloat16 if scales is ScalePlace.WEIGHT else torch.float32
 
 
 def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
@@ -212,10 +212,10 @@ def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
     told from numbers: ``quantize`` makes none of finite weights."""
     k, group = w.values.shape[1], w.scheme.block[1]
     packed = two_bit_rows(w.q.codes.to(torch.uint8)) if tiles.two_bit == 1 else w.q.packed
-    if tiles.scales is Scales.ROW:
+    if tiles.scales is ScalePlace.ROW:
         return repack(packed, None, None, tiles, k, k)
     scales = weight_scales(w).to(_tile_scale_dtype(w.scheme, tiles.scales))
-    if isinstance(w.scheme.format, FloatFormat) and tiles.scales is Scales.WEIGHT:
+    if isinstance(w.scheme.format, FloatFormat) and tiles.scales is ScalePlace.WEIGHT:
         scales = torch.ldexp(scales, folded_exponent(w))
     return repack(packed, scales, weight_zeros(w), tiles, k, group or k)
 

@@ -325,7 +325,7 @@ def swap_ab_dense(kind: str) -> Variant:
     )
 
 
-BLOCKWISE_TILES = kernel.Tiles(kernel.OperandType.E4M3, scales=kernel.Scales.BLOCK)
+BLOCKWISE_TILES = kernel.Tiles(kernel.OperandType.E4M3, scales=kernel.ScalePlace.BLOCK)
 
 
 def _swap_ab_blockwise(ops: Operands) -> Call:

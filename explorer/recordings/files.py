@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from explorer.paths import ASSETS, checkout
-from explorer.recordings.machine import Limits, Machine
+from explorer.recordings.machine import Machine, MachineLimits
 from explorer.schemes import ALIASES
 
 FOLDER = ASSETS / "measurements"
@@ -43,7 +43,7 @@ class Recording(Generic[Row]):
         return bool(self.rows)
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> MachineLimits | None:
         """Limits of the machine, if they were measured in the same run."""
         return self.machine.limits
 

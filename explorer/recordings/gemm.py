@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from explorer.recordings.files import Recording, recorded
-from explorer.recordings.times import AgainstBaseline, DeviceState, Spread
+from explorer.recordings.times import AgainstBaseline, DeviceState, TimeSpread
 
 Shape = tuple[int, int, int]
 """M, N and K."""
@@ -51,12 +51,12 @@ class GemmTiming(AgainstBaseline):
     shape: Shape
     native: bool
     dynamic: bool
-    graph: Spread
-    flush: Spread | None
+    graph: TimeSpread
+    flush: TimeSpread | None
     activation_s: float | None
     baseline: Annotated[str, Field(alias="peer")]
-    baseline_graph: Annotated[Spread | None, Field(alias="peer_graph")]
-    baseline_flush: Annotated[Spread | None, Field(alias="peer_flush")]
+    baseline_graph: Annotated[TimeSpread | None, Field(alias="peer_graph")]
+    baseline_flush: Annotated[TimeSpread | None, Field(alias="peer_flush")]
     baseline_note: Annotated[str, Field(alias="peer_note")]
     operations: int
     bytes_moved: int

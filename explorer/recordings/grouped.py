@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from explorer.recordings.files import Recording, recorded
-from explorer.recordings.times import AgainstBaseline, DeviceState, Spread
+from explorer.recordings.times import AgainstBaseline, DeviceState, TimeSpread
 
 NAME = "grouped"
 
@@ -27,11 +27,11 @@ class GroupedTiming(AgainstBaseline):
     rows: int
     n: int
     k: int
-    graph: Spread
-    flush: Spread | None
+    graph: TimeSpread
+    flush: TimeSpread | None
     baseline: str
-    baseline_graph: Spread | None
-    baseline_flush: Spread | None
+    baseline_graph: TimeSpread | None
+    baseline_flush: TimeSpread | None
     baseline_note: str
     dense_s: float
     floor_s: float | None

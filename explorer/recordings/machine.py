@@ -18,7 +18,7 @@ from explorer.paths import checkout
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """Bytes per second of a device-to-device copy, and operations per second of each tensor-core type (and of
     the instructions ``dp4a`` and ``popc``), measured in the same run as the timings."""
 
@@ -43,7 +43,7 @@ class Machine:
     cpu: str = ""
     threads: int | None = None
     packages: dict[str, str] = field(default_factory=dict)
-    limits: Limits | None = None
+    limits: MachineLimits | None = None
 
     @property
     def chip(self) -> str:
@@ -68,7 +68,9 @@ class Machine:
         return ", ".join(part for part in (chip, self.date, *versions) if part)
 
 
-def this_machine(device: torch.device, packages: Sequence[str] = (), limits: Limits | None = None) -> Machine:
+def this_machine(
+    device: torch.device, packages: Sequence[str] = (), limits: MachineLimits | None = None
+) -> Machine:
     """This machine as recordings name it, with the versions of ``packages`` and the chip's measured
     limits."""
     machine = Machine(

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 
 from explorer.paths import KERNELS
 from explorer.recordings.files import Recording, recorded
-from explorer.recordings.times import Spread
+from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
 
 NAME = "quantize"
@@ -48,7 +48,7 @@ class QuantizeTiming:
     kernels: tuple[Annotated[str, BeforeValidator(kernel_today)], ...]
     registers: int
     occupancy: float
-    time: Spread
+    time: TimeSpread
     bytes_moved: int
     gigabytes_per_s: float
     copy_gigabytes_per_s: float

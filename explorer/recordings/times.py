@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Spread:
+class TimeSpread:
     """Seconds of one call: median of the repeats, and their 10th and 90th percentile."""
 
     median_s: float
@@ -26,10 +26,10 @@ class DeviceState:
 class AgainstBaseline:
     """Comparison of the times of a kernel and of its baseline."""
 
-    graph: Spread
-    flush: Spread | None
-    baseline_graph: Spread | None
-    baseline_flush: Spread | None
+    graph: TimeSpread
+    flush: TimeSpread | None
+    baseline_graph: TimeSpread | None
+    baseline_flush: TimeSpread | None
 
     @property
     def seconds(self) -> float:

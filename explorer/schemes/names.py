@@ -28,10 +28,8 @@ from explorer.schemes.table import ALIASES, ROWS
 from explorer.schemes.text import OUTLINE, suggestion
 
 _SIDE = r"(?:[0-9]{1,20}|all)"
-_NAME = re.compile(
-    rf"(?P<format>.+?)_(?P<block>{'|'.join(BLOCK_WORDS.values())}|(?:group|block)[0-9]{{1,20}}|{_SIDE}x{_SIDE})"
-    r"(?:_(?P<ending>.+))?"
-)
+_BLOCK = rf"{'|'.join(BLOCK_WORDS.values())}|(?:group|block)[0-9]{{1,20}}|{_SIDE}x{_SIDE}"
+_NAME = re.compile(rf"(?P<format>.+?)_(?P<block>{_BLOCK})(?:_(?P<ending>.+))?")
 _WORDS = {word: block for block, word in BLOCK_WORDS.items()}
 _LONGEST = 80
 MAPPING_ENDINGS = {"asym": MappingType.ASYMMETRIC, "full": MappingType.FULL}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
-from explorer.sources.gguf_header import Entry, Kind, read_header
+from explorer.sources.gguf_header import GgufEntry, Kind, read_header
 from explorer.sources.limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 from explorer.words import plain
@@ -76,7 +76,7 @@ class GgufFile(TensorSource):
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
-def _restored(data: np.ndarray, entry: Entry, progress: Progress | None) -> np.ndarray:
+def _restored(data: np.ndarray, entry: GgufEntry, progress: Progress | None) -> np.ndarray:
     """float32 [elements]: dequantized values of the blocks in ``data``, a part at a time."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize

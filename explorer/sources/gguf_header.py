@@ -51,7 +51,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Entry:
+class GgufEntry:
     """A tensor and where its bytes are: [start, stop) of the file. Its shape is that of torch, last axis
     last."""
 
@@ -71,7 +71,7 @@ class Header:
     """``order``: "<" or ">", how numbers are stored. ``twice``: names of tensors that an earlier one has."""
 
     order: str
-    entries: tuple[Entry, ...]
+    entries: tuple[GgufEntry, ...]
     twice: tuple[str, ...]
 
 
@@ -229,8 +229,8 @@ class _Walk:
             )
         return TensorInfo(name, shape, kind.name), kind, self._number("Q", "a tensor's offset")
 
-    def _entry(self, info: TensorInfo, kind: Kind, offset: int, data: int, alignment: int) -> Entry:
-        entry = Entry(info, kind, data + offset, data + offset)
+    def _entry(self, info: TensorInfo, kind: Kind, offset: int, data: int, alignment: int) -> GgufEntry:
+        entry = GgufEntry(info, kind, data + offset, data + offset)
         stop = entry.start + entry.first(None)[0]
         shown = plain(info.name, 80)
         if offset % alignment:
@@ -241,11 +241,11 @@ class _Walk:
             raise SourceError(
                 f"{self._origin} is cut short: {shown} ends at byte {stop:,}, {self._size:,} are there"
             )
-        return Entry(info, kind, entry.start, stop)
+        return GgufEntry(info, kind, entry.start, stop)
 
-    def _told_apart(self, entries: list[Entry]) -> Header:
+    def _told_apart(self, entries: list[GgufEntry]) -> Header:
         """Keep the first of tensors with the same name; ``SourceError`` if the bytes of two overlap."""
-        first: dict[str, Entry] = {}
+        first: dict[str, GgufEntry] = {}
         twice = []
         for entry in entries:
             if entry.info.name in first:

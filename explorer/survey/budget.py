@@ -161,6 +161,25 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     layer matches, and where the constraints leave a layer no scheme, or no layer.
     """
     constraints, signal = constraints or Constraints(), signal or survey.head.default
+    _check_asked(survey, signal, constraints)
+    layers = [layer for layer in survey.linear if not constraints.keeps(layer)]
+    if not layers:
+        raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
+    names = constraints.schemes or survey.head.schemes
+    allowed, refused = _allowed(layers, names, constraints.refusal)
+    chosen_for = {layer.name for layer in layers}
+    rest = (layer for layer in survey.layers if layer.bits and layer.name not in chosen_for)
+    kept = sum(layer.stored_bytes for layer in rest)
+    groups = fused_groups([x.name for x in layers]) if constraints.fuse else [(x.name,) for x in layers]
+    tables = _tables_of(layers, groups, _families(names, constraints.family), allowed, signal)
+    bits, loss = _best_points(tables)
+    return Frontier(
+        signal, bits, loss, _uniform(tables, names), refused, survey.head.kept_bytes + kept, tables
+    )
+
+
+def _check_asked(survey: Survey, signal: str, constraints: Constraints) -> None:
+    """``ValueError`` for a survey that was stopped, and for names that nothing in it has."""
     if not survey.complete:
         raise ValueError(
             f"the survey of {survey.head.model} was stopped after {len(survey.layers)} of "
@@ -177,25 +196,6 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
                 f"no layer's name matches {pattern!r}: a part of a name such as {survey.linear[0].name}, or "
                 "a pattern with * and ?"
             )
-    layers = [layer for layer in survey.linear if not constraints.keeps(layer)]
-    if not layers:
-        raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
-    names = constraints.schemes or survey.head.schemes
-    allowed, refused = _allowed(layers, names, constraints.refusal)
-    chosen_for = {layer.name for layer in layers}
-    rest = (layer for layer in survey.layers if layer.bits and layer.name not in chosen_for)
-    kept = sum(layer.stored_bytes for layer in rest)
-    groups = fused_groups([x.name for x in layers]) if constraints.fuse else [(x.name,) for x in layers]
-    tables = _tables_of(layers, groups, _families(names, constraints.family), allowed, signal)
-    uniform = {
-        name: Uniform(name, float(table.sizes[:, i].sum() / table.weights), float(table.costs[:, i].sum()))
-        for table in tables
-        for i, name in enumerate(table.names)
-        if np.isfinite(table.sizes[:, i]).all()
-    }
-    bits, loss = _best_points(tables)
-    one_for_all = tuple(uniform[name] for name in names if name in uniform)
-    return Frontier(signal, bits, loss, one_for_all, refused, survey.head.kept_bytes + kept, tables)
 
 
 def _matches(layer: Layer, pattern: str) -> bool:
@@ -227,6 +227,17 @@ def _tables_of(
     if not tables:
         raise errors[0]
     return tuple(tables)
+
+
+def _uniform(tables: Sequence[_Table], names: Sequence[str]) -> tuple[Uniform, ...]:
+    """The schemes that every unit of a table can have, in the order of ``names``."""
+    uniform = {
+        name: Uniform(name, float(table.sizes[:, i].sum() / table.weights), float(table.costs[:, i].sum()))
+        for table in tables
+        for i, name in enumerate(table.names)
+        if np.isfinite(table.sizes[:, i]).all()
+    }
+    return tuple(uniform[name] for name in names if name in uniform)
 
 
 def _best_points(tables: Sequence[_Table]) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import TensorSource
 from explorer.survey.rows import Layer
-from explorer.survey.run import Job, Plan, Rows, survey_layer
+from explorer.survey.run import Rows, SurveyJob, SurveyPlan, survey_layer
 from explorer.survey.sensitivities import SENSITIVITIES, Needs
 
 HERE = "local"
@@ -35,7 +35,7 @@ def on_ray(address: str = HERE) -> Rows:
     ray = _ray()
 
     def rows(
-        plan: Plan, source: TensorSource, jobs: Sequence[Job], signals: Sequence[str]
+        plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob], signals: Sequence[str]
     ) -> Iterator[Layer]:
         if any(SENSITIVITIES[signal].needs is Needs.RUNS for signal in signals):
             raise ValueError("a signal that runs the model for each layer is not computed on Ray")
@@ -62,7 +62,9 @@ def _ray() -> Any:
     return ray
 
 
-def _collected(ray: Any, plan: Plan, jobs: Sequence[Job], signals: Sequence[str]) -> Iterator[Layer]:
+def _collected(
+    ray: Any, plan: SurveyPlan, jobs: Sequence[SurveyJob], signals: Sequence[str]
+) -> Iterator[Layer]:
     """Rows as the tasks end; those that run are cancelled if the survey is stopped."""
     resources = ray.cluster_resources()
     task = ray.remote(num_gpus=1 if resources.get("GPU") else 0)(layer_there)
@@ -90,7 +92,7 @@ def _answer(ray: Any, one: Any) -> Layer:
     return layer
 
 
-def layer_there(plan: Plan, job: Job, signals: tuple[str, ...]) -> Layer:
+def layer_there(plan: SurveyPlan, job: SurveyJob, signals: tuple[str, ...]) -> Layer:
     """One task: the row of ``job``."""
     schemes = {text: Scheme.parse(text) for text in plan.schemes}
     return survey_layer(_source(plan.model, plan.revision), job, schemes, signals)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from explorer.models.capture import Model, capture
 from explorer.progress import Progress
-from explorer.survey.loss import DRAWS, Reference, each_objective
+from explorer.survey.loss import DRAWS, LossReference, each_objective
 from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs
 
 TOKENS = 256
@@ -38,7 +38,7 @@ def modules_of(network: nn.Module, shapes: Mapping[str, tuple[int, int] | None])
 
 def gather(
     model: Model,
-    reference: Reference,
+    reference: LossReference,
     modules: Mapping[str, str],
     signals: Sequence[str],
     progress: Progress | None = None,
@@ -65,7 +65,7 @@ def gather(
     }
 
 
-def _loss_with(model: Model, reference: Reference, module: str, weight: Tensor) -> float:
+def _loss_with(model: Model, reference: LossReference, module: str, weight: Tensor) -> float:
     """The true loss with ``weight`` in place of the layer's own."""
     linear = model.network.get_submodule(module)
     assert isinstance(linear, nn.Linear)
@@ -105,7 +105,7 @@ class _Squares:
 
 def _squared_gradients(
     model: Model,
-    reference: Reference,
+    reference: LossReference,
     modules: Mapping[str, str],
     diagonal: bool,
     progress: Progress | None,

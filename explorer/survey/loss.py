@@ -51,7 +51,7 @@ class Loss:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-class Reference(Protocol):
+class LossReference(Protocol):
     """The original model on some texts, and how far another network is from it."""
 
     kind: str
@@ -67,7 +67,7 @@ class Reference(Protocol):
         ...
 
 
-def reference_for(model: Model, texts: Sequence[str]) -> Reference:
+def reference_for(model: Model, texts: Sequence[str]) -> LossReference:
     """The original ``model`` on ``texts``; ``SourceError`` where it cannot be run on them."""
     texts = tuple(text for text in texts if text.strip())
     if not texts:
@@ -183,7 +183,7 @@ def _exp(x: float) -> float:
     return math.exp(min(x, 700.0))
 
 
-def _loss(reference: Reference, sums: Tensor, counts: Tensor, scores: Mapping[str, float]) -> Loss:
+def _loss(reference: LossReference, sums: Tensor, counts: Tensor, scores: Mapping[str, float]) -> Loss:
     """The mean of what ``sums`` [texts] are sums of ``counts`` of, with the interval of a ratio over
     texts."""
     sums, counts = sums.double(), counts.double()
@@ -196,12 +196,12 @@ def _loss(reference: Reference, sums: Tensor, counts: Tensor, scores: Mapping[st
     return Loss(reference.kind, value, low, high, n, reference.tokens, scores)
 
 
-def seeds(reference: Reference, seed: int = 0) -> Tensor:
+def seeds(reference: LossReference, seed: int = 0) -> Tensor:
     """int64 [texts]: a seed for each text's ``objectives``."""
     return torch.randint(0, 1 << 62, (len(reference.texts),), generator=torch.Generator().manual_seed(seed))
 
 
-def each_objective(reference: Reference) -> Iterator[tuple[Tensor, bool, int]]:
+def each_objective(reference: LossReference) -> Iterator[tuple[Tensor, bool, int]]:
     """Every text's scalars: (scalar, whether the same text has another one, samples that it counts for)."""
     draws = seeds(reference)
     for index in range(len(reference.texts)):

@@ -56,7 +56,7 @@ _PIECE = 16 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class SurveyPlan:
     """What ``survey_model`` is to do. ``schemes``: texts; ``signals``: None for the best that can be had;
     ``texts``: to calibrate by, the built-in ones if empty."""
 
@@ -86,7 +86,7 @@ class Plan:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class SurveyJob:
     """One layer to survey: where its bytes are, and what is known of it."""
 
     info: TensorInfo
@@ -95,7 +95,7 @@ class Job:
     reached: bool = True
 
 
-Rows = Callable[[Plan, TensorSource, Sequence[Job], Sequence[str]], Iterator[Layer]]
+Rows = Callable[[SurveyPlan, TensorSource, Sequence[SurveyJob], Sequence[str]], Iterator[Layer]]
 """Surveys jobs by signals, each result as soon as it is there, in any order."""
 
 
@@ -105,7 +105,7 @@ def built_in_texts() -> tuple[str, ...]:
 
 
 def survey_model(
-    plan: Plan,
+    plan: SurveyPlan,
     out: str | Path,
     limits: SourceLimits = LOCAL,
     progress: Progress | None = None,
@@ -138,32 +138,10 @@ def survey_model(
     ran = _run(
         plan, [info for info, role in listed if role is not Role.EMBEDDING], parameters, limits, run_progress
     )
-    others = (info for info, role in infos if role not in (Role.LINEAR, Role.HEAD))
-    kept = sum(info.elements * itemsize(info.dtype) for info in others)
-    head = (
-        found.head
-        if found
-        else Head(
-            plan.model,
-            plan.revision,
-            sha256,
-            plan.schemes,
-            ran.signals,
-            ran.signals[-1],
-            len(listed),
-            parameters,
-            kept,
-            ran.loss,
-            ran.why,
-            ran.texts,
-            ran.tokens,
-            hash_of(plan.calibration) if ran.loss else "",
-            versions(),
-        )
-    )
+    head = found.head if found else _head_of(plan, ran, sha256, infos)
     done = {layer.name for layer in found.layers} if found else set()
     jobs = [
-        Job(info, role, ran.evidence.get(_layer(info)), _reached(info, role, ran))
+        SurveyJob(info, role, ran.evidence.get(_layer(info)), _reached(info, role, ran))
         for info, role in listed
         if _layer(info) not in done
     ]
@@ -177,8 +155,32 @@ def survey_model(
     return load_survey(out)
 
 
+def _head_of(
+    plan: SurveyPlan, ran: _Ran, sha256: str, infos: Sequence[tuple[TensorInfo, Role | None]]
+) -> Head:
+    """The first line of a new survey of a model's tensors."""
+    others = (info for info, role in infos if role not in (Role.LINEAR, Role.HEAD))
+    return Head(
+        model=plan.model,
+        revision=plan.revision,
+        weights_sha256=sha256,
+        schemes=plan.schemes,
+        signals=ran.signals,
+        default=ran.signals[-1],
+        layers=sum(role is not None for _, role in infos),
+        parameters=sum(info.elements for info, _ in infos),
+        kept_bytes=sum(info.elements * itemsize(info.dtype) for info in others),
+        loss=ran.loss,
+        why=ran.why,
+        texts=ran.texts,
+        tokens=ran.tokens,
+        texts_sha256=hash_of(plan.calibration) if ran.loss else "",
+        versions=versions(),
+    )
+
+
 def in_this_process(
-    plan: Plan, source: TensorSource, jobs: Sequence[Job], signals: Sequence[str]
+    plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob], signals: Sequence[str]
 ) -> Iterator[Layer]:
     """The jobs one after another, here, on the GPU if there is one."""
     schemes = {text: Scheme.parse(text) for text in plan.schemes}
@@ -188,7 +190,7 @@ def in_this_process(
 
 
 def survey_layer(
-    source: TensorSource, job: Job, schemes: Mapping[str, Scheme], signals: Sequence[str]
+    source: TensorSource, job: SurveyJob, schemes: Mapping[str, Scheme], signals: Sequence[str]
 ) -> Layer:
     """One layer: its bytes are read once, and it is rounded to nearest by every scheme.
 
@@ -260,7 +262,11 @@ class _Ran:
 
 
 def _run(
-    plan: Plan, layers: Sequence[TensorInfo], parameters: int, limits: SourceLimits, progress: Progress | None
+    plan: SurveyPlan,
+    layers: Sequence[TensorInfo],
+    parameters: int,
+    limits: SourceLimits,
+    progress: Progress | None,
 ) -> _Ran:
     """Run the model as far as the signals need it; without signals asked for, the best that can be had."""
     if plan.signals is not None and all(SENSITIVITIES[s].needs is Needs.NOTHING for s in plan.signals):
@@ -324,7 +330,7 @@ def _memory() -> tuple[float, str]:
     return 0.7 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory for it"
 
 
-def _check_same(out: Path, found: Head, plan: Plan, sha256: str, layers: int) -> None:
+def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: int) -> None:
     """``ValueError`` unless the file ``out`` is of what is to be surveyed now."""
     wanted = replace(
         found,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from explorer.cli.options import Json, examples_of, split
-from explorer.cli.output import Table, counted, emit, say
+from explorer.cli.output import PrintedTable, counted, emit, say
 
 if TYPE_CHECKING:
     from lab.conformance.compare import Conformance
@@ -77,10 +77,10 @@ def _record(results: Sequence[Conformance], model: str) -> None:
         say(f"written: {path}", error=True)
 
 
-def _table(results: Sequence[Conformance]) -> Table:
+def _table(results: Sequence[Conformance]) -> PrintedTable:
     described = ("scheme", "convention", "package", "function", "verdict")
     rows = []
     for r in results:
         counts = (r.total.codes, r.total.different_codes, r.total.scales, r.total.different_scales)
         rows.append((r.name, r.convention, f"{r.package} {r.version}", r.function, r.verdict, *counts))
-    return Table((*described, "codes", "differ", "scales", "differ"), rows)
+    return PrintedTable((*described, "codes", "differ", "scales", "differ"), rows)

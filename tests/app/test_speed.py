@@ -23,7 +23,7 @@ from explorer.products.table import GEMMS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording
 from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms
-from explorer.recordings.times import Spread
+from explorer.recordings.times import TimeSpread
 from lab import docs
 from tests.app.test_handlers import plots_of, selection, unchanged
 
@@ -199,7 +199,7 @@ def test_the_frontier_and_the_choice() -> None:
 
 def timing(**changes: Any) -> GemmTiming:
     """Any timing, with the fields that a test is about."""
-    graph = Spread(3.0, 3.0, 3.0)
+    graph = TimeSpread(3.0, 3.0, 3.0)
     return dataclasses.replace(recorded_gemms().rows[0], graph=graph, **changes)
 
 

@@ -85,8 +85,9 @@ ARCHITECTURES = {
         "DeepseekV3Config",
         {
             "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 3,
-            "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
-            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 32, "q_lora_rank": 32,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+            "kv_lora_rank": 32, "q_lora_rank": 32,
             "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "vocab_size": 128,
         },
         25, 27,

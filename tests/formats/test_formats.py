@@ -20,7 +20,7 @@ from torch import Tensor
 
 from explorer import FORMATS
 from explorer.formats import CodebookFormat, FloatFormat, Format, IntegerFormat, Specials, TruncatedFloat32
-from explorer.formats.codebooks import Ties
+from explorer.formats.codebooks import LevelTies
 from explorer.formats.rounding import Rounding, philox_block, philox_uniform
 from tests.new_rows import E3M4, ROWS, UE5M3
 
@@ -136,7 +136,7 @@ def nearest_value(x: float, fmt: Format) -> float:
 def tie_winner(fmt: Format, lower: float, upper: float) -> float:
     """Which of two neighbouring values the value halfway between them rounds to."""
     if isinstance(fmt, CodebookFormat):
-        towards_upper = {Ties.LOWER: False, Ties.UPPER: True, Ties.ZERO: lower < 0}[fmt.ties]
+        towards_upper = {LevelTies.LOWER: False, LevelTies.UPPER: True, LevelTies.ZERO: lower < 0}[fmt.ties]
         return upper if towards_upper else lower
     if isinstance(fmt, IntegerFormat):
         return lower if lower % 2 == 0 else upper

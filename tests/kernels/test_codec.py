@@ -173,8 +173,8 @@ def enumerators(header: str, name: str) -> list[str]:
     ("members", "header", "name"),
     [
         (kernel.Mapping, "scale.cuh", "Mapping"),
-        (kernel.ScaleRule, "scale.cuh", "ScaleRule"),
-        (kernel.Range, "extent.cuh", "Range"),
+        (kernel.KernelScaleRule, "scale.cuh", "ScaleRule"),
+        (kernel.KernelRange, "extent.cuh", "Range"),
     ],
 )
 def test_enumerators_have_one_list_of_names(members: type[enum.Enum], header: str, name: str) -> None:
@@ -185,6 +185,6 @@ def test_enumerators_have_one_list_of_names(members: type[enum.Enum], header: st
 def test_the_librarys_words_are_enumerators() -> None:
     """What schemes and formats say has a name that the kernels know."""
     assert {m.name for m in kernel.Mapping} <= {m.name for m in MappingType}
-    assert {r.name for r in ExponentRule} < {r.name for r in kernel.ScaleRule}
-    assert {r.name.lower() for r in kernel.Range} <= set(CALIBRATORS)
+    assert {r.name for r in ExponentRule} < {r.name for r in kernel.KernelScaleRule}
+    assert {r.name.lower() for r in kernel.KernelRange} <= set(CALIBRATORS)
     assert {s.name for s in Specials} - {"SCALE"} == set(enumerators("codec.cuh", "Specials"))

@@ -152,7 +152,7 @@ ROWS = [(6.0, 0.0), (0.58, 0.8), (1.8, 0.0), (-1.0, 0.0), (3.0, 1.2), (0.0, -2.0
 STORED = [
     {**step.scheme, **choice.changes, "clip": clip}
     for step in story.STEPS
-    for choice in step.choices or (story.Choice("", {}),)
+    for choice in step.choices or (story.StoryChoice("", {}),)
     for clip in ((1, 0.37, "mse") if "int" in str({**step.scheme, **choice.changes}["format"]) else (1,))
 ]
 

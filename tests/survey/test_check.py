@@ -21,7 +21,7 @@ from explorer.survey.apply import card_of, codes_of, constraints_of, folder_of
 from explorer.survey.assemble import assemble
 from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, check_recipe
 from explorer.survey.loss import reference_for
-from explorer.survey.run import Plan, survey_model
+from explorer.survey.run import SurveyPlan, survey_model
 from explorer.survey.verdict import truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,7 +39,7 @@ def llama(tiny_llama: Path) -> Model:
 @pytest.fixture(scope="module")
 def survey(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Survey:
     out = tmp_path_factory.mktemp("surveys") / "s.jsonl"
-    return survey_model(Plan(str(tiny_llama), None, NAMES, None, TEXTS), out)
+    return survey_model(SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS), out)
 
 
 def recipe_for(layers: dict[str, str]) -> ModelRecipe:

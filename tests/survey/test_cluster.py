@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from explorer.survey import Layer, cluster, load_survey
-from explorer.survey.run import Job, Plan, survey_model
+from explorer.survey.run import SurveyJob, SurveyPlan, survey_model
 
 NAMES = ("int3_group64_asym", "nvfp4")
 
@@ -32,10 +32,12 @@ def test_a_lost_workers_layers_run_again(
     two_workers: None, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two workers is killed in the midst of a layer; rows and costs are those of one process."""
-    plan = Plan(str(tiny_llama), None, NAMES, ("weight", "fisher_diagonal"), ("the cat sleeps on the roof",))
+    plan = SurveyPlan(
+        str(tiny_llama), None, NAMES, ("weight", "fisher_diagonal"), ("the cat sleeps on the roof",)
+    )
     killed, there = str(tmp_path / "killed"), cluster.layer_there
 
-    def layer_there(plan: Plan, job: Job, signals: tuple[str, ...]) -> Layer:
+    def layer_there(plan: SurveyPlan, job: SurveyJob, signals: tuple[str, ...]) -> Layer:
         if "layers.1.mlp.up_proj" in job.info.name and not os.path.exists(killed):  # noqa: PTH110
             with open(killed, "w") as file:
                 file.write(str(os.getpid()))
@@ -61,16 +63,16 @@ def test_what_a_task_refuses_is_said_as_here(
 ) -> None:
     """The words of the task, without Ray's; and signals that need the whole model are refused."""
 
-    def layer_there(plan: Plan, job: Job, signals: tuple[str, ...]) -> Layer:
+    def layer_there(plan: SurveyPlan, job: SurveyJob, signals: tuple[str, ...]) -> Layer:
         raise ValueError("a layer of NaN")
 
     monkeypatch.setattr(cluster, "layer_there", layer_there)
     with pytest.raises(ValueError, match=r"^a layer of NaN$"):
         survey_model(
-            Plan(str(tiny_llama), None, NAMES, ("weight",)), tmp_path / "s.jsonl", rows=cluster.on_ray()
+            SurveyPlan(str(tiny_llama), None, NAMES, ("weight",)), tmp_path / "s.jsonl", rows=cluster.on_ray()
         )
     assert load_survey(tmp_path / "s.jsonl").layers == ()
-    plan = Plan(str(tiny_llama), None, NAMES, ("measured",), ("the cat sleeps",))
+    plan = SurveyPlan(str(tiny_llama), None, NAMES, ("measured",), ("the cat sleeps",))
     with pytest.raises(ValueError, match="is not computed on Ray"):
         survey_model(plan, tmp_path / "t.jsonl", rows=cluster.on_ray())
 

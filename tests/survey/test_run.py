@@ -28,7 +28,7 @@ from explorer.survey.kinds import role_of
 from explorer.survey.loss import reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import FIRST, head_differs
-from explorer.survey.run import Plan, survey_model
+from explorer.survey.run import SurveyPlan, survey_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("int3_group64_asym", "nvfp4", "int8_row")
@@ -40,7 +40,7 @@ def surveyed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A model's folder, and the file of its survey by every signal."""
     folder: Path = request.getfixturevalue(request.param)
     out = tmp_path_factory.mktemp("surveys") / "s.jsonl"
-    survey_model(Plan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS), out)
+    survey_model(SurveyPlan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS), out)
     return folder, out
 
 
@@ -117,7 +117,7 @@ def test_fisher_is_the_mean_squared_gradient(tiny_llama: Path) -> None:
 
 def test_a_stopped_survey_goes_on(tiny_llama: Path, tmp_path: Path) -> None:
     """What is in the file is not computed again, a line that was cut off is, and the end is the same."""
-    plan, out = Plan(str(tiny_llama), None, NAMES, None, TEXTS), tmp_path / "s.jsonl"
+    plan, out = SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS), tmp_path / "s.jsonl"
     seen: list[tuple[int, int]] = []
 
     def stop_after_three(done: int, total: int) -> None:
@@ -144,7 +144,7 @@ def test_a_finished_survey_opens_without_running(
     """Nothing is loaded or rounded again."""
     folder, out = surveyed
     monkeypatch.setattr(running, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
-    plan = Plan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS)
+    plan = SurveyPlan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS)
     before = out.read_bytes()
     assert survey_model(plan, out, progress=lambda *_: pytest.fail("a layer was surveyed")).complete
     assert out.read_bytes() == before
@@ -168,7 +168,7 @@ def test_a_file_of_another_survey_is_not_touched(
     if "model" in change:
         shutil.copytree(folder, tmp_path / "other")
         change = {"model": str(tmp_path / "other")}  # type: ignore[dict-item]
-    plan = replace(Plan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS), **change)
+    plan = replace(SurveyPlan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS), **change)
     with pytest.raises(ValueError, match=f"s.jsonl is another survey: {words}"):
         survey_model(plan, out)
     assert out.read_bytes() == done.read_bytes()
@@ -178,7 +178,7 @@ def test_changed_weights_and_versions_are_another_survey(tiny_bert: Path, tmp_pa
     """Going on would mix layers of two models, or numbers of two versions."""
     folder, out = tmp_path / "m", tmp_path / "s.jsonl"
     shutil.copytree(tiny_bert, folder)
-    plan = Plan(str(folder), None, NAMES, ("weight",))
+    plan = SurveyPlan(str(folder), None, NAMES, ("weight",))
     survey_model(plan, out)
     head, *rest = out.read_text().splitlines()
     older = {**json.loads(head), "versions": {"explorer": "0.0.1"}}
@@ -198,7 +198,7 @@ def test_surveys_and_recipes_with_texts_of_earlier_versions_are_read(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     """Mappings stood in upper case: such a survey goes on, and its recipe is one of today's schemes."""
-    out, plan = tmp_path / "s.jsonl", Plan(str(tiny_llama), None, (OLD, "int8_row"), ("weight",))
+    out, plan = tmp_path / "s.jsonl", SurveyPlan(str(tiny_llama), None, (OLD, "int8_row"), ("weight",))
     assert plan.schemes == (TODAY, "int8_row")
     whole = survey_model(plan, out)
     lines = out.read_text().replace(TODAY, OLD).splitlines()
@@ -216,7 +216,7 @@ def test_surveys_and_recipes_with_texts_of_earlier_versions_are_read(
 def test_a_foreign_file_is_not_overwritten(tiny_bert: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("precious\n")
     with pytest.raises(ValueError, match="no JSON"):
-        survey_model(Plan(str(tiny_bert)), tmp_path / "notes.txt")
+        survey_model(SurveyPlan(str(tiny_bert)), tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "precious\n"
 
 
@@ -226,14 +226,14 @@ def test_weights_alone_where_the_model_cannot_be_run(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     tensors = {f"blocks.{i}.q_proj.weight": torch.randn(32, 64, generator=draw) for i in range(2)}
     save_file(tensors | {"norm.weight": torch.ones(64)}, tmp_path / "m" / "model.safetensors")
-    survey = survey_model(Plan(str(tmp_path / "m"), None, NAMES), tmp_path / "s.jsonl")
+    survey = survey_model(SurveyPlan(str(tmp_path / "m"), None, NAMES), tmp_path / "s.jsonl")
     assert survey.head.signals == ("weight",) and "config.json" in survey.head.why and not survey.head.loss
     assert [x.kind for x in survey.layers] == ["query", "query"] and [x.depth for x in survey.layers] == [
         0,
         1,
     ]
     with pytest.raises(SourceError, match=r"config\.json"):
-        survey_model(Plan(str(tmp_path / "m"), None, NAMES, ("fisher",)), tmp_path / "t.jsonl")
+        survey_model(SurveyPlan(str(tmp_path / "m"), None, NAMES, ("fisher",)), tmp_path / "t.jsonl")
     assert not (tmp_path / "t.jsonl").exists()
 
 
@@ -241,12 +241,14 @@ def test_a_model_too_large_to_run_has_weights_alone(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In less memory first the number a weight goes, then the run; the file says why."""
-    parameters = survey_model(Plan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "a.jsonl").head.parameters
+    parameters = survey_model(
+        SurveyPlan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "a.jsonl"
+    ).head.parameters
     monkeypatch.setattr(running, "_memory", lambda: (4 * parameters * 2, "a small machine"))
-    less = survey_model(Plan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "b.jsonl")
+    less = survey_model(SurveyPlan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "b.jsonl")
     assert less.head.signals == ("weight", "fisher")
     monkeypatch.setattr(running, "_memory", lambda: (4 * parameters, "a small machine"))
-    least = survey_model(Plan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "c.jsonl")
+    least = survey_model(SurveyPlan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "c.jsonl")
     assert least.head.signals == ("weight",) and "of a small machine" in least.head.why
 
 
@@ -260,13 +262,13 @@ def test_one_layer_is_in_memory_at_a_time(
     monkeypatch.setattr(
         kind, "read_rows", lambda self, info, *a: read.append(info.name) or original(self, info, *a)
     )
-    survey = survey_model(Plan(str(tiny_llama), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
+    survey = survey_model(SurveyPlan(str(tiny_llama), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
     assert read == [f"{x.name}.weight" for x in survey.layers if x.role is not Role.EMBEDDING]
 
 
 def test_a_checkpoint_stops_it_between_schemes(tiny_llama: Path, tmp_path: Path) -> None:
     """A visitor who left ends the work before the next scheme; layers that were done stay."""
-    plan, calls, most = Plan(str(tiny_llama), None, NAMES, ("weight",)), 0, 10**6
+    plan, calls, most = SurveyPlan(str(tiny_llama), None, NAMES, ("weight",)), 0, 10**6
 
     def check() -> None:
         nonlocal calls
@@ -292,7 +294,7 @@ def test_a_checkpoint_stops_it_between_schemes(tiny_llama: Path, tmp_path: Path)
 )
 def test_what_cannot_be_planned_is_said(plan: dict[str, tuple[str, ...]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Plan("model", **plan)  # type: ignore[arg-type]
+        SurveyPlan("model", **plan)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_surveyed_is_said(tmp_path: Path) -> None:
@@ -304,9 +306,9 @@ def test_what_cannot_be_surveyed_is_said(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
     with pytest.raises(SourceError, match="norms has no linear layers"):
-        survey_model(Plan(str(tmp_path / "norms")), tmp_path / "s.jsonl")
+        survey_model(SurveyPlan(str(tmp_path / "norms")), tmp_path / "s.jsonl")
     with pytest.raises(ValueError, match=r"a\.q_proj, by int3_group64_asym: .*NaN"):
-        survey_model(Plan(str(tmp_path / "nan"), None, NAMES), tmp_path / "t.jsonl")
+        survey_model(SurveyPlan(str(tmp_path / "nan"), None, NAMES), tmp_path / "t.jsonl")
 
 
 @pytest.mark.parametrize("name", SENSITIVITIES)
@@ -326,7 +328,7 @@ def test_a_survey_cut_off_in_its_first_line_is_begun_anew(tiny_bert: Path, tmp_p
     """Else the same command fails for good on a file that says nothing."""
     out = tmp_path / "s.jsonl"
     out.write_text(left)
-    assert survey_model(Plan(str(tiny_bert), None, NAMES, ("weight",)), out).complete
+    assert survey_model(SurveyPlan(str(tiny_bert), None, NAMES, ("weight",)), out).complete
     assert out.read_bytes().startswith(FIRST)
 
 
@@ -336,7 +338,7 @@ def test_a_file_that_is_no_survey_is_not_overwritten(tiny_bert: Path, tmp_path: 
     out = tmp_path / "s.jsonl"
     out.write_text(left)
     with pytest.raises(ValueError, match=r"s\.jsonl"):
-        survey_model(Plan(str(tiny_bert), None, NAMES, ("weight",)), out)
+        survey_model(SurveyPlan(str(tiny_bert), None, NAMES, ("weight",)), out)
     assert out.read_text() == left
 
 
@@ -347,7 +349,7 @@ def test_two_surveys_do_not_write_one_file(
     folder, finished = surveyed
     out = tmp_path / "s.jsonl"
     out.write_text("".join(finished.read_text().splitlines(keepends=True)[:2]))
-    plan = Plan(str(folder), None, load_survey(finished).head.schemes, texts=TEXTS)
+    plan = SurveyPlan(str(folder), None, load_survey(finished).head.schemes, texts=TEXTS)
     text = out.read_text()
     with out.open("r+b") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -381,7 +383,7 @@ def test_transposed_layers_are_not_surveyed(tiny_llama: Path, tmp_path: Path) ->
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     with pytest.raises(SourceError, match="stored transposed"):
-        survey_model(Plan(str(folder), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
+        survey_model(SurveyPlan(str(folder), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
 
 
 def test_layers_that_the_network_lacks_are_not_called_idle(tiny_llama: Path) -> None:

@@ -11,9 +11,9 @@ from explorer.gpu.gemm.names import (
     Activation,
     BlockScaledFormat,
     OperandType,
+    ProductSide,
     ScaleK,
-    Scales,
-    Side,
+    ScalePlace,
     WordOp,
 )
 from explorer.gpu.gemm.rows import padded_columns, padded_rows, row_bits, two_bit_rows
@@ -51,9 +51,9 @@ __all__ = [
     "Division",
     "Epilogue",
     "OperandType",
+    "ProductSide",
     "ScaleK",
-    "Scales",
-    "Side",
+    "ScalePlace",
     "Tiles",
     "Weight",
     "WgmmaTile",

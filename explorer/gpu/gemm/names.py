@@ -49,14 +49,14 @@ class ScaleK(_Name):
     COLUMN = auto()
 
 
-class Side(_Name):
+class ProductSide(_Name):
     """A side of a product."""
 
     X = auto()
     W = auto()
 
 
-class Scales(_Name):
+class ScalePlace(_Name):
     """Where gemm_swap_ab.cu applies scales: in the epilogue, on each group's sum, on the weights in bfloat16,
     or on sums of 128 with scales of both sides."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
-from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, Scales, macros
+from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, ScalePlace, macros
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import MOST_SHARED_BYTES, scales_along_k
 from explorer.gpu.runtime import Build, launch, multiprocessors
@@ -52,7 +52,7 @@ class Tiles:
     bits: int = 0
     codec: str = "IntegerCodec<8>"
     two_bit: int = 0
-    scales: Scales = Scales.ROW
+    scales: ScalePlace = ScalePlace.ROW
     group: int = TILE_K
     scale: str = "float"
     zeros: bool = False
@@ -60,7 +60,7 @@ class Tiles:
     @property
     def groups(self) -> int:
         """Scales of a row in a tile."""
-        return 0 if not self.bits or self.scales is Scales.ROW else TILE_K // self.group
+        return 0 if not self.bits or self.scales is ScalePlace.ROW else TILE_K // self.group
 
     @property
     def order(self) -> CodeOrder:
@@ -144,7 +144,7 @@ class Division:
 
     def stage_bytes(self, tiles: Tiles) -> int:
         """Of one stage of the ring."""
-        scales = self.tokens * 4 + 16 if tiles.scales is Scales.BLOCK else 0
+        scales = self.tokens * 4 + 16 if tiles.scales is ScalePlace.BLOCK else 0
         return self._stage_bytes(tiles, self.halves(tiles)) + scales
 
     def _stage_bytes(self, tiles: Tiles, halves: int) -> int:
@@ -154,7 +154,7 @@ class Division:
     def halves(self, tiles: Tiles) -> int:
         """Stages that share a repacked tile: 2 where there is no room for three whole ones."""
         splits = tiles.bits not in (0, 3) and tiles.x_type is OperandType.BF16
-        if not splits or self.ways > 1 or tiles.scales is Scales.SUM:
+        if not splits or self.ways > 1 or tiles.scales is ScalePlace.SUM:
             return 1
         return 1 if 3 * (self._stage_bytes(tiles, 1) + 16) <= self._room(tiles) else 2
 
@@ -250,7 +250,7 @@ def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
 
 def tokens_for(tiles: Tiles) -> tuple[int, ...]:
     """Tokens of a CTA that there are builds for: 256 where one set of accumulators is enough."""
-    return TOKENS[:-1] if tiles.scales in (Scales.SUM, Scales.BLOCK) else TOKENS
+    return TOKENS[:-1] if tiles.scales in (ScalePlace.SUM, ScalePlace.BLOCK) else TOKENS
 
 
 def _forms(tokens: int, tiles: Tiles) -> list[Division]:
@@ -258,7 +258,7 @@ def _forms(tokens: int, tiles: Tiles) -> list[Division]:
     which divides some N better."""
     if tokens <= 16 and tiles.bits and tiles.x_type is not OperandType.E4M3:
         return [Division(tokens, blocks=1, ways=2, ctas=1 if tiles.tabled else 2, synchronous=True)]
-    if tiles.scales is Scales.BLOCK:
+    if tiles.scales is ScalePlace.BLOCK:
         return [Division(tokens, blocks=1, ctas=2), Division(tokens)] if tokens <= 64 else [Division(tokens)]
     if tokens <= (64 if tiles.bits else 128):
         return [Division(tokens, blocks=1, ways=2), Division(tokens)]
@@ -267,7 +267,7 @@ def _forms(tokens: int, tiles: Tiles) -> list[Division]:
 
 def _shares_k(form: Division, tiles: Tiles) -> bool:
     """Whether two CTAs of a cluster may share K: where W is not decoded, few tokens lose by it."""
-    return tiles.bits > 0 or tiles.scales is Scales.BLOCK or form.blocks > 1
+    return tiles.bits > 0 or tiles.scales is ScalePlace.BLOCK or form.blocks > 1
 
 
 def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Division:
@@ -312,7 +312,7 @@ def gemm_swap_ab(
     out: Tensor | None = None,
 ) -> Tensor:
     """X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K]: rows of the same type uint8 [n, bytes],
-    or tiles of ``repack``. ``Scales.BLOCK``: x_scale float32 [⌈K/128⌉, M], w_scale [⌈N/128⌉, ⌈K/128⌉].
+    or tiles of ``repack``. ``ScalePlace.BLOCK``: x_scale float32 [⌈K/128⌉, M], w_scale [⌈N/128⌉, ⌈K/128⌉].
     ``early``: nothing on the stream still writes W; the product may begin to load its tiles while the kernel
     before it ends, in a graph where X was multiplied before it was captured. ``out``: Y [M, n] is written
     here. ``ValueError`` where W's tiles are not those of n rows and X's K, or Y does not fit ``out``."""
@@ -328,9 +328,14 @@ def gemm_swap_ab(
         if w.shape[0] != n:
             raise ValueError(f"expected W of {n} rows, got {w.shape[0]}")
     m, device = x.shape[0], x.device
-    if tiles.bits == 4 and tiles.x_type is OperandType.S8 and tiles.scales is Scales.ROW and k_tiles > 1024:
+    if (
+        tiles.bits == 4
+        and tiles.x_type is OperandType.S8
+        and tiles.scales is ScalePlace.ROW
+        and k_tiles > 1024
+    ):
         raise ValueError("int32 sums of sixteen times int4 by int8 hold K up to 131,072")
-    if tiles.scales is Scales.BLOCK:
+    if tiles.scales is ScalePlace.BLOCK:
         x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
     division = division or division_of(m, n, k_tiles, tiles, device)
     k_tiles *= division.halves(tiles)

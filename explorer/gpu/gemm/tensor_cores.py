@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
-from explorer.gpu.gemm.names import BlockScaledFormat, OperandType, ScaleK, Side, macros
+from explorer.gpu.gemm.names import BlockScaledFormat, OperandType, ProductSide, ScaleK, macros
 from explorer.gpu.gemm.rows import padded_columns, padded_pair
 from explorer.gpu.runtime import Build, launch, multiprocessors
 from explorer.gpu.tma import tensor_map
@@ -41,7 +41,7 @@ class WgmmaTile:
     rows: int = 128
     columns: int = 256
     cluster: int = 2
-    shared: Side = Side.W
+    shared: ProductSide = ProductSide.W
     scale_k: ScaleK = ScaleK.NONE
     grouped: bool = False
 
@@ -72,7 +72,7 @@ class WgmmaTile:
 
     def tiles(self, m: int, n: int) -> tuple[int, int]:
         """Tiles along M and N of an output, filled to whole clusters."""
-        clusters = (1, self.cluster) if self.shared is Side.X else (self.cluster, 1)
+        clusters = (1, self.cluster) if self.shared is ProductSide.X else (self.cluster, 1)
         return (
             math.ceil(m / (self.rows * clusters[0])) * clusters[0],
             math.ceil(n / (self.columns * clusters[1])) * clusters[1],
@@ -80,7 +80,7 @@ class WgmmaTile:
 
     def maps(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Tensor maps of both sides; of the shared one, a CTA loads its part."""
-        parts = (self.cluster, 1) if self.shared is Side.X else (1, self.cluster)
+        parts = (self.cluster, 1) if self.shared is ProductSide.X else (1, self.cluster)
         return tensor_map(x, self.rows // parts[0]), tensor_map(w, self.columns // parts[1])
 
 
@@ -105,9 +105,12 @@ def wgmma_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
     """Every tile that ``gemm_wgmma`` chooses from."""
     # With promotion clusters are slower: CTAs stall on each other's barriers.
     if scale_k is ScaleK.BLOCK:
-        return (WgmmaTile(128, 128, 1, Side.W, scale_k), WgmmaTile(256, 128, 1, Side.W, scale_k))
+        return (
+            WgmmaTile(128, 128, 1, ProductSide.W, scale_k),
+            WgmmaTile(256, 128, 1, ProductSide.W, scale_k),
+        )
     if scale_k is ScaleK.COLUMN:
-        return (WgmmaTile(128, 128, 1, Side.W, scale_k),)
+        return (WgmmaTile(128, 128, 1, ProductSide.W, scale_k),)
     return tuple(WgmmaTile(128, columns, cluster) for columns in (256, 128) for cluster in (1, 2))
 
 
@@ -174,7 +177,7 @@ def _checked(tile: WgmmaTile, scale_k: ScaleK, grouped: bool) -> WgmmaTile:
     if tile.scale_k is not scale_k or tile.grouped is not grouped:
         kind = f"{'grouped' if grouped else 'plain'} products with {scale_k} scales along K"
         raise ValueError(f"{tile} is not for {kind}")
-    if grouped and tile.cluster > 1 and tile.shared is not Side.X:
+    if grouped and tile.cluster > 1 and tile.shared is not ProductSide.X:
         raise ValueError("in grouped products the CTAs of a cluster share X: a group may have one tile")
     return tile
 
@@ -195,10 +198,10 @@ def _wgmma_tile(m: int, n: int, device: torch.device, scale_k: ScaleK) -> WgmmaT
 
 def grouped_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
     """Tiles of ``gemm_grouped``, for few rows a group first."""
-    few = WgmmaTile(64, 256, 1, Side.W, scale_k, grouped=True)
+    few = WgmmaTile(64, 256, 1, ProductSide.W, scale_k, grouped=True)
     if scale_k is ScaleK.NONE:
-        return few, WgmmaTile(128, 256, 2, Side.X, grouped=True)
-    wide = (WgmmaTile(rows, 128, 1, Side.W, scale_k, grouped=True) for rows in (128, 256))
+        return few, WgmmaTile(128, 256, 2, ProductSide.X, grouped=True)
+    wide = (WgmmaTile(rows, 128, 1, ProductSide.W, scale_k, grouped=True) for rows in (128, 256))
     return (few, *wide)
 
 

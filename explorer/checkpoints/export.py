@@ -14,6 +14,7 @@ from torch import Tensor
 from explorer.checkpoints.model import ModelFolder
 from explorer.core.quantize import QuantizedTensor
 from explorer.methods.recipe import Recipe
+from explorer.models.skeleton import Place
 from explorer.schemes import Scheme
 
 Shape = tuple[int, int]
@@ -103,6 +104,7 @@ class Export:
     reader     the program and version that the tests read it back with
     exact      how near that program's weights are to ours, in words
     suffix     of the file of one tensor
+    place      (model, layer) -> where the reader has the layer, or why it cannot hold codes there
     family     (scheme) -> which schemes it can stand beside in one model: those of the same family
     """
 
@@ -117,6 +119,7 @@ class Export:
     one: Callable[[QuantizedTensor, str, Path], None]
     load: Callable[[Plan], str]
     suffix: str = ".safetensors"
+    place: Callable[[ModelFolder, str], Place] = ModelFolder.place
     family: Callable[[Scheme], str] = lambda scheme: ""
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:

@@ -101,14 +101,19 @@ class ModelFolder:
 
     def place(self, layer: str) -> Place:
         """Where a layer ends up in the network, or why no linear layer has its weight there."""
-        info = self.info(f"{layer}.weight")
-        return self.skeleton.place(layer, info.shape) if self.skeleton else Place(layer)
+        return self.skeleton.place(layer, self._shape(layer)) if self.skeleton else Place(layer)
+
+    def coded(self, layer: str) -> Place:
+        """``place`` for a reader whose layers of codes have no ``.weight``."""
+        return self.skeleton.coded(layer, self._shape(layer)) if self.skeleton else Place(layer)
 
     @cached_property
-    def linear(self) -> dict[str, str]:
-        """The layers that become linear layers of the network, and their paths there."""
-        places = {name: self.place(name).module for name in self.matrices}
-        return {name: module for name, module in places.items() if module}
+    def experts(self) -> tuple[str, ...]:
+        """The layers of experts that transformers stacks while loading."""
+        return tuple(name for name in self.matrices if self.place(name).experts)
+
+    def _shape(self, layer: str) -> tuple[int, ...]:
+        return self.info(f"{layer}.weight").shape
 
     @cached_property
     def dtype(self) -> torch.dtype:

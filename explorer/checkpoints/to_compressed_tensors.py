@@ -27,16 +27,19 @@ from torch import Tensor
 
 from explorer.checkpoints import safetensors_folder, words
 from explorer.checkpoints.export import Export, Plan, Shape
+from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.words import integer_refusal, is_asymmetric, ragged
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import E8M0, IntegerFormat
+from explorer.models.skeleton import Place
 from explorer.schemes import Scheme
 
 NAME = "compressed-tensors"
 VERSION = "0.20.0"
 INTEGERS = (2, 3, 4, 5, 6, 7, 8)
 TILE = 128
+EXPERTS = r"re:.*\.experts\.\d+\..*"
 _WORD = 32
 Parts = dict[str, Tensor]
 
@@ -205,6 +208,8 @@ def family(scheme: Scheme) -> str:
 
 def together(plan: Plan) -> str:
     """Reason why layers of different schemes, or these inputs, cannot be combined, or an empty text."""
+    if why := _experts_refusal(plan):
+        return why
     if len(plan.schemes) > 1 and (packed := _packed_zeros(plan)):
         return f"transformers loads no packed zero points ({packed[0]}) in mixed recipes: take symmetric ones"
     if plan.inputs is None:
@@ -215,6 +220,35 @@ def together(plan: Plan) -> str:
         if why := ragged(plan.shape(name)[1], plan.inputs.block[1] or 1):
             return f"of the inputs of {name} {why}"
     return _static_refusal(plan)
+
+
+def place(model: ModelFolder, layer: str) -> Place:
+    """Where transformers has the layer: experts are stacked after their codes were restored."""
+    found = model.coded(layer)
+    return Place(layer) if found.experts else found
+
+
+def _experts_refusal(plan: Plan) -> str:
+    """Why these layers of experts don't go together: transformers 5.23 restores all of them by one scheme."""
+    experts = plan.model.experts
+    if not experts:
+        return ""
+    left = [name for name in experts if name not in plan.coded]
+    if left:
+        return (
+            f"transformers reads codes for all experts or opens nothing: {len(left)} of {len(experts)} layers "
+            f"of experts have none, such as {left[0]}"
+        )
+    schemes = {plan.layers[name].scheme for name in experts}
+    if len(schemes) > 1:
+        names = ", ".join(sorted(str(scheme) for scheme in schemes))
+        return f"transformers reads all experts by one scheme, not by {names}: --fuse gives them the same"
+    (scheme,) = schemes
+    layout = layout_of(scheme)
+    packed = layout is not None and layout.format == "pack-quantized" and not is_asymmetric(scheme)
+    if not packed and (layout is None or layout.format != "float-quantized"):
+        return f"transformers restores experts from packed symmetric integers or FP8, not from {scheme.label}"
+    return ""
 
 
 def _packed_zeros(plan: Plan) -> list[Scheme]:
@@ -253,7 +287,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         assert layout is not None
         bfloat16 |= layout.bfloat16
         groups[f"group_{number}"] = {
-            "targets": [plan.model.place(name).module for name in names],
+            "targets": _targets(plan, names),
             "weights": layout.weights,
             "input_activations": inputs,
             "output_activations": None,
@@ -269,6 +303,14 @@ def settings(plan: Plan) -> dict[str, Any]:
         config_groups=groups,
     )
     return config | ({"dtype": "bfloat16"} if bfloat16 else {})
+
+
+def _targets(plan: Plan, names: list[str]) -> list[str]:
+    """The layers' paths in the reader's network; experts, which have none there, by the pattern that the
+    reader looks for."""
+    experts = set(plan.model.experts)
+    paths = [plan.model.place(name).module for name in names if name not in experts]
+    return paths + ([EXPERTS] if experts.intersection(names) else [])
 
 
 def _ignored(plan: Plan) -> list[str]:
@@ -323,5 +365,6 @@ EXPORT = Export(
     partial(safetensors_folder.write_model, layer=_layer, settings=settings),
     safetensors_folder.one(_layer),
     load,
+    place=place,
     family=family,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,38 +24,39 @@ MOST_MODULES = 20_000
 """Layers times experts of a configuration: a network is built before its weights are compared."""
 WEIGHT = ".weight"
 _PREFERRED = (
-    "AutoModelForCausalLM",
     "AutoModelForImageTextToText",
+    "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
     "AutoModelForMaskedLM",
 )
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _OUTDATED = ("AutoModelWithLMHead", "AutoModelForVision2Seq")
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a matrix of a model's files ends up: the path of the linear layer in the network, or why it is
-    none. One of the two is empty."""
+    none. One of the two is empty. ``experts``: the parameter that the matrices of experts are stacked in."""
 
     module: str
     refusal: str = ""
+    experts: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """The network that transformers opens a model's folder as, on the ``meta`` device.
+    """A network of transformers, of which only names, kinds and shapes count: it may lie on ``meta``.
 
     auto  the class of transformers that opens it
     """
 
-    auto: str
     network: nn.Module
-    _conversion: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([], []))
+    auto: str = "AutoModel"
 
     def parameter(self, name: str) -> tuple[str, bool]:
         """The parameter that the tensor ``name`` of the files becomes, and whether other tensors are merged
-        with it or its values are changed on the way. A name that the network lacks is returned too."""
+        with it or its values change on the way. A name that the network lacks is returned too."""
         from transformers import core_model_loading as loading
 
         renamings, converters = self._conversion
@@ -63,37 +64,52 @@ class Skeleton:
         found, converter = loading.rename_source_key(name, renamings, converters, prefix, self._known)
         return found, converter is not None
 
-    def place(self, layer: str, shape: tuple[int, ...]) -> Place:
-        """Where the layer ``layer`` (its tensor's name without ".weight") of ``shape`` ends up."""
+    def place(self, layer: str, shape: tuple[int, ...] | None = None) -> Place:
+        """The linear layer that the tensor ``layer`` + ".weight" of the files becomes; ``shape`` is compared
+        if it is given."""
         parameter, changed = self.parameter(layer + WEIGHT)
         if changed:
-            return Place("", f"transformers stacks or changes it while loading, into {parameter}")
+            stacked = parameter if _EXPERT.search(layer) else ""
+            return Place("", f"transformers merges it with others while loading, into {parameter}", stacked)
         name = parameter.removesuffix(WEIGHT)
         module = self._modules.get(name)
         if module is None or parameter == name:
             return Place("", f"{type(self.network).__name__} of transformers has no layer of this name")
         if not isinstance(module, nn.Linear):
             return Place("", f"it belongs to a {type(module).__name__}, not to a linear layer")
-        if tuple(module.weight.shape) != tuple(shape):
-            expected = list(module.weight.shape)
-            return Place("", f"its shape is {list(shape)}, and the configuration asks for {expected}")
-        if why := self._read_directly(name):
-            return Place("", why)
+        expected = tuple(module.weight.shape)
+        if shape is not None and expected != tuple(shape):
+            return Place("", f"its shape is {list(shape)}, and the configuration asks for {list(expected)}")
         return Place(name)
+
+    def coded(self, layer: str, shape: tuple[int, ...] | None = None) -> Place:
+        """``place``, if codes can take the place of the weight there: code that reads ``.weight`` of the
+        layer itself fails, as a layer of codes has none."""
+        found = self.place(layer, shape)
+        return Place("", why) if found.module and (why := self._reader_of(found.module)) else found
+
+    def is_embedding(self, layer: str) -> bool:
+        """True for a table of embeddings."""
+        return isinstance(
+            self._modules.get(self.parameter(layer + WEIGHT)[0].removesuffix(WEIGHT)), nn.Embedding
+        )
+
+    @cached_property
+    def language(self) -> str:
+        """The path of the part that reads and writes text, with a dot at its end; empty for the network of
+        text alone."""
+        config = getattr(self.network, "config", None)
+        text = config.get_text_config() if config is not None else None
+        if text is None or text is config:
+            return ""
+        paths = [n for n, m in self._modules.items() if n and getattr(m, "config", None) is text]
+        whole = [path for path in paths if any(name.startswith(f"{path}.") for name in self.linear)]
+        return f"{whole[0]}." if whole else ""
 
     @cached_property
     def linear(self) -> tuple[str, ...]:
         """The paths of all linear layers, in the network's order."""
         return tuple(name for name, module in self._modules.items() if isinstance(module, nn.Linear))
-
-    @cached_property
-    def parts(self) -> Mapping[str, int]:
-        """Weights by part of the network: its submodules of the first level that holds more than one."""
-        module, prefix = self.network, ""
-        while len(children := _with_weights(module)) == 1:
-            ((name, module),) = children.items()
-            prefix += f"{name}."
-        return {f"{prefix}{n}": sum(p.numel() for p in m.parameters()) for n, m in children.items()}
 
     @cached_property
     def _modules(self) -> dict[str, nn.Module]:
@@ -103,16 +119,37 @@ class Skeleton:
     def _known(self) -> dict[str, Any]:
         return dict(self.network.state_dict())
 
-    def _read_directly(self, name: str) -> str:
-        """Why codes cannot take the place of the weight ``name``: the module around it reads ``.weight``
-        itself, which a layer of codes does not have."""
+    @cached_property
+    def _conversion(self) -> tuple[list[Any], list[Any]]:
+        """transformers' renamings and its converters for the network, in the order in which they apply."""
+        from transformers import core_model_loading as loading
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        found = get_model_conversion_mapping(self.network)
+        converters = [one for one in found if isinstance(one, loading.WeightConverter)]
+        return [one for one in found if isinstance(one, loading.WeightRenaming)], converters
+
+    def _reader_of(self, name: str) -> str:
+        """The class that reads the weight ``name`` itself, in words; empty if none does."""
         parent, _, leaf = name.rpartition(".")
         around = type(self._modules[parent])
-        return (
-            f"{around.__name__} of transformers reads its weight directly, which a layer of codes lacks"
-            if re.search(rf"self\.{re.escape(leaf)}\.weight\b", _source(around))
-            else ""
-        )
+        if _mentions(_source(around), f"self.{leaf}.weight"):
+            return (
+                f"{around.__name__} of transformers reads its weight directly, which a layer of codes lacks"
+            )
+        owner = type(self._owner(name))
+        if _mentions(_source(owner._init_weights), f"module.{leaf}.weight"):
+            return f"{owner.__name__} of transformers sets its weight itself, which a layer of codes lacks"
+        return ""
+
+    def _owner(self, name: str) -> Any:
+        """The innermost of transformers' models that holds the layer ``name``."""
+        path = name
+        while path:
+            path = path.rpartition(".")[0]
+            if hasattr(self._modules[path], "_init_weights"):
+                return self._modules[path]
+        return self.network
 
 
 def skeleton_of(folder: Path) -> Skeleton | None:
@@ -145,7 +182,7 @@ def build(config: Any, origin: str) -> Skeleton:
             network = getattr(transformers, auto).from_config(config, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever a configuration makes it raise
         raise SourceError(f"{origin}: transformers cannot build its network: {first_line(error)}") from error
-    return Skeleton(auto, network.eval(), _conversion_of(network))
+    return Skeleton(network.eval(), auto)
 
 
 def auto_class(config: Any) -> str:
@@ -178,21 +215,11 @@ def modules_of_config(config: Mapping[str, Any]) -> int:
     return most["layer"] * most["expert"]
 
 
-def _conversion_of(network: nn.Module) -> tuple[list[Any], list[Any]]:
-    """transformers' renamings and its converters for ``network``, in the order in which they apply."""
-    from transformers import core_model_loading as loading
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    found = get_model_conversion_mapping(network)
-    converters = [one for one in found if isinstance(one, loading.WeightConverter)]
-    return [one for one in found if isinstance(one, loading.WeightRenaming)], converters
+def _mentions(source: str, words: str) -> bool:
+    return re.search(rf"\b{re.escape(words)}\b", source) is not None
 
 
-def _with_weights(module: nn.Module) -> dict[str, nn.Module]:
-    return {name: m for name, m in module.named_children() if any(True for _ in m.parameters())}
-
-
-def _source(kind: type) -> str:
+def _source(kind: Any) -> str:
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):  # built in C, or at run time

@@ -21,7 +21,7 @@ import numpy as np
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
-from explorer.survey.kinds import Role, fused_groups
+from explorer.survey.kinds import Role, scheme_groups
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
 
@@ -170,7 +170,7 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     chosen_for = {layer.name for layer in layers}
     rest = (layer for layer in survey.layers if layer.bits and layer.name not in chosen_for)
     kept = sum(layer.stored_bytes for layer in rest)
-    groups = fused_groups([x.name for x in layers]) if constraints.fuse else [(x.name,) for x in layers]
+    groups = scheme_groups([x.name for x in layers]) if constraints.fuse else [(x.name,) for x in layers]
     tables = _tables_of(layers, groups, _families(names, constraints.family), allowed, signal)
     bits, loss = _best_points(tables)
     return Frontier(

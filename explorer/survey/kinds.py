@@ -52,6 +52,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 """Of each kind of layer the last parts of its names; the longest that matches counts."""
 FUSED = (("query", "key", "value"), ("gate", "up"))
 """Kinds that serving engines multiply as one matrix: parts of one must share a scheme."""
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _ENDINGS = sorted(
     ((ending, kind) for kind, endings in _KINDS.items() for ending in endings), key=lambda e: -len(e[0])
 )
@@ -105,4 +106,16 @@ def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
         fused = next((kinds for kinds in FUSED if kind in kinds), None)
         key = (layer.rpartition(".")[0], fused) if fused else (layer, ())
         groups.setdefault(key, []).append(layer)
+    return [tuple(group) for group in groups.values()]
+
+
+def scheme_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
+    """``layers`` in groups that must have one scheme: those of ``fused_groups``, and all experts of a model,
+    which engines and transformers read by one scheme; the order of the first of each is kept."""
+    groups: dict[object, list[str]] = {}
+    for group in fused_groups(layers):
+        expert = _EXPERT.search(group[0])
+        groups.setdefault(
+            group[0][: expert.start()].partition(".layers.")[0] if expert else group, []
+        ).extend(group)
     return [tuple(group) for group in groups.values()]

@@ -69,8 +69,8 @@ ARCHITECTURES = {
     "llama with biases": Architecture(
         "LlamaForCausalLM", "LlamaConfig", TEXT | {"attention_bias": True, "mlp_bias": True}, 15, 1
     ),
-    "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", TEXT | {"num_local_experts": 4}, 9, 27),
-    "qwen3 moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", TEXT | EXPERTS, 9, 27),
+    "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", TEXT | {"num_local_experts": 4}, 33, 3),
+    "qwen3 moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", TEXT | EXPERTS, 33, 3),
     "qwen3 next": Architecture(
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
@@ -78,7 +78,7 @@ ARCHITECTURES = {
             "shared_expert_intermediate_size": 64, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
             "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4,
         },
-        30, 53,
+        78, 5,
     ),
     "deepseek v3": Architecture(
         "DeepseekV3ForCausalLM",
@@ -90,7 +90,7 @@ ARCHITECTURES = {
             "kv_lora_rank": 32, "q_lora_rank": 32,
             "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "vocab_size": 128,
         },
-        25, 27,
+        49, 3,
     ),
     "gpt-oss": Architecture(
         "GptOssForCausalLM", "GptOssConfig", TEXT | {"num_local_experts": 4, "num_experts_per_tok": 2}, 9, 3
@@ -99,7 +99,7 @@ ARCHITECTURES = {
         "Gemma3ForConditionalGeneration",
         "Gemma3Config",
         {"text_config": TEXT, "vision_config": VISION, "mm_tokens_per_image": 4},
-        26, 5,
+        14, 17,
     ),
     "nemotron-h": Architecture(
         "NemotronHForCausalLM",
@@ -128,7 +128,7 @@ ARCHITECTURES = {
         "T5ForConditionalGeneration",
         "T5Config",
         {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 128},
-        28, 7, both_sides,
+        0, 35, both_sides,
     ),
     "bert for next sentences": Architecture(
         "BertForNextSentencePrediction",

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints import safetensors_folder, words
+from explorer.checkpoints import integer_words, safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape
-from explorer.checkpoints.words import integer_refusal, is_asymmetric, ragged
+from explorer.checkpoints.integer_words import integer_refusal, is_asymmetric, ragged
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import E8M0, IntegerFormat
@@ -95,12 +95,14 @@ def _args(bits: int, kind: str, symmetric: bool = True) -> dict[str, Any]:
 def _packed(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
     bits = q.scheme.format.bits
     parts = {
-        ".weight_packed": words.int32_words(words.unsigned(q), bits),
+        ".weight_packed": integer_words.int32_words(integer_words.unsigned(q), bits),
         ".weight_scale": _scales(q, dtype),
         ".weight_shape": torch.tensor(q.shape),
     }
     if is_asymmetric(q.scheme):
-        parts[".weight_zero_point"] = words.int32_words(words.zero_codes(q).t(), bits).t().contiguous()
+        parts[".weight_zero_point"] = (
+            integer_words.int32_words(integer_words.zero_codes(q).t(), bits).t().contiguous()
+        )
     return parts
 
 

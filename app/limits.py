@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from explorer.sources import limits as sources
-from explorer.sources.limits import SourceLimits
+from explorer.sources import source_limits as sources
+from explorer.sources.source_limits import SourceLimits
 
 
 @dataclass(frozen=True)

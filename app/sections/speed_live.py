@@ -13,8 +13,8 @@ from app import limits
 from app.parts import html
 from app.parts.views import Shown, StatusView, shows
 from app.state.gpu_lock import gpu_lock, locked_steps
+from explorer.bench.chip_limits import measure_limits
 from explorer.bench.gemm import CPU_ROWS, time_gemm, time_on_cpu
-from explorer.bench.limits import measure_limits
 from explorer.core.backend import gpu_device, work_device
 from explorer.products.auto import variants_for
 from explorer.products.table import GEMMS

@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from explorer.bench.chip_limits import measure_limits
 from explorer.bench.cpu import CpuTiming, time_schemes
 from explorer.bench.gemm import CPU_ROWS, time_on_cpu
 from explorer.bench.grouped import run_cases
-from explorer.bench.limits import measure_limits
 from explorer.bench.plan import plan, plan_of_records, run_jobs
 from explorer.bench.quantize import DTYPES, time_quantize
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.report import sqnr_of
-from explorer.bench.limits import WORD_KINDS, device_state
+from explorer.bench.chip_limits import WORD_KINDS, device_state
 from explorer.bench.timing import (
     Call,
     Replay,

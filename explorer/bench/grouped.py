@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.report import sqnr_of
+from explorer.bench.chip_limits import device_state
 from explorer.bench.gemm import baseline_calls, least_seconds, time_both
-from explorer.bench.limits import device_state
 from explorer.bench.timing import buffer_sets, graph_of, time_replay
 from explorer.core.backend import require_gpu
 from explorer.products.grouped import Case, Grouped, GroupedOperands

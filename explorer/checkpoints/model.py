@@ -16,8 +16,8 @@ from explorer.models.skeleton import Place, Skeleton, skeleton_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.index import INDEX
-from explorer.sources.limits import LOCAL
 from explorer.sources.models import LocalModel
+from explorer.sources.source_limits import LOCAL
 
 CONFIG = "config.json"
 _CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".vocab", ".bpe")

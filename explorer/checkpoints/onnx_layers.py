@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints.export import Shape
+from explorer.checkpoints.integer_words import integer_refusal, is_asymmetric, ragged, unsigned, zero_codes
 from explorer.checkpoints.onnx_graph import Graph, Put, StoredTensor
-from explorer.checkpoints.words import integer_refusal, is_asymmetric, ragged, unsigned, zero_codes
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack_bits

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints import safetensors_folder, words
+from explorer.checkpoints import integer_words, safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape
-from explorer.checkpoints.words import half_scales_refusal, integer_refusal, ragged
+from explorer.checkpoints.integer_words import half_scales_refusal, integer_refusal, ragged
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import Scheme
 
@@ -51,16 +51,16 @@ def together(plan: Plan) -> str:
 def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """The tensors of a layer; ``dtype`` changes nothing."""
     return {
-        ".qweight": _interleaved(words.unsigned(q).t()),
-        ".qzeros": _interleaved(words.zero_codes(q).t()),
-        ".scales": words.half_scales(q),
+        ".qweight": _interleaved(integer_words.unsigned(q).t()),
+        ".qzeros": _interleaved(integer_words.zero_codes(q).t()),
+        ".scales": integer_words.half_scales(q),
     }
 
 
 def _interleaved(codes: Tensor) -> Tensor:
     """int32 [rows, N/8] of ``codes`` [rows, N]."""
     mixed = codes.unflatten(1, (-1, EACH))[:, :, list(ORDER)].flatten(1)
-    return words.int32_words(mixed, BITS)
+    return integer_words.int32_words(mixed, BITS)
 
 
 def settings(plan: Plan) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from explorer.checkpoints import safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape
-from explorer.checkpoints.words import ragged
+from explorer.checkpoints.integer_words import ragged
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.levels import packed_levels
 from explorer.formats.codebooks import BNB_FP4_LEVELS, NF4_LEVELS

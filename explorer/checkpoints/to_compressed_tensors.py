@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints import safetensors_folder, words
+from explorer.checkpoints import integer_words, safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape
+from explorer.checkpoints.integer_words import integer_refusal, is_asymmetric, ragged
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.words import integer_refusal, is_asymmetric, ragged
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import E8M0, IntegerFormat
@@ -99,12 +99,14 @@ def _args(bits: int, kind: str, symmetric: bool = True) -> dict[str, Any]:
 def _packed(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
     bits = q.scheme.format.bits
     parts = {
-        ".weight_packed": words.int32_words(words.unsigned(q), bits),
+        ".weight_packed": integer_words.int32_words(integer_words.unsigned(q), bits),
         ".weight_scale": _scales(q, dtype),
         ".weight_shape": torch.tensor(q.shape),
     }
     if is_asymmetric(q.scheme):
-        parts[".weight_zero_point"] = words.int32_words(words.zero_codes(q).t(), bits).t().contiguous()
+        parts[".weight_zero_point"] = (
+            integer_words.int32_words(integer_words.zero_codes(q).t(), bits).t().contiguous()
+        )
     return parts
 
 
@@ -236,8 +238,8 @@ def _experts_refusal(plan: Plan) -> str:
     left = [name for name in experts if name not in plan.coded]
     if left:
         return (
-            f"transformers reads codes for all experts or opens nothing: {len(left)} of {len(experts)} layers "
-            f"of experts have none, such as {left[0]}"
+            f"transformers opens a model of experts only if all of them hold codes: {len(left)} of "
+            f"{len(experts)} layers of experts have none, such as {left[0]}"
         )
     schemes = {plan.layers[name].scheme for name in experts}
     if len(schemes) > 1:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints import safetensors_folder, words
+from explorer.checkpoints import integer_words, safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape
-from explorer.checkpoints.words import half_scales_refusal, integer_refusal, is_asymmetric, ragged
+from explorer.checkpoints.integer_words import half_scales_refusal, integer_refusal, is_asymmetric, ragged
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import Scheme
 
@@ -61,11 +61,11 @@ def together(plan: Plan) -> str:
 def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """The tensors of a layer; ``dtype`` changes nothing."""
     bits, columns = q.scheme.format.bits, q.shape[1]
-    zeros = words.zero_codes(q).to(torch.int16) - (0 if is_asymmetric(q.scheme) else 1)
+    zeros = integer_words.zero_codes(q).to(torch.int16) - (0 if is_asymmetric(q.scheme) else 1)
     return {
-        ".qweight": words.int32_words(words.unsigned(q), bits).t().contiguous(),
-        ".qzeros": words.int32_words(zeros.to(torch.uint8).t(), bits),
-        ".scales": words.half_scales(q),
+        ".qweight": integer_words.int32_words(integer_words.unsigned(q), bits).t().contiguous(),
+        ".qzeros": integer_words.int32_words(zeros.to(torch.uint8).t(), bits),
+        ".scales": integer_words.half_scales(q),
         ".g_idx": torch.arange(columns, dtype=torch.int32) // (q.scheme.block[1] or columns),
     }
 

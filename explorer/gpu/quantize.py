@@ -25,7 +25,7 @@ from explorer.gpu.config import (
 )
 from explorer.gpu.dequantize import dequantize
 from explorer.gpu.runtime import Build
-from explorer.gpu.words import zero_words
+from explorer.gpu.zero_words import zero_words
 
 __all__ = ["ELEMENTS", "RANGES", "Config", "Layout", "Output", "builds", "dequantize", "launches", "quantize"]
 

@@ -20,8 +20,8 @@ from explorer.export.files import write_tensors
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
 from explorer.sources.fetched import fetch_model
-from explorer.sources.limits import LOCAL, SourceLimits
 from explorer.sources.models import HubModel, local_folder, open_model
+from explorer.sources.source_limits import LOCAL, SourceLimits
 
 LONGEST = 512
 """Tokens of one text that are run."""

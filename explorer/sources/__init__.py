@@ -9,10 +9,10 @@ from pathlib import Path
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorSource
-from explorer.sources.limits import LOCAL, SourceLimits
 from explorer.sources.matrix import Matrix
 from explorer.sources.models import open_model
 from explorer.sources.samples import SAMPLES
+from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.sources.tensors import SUFFIXES, open_tensors
 
 SAMPLE_PREFIX = "sample:"

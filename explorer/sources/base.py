@@ -16,8 +16,8 @@ from tokenize import TokenError
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.limits import SourceLimits
 from explorer.sources.matrix import Matrix, as_matrix, matrix_shape, to_float32
+from explorer.sources.source_limits import SourceLimits
 from explorer.words import plain
 
 LONGEST_NAME = 1000

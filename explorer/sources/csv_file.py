@@ -13,7 +13,7 @@ import torch
 
 from explorer.progress import checkpoint
 from explorer.sources.base import InMemory, SourceError, TensorSource, first_line
-from explorer.sources.limits import SourceLimits
+from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 from explorer.words import plain
 

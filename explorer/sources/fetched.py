@@ -17,7 +17,7 @@ from pathlib import Path
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, refused
 from explorer.sources.hub import HubModel
-from explorer.sources.limits import SourceLimits
+from explorer.sources.source_limits import SourceLimits
 
 _SMALL_FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

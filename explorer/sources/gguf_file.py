@@ -15,7 +15,7 @@ from torch import Tensor
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.gguf_header import GgufEntry, Kind, read_header
-from explorer.sources.limits import SourceLimits
+from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 from explorer.words import plain
 

@@ -17,7 +17,7 @@ from typing import IO, NoReturn
 
 from explorer.progress import checkpoint
 from explorer.sources.base import LONGEST_NAME, MOST_AXES, SourceError, TensorInfo, check_claims
-from explorer.sources.limits import SourceLimits
+from explorer.sources.source_limits import SourceLimits
 from explorer.words import plain
 
 MAGIC = b"GGUF"

@@ -20,8 +20,8 @@ from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.hub_requests import Visit
 from explorer.sources.index import INDEX, is_plain_name, shard_names
-from explorer.sources.limits import LOCAL, SourceLimits
 from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length
+from explorer.sources.source_limits import LOCAL, SourceLimits
 
 _CONNECTIONS = 8
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)

@@ -22,7 +22,7 @@ from huggingface_hub.utils import build_hf_headers
 
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, Watched
-from explorer.sources.limits import SourceLimits
+from explorer.sources.source_limits import SourceLimits
 
 _PIECE = 1 << 20
 _SLOTS: dict[int, threading.BoundedSemaphore] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from explorer.sources.base import SourceError
-from explorer.sources.limits import SourceLimits
 from explorer.sources.safetensors_header import parse_json
+from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 
 INDEX = "model.safetensors.index.json"

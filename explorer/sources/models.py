@@ -20,7 +20,7 @@ from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.hub import HubModel, check_revision, is_hub_id
 from explorer.sources.index import INDEX, local_shard_names
-from explorer.sources.limits import LOCAL, SUFFIXES, SourceLimits
+from explorer.sources.source_limits import LOCAL, SUFFIXES, SourceLimits
 from explorer.sources.stamped import stamp_of
 from explorer.sources.tensors import open_tensors
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims, refused, shape_words
-from explorer.sources.limits import SourceLimits
+from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 from explorer.words import plain
 

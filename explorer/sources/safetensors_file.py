@@ -8,8 +8,8 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
-from explorer.sources.limits import SourceLimits
 from explorer.sources.safetensors_header import PREFIX, decode, entries, header_length
+from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 
 

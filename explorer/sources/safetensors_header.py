@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from explorer.sources.base import MOST_AXES, SourceError, TensorInfo, check_claims
-from explorer.sources.limits import SourceLimits
+from explorer.sources.source_limits import SourceLimits
 from explorer.words import plain
 
 PREFIX = 8

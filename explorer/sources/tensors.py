@@ -17,10 +17,10 @@ from pathlib import Path
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
 from explorer.sources.csv_file import open_csv
-from explorer.sources.limits import LOCAL, PICKLED, SUFFIXES, SourceLimits
 from explorer.sources.matrix import MATRIX_RULE, Matrix, as_matrix, matrix_shape
 from explorer.sources.numpy_file import NpyFile, NpzFile
 from explorer.sources.safetensors_file import SafetensorsFile
+from explorer.sources.source_limits import LOCAL, PICKLED, SUFFIXES, SourceLimits
 from explorer.sources.torch_file import TorchFile
 
 __all__ = [

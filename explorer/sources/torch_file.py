@@ -17,7 +17,7 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims, refused
-from explorer.sources.limits import SourceLimits
+from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 
 _READER = Path(__file__).with_name("pickle_reader.py")

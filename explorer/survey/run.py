@@ -33,8 +33,8 @@ from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.gguf_file import SUFFIX as GGUF
-from explorer.sources.limits import LOCAL, SourceLimits
 from explorer.sources.models import layers as in_order
+from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.evidence import gather, modules_of
 from explorer.survey.kinds import SUFFIX, Role, depth_of, itemsize, kind_of, role_of
 from explorer.survey.loss import hash_of, reference_for

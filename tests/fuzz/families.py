@@ -23,8 +23,8 @@ from app import api, limits, link
 from explorer import FORMATS, SCHEMES, Scheme, SourceError, open_source
 from explorer.formats.code import code_facts, flip_bit, parse_code
 from explorer.methods.recipe import Recipe
-from explorer.sources.limits import HOSTED, SUFFIXES
 from explorer.sources.models import HubModel, LocalModel, layers, open_model
+from explorer.sources.source_limits import HOSTED, SUFFIXES
 from explorer.survey import ModelRecipe, frontier, load_survey, recipe_of
 from explorer.survey.rows import SURVEYS
 from tests.app import asked

@@ -21,8 +21,8 @@ from app.state.selection import Selection, file_source, matrix_of, model_source
 from explorer import SourceError
 from explorer.progress import StoppedError, stoppable
 from explorer.sources import csv_file, models
-from explorer.sources.limits import HOSTED, LOCAL, PICKLED
 from explorer.sources.models import LocalModel, layers, open_model
+from explorer.sources.source_limits import HOSTED, LOCAL, PICKLED
 from explorer.sources.tensors import open_tensors
 
 ROWS = 4096

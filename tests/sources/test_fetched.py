@@ -22,8 +22,8 @@ from explorer import SourceError
 from explorer.models.capture import load_model
 from explorer.sources import fetched
 from explorer.sources.fetched import fetch_model
-from explorer.sources.limits import HOSTED
 from explorer.sources.models import HubModel
+from explorer.sources.source_limits import HOSTED
 
 CONFIG: dict[str, object] = {
     "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "num_hidden_layers": 1,

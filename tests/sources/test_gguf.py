@@ -17,8 +17,8 @@ import torch
 
 from explorer import SourceError, load_matrix, open_source
 from explorer.progress import StoppedError, stoppable
-from explorer.sources.limits import HOSTED, LOCAL
 from explorer.sources.models import folder_stamp, open_model
+from explorer.sources.source_limits import HOSTED, LOCAL
 from explorer.sources.stamped import StampedFile
 from tests.sources import hostile
 

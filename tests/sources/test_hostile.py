@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from explorer import SourceError, open_source
-from explorer.sources.limits import HOSTED, SUFFIXES
 from explorer.sources.models import layers
+from explorer.sources.source_limits import HOSTED, SUFFIXES
 from tests.fuzz.bounds import fault
 from tests.sources.hostile import HOSTILE, framed
 

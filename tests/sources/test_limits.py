@@ -20,8 +20,8 @@ from app.serving.uploads import ABANDONED_SECONDS
 from app.state.choices import MOST_SCHEMES
 from explorer import FORMATS, SourceError
 from explorer.formats.code import code_facts, flip_bit
-from explorer.sources.limits import HOSTED, LOCAL, PICKLED, SUFFIXES
 from explorer.sources.models import layers
+from explorer.sources.source_limits import HOSTED, LOCAL, PICKLED, SUFFIXES
 from explorer.sources.tensors import _READERS, open_tensors
 from explorer.survey.rows import MOST_BYTES
 

@@ -33,8 +33,8 @@ from lying_hub import (
 
 from explorer import SourceError
 from explorer.progress import StoppedError, stoppable
-from explorer.sources.limits import HOSTED, SourceLimits
 from explorer.sources.models import HubModel, open_model
+from explorer.sources.source_limits import HOSTED, SourceLimits
 from tests.fuzz.bounds import fault
 from tests.sources.hostile import entry, safetensors
 

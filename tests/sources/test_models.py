@@ -21,8 +21,8 @@ from hub import Hub, serve
 from safetensors.torch import save_file
 
 from explorer import SourceError
-from explorer.sources.limits import HOSTED
 from explorer.sources.models import HubModel, LocalModel, layers, open_model
+from explorer.sources.source_limits import HOSTED
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGS = 600

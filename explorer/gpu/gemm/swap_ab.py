@@ -16,7 +16,7 @@ from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import MOST_SHARED_BYTES, scales_along_k
 from explorer.gpu.runtime import Build, launch, multiprocessors
 from explorer.gpu.tma import map_is_kept, tensor_map
-from explorer.gpu.words import zero_words
+from explorer.gpu.zero_words import zero_words
 
 TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
 """Rows and elements of K of a repacked tile; bytes of K in a row of a tile in shared memory."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from explorer.checkpoints.model import ModelFolder
 from explorer.core.quantize import QuantizedTensor
 from explorer.methods.recipe import Recipe
-from explorer.models.skeleton import Place
+from explorer.models.skeleton import LayerPlace
 from explorer.schemes import Scheme
 
 Shape = tuple[int, int]
@@ -119,7 +119,7 @@ class Export:
     one: Callable[[QuantizedTensor, str, Path], None]
     load: Callable[[Plan], str]
     suffix: str = ".safetensors"
-    place: Callable[[ModelFolder, str], Place] = ModelFolder.place
+    place: Callable[[ModelFolder, str], LayerPlace] = ModelFolder.place
     family: Callable[[Scheme], str] = lambda scheme: ""
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:

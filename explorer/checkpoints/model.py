@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.models.skeleton import Place, Skeleton, skeleton_of
+from explorer.models.skeleton import LayerPlace, Skeleton, auto_class, config_of, skeleton_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.index import INDEX
@@ -97,15 +97,16 @@ class ModelFolder:
     @property
     def auto_class(self) -> str:
         """The class of transformers that opens the model."""
-        return self.skeleton.auto if self.skeleton else "AutoModel"
+        config = config_of(self.folder)
+        return "AutoModel" if config is None else auto_class(config)
 
-    def place(self, layer: str) -> Place:
+    def place(self, layer: str) -> LayerPlace:
         """Where a layer ends up in the network, or why no linear layer has its weight there."""
-        return self.skeleton.place(layer, self._shape(layer)) if self.skeleton else Place(layer)
+        return self.skeleton.place(layer, self._shape(layer)) if self.skeleton else LayerPlace(layer)
 
-    def coded(self, layer: str) -> Place:
+    def coded(self, layer: str) -> LayerPlace:
         """``place`` for a reader whose layers of codes have no ``.weight``."""
-        return self.skeleton.coded(layer, self._shape(layer)) if self.skeleton else Place(layer)
+        return self.skeleton.coded(layer, self._shape(layer)) if self.skeleton else LayerPlace(layer)
 
     @cached_property
     def experts(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from explorer.checkpoints.model import ModelFolder
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import E8M0, IntegerFormat
-from explorer.models.skeleton import Place
+from explorer.models.skeleton import LayerPlace
 from explorer.schemes import Scheme
 
 NAME = "compressed-tensors"
@@ -224,10 +224,10 @@ def together(plan: Plan) -> str:
     return _static_refusal(plan)
 
 
-def place(model: ModelFolder, layer: str) -> Place:
+def place(model: ModelFolder, layer: str) -> LayerPlace:
     """Where transformers has the layer: experts are stacked after their codes were restored."""
     found = model.coded(layer)
-    return Place(layer) if found.experts else found
+    return LayerPlace(layer) if found.experts else found
 
 
 def _experts_refusal(plan: Plan) -> str:

@@ -104,13 +104,14 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
             )
         if why := export.refusal(recipe.scheme, plan.shape(name)):
             raise ValueError(f"{export.label} cannot carry {name} by {recipe.scheme}: {why}")
-        if name in plan.coded and (why := export.place(plan.model, name).refusal):
-            raise ValueError(f"{name} cannot hold codes: {why}. Leave it out, for example by --keep {name}")
     strange = [name for name in plan.input_scales if plan.inputs is None or name not in plan.layers]
     if strange:
         raise ValueError(f"a scale was given for inputs of {strange[0]}, which are not quantized")
     if why := export.together(plan):
         raise ValueError(f"{export.label} cannot carry this model: {why}")
+    for name in plan.coded:
+        if why := export.place(plan.model, name).refusal:
+            raise ValueError(f"{name} cannot hold codes: {why}. Leave it out, for example by --keep {name}")
     return export
 
 

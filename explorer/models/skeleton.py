@@ -24,6 +24,7 @@ MOST_MODULES = 20_000
 """Layers times experts of a configuration: a network is built before its weights are compared."""
 WEIGHT = ".weight"
 _PREFERRED = (
+    "AutoModel",
     "AutoModelForImageTextToText",
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
@@ -35,7 +36,7 @@ _OUTDATED = ("AutoModelWithLMHead", "AutoModelForVision2Seq")
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerPlace:
     """Where a matrix of a model's files ends up: the path of the linear layer in the network, or why it is
     none. One of the two is empty. ``experts``: the parameter that the matrices of experts are stacked in."""
 
@@ -64,29 +65,33 @@ class Skeleton:
         found, converter = loading.rename_source_key(name, renamings, converters, prefix, self._known)
         return found, converter is not None
 
-    def place(self, layer: str, shape: tuple[int, ...] | None = None) -> Place:
+    def place(self, layer: str, shape: tuple[int, ...] | None = None) -> LayerPlace:
         """The linear layer that the tensor ``layer`` + ".weight" of the files becomes; ``shape`` is compared
         if it is given."""
         parameter, changed = self.parameter(layer + WEIGHT)
         if changed:
             stacked = parameter if _EXPERT.search(layer) else ""
-            return Place("", f"transformers merges it with others while loading, into {parameter}", stacked)
+            return LayerPlace(
+                "", f"transformers merges it with others while loading, into {parameter}", stacked
+            )
         name = parameter.removesuffix(WEIGHT)
         module = self._modules.get(name)
         if module is None or parameter == name:
-            return Place("", f"{type(self.network).__name__} of transformers has no layer of this name")
+            return LayerPlace("", f"{type(self.network).__name__} of transformers has no layer of this name")
         if not isinstance(module, nn.Linear):
-            return Place("", f"it belongs to a {type(module).__name__}, not to a linear layer")
+            return LayerPlace("", f"it belongs to a {type(module).__name__}, not to a linear layer")
         expected = tuple(module.weight.shape)
         if shape is not None and expected != tuple(shape):
-            return Place("", f"its shape is {list(shape)}, and the configuration asks for {list(expected)}")
-        return Place(name)
+            return LayerPlace(
+                "", f"its shape is {list(shape)}, and the configuration asks for {list(expected)}"
+            )
+        return LayerPlace(name)
 
-    def coded(self, layer: str, shape: tuple[int, ...] | None = None) -> Place:
+    def coded(self, layer: str, shape: tuple[int, ...] | None = None) -> LayerPlace:
         """``place``, if codes can take the place of the weight there: code that reads ``.weight`` of the
         layer itself fails, as a layer of codes has none."""
         found = self.place(layer, shape)
-        return Place("", why) if found.module and (why := self._reader_of(found.module)) else found
+        return LayerPlace("", why) if found.module and (why := self._reader_of(found.module)) else found
 
     def is_embedding(self, layer: str) -> bool:
         """True for a table of embeddings."""
@@ -152,18 +157,23 @@ class Skeleton:
         return self.network
 
 
+def config_of(folder: Path) -> Any | None:
+    """The configuration in ``folder``; None for a kind of model that transformers does not know."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, OSError):
+        return None
+
+
 def skeleton_of(folder: Path) -> Skeleton | None:
     """The network of the model in ``folder``; None for a kind of model that transformers does not know.
 
     ``SourceError`` where the configuration cannot be built.
     """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, OSError):
-        return None
-    return build(config, folder.name)
+    config = config_of(folder)
+    return None if config is None else build(config, folder.name)
 
 
 def build(config: Any, origin: str) -> Skeleton:

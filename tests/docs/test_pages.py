@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import itertools
 import os
 import pkgutil
 import re
@@ -25,7 +24,6 @@ from explorer.cli import main
 from explorer.cli.app import app
 from lab.cli import app as lab
 from tests.docs.test_contributing import blocks, run_python
-from tests.test_architecture import imported
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -129,15 +127,50 @@ def test_paths_in_the_page_lead_somewhere(path: Path) -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-def test_the_tour_is_what_runs() -> None:
-    """Each file of the tour of docs/design.md imports the next, and the detour over the GPU names real files.
+TOURS = {"from a click to a code": 11, "from a recipe to the bytes of a file": 5}
 
-    If this fails, a newcomer is led through files that the call does not pass."""
+
+def steps_of(tour: str) -> list[tuple[str, str]]:
+    """(file, the name in backquotes that its row begins with, empty if none) of each row of a tour."""
     text = (ROOT / "docs" / "design.md").read_text()
-    tour = re.findall(r"^\| \d \| `([\w/]+)\.py`", text, re.M)
-    assert 3 <= len(tour) <= 5
-    for here, there in itertools.pairwise(tour):
-        assert there.replace("/", ".") in imported(ROOT / f"{here}.py"), f"{here} does not import {there}"
+    part = text.partition(f"## A tour: {tour}\n")[2].partition("\n## ")[0]
+    return [(file, name) for file, name in re.findall(r"^\| \d+ \| `([\w/.]+)` \| (?:`(\w+)`)?", part, re.M)]
+
+
+@pytest.mark.parametrize("tour", TOURS)
+def test_the_tour_names_what_is_there(tour: str) -> None:
+    """If this fails, a newcomer looks for a function that is elsewhere."""
+    found = steps_of(tour)
+    assert len(found) == TOURS[tour]
+    for file, name in found:
+        assert re.search(rf"\b{name}\b", (ROOT / file).read_text()), f"{file} has no {name}"
+
+
+def test_the_tour_is_what_runs() -> None:
+    """From the handler of the page to the code, the functions of the tour are called in its order."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from app.sections.overview import show\n"
+        "from app.state.selection import Selection\n"
+        "import dataclasses\n"
+        "entered = {}\n"
+        "def note(frame, event, _):\n"
+        "  if event == 'call':\n"
+        "    code = frame.f_code\n"
+        "    entered.setdefault(f'{code.co_filename}:{code.co_name}', len(entered))\n"
+        "chosen = Selection(scheme='int4~1x24~symmetric~float16~minmax')\n"
+        "values = [getattr(chosen, f.name) for f in dataclasses.fields(chosen)]\n"
+        "sys.setprofile(note)\n"
+        "list(show(*values, None, None, True, ''))\n"
+        "sys.setprofile(None)\n"
+        "print('\\n'.join(sorted(entered, key=entered.get)))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    entered = [str(Path(line).relative_to(ROOT)) for line in run.stdout.split() if line.startswith(str(ROOT))]
+    tour = [f"{file}:{name}" for file, name in steps_of("from a click to a code")[3:]]
+    assert [call for call in entered if call in tour] == tour
 
 
 def test_the_readme_is_a_front_door() -> None:

@@ -105,6 +105,7 @@ class Export:
     exact      how near that program's weights are to ours, in words
     suffix     of the file of one tensor
     place      (model, layer) -> where the reader has the layer, or why it cannot hold codes there
+    expert_refusal  (scheme) -> why experts cannot have it; empty if they can
     family     (scheme) -> which schemes it can stand beside in one model: those of the same family
     """
 
@@ -120,6 +121,7 @@ class Export:
     load: Callable[[Plan], str]
     suffix: str = ".safetensors"
     place: Callable[[ModelFolder, str], LayerPlace] = ModelFolder.place
+    expert_refusal: Callable[[Scheme], str] = lambda scheme: ""
     family: Callable[[Scheme], str] = lambda scheme: ""
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:

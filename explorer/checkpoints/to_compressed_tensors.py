@@ -244,13 +244,17 @@ def _experts_refusal(plan: Plan) -> str:
     schemes = {plan.layers[name].scheme for name in experts}
     if len(schemes) > 1:
         names = ", ".join(sorted(str(scheme) for scheme in schemes))
-        return f"transformers reads all experts by one scheme, not by {names}: --fuse gives them the same"
-    (scheme,) = schemes
+        return f"transformers reads all experts by one scheme, not by {names}"
+    return expert_refusal(schemes.pop())
+
+
+def expert_refusal(scheme: Scheme) -> str:
+    """Why transformers 5.23 cannot restore experts by ``scheme`` before it stacks them; empty if it can."""
     layout = layout_of(scheme)
     packed = layout is not None and layout.format == "pack-quantized" and not is_asymmetric(scheme)
-    if not packed and (layout is None or layout.format != "float-quantized"):
-        return f"transformers restores experts from packed symmetric integers or FP8, not from {scheme.label}"
-    return ""
+    if packed or (layout is not None and layout.format == "float-quantized" and scheme.block == (1, None)):
+        return ""
+    return f"transformers restores experts from packed symmetric integers or FP8 by row, not {scheme.label}"
 
 
 def _packed_zeros(plan: Plan) -> list[Scheme]:
@@ -368,5 +372,6 @@ EXPORT = Export(
     safetensors_folder.one(_layer),
     load,
     place=place,
+    expert_refusal=expert_refusal,
     family=family,
 )

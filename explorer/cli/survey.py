@@ -180,13 +180,17 @@ def recipe(
 ) -> None:
     """The best scheme for each layer within a budget, by a survey."""
     from explorer.survey import frontier, load_survey, recipe_of
-    from explorer.survey.apply import constraints_of
+    from explorer.survey.apply import constraints_of, unplaced
 
     found = load_survey(survey)
+    left = unplaced(target, found) if target else {}
+    for why in dict.fromkeys(left.values()):
+        names = [name for name, one in left.items() if one == why]
+        say(f"kept as they are: {len(names)} layers, such as {names[0]}: {why}", error=True)
     constraints = constraints_of(
         target or "",
         schemes=tuple(split(schemes)) if schemes else (),
-        keep=tuple(split(keep)) if keep else (),
+        keep=(*(split(keep) if keep else ()), *left),
         fuse=fuse,
         head=head,
     )
@@ -216,7 +220,8 @@ def _check_together(target: str, chosen: ModelRecipe) -> None:
         say(f"not asked whether {target} carries these schemes together: {error}", error=True)
         return
     if why := EXPORTS[target].together(Plan(folder, chosen.layers)):
-        raise ValueError(f"{target}: {why} (--schemes names those to choose from)")
+        hint = " (--schemes names those to choose from)" if len(chosen.counts) > 1 else ""
+        raise ValueError(f"{target}: {why}{hint}")
 
 
 def _choice(front: Frontier, bits: float | None, size: str | None, loss: float | None) -> Choice:

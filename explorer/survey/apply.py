@@ -18,9 +18,11 @@ from explorer.models.capture import Model
 from explorer.models.evaluate import needs_inputs
 from explorer.progress import Progress
 from explorer.sources import open_source
+from explorer.sources.base import SourceError
 from explorer.survey.assemble import assemble, rounding
 from explorer.survey.budget import Constraints
 from explorer.survey.recipe import ModelRecipe
+from explorer.survey.rows import Survey
 from explorer.survey.run import built_in_texts, weights_sha256
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.words import code
@@ -44,7 +46,25 @@ def constraints_of(target: str = "", **more: Any) -> Constraints:
     if not target:
         return Constraints(**more)
     export = export_of(target)
-    return Constraints(refusal=export.refusal, family=export.family, target=target, **more)
+    return Constraints(
+        refusal=export.refusal,
+        expert_refusal=export.expert_refusal,
+        family=export.family,
+        target=target,
+        **more,
+    )
+
+
+def unplaced(target: str, survey: Survey) -> dict[str, str]:
+    """The surveyed layers whose codes the reader of ``target`` could not use, each with the reason; none
+    where the model's files are not on this machine."""
+    export, model = export_of(target), survey.head.model
+    try:
+        folder = ModelFolder(folder_of(model, survey.head.revision))
+    except (ValueError, SourceError):
+        return {}
+    places = {layer.name: export.place(folder, layer.name) for layer in survey.linear}
+    return {name: place.refusal for name, place in places.items() if place.refusal}
 
 
 def check_weights(recipe: ModelRecipe, place: str) -> None:

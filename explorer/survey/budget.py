@@ -21,7 +21,7 @@ import numpy as np
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
-from explorer.survey.kinds import Role, scheme_groups
+from explorer.survey.kinds import Role, is_expert, scheme_groups
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
 
@@ -38,15 +38,19 @@ _TOLD = 2
 class Constraints:
     """What a recipe must keep to.
 
-    ``schemes``: only these (texts of the survey's; empty: all). ``refusal``, ``family``: see ``Refusal``,
-    ``Family``. ``keep``: layers whose names match one of these patterns (``fnmatch``, or a part of the name)
-    stay as they are. ``fuse``: one scheme for query, key and value, and one for gate and up. ``target``: the
-    checkpoint format that ``refusal`` and ``family`` are of (``apply.constraints_of``). ``head``: choose for
-    the head too. ``only``: if given, the layers to choose for, whatever ``keep`` and ``head`` say.
+    schemes  only these (texts of the survey's; empty: all)
+    refusal, expert_refusal, family  see ``Refusal``, ``Family``; the second is asked of experts' schemes
+    keep     layers whose names match one of these patterns (``fnmatch``, or a part of the name) stay as they
+             are
+    fuse     one scheme for query, key and value, and one for gate and up; experts have one in any case
+    target   the checkpoint format that the refusals and ``family`` are of (``apply.constraints_of``)
+    head     choose for the head too
+    only     if given, the layers to choose for, whatever ``keep`` and ``head`` say
     """
 
     schemes: tuple[str, ...] = ()
     refusal: Refusal | None = None
+    expert_refusal: Callable[[Scheme], str] | None = None
     family: Family | None = None
     keep: tuple[str, ...] = ()
     fuse: bool = False
@@ -166,11 +170,11 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     if not layers:
         raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
     names = constraints.schemes or survey.head.schemes
-    allowed, refused = _allowed(layers, names, constraints.refusal)
+    allowed, refused = _allowed(layers, names, constraints)
     chosen_for = {layer.name for layer in layers}
     rest = (layer for layer in survey.layers if layer.bits and layer.name not in chosen_for)
     kept = sum(layer.stored_bytes for layer in rest)
-    groups = scheme_groups([x.name for x in layers]) if constraints.fuse else [(x.name,) for x in layers]
+    groups = scheme_groups([layer.name for layer in layers], constraints.fuse)
     tables = _tables_of(layers, groups, _families(names, constraints.family), allowed, signal)
     bits, loss = _best_points(tables)
     return Frontier(
@@ -279,14 +283,17 @@ def recipe_of(
 
 
 def _allowed(
-    layers: Sequence[Layer], names: Sequence[str], refusal: Refusal | None
+    layers: Sequence[Layer], names: Sequence[str], constraints: Constraints
 ) -> tuple[dict[str, set[str]], dict[str, str]]:
-    """Of each layer the schemes that it can have, and why others not: the first layer's words."""
+    """The schemes that each layer can have, and why others not: the first layer's words."""
     schemes = {name: Scheme.parse(name) for name in names}
     allowed, refused = {layer.name: set(names) for layer in layers}, dict[str, str]()
-    for layer in layers if refusal else ():
+    of_all, of_experts = constraints.refusal, constraints.expert_refusal
+    for layer in layers:
         for name in names:
-            why = refusal(schemes[name], layer.shape) if refusal else ""
+            why = of_all(schemes[name], layer.shape) if of_all else ""
+            if not why and of_experts and is_expert(layer.name):
+                why = of_experts(schemes[name])
             if why:
                 allowed[layer.name].discard(name)
                 refused.setdefault(name, why)

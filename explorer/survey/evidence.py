@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.models.capture import Model, capture
+from explorer.models.skeleton import Skeleton
 from explorer.progress import Progress
 from explorer.survey.loss import DRAWS, LossReference, each_objective
 from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs
@@ -19,21 +20,15 @@ TOKENS = 256
 
 
 def modules_of(network: nn.Module, shapes: Mapping[str, tuple[int, int] | None]) -> dict[str, str]:
-    """Of each layer of a checkpoint the linear module of ``network`` that has its weight, which is of its
-    shape if that is given; layers without one (heads of tasks, layers that transformers builds otherwise) are
-    left out.
+    """The linear module of ``network`` for each layer of a checkpoint, of the layer's shape if that is given.
+    Layers without one are left out: heads of tasks, and experts that transformers stacks.
 
-    A checkpoint's names may have the prefix of the network without its head, or lack it.
+    A checkpoint's names may have the prefix of the network without its head, or lack it, or be those of an
+    earlier version: they are mapped as transformers maps them while loading.
     """
-    linear = {name: m for name, m in network.named_modules() if isinstance(m, nn.Linear)}
-    prefix = f"{getattr(network, 'base_model_prefix', '')}."
-    found = {}
-    for layer, shape in shapes.items():
-        for name in (layer, layer.removeprefix(prefix), prefix + layer):
-            if name in linear and shape in (None, tuple(linear[name].weight.shape)):
-                found[layer] = name
-                break
-    return found
+    skeleton = Skeleton(network)
+    found = {layer: skeleton.place(layer, shape).module for layer, shape in shapes.items()}
+    return {layer: module for layer, module in found.items() if module}
 
 
 def gather(

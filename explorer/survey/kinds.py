@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from explorer.methods.recipe import Recipe
+from explorer.models.skeleton import Skeleton
 from explorer.sources.base import TensorInfo
 from explorer.sources.gguf_file import CODED
 
@@ -58,17 +59,34 @@ _ENDINGS = sorted(
 )
 
 
-def role_of(info: TensorInfo) -> Role | None:
-    """What the tensor ``info`` is to a survey; None for norms, biases, convolutions, and codes."""
+def role_of(info: TensorInfo, network: Skeleton | None = None) -> Role | None:
+    """The role of the tensor ``info`` in a survey; None for norms, biases, convolutions, and codes.
+
+    ``network`` decides which matrices are linear layers, and leaves out those beside its language part;
+    without one their names do.
+    """
     name = info.name.removesuffix(SUFFIX)
     holds_weights = info.dtype in FLOATS or info.dtype.startswith(CODED)
     if name == info.name or len(info.shape) != 2 or min(info.shape) < 2 or not holds_weights:
         return None
+    if network is not None:
+        return _role_in(network, name, info.shape)
     if _HEADS.search(name):
         return Role.HEAD
     if _EMBEDDINGS.search(name):
         return Role.EMBEDDING
     return None if _NOT_LINEAR.search(name) else Role.LINEAR
+
+
+def _role_in(network: Skeleton, name: str, shape: tuple[int, ...]) -> Role | None:
+    place = network.place(name, shape)
+    if place.experts:
+        return Role.LINEAR
+    if not place.module:
+        return Role.EMBEDDING if network.is_embedding(name) else None
+    if _HEADS.search(name):
+        return Role.HEAD
+    return Role.LINEAR if place.module.startswith(network.language) else None
 
 
 def kind_of(layer: str) -> str:
@@ -109,13 +127,16 @@ def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def scheme_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
-    """``layers`` in groups that must have one scheme: those of ``fused_groups``, and all experts of a model,
-    which engines and transformers read by one scheme; the order of the first of each is kept."""
+def is_expert(layer: str) -> bool:
+    """True for a matrix of one expert among several."""
+    return _EXPERT.search(layer) is not None
+
+
+def scheme_groups(layers: Iterable[str], fuse: bool = True) -> list[tuple[str, ...]]:
+    """``layers`` in groups that must have one scheme: those of ``fused_groups`` if ``fuse``, and all experts
+    of a model, which engines and transformers read by one scheme; the order of the first of each is kept."""
     groups: dict[object, list[str]] = {}
-    for group in fused_groups(layers):
-        expert = _EXPERT.search(group[0])
-        groups.setdefault(
-            group[0][: expert.start()].partition(".layers.")[0] if expert else group, []
-        ).extend(group)
+    for group in fused_groups(layers) if fuse else ((layer,) for layer in layers):
+        model = group[0].partition(".layers.")[0]
+        groups.setdefault(model if is_expert(group[0]) else group, []).extend(group)
     return [tuple(group) for group in groups.values()]

@@ -28,6 +28,7 @@ from explorer.core.backend import free_bytes, place, work_device
 from explorer.core.quantize import quantize
 from explorer.models.capture import Model, load_model
 from explorer.models.evaluate import SAMPLES, calibration_texts
+from explorer.models.skeleton import Skeleton, skeleton_of
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.sources import open_source
@@ -123,7 +124,8 @@ def survey_model(
     size = out.stat().st_size if out.exists() else 0
     found = load_survey(out) if _begun(out) else None
     source = open_source(plan.model, plan.revision, limits)
-    infos = [(info, role_of(info)) for info in in_order(source)]
+    network = _network_of(source)
+    infos = [(info, role_of(info, network)) for info in in_order(source)]
     listed = [(info, role) for info, role in infos if role is not None]
     _check_orientation(source)
     if not any(role is Role.LINEAR for _, role in listed):
@@ -135,9 +137,8 @@ def survey_model(
             return found
         plan = replace(plan, signals=found.head.signals)
     parameters = sum(info.elements for info, _ in infos)
-    ran = _run(
-        plan, [info for info, role in listed if role is not Role.EMBEDDING], parameters, limits, run_progress
-    )
+    matrices = {info: role for info, role in listed if role is not Role.EMBEDDING}
+    ran = _run(plan, matrices, parameters, limits, run_progress)
     head = found.head if found else _head_of(plan, ran, sha256, infos)
     done = {layer.name for layer in found.layers} if found else set()
     jobs = [
@@ -153,6 +154,15 @@ def survey_model(
             if progress is not None:
                 progress(len(done), len(listed))
     return load_survey(out)
+
+
+def _network_of(source: TensorSource) -> Skeleton | None:
+    """The network of a model's folder on this machine, which says what its linear layers are; None where
+    only names can."""
+    folder = source.paths[0].parent if source.paths else None
+    if folder is None or source.paths[0].suffix.lower() == GGUF or not (folder / CONFIG).is_file():
+        return None
+    return skeleton_of(folder)
 
 
 def _head_of(
@@ -263,7 +273,7 @@ class _Ran:
 
 def _run(
     plan: SurveyPlan,
-    layers: Sequence[TensorInfo],
+    layers: Mapping[TensorInfo, Role],
     parameters: int,
     limits: SourceLimits,
     progress: Progress | None,
@@ -292,11 +302,11 @@ def _run(
     return _Ran(signals, evidence, reference.kind, "", len(reference.texts), reference.tokens)
 
 
-def _modules(model: Model, layers: Sequence[TensorInfo]) -> dict[str, str]:
+def _modules(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, str]:
     """The network's module of each layer; ``SourceError`` if it has none of so many that what the signals say
     would not be of this model: transformers fuses experts and transposes some layers."""
     found = modules_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
-    linear = [info for info in layers if role_of(info) is Role.LINEAR]
+    linear = [info for info, role in layers.items() if role is Role.LINEAR]
     left = [info for info in linear if _layer(info) not in found]
     share = sum(info.elements for info in left) / sum(info.elements for info in linear)
     if share > MOST_UNMATCHED:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from explorer import words
 from explorer.checkpoints.export import Export, Plan
+from explorer.checkpoints.verify import Verified
 from explorer.sources.safetensors_header import NAMES
 from explorer.version import __version__
 
 CARD = "README.md"
 
 
-def model_card(export: Export, plan: Plan, text: str) -> str:
+def model_card(export: Export, plan: Plan, text: str, verified: Verified | None = None) -> str:
     """Markdown with a header for the Hub; ``text`` describes the measured loss, empty if not measured."""
     folder, stated = plan.model.folder.name, plan.model.config.get("_name_or_path")
     origin = stated if stated and isinstance(stated, str) else folder
@@ -28,7 +29,7 @@ def model_card(export: Export, plan: Plan, text: str) -> str:
         "",
         f"Inputs of the layers: {_inputs(plan)}.",
         "",
-        f"Read back by {export.reader}: weights {export.exact}.",
+        str(verified or _unverified(export)),
         "",
         text.strip() or "How much the model lost was not measured.",
         "",
@@ -38,6 +39,13 @@ def model_card(export: Export, plan: Plan, text: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _unverified(export: Export) -> str:
+    return (
+        f"This folder was not opened after it was written. Its layout is tested with {export.reader}: "
+        f"weights {export.exact}."
+    )
 
 
 def _table(plan: Plan) -> str:

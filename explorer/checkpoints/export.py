@@ -65,13 +65,15 @@ class Plan:
 class ExportJob:
     """One run of an export: the destination, the quantizer, and the progress callback.
 
-    ``step`` is called once for each tensor of the model, when it is written.
+    ``step`` is called once for each tensor of the model, when it is written, and ``seen`` with the name and
+    the codes of each layer.
     """
 
     plan: Plan
     folder: Path
     quantized: Quantized
     step: Callable[[], None]
+    seen: Callable[[str, QuantizedTensor], None] = lambda name, q: None
 
     def layer(self, name: str) -> QuantizedTensor:
         """The codes of a layer; ``ValueError`` if they do not match the recipe."""
@@ -82,7 +84,9 @@ class ExportJob:
                 f"{name}: codes of {list(q.shape)} by {q.scheme} were given for a weight "
                 f"{list(weight.shape)} by {recipe.scheme}"
             )
-        return on_cpu(q)
+        q = on_cpu(q)
+        self.seen(name, q)
+        return q
 
 
 def on_cpu(q: QuantizedTensor) -> QuantizedTensor:

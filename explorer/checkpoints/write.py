@@ -13,6 +13,7 @@ from explorer.checkpoints.export import Export, ExportJob, Plan, Quantized, on_c
 from explorer.checkpoints.folder import check_space, whole_folder
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS
+from explorer.checkpoints.verify import Verified, probe, verify
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
@@ -28,6 +29,7 @@ class Written:
     folder: Path
     files: Mapping[str, int]
     layers: int
+    verified: Verified | None = None
 
     @property
     def bytes(self) -> int:
@@ -54,13 +56,16 @@ def write_checkpoint(
     card: str = "",
     progress: Progress | None = None,
     shard_bytes: float = 5e9,
+    verified: bool = False,
 ) -> Written:
     """Write the folder ``model`` with ``layers`` quantized as a checkpoint in ``out``, whole or not at all.
 
     Layers are named as their weights are, without ".weight"; what is not named stays as it is.
     ``quantized`` gives the codes of one layer; nothing is rounded after it. ``inputs`` says how the layers'
     inputs are quantized when the model runs, with the fixed ``input_scales`` for schemes of the whole tensor.
-    ``card`` is added to the model card: how the model measured. ``progress`` counts tensors of the model.
+    ``card`` is added to the model card: how the model measured. If ``verified``, the folder is opened by the
+    code on its card and compared before it is put in place (``verify``), and the card says so. ``progress``
+    counts tensors of the model.
 
     ``ValueError`` that names the first layer that the target can't carry and why, and ``SourceError`` for a
     model that is broken, before anything is written; ``OSError`` where the folder can't be written. In every
@@ -79,11 +84,18 @@ def write_checkpoint(
 
     with whole_folder(out) as folder:
         plan.model.carry_over(folder)
-        export.write(ExportJob(plan, folder, quantized, step))
-        (folder / CARD).write_text(model_card(export, plan, card), encoding="utf-8")
+        outputs: dict[str, Tensor] = {}
+
+        def seen(name: str, q: QuantizedTensor) -> None:
+            if verified and name in plan.coded:
+                outputs[name] = q.dequantize() @ probe(name, q.shape[1])
+
+        export.write(ExportJob(plan, folder, quantized, step, seen))
+        result = verify(export, plan, folder, outputs) if verified else None
+        (folder / CARD).write_text(model_card(export, plan, card, result), encoding="utf-8")
     files = sorted(path for path in Path(out).rglob("*") if path.is_file())
     sizes = {str(path.relative_to(out)): path.stat().st_size for path in files}
-    return Written(Path(out), sizes, len(plan.coded))
+    return Written(Path(out), sizes, len(plan.coded), result)
 
 
 def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:

@@ -354,6 +354,10 @@ def apply(
     out: Annotated[str, typer.Option(help="The folder to write; there must be none yet.")],
     model: ModelOption = None,
     calibration: Calibration = None,
+    verify: Annotated[
+        bool,
+        typer.Option(help="Open the folder as its card says and compare it, before it is put in place."),
+    ] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -372,9 +376,18 @@ def apply(
         codes = codes_of(chosen, lambda: _model(chosen, model, device), seen, progress, folder)
     with reporting("tensors", as_json) as progress:
         written = write_checkpoint(
-            to, folder, chosen.layers, Path(out), quantized=codes, card=card_of(chosen), progress=progress
+            to,
+            folder,
+            chosen.layers,
+            Path(out),
+            quantized=codes,
+            card=card_of(chosen),
+            progress=progress,
+            verified=verify,
         )
     if as_json:
         print_json(written)
     else:
         say(f"written: {out}, {bytes_(written.bytes)} in all")
+        if written.verified:
+            say(str(written.verified))

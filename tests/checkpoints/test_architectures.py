@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
 from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints.card import CARD
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import Skeleton
@@ -53,7 +54,9 @@ def test_it_opens_and_agrees(model: ModelFolder, tmp_path: Path) -> None:
     if not placed:
         return  # all are refused, by name
     layers = {name: Recipe(SCHEME) for name in placed if not (name == "lm_head" and model.tied)}
-    out = write_checkpoint("compressed-tensors", model.folder, layers, tmp_path / "out").folder
+    made = write_checkpoint("compressed-tensors", model.folder, layers, tmp_path / "out", verified=True)
+    out, told = made.folder, made.verified
+    assert told is not None and told.layers + told.unseen == len(layers) and str(told) in card_of(out)
     auto = getattr(transformers, model.auto_class)
     theirs, found = auto.from_pretrained(out, output_loading_info=True)
     assert not any(found[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), found
@@ -65,6 +68,10 @@ def test_it_opens_and_agrees(model: ModelFolder, tmp_path: Path) -> None:
         asked = row.asked()
         there, here = theirs.eval()(**asked).logits, ours(**asked).logits
     assert float((there - here).abs().max() / here.abs().max()) < 1e-3
+
+
+def card_of(folder: Path) -> str:
+    return (folder / CARD).read_text()
 
 
 def weight_of(network: nn.Module, model: ModelFolder, layer: str) -> Tensor:

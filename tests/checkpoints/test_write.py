@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from explorer import SCHEMES, QuantizedTensor, quantize
-from explorer.checkpoints import EXPORTS, write_checkpoint, write_one
+from explorer.checkpoints import EXPORTS, integer_words, write_checkpoint, write_one
 from explorer.checkpoints import folder as folders
 from explorer.checkpoints.folder import Shards
 from explorer.methods.recipe import Recipe
@@ -299,3 +299,32 @@ def test_one_tensor_in_the_targets_layout(
         with pytest.raises(ValueError, match=f"cannot carry layer by {other}"):
             write_one(target, quantize(torch.randn(8, 256), other), tmp_path / "two", "layer")
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("target", ["bitsandbytes", "gguf"])
+def test_other_readers_verify_too(llama: Path, layers: list[str], target: str, tmp_path: Path) -> None:
+    """The code on the card opens the folder, and every layer computes with its codes."""
+    plan = uniform(layers, fitting(target, llama, layers))
+    made = write_checkpoint(target, llama, plan, tmp_path / "out", verified=True)
+    assert made.verified is not None and made.verified.layers == len(layers) and made.verified.tensors > 0
+
+
+def test_a_wrong_checkpoint_is_not_put_in_place(
+    llama: Path, layers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes in the wrong order: without the comparison the folder would open, with exit code 0."""
+    right = integer_words.int32_words
+    monkeypatch.setattr(integer_words, "int32_words", lambda codes, bits: right(codes.flip(1), bits))
+    out, plan = tmp_path / "out", uniform(layers, "int4_group32")
+    with pytest.raises(ValueError, match=r"computes something else after loading"):
+        write_checkpoint("compressed-tensors", llama, plan, out, verified=True)
+    assert not list(tmp_path.iterdir())
+    assert write_checkpoint("compressed-tensors", llama, plan, out).layers == len(layers)
+
+
+def test_a_target_without_a_reader_is_not_verified(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """A missing package is named, and nothing is written."""
+    plan = uniform(layers, fitting("gptq", llama, layers))
+    with pytest.raises(ValueError, match=r"its reader cannot open it|needs a package|no network to compare"):
+        write_checkpoint("gptq", llama, plan, tmp_path / "out", verified=True)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,136 @@
+"""A checkpoint is opened by the code on its card and compared with the weights it was made of."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explorer.checkpoints.export import Export, Plan
+from explorer.progress import checkpoint
+from explorer.sources.base import first_line
+
+FOLDER = '"this folder"'
+"""What the code on a card calls the folder."""
+LARGEST = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""The largest accepted difference of a layer's outputs, relative to the largest output, by the dtype that the
+reader computes in; bitsandbytes' product on a CPU rounds by 0.4 %."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a reader made of a checkpoint.
+
+    reader      the program and its version
+    layers      layers of codes whose outputs were compared; ``difference``: their largest difference,
+                relative to the largest output of the layer
+    tensors     other tensors, each equal to the original
+    unseen      layers of experts, which were opened but not compared
+    """
+
+    reader: str
+    layers: int
+    difference: float
+    tensors: int
+    unseen: int = 0
+
+    def __str__(self) -> str:
+        experts = f"; {self.unseen} layers of experts were opened and not compared" if self.unseen else ""
+        return (
+            f"Opened by {self.reader} with the code below: the outputs of all {self.layers} layers of codes "
+            f"are those of the rounded weights within {self.difference:.1e} of the largest, and the other "
+            f"{self.tensors} tensors are equal to the original{experts}."
+        )
+
+
+def probe(layer: str, columns: int) -> Tensor:
+    """float32 [columns]: the input that a layer's outputs are compared for."""
+    generator = torch.Generator().manual_seed(zlib.crc32(layer.encode()))
+    return torch.randn(columns, generator=generator)
+
+
+def verify(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tensor]) -> Verified:
+    """Open ``folder`` as its card says and compare. ``outputs``: each layer's rounded weight times ``probe``.
+
+    ``ValueError`` where a package is missing, the reader fails, or something differs: names the first.
+    """
+    network = _opened(export, plan, folder)
+    experts = set(plan.model.experts)
+    differences = [0.0]
+    with torch.no_grad():
+        for name, expected in outputs.items():
+            checkpoint()
+            if name not in experts:
+                path = export.place(plan.model, name).module
+                differences.append(_difference(network.get_submodule(path), name, expected))
+                accepted = LARGEST.get(_dtype(network), LARGEST[torch.bfloat16])
+                if not differences[-1] <= accepted:
+                    raise ValueError(
+                        f"{export.label}: {name} computes something else after loading: its outputs differ "
+                        f"by {differences[-1]:.2g} of the largest"
+                    )
+    same = _compare_plain(export, plan, network)
+    left = len(experts.intersection(outputs))
+    reader = f"transformers {metadata.version('transformers')}"
+    return Verified(reader, len(outputs) - left, max(differences), same, left)
+
+
+def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
+    """The network that the card's code gives; that code is the project's own text."""
+    code = export.load(plan)
+    if FOLDER not in code:
+        raise ValueError(f"{export.label}: no Python program opens this folder, so it was not verified")
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(code.replace(FOLDER, repr(str(folder))), "card", "exec"), names)
+    except ImportError as error:
+        raise ValueError(f"{export.label}: verifying needs a package: {first_line(error)}") from error
+    except Exception as error:  # a reader fails in any way
+        raise ValueError(f"{export.label}: its reader cannot open it: {first_line(error)}") from error
+    network = names.get("model")
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"{export.label}: its reader gives no network to compare, so it was not verified")
+    for hook in list(network._forward_pre_hooks.values()):  # readers restore codes when a network first runs
+        hook(network, ())
+    return network.eval()
+
+
+def _difference(module: nn.Module, name: str, expected: Tensor) -> float:
+    inputs = probe(name, getattr(module, "in_features", len(expected)))
+    got = module(inputs.to(_dtype(module))[None])[0].float()
+    bias = getattr(module, "bias", None)
+    got = got if bias is None else got - bias.float()
+    return float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+
+
+def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:
+    """How many tensors of the model were compared that hold no codes; ``ValueError`` for the first that
+    differs."""
+    skeleton, found = plan.model.skeleton, network.state_dict()
+    compared = 0
+    for info in plan.model.infos:
+        layer = info.name.removesuffix(".weight")
+        if skeleton is None or layer in plan.layers:
+            continue
+        parameter, changed = skeleton.parameter(info.name)
+        if changed:
+            continue
+        if parameter not in found:
+            raise ValueError(f"{export.label}: {info.name} is not in the network that its reader opened")
+        original = plan.model.read(info.name)
+        if not torch.equal(found[parameter], original.to(found[parameter].dtype)):
+            raise ValueError(f"{export.label}: {info.name} differs from the original after loading")
+        compared += 1
+    return compared
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """The dtype of the first floating parameter or buffer that is no code."""
+    floats = (p.dtype for p in (*module.parameters(), *module.buffers()) if p.dtype in LARGEST)
+    return next(floats, torch.float32)

@@ -119,7 +119,7 @@ def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:
         if skeleton is None or layer in plan.layers:
             continue
         parameter, changed = skeleton.parameter(info.name)
-        if changed:
+        if changed or not skeleton.holds(parameter):
             continue
         if parameter not in found:
             raise ValueError(f"{export.label}: {info.name} is not in the network that its reader opened")

@@ -93,6 +93,10 @@ class Skeleton:
         found = self.place(layer, shape)
         return LayerPlace("", why) if found.module and (why := self._reader_of(found.module)) else found
 
+    def holds(self, parameter: str) -> bool:
+        """True for a parameter or buffer of the network: others in the files are ignored."""
+        return parameter in self._known
+
     def is_embedding(self, layer: str) -> bool:
         """True for a table of embeddings."""
         return isinstance(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> int:
     """Run one of ``commands`` of the program ``name``; exit codes as those of ``main``."""
     try:
-        with COMMAND:
+        with COMMAND, _ended_in_order():
             code = commands(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
     except (typer.TyperException, ValueError, OSError) as error:
         return _refuse(error)
@@ -60,6 +63,23 @@ def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> i
     if code == 130:
         say("error: stopped", error=True)
     return code or 0
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Inside, SIGTERM ends the command as an exception does, so that temporary folders are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse(error: Exception) -> int:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from explorer.checkpoints import EXPORTS
+from explorer.checkpoints.model import ModelFolder
 from explorer.cli import main
 from explorer.cli.options import byte_size
 from explorer.methods import METHODS
+from explorer.methods.recipe import Recipe
 from explorer.survey import ModelRecipe, load_survey
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -188,3 +194,26 @@ def test_the_help_names_every_method(command: str, capsys: pytest.CaptureFixture
     """From the table, so that a new row stands there."""
     code, out, _ = run(capsys, command, "--help")
     assert code == 0 and {*METHODS} <= {word.strip(",.;") for word in out.replace("│", " ").split()}
+
+
+def test_a_terminated_apply_leaves_nothing(minilm: Path, tmp_path: Path) -> None:
+    """A batch system ends a job by SIGTERM: what was written so far would fill the disk for good."""
+    layers = dict.fromkeys(ModelFolder(minilm).linear, Recipe.parse("nvfp4"))
+    ModelRecipe(str(minilm), None, "", layers).save(tmp_path / "r.json")
+    command = [
+        "apply",
+        str(tmp_path / "r.json"),
+        "--to",
+        "compressed-tensors",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "explorer", *command], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
+    )
+    while not list(tmp_path.glob(".out.*.partial/*.part")):
+        assert run.poll() is None, "it was done before it could be stopped"
+        time.sleep(0.002)
+    run.terminate()
+    assert run.wait(60) == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]

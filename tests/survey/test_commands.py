@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from explorer.checkpoints import EXPORTS
-from explorer.checkpoints.model import ModelFolder
 from explorer.cli import main
 from explorer.cli.options import byte_size
 from explorer.methods import METHODS
 from explorer.methods.recipe import Recipe
+from explorer.models.skeleton import skeleton_of
 from explorer.survey import ModelRecipe, load_survey
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -196,18 +196,14 @@ def test_the_help_names_every_method(command: str, capsys: pytest.CaptureFixture
     assert code == 0 and {*METHODS} <= {word.strip(",.;") for word in out.replace("│", " ").split()}
 
 
+@pytest.mark.thorough
 def test_a_terminated_apply_leaves_nothing(minilm: Path, tmp_path: Path) -> None:
     """A batch system ends a job by SIGTERM: what was written so far would fill the disk for good."""
-    layers = dict.fromkeys(ModelFolder(minilm).linear, Recipe.parse("nvfp4"))
+    network = skeleton_of(minilm)
+    assert network is not None
+    layers = dict.fromkeys(network.linear, Recipe.parse("nvfp4"))
     ModelRecipe(str(minilm), None, "", layers).save(tmp_path / "r.json")
-    command = [
-        "apply",
-        str(tmp_path / "r.json"),
-        "--to",
-        "compressed-tensors",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    command = f"apply {tmp_path}/r.json --to compressed-tensors --out {tmp_path}/out".split()
     run = subprocess.Popen(
         [sys.executable, "-m", "explorer", *command], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
     )

@@ -53,6 +53,11 @@ floating point."""
 WEIGHTS_ALONE = "weight"
 MOST_UNMATCHED = 0.2
 """Of the weights of linear layers: a few layers that the network lacks are heads of tasks."""
+CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says how much memory a container may take."""
 _PIECE = 16 << 20
 
 
@@ -337,7 +342,14 @@ def _memory() -> tuple[float, str]:
         return 0.9 * free_bytes(device), "free GPU memory"
     if not hasattr(os, "sysconf"):
         return math.inf, "memory"
-    return 0.7 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory for it"
+    own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 0.7 * min([own, *_container_limits()]), "memory for it"
+
+
+def _container_limits(files: Sequence[Path] = CONTAINER_LIMITS) -> list[int]:
+    """Bytes that the control groups of a container allow (versions 2 and 1), none where there is no bound."""
+    texts = [path.read_text().strip() for path in files if path.is_file()]
+    return [int(text) for text in texts if text.isdecimal()]
 
 
 def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: int) -> None:

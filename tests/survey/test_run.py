@@ -386,6 +386,15 @@ def test_transposed_layers_are_not_surveyed(tiny_llama: Path, tmp_path: Path) ->
         survey_model(SurveyPlan(str(folder), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
 
 
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    """Else a backward pass is begun that the kernel ends by killing the process."""
+    bounds = {"two": "1073741824\n", "none": "max\n"}
+    files = [tmp_path / name for name in (*bounds, "missing")]
+    for path in files[:2]:
+        path.write_text(bounds[path.name])
+    assert running._container_limits(files) == [1 << 30]
+
+
 def test_layers_that_the_network_lacks_are_not_called_idle(tiny_llama: Path) -> None:
     """transformers fuses experts: without a gradient they would be left out as without effect."""
     model = load_model(str(tiny_llama), head=True)

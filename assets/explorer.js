@@ -22,17 +22,26 @@ window.explorer = {
   },
 
   /* Give a picker the focus without opening its list, which hides the controls below: Gradio opens it at the
-     focus event. A key opens it; a click is told of a focus again. Taken away and given back, the focus would
-     be a choice of what stands there, whose answer overwrites what is typed meanwhile. */
+     focus event. A click or a key is told of the focus first, and what is typed replaces the text. Taken away
+     and given back, the focus would be a choice of what stands there, whose answer overwrites what is typed
+     meanwhile. */
   focusClosed(input) {
     const silent = event => event.stopImmediatePropagation();
     document.addEventListener('focus', silent, true);
     input.focus({preventScroll: true});
     document.removeEventListener('focus', silent, true);
-    input.addEventListener('pointerdown', () => {
-      explorer.focused = null;
+    const used = new AbortController();
+    const enter = event => {
+      if (event.type === 'keydown' && ['Tab', 'Shift', 'Escape'].includes(event.key)) return;
+      used.abort();
+      if (event.type === 'keydown') input.select();
+      else explorer.focused = null;
       input.dispatchEvent(new FocusEvent('focus'));
-    }, {once: true});
+    };
+    for (const kind of ['pointerdown', 'keydown']) {
+      input.addEventListener(kind, enter, {capture: true, signal: used.signal});
+    }
+    input.addEventListener('blur', () => used.abort(), {signal: used.signal});
   },
 
   /* Gradio opens a long list at its end, or where it was left: scroll it to what is chosen until it has stood

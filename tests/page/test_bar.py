@@ -112,6 +112,20 @@ def test_a_panel_covers_neither_verdict_nor_notice(page: Page, url: str, name: s
 
 
 @pytest.mark.shared_page
+@pytest.mark.parametrize("name", sampled(["a", "b"], ["b"]))
+def test_what_is_typed_into_an_opened_panel_is_chosen(page: Page, url: str, name: str) -> None:
+    """The first control shows a focus ring: typing replaces its text without another click."""
+    open_page(page, url)
+    page.locator(f"#chips [data-panel={name}]").click()
+    expect(page.locator(f"#panel-{name} input:visible").first).to_be_focused()
+    page.keyboard.type("int4_group48_asym", delay=20)
+    page.keyboard.press("Enter")
+    key = {"a": "scheme", "b": "second"}[name]
+    text = "int4~1x48~asymmetric~float16~minmax"
+    page.wait_for_function(f"new URLSearchParams(location.search).get('{key}') === '{text}'")
+
+
+@pytest.mark.shared_page
 @pytest.mark.parametrize("name", sampled(["tensor", "a", "b"], ["a"]))
 def test_a_panel_opens_with_its_lists_closed(page: Page, url: str, name: str) -> None:
     """The first control has the focus, and no list hides those below; a key or a click opens it."""

@@ -12,7 +12,7 @@ TITLE, NAME = "Model and hardware", "model"
 def build(page: Page) -> None:
     """Lay the sections out."""
     with page.section("speed"):
-        heading("Speed", "what formats buy on a GPU")
+        heading("Speed", "how much faster each format is on a GPU")
         speed.build(page)
     with page.section("survey"):
         survey.build(page)

@@ -76,7 +76,8 @@ def inside(position: tuple[float, float], shape: tuple[int, int]) -> tuple[int, 
     row, column = (min(max(int(at), 0), size - 1) for at, size in zip(position, shape, strict=True))
     if (row, column) != position:
         limits.notify(
-            f"The tensor has row 0 to {shape[0] - 1} and column 0 to {shape[1] - 1}: ({row}, {column}) shown"
+            f"The tensor has rows 0 to {shape[0] - 1} and columns 0 to {shape[1] - 1}; "
+            f"showing ({row}, {column})"
         )
     return row, column
 

@@ -557,7 +557,9 @@ def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox]:
 def _build_budget(bits: FreeSlider) -> tuple[BudgetView, _RecipeRuns]:
     """What the budget of the slider ``bits`` buys, and what may be done with it."""
     sentence = block(elem_id="survey-sentence")
-    strip = plot_card("The recipe", "a block a layer, as wide as it has weights", "survey-strip", height=190)
+    strip = plot_card(
+        "The recipe", "one block per layer; its width is the number of weights", "survey-strip", height=190
+    )
     curve = plot_card(
         "Every budget", "the best choice for each size, and single schemes", "survey-curve", height=380
     )

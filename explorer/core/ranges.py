@@ -30,7 +30,7 @@ def check_finite(x: Tensor) -> None:
         _refuse(beyond, "beyond float32, whose largest value is 3.4e38", "scale the tensor down first")
     elif bool(torch.isfinite(x.sum(dtype=torch.float64))):
         return
-    advice = "no scale can be computed from them; remove them (in Python: or pass allow_nonfinite=True)"
+    advice = "no scale can be computed from them; remove them, or in Python pass allow_nonfinite=True"
     _refuse(~torch.isfinite(x), "NaN or Inf", advice)
 
 

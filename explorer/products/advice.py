@@ -83,7 +83,11 @@ def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) ->
     how = "native" if chosen.native else "emulated"
     measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
     enough = chosen.sqnr_db >= ENOUGH_DB
-    why = f"nothing faster keeps {ENOUGH_DB:.0f} dB" if enough else f"nothing keeps {ENOUGH_DB:.0f} dB here"
+    why = (
+        f"no faster product reaches {ENOUGH_DB:.0f} dB"
+        if enough
+        else f"no product reaches {ENOUGH_DB:.0f} dB here"
+    )
     against = _against_bf16(chosen, timings)
     return f"For {what} take {chosen.label} ({chosen.variant}, {how}): {measured}{against}; {why}."
 
@@ -94,7 +98,7 @@ def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:
         return ""
     times = words.number(base.baseline_graph.median_s / chosen.seconds, 2)
     size = words.number(base.weight_bytes / chosen.weight_bytes, 2)
-    return f", {times} times as fast as torch's BF16 with {size} times less weight to read"
+    return f", {times} times as fast as torch's BF16 with weights {size} times smaller"
 
 
 def products_of(scheme: Scheme) -> list[str]:

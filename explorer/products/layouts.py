@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explorer.core.cuda import fake_quantize_on_device, quantize_on_device
 from explorer.core.lowering import config_of, layout_of, raw_scales
-from explorer.formats import CodebookFormat, FloatFormat, Format, IntegerFormat
+from explorer.formats import FORMATS, CodebookFormat, FloatFormat, Format, IntegerFormat
 from explorer.gpu.dequantize import builds as dequantize_builds
 from explorer.gpu.dequantize import dequantize as dequantize_kernel
 from explorer.gpu.gemm import (
@@ -168,7 +168,10 @@ def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> T
         raise ValueError(f"weights in blocks of {scheme.block} are not multiplied from registers")
     if not _decoded(fmt, scheme.asymmetric, x_type):
         kind = "asymmetric " if scheme.asymmetric else ""
-        raise ValueError(f"{kind}{fmt.label} weights are not decoded in registers for X of {x_type}")
+        known = ", ".join(f.label for f in FORMATS.values() if _decoded(f, scheme.asymmetric, x_type))
+        raise ValueError(
+            f"{kind}{fmt.label} weights are not decoded in registers for X of {x_type}; accepted: {known}"
+        )
     scales = ScalePlace.SUM if group is not None or scheme.asymmetric else ScalePlace.ROW
     if has_byte_scales(scheme) or (on_weights and scales is ScalePlace.SUM):
         scales = ScalePlace.WEIGHT

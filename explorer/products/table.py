@@ -14,11 +14,11 @@ from torch import Tensor
 from explorer.formats import FORMATS
 from explorer.gpu import native_formats
 from explorer.gpu.compile import Build
-from explorer.gpu.gemm import BlockScaledFormat
+from explorer.gpu.gemm import BlockScaledFormat, OperandType
 from explorer.gpu.tma import MAP_WRITER
 from explorer.products import baselines
 from explorer.products.baselines import Baseline
-from explorer.products.layouts import has_byte_scales
+from explorer.products.layouts import has_byte_scales, tiles_of
 from explorer.products.operands import Operands
 from explorer.products.variants import (
     ADD_SUBTRACT,
@@ -143,6 +143,7 @@ def _weight_only(
 ) -> Gemm:
     """W in codes, X in bfloat16. Dequantizing rounds W to bfloat16 unless its scales are powers of two or
     E4M3; ``exact`` False: so does decoding in registers."""
+    tiles_of(w, OperandType.BF16)  # raises here for a format that no kernel decodes
     scaled_sums = not has_byte_scales(w) and (w.block[1] is not None or w.asymmetric)
     variants = (
         NAIVE,

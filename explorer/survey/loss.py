@@ -175,6 +175,10 @@ class _NextTokens:
         found = self._log_probabilities(self.model.network, ids)
         generator = torch.Generator().manual_seed(int(draws[index]))
         shares = found.detach().exp().cpu()
+        if not shares.isfinite().all():
+            raise SourceError(
+                f"{self.model.name} computes NaN or Inf for a text: one of its weights may hold them"
+            )
         drawn = torch.multinomial(shares, DRAWS[self.kind], replacement=True, generator=generator)
         return list(found.gather(1, drawn.to(found.device)).sum(0)), ids.shape[1]
 

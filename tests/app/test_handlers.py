@@ -303,7 +303,7 @@ def test_an_element_outside_is_a_message(said: list[str]) -> None:
     """The rows that there are are said, and the nearest is shown: else an element of another tensor in the
     boxes keeps this one from being shown."""
     out = shown(*selection(), 10**6, 0, False)
-    assert "row 0 to 1535" in said[0] and (out.row, out.column) == (1535, 0)
+    assert "rows 0 to 1535" in said[0] and (out.row, out.column) == (1535, 0)
     assert typed(*selection(), 3, -5, True).column == 0 and len(said) == 2
 
 

@@ -91,7 +91,7 @@ def test_a_row_that_is_no_row_goes_back(page: Page, url: str) -> None:
     row.press("Enter")
     expect(row).to_have_value("0")
     expect(page.locator("#inspector h3")).to_contain_text("Element (0, 20)")
-    expect(page.locator(".toast-body").last).to_contain_text("row 0 to 1535")
+    expect(page.locator(".toast-body").last).to_contain_text("rows 0 to 1535")
 
 
 @pytest.mark.shared_page

@@ -404,3 +404,14 @@ def test_layers_that_the_network_lacks_are_not_called_idle(tiny_llama: Path) -> 
     assert any(role_of(info) is Role.LINEAR and "experts" in info.name for info in experts)
     with pytest.raises(SourceError, match=r"% of their weights, such as .*experts"):
         running._modules(model, dict.fromkeys(experts, Role.LINEAR))
+
+
+def test_a_model_that_computes_nan_is_refused_in_words(tiny_llama: Path, tmp_path: Path) -> None:
+    """One NaN in a weight was a traceback out of the sampler."""
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "m"))
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(SourceError, match="NaN"):
+        survey_model(SurveyPlan(str(folder), None, NAMES, ("fisher",)), tmp_path / "s.jsonl")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -47,7 +48,7 @@ class Plan:
             raise ValueError(f"{layer}.weight has the shape {list(shape)}; layers are matrices [N, K]")
         return shape[0], shape[1]
 
-    @property
+    @cached_property
     def coded(self) -> dict[str, Recipe]:
         """The layers that are stored as codes: all but casts."""
         return {name: recipe for name, recipe in self.layers.items() if plain_dtype(recipe.scheme) is None}
@@ -108,7 +109,7 @@ class Export:
     reader     the program and version that the tests read it back with
     exact      how near that program's weights are to ours, in words
     suffix     of the file of one tensor
-    place      (model, layer) -> where the reader has the layer, or why it cannot hold codes there
+    place      (model, layer, scheme) -> where the reader has the layer, or why it cannot hold codes there
     expert_refusal  (scheme) -> why experts cannot have it; empty if they can
     family     (scheme) -> which schemes it can stand beside in one model: those of the same family
     """
@@ -124,7 +125,7 @@ class Export:
     one: Callable[[QuantizedTensor, str, Path], None]
     load: Callable[[Plan], str]
     suffix: str = ".safetensors"
-    place: Callable[[ModelFolder, str], LayerPlace] = ModelFolder.place
+    place: Callable[[ModelFolder, str, Scheme], LayerPlace] = lambda model, layer, scheme: model.place(layer)
     expert_refusal: Callable[[Scheme], str] = lambda scheme: ""
     family: Callable[[Scheme], str] = lambda scheme: ""
 

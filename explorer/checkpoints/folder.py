@@ -84,7 +84,7 @@ class Shards:
             self._write(name, tensor)
 
     def _write(self, name: str, tensor: Tensor) -> None:
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        raw = tensor.detach().cpu().reshape(-1).clone().view(torch.uint8).numpy()
         span = [self._end, self._end + raw.size]
         kind, shape = NAMES[tensor.dtype], list(tensor.shape)
         self._entries[name] = {"dtype": kind, "shape": shape, "data_offsets": span}

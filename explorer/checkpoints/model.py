@@ -84,10 +84,10 @@ class ModelFolder:
         from transformers import AutoConfig
 
         try:
-            config = AutoConfig.from_pretrained(self.folder, local_files_only=True).get_text_config()
+            config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
         except (ValueError, KeyError, OSError):  # a kind of model that transformers does not know
             return bool(self.config.get("tie_word_embeddings", False))
-        return bool(getattr(config, "tie_word_embeddings", False))
+        return any(getattr(c, "tie_word_embeddings", False) for c in (config, config.get_text_config()))
 
     @cached_property
     def skeleton(self) -> Skeleton | None:
@@ -103,6 +103,25 @@ class ModelFolder:
     def place(self, layer: str) -> LayerPlace:
         """Where a layer ends up in the network, or why no linear layer has its weight there."""
         return self.skeleton.place(layer, self._shape(layer)) if self.skeleton else LayerPlace(layer)
+
+    @cached_property
+    def replaced(self) -> str:
+        """The first class of the network that transformers replaces by another where the configuration says
+        that the model is quantized; its weights would not be found. Empty if there is none."""
+        from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION
+
+        kinds = {type(m).__name__ for m in self.skeleton.network.modules()} if self.skeleton else set()
+        return next((name for name in MODULES_TO_PATCH_FOR_QUANTIZATION if name in kinds), "")
+
+    def apart(self, layer: str) -> LayerPlace:
+        """``place`` for a reader that has the layers of experts apart, as the files do."""
+        found = self.place(layer)
+        return LayerPlace(layer) if found.experts else found
+
+    def is_head(self, layer: str) -> bool:
+        """True for the layer that gives the logits of tokens."""
+        head = self.skeleton.head if self.skeleton else ""
+        return layer == "lm_head" or bool(head and self.place(layer).module == head)
 
     def coded(self, layer: str) -> LayerPlace:
         """``place`` for a reader whose layers of codes have no ``.weight``."""

@@ -102,6 +102,9 @@ def settings(plan: Plan) -> dict[str, Any]:
     """config.json's entry."""
     scheme = next(iter(plan.schemes))
     kept = [name for name in plan.model.matrices if name not in plan.coded]
+    coded = {plan.model.place(name).module for name in plan.coded}
+    linear = plan.model.skeleton.linear if plan.model.skeleton else ("lm_head",)
+    left = [path for path in linear if path not in coded]
     return safetensors_folder.quantization_config(
         quant_method="bitsandbytes",
         load_in_4bit=True,
@@ -110,7 +113,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         bnb_4bit_use_double_quant=_nested(scheme),
         bnb_4bit_compute_dtype=_DTYPES.get(plan.model.dtype, "float32"),
         bnb_4bit_quant_storage="uint8",
-        llm_int8_skip_modules=[*kept, *([] if "lm_head" in plan.model.matrices else ["lm_head"])],
+        llm_int8_skip_modules=list(dict.fromkeys([*kept, *left])),
     )
 
 

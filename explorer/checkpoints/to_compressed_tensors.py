@@ -39,6 +39,7 @@ NAME = "compressed-tensors"
 VERSION = "0.20.0"
 INTEGERS = (2, 3, 4, 5, 6, 7, 8)
 TILE = 128
+_UNPACKED = ("int-quantized", "float-quantized", "mxfp8-quantized")
 EXPERTS = r"re:.*\.experts\.\d+\..*"
 _WORD = 32
 Parts = dict[str, Tensor]
@@ -224,28 +225,37 @@ def together(plan: Plan) -> str:
     return _static_refusal(plan)
 
 
-def place(model: ModelFolder, layer: str) -> LayerPlace:
-    """Where transformers has the layer: experts are stacked after their codes were restored."""
-    found = model.coded(layer)
+def place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
+    """Where transformers has the layer: experts are stacked after their codes were restored. Packed codes
+    take the place of ``.weight``, others are stored under that name, and packed zero points are restored
+    while loading."""
+    layout = layout_of(scheme)
+    keeps = layout is not None and (family(scheme) or layout.format in _UNPACKED)
+    found = model.place(layer) if keeps else model.coded(layer)
     return LayerPlace(layer) if found.experts else found
 
 
 def _experts_refusal(plan: Plan) -> str:
     """Why these layers of experts don't go together: transformers 5.23 restores all of them by one scheme."""
     experts = plan.model.experts
+    if plan.model.replaced:
+        return f"transformers replaces {plan.model.replaced} in quantized models, and finds no weights for it"
     if not experts:
         return ""
     left = [name for name in experts if name not in plan.coded]
-    if left:
+    unpacked = all(
+        layout is not None and layout.format == "float-quantized" for layout in map(layout_of, plan.schemes)
+    )
+    if left and not (len(left) == len(experts) and unpacked):
         return (
             f"transformers opens a model of experts only if all of them hold codes: {len(left)} of "
             f"{len(experts)} layers of experts have none, such as {left[0]}"
         )
-    schemes = {plan.layers[name].scheme for name in experts}
+    schemes = {plan.layers[name].scheme for name in experts if name in plan.coded}
     if len(schemes) > 1:
         names = ", ".join(sorted(str(scheme) for scheme in schemes))
         return f"transformers reads all experts by one scheme, not by {names}"
-    return expert_refusal(schemes.pop())
+    return expert_refusal(schemes.pop()) if schemes else ""
 
 
 def expert_refusal(scheme: Scheme) -> str:
@@ -305,7 +315,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         version=VERSION,
         format=formats.pop() if len(formats) == 1 else "mixed-precision",
         quantization_status="compressed",
-        ignore=[*_ignored(plan), *_tied_head(plan)],
+        ignore=_ignored(plan),
         config_groups=groups,
     )
     return config | ({"dtype": "bfloat16"} if bfloat16 else {})
@@ -324,12 +334,8 @@ def _ignored(plan: Plan) -> list[str]:
     model = plan.model
     kept = [name for name in model.matrices if name not in plan.coded]
     coded = {model.place(name).module for name in plan.coded}
-    linear = model.skeleton.linear if model.skeleton else ()
+    linear = model.skeleton.linear if model.skeleton else ("lm_head",)
     return list(dict.fromkeys([*kept, *(module for module in linear if module not in coded)]))
-
-
-def _tied_head(plan: Plan) -> list[str]:
-    return [] if "lm_head" in plan.model.matrices else ["lm_head"]
 
 
 def _keeps_scales(plan: Plan) -> bool:

@@ -100,5 +100,6 @@ EXPORT = Export(
     partial(safetensors_folder.write_model, layer=tensors, settings=settings),
     safetensors_folder.one(tensors),
     load,
+    place=lambda model, layer, scheme: model.apart(layer),
     family=family,
 )

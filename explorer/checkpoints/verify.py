@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from explorer.checkpoints.export import Export, Plan
+from explorer.core.backend import memory_bytes
 from explorer.progress import checkpoint
 from explorer.sources.base import first_line
 
 FOLDER = '"this folder"'
 """What the code on a card calls the folder."""
+ASSIGNED, TOLD = "model = ", "model, told = "
+"""How the code names the network, and how it does where it also asks what was missing or left over."""
+PACKAGES = {"compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf"}
+"""Of each target that transformers opens: the package that it needs for that."""
 LARGEST = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """The largest accepted difference of a layer's outputs, relative to the largest output, by the dtype that the
 reader computes in; bitsandbytes' product on a CPU rounds by 0.4 %."""
@@ -55,6 +61,18 @@ def probe(layer: str, columns: int) -> Tensor:
     return torch.randn(columns, generator=generator)
 
 
+def obstacle(export: Export, plan: Plan) -> str:
+    """Why the folder of a plan cannot be verified here; empty if it can."""
+    if FOLDER not in export.load(plan):
+        return "no Python program opens it"
+    if export.name not in PACKAGES:
+        return "transformers does not open it here"
+    if find_spec(PACKAGES[export.name]) is None:
+        return f"its reader needs {PACKAGES[export.name]}"
+    needed = sum(info.elements for info in plan.model.infos) * 4
+    return "" if needed < 0.4 * memory_bytes() else "the network does not fit into memory for it"
+
+
 def verify(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tensor]) -> Verified:
     """Open ``folder`` as its card says and compare. ``outputs``: each layer's rounded weight times ``probe``.
 
@@ -67,7 +85,7 @@ def verify(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tenso
         for name, expected in outputs.items():
             checkpoint()
             if name not in experts:
-                path = export.place(plan.model, name).module
+                path = export.place(plan.model, name, plan.layers[name].scheme).module
                 differences.append(_difference(network.get_submodule(path), name, expected))
                 accepted = LARGEST.get(_dtype(network), LARGEST[torch.bfloat16])
                 if not differences[-1] <= accepted:
@@ -86,9 +104,12 @@ def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
     code = export.load(plan)
     if FOLDER not in code:
         raise ValueError(f"{export.label}: no Python program opens this folder, so it was not verified")
+    code = code.replace(FOLDER, repr(str(folder)))
+    if ASSIGNED in code and code.endswith(")"):
+        code = f"{code.removesuffix(')').replace(ASSIGNED, TOLD)}, output_loading_info=True)"
     names: dict[str, Any] = {}
     try:
-        exec(compile(code.replace(FOLDER, repr(str(folder))), "card", "exec"), names)
+        exec(compile(code, "card", "exec"), names)
     except ImportError as error:
         raise ValueError(f"{export.label}: verifying needs a package: {first_line(error)}") from error
     except Exception as error:  # a reader fails in any way
@@ -96,6 +117,11 @@ def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
     network = names.get("model")
     if not isinstance(network, nn.Module):
         raise ValueError(f"{export.label}: its reader gives no network to compare, so it was not verified")
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found := sorted(map(str, names.get("told", {}).get(what, ()))):
+            raise ValueError(
+                f"{export.label}: its reader finds {len(found)} {what.replace('_', ' ')}, such as {found[0]}"
+            )
     for hook in list(network._forward_pre_hooks.values()):  # readers restore codes when a network first runs
         hook(network, ())
     return network.eval()

@@ -13,7 +13,7 @@ from explorer.checkpoints.export import Export, ExportJob, Plan, Quantized, on_c
 from explorer.checkpoints.folder import check_space, whole_folder
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS
-from explorer.checkpoints.verify import Verified, probe, verify
+from explorer.checkpoints.verify import Verified, obstacle, probe, verify
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
@@ -56,7 +56,7 @@ def write_checkpoint(
     card: str = "",
     progress: Progress | None = None,
     shard_bytes: float = 5e9,
-    verified: bool = False,
+    verified: bool | None = False,
 ) -> Written:
     """Write the folder ``model`` with ``layers`` quantized as a checkpoint in ``out``, whole or not at all.
 
@@ -64,7 +64,8 @@ def write_checkpoint(
     ``quantized`` gives the codes of one layer; nothing is rounded after it. ``inputs`` says how the layers'
     inputs are quantized when the model runs, with the fixed ``input_scales`` for schemes of the whole tensor.
     ``card`` is added to the model card: how the model measured. If ``verified``, the folder is opened by the
-    code on its card and compared before it is put in place (``verify``), and the card says so. ``progress``
+    code on its card and compared before it is put in place (``verify``), and the card says so; None does
+    that where its reader is here and the model fits into memory (``obstacle``). ``progress``
     counts tensors of the model.
 
     ``ValueError`` that names the first layer that the target can't carry and why, and ``SourceError`` for a
@@ -73,6 +74,7 @@ def write_checkpoint(
     """
     plan = Plan(ModelFolder(model), dict(layers), inputs, dict(input_scales or {}), shard_bytes)
     export = checked(target, plan, needs_inputs=quantized is rounded)
+    verified = not obstacle(export, plan) if verified is None else verified
     check_space(out, least_bytes(plan))
     total, done = len(plan.model.infos), 0
 
@@ -103,9 +105,9 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
     export = export_of(target)
     if not plan.layers:
         raise ValueError("no layer is named: there is nothing to quantize")
-    if plan.model.tied and "lm_head" in plan.layers:
+    if plan.model.tied and (heads := [name for name in plan.layers if plan.model.is_head(name)]):
         raise ValueError(
-            "lm_head: config.json ties the head to the embeddings, and readers use those in its place"
+            f"{heads[0]}: config.json ties the head to the embeddings, and readers use those in its place"
         )
     if plan.model.transposed and plan.coded:
         raise ValueError(f"{plan.model.type} stores its layers [K, N]: no target carries those")
@@ -122,7 +124,7 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
     if why := export.together(plan):
         raise ValueError(f"{export.label} cannot carry this model: {why}")
     for name in plan.coded:
-        if why := export.place(plan.model, name).refusal:
+        if why := export.place(plan.model, name, plan.layers[name].scheme).refusal:
             raise ValueError(f"{name} cannot hold codes: {why}. Leave it out, for example by --keep {name}")
     return export
 

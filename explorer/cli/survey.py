@@ -355,9 +355,13 @@ def apply(
     model: ModelOption = None,
     calibration: Calibration = None,
     verify: Annotated[
-        bool,
-        typer.Option(help="Open the folder as its card says and compare it, before it is put in place."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Open the folder as its card says and compare it, before it is put in place.",
+            show_default="where the target's reader is installed and the model fits into memory",
+        ),
+    ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:

@@ -7,10 +7,12 @@ both give the same bits. ``place(x)`` decides where the analysis of a tensor run
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -201,3 +203,25 @@ def _checked(choice: str, source: str) -> str:
     if choice not in DEVICES:
         raise ValueError(f"{source} is auto, cpu or cuda, not {choice!r}")
     return choice
+
+
+CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says how much memory a container may take."""
+
+
+def memory_bytes() -> float:
+    """Bytes of this machine's memory, or of the container that the process runs in; infinite where the system
+    does not say."""
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([own, *container_limits()])
+
+
+def container_limits(files: Sequence[Path] = CONTAINER_LIMITS) -> list[int]:
+    """Bytes that the control groups of a container allow (versions 2 and 1), none where there is no bound."""
+    texts = [path.read_text().strip() for path in files if path.is_file()]
+    return [int(text) for text in texts if text.isdecimal()]

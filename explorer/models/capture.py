@@ -7,7 +7,7 @@ tokens is kept for each layer, and the run ends as soon as all layers have them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.export.files import write_tensors
+from explorer.models.skeleton import modules_of_config
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
 from explorer.sources.fetched import fetch_model
@@ -128,7 +129,7 @@ def check_config(config: Any, source: TensorSource) -> None:
     """
     from transformers import AutoModel
 
-    modules = _modules(config.to_dict())
+    modules = modules_of_config(config.to_dict())
     if modules > _MOST_MODULES:
         raise SourceError(
             f"{source.origin}: its config asks for {modules:,} layers times experts; accepted are up to "
@@ -146,20 +147,6 @@ def check_config(config: Any, source: TensorSource) -> None:
     buffers = sum(b.numel() for b in network.buffers())
     if buffers > held + _MOST_BUFFERS:
         raise SourceError(f"{source.origin}: its config describes tables of {buffers:,} elements")
-
-
-def _modules(config: Mapping[str, Any]) -> int:
-    """About how many modules a config makes transformers build: the most layers times the most experts."""
-    most = {"layer": 1, "expert": 1}
-    waiting: list[Any] = [config]
-    while waiting:
-        for key, value in waiting.pop().items():
-            if isinstance(value, Mapping):
-                waiting.append(value)
-            for word in most:
-                if word in str(key) and type(value) is int:
-                    most[word] = max(most[word], value)
-    return most["layer"] * most["expert"]
 
 
 def linear_layers(model: Model, containing: str = "") -> tuple[str, ...]:

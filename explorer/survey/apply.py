@@ -17,6 +17,7 @@ from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
 from explorer.models.evaluate import needs_inputs
 from explorer.progress import Progress
+from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError
 from explorer.survey.assemble import assemble, rounding
@@ -63,8 +64,16 @@ def unplaced(target: str, survey: Survey) -> dict[str, str]:
         folder = ModelFolder(folder_of(model, survey.head.revision))
     except (ValueError, SourceError):
         return {}
-    places = {layer.name: export.place(folder, layer.name) for layer in survey.linear}
-    return {name: place.refusal for name, place in places.items() if place.refusal}
+    schemes = [Scheme.parse(text) for text in survey.head.schemes]
+    found = {}
+    for layer in survey.linear:
+        if not folder.coded(layer.name).refusal:
+            continue
+        carried = (one for one in schemes if not export.refusal(one, layer.shape))
+        reasons = (export.place(folder, layer.name, scheme).refusal for scheme in carried)
+        if why := next(filter(None, reasons), ""):
+            found[layer.name] = why
+    return found
 
 
 def check_weights(recipe: ModelRecipe, place: str) -> None:

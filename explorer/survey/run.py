@@ -10,7 +10,6 @@ finished one nothing is computed again.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ import torch
 
 from explorer import words
 from explorer.checkpoints.model import CONFIG, TRANSPOSED
-from explorer.core.backend import free_bytes, place, work_device
+from explorer.core.backend import free_bytes, memory_bytes, place, work_device
 from explorer.core.quantize import quantize
 from explorer.models.capture import Model, load_model
 from explorer.models.evaluate import SAMPLES, calibration_texts
@@ -53,11 +52,6 @@ floating point."""
 WEIGHTS_ALONE = "weight"
 MOST_UNMATCHED = 0.2
 """Of the weights of linear layers: a few layers that the network lacks are heads of tasks."""
-CONTAINER_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Where Linux says how much memory a container may take."""
 _PIECE = 16 << 20
 
 
@@ -340,16 +334,7 @@ def _memory() -> tuple[float, str]:
     device = work_device()
     if device.type != "cpu":
         return 0.9 * free_bytes(device), "free GPU memory"
-    if not hasattr(os, "sysconf"):
-        return math.inf, "memory"
-    own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 0.7 * min([own, *_container_limits()]), "memory for it"
-
-
-def _container_limits(files: Sequence[Path] = CONTAINER_LIMITS) -> list[int]:
-    """Bytes that the control groups of a container allow (versions 2 and 1), none where there is no bound."""
-    texts = [path.read_text().strip() for path in files if path.is_file()]
-    return [int(text) for text in texts if text.isdecimal()]
+    return 0.7 * memory_bytes(), "memory for it"
 
 
 def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: int) -> None:

@@ -123,6 +123,21 @@ ARCHITECTURES = {
     "lfm2": Architecture(
         "Lfm2ForCausalLM", "Lfm2Config", TEXT | {"layer_types": ["conv", "full_attention"]}, 12, 1
     ),
+    "gpt-neox": Architecture(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "vocab_size": 128,
+        },
+        9, 1,
+    ),
+    "phi moe": Architecture(
+        "PhimoeForCausalLM",
+        "PhimoeConfig",
+        TEXT | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        33, 3,
+    ),
     "vit": Architecture("ViTForImageClassification", "ViTConfig", VISION, 13, 0, picture),
     "t5": Architecture(
         "T5ForConditionalGeneration",

@@ -40,20 +40,22 @@ def test_each_matrix_has_its_place_or_a_reason(model: ModelFolder) -> None:
     """If a matrix is placed wrongly, a checkpoint opens with random weights."""
     row: Architecture = model.row  # type: ignore[attr-defined]
     assert isinstance(model.skeleton, Skeleton)
-    places = {name: PLACE(model, name) for name in matrices(model)}
+    places = {name: PLACE(model, name, SCHEME) for name in matrices(model)}
     placed = [name for name, place in places.items() if place.module]
     assert (len(placed), len(places) - len(placed)) == (row.linear, row.refused)
     assert all(bool(place.module) != bool(place.refusal) for place in places.values())
     assert len({places[name].module for name in placed}) == len(placed), "two tensors in one place"
 
 
-def test_it_opens_and_agrees(model: ModelFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["int4_group32", "fp8_e4m3_row"])
+def test_it_opens_and_agrees(model: ModelFolder, scheme: str, tmp_path: Path) -> None:
     """Nothing is missing, nothing left over, and its outputs are those of the rounded weights."""
     row: Architecture = model.row  # type: ignore[attr-defined]
-    placed = [name for name in matrices(model) if PLACE(model, name).module]
+    by = SCHEMES[scheme]
+    placed = [name for name in matrices(model) if PLACE(model, name, by).module]
     if not placed:
         return  # all are refused, by name
-    layers = {name: Recipe(SCHEME) for name in placed if not (name == "lm_head" and model.tied)}
+    layers = {name: Recipe(by) for name in placed if not (model.tied and model.is_head(name))}
     made = write_checkpoint("compressed-tensors", model.folder, layers, tmp_path / "out", verified=True)
     out, told = made.folder, made.verified
     assert told is not None and told.layers + told.unseen == len(layers) and str(told) in card_of(out)
@@ -64,7 +66,7 @@ def test_it_opens_and_agrees(model: ModelFolder, tmp_path: Path) -> None:
     with torch.no_grad():
         for name in layers:
             weight = weight_of(ours, model, name)
-            weight.copy_(quantize(weight, SCHEME).dequantize())
+            weight.copy_(quantize(weight, by).dequantize())
         asked = row.asked()
         there, here = theirs.eval()(**asked).logits, ours(**asked).logits
     assert float((there - here).abs().max() / here.abs().max()) < 1e-3
@@ -88,7 +90,7 @@ def weight_of(network: nn.Module, model: ModelFolder, layer: str) -> Tensor:
 
 def test_what_cannot_hold_codes_is_refused_by_name(model: ModelFolder, tmp_path: Path) -> None:
     """Before anything is written."""
-    refused = [name for name in matrices(model) if not PLACE(model, name).module]
+    refused = [name for name in matrices(model) if not PLACE(model, name, SCHEME).module]
     for name in refused[:3] + refused[-1:]:
         with pytest.raises(ValueError, match=r"cannot"):
             write_checkpoint("compressed-tensors", model.folder, {name: Recipe(SCHEME)}, tmp_path / "out")

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from explorer import SCHEMES, SourceError, quantize
+from explorer.core.backend import container_limits
 from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
 from explorer.sources import open_source
@@ -392,7 +393,7 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     files = [tmp_path / name for name in (*bounds, "missing")]
     for path in files[:2]:
         path.write_text(bounds[path.name])
-    assert running._container_limits(files) == [1 << 30]
+    assert container_limits(files) == [1 << 30]
 
 
 def test_layers_that_the_network_lacks_are_not_called_idle(tiny_llama: Path) -> None:

@@ -34,11 +34,12 @@ from explorer.recordings.files import recording_json
 from explorer.recordings.machine import Machine
 from explorer.reports import Where, again, as_html, command_of, moved, survey_report, tensor_report
 from explorer.reports.again import KINDS
-from explorer.reports.check import read_record
+from explorer.reports.check import CUSTOM, read_record
 from explorer.reports.content import Content, Part, Table, content
 from explorer.reports.survey import Asked, bought, find_survey
 from explorer.reports.tensor import sha256_of
 from explorer.reports.write import write_tables
+from explorer.schemes.scheme import todays_text
 from explorer.sources.tensors import Matrix
 from explorer.survey.check import Check, Checked
 from explorer.survey.loss import Loss
@@ -428,3 +429,10 @@ def test_small_numbers_are_in_latex_too(tmp_path: Path) -> None:
     assert list(write_tables(content("", (), (part,), (), {}, {}, {"file": "w"}, ""), tmp_path))
     text = (tmp_path / "losses.tex").read_text()
     assert "INT8\\_row & 7.54208e-05" in text and "x & 3e-07" in text
+
+
+def test_an_earlier_spelling_of_a_scheme_is_no_change() -> None:
+    """Reports of earlier versions spelled custom schemes in upper case."""
+    old = "<td>explorer report w.npy --schemes 'nvfp4,int4~1x48~ASYMMETRIC~float16~minmax'</td>"
+    new = old.replace("ASYMMETRIC", "asymmetric")
+    assert CUSTOM.sub(lambda found: todays_text(found[0]), old) == new != old

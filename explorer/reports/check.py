@@ -15,6 +15,7 @@ import numpy as np
 
 from explorer.reports.content import Content, Table
 from explorer.reports.page import NUMBERS_ID, as_html, tables_of
+from explorer.schemes.scheme import todays_text
 
 TOLERANCE = 1e-6
 """Relative difference from which on a number has moved: sums in another order differ by less."""
@@ -23,6 +24,8 @@ LOOSE = 1e-3
 elsewhere."""
 SHOWN, LOOSE_SHOWN = 1e-5, LOOSE + 1e-5
 """The same of what tables show, in six digits."""
+CUSTOM = re.compile(r"[^\s,+'\"]*~[^\s,+'\"]+")
+"""The text of a custom scheme, which earlier versions wrote in upper case."""
 NUMBER = re.compile(r"[+−-]?\d[\d.,]*(?:e[+-]?\d+)?")
 VERSION = ("quantization-explorer", "commit")
 """Versions that determine the wording and layout of a report."""
@@ -133,7 +136,8 @@ def _shown(text: str, now: Content) -> list[_Text]:
         if part.startswith("<"):
             tag = part[1:-1].split(" ")[0]
         elif part.strip():
-            shown.append(_Text(tag, " ".join(unescape(part).split()), table))
+            text = CUSTOM.sub(lambda found: todays_text(found[0]), " ".join(unescape(part).split()))
+            shown.append(_Text(tag, text, table))
     return shown
 
 

@@ -61,6 +61,7 @@ def test_a_place(page: Page, url: str, place: str, theme: str) -> None:
     check(page)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", THEMES)
 def test_what_opens_over_the_page(page: Page, url: str, theme: str) -> None:
     """The bar's panels with all their controls, the keys, and a term's explanation."""

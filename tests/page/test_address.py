@@ -65,6 +65,7 @@ def test_the_range_of_ones_own(page: Page, url: str) -> None:
     expect(number).to_have_value("0.31")
 
 
+@pytest.mark.thorough
 def test_the_shape_of_the_speed_section(page: Page, url: str) -> None:
     """The shape whose numbers are shown, and the one to be measured here."""
     open_page(page, url, "tab=speed")
@@ -111,6 +112,7 @@ def test_a_tensor_of_ones_own_file(page: Page, url: str, tmp_path: Path) -> None
     expect(shown).to_contain_text("second · 8×16")
 
 
+@pytest.mark.thorough
 def test_the_open_section(page: Page, url: str) -> None:
     """Scrolling writes the section at the top into the address, without entries of its own; a link leads
     there, and so does Back."""

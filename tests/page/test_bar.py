@@ -64,7 +64,7 @@ def test_a_refused_size_is_named_and_goes_back(
     page: Page, url: str, typed: str, granularity: str, field: str, accepted: str
 ) -> None:
     """The message names the field and what it takes; the box shows again what holds; the scheme stays."""
-    scheme = {"group": "int4_group32", "tile": "int8~32x32~SYMMETRIC~float32~minmax"}[granularity]
+    scheme = {"group": "int4_group32", "tile": "int8~32x32~symmetric~float32~minmax"}[granularity]
     open_page(page, url, f"scheme={scheme}")
     open_panel(page, "a")
     size = page.locator("#size input")

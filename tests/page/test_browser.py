@@ -432,6 +432,7 @@ def test_compare_download_and_take_over(page: Page, url: str) -> None:
     expect(page.locator("#compare-table [role=gridcell]", has_text="mxfp4")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_a_comparison_ends_with_stop_and_with_its_tensor(page: Page, url: str) -> None:
     """Stop leaves what is finished. Another tensor stops too: rows of the one before must not come in under
     its name. A visitor's own list is not overwritten by a comparison of all."""
@@ -579,7 +580,7 @@ def scroll_through(page: Page) -> None:
 
 
 @pytest.mark.shared_page
-@pytest.mark.parametrize("place", sampled([place.NAME for place in PLACES], ["tensor", "model"]))
+@pytest.mark.parametrize("place", sampled([place.NAME for place in PLACES], ["tensor"]))
 def test_no_sideways_scrolling(page: Page, url: str, place: str) -> None:
     """On a phone, a small laptop and a desk: if a place is wider than the screen, its right side is lost."""
     open_page(page, url, f"tab={place}&second=nvfp4")

@@ -50,8 +50,8 @@ class Band:
     @property
     def meaning(self) -> str:
         return (
-            "Measured on the sentence encoder all-MiniLM-L6-v2: all linear layers in such weights leave its "
-            f"embeddings a cosine of {self.cosine} with the original's{self.more}."
+            "Measured on the sentence encoder all-MiniLM-L6-v2 with all linear layers quantized like this: "
+            f"its embeddings keep a cosine similarity of {self.cosine} to the originals{self.more}."
         )
 
 
@@ -60,8 +60,8 @@ BANDS = (
     Band(36.0, "usual for INT8", "0.9996"),
     Band(28.0, "usual for FP8 and 6-bit floats", "0.998 to 0.999"),
     Band(22.5, "between 4-bit weights and FP8", "0.94 to 0.98 (4 bits) or 0.998 to 0.999 (FP8)"),
-    Band(16.0, "usual for 4-bit weights", "0.94 to 0.98", "; by GPTQ 0.98"),
-    Band(9.0, "usual for 3-bit weights", "0.86", "; by GPTQ 0.93"),
+    Band(16.0, "usual for 4-bit weights", "0.94 to 0.98", " (0.98 with GPTQ)"),
+    Band(9.0, "usual for 3-bit weights", "0.86", " (0.93 with GPTQ)"),
     Band(-math.inf, "what 2 bits and fewer leave", "0.27 to 0.47", "; only training helps"),
 )
 """From `docs/which-format.md`: the first table, and the methods of its third section under the same formats;

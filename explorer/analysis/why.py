@@ -111,7 +111,7 @@ def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
         f"{percent(share)} under {letter} ({_sharing(side.q.scheme)})"
         for letter, share, side in zip("AB", shares, sides, strict=True)
     )
-    start = f"Why: steps are at most 1/{2**fmt.mantissa} of a value, but for those too small for their scale"
+    start = f"Why: steps are at most 1/{2**fmt.mantissa} of a value, except for subnormal values"
     return f"{start}: {small}{_outliers(sides[0])}."
 
 
@@ -165,7 +165,7 @@ def _clause(grid: Grid, side: Analysis) -> str:
     if isinstance(fmt, FloatFormat):
         small = _subnormal_share(side)
         text = f"has steps of at most 1/{2**fmt.mantissa} of a value ({sharing})"
-        text += f", but for the {percent(small)} too small for that" if small >= FEW else ""
+        text += f", except for the {percent(small)} of values that are subnormal" if small >= FEW else ""
     elif not grid.uniform:
         text = f"has {grid.steps + 1} {'uneven ' if grid.steps > 2 else ''}levels {over}"
     else:

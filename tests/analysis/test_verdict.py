@@ -23,19 +23,21 @@ def report(sqnr_db: float, bits: float, **changes: float) -> Report:
     return dataclasses.replace(BASE, sqnr_db=sqnr_db, bits=BitBudget(bits, 0, 0, 0, 0), **changes)
 
 
-MEASURED = "Measured on the sentence encoder all-MiniLM-L6-v2: all linear layers in such weights leave its "
-KEPT = f"{MEASURED}embeddings a cosine of 0.94 to 0.98 with the original's; by GPTQ 0.98."
+MEASURED = (
+    "Measured on the sentence encoder all-MiniLM-L6-v2 with all linear layers quantized like this: its "
+)
+KEPT = f"{MEASURED}embeddings keep a cosine similarity of 0.94 to 0.98 to the originals (0.98 with GPTQ)."
 ALONE = [
     (report(19.47, 4.156), f"19.5 dB at 4.16 bits is usual for 4-bit weights. {KEPT}"),
     (
         report(42.06, 8.083),
-        f"42.1 dB at 8.08 bits is usual for INT8. {MEASURED}embeddings a cosine of 0.9996 "
-        "with the original's.",
+        f"42.1 dB at 8.08 bits is usual for INT8. {MEASURED}embeddings keep a cosine similarity of 0.9996 "
+        "to the originals.",
     ),
     (
         report(4.18, 1.083),
-        f"4.2 dB at 1.08 bits is what 2 bits and fewer leave. {MEASURED}embeddings a cosine of 0.27 to 0.47 "
-        "with the original's; only training helps.",
+        f"4.2 dB at 1.08 bits is what 2 bits and fewer leave. {MEASURED}embeddings keep a cosine similarity of "
+        "0.27 to 0.47 to the originals; only training helps.",
     ),
     (report(math.inf, 32), "Nothing is lost: every element is restored exactly, in 32.00 bits."),
     (

@@ -61,14 +61,14 @@ CLAUSES = [
     (
         "nvfp4",
         None,
-        "FP4 E2M1 has steps of at most 1/2 of a value (groups of 16), but for the 20 % too small for",
+        "FP4 E2M1 has steps of at most 1/2 of a value (groups of 16), except for the 20 % of values that are",
     ),
     (
         "int4_row",
         "nvfp4",
         "A has 14 equal steps over 6.9 times the RMS (a scale a row), each 0.49 of it wide; B has ",
     ),
-    ("mxfp4", "nvfp4", "steps are at most 1/2 of a value, but for those too small for their scale: "),
+    ("mxfp4", "nvfp4", "steps are at most 1/2 of a value, except for subnormal values: "),
 ]
 
 
@@ -93,8 +93,8 @@ def test_subnormals_are_counted() -> None:
     x = torch.arange(1, 6145).view(6, 1024) / 1024
     text = why(done("float4_e2m1fn~tensor~symmetric~none~minmax", x))
     assert (
-        "FP4 E2M1 has steps of at most 1/2 of a value (no scale), but for the 12 % too small for that."
-        in text
+        "FP4 E2M1 has steps of at most 1/2 of a value (no scale), "
+        "except for the 12 % of values that are subnormal." in text
     )
 
 

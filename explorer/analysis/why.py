@@ -169,7 +169,7 @@ def _clause(grid: Grid, side: Analysis) -> str:
     elif not grid.uniform:
         text = f"has {grid.steps + 1} {'uneven ' if grid.steps > 2 else ''}levels {over}"
     else:
-        text = f"has {grid.steps} equal steps {over}, each {_digits(grid.step)} of it wide"
+        text = f"has {grid.steps} equal steps {over}, each {_digits(grid.step)} of the RMS wide"
         text += f", and {percent(zeroed)} of the elements became 0" if zeroed > MANY else ""
     return text + _clipped(side)
 

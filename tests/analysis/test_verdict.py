@@ -36,8 +36,8 @@ ALONE = [
     ),
     (
         report(4.18, 1.083),
-        f"4.2 dB at 1.08 bits is what 2 bits and fewer leave. {MEASURED}embeddings keep a cosine similarity of "
-        "0.27 to 0.47 to the originals; only training helps.",
+        f"4.2 dB at 1.08 bits is what 2 bits and fewer leave. {MEASURED}embeddings keep a cosine "
+        "similarity of 0.27 to 0.47 to the originals; only training helps.",
     ),
     (report(math.inf, 32), "Nothing is lost: every element is restored exactly, in 32.00 bits."),
     (

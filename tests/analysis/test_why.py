@@ -53,7 +53,7 @@ CLAUSES = [
     (
         "int4_group32",
         None,
-        "INT4 has 14 equal steps over 4.8 times the RMS (groups of 32), each 0.34 of it wide",
+        "INT4 has 14 equal steps over 4.8 times the RMS (groups of 32), each 0.34 of the RMS wide",
     ),
     ("fp8_e4m3_row", None, "FP8 E4M3 has steps of at most 1/8 of a value (a scale a row)."),
     ("nf4_block64", None, "NF4 has 16 uneven levels over 5.3 times the RMS (groups of 64)."),
@@ -66,7 +66,7 @@ CLAUSES = [
     (
         "int4_row",
         "nvfp4",
-        "A has 14 equal steps over 6.9 times the RMS (a scale a row), each 0.49 of it wide; B has ",
+        "A has 14 equal steps over 6.9 times the RMS (a scale a row), each 0.49 of the RMS wide; B has ",
     ),
     ("mxfp4", "nvfp4", "steps are at most 1/2 of a value, except for subnormal values: "),
 ]

@@ -95,7 +95,7 @@ def test_a_row_that_is_no_row_goes_back(page: Page, url: str) -> None:
 
 
 @pytest.mark.shared_page
-@pytest.mark.parametrize("name", ["tensor", "a", "b"])
+@pytest.mark.parametrize("name", sampled(["tensor", "a", "b"], ["b"]))
 @pytest.mark.parametrize("width", sampled([1440, 1024, 700], [700]))
 def test_a_panel_covers_neither_verdict_nor_notice(page: Page, url: str, name: str, width: int) -> None:
     """What a choice does is read while choosing."""
@@ -182,6 +182,7 @@ def cut(page: Page, selector: str) -> list[str]:
     )
 
 
+@pytest.mark.thorough
 def test_a_long_value_can_be_read(page: Page, url: str) -> None:
     """What a picker cannot show whole, it says under the mouse."""
     open_page(page, url, "scheme=q4_k")

@@ -243,6 +243,7 @@ def ranges(page: Page, name: str) -> list[float]:
     return [float(end) for end in page.evaluate(axis % name)]
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_zoom_stays_and_is_dropped_choices(page: Page, url: str) -> None:
     """A drag zooms; another scheme leaves the zoom; a button takes it back; bars end at the plot's edge
@@ -273,6 +274,7 @@ def test_zoom_stays_and_is_dropped_choices(page: Page, url: str) -> None:
     assert now[1] - now[0] > 2 * (zoomed[1] - zoomed[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_switches_are_not_covered(page: Page, url: str) -> None:
     """linear and log obey a click in the middle of their letters, and nothing is downloaded."""
@@ -295,6 +297,7 @@ def test_switches_are_not_covered(page: Page, url: str) -> None:
     assert not saved, "a switch saved a file"
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_figures_take_the_width_there_is(page: Page, url: str) -> None:
     """A narrower window, a turned phone: the figure keeps inside its card, and its colour bar stays."""
@@ -393,6 +396,7 @@ def column(page: Page, table: str, heading: str) -> list[str]:
     return page.locator(f"#{table} [role=gridcell][aria-colindex='{place}']").all_inner_texts()
 
 
+@pytest.mark.thorough
 def test_a_click_on_a_heading_sorts(page: Page, url: str) -> None:
     """By the numbers, not by their letters: first up, then down. Rows stay whole."""
     open_page(page, url, "tab=compare")

@@ -167,11 +167,16 @@ def _wire(page: Page, view: ElementView, maps: tuple[Control, Control]) -> None:
         for map_, name in zip(maps, ("pick", "pick_second"), strict=True)
     ]
     walked = listen(keys.move, moved, [*inputs, steps], view, js=stepped, api_name="move", **LATEST)
-    for number, axis in ((view.row, "row"), (view.column, "column")):
-        chosen.append(listen(number.submit, typed, inputs, view, api_name=f"tensor_{axis}", **LATEST))
+    typed_events = [
+        listen(number.submit, typed, inputs, view, api_name=f"tensor_{axis}", **LATEST)
+        for number, axis in ((view.row, "row"), (view.column, "column"))
+    ]
     chosen.append(listen(view.follow.input, followed, inputs, view, api_name="tensor_follow", **LATEST))
     walked.then(None, None, None, js="() => explorer.sendSteps.done()", **PRIVATE)
     for event in (walked, *chosen):  # Back does not lead through each step of a walk
         visit = "false" if event is walked else "true"
-        script = f"(...position) => explorer.showElement(...position, {visit})"
+        script = f"(...position) => {{ explorer.showElement(...position, {visit}) }}"
+        event.then(None, page.position, None, js=script, api_visibility="private")
+    for event in typed_events:  # an emptied box goes back to the element that is shown
+        script = "(...position) => explorer.showElement(...position, true)"
         event.then(None, page.position, page.position, js=script, api_visibility="private")

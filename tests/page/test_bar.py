@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from explorer import SCHEMES
 from tests.page.test_browser import choose, frames, open_page, open_panel
@@ -339,11 +339,15 @@ def test_the_first_sight_is_not_empty(page: Page, url: str) -> None:
 
 def test_a_link_does_not_show_another_view_first(page: Page, url: str) -> None:
     """Until its own answer comes, the places of the words are kept, and none of the fresh page's are read."""
+    held: list[Route] = []
+    page.route(re.compile("queue/join"), lambda route: held.append(route), times=1)
     page.goto(f"{url}/?scheme=nvfp4&sample=mlp_down")
     page.locator("#kpis .v").first.wait_for(state="attached")
-    assert not page.evaluate("window.explorer.ready")
     expect(page.locator("#which .words")).to_be_hidden()
     expect(page.locator("#chip-a")).to_be_hidden()
+    assert not page.evaluate("window.explorer.ready")
+    for route in held:
+        route.continue_()
     page.wait_for_function("window.explorer?.ready")
     expect(page.locator("#which .words")).to_be_visible()
     expect(page.locator("#chip-a")).to_contain_text("NVFP4")

@@ -81,11 +81,8 @@ class ModelFolder:
     @property
     def tied(self) -> bool:
         """True if the head shares the embeddings, even if the files also contain a separate head."""
-        from transformers import AutoConfig
-
-        try:
-            config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
-        except (ValueError, KeyError, OSError):  # a kind of model that transformers does not know
+        config = config_of(self.folder)
+        if config is None:
             return bool(self.config.get("tie_word_embeddings", False))
         return any(getattr(c, "tie_word_embeddings", False) for c in (config, config.get_text_config()))
 

@@ -71,7 +71,7 @@ class Skeleton:
         if it is given."""
         parameter, changed = self.parameter(layer + WEIGHT)
         if changed:
-            stacked = parameter if _EXPERT.search(layer) else ""
+            stacked = parameter if is_expert(layer) else ""
             return LayerPlace(
                 "", f"transformers merges it with others while loading, into {parameter}", stacked
             )
@@ -169,6 +169,11 @@ class Skeleton:
             if hasattr(self._modules[path], "_init_weights"):
                 return self._modules[path]
         return self.network
+
+
+def is_expert(layer: str) -> bool:
+    """True for the name of a matrix of one expert among several."""
+    return _EXPERT.search(layer) is not None
 
 
 def config_of(folder: Path) -> Any | None:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from explorer.methods.recipe import Recipe
+from explorer.models.skeleton import is_expert
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
-from explorer.survey.kinds import Role, is_expert, scheme_groups
+from explorer.survey.kinds import Role, scheme_groups
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from explorer.methods.recipe import Recipe
-from explorer.models.skeleton import Skeleton
+from explorer.models.skeleton import WEIGHT as SUFFIX
+from explorer.models.skeleton import Skeleton, is_expert
 from explorer.sources.base import TensorInfo
 from explorer.sources.gguf_file import CODED
 
-SUFFIX = ".weight"
 FLOATS = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16"}
 """The file's names of dtypes that hold a weight as it was trained; codes of 8 bits have their scales
 elsewhere."""
@@ -53,7 +53,6 @@ _KINDS: dict[str, tuple[str, ...]] = {
 """Of each kind of layer the last parts of its names; the longest that matches counts."""
 FUSED = (("query", "key", "value"), ("gate", "up"))
 """Kinds that serving engines multiply as one matrix: parts of one must share a scheme."""
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 _ENDINGS = sorted(
     ((ending, kind) for kind, endings in _KINDS.items() for ending in endings), key=lambda e: -len(e[0])
 )
@@ -125,11 +124,6 @@ def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
         key = (layer.rpartition(".")[0], fused) if fused else (layer, ())
         groups.setdefault(key, []).append(layer)
     return [tuple(group) for group in groups.values()]
-
-
-def is_expert(layer: str) -> bool:
-    """True for a matrix of one expert among several."""
-    return _EXPERT.search(layer) is not None
 
 
 def scheme_groups(layers: Iterable[str], fuse: bool = True) -> list[tuple[str, ...]]:

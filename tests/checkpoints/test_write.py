@@ -316,6 +316,13 @@ def test_what_the_network_ignores_is_not_missed(minilm: Path, tmp_path: Path) ->
     assert made.verified is not None and made.verified.tensors > 100
 
 
+def test_quantized_inputs_are_no_difference(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Weights are compared, whatever a layer does to its inputs when the model runs."""
+    plan, two = uniform(layers, "int2_group64"), SCHEMES["int8_row"]
+    made = write_checkpoint(TARGET, llama, plan, tmp_path / "out", inputs=two, verified=True)
+    assert made.verified is not None and made.verified.difference < 1e-5
+
+
 def test_a_wrong_checkpoint_is_not_put_in_place(
     llama: Path, layers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

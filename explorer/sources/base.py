@@ -60,12 +60,14 @@ class TensorSource(ABC):
     """Named tensors that can be read one at a time.
 
     ``origin`` is the source's name in messages, ``broken`` has the reason for each unreadable file left
-    out; ``paths`` are the local files that it reads, if any.
+    out; ``paths`` are the local files that it reads, if any; ``restored`` names the weights that a model
+    holds as codes, with scales in tensors of their own, and that are read as float32 values (coded.py).
     """
 
     origin: str
     broken: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
+    restored: frozenset[str] = frozenset()
 
     @property
     @abstractmethod

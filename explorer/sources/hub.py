@@ -18,9 +18,10 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
+from explorer.sources.coded import CONFIG, CodedWeights, Layout, layout_of, may_hold_codes
 from explorer.sources.hub_requests import Visit
 from explorer.sources.index import INDEX, is_plain_name, shard_names
-from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length
+from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length, parse_json
 from explorer.sources.source_limits import LOCAL, SourceLimits
 
 _CONNECTIONS = 8
@@ -104,10 +105,21 @@ class HubModel(TensorSource):
         self._sizes: dict[str, int] = {}
         for name, listed in zip(self.weights, self._all_entries(visit), strict=True):
             self._add(name, listed)
+        raw = [entry.info for _, entry in self._entries.values()]
+        self._coded = CodedWeights(raw, self._layout(visit) if may_hold_codes(raw) else None)
+        self.restored = self._coded.names
+
+    def _layout(self, visit: Visit) -> Layout | None:
+        """The layout that config.json names; ``SourceError`` if it is no JSON."""
+        if CONFIG not in self.files:
+            return None
+        raw = self.file(visit, CONFIG, self._limits.header_bytes)
+        config = parse_json(raw, self.origin, CONFIG, self._limits)
+        return layout_of(config) if isinstance(config, dict) else None
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(entry.info for _, entry in self._entries.values())
+        return self._coded.infos
 
     @property
     def identity(self) -> str:
@@ -191,6 +203,10 @@ class HubModel(TensorSource):
             raise SourceError(f"{self.origin} lists more than {self._limits.tensors:,} tensors")
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+        coded = self._coded.by_name.get(info.name)
+        return coded.read(self._stored, rows, progress) if coded else self._stored(info, rows, progress)
+
+    def _stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         name, entry = self._entries[info.name]
         size, shape = entry.first(rows)
         data = self.visit().span(self._id, name, self.commit, entry.start, entry.start + size, progress)

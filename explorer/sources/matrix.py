@@ -61,7 +61,7 @@ def to_float32(tensor: Tensor) -> Tensor:
     ``ValueError`` for finite float64 values beyond float32.
     """
     if tensor.dtype is getattr(torch, "float4_e2m1fn_x2", None):  # torch 2.8 and later
-        return _unpack_fp4(tensor)
+        return unpack_fp4(tensor)
     values = tensor.to(torch.float32)
     if tensor.dtype == torch.float64:
         beyond = int((tensor.isfinite() & ~values.isfinite()).sum())
@@ -73,8 +73,8 @@ def to_float32(tensor: Tensor) -> Tensor:
     return values
 
 
-def _unpack_fp4(tensor: Tensor) -> Tensor:
-    """Two E2M1 codes a byte, the first in the low nibble, along the last axis."""
+def unpack_fp4(tensor: Tensor) -> Tensor:
+    """float32 values of E2M1 codes, two a byte, the first in the low nibble; the last axis doubles."""
     data = tensor.view(torch.uint8)
     codes = torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
     return float_format("float4_e2m1fn").decode(codes)

@@ -1,7 +1,8 @@
 """Layers of a model: a local folder, a snapshot in the Hugging Face cache, or a Hub id.
 
 The list of layers comes from the safetensors headers alone; reading a layer reads that layer's bytes: of
-the file, or by one HTTP range request. No model code is ever run, and no file but safetensors is opened.
+the file, or by one HTTP range request. No model code is ever run, and of other files only config.json is
+read, where weights are codes (coded.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
+from explorer.sources.coded import CONFIG, CodedWeights, Layout, layout_of, may_hold_codes
 from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.hub import HubModel, check_revision, is_hub_id
 from explorer.sources.index import INDEX, local_shard_names
+from explorer.sources.safetensors_header import parse_json
 from explorer.sources.source_limits import LOCAL, SUFFIXES, SourceLimits
-from explorer.sources.stamped import stamp_of
+from explorer.sources.stamped import StampedFile, stamp_of
 from explorer.sources.tensors import open_tensors
 
 __all__ = ["HubModel", "LocalModel", "folder_stamp", "layers", "local_folder", "open_model"]
@@ -90,7 +93,7 @@ def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:
             return stamp_of(file)
         if folder is None:
             return None
-        files = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
+        files = [*folder.glob("*.safetensors"), *folder.glob(INDEX), *folder.glob(CONFIG)]
         return tuple((path.name, stamp_of(path)) for path in sorted(files))
 
 
@@ -138,6 +141,19 @@ class LocalModel(TensorSource):
             self._add(name, file, limits)
         if not opened:
             raise SourceError(self.broken[0])
+        raw = [info for info, _ in self._file_of.values()]
+        self._coded = CodedWeights(raw, self._layout(folder, limits) if may_hold_codes(raw) else None)
+        self.restored = self._coded.names
+
+    def _layout(self, folder: Path, limits: SourceLimits) -> Layout | None:
+        """The layout that config.json names; ``SourceError`` if it is no JSON."""
+        if not (folder / CONFIG).is_file():
+            return None
+        file = StampedFile(folder / CONFIG, f"{self.origin}: {CONFIG}")
+        if file.size > limits.header_bytes:
+            raise SourceError(f"{self.origin}: {CONFIG} has {file.size:,} bytes")
+        config = parse_json(file.read(0, file.size), self.origin, CONFIG, limits)
+        return layout_of(config) if isinstance(config, dict) else None
 
     def _add(self, name: str, file: TensorSource, limits: SourceLimits) -> None:
         twice = [info.name for info in file.infos if info.name in self._file_of]
@@ -150,9 +166,13 @@ class LocalModel(TensorSource):
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(info for info, _ in self._file_of.values())
+        return self._coded.infos
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+        coded = self._coded.by_name.get(info.name)
+        return coded.read(self._stored, rows, progress) if coded else self._stored(info, rows, progress)
+
+    def _stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         return self._file_of[info.name][1].read_rows(info, rows, progress)
 
 

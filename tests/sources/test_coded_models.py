@@ -1,0 +1,239 @@
+"""Models that are published quantized, FP8 in blocks and MXFP4: their weights are listed as restored values.
+
+If these fail, a survey or an export is of other weights than the model's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from hub import serve
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from explorer import SourceError, load_matrix, open_source
+from explorer.sources.models import HubModel, LocalModel, folder_stamp
+from explorer.sources.stamped import StampedFile
+from tests.sources.coded_models import FP8, MXFP4, fp8_parts, mxfp4_parts, tiles
+
+LAYER = "model.layers.0.mlp.up_proj"
+EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+def folder_of(folder: Path, tensors: dict[str, Tensor], settings: object) -> Path:
+    """A model's folder with these tensors and this ``quantization_config``."""
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    return folder
+
+
+def fp8_folder(folder: Path, shape: tuple[int, int], tile: int = 128) -> tuple[Path, Tensor, Tensor]:
+    """The folder, the codes and the scales of one layer."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    codes, scales = fp8_parts(weight, tile)
+    tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale_inv": scales, "model.norm.weight": weight[0]}
+    return folder_of(folder, tensors, FP8 | {"weight_block_size": [tile, tile]}), codes, scales
+
+
+def mxfp4_folder(folder: Path) -> tuple[Path, Tensor, Tensor]:
+    """The folder, the blocks and the scales of four experts [4, 96, 64]."""
+    blocks, scales = mxfp4_parts(4, 96, 64)
+    tensors = {
+        f"{EXPERTS}_blocks": blocks,
+        f"{EXPERTS}_scales": scales,
+        f"{EXPERTS}_bias": torch.zeros(4, 96),
+    }
+    return folder_of(folder, tensors, MXFP4), blocks, scales
+
+
+def test_fp8_is_what_transformers_restores(tmp_path: Path) -> None:
+    """If this fails, a whole number of tiles is restored to other values than transformers'."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    folder, codes, scales = fp8_folder(tmp_path / "m", (256, 384))
+    source = open_source(str(folder))
+    assert {(i.name, i.shape, i.dtype) for i in source.infos} == {
+        (f"{LAYER}.weight", (256, 384), "F8_E4M3 128×128"),
+        ("model.norm.weight", (384,), "F32"),
+    }
+    read = source.read(f"{LAYER}.weight")
+    want = Fp8Dequantize(None)._dequantize_one(codes, scales, torch.float32)
+    assert read.dtype is torch.float32 and torch.equal(read, want)
+    assert source.restored == {f"{LAYER}.weight"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"), [((200, 320), 128), ((192, 128), 128), ((5, 7), 1 << 40), ((70, 33), 32)]
+)
+def test_tiles_may_be_cut_at_the_edges(shape: tuple[int, int], tile: int, tmp_path: Path) -> None:
+    """If this fails, a scale is spread over the wrong rows where N or K is no whole number of tiles."""
+    folder, codes, scales = fp8_folder(tmp_path / "m", shape, tile)
+    assert torch.equal(
+        load_matrix(str(folder), f"{LAYER}.weight").values, tiles(codes, scales, min(tile, 512))
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e8m0fnu])
+def test_scales_may_be_shorter_floats(dtype: torch.dtype, tmp_path: Path) -> None:
+    """If this fails, models with scales of 8 or 16 bits cannot be read."""
+    codes, scales = fp8_parts(torch.randn(130, 130))
+    short = scales.to(dtype)
+    tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale_inv": short}
+    folder = folder_of(tmp_path / "m", tensors, FP8 | {"weight_block_size": [128, 128]})
+    assert torch.equal(open_source(str(folder)).read(f"{LAYER}.weight"), tiles(codes, short))
+
+
+def test_mxfp4_is_what_transformers_restores(tmp_path: Path) -> None:
+    """If this fails, experts have wrong values, or inputs and outputs in each other's place."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    folder, blocks, scales = mxfp4_folder(tmp_path / "m")
+    source = open_source(str(folder))
+    shown = {i.name: (i.shape, i.dtype) for i in source.infos}
+    assert shown == {EXPERTS: ((4, 96, 64), "F4_E2M1 1×32"), f"{EXPERTS}_bias": ((4, 96), "F32")}
+    want = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, inputs, outputs]
+    assert torch.equal(source.read(EXPERTS), want.transpose(1, 2))
+    assert torch.equal(load_matrix(str(folder), EXPERTS).values, want.transpose(1, 2).reshape(4 * 96, 64))
+    halves = convert_moe_packed_tensors(blocks, scales)  # in bfloat16, as a network holds them
+    assert torch.equal(source.read(EXPERTS).bfloat16().transpose(1, 2), halves)
+
+
+def test_every_code_and_scale_of_mxfp4(tmp_path: Path) -> None:
+    """If this fails, one of 16 codes or 255 scales is restored wrongly; scale 255 is not a number."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).repeat(1, 256, 1, 1)
+    scales = torch.arange(256, dtype=torch.uint8).reshape(1, 256, 1).repeat(1, 1, 16)
+    folder = folder_of(tmp_path / "m", {f"{EXPERTS}_blocks": blocks, f"{EXPERTS}_scales": scales}, MXFP4)
+    read = open_source(str(folder)).read(EXPERTS)
+    want = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+    finite = slice(0, 254)  # at 2^127 the product overflows in both, at 255 there is no scale
+    assert torch.equal(read[:, finite], want[:, finite]) and read[:, 255].isnan().all()
+
+
+def test_first_rows_read_their_bytes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a look at a layer's first rows costs the bytes of the whole layer."""
+    spans: list[int] = []
+    read = StampedFile.read
+
+    def counted(file: StampedFile, start: int, size: int) -> bytearray:
+        spans.append(size)
+        return read(file, start, size)
+
+    folder, codes, scales = fp8_folder(tmp_path / "a", (300, 256))
+    mx, blocks, exponents = mxfp4_folder(tmp_path / "b")
+    fp8, mxfp4 = LocalModel(folder), LocalModel(mx)
+    monkeypatch.setattr(StampedFile, "read", counted)
+    part = fp8.matrix(f"{LAYER}.weight", max_elements=130 * 256)
+    assert part.cut and torch.equal(part.values, tiles(codes, scales)[:130])
+    assert sorted(spans) == [2 * 2 * 4, 130 * 256]
+    spans.clear()
+    whole = mxfp4.read(EXPERTS)
+    spans.clear()
+    assert torch.equal(mxfp4.read(EXPERTS, max_elements=2 * 96 * 64), whole[:2])
+    assert sorted(spans) == [2 * exponents[0].numel(), 2 * blocks[0].numel()]
+
+
+def cut_scales(tensors: dict[str, Tensor]) -> None:
+    name = next(name for name in tensors if name.endswith(("_scale_inv", "_scales")))
+    tensors[name] = tensors[name][:-1].contiguous() if len(tensors[name]) > 1 else tensors[name].repeat(2, 1)
+
+
+def lose_scales(tensors: dict[str, Tensor]) -> None:
+    tensors.pop(next(name for name in tensors if name.endswith(("_scale_inv", "_scales"))))
+
+
+def whole_scales(tensors: dict[str, Tensor]) -> None:
+    name = next(name for name in tensors if name.endswith(("_scale_inv", "_scales")))
+    tensors[name] = torch.zeros(tensors[name].shape, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("make", [lambda path: fp8_folder(path, (200, 128)), mxfp4_folder])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(cut_scales, "have the shape"), (lose_scales, "has no scales"), (whole_scales, "are I32")],
+)
+def test_wrong_scales_are_refused_by_name(
+    make: Callable[[Path], tuple[Path, Tensor, Tensor]],
+    damage: Callable[[dict[str, Tensor]], None],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    """If this fails, a layer whose scales are damaged is read as numbers that mean nothing."""
+    folder = make(tmp_path / "m")[0]
+    tensors = load_file(folder / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    source = open_source(str(folder))
+    (name,) = source.restored
+    with pytest.raises(SourceError, match=words) as caught:
+        source.read(name)
+    assert name in str(caught.value)
+
+
+def test_a_cut_file_is_said(tmp_path: Path) -> None:
+    """If this fails, a folder that was not copied whole is opened as if it were."""
+    folder = fp8_folder(tmp_path / "m", (200, 128))[0]
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(SourceError, match="is cut short"):
+        open_source(str(folder))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FP8,
+        FP8 | {"weight_block_size": [128]},
+        FP8 | {"weight_block_size": [0, 128]},
+        {"quant_method": "gptq"},
+        7,
+    ],
+)
+def test_other_layouts_stay_codes(settings: object, tmp_path: Path) -> None:
+    """If this fails, codes of an unknown layout are taken for those of a known one."""
+    codes, scales = fp8_parts(torch.randn(128, 128))
+    tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale_inv": scales}
+    source = open_source(str(folder_of(tmp_path / "m", tensors, settings)))
+    assert {info.dtype for info in source.infos} == {"F8_E4M3", "F32"} and not source.restored
+
+
+def test_a_configuration_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """If this fails, codes whose layout nobody knows are listed as weights; plain models need no file."""
+    folder = fp8_folder(tmp_path / "m", (128, 128))[0]
+    (folder / "config.json").write_text("{")
+    with pytest.raises(SourceError, match=r"config\.json"):
+        open_source(str(folder))
+    save_file({"a.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+    assert len(open_source(str(folder)).infos) == 1
+
+
+def test_a_changed_configuration_changes_the_stamp(tmp_path: Path) -> None:
+    """If this fails, a page shows codes of the old layout after the configuration was corrected."""
+    folder = fp8_folder(tmp_path / "m", (128, 128))[0]
+    before = folder_stamp(str(folder))
+    (folder / "config.json").write_text("{}  ")
+    assert folder_stamp(str(folder)) != before
+
+
+def test_the_hub_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a model on the Hub has other values than its copy on this machine, or costs more."""
+    folders = {
+        "team/fp8": fp8_folder(tmp_path / "a", (300, 256))[0],
+        "team/mxfp4": mxfp4_folder(tmp_path / "b")[0],
+    }
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with serve(folders) as hub:
+        for name, folder in folders.items():
+            there, here = HubModel(name, endpoint=hub.url), LocalModel(folder)
+            assert there.infos == here.infos and there.restored == here.restored
+            (weight,) = there.restored
+            before = hub.sent
+            assert torch.equal(there.read(weight), here.read(weight))
+            assert hub.sent - before < here.info(weight).elements * 1.01 + 100

@@ -48,7 +48,7 @@ ReadRows = Callable[[TensorInfo, int | None, Progress | None], Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class CodeLayout:
     """How a model's files hold codes: ``tile`` of a scale of FP8, None for MXFP4."""
 
     tile: tuple[int, int] | None
@@ -81,7 +81,7 @@ class CodedWeight:
 class CodedWeights:
     """The weights that a model's files hold as codes, by name, and ``infos``: what the model is listed as."""
 
-    def __init__(self, infos: Iterable[TensorInfo], layout: Layout | None) -> None:
+    def __init__(self, infos: Iterable[TensorInfo], layout: CodeLayout | None) -> None:
         raw = {info.name: info for info in infos}
         found = [_weight(info, raw, layout) for info in raw.values()] if layout else []
         self._by_codes = {weight.codes.name: weight for weight in found if weight}
@@ -99,19 +99,19 @@ class CodedWeights:
         return frozenset(self.by_name)
 
 
-def layout_of(config: Mapping[str, Any]) -> Layout | None:
+def layout_of(config: Mapping[str, Any]) -> CodeLayout | None:
     """The layout that a model's configuration names; None for every other, and for none."""
     settings = config.get(SETTINGS)
     if not isinstance(settings, Mapping):
         return None
     if settings.get("quant_method") == "mxfp4":
-        return Layout(None)
+        return CodeLayout(None)
     tile = settings.get("weight_block_size")
     if settings.get("quant_method") != "fp8" or settings.get("fmt", "e4m3") != "e4m3":
         return None
     if not isinstance(tile, list) or len(tile) != 2 or any(type(n) is not int or n < 1 for n in tile):
         return None
-    return Layout((tile[0], tile[1]))
+    return CodeLayout((tile[0], tile[1]))
 
 
 def may_hold_codes(infos: Iterable[TensorInfo]) -> bool:
@@ -148,7 +148,7 @@ def shape_in_network(source: TensorSource, info: TensorInfo) -> tuple[int, ...]:
     return (info.shape[0], info.shape[2], info.shape[1]) if experts else info.shape
 
 
-def _weight(codes: TensorInfo, raw: Mapping[str, TensorInfo], layout: Layout) -> CodedWeight | None:
+def _weight(codes: TensorInfo, raw: Mapping[str, TensorInfo], layout: CodeLayout) -> CodedWeight | None:
     """The weight whose codes are the tensor ``codes``; None for a tensor that holds none."""
     return _fp8_weight(codes, raw, layout.tile) if layout.tile else _mxfp4_weight(codes, raw)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
-from explorer.sources.coded import CONFIG, CodedWeights, Layout, layout_of, may_hold_codes
+from explorer.sources.coded import CONFIG, CodedWeights, CodeLayout, layout_of, may_hold_codes
 from explorer.sources.hub_requests import Visit
 from explorer.sources.index import INDEX, is_plain_name, shard_names
 from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length, parse_json
@@ -109,7 +109,7 @@ class HubModel(TensorSource):
         self._coded = CodedWeights(raw, self._layout(visit) if may_hold_codes(raw) else None)
         self.restored = self._coded.names
 
-    def _layout(self, visit: Visit) -> Layout | None:
+    def _layout(self, visit: Visit) -> CodeLayout | None:
         """The layout that config.json names; ``SourceError`` if it is no JSON."""
         if CONFIG not in self.files:
             return None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
-from explorer.sources.coded import CONFIG, CodedWeights, Layout, layout_of, may_hold_codes
+from explorer.sources.coded import CONFIG, CodedWeights, CodeLayout, layout_of, may_hold_codes
 from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.hub import HubModel, check_revision, is_hub_id
@@ -145,7 +145,7 @@ class LocalModel(TensorSource):
         self._coded = CodedWeights(raw, self._layout(folder, limits) if may_hold_codes(raw) else None)
         self.restored = self._coded.names
 
-    def _layout(self, folder: Path, limits: SourceLimits) -> Layout | None:
+    def _layout(self, folder: Path, limits: SourceLimits) -> CodeLayout | None:
         """The layout that config.json names; ``SourceError`` if it is no JSON."""
         if not (folder / CONFIG).is_file():
             return None

@@ -23,7 +23,7 @@ def model_card(export: Export, plan: Plan, text: str, verified: Verified | None 
         f"# {words.code(folder)}, quantized for {export.label}",
         "",
         f"Made from {words.code(origin)} by Quantization Explorer {__version__}. Each layer below was "
-        "rounded as its row says; all other tensors are what they were.",
+        f"rounded as its row says; all other tensors are what they were{_restored(plan)}.",
         "",
         _table(plan),
         "",
@@ -39,6 +39,15 @@ def model_card(export: Export, plan: Plan, text: str, verified: Verified | None 
         "",
     ]
     return "\n".join(lines)
+
+
+def _restored(plan: Plan) -> str:
+    """What became of weights that the model's files hold as codes and that hold no new ones."""
+    kept = [name for name in plan.model.restored if name.removesuffix(".weight") not in plan.layers]
+    if not kept:
+        return ""
+    dtype = str(plan.model.dtype).removeprefix("torch.")
+    return f", {len(kept)} of them restored to {dtype} from the codes that the model is published in"
 
 
 def _unverified(export: Export) -> str:

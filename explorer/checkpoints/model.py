@@ -15,11 +15,12 @@ from torch import Tensor
 from explorer.models.skeleton import LayerPlace, Skeleton, auto_class, config_of, skeleton_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
+from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, layout_of, shape_in_network
 from explorer.sources.index import INDEX
 from explorer.sources.models import LocalModel
+from explorer.sources.safetensors_header import NAMES
 from explorer.sources.source_limits import LOCAL
 
-CONFIG = "config.json"
 _CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".vocab", ".bpe")
 _TERMS = re.compile(r"(LICENSE|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embeddings?|[a-z_]+_embeddings?)(\.|$)")
@@ -30,25 +31,44 @@ TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 class ModelFolder:
     """A folder with config.json and safetensors files, all of which are whole.
 
+    Weights in FP8 blocks and in MXFP4 (``sources.coded``) are restored: they have the model's ``dtype``, the
+    names and shapes of the network's parameters, and ``config`` says nothing of codes.
+
     ``SourceError`` for a folder without a configuration, a file that can't be read, a tensor that the index
-    lists and no file holds, and a model that is quantized already.
+    lists and no file holds, codes without scales that fit, and a model that is quantized in another way.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.config = _json(self.folder / CONFIG)
-        if "quantization_config" in self.config:
+        self._quantized = SETTINGS in self.config
+        if self._quantized and layout_of(self.config) is None:
             raise SourceError(
                 f"{self.folder.name} is quantized already; export the model that it was made of"
             )
+        self.config.pop(SETTINGS, None)
         self._source = LocalModel(self.folder, limits=LOCAL)
         if self._source.broken:
             raise SourceError(f"{self.folder.name}: {self._source.broken[0]}")
-        self._infos = {info.name: info for info in self._source.infos}
-        if missing := [name for name in self._listed() if name not in self._infos]:
+        if missing := [name for name in self._listed() if not self._source.holds(name)]:
             raise SourceError(
                 f"{self.folder.name}: {INDEX} lists {missing[0]}, which no file holds ({len(missing)} such)"
             )
+        if problem := next(iter(self._source.problems), ""):
+            raise SourceError(f"{self.folder.name}: {problem}")
+        self._infos = {info.name: self._restored(info) for info in self._source.infos}
+        codes = (info for info in self.infos if info.dtype.startswith("F8_") or info.dtype == "U8")
+        if self._quantized and (left := next(codes, None)):
+            raise SourceError(
+                f"{self.folder.name}: {left.name} is stored as {left.dtype}; its layout is not one of those "
+                "that are restored"
+            )
+
+    def _restored(self, info: TensorInfo) -> TensorInfo:
+        """The entry of a tensor as ``read`` gives it."""
+        if info.name not in self._source.restored:
+            return info
+        return TensorInfo(info.name, shape_in_network(self._source, info), NAMES[self.dtype])
 
     def _listed(self) -> list[str]:
         index = self.folder / INDEX
@@ -64,9 +84,14 @@ class ModelFolder:
         return self._infos[name] if name in self._infos else self._source.info(name)
 
     def read(self, name: str) -> Tensor:
-        """One tensor in its own dtype."""
+        """One tensor in its own dtype; a weight of codes restored, in the model's."""
         checkpoint()
-        return self._source.read(name)
+        return as_in_network(self._source, name, self.dtype)
+
+    @property
+    def restored(self) -> frozenset[str]:
+        """The names of the weights that the files hold as codes."""
+        return self._source.restored
 
     @property
     def type(self) -> str:
@@ -137,10 +162,10 @@ class ModelFolder:
         """Dtype of the computation: from the configuration, else from the first floating-point tensor."""
         named = str(self.config.get("dtype") or self.config.get("torch_dtype") or "").removeprefix("torch.")
         dtype = getattr(torch, named, None)
-        if isinstance(dtype, torch.dtype):
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
             return dtype
         short = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        found = (short[info.dtype] for info in self.infos if info.dtype in short)
+        found = (short[info.dtype] for info in self._source.infos if info.dtype in short)
         return next(found, torch.float32)
 
     @cached_property
@@ -167,6 +192,8 @@ class ModelFolder:
             to = folder / path.relative_to(self.folder)
             to.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, to)
+            if self._quantized and path == self.folder / CONFIG:
+                to.write_text(json.dumps(self.config, indent=2), encoding="utf-8")
             copied.append(str(path.relative_to(self.folder)))
         return copied
 

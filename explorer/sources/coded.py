@@ -135,11 +135,14 @@ def stored_bits(dtype: str) -> float | None:
     return code + scale / (int(block[1]) * int(block[2]))
 
 
-def as_in_network(source: TensorSource, name: str) -> Tensor:
-    """One tensor as transformers' network holds it: restored experts are [E, inputs, outputs]."""
+def as_in_network(source: TensorSource, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One tensor as transformers' network holds it: a restored weight in ``dtype``, experts as [E, inputs,
+    outputs]; every other tensor as it is."""
     tensor = source.read(name)
-    experts = name in source.restored and tensor.dim() == 3
-    return tensor.transpose(1, 2).contiguous() if experts else tensor
+    if name not in source.restored:
+        return tensor
+    tensor = tensor.to(dtype)
+    return tensor.transpose(1, 2).contiguous() if tensor.dim() == 3 else tensor
 
 
 def shape_in_network(source: TensorSource, info: TensorInfo) -> tuple[int, ...]:

@@ -145,6 +145,15 @@ class LocalModel(TensorSource):
         self._coded = CodedWeights(raw, self._layout(folder, limits) if may_hold_codes(raw) else None)
         self.restored = self._coded.names
 
+    def holds(self, name: str) -> bool:
+        """True for a tensor of the files, codes and scales included."""
+        return name in self._file_of
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Of each weight whose codes and scales do not fit together, why."""
+        return tuple(weight.problem for weight in self._coded.by_name.values() if weight.problem)
+
     def _layout(self, folder: Path, limits: SourceLimits) -> CodeLayout | None:
         """The layout that config.json names; ``SourceError`` if it is no JSON."""
         if not (folder / CONFIG).is_file():

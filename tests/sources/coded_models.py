@@ -47,7 +47,7 @@ def mxfp4_parts(experts: int, rows: int, columns: int, seed: int = 0) -> tuple[T
 def to_fp8(model: Path, out: Path, tile: int = TILE) -> Path:
     """The folder ``out``: ``model`` with its linear layers in FP8, by tiles."""
     tensors: dict[str, Tensor] = {}
-    for name, tensor in load_file(model / "model.safetensors").items():
+    for name, tensor in _tensors(model).items():
         if tensor.dim() == 2 and not any(part in name for part in PLAIN):
             tensors[name], tensors[f"{name}_scale_inv"] = fp8_parts(tensor, tile)
         else:
@@ -58,7 +58,7 @@ def to_fp8(model: Path, out: Path, tile: int = TILE) -> Path:
 def to_mxfp4(model: Path, out: Path) -> Path:
     """The folder ``out``: ``model`` with its experts [E, inputs, outputs] in MXFP4."""
     tensors: dict[str, Tensor] = {}
-    for seed, (name, tensor) in enumerate(load_file(model / "model.safetensors").items()):
+    for seed, (name, tensor) in enumerate(_tensors(model).items()):
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             experts, inputs, outputs = tensor.shape
             tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = mxfp4_parts(experts, outputs, inputs, seed)
@@ -67,10 +67,15 @@ def to_mxfp4(model: Path, out: Path) -> Path:
     return _written(model, out, tensors, MXFP4)
 
 
+def _tensors(model: Path) -> dict[str, Tensor]:
+    return {n: t for path in sorted(model.glob("*.safetensors")) for n, t in load_file(path).items()}
+
+
 def _written(model: Path, out: Path, tensors: dict[str, Tensor], settings: Mapping[str, object]) -> Path:
     out.mkdir(parents=True)
     for path in model.glob("*.json"):
-        (out / path.name).write_bytes(path.read_bytes())
+        if not path.name.endswith(".index.json"):
+            (out / path.name).write_bytes(path.read_bytes())
     config = json.loads((model / "config.json").read_text())
     config |= {"dtype": "bfloat16", "quantization_config": settings}
     (out / "config.json").write_text(json.dumps(config))

@@ -117,6 +117,7 @@ def _survey_file(model: str, out: str | None) -> Path:
 def _print_survey(found: Survey) -> None:
     """Single schemes for all layers, and where the damage is."""
     from explorer.survey import SENSITIVITIES, frontier
+    from explorer.survey.verdict import kept
 
     row = SENSITIVITIES[found.head.default]
     if found.head.why:
@@ -126,6 +127,8 @@ def _print_survey(found: Survey) -> None:
         )
     if not row.is_loss:
         say(f"{row.label}: {row.trust}", error=True)
+    if left := kept(found):
+        say(left.strip(), error=True)
     front = frontier(found)
     columns = ("one scheme for all layers", "bits", _loss_words(found, row.is_loss))
     print_table(PrintedTable(columns, [(point.scheme, point.bits, point.loss) for point in front.uniform]))
@@ -253,7 +256,9 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
         say(f"left out: {name}: {why}", error=True)
     total = bytes_(front.kept_bytes + choice.bytes)
     size = f"{choice.bits:.4g} bits a weight, {bytes_(choice.bytes)} of codes and scales"
-    say(f"{size}; the model {total}, the rest of it as it is stored")
+    grown = chosen.target and any(x.growth for x in found.layers if x.name not in chosen.layers)
+    rest = "its codes restored to 16 bits" if grown else "the rest of it as it is stored"
+    say(f"{size}; the model {total}, {rest}")
     say(
         f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}; no choice of this size has "
         f"less than {choice.loss - choice.gap:.4g}"

@@ -39,6 +39,7 @@ CODED = (_FP8, _FP4)
 _FP8_WEIGHT, _FP8_SCALES = ".weight", ".weight_scale_inv"
 _BLOCKS, _MX_SCALES = "_blocks", "_scales"
 _FP8_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
+_MOST_TILE = 1 << 20
 _MX_BLOCK, _MX_BYTES = 32, 16
 _BLOCK = re.compile(r"([1-9]\d{0,8})×([1-9]\d{0,8})", re.ASCII)
 _BITS = {_FP8: (8, 32), _FP4: (4, 8)}
@@ -109,7 +110,11 @@ def layout_of(config: Mapping[str, Any]) -> CodeLayout | None:
     tile = settings.get("weight_block_size")
     if settings.get("quant_method") != "fp8" or settings.get("fmt", "e4m3") != "e4m3":
         return None
-    if not isinstance(tile, list) or len(tile) != 2 or any(type(n) is not int or n < 1 for n in tile):
+    if (
+        not isinstance(tile, list)
+        or len(tile) != 2
+        or not all(type(n) is int and 0 < n <= _MOST_TILE for n in tile)
+    ):
         return None
     return CodeLayout((tile[0], tile[1]))
 

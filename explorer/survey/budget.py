@@ -175,6 +175,8 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     chosen_for = {layer.name for layer in layers}
     rest = (layer for layer in survey.layers if layer.bits and layer.name not in chosen_for)
     kept = sum(layer.stored_bytes for layer in rest)
+    if constraints.target:
+        kept += sum(layer.growth for layer in survey.layers if layer.name not in chosen_for)
     groups = scheme_groups([layer.name for layer in layers], constraints.fuse)
     tables = _tables_of(layers, groups, _families(names, constraints.family), allowed, signal)
     bits, loss = _best_points(tables)

@@ -12,33 +12,38 @@ from enum import StrEnum
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import WEIGHT as SUFFIX
 from explorer.models.skeleton import Skeleton, is_expert
+from explorer.sources import coded, gguf_file
 from explorer.sources.base import TensorInfo
-from explorer.sources.gguf_file import CODED
 
 FLOATS = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16"}
 """The file's names of dtypes that hold a weight as it was trained; codes of 8 bits have their scales
 elsewhere."""
 
 
-def itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> float:
     """Bytes of an element of a file's ``dtype``, by the bits in its name ("BF16", "int64"); 1 where it names
-    none, and 2 for the coded tensors of GGUF files, which are restored to 16 bits."""
+    none. Of weights in codes with scales the bytes of both; 2 for the coded tensors of GGUF files, which are
+    restored to 16 bits."""
+    if (stored := coded.stored_bits(dtype)) is not None:
+        return stored / 8
     bits = re.search(r"\d+", dtype)
-    return 2 if dtype.startswith(CODED) else max(int(bits[0]) // 8, 1) if bits else 1
+    return 2 if dtype.startswith(gguf_file.CODED) else max(int(bits[0]) // 8, 1) if bits else 1
 
 
 class Role(StrEnum):
     """Linear layers are quantized; the head and embeddings are listed and stay as they are unless asked
-    for."""
+    for. Experts that are one tensor of three axes are listed and stay as they are: no target carries them."""
 
     LINEAR = "linear"
     HEAD = "head"
     EMBEDDING = "embedding"
+    EXPERTS = "experts"
 
 
 _EMBEDDINGS = re.compile(r"embed|_embd\b|\bwte\b|\bwpe\b|relative_attention_bias|rotary")
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier)$|^output$")
 _NOT_LINEAR = re.compile(r"norm|\bln_|conv", re.IGNORECASE)
+_STACKED = re.compile(r"\.experts\.[^.]+$|_exps(\.weight)?$")
 _KINDS: dict[str, tuple[str, ...]] = {
     "query": ("q_proj", "query", "q_lin", "attn_q", "q"),
     "key": ("k_proj", "key", "k_lin", "attn_k", "k"),
@@ -65,8 +70,13 @@ def role_of(info: TensorInfo, network: Skeleton | None = None) -> Role | None:
     without one their names do.
     """
     name = info.name.removesuffix(SUFFIX)
-    holds_weights = info.dtype in FLOATS or info.dtype.startswith(CODED)
-    if name == info.name or len(info.shape) != 2 or min(info.shape) < 2 or not holds_weights:
+    holds_weights = info.dtype in FLOATS or info.dtype.startswith((*gguf_file.CODED, *coded.CODED))
+    if not holds_weights or min(info.shape, default=0) < 2:
+        return None
+    if len(info.shape) == 3:
+        used = network is None or network.holds(network.parameter(info.name)[0])
+        return Role.EXPERTS if used and _STACKED.search(info.name) else None
+    if name == info.name or len(info.shape) != 2:
         return None
     if network is not None:
         return _role_in(network, name, info.shape)

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from explorer.paths import ASSETS
 from explorer.schemes.scheme import todays_text
+from explorer.sources.coded import stored_bits
 from explorer.survey.kinds import Role, itemsize
 
 SURVEYS = ASSETS / "surveys"
@@ -69,12 +70,12 @@ class Head:
 
 @dataclass(frozen=True)
 class Layer:
-    """One line: a linear layer, or an embedding or head.
+    """One line: a linear layer, an embedding or head, or the experts of a block as one matrix.
 
     ``squares`` is ‖W‖², ``bits[scheme]`` the bits a weight, ``costs[signal][scheme]`` what rounding the
     layer to nearest costs by that signal; "weight" is ‖W - Ŵ‖². ``fisher`` is the mean squared gradient of
     its weights. ``reached`` is False for a layer that the loss does not depend on: it has no cost, and stays
-    as it is. Embeddings have neither bits nor costs. ``depth``: which block it is in.
+    as it is. Embeddings and experts have neither bits nor costs. ``depth``: which block it is in.
     """
 
     name: str
@@ -98,7 +99,14 @@ class Layer:
     @property
     def stored_bytes(self) -> int:
         """Of its weight as the model stores it."""
-        return self.weights * itemsize(self.dtype)
+        return round(self.weights * itemsize(self.dtype))
+
+    @property
+    def growth(self) -> int:
+        """Bytes that a checkpoint takes more than the model for a weight that stays as it is: codes are
+        restored to 16 bits."""
+        restored = stored_bits(self.dtype) is not None
+        return 2 * self.weights - self.stored_bytes if restored else 0
 
     def sqnr_db(self, scheme: str) -> float:
         """10 log10(‖W‖² / ‖W - Ŵ‖²), infinite where nothing was lost."""

@@ -136,7 +136,7 @@ def survey_model(
             return found
         plan = replace(plan, signals=found.head.signals)
     parameters = sum(info.elements for info, _ in infos)
-    matrices = {info: role for info, role in listed if role is not Role.EMBEDDING}
+    matrices = {info: role for info, role in listed if role in (Role.LINEAR, Role.HEAD)}
     ran = _run(plan, matrices, parameters, limits, run_progress)
     head = found.head if found else _head_of(plan, ran, sha256, infos)
     done = {layer.name for layer in found.layers} if found else set()
@@ -178,7 +178,7 @@ def _head_of(
         default=ran.signals[-1],
         layers=sum(role is not None for _, role in infos),
         parameters=sum(info.elements for info, _ in infos),
-        kept_bytes=sum(info.elements * itemsize(info.dtype) for info in others),
+        kept_bytes=round(sum(info.elements * itemsize(info.dtype) for info in others)),
         loss=ran.loss,
         why=ran.why,
         texts=ran.texts,
@@ -206,9 +206,9 @@ def survey_layer(
     ``ValueError`` that names the layer if it cannot be read or holds NaN or Inf.
     """
     start, name, info = time.perf_counter(), _layer(job.info), job.info
-    shape = (info.shape[0], info.shape[1])
+    shape = info.matrix_shape
     layer = Layer(name, shape, info.dtype, job.role, kind_of(name), depth_of(name), reached=job.reached)
-    if job.role is Role.EMBEDDING:
+    if job.role not in (Role.LINEAR, Role.HEAD):
         return layer
     weight = source.matrix(info.name).values
     weight = place(weight).move(weight)
@@ -380,7 +380,7 @@ def _begun(out: Path) -> bool:
 
 def _reached(info: TensorInfo, role: Role, ran: _Ran) -> bool:
     """False where the model was run and a layer got no gradient."""
-    return role is Role.EMBEDDING or not ran.loss or _layer(info) in ran.evidence
+    return role not in (Role.LINEAR, Role.HEAD) or not ran.loss or _layer(info) in ran.evidence
 
 
 def _layer(info: TensorInfo) -> str:

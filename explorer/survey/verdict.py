@@ -23,7 +23,21 @@ def about(survey: Survey) -> str:
     ran = f"run on {head.texts} texts ({head.tokens:,} tokens)" if head.loss else f"not run: {head.why}"
     return (
         f"{head.model}: {_count(survey)} × {len(head.schemes)} schemes, rounded to nearest; the model was "
-        f"{ran}."
+        f"{ran}.{kept(survey)}"
+    )
+
+
+def kept(survey: Survey) -> str:
+    """The share of experts that are listed and stay as they are, as a sentence; empty without any."""
+    experts = [layer for layer in survey.layers if layer.role is Role.EXPERTS]
+    if not experts:
+        return ""
+    share = sum(layer.weights for layer in experts) / max(survey.head.parameters, 1)
+    size, growth = (sum(getattr(x, what) for x in experts) for what in ("stored_bytes", "growth"))
+    restored = f", {words.bytes_(size + growth)} restored by an export" if growth else ""
+    return (
+        f" Kept as they are: {len(experts)} tensors of stacked experts, {100 * share:.0f} % of the weights "
+        f"({words.bytes_(size)} as stored{restored}): no target carries them as codes."
     )
 
 

@@ -12,7 +12,7 @@ from explorer.cli.app import run_command
 from explorer.cli.bench import Record, Repeats, run
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import AllSchemes, Json, Shapes, matrix_shapes, parse_schemes, split
-from explorer.cli.output import print_json, say
+from explorer.cli.output import PrintedTable, emit, print_json, say
 from lab.conformance import command as conformance
 from lab.conformance.command import examples
 
@@ -44,6 +44,10 @@ def docs(
         str | None,
         typer.Option(help="Folder or Hub id of a causal model to run recipes of, and record (minutes)."),
     ] = None,
+    written: Annotated[
+        bool,
+        typer.Option("--written", help="Record recipes for targets, of --model and --causal (minutes)."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write the measured pages of docs/ from the recordings in assets/measurements/."""
@@ -55,13 +59,17 @@ def docs(
     if record:
         for path in record_runs(model or MODEL):
             say(f"written: {path}", error=True)
-    if causal:
+    if written:
+        from lab.written import record_written
+
+        say(f"written: {record_written(model or MODEL, causal)}", error=True)
+    elif causal:
         say(f"written: {record_causal(causal)}", error=True)
     if not check:
-        written = write_docs(folder)
+        changed = write_docs(folder)
         if as_json:
-            print_json({"written": [str(path) for path in written]})
-        for path in [] if as_json else written:
+            print_json({"written": [str(path) for path in changed]})
+        for path in [] if as_json else changed:
             say(f"written: {path}")
         return
     stale = [path.name for path in check_docs(folder)]
@@ -126,6 +134,34 @@ def page(
 
     chosen, acts = (None if names is None else split(names) for names in (tensors, actions))
     run(bench_page(chosen, acts, repeats, updates, url), record, as_json)
+
+
+@app.command(epilog=examples("exports path/to/model"))
+def exports(
+    model: Annotated[str, typer.Argument(help="Folder of a causal model.")],
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """A recipe of 4.5 bits as files of every target, opened by its reader; vLLM by EXPLORER_VLLM_PYTHON."""
+    from lab.exports import record_exports, run_exports
+
+    if record:
+        say(f"written: {record_exports(model)}", error=True)
+        return
+    rows = list(run_exports(model))
+    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+
+
+@app.command(epilog=examples("vllm", "vllm --record"))
+def vllm(record: Record = False, as_json: Json = False) -> None:
+    """Open every scheme of compressed-tensors by vLLM, whose Python EXPLORER_VLLM_PYTHON names."""
+    from lab.vllm import record_vllm, run_vllm
+
+    if record:
+        say(f"written: {record_vllm()}", error=True)
+        return
+    rows = list(run_vllm())
+    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,9 +17,12 @@ from lab.analysis import recorded_analyses
 from lab.conformance import markdown as conformance_tables
 from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.conformance.table import uncompared
+from lab.exports import exports_measured, recorded_exports
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.training import record_training, recorded_gradients, recorded_training
+from lab.vllm import recorded_vllm, vllm_table
+from lab.written import readme_table, recorded_written, written_table
 
 TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".md.j2"
@@ -81,7 +84,7 @@ def with_measured_part(text: str) -> str:
     _, closed, after = rest.partition(end)
     if not found or not closed:
         return text
-    return f"{before}{start}\n{recipe_tables.short_table(recipes.recorded_recipes())}\n{end}{after}"
+    return f"{before}{start}\n{readme_table(recorded_written())}\n{end}{after}"
 
 
 def record_runs(model: str) -> list[Path]:
@@ -115,6 +118,12 @@ def _context() -> dict[str, Any]:
         "schemes_compared": embeddings.METHODS_SCHEMES,
         "recipes": recipes.recorded_recipes(),
         "causal": recipes.recorded_causal(),
+        "exports": recorded_exports(),
+        "exports_measured": exports_measured,
+        "vllm": recorded_vllm(),
+        "vllm_table": vllm_table,
+        "written": recorded_written(),
+        "written_table": written_table,
         "recipe_tables": recipe_tables,
         "survey": load_survey(recipes.SHIPPED),
         "tables": tables,

@@ -152,7 +152,7 @@ def _hover_map(page: Browser, repeat: int) -> None:
     box = area.bounding_box()
     x, y = box["x"] + box["width"] * (0.2 + 0.13 * (repeat % 5)), box["y"] + box["height"] * 0.5
     page.mouse.move(x, y)
-    page.locator("#error-map .hovertext").first.wait_for()
+    page.locator("#section-element .map-tip").first.wait_for()
 
 
 def _click_here(page: Browser, repeat: int) -> None:

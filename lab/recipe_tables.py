@@ -8,14 +8,13 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from explorer.methods import label_of
-from explorer.recordings.files import NOT_RECORDED, Recording
+from explorer.recordings.files import NOT_RECORDED
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Survey
 from lab.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
 from lab.tables import markdown
 
 DASH = "–"
-IN_README = (4.16, 4.5)
 
 
 def recipes_table(runs: Sequence[RecipeRun]) -> str:
@@ -54,20 +53,6 @@ def causal_table(runs: Sequence[RecipeRun]) -> str:
     ]
     titles = ["all layers", "bits", "predicted", "KL, nats a token", "perplexity", "same top token"]
     return markdown(titles, rows) if rows else f"({NOT_RECORDED})"
-
-
-def short_table(recording: Recording[RecipeRun]) -> str:
-    """Table of the README: for each budget the best single scheme, the recipe, and the reduction of the
-    loss."""
-    runs, rows = recording.rows, []
-    for budget in IN_README:
-        single, chosen = best_single(runs, budget), _one(runs, budget, SIGNAL)
-        if single and chosen:
-            less = f"{100 * (1 - chosen.loss / single.loss):.0f} %"
-            one = f"{label_of_text(single.scheme)} ({single.bits:.2f} bits): {_loss(single)}"
-            rows.append([f"{budget:g}", one, _loss(chosen), less])
-    titles = ["bits a weight", "loss of the best single scheme that fits", "of a recipe", "less by"]
-    return f"{recording.sentence}.\n\n{markdown(titles, rows)}" if rows else f"({NOT_RECORDED})"
 
 
 def predictions_table(runs: Sequence[RecipeRun]) -> str:

@@ -23,7 +23,7 @@ from explorer.survey import SENSITIVITIES, SURVEYS, Constraints, Survey, frontie
 from explorer.survey.assemble import assemble
 from explorer.survey.loss import LossReference, reference_for
 from explorer.survey.rows import line_of
-from explorer.survey.run import SurveyPlan, built_in_texts, survey_model
+from explorer.survey.run import SurveyPlan, built_in_texts, calibration_sentences, survey_model
 
 NAME = "recipes"
 SHIPPED = SURVEYS / f"{MODEL.rpartition('/')[2]}.jsonl"
@@ -86,7 +86,7 @@ def record_causal(model: str) -> Path:
     Its texts are passages of the built-in sentences.
     """
     loaded = load_model(model, device=work_device(), head=True)
-    seen, held_out = passages(built_in_texts()), passages(sentences())
+    seen, held_out = passages(calibration_sentences()), passages(sentences())
     with tempfile.TemporaryDirectory() as folder:
         plan = SurveyPlan(model, schemes=CAUSAL_SCHEMES, texts=seen)
         survey = survey_model(plan, Path(folder) / "causal.jsonl")
@@ -176,7 +176,7 @@ def _run(
 ) -> RecipeRun:
     """One model, quantized and run."""
     recipes = {name: Recipe(Scheme.parse(text), method) for name, text in schemes.items()}
-    made = assemble(model, recipes, built_in_texts(), fused=fused)
+    made = assemble(model, recipes, built_in_texts(model.causal), fused=fused)
     loss = reference.measure(made.network)
     low, high = (loss.value if end is None else end for end in (loss.low, loss.high))
     return RecipeRun(

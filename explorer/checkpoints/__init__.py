@@ -1,7 +1,27 @@
-"""Checkpoints that other programs load: ``write_checkpoint``, and the targets in ``EXPORTS``."""
+"""Checkpoints that other programs load: ``write_checkpoint``, and the targets in ``EXPORTS``.
 
-from explorer.checkpoints.export import Export, Plan
-from explorer.checkpoints.table import EXPORTS
-from explorer.checkpoints.write import Written, rounded, write_checkpoint, write_one
+The names below are imported on first use: a command refuses a wrong target without waiting for torch.
+"""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from explorer.checkpoints.export import Export, Plan
+    from explorer.checkpoints.table import EXPORTS
+    from explorer.checkpoints.write import Written, rounded, write_checkpoint, write_one
+
+_HOMES = {
+    "EXPORTS": "table", "Export": "export", "Plan": "export", "Written": "write", "rounded": "write",
+    "write_checkpoint": "write", "write_one": "write",
+}  # fmt: skip
 __all__ = ["EXPORTS", "Export", "Plan", "Written", "rounded", "write_checkpoint", "write_one"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, looked up for the first time."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

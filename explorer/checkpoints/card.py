@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
 from explorer import words
-from explorer.checkpoints.export import Export, Plan
+from explorer.checkpoints.export import Export, Plan, Shape
+from explorer.checkpoints.front_matter import front_matter, hub_id
 from explorer.checkpoints.verify import Verified
+from explorer.methods import names_in
+from explorer.methods.recipe import Recipe
 from explorer.sources.safetensors_header import NAMES
 from explorer.version import __version__
 
-CARD = "README.md"
+_NUMBER = re.compile(r"\.\d+")
+UNMEASURED = "How much the model lost was not measured."
 
 
-def model_card(export: Export, plan: Plan, text: str, verified: Verified | None = None) -> str:
-    """Markdown with a header for the Hub; ``text`` describes the measured loss, empty if not measured."""
-    folder, stated = plan.model.folder.name, plan.model.config.get("_name_or_path")
-    origin = stated if stated and isinstance(stated, str) else folder
-    lines = [
-        "---",
-        f"tags: [quantized, {export.name}]",
-        "---",
-        "",
-        f"# {words.code(folder)}, quantized for {export.label}",
-        "",
-        f"Made from {words.code(origin)} by Quantization Explorer {__version__}. Each layer below was "
-        f"rounded as its row says; all other tensors are what they were{_restored(plan)}.",
-        "",
-        _table(plan),
-        "",
+def model_card(export: Export, plan: Plan, text: str, verified: Verified | None = None, size: int = 0) -> str:
+    """Markdown with a header for the Hub; ``text`` describes the measured loss, empty if not measured.
+    ``size``: bytes of all files that hold weights."""
+    folder = plan.model.folder
+    title = hub_id(folder) or folder.name
+    paragraphs = [
+        f"Made from {words.code(title)} by Quantization Explorer {__version__}. Each layer below was "
+        f"rounded as its row says; all other tensors are what they were{_restored(plan)}{_folded(plan)}.",
+        scheme_table(plan.layers, plan.shape, lambda one, shape: _stored_bits(export, plan, one, shape)),
+        _size_words(plan, size),
         f"Inputs of the layers: {_inputs(plan)}.",
-        "",
         str(verified or _unverified(export)),
-        "",
-        text.strip() or "How much the model lost was not measured.",
-        "",
-        "```python",
-        export.load(plan),
-        "```",
-        "",
+        text.strip() or UNMEASURED,
+        f"```python\n{export.load(plan)}\n```",
     ]
-    return "\n".join(lines)
+    return page(title, export, paragraphs, folder)
+
+
+def _stored_bits(export: Export, plan: Plan, recipe: Recipe, shape: Shape) -> float:
+    return export.stored_bits(recipe.scheme, shape, plan.model.dtype)
+
+
+def _size_words(plan: Plan, size: int) -> str:
+    weights = sum(info.elements for info in plan.model.infos)
+    return (
+        f"Bits are those of the files, which take {size:,} bytes: {8 * size / max(weights, 1):.3f} bits for "
+        f"each of the model's {words.count(weights)} weights, layers that were kept included."
+    )
+
+
+def page(origin: str, export: Export, paragraphs: Sequence[str], folder: Path) -> str:
+    """Markdown of a card: the header for the Hub, the title, which names the origin, and the paragraphs.
+    ``folder``: that of the original."""
+    header = front_matter(folder, ("quantized", export.name))
+    title = f"# {words.code(origin)}, quantized for {export.label}"
+    return "\n\n".join([header, title, *paragraphs]) + "\n"
 
 
 def _restored(plan: Plan) -> str:
@@ -50,28 +67,47 @@ def _restored(plan: Plan) -> str:
     return f", {len(kept)} of them restored to {dtype} from the codes that the model is published in"
 
 
+def _folded(plan: Plan) -> str:
+    """Which tensors took in factors of the methods, each kind once; empty for none."""
+    if not plan.model.changed:
+        return ""
+    methods = dict.fromkeys(recipe.method for recipe in plan.layers.values() if recipe.method)
+    labels = dict.fromkeys(row.label for name in methods for row in names_in(name) if row.factor)
+    of = f" of {' and '.join(labels)}" if labels else ""
+    kinds = dict.fromkeys(_NUMBER.sub(".N", name) for name in plan.model.changed)
+    listed = ", ".join(words.code(kind) for kind in kinds)
+    return f", but factors{of} were folded into {listed}"
+
+
 def _unverified(export: Export) -> str:
     return (
-        f"This folder was not opened after it was written. Its layout is tested with {export.reader}: "
-        f"weights {export.exact}."
+        f"This folder was not opened after it was written. Files of this layout were opened by "
+        f"{export.reader}; weights are {export.exact}."
     )
 
 
-def _table(plan: Plan) -> str:
-    rows = ["| scheme | method | layers | weights | bits a weight |", "|---|---|---:|---:|---:|"]
+def scheme_table(
+    layers: Mapping[str, Recipe],
+    shape: Callable[[str], Shape],
+    stored: Callable[[Recipe, Shape], float] | None = None,
+) -> str:
+    """Markdown table of schemes and methods: their layers, weights and bits per weight. ``shape`` gives the
+    [N, K] of a layer, ``stored`` the bits per weight in the files, those of the scheme if None."""
+    rows = ["| scheme | method | layers | weights | bits per weight |", "|---|---|---:|---:|---:|"]
     found: dict[tuple[str, str], list[str]] = {}
-    for name, recipe in plan.layers.items():
+    for name, recipe in layers.items():
         found.setdefault((str(recipe.scheme), recipe.method or "rtn"), []).append(name)
     for (scheme, method), names in found.items():
-        weights = sum(plan.shape(name)[0] * plan.shape(name)[1] for name in names)
-        bits = sum(_bits(plan, name) for name in names) / max(weights, 1)
+        weights = sum(math.prod(shape(name)) for name in names)
+        each = stored or (lambda recipe, of: recipe.scheme.bits_per_element(of).total)
+        bits = sum(each(layers[name], shape(name)) * math.prod(shape(name)) for name in names)
+        bits /= max(weights, 1)
         rows.append(f"| `{scheme}` | {method} | {len(names)} | {words.count(weights)} | {bits:.3f} |")
     return "\n".join(rows)
 
 
-def _bits(plan: Plan, name: str) -> float:
-    shape = plan.shape(name)
-    return plan.layers[name].scheme.bits_per_element(shape).total * shape[0] * shape[1]
+def _bits(recipe: Recipe, shape: Shape) -> float:
+    return recipe.scheme.bits_per_element(shape).total * math.prod(shape)
 
 
 def least_bytes(plan: Plan) -> int:
@@ -79,7 +115,8 @@ def least_bytes(plan: Plan) -> int:
     coded = {f"{name}.weight" for name in plan.layers}
     sizes = {name: dtype.itemsize for dtype, name in NAMES.items()}
     kept = sum(i.elements * sizes.get(i.dtype, 1) for i in plan.model.infos if i.name not in coded)
-    return int(sum(_bits(plan, name) for name in plan.layers) / 8) + kept
+    coded_bits = sum(_bits(recipe, plan.shape(name)) for name, recipe in plan.layers.items())
+    return int(coded_bits / 8) + kept
 
 
 def _inputs(plan: Plan) -> str:

@@ -21,6 +21,8 @@ from explorer.schemes import Scheme
 Shape = tuple[int, int]
 Quantized = Callable[[str, Tensor, Recipe], QuantizedTensor]
 """(name of the layer, its weight [N, K], its recipe) -> the codes that are written."""
+SAFETENSORS = ".safetensors"
+SHARD_BYTES = 5e9
 PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """Formats of casts that every target carries as they are."""
 
@@ -39,7 +41,7 @@ class Plan:
     layers: Mapping[str, Recipe]
     inputs: Scheme | None = None
     input_scales: Mapping[str, float] = field(default_factory=dict)
-    shard_bytes: float = 5e9
+    shard_bytes: float = SHARD_BYTES
 
     def shape(self, layer: str) -> Shape:
         """[N, K] of a layer's weight; ``ValueError`` if the model has none of that name."""
@@ -112,6 +114,12 @@ class Export:
     place      (model, layer, scheme) -> where the reader has the layer, or why it cannot hold codes there
     expert_refusal  (scheme) -> why experts cannot have it; empty if they can
     family     (scheme) -> which schemes it can stand beside in one model: those of the same family
+    bits       (scheme, [N, K], the model's dtype) -> bits per weight of a layer of codes in the file
+    fused      whether its engine multiplies query, key and value as one matrix, and gate and up
+    usual      schemes that its users take first; recipes are compared with the first that fits
+    multiplies (scheme of inputs, scheme of weights) -> why its engines have no product of them; empty if
+               they have
+    as_read    (scheme of inputs) -> the scheme by which the reader rounds them, where its rule is another
     """
 
     name: str
@@ -124,14 +132,35 @@ class Export:
     write: Callable[[ExportJob], None]
     one: Callable[[QuantizedTensor, str, Path], None]
     load: Callable[[Plan], str]
-    suffix: str = ".safetensors"
+    suffix: str = SAFETENSORS
     place: Callable[[ModelFolder, str, Scheme], LayerPlace] = lambda model, layer, scheme: model.place(layer)
     expert_refusal: Callable[[Scheme], str] = lambda scheme: ""
     family: Callable[[Scheme], str] = lambda scheme: ""
+    bits: Callable[[Scheme, Shape, torch.dtype], float] = lambda scheme, shape, dtype: own_bits(scheme, shape)
+    fused: bool = False
+    usual: tuple[str, ...] = ()
+    multiplies: Callable[[Scheme, Scheme], str] = lambda inputs, scheme: "its inputs are not quantized"
+    as_read: Callable[[Scheme], Scheme] = lambda inputs: inputs
+
+    @property
+    def sharded(self) -> bool:
+        """Whether its tensors are in safetensors files, of which there may be several."""
+        return self.suffix == SAFETENSORS
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:
         """Empty if the target carries a layer of ``shape`` [N, K] by ``scheme``, else why not, in words."""
         return "" if plain_dtype(scheme) is not None else self.refuses(scheme, shape)
+
+    def stored_bits(self, scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
+        """Bits per weight of a layer of ``shape`` [N, K] in the file: codes, scales, zero points and all that
+        the layout adds. ``dtype``: the model's."""
+        plain = plain_dtype(scheme)
+        return self.bits(scheme, shape, dtype) if plain is None else 8.0 * plain.itemsize
+
+
+def own_bits(scheme: Scheme, shape: Shape) -> float:
+    """Bits per weight as the scheme counts them, which is what a layout takes that adds nothing."""
+    return scheme.bits_per_element(shape).total
 
 
 def plain_dtype(scheme: Scheme) -> torch.dtype | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from explorer.paths import check_new_folder
 from explorer.sources.index import INDEX
 from explorer.sources.safetensors_header import NAMES, PREFIX
 
@@ -28,8 +29,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
     can't be written.
     """
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists already; name a folder that does not")
+    check_new_folder(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -40,6 +40,12 @@ def whole_folder(out: Path) -> Iterator[Path]:
         raise OSError(error.errno, f"{out} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_beside(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write small files of text into ``folder``, by their names."""
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def check_space(out: Path, needed: int) -> None:

@@ -162,6 +162,11 @@ def in_pairs(rows: Tensor, heads: int) -> Tensor:
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
+def out_of_pairs(rows: Tensor, heads: int) -> Tensor:
+    """The inverse of ``in_pairs``."""
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
 def pairs_of(name: str, architecture: Architecture, config: Config) -> int | None:
     """The heads in whose rows the tensor ``name`` is to be stored in pairs; None where it is not."""
     parts = name.split(".")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
-from explorer.formats.packing import pack_bits
+from explorer.formats.packing import pack_bits, unpack_bits
 from explorer.schemes import MappingType, Scheme
 from explorer.schemes.parts import SEPARATOR
 
@@ -34,6 +34,12 @@ def ragged(along: int, width: int) -> str:
     return f"a row of {along} values is no whole number of groups of {width}" if along % width else ""
 
 
+def groups_in(scheme: Scheme, shape: tuple[int, int]) -> int:
+    """How many scales a layer [N, K] has."""
+    rows, columns = scheme.grid(shape)
+    return int(rows * columns)
+
+
 def unsigned(q: QuantizedTensor) -> Tensor:
     """uint8 [N, K]: integer codes counted from the lowest: 0 for -2^(b-1)."""
     return q.codes ^ (1 << (q.scheme.format.bits - 1))
@@ -53,6 +59,12 @@ def int32_words(codes: Tensor, bits: int) -> Tensor:
     packed = pack_bits(codes.contiguous(), bits)
     padded = torch.nn.functional.pad(packed, (0, -packed.shape[1] % _WORD)).contiguous()
     return padded.view(-1).view(torch.int32).view(len(codes), -1)
+
+
+def codes_in_words(words: Tensor, bits: int, columns: int) -> Tensor:
+    """uint8 [rows, columns]: the inverse of ``int32_words``."""
+    raw = words.contiguous().view(torch.uint8)
+    return unpack_bits(raw[:, : -(-columns * bits // 8)].contiguous(), bits, columns)
 
 
 def is_asymmetric(scheme: Scheme) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from explorer.models.skeleton import LayerPlace, Skeleton, auto_class, config_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, layout_of, shape_in_network
+from explorer.sources.dtypes import stored_dtype
 from explorer.sources.index import INDEX
 from explorer.sources.models import LocalModel
 from explorer.sources.safetensors_header import NAMES
@@ -32,14 +34,16 @@ class ModelFolder:
     """A folder with config.json and safetensors files, all of which are whole.
 
     Weights in FP8 blocks and in MXFP4 (``sources.coded``) are restored: they have the model's ``dtype``, the
-    names and shapes of the network's parameters, and ``config`` says nothing of codes.
+    names and shapes of the network's parameters, and ``config`` says nothing of codes. ``changed``: tensors
+    that are read in place of those of the files, by name, such as norms that took in factors.
 
     ``SourceError`` for a folder without a configuration, a file that can't be read, a tensor that the index
     lists and no file holds, codes without scales that fit, and a model that is quantized in another way.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, changed: Mapping[str, Tensor] | None = None) -> None:
         self.folder = Path(folder)
+        self.changed = dict(changed or {})
         self.config = _json(self.folder / CONFIG)
         self._quantized = SETTINGS in self.config
         if self._quantized and layout_of(self.config) is None:
@@ -84,8 +88,10 @@ class ModelFolder:
         return self._infos[name] if name in self._infos else self._source.info(name)
 
     def read(self, name: str) -> Tensor:
-        """One tensor in its own dtype; a weight of codes restored, in the model's."""
+        """One tensor in its own dtype; a weight of codes restored, in the model's; a changed one as given."""
         checkpoint()
+        if name in self.changed:
+            return self.changed[name]
         return as_in_network(self._source, name, self.dtype)
 
     @property
@@ -106,10 +112,15 @@ class ModelFolder:
     @property
     def tied(self) -> bool:
         """True if the head shares the embeddings, even if the files also contain a separate head."""
-        config = config_of(self.folder)
+        config = self.settings
         if config is None:
             return bool(self.config.get("tie_word_embeddings", False))
         return any(getattr(c, "tie_word_embeddings", False) for c in (config, config.get_text_config()))
+
+    @cached_property
+    def settings(self) -> Any | None:
+        """The configuration as transformers reads it, with its defaults; None where it does not."""
+        return config_of(self.folder)
 
     @cached_property
     def skeleton(self) -> Skeleton | None:
@@ -119,7 +130,7 @@ class ModelFolder:
     @property
     def auto_class(self) -> str:
         """The class of transformers that opens the model."""
-        config = config_of(self.folder)
+        config = self.settings
         return "AutoModel" if config is None else auto_class(config)
 
     def place(self, layer: str) -> LayerPlace:
@@ -160,13 +171,8 @@ class ModelFolder:
     @cached_property
     def dtype(self) -> torch.dtype:
         """Dtype of the computation: from the configuration, else from the first floating-point tensor."""
-        named = str(self.config.get("dtype") or self.config.get("torch_dtype") or "").removeprefix("torch.")
-        dtype = getattr(torch, named, None)
-        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-            return dtype
-        short = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        found = (short[info.dtype] for info in self._source.infos if info.dtype in short)
-        return next(found, torch.float32)
+        named = self.config.get("dtype") or self.config.get("torch_dtype")
+        return stored_dtype(named, self._source.infos)
 
     @cached_property
     def matrices(self) -> tuple[str, ...]:

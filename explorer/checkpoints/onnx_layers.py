@@ -7,13 +7,21 @@ has B [N, K/B, B·b/8] of unsigned codes, scales [N, K/B], zero points packed ro
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from explorer.checkpoints.export import Shape
-from explorer.checkpoints.integer_words import integer_refusal, is_asymmetric, ragged, unsigned, zero_codes
+from explorer.checkpoints.integer_words import (
+    groups_in,
+    integer_refusal,
+    is_asymmetric,
+    ragged,
+    unsigned,
+    zero_codes,
+)
 from explorer.checkpoints.onnx_graph import Graph, Put, StoredTensor
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
@@ -50,6 +58,15 @@ def refuses_matmul(scheme: Scheme, shape: Shape) -> str:
     if width is None or width < _SMALLEST_BLOCK or width & (width - 1):
         return f"its blocks have 16, 32, 64 … values along a row, not {scheme.granularity}"
     return ""
+
+
+def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
+    """Bits per weight: scales are float16 where they are such, else float32. ``dtype`` changes nothing."""
+    rule, each = scheme.scale, 32
+    if rule is not None and rule.format.name in _KEPT:
+        each = 16
+    zeros = scheme.format.bits if is_asymmetric(scheme) else 0
+    return scheme.format.bits + (each + zeros) * groups_in(scheme, shape) / math.prod(shape)
 
 
 def dequantized(graph: Graph, name: str, q: QuantizedTensor, put: Put) -> str:

@@ -9,6 +9,7 @@ Of each layer, eight outputs to a word in the order 0 2 4 6 1 3 5 7::
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from explorer.checkpoints import integer_words, safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape
-from explorer.checkpoints.integer_words import half_scales_refusal, integer_refusal, ragged
+from explorer.checkpoints.integer_words import groups_in, half_scales_refusal, integer_refusal, ragged
+from explorer.checkpoints.model import ModelFolder
 from explorer.core.quantize import QuantizedTensor
+from explorer.models.skeleton import LayerPlace
 from explorer.schemes import Scheme
 
 NAME = "awq"
@@ -63,6 +66,25 @@ def _interleaved(codes: Tensor) -> Tensor:
     return integer_words.int32_words(mixed, BITS)
 
 
+def in_order(words: Tensor) -> Tensor:
+    """uint8 [rows, N] of int32 [rows, N/8]: the inverse of ``_interleaved``."""
+    mixed = integer_words.codes_in_words(words, BITS, EACH * words.shape[1])
+    back = [ORDER.index(place) for place in range(EACH)]
+    return mixed.unflatten(1, (-1, EACH))[:, :, back].flatten(1)
+
+
+def _place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
+    """Where the reader has the layer; readers build the head as it is, and would leave it random."""
+    if model.is_head(layer):
+        return LayerPlace("", "readers of this layout have no codes in the head")
+    return model.apart(layer)
+
+
+def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
+    """Bits per weight: zero points are stored of symmetric schemes too."""
+    return BITS + (16 + BITS) * groups_in(scheme, shape) / math.prod(shape)
+
+
 def settings(plan: Plan) -> dict[str, Any]:
     """config.json's entry."""
     kept = [name for name in plan.model.matrices if name not in plan.coded]
@@ -92,6 +114,8 @@ EXPORT = Export(
     partial(safetensors_folder.write_model, layer=tensors, settings=settings),
     safetensors_folder.one(tensors),
     load,
-    place=lambda model, layer, scheme: model.apart(layer),
+    place=_place,
     family=family,
+    bits=stored_bits,
+    usual=("int4_group128_asym", "int4_group64_asym", "int4_group32_asym"),
 )

@@ -12,6 +12,7 @@ Of each layer, with the first of two codes in the high half of a byte::
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints import safetensors_folder
-from explorer.checkpoints.export import Export, Plan, Shape
+from explorer.checkpoints.export import Export, Plan, Shape, own_bits
 from explorer.checkpoints.integer_words import ragged
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.levels import packed_levels
@@ -34,6 +35,8 @@ _FP4_CODES = (11, 10, 13, 12, 15, 14, 9, 0, 1, 6, 7, 4, 5, 2, 3)
 """bitsandbytes' code of each of the 15 levels of its FP4, from the least up; of two for 0 the first."""
 _FP4_MAP = tuple(BNB_FP4_LEVELS[_FP4_CODES.index(code)] if code in _FP4_CODES else -0.0 for code in range(16))
 _TYPES = {"nf4": ("nf4", NF4_LEVELS), "bnb_fp4": ("fp4", _FP4_MAP)}
+_STATE_BYTES = 120
+"""About the length of a layer's state."""
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -98,6 +101,13 @@ def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
     }
 
 
+def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
+    """Bits per weight: each layer has its table of values and a state in JSON, and one of two levels also the
+    table of its scales."""
+    values = 16 + (len(DYNAMIC_MAP) if _nested(scheme) else 0)
+    return own_bits(scheme, shape) + (32 * values + 8 * _STATE_BYTES) / math.prod(shape)
+
+
 def settings(plan: Plan) -> dict[str, Any]:
     """config.json's entry."""
     scheme = next(iter(plan.schemes))
@@ -134,4 +144,6 @@ EXPORT = Export(
     safetensors_folder.one(tensors),
     load,
     family=family,
+    bits=stored_bits,
+    usual=("nf4_block64",),
 )

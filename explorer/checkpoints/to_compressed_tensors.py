@@ -11,12 +11,13 @@ Of each layer (compressed-tensors 0.20, ``compressors/``)::
     mxfp4-, mxfp6-pack-quantized, mxfp8-quantized
                           weight_packed U8 or weight F8_E4M3, weight_scale U8 [N, K/32]: exponent + 127
 
-Scales are stored in the model's dtype where that holds them exactly, else in float32: the reader computes in
-the scales' dtype.
+Scales are stored in the model's dtype where that holds every number of their format, else in float32: the
+reader computes in the scales' dtype.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,13 +28,14 @@ from torch import Tensor
 
 from explorer.checkpoints import integer_words, safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape
-from explorer.checkpoints.integer_words import integer_refusal, is_asymmetric, ragged
+from explorer.checkpoints.inputs import is_fixed, product_refusal
+from explorer.checkpoints.integer_words import groups_in, integer_refusal, is_asymmetric, ragged
 from explorer.checkpoints.model import ModelFolder
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import E8M0, IntegerFormat
 from explorer.models.skeleton import LayerPlace
-from explorer.schemes import Scheme
+from explorer.schemes import MappingType, Scheme
 
 NAME = "compressed-tensors"
 VERSION = "0.20.0"
@@ -42,6 +44,8 @@ TILE = 128
 _UNPACKED = ("int-quantized", "float-quantized", "mxfp8-quantized")
 EXPERTS = r"re:.*\.experts\.\d+\..*"
 _WORD = 32
+_SHAPE_BITS = 128
+"""Of ``weight_shape``."""
 Parts = dict[str, Tensor]
 
 
@@ -57,6 +61,10 @@ class CompressedLayout:
     weights: dict[str, Any]
     tensors: Callable[[QuantizedTensor, torch.dtype], Parts]
     bfloat16: bool = False
+
+
+Layouts = Callable[[Scheme], CompressedLayout | None]
+"""A scheme -> the format that holds its codes."""
 
 
 def layout_of(scheme: Scheme) -> CompressedLayout | None:
@@ -82,14 +90,19 @@ def _as_row(scheme: Scheme) -> Scheme:
 
 
 def _integer_layout(scheme: Scheme) -> CompressedLayout:
-    bits, symmetric = scheme.format.bits, not is_asymmetric(scheme)
+    packed = packed_layout(scheme)
+    if scheme.format.bits == 8 and scheme.block[1] is None:
+        return CompressedLayout("int-quantized", packed.weights, _int8)
+    return packed
+
+
+def packed_layout(scheme: Scheme) -> CompressedLayout:
+    """The format of integers in words."""
     if scheme.block[1] is not None:
         strategy: dict[str, Any] = {"strategy": "group", "group_size": scheme.block[1]}
     else:
         strategy = {"strategy": "tensor" if scheme.block[0] is None else "channel"}
-    weights = _args(bits, "int", symmetric) | strategy
-    if bits == 8 and scheme.block[1] is None:
-        return CompressedLayout("int-quantized", weights, _int8)
+    weights = _args(scheme.format.bits, "int", not is_asymmetric(scheme)) | strategy
     return CompressedLayout("pack-quantized", weights, _packed)
 
 
@@ -148,8 +161,42 @@ def _mx(q: QuantizedTensor, dtype: torch.dtype, weight: str = ".weight_packed") 
 
 def _scales(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """float [grid]: in the model's dtype if that is exact, else float32."""
-    exact, short = q.scales.scale.contiguous(), q.scales.scale.to(dtype).contiguous()
-    return short if torch.equal(short.to(torch.float32), exact) else exact
+    return q.scales.scale.to(_scale_dtype(q.scheme, dtype)).contiguous()
+
+
+def _scale_dtype(scheme: Scheme, dtype: torch.dtype) -> torch.dtype:
+    """``dtype`` if it holds every number of the format of the scales, else float32."""
+    assert scheme.scale is not None
+    fmt = scheme.scale.format
+    held = fmt.name == str(dtype).removeprefix("torch.") or (fmt.bits <= 8 and dtype is torch.bfloat16)
+    return dtype if held else torch.float32
+
+
+def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
+    """Bits per weight of a layer [N, K] of a model in ``dtype``."""
+    layout = layout_of(scheme)
+    assert layout is not None
+    return bits_of(layout, scheme, shape, dtype)
+
+
+def bits_of(layout: CompressedLayout, scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
+    """Bits per weight of codes, scales and zero points in ``layout``."""
+    (rows, columns), bits, groups = shape, scheme.format.bits, groups_in(scheme, shape)
+    if layout.bfloat16:
+        return bits + (8 * groups + (32 if layout is _NVFP4 else 0)) / math.prod(shape)
+    total = groups * _scale_dtype(scheme, dtype).itemsize * 8.0
+    if layout.format == "pack-quantized":
+        total += _whole_words(columns * bits) * rows + _SHAPE_BITS
+        zeros = _whole_words(rows * bits) * (groups // rows)
+    else:
+        total += bits * rows * columns
+        zeros = bits * groups
+    return (total + (zeros if is_asymmetric(scheme) else 0)) / math.prod(shape)
+
+
+def _whole_words(bits: int) -> int:
+    """``bits`` rounded up to whole words."""
+    return -(-bits // _WORD) * _WORD
 
 
 _FLOAT_STRATEGIES: dict[tuple[int | None, int | None], dict[str, Any]] = {
@@ -211,10 +258,15 @@ def family(scheme: Scheme) -> str:
 
 def together(plan: Plan) -> str:
     """Reason why layers of different schemes, or these inputs, cannot be combined, or an empty text."""
-    if why := _experts_refusal(plan):
+    if why := experts_refusal(plan):
         return why
     if len(plan.schemes) > 1 and (packed := _packed_zeros(plan)):
         return f"transformers loads no packed zero points ({packed[0]}) in mixed recipes: take symmetric ones"
+    return inputs_refusal(plan)
+
+
+def inputs_refusal(plan: Plan) -> str:
+    """Reason why the layers' inputs cannot be quantized so, or an empty text."""
     if plan.inputs is None:
         return ""
     if _input_args(plan) is None:
@@ -235,7 +287,7 @@ def place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
     return LayerPlace(layer) if found.experts else found
 
 
-def _experts_refusal(plan: Plan) -> str:
+def experts_refusal(plan: Plan) -> str:
     """Why these layers of experts don't go together: transformers 5.23 restores all of them by one scheme."""
     experts = plan.model.experts
     if plan.model.replaced:
@@ -294,7 +346,14 @@ def _input_args(plan: Plan) -> dict[str, Any] | None:
     return _args(8, kind) | strategy | {"dynamic": scheme.block != (None, None)}
 
 
-def settings(plan: Plan) -> dict[str, Any]:
+def _as_read(inputs: Scheme) -> Scheme:
+    """Inputs as compressed-tensors rounds them: INT8 that is found as it comes spans 127.5 steps a side."""
+    if isinstance(inputs.format, IntegerFormat) and not is_fixed(inputs):
+        return Scheme.parse(replace(inputs, mapping=MappingType.FULL).text)
+    return inputs
+
+
+def settings(plan: Plan, layout_of: Layouts = layout_of) -> dict[str, Any]:
     """config.json's entry: one group a scheme, its layers by name, all others ignored."""
     groups, bfloat16 = {}, False
     inputs = _input_args(plan)
@@ -358,7 +417,8 @@ def load(plan: Plan) -> str:
     return "\n".join([*lines, f'model = {auto}.from_pretrained("this folder"{argument})'])
 
 
-def _layer(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
+def layer(q: QuantizedTensor, dtype: torch.dtype, layout_of: Layouts = layout_of) -> Parts:
+    """The tensors of a layer, by the suffix of its name."""
     layout = layout_of(q.scheme)
     assert layout is not None
     return layout.tensors(q, dtype)
@@ -374,10 +434,14 @@ EXPORT = Export(
     "weights by up to 2⁻⁹ of their size unless the scheme's scales have that dtype",
     refuses,
     together,
-    partial(safetensors_folder.write_model, layer=_layer, settings=settings),
-    safetensors_folder.one(_layer),
+    partial(safetensors_folder.write_model, layer=layer, settings=settings),
+    safetensors_folder.one(layer),
     load,
     place=place,
     expert_refusal=expert_refusal,
     family=family,
+    bits=stored_bits,
+    usual=("int4_group128", "int4_group64", "int4_group32"),
+    multiplies=product_refusal,
+    as_read=_as_read,
 )

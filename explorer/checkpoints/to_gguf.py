@@ -23,9 +23,10 @@ from explorer.schemes import MappingType, Scheme
 from explorer.schemes.rules import SUPER_BLOCK
 
 NAME = "gguf"
+_INPUTS = "its reader decides how inputs are quantized"
 FILE = "model.gguf"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_GUESSED = 1024
+GUESSED = 1024
 """llama.cpp's file type of a file whose tensors say for themselves."""
 
 
@@ -46,7 +47,7 @@ def together(plan: Plan) -> str:
     """Reason why the file cannot hold this model, its tokenizer or one of its tensors, or an empty text."""
     config = plan.model.config
     if plan.inputs is not None:
-        return "its reader decides how inputs are quantized"
+        return _INPUTS
     if why := gguf_models.refusal(config):
         return why
     try:
@@ -86,7 +87,7 @@ def write(job: ExportJob) -> None:
     config, architecture = plan.model.config, ARCHITECTURES[plan.model.type]
     writer = gguf.GGUFWriter(job.folder / FILE, architecture.name)
     writer.add_name(plan.model.folder.name)
-    writer.add_file_type(_GUESSED)
+    writer.add_file_type(GUESSED)
     for key, value in architecture.settings(config).items():
         _add(writer, f"{architecture.name}.{key}", value)
     if (pooling := gguf_models.pooling(plan.model.folder)) is not None:
@@ -94,9 +95,9 @@ def write(job: ExportJob) -> None:
     _add_vocabulary(writer, plan)
     places, factors = _places(plan), gguf_models.rope_factors(config)
     for name, place in places.items():
-        _announce(writer, place, plan.model.info(name).shape, _type_of(plan, name))
+        announce(writer, place, plan.model.info(name).shape, _type_of(plan, name))
     if factors is not None:
-        _announce(writer, "rope_freqs.weight", tuple(factors.shape), "F32")
+        announce(writer, "rope_freqs.weight", tuple(factors.shape), "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -150,7 +151,8 @@ def _type_of(plan: Plan, tensor: str) -> str:
     return {"F16": "F16", "BF16": "BF16"}.get(info.dtype, "F32") if len(info.shape) > 1 else "F32"
 
 
-def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None:
+def announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None:
+    """Enter a tensor of ``shape`` (torch's order), stored in ggml's type ``kind``, in the header."""
     gguf = needed("gguf", NAME)
     qtype = gguf.GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[qtype]
@@ -206,4 +208,6 @@ EXPORT = Export(
     one,
     load,
     ".gguf",
+    usual=("q4_k", "q4_0", "q6_k", "q5_0", "q8_0"),
+    multiplies=lambda inputs, scheme: _INPUTS,
 )

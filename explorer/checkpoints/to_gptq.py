@@ -13,6 +13,7 @@ schemes are written in it, asymmetric ones in version 2, which stores the zero p
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,15 @@ from torch import Tensor
 
 from explorer.checkpoints import integer_words, safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape
-from explorer.checkpoints.integer_words import half_scales_refusal, integer_refusal, is_asymmetric, ragged
+from explorer.checkpoints.integer_words import (
+    groups_in,
+    half_scales_refusal,
+    integer_refusal,
+    is_asymmetric,
+    ragged,
+)
 from explorer.core.quantize import QuantizedTensor
+from explorer.models.kinds import depth_of
 from explorer.schemes import Scheme
 
 NAME = "gptq"
@@ -50,11 +58,11 @@ def together(plan: Plan) -> str:
         return "its inputs are not quantized"
     if len(set(map(family, plan.schemes))) > 1:
         return f"it has one width and one group size for all layers: {' and '.join(map(str, plan.schemes))}"
-    blocks = [name for name in plan.model.matrices if ".layers." in f".{name}"]
-    missing = [name for name in blocks if name not in plan.coded]
-    outside = [name for name in plan.coded if name not in blocks]
-    if missing or outside:
-        return f"it quantizes all layers of the blocks and no others: {(missing or outside)[0]} differs"
+    blocks = [name for name in plan.model.matrices if depth_of(name) is not None]
+    if missing := [name for name in blocks if name not in plan.coded]:
+        return f"it quantizes all layers of the blocks, and {missing[0]} is kept"
+    if outside := [name for name in plan.coded if name not in blocks]:
+        return f"it quantizes the layers of the blocks alone, and {outside[0]} is outside of them"
     return ""
 
 
@@ -68,6 +76,12 @@ def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
         ".scales": integer_words.half_scales(q),
         ".g_idx": torch.arange(columns, dtype=torch.int32) // (q.scheme.block[1] or columns),
     }
+
+
+def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
+    """Bits per weight: zero points are stored of symmetric schemes too, and each input's group in 32 bits."""
+    groups = groups_in(scheme, shape)
+    return scheme.format.bits + ((16 + scheme.format.bits) * groups + _WORD * shape[1]) / math.prod(shape)
 
 
 def settings(plan: Plan) -> dict[str, Any]:
@@ -102,4 +116,6 @@ EXPORT = Export(
     load,
     place=lambda model, layer, scheme: model.apart(layer),
     family=family,
+    bits=stored_bits,
+    usual=("int4_group128", "int4_group64", "int4_group32"),
 )

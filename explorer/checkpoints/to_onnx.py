@@ -7,12 +7,19 @@ MatMulNBits (``onnx-nbits``), which multiplies codes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from explorer.checkpoints.export import Export, ExportJob, Plan, Shape, plain_dtype
 from explorer.checkpoints.onnx_graph import DATA, FILE, Graph, Put, StoredTensor
-from explorer.checkpoints.onnx_layers import dequantized, product, refuses_dequantize, refuses_matmul
+from explorer.checkpoints.onnx_layers import (
+    dequantized,
+    product,
+    refuses_dequantize,
+    refuses_matmul,
+    stored_bits,
+)
 from explorer.checkpoints.onnx_models import MODELS
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import Scheme
@@ -90,9 +97,11 @@ def together(plan: Plan) -> str:
     """Reason why no graph can be built of this model or one of its layers, or an empty text."""
     if plan.inputs is not None:
         return "inputs are not quantized in its graphs"
-    kind, config = plan.model.type, plan.model.config
+    kind, config = plan.model.type, plan.model.settings
     if kind not in MODELS:
         return f"graphs are built of {', '.join(MODELS)} models, not of {kind!r}"
+    if config is None:
+        return f"its config.json is none that transformers reads as {kind!r}"
     if why := MODELS[kind].refusal(config):
         return why
     names = _Names(plan)
@@ -104,18 +113,18 @@ def together(plan: Plan) -> str:
 def write(job: ExportJob, multiply: Multiply) -> None:
     """Write the graph, and the tensors to an external file in the order of their use."""
     model = job.plan.model
-    whole = MODELS[model.type]
+    whole, config = MODELS[model.type], model.settings
     with (job.folder / DATA).open("wb") as data:
         graph = Graph(data)
         names = _Names(job.plan)
-        whole.build(Graph(None), names, model.config)
+        whole.build(Graph(None), names, config)
         for info in model.infos:
             if info.name not in names.used and not _is_bias(info.name, names.used):
                 job.step()
-        graph.rename(whole.build(graph, _Tensors(job, graph, multiply), model.config), whole.output)
+        graph.rename(whole.build(graph, _Tensors(job, graph, multiply), config), whole.output)
     axes: list[str | int] = ["batch", "tokens"]
     inputs = dict.fromkeys(whole.inputs, ("INT64", axes))
-    graph.save(job.folder / FILE, inputs, {whole.output: [*axes, model.config[whole.width]]})
+    graph.save(job.folder / FILE, inputs, {whole.output: [*axes, getattr(config, whole.width)]})
 
 
 def _is_bias(name: str, used: set[str]) -> bool:
@@ -157,22 +166,21 @@ def _export(
     name: str, label: str, why: str, refuses: Callable[[Scheme, Shape], str], multiply: Multiply
 ) -> Export:
     parts = (refuses, together, partial(write, multiply=multiply), partial(one, multiply=multiply))
-    return Export(name, label, why, "onnxruntime 1.31.1", _EXACT, *parts, load, ".onnx")
+    row = Export(name, label, why, "onnxruntime 1.31.1", _EXACT, *parts, load, ".onnx")
+    return replace(row, bits=stored_bits, usual=("int4_group32", "int8_row"))
 
 
-EXPORTS = (
-    _export(
-        "onnx",
-        "ONNX",
-        "what any runtime of opset 21 runs: codes are restored before each product",
-        refuses_dequantize,
-        by_dequantizing,
-    ),
-    _export(
-        "onnx-nbits",
-        "ONNX, MatMulNBits",
-        "what ONNX Runtime multiplies as codes, with a dedicated operation",
-        refuses_matmul,
-        product,
-    ),
+DEQUANTIZED = _export(
+    "onnx",
+    "ONNX",
+    "what any runtime of opset 21 runs: codes are restored before each product",
+    refuses_dequantize,
+    by_dequantizing,
+)
+MULTIPLIED = _export(
+    "onnx-nbits",
+    "ONNX, MatMulNBits",
+    "what ONNX Runtime multiplies as codes, with a dedicated operation",
+    refuses_matmul,
+    product,
 )

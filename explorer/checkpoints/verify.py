@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -13,18 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from explorer.checkpoints import vllm_reader
 from explorer.checkpoints.export import Export, Plan
 from explorer.core.backend import memory_bytes
+from explorer.models.inputs import quantized_inputs
 from explorer.progress import checkpoint
+from explorer.sources import open_source
 from explorer.sources.base import first_line
 
 FOLDER = '"this folder"'
 """What the code on a card calls the folder."""
+VLLM = "vllm"
 ASSIGNED, TOLD = "model = ", "model, told = "
 """How the code names the network, and how it does where it also asks what was missing or left over."""
 PACKAGES = {"compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf"}
 """Of each target that transformers opens: the package that it needs for that."""
-LARGEST = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+LARGEST = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 """The largest accepted difference of a layer's outputs, relative to the largest output, by the dtype that the
 reader computes in; bitsandbytes' product on a CPU rounds by 0.4 %."""
 
@@ -38,6 +42,9 @@ class Verified:
                 relative to the largest output of the layer
     tensors     other tensors, each equal to the original
     unseen      layers of experts, which were opened but not compared
+    kernels     of a reader in another process: what multiplied, in words
+    inputs      whether the layers' inputs were quantized
+    changed     those of ``tensors`` that took in factors of methods: equal to the original after that
     """
 
     reader: str
@@ -45,26 +52,47 @@ class Verified:
     difference: float
     tensors: int
     unseen: int = 0
+    kernels: str = ""
+    inputs: bool = False
+    changed: int = 0
 
     def __str__(self) -> str:
         experts = f"; {self.unseen} layers of experts were opened and not compared" if self.unseen else ""
+        folded = f", {self.changed} of them with factors folded in" if self.changed else ""
+        others = f", and the other {self.tensors} tensors are equal to the original{folded}"
+        others = others if self.tensors else ""
+        inputs = " and inputs" if self.inputs else ""
+        by = f" ({self.kernels})" if self.kernels else " with the code below"
+        if not self.layers:
+            return f"Opened by {self.reader}{by}: no layer holds codes{others}{experts}."
         return (
-            f"Opened by {self.reader} with the code below: the outputs of all {self.layers} layers of codes "
-            f"are those of the rounded weights within {self.difference:.1e} of the largest, and the other "
-            f"{self.tensors} tensors are equal to the original{experts}."
+            f"Opened by {self.reader}{by}: the outputs of all {self.layers} layers of codes "
+            f"are those of the rounded weights{inputs} within {self.difference:.1e} of the largest{others}"
+            f"{experts}."
         )
 
 
 def probe(layer: str, columns: int) -> Tensor:
-    """float32 [columns]: the input that a layer's outputs are compared for."""
+    """float32 [columns]: the input that a layer's outputs are compared for. bfloat16 holds its numbers, so
+    that a reader in 16 bits sees the same."""
     generator = torch.Generator().manual_seed(zlib.crc32(layer.encode()))
-    return torch.randn(columns, generator=generator)
+    return torch.randn(columns, generator=generator).bfloat16().float()
+
+
+def seen_probe(export: Export, plan: Plan, layer: str, columns: int) -> Tensor:
+    """float32 [columns]: ``probe`` as the layer sees it, by the reader's rule where inputs are quantized."""
+    x = probe(layer, columns)
+    if plan.inputs is None:
+        return x
+    return quantized_inputs(x, export.as_read(plan.inputs), plan.input_scales.get(layer))
 
 
 def obstacle(export: Export, plan: Plan) -> str:
     """Why the folder of a plan cannot be verified here; empty if it can."""
     if FOLDER not in export.load(plan):
-        return "no Python program opens it"
+        return "it is not opened here"
+    if export.name == VLLM:
+        return "" if vllm_reader.interpreter() else f"{vllm_reader.VARIABLE} names no Python with vLLM"
     if export.name not in PACKAGES:
         return "transformers does not open it here"
     if find_spec(PACKAGES[export.name]) is None:
@@ -73,11 +101,21 @@ def obstacle(export: Export, plan: Plan) -> str:
     return "" if needed < 0.4 * memory_bytes() else "the network does not fit into memory for it"
 
 
-def verify(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tensor]) -> Verified:
-    """Open ``folder`` as its card says and compare. ``outputs``: each layer's rounded weight times ``probe``.
+def verify(
+    export: Export,
+    plan: Plan,
+    folder: Path,
+    outputs: Mapping[str, Tensor],
+    opened: Callable[[nn.Module], None] | None = None,
+) -> Verified:
+    """Open ``folder`` as its card says and compare. ``outputs``: each layer's rounded weight times
+    ``seen_probe``. ``opened`` is given the network that the reader made, after it was compared; none by
+    another process.
 
     ``ValueError`` where a package is missing, the reader fails, or something differs: names the first.
     """
+    if export.name == VLLM:
+        return _verify_by_vllm(export, plan, folder, outputs)
     network = _opened(export, plan, folder)
     experts = set(plan.model.experts)
     differences = [0.0]
@@ -87,23 +125,90 @@ def verify(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tenso
             checkpoint()
             if name not in experts:
                 path = export.place(plan.model, name, plan.layers[name].scheme).module
-                differences.append(_difference(network.get_submodule(path), name, expected))
-                if not differences[-1] <= accepted:
-                    raise ValueError(
-                        f"{export.label}: {name} computes something else after loading: its outputs differ "
-                        f"by {differences[-1]:.2g} of the largest"
-                    )
+                differences.append(
+                    _difference(network.get_submodule(path), name, expected, plan.inputs is not None)
+                )
+                _check_difference(export, name, differences[-1], accepted)
     same = _compare_plain(export, plan, network)
+    if opened is not None:
+        opened(network)
     left = len(experts.intersection(outputs))
     reader = f"transformers {metadata.version('transformers')}"
-    return Verified(reader, len(outputs) - left, max(differences), same, left)
+    changed = sum(name.removesuffix(".weight") not in plan.layers for name in plan.model.changed)
+    return Verified(
+        reader,
+        len(outputs) - left,
+        max(differences),
+        same,
+        left,
+        inputs=plan.inputs is not None,
+        changed=changed,
+    )
+
+
+def _verify_by_vllm(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tensor]) -> Verified:
+    """``verify`` by vLLM, in the dtype of the model, or bfloat16 for one in float32. Layers of experts, which
+    it joins, are opened and not compared."""
+    dtype = torch.bfloat16 if plan.model.dtype is torch.float32 else plan.model.dtype
+    experts = set(plan.model.experts)
+    probes = {name: probe(name, plan.shape(name)[1]) for name in outputs if name not in experts}
+    (read,) = vllm_reader.read_by_vllm([folder], probes, dtype)
+    if not read.opened:
+        raise ValueError(f"{export.label} {read.version} cannot open it: {read.why}")
+    differences = [0.0]
+    for name in probes:
+        differences.append(_apart(read.outputs[name], outputs[name]))
+        _check_difference(export, name, differences[-1], LARGEST[dtype])
+    same, changed = _compare_files(export, plan, folder)
+    left = len(experts.intersection(outputs))
+    kernels = ", ".join(dict.fromkeys(read.kernels.values()))
+    return Verified(
+        f"vLLM {read.version}",
+        len(probes),
+        max(differences),
+        same,
+        left,
+        f"kernel: {kernels}",
+        plan.inputs is not None,
+        changed,
+    )
+
+
+def _compare_files(export: Export, plan: Plan, folder: Path) -> tuple[int, int]:
+    """How many tensors of the model that hold no codes are in the files of ``folder``, and how many of them
+    took in factors; ``ValueError`` for the first that is missing or differs."""
+    written = open_source(str(folder))
+    there = {info.name for info in written.infos}
+    same = 0
+    for info in plan.model.infos:
+        if info.name.removesuffix(".weight") in plan.layers:
+            continue
+        if info.name not in there:
+            raise ValueError(f"{export.label}: {info.name} is not in the files that were written")
+        if not torch.equal(written.read(info.name), plan.model.read(info.name)):
+            raise ValueError(f"{export.label}: {info.name} differs from the original in the files")
+        same += 1
+    return same, sum(name.removesuffix(".weight") not in plan.layers for name in plan.model.changed)
+
+
+def _check_difference(export: Export, layer: str, difference: float, accepted: float) -> None:
+    if not difference <= accepted:
+        raise ValueError(
+            f"{export.label}: {layer} computes something else after loading: its outputs differ "
+            f"by {difference:.2g} of the largest"
+        )
+
+
+def _apart(got: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest of ``expected``."""
+    return float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
 def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
     """The network that the card's code gives; that code is the project's own text."""
     code = export.load(plan)
     if FOLDER not in code:
-        raise ValueError(f"{export.label}: no Python program opens this folder, so it was not verified")
+        raise ValueError(f"{export.label}: this folder is not opened here")
     code = code.replace(FOLDER, repr(str(folder)))
     if ASSIGNED in code and code.endswith(")"):
         code = f"{code.removesuffix(')').replace(ASSIGNED, TOLD)}, output_loading_info=True)"
@@ -127,15 +232,16 @@ def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
     return network.eval()
 
 
-def _difference(module: nn.Module, name: str, expected: Tensor) -> float:
+def _difference(module: nn.Module, name: str, expected: Tensor, of_inputs: bool) -> float:
     """The largest difference of the outputs, relative to the largest. They are of the weight that the reader
-    restored; where it keeps codes, of its own product, without the bias."""
+    restored; where it keeps codes or rounds inputs (``of_inputs``), of its own product, without the bias."""
     inputs, weight = (
         probe(name, getattr(module, "in_features", len(expected))),
         getattr(module, "weight", None),
     )
     if (
-        isinstance(weight, Tensor)
+        not of_inputs
+        and isinstance(weight, Tensor)
         and weight.dtype in LARGEST
         and weight.shape == (len(expected), len(inputs))
     ):
@@ -143,7 +249,7 @@ def _difference(module: nn.Module, name: str, expected: Tensor) -> float:
     else:
         got, bias = module(inputs.to(_dtype(module))[None])[0].float(), getattr(module, "bias", None)
         got = got if bias is None else got - bias.float()
-    return float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+    return _apart(got, expected)
 
 
 def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:

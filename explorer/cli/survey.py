@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from explorer.checkpoints.inputs import INPUTS, RANGES, check_inputs, inputs_of, is_fixed, label_of_inputs
+from explorer.checkpoints.table import check_target
 from explorer.cli.device import Device, use_device
-from explorer.cli.options import MODELS, Json, NamingRows, Revision, byte_size, examples, read_texts, split
+from explorer.cli.options import (
+    MODELS,
+    TEXT_FILE,
+    Column,
+    Json,
+    NamingRows,
+    Revision,
+    Samples,
+    SequenceLength,
+    byte_size,
+    check_model,
+    check_readable,
+    examples,
+    read_files,
+    split,
+)
 from explorer.cli.output import (
     PrintedTable,
     emit,
@@ -18,13 +37,18 @@ from explorer.cli.output import (
     reporting,
     say,
 )
+from explorer.paths import check_new_folder
 
 if TYPE_CHECKING:
+    from explorer.checkpoints.write import Written
     from explorer.models.capture import Model
+    from explorer.models.texts import AnyTexts
     from explorer.survey import Choice, Frontier, ModelRecipe, Survey
     from explorer.survey.check import Check
 
 app = typer.Typer()
+SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
+"""The rows of ``SENSITIVITIES``, whose module imports torch."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Folder or Hub id.", show_default="the recipe's own")
@@ -33,8 +57,8 @@ Calibration = Annotated[
     str | None,
     typer.Option(
         "--calibration",
-        help="A text file, a document a line, that methods see layers' inputs of.",
-        show_default="built-in sentences",
+        help=f"Texts that methods see layers' inputs of: {TEXT_FILE}.",
+        show_default="built-in texts",
     ),
 ]
 
@@ -50,22 +74,33 @@ def survey(
     model: Annotated[str, typer.Argument(help="A model folder, a Hub id (owner/name) or a .gguf file.")],
     text: Annotated[
         str | None,
-        typer.Option(
-            help="A text file, a document a line, to calibrate by.", show_default="built-in sentences"
-        ),
+        typer.Option(help=f"Texts to calibrate by: {TEXT_FILE}.", show_default="built-in texts"),
     ] = None,
+    column: Column = None,
+    sequence_length: SequenceLength = None,
+    samples: Samples = None,
     schemes: Annotated[
         str | None, typer.Option(help="Comma-separated schemes.", show_default="fourteen from 2.3 to 8 bits")
     ] = None,
     signal: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated: weight, output, fisher, fisher_diagonal, measured.",
+            help=f"Comma-separated: {', '.join(SIGNALS)}.",
             show_default="fisher_diagonal, or weight where the model cannot be run",
         ),
     ] = None,
     out: Annotated[
         str | None, typer.Option(help="The file, a JSON line a layer.", show_default="MODEL.survey.jsonl")
+    ] = None,
+    include: Annotated[
+        str | None,
+        typer.Option(
+            help="Linear layers beside the language part (vision, sound) that are surveyed too: parts of "
+            "names or patterns, comma-separated."
+        ),
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Layers that stay as they are: parts of names or patterns.")
     ] = None,
     ray: Annotated[
         str | None,
@@ -82,6 +117,13 @@ def survey(
     """Survey every linear layer of a model with every scheme: size and loss. A stopped survey continues
     when the same command is given again.
     """
+    check_model(model)
+    for name in split(signal) if signal is not None else ():
+        if name not in SIGNALS:
+            raise ValueError(f"no signal {name!r}; there are {', '.join(SIGNALS)}")
+    path = _survey_file(model, out)
+    check_readable(text)
+    (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
     hide_bars_of_transformers(as_json)
     from explorer.survey.cluster import on_ray
     from explorer.survey.run import SCHEMES, SurveyPlan, in_this_process, survey_model
@@ -91,10 +133,12 @@ def survey(
         revision,
         SCHEMES if schemes is None else tuple(split(schemes)),
         None if signal is None else tuple(split(signal)),
-        () if text is None else tuple(read_texts(text)),
+        texts,
+        tuple(split(include)) if include else (),
+        tuple(split(exclude)) if exclude else (),
     )
     use_device(device)
-    path, rows = _survey_file(model, out), on_ray(ray) if ray else in_this_process
+    rows = on_ray(ray) if ray else in_this_process
     with reporting("running the model", as_json) as ran, reporting("layers", as_json) as done:
         found = survey_model(plan, path, progress=done, run_progress=ran, rows=rows)
     if as_json:
@@ -107,27 +151,31 @@ def survey(
 def _survey_file(model: str, out: str | None) -> Path:
     """Return the path of the survey; ``ValueError`` before any work if it cannot be written."""
     path = Path(out) if out else Path(f"{Path(model).name or 'model'}.survey.jsonl")
+    _check_out_file(path)
+    return path
+
+
+def _check_out_file(path: Path) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
         raise ValueError(f"--out {path} is no regular file; it is not replaced")
-    return path
 
 
 def _print_survey(found: Survey) -> None:
     """Single schemes for all layers, and where the damage is."""
     from explorer.survey import SENSITIVITIES, frontier
-    from explorer.survey.verdict import kept
+    from explorer.survey.verdict import kept, rarely_reached
 
     row = SENSITIVITIES[found.head.default]
     if found.head.why:
         say(
-            f"the model was not run: {found.head.why} (once it can be: --out names another file)",
+            f"the model was not run: {found.head.why} (to try again, name another file by --out)",
             error=True,
         )
     if not row.is_loss:
         say(f"{row.label}: {row.trust}", error=True)
-    if left := kept(found):
+    if left := kept(found) + rarely_reached(found):
         say(left.strip(), error=True)
     front = frontier(found)
     columns = ("one scheme for all layers", "bits", _loss_words(found, row.is_loss))
@@ -148,12 +196,13 @@ def _loss_words(found: Survey, is_loss: bool) -> str:
     epilog=examples(
         "recipe model.jsonl --bits 4.5 --out recipe.json",
         "recipe model.jsonl --size 3.2GB --keep down_proj --for compressed-tensors --fuse",
+        "recipe model.jsonl --bits 8.1 --for vllm --inputs int8_row --out w8a8.json",
     ),
 )
 def recipe(
     survey: Annotated[str, typer.Argument(metavar="SURVEY", help="A file that `explorer survey` wrote.")],
     bits: Annotated[
-        float | None, typer.Option(help="The budget: mean bits a weight, scales counted.")
+        float | None, typer.Option(help="The budget: mean bits per weight, scales counted.")
     ] = None,
     size: Annotated[
         str | None,
@@ -178,43 +227,95 @@ def recipe(
     ] = False,
     head: Annotated[bool, typer.Option("--head", help="Choose a scheme for the head too.")] = False,
     method: Annotated[str, typer.Option(help="What chooses the codes: {METHODS}.")] = "",
+    inputs: Annotated[
+        str,
+        typer.Option(
+            help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}: only schemes that are "
+            "multiplied with such. The last two have one fixed scale a layer, which texts are run for.",
+            show_default="not quantized",
+        ),
+    ] = "",
+    input_range: Annotated[
+        str,
+        typer.Option(
+            help=f"What a fixed scale of inputs spans: {', '.join(RANGES)} (99.99 % of the values).",
+            show_default="max",
+        ),
+    ] = "",
     out: Annotated[str | None, typer.Option(help="Write the recipe to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
     """The best scheme for each layer within a budget, by a survey."""
+    _check_budget(bits, size, loss)
+    check_readable(survey)
+    if target:
+        check_target(target)
+    if input_range and not inputs:
+        raise ValueError("--input-range is of the fixed scales that --inputs asks for")
+    if inputs:
+        check_inputs(inputs, input_range)
+    if out is not None:
+        _check_out_file(Path(out))
     from explorer.survey import frontier, load_survey, recipe_of
     from explorer.survey.apply import constraints_of, unplaced
+    from explorer.survey.budget import kept_words
 
     found = load_survey(survey)
     left = unplaced(target, found) if target else {}
-    for why in dict.fromkeys(left.values()):
-        names = [name for name, one in left.items() if one == why]
-        say(f"kept as they are: {len(names)} layers, such as {names[0]}: {why}", error=True)
     constraints = constraints_of(
         target or "",
+        found,
         schemes=tuple(split(schemes)) if schemes else (),
         keep=(*(split(keep) if keep else ()), *left),
         fuse=fuse,
         head=head,
+        inputs=inputs_of(inputs, input_range) if inputs else None,
     )
     front = frontier(found, signal, constraints)
+    _hint_at_schemes(target, found, front)
+    left |= front.left
+    say(*kept_words(left), error=True)
     choice = _choice(front, bits, size, loss)
     chosen = recipe_of(found, choice, signal, method, constraints)
     if target:
-        _check_together(target, chosen)
+        _check_together(target, chosen, constraints.schemes or found.head.schemes)
     if out:
         chosen.save(out)
     if as_json:
-        print_json({"recipe": _record(chosen), "choice": choice, "refused": front.refused, "file": out})
+        found_out = {"refused": front.refused, "left": left, "file": out}
+        print_json({"recipe": _record(chosen), "choice": choice, **found_out})
         return
     _print_recipe(found, front, choice, chosen)
     say(f"written: {out}" if out else "not written: name a file by --out")
 
 
-def _check_together(target: str, chosen: ModelRecipe) -> None:
-    """``ValueError`` if ``target`` cannot carry these layers in one model; asked where its files are here."""
+FEW_SCHEMES = 3
+"""A survey with fewer that a target carries leaves a recipe little to choose from."""
+
+
+def _hint_at_schemes(target: str | None, found: Survey, front: Frontier) -> None:
+    """Say that a survey has few schemes for ``target``, and which its users take."""
+    if not target:
+        return
+    from explorer.checkpoints.table import export_of
+
+    carried = [name for name in found.head.schemes if name not in front.refused]
+    missing = [name for name in export_of(target).usual if name not in found.head.schemes]
+    if len(carried) < FEW_SCHEMES and missing:
+        say(
+            f"{target} carries {len(carried)} of the {len(found.head.schemes)} surveyed schemes; a survey "
+            f"with --schemes {','.join([*carried, *missing])} gives more to choose from",
+            error=True,
+        )
+
+
+def _check_together(target: str, chosen: ModelRecipe, schemes: Sequence[str]) -> None:
+    """``ValueError`` if ``target`` cannot carry these layers in one model; asked where its files are here. It
+    advises fewer of ``schemes`` where one of them alone is carried."""
     from explorer.checkpoints import EXPORTS, Plan
     from explorer.checkpoints.model import ModelFolder
+    from explorer.methods.recipe import Recipe
+    from explorer.schemes import Scheme
     from explorer.survey.apply import folder_of
 
     try:
@@ -222,25 +323,41 @@ def _check_together(target: str, chosen: ModelRecipe) -> None:
     except ValueError as error:
         say(f"not asked whether {target} carries these schemes together: {error}", error=True)
         return
-    if why := EXPORTS[target].together(Plan(folder, chosen.layers)):
-        hint = " (--schemes names those to choose from)" if len(chosen.counts) > 1 else ""
+
+    def together(layers: Mapping[str, Recipe]) -> str:
+        fixed = chosen.inputs is not None and is_fixed(chosen.inputs)
+        unknown = dict.fromkeys(layers, 1.0) if fixed else {}  # until texts are run
+        return EXPORTS[target].together(Plan(folder, layers, chosen.inputs, unknown))
+
+    if why := together(chosen.layers):
+        alone = (dict.fromkeys(chosen.layers, Recipe(Scheme.parse(text))) for text in schemes)
+        helped = any(not together(layers) for layers in alone)
+        hint = " (--schemes names those to choose from)" if helped else ""
         raise ValueError(f"{target}: {why}{hint}")
 
 
-def _choice(front: Frontier, bits: float | None, size: str | None, loss: float | None) -> Choice:
+def _check_budget(bits: float | None, size: str | None, loss: float | None) -> None:
     if sum(budget is not None for budget in (bits, size, loss)) != 1:
         raise ValueError("name one budget: --bits, --size or --loss")
+    if size is not None:
+        byte_size(size)
+
+
+def _choice(front: Frontier, bits: float | None, size: str | None, loss: float | None) -> Choice:
     if bits is not None:
         return front.at(bits)
     return front.at_bytes(byte_size(size)) if size is not None else front.at_loss(loss or 0.0)
 
 
 def _record(chosen: ModelRecipe) -> dict[str, object]:
-    return {**vars(chosen), "layers": {name: str(one) for name, one in chosen.layers.items()}}
+    layers = {name: str(one) for name, one in chosen.layers.items()}
+    return {**vars(chosen), "layers": layers, "inputs": str(chosen.inputs or "")}
 
 
 def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelRecipe) -> None:
     from explorer.survey import SENSITIVITIES
+    from explorer.survey.apply import weights_alone
+    from explorer.survey.verdict import between_words
     from explorer.words import bytes_
 
     rows = []
@@ -255,14 +372,17 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     for name, why in front.refused.items():
         say(f"left out: {name}: {why}", error=True)
     total = bytes_(front.kept_bytes + choice.bytes)
-    size = f"{choice.bits:.4g} bits a weight, {bytes_(choice.bytes)} of codes and scales"
+    size = f"{choice.bits:.4g} bits per weight, {bytes_(choice.bytes)} of codes and scales"
     grown = chosen.target and any(x.growth for x in found.layers if x.name not in chosen.layers)
     rest = "its codes restored to 16 bits" if grown else "the rest of it as it is stored"
     say(f"{size}; the model {total}, {rest}")
+    between = between_words(chosen.predicted_interval)
     say(
-        f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}; no choice of this size has "
-        f"less than {choice.loss - choice.gap:.4g}"
+        f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}{between}"
+        f"{weights_alone(chosen.inputs)}; no choice of this size has less than {choice.loss - choice.gap:.4g}"
     )
+    if chosen.inputs is not None:
+        say(f"inputs: {label_of_inputs(chosen.inputs)}")
     if not row.is_loss:
         say(f"{row.label}: {row.trust}", error=True)
 
@@ -275,24 +395,30 @@ def check(
     recipe: RecipeFile,
     text: Annotated[
         str | None,
-        typer.Option(
-            help="A text file, a document a line, not calibrated by.", show_default="built-in sentences"
-        ),
+        typer.Option(help=f"Texts not calibrated by: {TEXT_FILE}.", show_default="built-in texts"),
     ] = None,
     survey: Annotated[
         str | None, typer.Option(help="The recipe's survey: predictions of what it stands beside.")
     ] = None,
     model: ModelOption = None,
     calibration: Calibration = None,
+    column: Column = None,
+    sequence_length: SequenceLength = None,
+    samples: Samples = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Run the model quantized by a recipe: its true loss, the prediction, and single schemes."""
+    for path in (recipe, survey, text, calibration):
+        check_readable(path)
+    texts, seen = read_files(
+        text, calibration, column=column, sequence_length=sequence_length, samples=samples
+    )
     hide_bars_of_transformers(as_json)
     from explorer.survey import load_survey
     from explorer.survey.check import check_recipe
 
-    chosen, texts, seen = _load(recipe), _texts(text), _texts(calibration)
+    chosen = _load(recipe)
     of = load_survey(survey) if survey else None
     loaded = _model(chosen, model, device)
     with reporting("models", as_json) as progress:
@@ -303,6 +429,7 @@ def check(
             row.name,
             row.bits,
             row.predicted,
+            *(row.predicted_interval or (None, None)),
             row.loss.value,
             row.loss.low,
             row.loss.high,
@@ -311,19 +438,36 @@ def check(
         for row in checked.rows
     ]
     scores = (name.replace("_", " ") for name in checked.rows[0].loss.scores)
-    columns = ("", "by", "bits", "predicted", "loss", "from", "to", *scores)
+    predicted = "predicted, weights" if checked.inputs else "predicted"
+    columns = ("", "by", "bits", predicted, "from", "to", "loss", "from", "to", *scores)
     emit(as_json, checked, PrintedTable(columns, rows))
-    if not as_json:
-        say(*_verdict(checked))
+    if as_json:
+        return
+    if checked.rows[0].loss.kinds:
+        print_table(_by_kind(checked))
+    say(*_verdict(checked))
+
+
+def _by_kind(checked: Check) -> PrintedTable:
+    """The loss of each model on each kind of text."""
+    rows = [
+        (kind, row.what, row.name, loss.texts, loss.value, loss.low, loss.high, *loss.scores.values())
+        for kind in checked.rows[0].loss.kinds
+        for row in checked.rows
+        for loss in (row.loss.kinds[kind],)
+    ]
+    scores = (name.replace("_", " ") for name in checked.rows[0].loss.scores)
+    return PrintedTable(("kind of text", "", "by", "texts", "loss", "from", "to", *scores), rows)
 
 
 def _verdict(checked: Check) -> tuple[str, str]:
-    from explorer.survey.verdict import truth
+    from explorer.survey.verdict import part_run, texts_run, truth
 
     loss = checked.rows[0].loss
     unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
     return (
-        f"loss: {unit}, over {loss.texts} texts, {loss.tokens:,} tokens; 95 % interval over texts",
+        f"loss: {unit}, over {texts_run(loss.texts, loss.left_out)}, {loss.tokens:,} tokens"
+        f"{part_run(checked.part)}; 95 % interval over texts",
         truth(checked),
     )
 
@@ -332,10 +476,6 @@ def _load(path: str) -> ModelRecipe:
     from explorer.survey import ModelRecipe
 
     return ModelRecipe.load(path)
-
-
-def _texts(path: str | None) -> tuple[str, ...]:
-    return tuple(read_texts(path)) if path else ()
 
 
 def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
@@ -351,14 +491,45 @@ def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
 @app.command(
     cls=NamingRows,
     rich_help_panel=MODELS,
-    epilog=examples("apply recipe.json --to compressed-tensors --out path/to/folder"),
+    epilog=examples(
+        "apply recipe.json --to compressed-tensors --out path/to/folder",
+        "apply recipe.json --to gguf --base model-BF16.gguf --out path/to/folder",
+    ),
 )
 def apply(
     recipe: RecipeFile,
     to: Annotated[str, typer.Option("--to", help="The checkpoint format: {EXPORTS}.")],
     out: Annotated[str, typer.Option(help="The folder to write; there must be none yet.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="For gguf: a .gguf file in 16 or 32 bits, of which all but the recipe's layers is copied.",
+            show_default="metadata and tensors from the model's folder",
+        ),
+    ] = None,
     model: ModelOption = None,
     calibration: Calibration = None,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(
+            help="The most bytes of a file of tensors, e.g. 2GB; for formats of safetensors files.",
+            show_default="5GB",
+        ),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Upload the folder to this repository of the Hub, by the token of `hf auth login` or "
+            "HF_TOKEN.",
+        ),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="With --push: a new repository is private.")
+    ] = False,
+    column: Column = None,
+    sequence_length: SequenceLength = None,
+    samples: Samples = None,
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -367,36 +538,149 @@ def apply(
             show_default="where the target's reader is installed and the model fits into memory",
         ),
     ] = None,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Run the checkpoint and the original on held-out texts, and put the loss into the card.",
+            show_default="with --verify",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help=f"Texts to measure on: {TEXT_FILE}.", show_default="built-in texts"),
+    ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Write the model that a recipe makes as a checkpoint that other programs load."""
+    if base is not None and (to != "gguf" or model is not None):
+        raise ValueError(
+            "--base is the .gguf file that --to gguf copies; it goes with no other format, nor --model"
+        )
+    if private and push is None:
+        raise ValueError("--private is of the repository that --push names")
+    shard_bytes = byte_size(shard_size) if shard_size is not None else None
+    required, measure = bool(measure), bool(verify and base is None) if measure is None else measure
+    if measure and base is not None:
+        raise ValueError("--measure runs a model's folder; a .gguf file is not run here")
+    if text is not None and not measure:
+        raise ValueError("--text names the texts of --measure: add that, or --verify, which measures too")
+    for path in (recipe, base, calibration, text):
+        check_readable(path)
+    check_target(to)
+    check_new_folder(out)
+    texts, seen = read_files(
+        text, calibration, column=column, sequence_length=sequence_length, samples=samples
+    )
     hide_bars_of_transformers(as_json)
-    from explorer.checkpoints import write_checkpoint
-    from explorer.checkpoints.write import export_of
-    from explorer.survey.apply import card_of, check_weights, codes_of, folder_of
-    from explorer.words import bytes_
+    if push is not None:
+        from explorer.checkpoints.push import check_push
 
-    chosen, seen = _load(recipe), _texts(calibration)
-    export_of(to)
+        check_push(push)
+    from explorer.checkpoints.write import check_shards
+
+    chosen = _load(recipe)
+    check_shards(to, shard_bytes)
+    if base is not None:
+        written = _from_base(chosen, base, out, verify, as_json)
+    else:
+        on = texts if measure else None
+        more = (shard_bytes, verify, required or text is not None, device, as_json)
+        written = _from_folder(chosen, to, out, model, seen, on, *more)
+    _print_written(written, push, private, as_json)
+
+
+def _from_folder(
+    chosen: ModelRecipe,
+    to: str,
+    out: str,
+    model: str | None,
+    seen: AnyTexts,
+    measured_on: AnyTexts | None,
+    shard_bytes: float | None,
+    verify: bool | None,
+    required: bool,
+    device: str | None,
+    as_json: bool,
+) -> Written:
+    """Write a recipe's layers into a checkpoint of its model's folder; with ``measured_on`` its card has the
+    loss on these texts, the built-in ones if empty, or unless ``required`` why it was not measured."""
+    from explorer.checkpoints import EXPORTS, write_checkpoint
+    from explorer.survey.apply import (
+        beside,
+        card_of,
+        check_target_inputs,
+        check_weights,
+        codes_of,
+        folder_of,
+        input_scales_of,
+    )
+
     folder = folder_of(model or chosen.model, chosen.revision)
     check_weights(chosen, model or chosen.model)
+    check_target_inputs(chosen, to)
+    load = cache(lambda: _model(chosen, model, device))
+    with reporting("texts for scales of inputs", as_json) as progress:
+        scales = input_scales_of(chosen, load, seen, progress)
     with reporting("layers by methods", as_json) as progress:
-        codes = codes_of(chosen, lambda: _model(chosen, model, device), seen, progress, folder)
-    with reporting("tensors", as_json) as progress:
-        written = write_checkpoint(
+        codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused)
+    load.cache_clear()  # writing needs one tensor at a time
+    with reporting("tensors", as_json) as progress, reporting("texts", as_json) as measured:
+        measure = None
+        if measured_on is not None:
+            from explorer.survey.measured import measuring
+
+            measure = measuring(chosen, load, measured_on, seen, measured, required, to)
+        return write_checkpoint(
             to,
             folder,
             chosen.layers,
             Path(out),
             quantized=codes,
+            inputs=chosen.inputs,
+            input_scales=scales,
+            card=card_of(chosen, measured=measure is not None),
+            progress=progress,
+            shard_bytes=shard_bytes,
+            verified=verify,
+            beside=beside(chosen),
+            measure=measure,
+            changed=codes.changed,
+        )
+
+
+def _from_base(chosen: ModelRecipe, base: str, out: str, verify: bool | None, as_json: bool) -> Written:
+    """Write a recipe's layers into a copy of the GGUF file ``base``."""
+    from explorer.checkpoints.gguf_base import write_from_gguf
+    from explorer.survey.apply import beside, card_of, check_target_inputs, surveyed_shapes
+
+    check_target_inputs(chosen, "gguf")
+    shapes = surveyed_shapes(chosen, base)
+    with reporting("tensors", as_json) as progress:
+        return write_from_gguf(
+            Path(base),
+            chosen.layers,
+            Path(out),
+            shapes=shapes,
             card=card_of(chosen),
             progress=progress,
             verified=verify,
+            beside=beside(chosen),
         )
-    if as_json:
-        print_json(written)
-    else:
-        say(f"written: {out}, {bytes_(written.bytes)} in all")
+
+
+def _print_written(written: Written, to: str | None, private: bool, as_json: bool) -> None:
+    """Say what was written, and upload it to the repository ``to`` if there is one."""
+    from explorer.checkpoints.push import push
+    from explorer.words import bytes_
+
+    if not as_json:
+        say(f"written: {written.folder}, {bytes_(written.bytes)} in all")
         if written.verified:
             say(str(written.verified))
+    url = push(written.folder, to, private) if to else None
+    if as_json:
+        print_json({**vars(written), "folder": str(written.folder), "url": url})
+    elif url:
+        say(f"uploaded: {url}")

@@ -11,10 +11,12 @@ import dataclasses
 import functools
 import itertools
 
+import torch
 from torch import Tensor
 
 from explorer.methods.autoround import autoround
-from explorer.methods.awq import ALPHAS, awq
+from explorer.methods.awq import ALPHAS, awq, awq_factor, clipped
+from explorer.methods.factors import Readers
 from explorer.methods.gptq import DAMPINGS, Order, gptaq, gptq
 from explorer.methods.hqq import GroupOffset, hqq
 from explorer.methods.layer import Diagonal, Objective, QuantizedLayer, Transform, check_layer
@@ -23,7 +25,12 @@ from explorer.methods.low_rank import LowRank, lqer, qera
 from explorer.methods.method import CorrectionMethod, Method, ObjectiveAxis, RoundingMethod, TransformMethod
 from explorer.methods.rotation import Rotation, rotation
 from explorer.methods.rtn import rtn
-from explorer.methods.smoothquant import smoothquant, smoothquant_search
+from explorer.methods.smoothquant import (
+    smoothquant,
+    smoothquant_factor,
+    smoothquant_search,
+    smoothquant_search_factor,
+)
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 
@@ -61,11 +68,11 @@ METHODS: dict[str, Method] = {
                        round_pair=gptaq),
         RoundingMethod("awq", "AWQ", "arXiv 2306.00978",
                        "enlarges the input channels with large activations before rounding",
-                       awq, transform=Diagonal, objective=_OVER_ALPHA),
+                       awq, transform=Diagonal, objective=_OVER_ALPHA, factor=awq_factor, after=rtn),
         RoundingMethod("awq_clip", "AWQ, duo scaling and clipping", "arXiv 2306.00978",
                        "enlarges important channels and clips each block where the output gains by it",
                        functools.partial(awq, duo=True, clip=True), transform=Diagonal,
-                       objective=_OVER_ALPHA),
+                       objective=_OVER_ALPHA, factor=functools.partial(awq_factor, duo=True), after=clipped),
         RoundingMethod("hqq", "HQQ", "mobiusml.github.io/hqq_blog",
                        "moves zero points to where most weights lose least",
                        hqq, residue=GroupOffset, objective=_OVER_ITERATIONS),
@@ -80,10 +87,11 @@ METHODS: dict[str, Method] = {
                        llm_int8_dynamic, residue=RuntimeOutliers),
         TransformMethod("smoothquant", "SmoothQuant", "arXiv 2211.10438",
                         "moves the activations' outliers into the weights",
-                        smoothquant, transform=Diagonal),
+                        smoothquant, transform=Diagonal, factor=smoothquant_factor),
         TransformMethod("smoothquant_search", "SmoothQuant, best α", "arXiv 2211.10438",
                         "moves as much of the activations' outliers into the weights as the output gains by",
-                        smoothquant_search, transform=Diagonal, objective=_OVER_ALPHA),
+                        smoothquant_search, transform=Diagonal, objective=_OVER_ALPHA,
+                        factor=smoothquant_search_factor),
         TransformMethod("rotation", "Hadamard rotation", "arXiv 2404.00456",
                         "spreads outliers over all channels",
                         rotation, transform=Rotation),
@@ -167,6 +175,24 @@ def choices() -> dict[str, str]:
     return {name: label_of(name) for name in (*METHODS, *COMBINATIONS)}
 
 
+def has_factor(name: str) -> bool:
+    """True for a combination that scales input channels by a factor which the layer before can take in."""
+    return any(row.factor is not None for row in names_in(name))
+
+
+def factor_of(name: str, readers: Readers) -> Tensor:
+    """float32 [K]: the factor by which a combination multiplies the input channels of ``readers``, each
+    method's found in the basis of those before it. ``ValueError`` for shapes that do not match."""
+    for weight in readers.weights:
+        check_layer(weight, readers.activations)
+    factor = torch.ones(readers.activations.shape[1], device=readers.activations.device)
+    for row in names_in(name):
+        if row.factor is not None:
+            found, _ = row.factor(readers)
+            readers, factor = readers.scaled(found), factor * found.scale.float()
+    return factor
+
+
 def apply(
     name: str,
     weight: Tensor,
@@ -176,6 +202,7 @@ def apply(
     of_inputs: Scheme | None = None,
     *,
     original: Tensor | None = None,
+    folded: bool = False,
 ) -> QuantizedLayer:
     """Quantize ``weight`` [N, K] for ``activations`` [tokens, K] by a method of ``METHODS`` or a
     combination "a+b".
@@ -183,8 +210,10 @@ def apply(
     ``of_inputs`` is how the layer's inputs will be quantized, for methods that search by the output. Without
     a rounding method in it, a combination rounds to nearest. In a model whose layers before this one are
     quantized, ``activations`` are what they give, and ``original`` [tokens, K] what the same tokens gave in
-    the original model: methods with ``round_pair`` look at both. ``ValueError`` for unknown names, shapes
-    that do not match, and schemes that the method cannot serve.
+    the original model: methods with ``round_pair`` look at both. With ``folded`` the layer before has
+    taken in the factor of ``factor_of``: weight and inputs are scaled already, and what is left of the method
+    rounds. ``ValueError`` for unknown names, shapes that do not match, and schemes that the method
+    cannot serve.
     """
     rows = names_in(name)
     check_layer(weight, activations)
@@ -193,13 +222,14 @@ def apply(
     searched: Objective = ()
     for row in rows:
         checkpoint()
-        if isinstance(row, TransformMethod):
+        if isinstance(row, TransformMethod) and not (folded and row.factor):
             transform, objective = row.find(w, x, scheme, of_inputs)
             transforms.append(transform)
             w, x, searched = transform.weight(w), transform.inputs(x), searched or objective
     rounding = rounding_in(name)
     if original is None or rounding.round_pair is None:
-        layer = rounding.round(w, scheme, x, progress)
+        by = (rounding.after if folded else None) or rounding.round
+        layer = by(w, scheme, x, progress)
     else:
         wanted = functools.reduce(lambda inputs, t: t.inputs(inputs), transforms, original.float())
         layer = rounding.round_pair(w, scheme, x, wanted, progress)

@@ -8,12 +8,16 @@ divided by it, and α is the one of twenty with the least error of the layer's o
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import quantize, quantize_with_scales
+from explorer.core.quantize import quantize_with_scales
 from explorer.core.ranges import find_ranges
-from explorer.methods.layer import Diagonal, QuantizedLayer, check_layer
+from explorer.methods.factors import Readers, least_error
+from explorer.methods.layer import Diagonal, Objective, QuantizedLayer, check_layer
+from explorer.methods.rtn import rtn
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme, scale_for
 from explorer.schemes.calibrators import Range
@@ -29,13 +33,34 @@ def channel_scale(importance: Tensor, alpha: float) -> Tensor:
     return _centred(importance.clamp(min=1e-8).pow(alpha))
 
 
-def duo_scale(importance: Tensor, weight: Tensor, group: int, alpha: float) -> Tensor:
-    """float16 [K]: importance^α over (mean |w| / its group's largest)^(1-α), as AutoAWQ has it; centred
-    likewise."""
-    relative = _row_groups(weight.abs(), group)
-    relative = relative / relative.amax(2, keepdim=True).clamp(min=1e-12)
-    relative = relative.view(len(weight), -1)[:, : weight.shape[1]].mean(0)
+def duo_scale(importance: Tensor, relative: Tensor, alpha: float) -> Tensor:
+    """float16 [K]: importance^α over relative^(1-α), as AutoAWQ has it; centred likewise. ``relative`` [K]:
+    ``relative_size`` of the weights."""
     return _centred(importance.clamp(min=1e-8).pow(alpha) / (relative.pow(1 - alpha) + 1e-4))
+
+
+def relative_size(readers: Readers) -> Tensor:
+    """float32 [K]: mean |w| / its group's largest, over the rows of all layers."""
+    parts = []
+    for weight, scheme in zip(readers.weights, readers.schemes, strict=True):
+        groups = _row_groups(weight.abs(), scheme.block[1] or weight.shape[1])
+        groups = groups / groups.amax(2, keepdim=True).clamp(min=1e-12)
+        parts.append(groups.view(len(weight), -1)[:, : weight.shape[1]])
+    return torch.cat(parts).mean(0)
+
+
+def awq_factor(
+    readers: Readers, progress: Progress | None = None, *, duo: bool = False, steps: int = len(ALPHAS)
+) -> tuple[Diagonal, Objective]:
+    """The scale of the channels of layers that read the same inputs, of twenty α that with the least error of
+    all their outputs; and the mean squared error at each α. ``duo`` lets the weights' own size count too."""
+    importance = readers.activations.abs().mean(0)
+    if duo:
+        relative = relative_size(readers)
+        scales = (duo_scale(importance, relative, alpha) for alpha in ALPHAS)
+    else:
+        scales = (channel_scale(importance, alpha) for alpha in ALPHAS)
+    return least_error(readers, scales, progress, steps)
 
 
 def awq(
@@ -55,27 +80,24 @@ def awq(
     """
     check_layer(weight, activations)
     w, x = weight.float(), activations.float()
-    importance, target = x.abs().mean(0), x @ w.t()
-    objective, least, chosen = [], float("inf"), torch.ones_like(importance)
-    for index, alpha in enumerate(ALPHAS):
-        checkpoint()
-        if duo:
-            s = duo_scale(importance, w, scheme.block[1] or w.shape[1], alpha)
-        else:
-            s = channel_scale(importance, alpha)
-        rounded = quantize(w * s, scheme).dequantize() / s
-        objective.append(float((x @ rounded.t() - target).square().mean(dtype=torch.float64)))
-        if objective[-1] < least:
-            least, chosen = objective[-1], s
-        if progress is not None:
-            progress(index + 1, len(ALPHAS) + clip)
-    scaled = w * chosen
-    if clip:
-        ranges = clip_search(scaled, scheme, x / chosen)
-        q = quantize_with_scales(scaled, scheme, scale_for(ranges, scheme, scaled.abs().amax()))
-    else:
-        q = quantize(scaled, scheme)
-    return QuantizedLayer(q, (Diagonal(chosen),), objective=tuple(objective))
+    readers = Readers((w,), (scheme,), x)
+    chosen, objective = awq_factor(readers, progress, duo=duo, steps=len(ALPHAS) + clip)
+    finish = clipped if clip else rtn
+    layer = finish(chosen.weight(w), scheme, chosen.inputs(x))
+    return dataclasses.replace(layer, transforms=(chosen,), objective=objective)
+
+
+def clipped(
+    weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
+) -> QuantizedLayer:
+    """``weight`` [N, K] rounded to nearest within the ranges of ``clip_search``, for ``activations`` [tokens,
+    K]."""
+    check_layer(weight, activations)
+    weight = weight.float()
+    ranges = clip_search(weight, scheme, activations.float())
+    return QuantizedLayer(
+        quantize_with_scales(weight, scheme, scale_for(ranges, scheme, weight.abs().amax()))
+    )
 
 
 def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from explorer.methods.factors import FindFactor
 from explorer.methods.layer import Objective, QuantizedLayer, Residue, Transform
 from explorer.progress import Progress
 from explorer.schemes import Scheme
@@ -39,8 +40,9 @@ class Method:
     """Common fields of all rows. ``why`` ends the sentence "… because it …".
 
     ``objective`` is set where the method's objective is worth a figure. ``transform`` and ``residue`` are
-    the classes of a layer's parts other than the codes; they are used to read files. ``stage`` is a kind's
-    place in a combination.
+    the classes of a layer's parts other than the codes; they are used to read files. ``factor`` searches one
+    transform for several layers that read the same inputs, so that the operation before them can take it in.
+    ``stage`` is a kind's place in a combination.
     """
 
     stage: ClassVar[int]
@@ -51,6 +53,7 @@ class Method:
     why: str
     transform: type[Transform] | None = field(default=None, kw_only=True)
     residue: type[Residue] | None = field(default=None, kw_only=True)
+    factor: FindFactor | None = field(default=None, kw_only=True)
     objective: ObjectiveAxis | None = field(default=None, kw_only=True)
     solves: bool = field(default=False, kw_only=True)
 
@@ -78,6 +81,8 @@ class RoundingMethod(Method):
     ``sequential`` layers of a model are quantized one after another, each for the inputs that it gets from
     those before it. ``round_pair(weight, scheme, activations, original, progress)`` also looks at the inputs
     that the same tokens gave in the original model; a layer alone has no others and is left to ``round``.
+
+    ``after`` rounds a weight whose ``factor`` the operation before has taken in; None for ``round`` itself.
     """
 
     stage: ClassVar[int] = 1
@@ -86,6 +91,7 @@ class RoundingMethod(Method):
     needs_tokens: bool = field(default=False, kw_only=True)
     sequential: bool = field(default=False, kw_only=True)
     round_pair: RoundPair | None = field(default=None, kw_only=True)
+    after: Round | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

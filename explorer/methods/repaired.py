@@ -17,7 +17,7 @@ from torch import Tensor
 
 from explorer.analysis.element import Inspection, inspect_element
 from explorer.analysis.report import Measured, compare, measure
-from explorer.analysis.tensor import Analysis, block_levels, differences
+from explorer.analysis.tensor import Analysis, block_levels, differences, small
 from explorer.formats.code import short
 from explorer.methods import label_of
 from explorer.methods.layer import QuantizedLayer
@@ -34,6 +34,14 @@ class RepairedAnalysis(Analysis):
     layer: QuantizedLayer
     method: str
 
+    @property
+    def in_own_basis(self) -> bool:
+        return self.layer.plain
+
+    def restored(self) -> Tensor:
+        """The weight that the layer multiplies its original inputs with."""
+        return self.layer.weight() if self.kept is None else self.kept
+
 
 def analyse_layer(w: Tensor, layer: QuantizedLayer, method: str) -> RepairedAnalysis:
     """Analyse the error of ``layer`` against the original float32 weight ``w`` [N, K] under ``method``.
@@ -42,7 +50,7 @@ def analyse_layer(w: Tensor, layer: QuantizedLayer, method: str) -> RepairedAnal
     """
     restored = layer.weight()
     found = differences(w, restored, _measured(w, layer, restored))
-    return RepairedAnalysis(layer.q, *found, layer, method)
+    return RepairedAnalysis(layer.q, *found, layer, method, kept=small(restored))
 
 
 def _measured(w: Tensor, layer: QuantizedLayer, restored: Tensor) -> Measured:

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from explorer.core.quantize import quantize
 from explorer.methods.awq import ALPHAS
+from explorer.methods.factors import Readers, least_error
 from explorer.methods.layer import Diagonal, Objective, check_layer
-from explorer.progress import checkpoint
 from explorer.schemes import Scheme
 
 SMALLEST = 1e-5
@@ -44,12 +42,24 @@ def smoothing(activations: Tensor, weights: Sequence[Tensor], alpha: float = 0.5
     return (numerator / largest_w.float().clamp(min=SMALLEST).pow(1 - alpha)).clamp(min=SMALLEST)
 
 
+def smoothquant_factor(readers: Readers) -> tuple[Diagonal, Objective]:
+    """The transform of layers that read the same inputs, with α = 0.5, whatever the schemes."""
+    return readers.tied(smoothing(readers.activations, readers.weights)), ()
+
+
+def smoothquant_search_factor(readers: Readers) -> tuple[Diagonal, Objective]:
+    """The transform with the best of twenty α, and the mean squared error of the outputs at each: weights are
+    rounded to nearest, inputs quantized by ``readers.of_inputs`` if given."""
+    scales = (smoothing(readers.activations, readers.weights, alpha) for alpha in ALPHAS)
+    return least_error(readers, scales)
+
+
 def smoothquant(
     weight: Tensor, activations: Tensor, scheme: Scheme, of_inputs: Scheme | None
 ) -> tuple[Diagonal, Objective]:
     """The transform for one ``weight`` [N, K] and its inputs ``activations`` [tokens, K], with α = 0.5,
     whatever the schemes."""
-    return Diagonal.rounded(smoothing(activations, [weight])), ()
+    return smoothquant_factor(Readers((weight,), (scheme,), activations, of_inputs))
 
 
 def smoothquant_search(
@@ -60,11 +70,4 @@ def smoothquant_search(
     ``weight`` [N, K] is rounded to nearest by ``scheme``, ``activations`` [tokens, K] by ``of_inputs`` if
     given.
     """
-    target, found, objective = activations @ weight.t(), [], []
-    for alpha in ALPHAS:
-        checkpoint()
-        found.append(Diagonal.rounded(smoothing(activations, [weight], alpha)))
-        w, x = quantize(found[-1].weight(weight), scheme).dequantize(), found[-1].inputs(activations)
-        x = x if of_inputs is None else quantize(x, of_inputs).dequantize()
-        objective.append(float((x @ w.t() - target).square().mean(dtype=torch.float64)))
-    return found[objective.index(min(objective))], tuple(objective)
+    return smoothquant_search_factor(Readers((weight,), (scheme,), activations, of_inputs))

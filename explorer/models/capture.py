@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,21 @@ import torch
 from torch import Tensor, nn
 
 from explorer.export.files import write_tensors
-from explorer.models.skeleton import modules_of_config
+from explorer.models.skeleton import auto_class, modules_of_config
+from explorer.models.texts import AnyTexts, texts_of, token_sequences
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
 from explorer.sources.coded import as_in_network
+from explorer.sources.dtypes import stored_dtype
 from explorer.sources.fetched import fetch_model
 from explorer.sources.models import HubModel, local_folder, open_model
 from explorer.sources.source_limits import LOCAL, SourceLimits
 
+LANGUAGE_PART = "language part"
 LONGEST = 512
 """Tokens of one text that are run."""
 _MOST_MODULES = 20_000
+_NOTHING = "give at least one line of text, one layer, and one token to keep"
 _MOST_BUFFERS = 1 << 26
 
 
@@ -36,7 +41,8 @@ _MOST_BUFFERS = 1 << 26
 class Model:
     """A transformers network in evaluation mode, and its tokenizer.
 
-    It has no head, unless ``causal``: then its outputs have ``logits`` for the next token.
+    It has no head, unless ``causal``: then its outputs have ``logits`` for the next token. ``part``: what
+    of it texts run, in words; empty if that is all. It computes in float32; ``dtype`` is that of its files.
     """
 
     network: nn.Module
@@ -44,6 +50,8 @@ class Model:
     device: torch.device
     name: str
     causal: bool = False
+    part: str = ""
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +76,8 @@ def load_model(
     by. ``SourceError`` if that fails, and for a model whose files lack weights that its config asks for:
     transformers would draw those at random.
     """
-    from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+    import transformers
+    from transformers import AutoModel, AutoTokenizer
 
     where = where.strip()
     source = open_model(where, revision, limits)  # refuses in our words, without transformers' retries
@@ -88,7 +97,7 @@ def load_model(
         check_config(config, source)
         causal = head and is_causal(config)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        opens = AutoModelForCausalLM if causal else AutoModel
+        opens = getattr(transformers, auto_class(config)) if causal else AutoModel
         if source.restored:
             network, found = _restored(opens, config, source)
         else:
@@ -101,7 +110,9 @@ def load_model(
             f"{where} lacks {len(missing):,} of the weights that its config asks for, such as {missing[0]}"
         )
     shown = folder.name if folder is not None and limits.folders else where
-    return Model(network.eval().to(device), tokenizer, torch.device(device), shown, causal)
+    part = LANGUAGE_PART if causal and config.get_text_config() is not config else ""
+    dtype = stored_dtype(getattr(config, "dtype", None), source.infos)
+    return Model(network.eval().to(device), tokenizer, torch.device(device), shown, causal, part, dtype)
 
 
 def _restored(opens: Any, config: Any, source: TensorSource) -> tuple[nn.Module, dict[str, Any]]:
@@ -123,10 +134,13 @@ def _restored(opens: Any, config: Any, source: TensorSource) -> tuple[nn.Module,
 
 
 def is_causal(config: Any) -> bool:
-    """True if the config describes a network that predicts the next token, by the class that it was
-    trained as."""
-    names = getattr(config, "architectures", None) or []
-    return any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    """True if the config describes a network that predicts the next token of a text, by the class that it was
+    trained as; also of one that takes images or sound beside it."""
+    names = [str(name) for name in getattr(config, "architectures", None) or []]
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return True
+    beside = config.get_text_config() is not config and not getattr(config, "is_encoder_decoder", False)
+    return beside and any(name.endswith("ForConditionalGeneration") for name in names)
 
 
 @contextmanager
@@ -181,7 +195,7 @@ def linear_layers(model: Model, containing: str = "") -> tuple[str, ...]:
 
 def capture(
     model: Model,
-    texts: Sequence[str],
+    texts: AnyTexts,
     names: Sequence[str],
     tokens: int = 512,
     progress: Progress | None = None,
@@ -193,25 +207,11 @@ def capture(
     ``SourceError`` for unknown layers, no text, and layers that no text reached.
     """
     modules = _linear_modules(model, names)
-    texts = [text for text in texts if text.strip()]
-    if not texts or not names or tokens < 1:
-        raise SourceError("give at least one line of text, one layer, and one token to keep")
+    if not names or tokens < 1:
+        raise SourceError(_NOTHING)
     reached: list[_Inputs] = []
     inputs = {name: _Inputs(tokens, reached) for name in names}
-    hooks = [modules[name].register_forward_pre_hook(inputs[name]) for name in names]
-    try:
-        for index, text in enumerate(texts):
-            checkpoint()
-            batch = model.tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt")
-            with torch.no_grad():
-                model.network(**{k: v.to(model.device) for k, v in batch.items()})
-            if progress is not None:
-                progress(index + 1, len(texts))
-            if not any(kept.missing for kept in inputs.values()):
-                break
-    finally:
-        for hook in hooks:
-            hook.remove()
+    watch(model, texts, inputs, progress, lambda: not any(kept.missing for kept in inputs.values()))
     for name, kept in inputs.items():
         if not kept.rows:
             raise SourceError(f"no text reached the layer {name!r}")
@@ -221,22 +221,60 @@ def capture(
     ]
 
 
+def watch(
+    model: Model,
+    texts: AnyTexts,
+    watchers: Mapping[str, Callable[[Tensor], None]],
+    progress: Progress | None = None,
+    enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run ``texts`` one by one until ``enough``; each of ``watchers`` (module of the network -> what is
+    called) is given that module's inputs [..., K]. If several threads run the network, they see only this
+    one.
+
+    ``SourceError`` where there is no text.
+    """
+    texts = texts_of(texts)
+    if not texts:
+        raise SourceError(_NOTHING)
+    sequences = token_sequences(model, texts, LONGEST)
+    thread = threading.get_ident()
+
+    def hook(_: nn.Module, inputs: tuple[Tensor, ...], watcher: Callable[[Tensor], None]) -> None:
+        if threading.get_ident() == thread:
+            watcher(inputs[0].detach())
+
+    hooks = [
+        model.network.get_submodule(name).register_forward_pre_hook(partial(hook, watcher=watcher))
+        for name, watcher in watchers.items()
+    ]
+    try:
+        for index, sequence in enumerate(sequences):
+            checkpoint()
+            with torch.no_grad():
+                model.network(**{k: torch.tensor([v]).to(model.device) for k, v in sequence.inputs.items()})
+            if progress is not None:
+                progress(index + 1, len(sequences))
+            if enough():
+                break
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
 class _Inputs:
-    """A forward pre-hook that keeps the first rows of one layer's inputs, on the CPU, and is added to
-    ``reached`` at its first call. If several threads run the network, it sees only its own thread."""
+    """A watcher that keeps the first rows of one layer's inputs, on the CPU, and is added to ``reached`` at
+    its first call."""
 
     def __init__(self, tokens: int, reached: list[_Inputs]) -> None:
         self.rows: list[Tensor] = []
         self.missing, self.reached = tokens, reached
-        self._thread = threading.get_ident()
 
-    def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if threading.get_ident() != self._thread:
-            return
+    def __call__(self, inputs: Tensor) -> None:
         if not self.rows:
             self.reached.append(self)
         if self.missing:
-            rows = inputs[0].detach().reshape(-1, inputs[0].shape[-1])[: self.missing].float().cpu()
+            rows = inputs.reshape(-1, inputs.shape[-1])[: self.missing].float().cpu()
             self.rows.append(rows)
             self.missing -= len(rows)
 

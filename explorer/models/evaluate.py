@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from explorer.methods import RTN, names_in
 from explorer.models.capture import Captured, Model, capture, linear_layers
 from explorer.models.quantize import quantize_model
+from explorer.models.texts import AnyTexts, TokenSequence, token_sequences
 from explorer.paths import ASSETS
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
@@ -112,23 +113,32 @@ def needs_inputs(method: str) -> bool:
     return names_in(method) != [RTN]
 
 
-def embed(model: Model, texts: Sequence[str], progress: Progress | None = None) -> Tensor:
+def embed(model: Model, texts: AnyTexts, progress: Progress | None = None) -> Tensor:
     """float32 [sentences, width], each of length one: the mean of a sentence's token vectors."""
+    return embed_sequences(model, token_sequences(model, texts, LONGEST), progress)
+
+
+def embed_sequences(
+    model: Model, sequences: Sequence[TokenSequence], progress: Progress | None = None
+) -> Tensor:
+    """float32 [sequences, width], on the CPU: ``embed`` of what the tokenizer gave."""
     embeddings = []
-    for start in range(0, len(texts), BATCH):
+    for start in range(0, len(sequences), BATCH):
         checkpoint()
-        batch = list(texts[start : start + BATCH])
+        batch = sequences[start : start + BATCH]
         with torch.no_grad():
             embeddings.append(embed_batch(model, batch).cpu())
         if progress is not None:
-            progress(start + len(batch), len(texts))
+            progress(start + len(batch), len(sequences))
     return torch.cat(embeddings)
 
 
-def embed_batch(model: Model, texts: list[str]) -> Tensor:
-    """float32 [texts, width] on the model's device, each of length one; gradients flow through it."""
-    tokens = model.tokenizer(texts, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
-    tokens = {k: v.to(model.device) for k, v in tokens.items()}
+def embed_batch(model: Model, sequences: Sequence[TokenSequence]) -> Tensor:
+    """float32 [sequences, width] on the model's device, each of length one; gradients flow through it."""
+    from transformers import DataCollatorWithPadding
+
+    padded = DataCollatorWithPadding(model.tokenizer)([dict(one.inputs) for one in sequences])
+    tokens = {k: v.to(model.device) for k, v in padded.items()}
     hidden = model.network(**tokens).last_hidden_state.float()
     mask = tokens["attention_mask"][..., None].float()
     mean = (hidden * mask).sum(1) / mask.sum(1)

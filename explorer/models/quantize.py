@@ -1,15 +1,18 @@
-"""A method applied to every linear layer of a model: each by the inputs that it had in the original model, or
-one after another by those that the layers quantized before give."""
+"""Every linear layer of a model quantized: rounded to nearest, or by a method, each by the inputs that it had
+in the original model, or one after another by those that the layers quantized before give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from explorer.core.quantize import QuantizedTensor, quantize, quantize_as_one
 from explorer.methods import apply, label_of, rounding_in
 from explorer.methods.layer import QuantizedLayer
+from explorer.methods.recipe import Recipe
 from explorer.models.capture import Captured
+from explorer.models.kinds import sharing
 from explorer.progress import Progress
 from explorer.schemes import Scheme
 
@@ -46,13 +49,15 @@ def quantize_model(
     activations: Scheme | None = None,
     progress: Progress | None = None,
     inputs_now: InputsNow | None = None,
+    folded: bool = False,
 ) -> float:
     """Replace the linear layers that ``layers`` were captured from in place; the bits of each of their
     weights.
 
     A sequential method asks ``inputs_now`` for each layer's inputs when those before it are replaced;
-    ``layers`` have to be in the order that the network runs them. ``ValueError`` where the method cannot
-    serve the scheme or a layer, and for a sequential method without ``inputs_now``.
+    ``layers`` have to be in the order that the network runs them. With ``folded`` the layers before
+    have taken in the method's factors, and ``layers`` are captured behind those. ``ValueError`` where the
+    method cannot serve the scheme or a layer, and for a sequential method without ``inputs_now``.
     """
     sequential = rounding_in(method).sequential
     if sequential and inputs_now is None:
@@ -65,9 +70,9 @@ def quantize_model(
         inputs = captured.activations.to(weight.device)
         if sequential and inputs_now is not None:
             now = inputs_now(captured.name).to(weight.device)
-            layer = apply(method, weight, scheme, now, of_inputs=activations, original=inputs)
+            layer = apply(method, weight, scheme, now, of_inputs=activations, original=inputs, folded=folded)
         else:
-            layer = apply(method, weight, scheme, inputs, of_inputs=activations)
+            layer = apply(method, weight, scheme, inputs, of_inputs=activations, folded=folded)
         bits += layer.bits_per_weight * captured.weight.numel()
         weights += captured.weight.numel()
         parent, _, last = captured.name.rpartition(".")
@@ -75,3 +80,23 @@ def quantize_model(
         if progress is not None:
             progress(index + 1, len(layers))
     return bits / max(weights, 1)
+
+
+def rounding(
+    recipes: Mapping[str, Recipe], fused: bool, read: Callable[[str], Tensor]
+) -> Callable[[str], QuantizedTensor]:
+    """What rounds a layer to nearest by its recipe: ``read`` gives its weight [N, K], float32. With ``fused``
+    a group of layers that shares a scale of the whole tensor is rounded when its first is asked for, each of
+    them once."""
+    shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
+    ready: dict[str, QuantizedTensor] = {}
+
+    def rounded(name: str) -> QuantizedTensor:
+        if name not in shared:
+            return quantize(read(name), recipes[name].scheme)
+        if name not in ready:
+            parts = [read(other) for other in shared[name]]
+            ready.update(zip(shared[name], quantize_as_one(parts, recipes[name].scheme), strict=True))
+        return ready.pop(name)
+
+    return rounded

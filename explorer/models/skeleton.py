@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from explorer.sources.base import SourceError, first_line
 
@@ -44,6 +44,26 @@ class LayerPlace:
     module: str
     refusal: str = ""
     experts: str = ""
+
+
+@dataclass(frozen=True)
+class HeldWeight:
+    """Where a network has the weight [N, K] of a layer: a parameter, or of experts that transformers stacks a
+    part of one: [experts, parts · N, K]."""
+
+    parameter: str
+    expert: int | None = None
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def module(self) -> str:
+        """The path of the linear layer; empty for experts, which have none."""
+        return self.parameter.removesuffix(WEIGHT) if self.expert is None else ""
+
+    def of(self, values: Tensor) -> Tensor:
+        """The part of the parameter's ``values``, or of its gradient, that is the layer's: a view [N, K]."""
+        return values if self.expert is None else values[self.expert].chunk(self.parts)[self.part]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +109,39 @@ class Skeleton:
                 "", f"its shape is {list(shape)}, and the configuration asks for {list(expected)}"
             )
         return LayerPlace(name)
+
+    def held(self, layer: str, shape: tuple[int, ...] | None = None) -> HeldWeight | None:
+        """Where the network has the weight of ``layer``; None for what is neither a linear layer nor an
+        expert that is stacked row by row. ``shape`` is compared if it is given."""
+        place = self.place(layer, shape)
+        if place.module:
+            return HeldWeight(place.module + WEIGHT)
+        found = self._stacked(layer) if place.experts else None
+        if found is None or shape is None:
+            return found
+        whole = tuple(self._known[found.parameter].shape)
+        fits = len(whole) == 3 and (whole[1] // found.parts, whole[2]) == tuple(shape)
+        return found if fits else None
+
+    def _stacked(self, layer: str) -> HeldWeight | None:
+        """The part of a stacked parameter that an expert becomes; None where transformers merges in another
+        way than expert by expert, the matrices of one below each other."""
+        from transformers import core_model_loading as loading
+
+        renamings, converters = self._conversion
+        prefix = getattr(self.network, "base_model_prefix", None) or None
+        name = layer + WEIGHT
+        parameter, pattern = loading.rename_source_key(name, renamings, converters, prefix, self._known)
+        converter = next((one for one in converters if pattern in one.source_patterns), None)
+        number = re.search(r"\.experts\.(\d+)\.", name)
+        if converter is None or number is None or parameter not in self._known:
+            return None
+        merge, *more = converter.operations
+        below = all(isinstance(one, loading.Concatenate) and one.dim == 1 for one in more)
+        if not isinstance(merge, loading.MergeModulelist) or merge.dim != 0 or len(more) > 1 or not below:
+            return None
+        sources = list(converter.source_patterns)
+        return HeldWeight(parameter, int(number[1]), sources.index(pattern), len(sources))
 
     def coded(self, layer: str, shape: tuple[int, ...] | None = None) -> LayerPlace:
         """``place``, if codes can take the place of the weight there: code that reads ``.weight`` of the

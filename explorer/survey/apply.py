@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from explorer.checkpoints.export import Shape, own_bits, plain_dtype
+from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.write import export_of
+from explorer.checkpoints.table import EXPORTS, export_of
 from explorer.core.quantize import QuantizedTensor, quantize
-from explorer.methods import label_of
+from explorer.methods import has_factor, label_of, names_in
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
 from explorer.models.evaluate import needs_inputs
+from explorer.models.quantize import rounding
+from explorer.models.skeleton import Skeleton
+from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
-from explorer.schemes import Scheme
+from explorer.schemes import SCHEMES, Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError
-from explorer.survey.assemble import assemble, rounding
-from explorer.survey.budget import Constraints
+from explorer.sources.gguf_file import SUFFIX
+from explorer.sources.safetensors_header import NAMES
+from explorer.survey.assemble import assemble, input_scales
+from explorer.survey.budget import Constraints, Refusal
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Survey
 from explorer.survey.run import built_in_texts, weights_sha256
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.words import code
 
-Codes = Callable[[str, Tensor, Recipe], QuantizedTensor]
-"""(name of the layer, its weight [N, K], its recipe) -> codes."""
+StoredBits = Callable[[Scheme, Shape], float]
+"""(scheme, [N, K]) -> bits per weight."""
+RECIPE = "recipe.json"
+"""The recipe's file in a checkpoint's folder."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCodes:
+    """(name of the layer, its weight [N, K], its recipe) -> codes, when called.
+
+    chosen   by methods, of each layer
+    rounded  what rounds the others to nearest; None: each by itself
+    changed  tensors of the files, by name, that took in factors of methods
+    """
+
+    chosen: Mapping[str, QuantizedTensor] = field(default_factory=dict)
+    rounded: Callable[[str], QuantizedTensor] | None = None
+    changed: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __call__(self, name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
+        if name in self.chosen:
+            return self.chosen[name]
+        return self.rounded(name) if self.rounded else quantize(weight.float(), recipe.scheme)
 
 
 def folder_of(model: str, revision: str | None = None) -> Path:
@@ -41,19 +73,87 @@ def folder_of(model: str, revision: str | None = None) -> Path:
     return paths[0].parent
 
 
-def constraints_of(target: str = "", **more: Any) -> Constraints:
-    """``Constraints`` to the schemes that the checkpoint format ``target`` carries together; to none of a
-    format if empty. ``ValueError`` with the names there are."""
+def constraints_of(
+    target: str = "",
+    survey: Survey | None = None,
+    *,
+    fuse: bool = False,
+    inputs: Scheme | None = None,
+    **more: Any,
+) -> Constraints:
+    """``Constraints`` to the schemes that the checkpoint format ``target`` carries together, in the bits that
+    its files take for the model of ``survey``; to none of a format if empty. With ``inputs`` also to those
+    that the target, or any, multiplies with such inputs. ``ValueError`` with the names there are."""
+    refusal = refusal_of(target, inputs)
     if not target:
-        return Constraints(**more)
-    export = export_of(target)
+        return Constraints(refusal=refusal, fuse=fuse, inputs=inputs, **more)
+    export, kept = export_of(target), torch.bfloat16
+    if survey:
+        named = {info.dtype for info in survey.linear}
+        kept = next((dtype for dtype, name in NAMES.items() if name in named), kept)
+    model, revision = (survey.head.model, survey.head.revision) if survey else ("", None)
     return Constraints(
-        refusal=export.refusal,
+        refusal=refusal,
+        inputs=inputs,
         expert_refusal=export.expert_refusal,
         family=export.family,
+        bits=stored_bits(target, model, revision, kept),
+        fuse=fuse or export.fused,
         target=target,
+        usual=export.usual,
         **more,
     )
+
+
+def refusal_of(target: str, inputs: Scheme | None) -> Refusal | None:
+    """Why ``target`` cannot carry a layer, and with ``inputs`` also why it, or without a target every one
+    that quantizes inputs, has no product of such with its scheme; None if nothing is asked. ``ValueError``
+    for a target that quantizes no inputs, with those that do."""
+    carried = export_of(target).refusal if target else None
+    if inputs is None:
+        return carried
+    able = targets_with(inputs)
+    if target and target not in able:
+        why = export_of(target).multiplies(inputs, inputs)
+        others = " or ".join(able) or "no target here"
+        raise ValueError(f"{target}: {why}; {label_of_inputs(inputs)} is for {others}")
+    products = [EXPORTS[name].multiplies for name in ([target] if target else able)]
+
+    def refusal(scheme: Scheme, shape: Shape) -> str:
+        if why := carried(scheme, shape) if carried else "":
+            return why
+        if plain_dtype(scheme) is not None:
+            return ""
+        reasons = [multiplies(inputs, scheme) for multiplies in products]
+        return reasons[0] if all(reasons) else ""
+
+    return refusal
+
+
+def check_target_inputs(recipe: ModelRecipe, target: str) -> None:
+    """``ValueError`` if the recipe quantizes inputs and ``target`` has no way to, with those that have."""
+    refusal_of(target, recipe.inputs)
+
+
+def targets_with(inputs: Scheme | None) -> tuple[str, ...]:
+    """The names of the targets whose engines multiply ``inputs`` with weights of some scheme; all if None."""
+    if inputs is None:
+        return tuple(EXPORTS)
+    weights = [scheme for scheme in SCHEMES.values() if plain_dtype(scheme) is None]
+    return tuple(
+        name for name, row in EXPORTS.items() if not all(row.multiplies(inputs, one) for one in weights)
+    )
+
+
+def stored_bits(target: str, model: str, revision: str | None, dtype: torch.dtype) -> StoredBits:
+    """Bits per weight of a layer in the files that ``target`` makes of a model; of codes and scales alone if
+    empty. ``dtype``: the model's where its files are not on this machine."""
+    if not target:
+        return own_bits
+    export = export_of(target)
+    with suppress(ValueError, SourceError):  # files that are on the Hub alone
+        dtype = ModelFolder(folder_of(model, revision)).dtype
+    return lambda scheme, shape: export.stored_bits(scheme, shape, dtype)
 
 
 def unplaced(target: str, survey: Survey) -> dict[str, str]:
@@ -84,54 +184,145 @@ def check_weights(recipe: ModelRecipe, place: str) -> None:
         raise ValueError(f"the weights of {place} are not those that the recipe was made for")
 
 
+def surveyed_shapes(recipe: ModelRecipe, base: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of a recipe's layers in the surveyed model, to compare the GGUF file ``base`` with; none
+    where the model's files are not on this machine. ``ValueError`` if a .gguf file was surveyed and ``base``
+    is another."""
+    if Path(recipe.model).suffix.lower() == SUFFIX:
+        check_weights(recipe, base)
+        return {}
+    try:
+        folder = ModelFolder(folder_of(recipe.model, recipe.revision))
+        return {name: folder.info(f"{name}.weight").shape for name in recipe.layers}
+    except (ValueError, SourceError):
+        return {}
+
+
 def codes_of(
     recipe: ModelRecipe,
     load: Callable[[], Model],
-    texts: Sequence[str] = (),
+    texts: AnyTexts = (),
     progress: Progress | None = None,
     folder: Path | None = None,
-) -> Codes:
+    fused: bool = False,
+) -> LayerCodes:
     """Each layer's codes: chosen by its method, whose inputs are those of ``texts`` (built-in ones if empty),
-    or rounded to nearest. The model is loaded only for methods. In a fused recipe, layers that engines
-    multiply as one matrix share its scale of the whole tensor: the others are read from the model's
-    ``folder``.
+    or rounded to nearest. The model is loaded only for methods. In a recipe that is ``fused``, or for an
+    engine that is, layers that are multiplied as one matrix share its scale of the whole tensor: the others
+    are read from the model's ``folder``.
 
-    ``ValueError`` where a method cannot serve a layer, and where it stores more than codes, which no
-    checkpoint carries.
+    Factors of methods are folded into the layers before (``LayerCodes.changed``). ``ValueError`` where a
+    method cannot serve a layer, where its factor cannot be folded, and where it stores more than codes, which
+    no checkpoint carries.
     """
     by_method = any(needs_inputs(one.method) for one in recipe.layers.values() if one.method)
+    for name, one in recipe.layers.items():
+        if one.method and (basis := _unfolded(one.method)):
+            raise ValueError(
+                f"{name}: {label_of(one.method)} stores more than codes: {basis} changes the basis of the "
+                "layer's inputs, and is not merged into the layers before. One that scales channels, such as "
+                f"{label_of('awq')}, can be written"
+            )
     layers: Mapping[str, QuantizedLayer] = {}
+    changed: dict[str, Tensor] = {}
     if by_method:
-        layers = assemble(load(), recipe.layers, texts or built_in_texts(), progress=progress).layers
+        loaded = load()
+        texts = texts or built_in_texts(loaded.causal)
+        assembled = assemble(
+            loaded, recipe.layers, texts, progress=progress, of_inputs=recipe.inputs, folded=True
+        )
+        layers = assembled.layers
+        changed = _in_files(assembled.changed, loaded, recipe, folder)
     for name, layer in layers.items():
         if not layer.plain:
             raise ValueError(
                 f"{name}: {label_of(recipe.layers[name].method)} stores more than codes, which no checkpoint "
                 f"here carries; one that chooses codes alone, such as {label_of('gptq')}, can be written"
             )
-
-    model = ModelFolder(folder) if folder and recipe.fused else None
-    rounded = (
-        rounding(recipe.layers, True, lambda name: model.read(f"{name}.weight").float()) if model else None
-    )
-
-    def codes(name: str, weight: Tensor, one: Recipe) -> QuantizedTensor:
-        if name in layers:
-            return layers[name].q
-        return rounded(name) if rounded else quantize(weight.float(), one.scheme)
-
-    return codes
+    rounded = None
+    if folder and (fused or recipe.fused):
+        model = ModelFolder(folder, changed)
+        rounded = rounding(recipe.layers, True, lambda name: model.read(f"{name}.weight").float())
+    return LayerCodes({name: layer.q for name, layer in layers.items()}, rounded, changed)
 
 
-def card_of(recipe: ModelRecipe) -> str:
-    """What a model card says of the recipe, in Markdown."""
-    schemes = ", ".join(f"{count} layers {text}" for text, count in recipe.counts.items())
+def _unfolded(method: str) -> str:
+    """The part of a method that changes a layer's inputs and that no layer before takes in; empty if none."""
+    return next((row.label for row in names_in(method) if row.transform and not row.factor), "")
+
+
+def _in_files(
+    parameters: Mapping[str, Tensor], model: Model, recipe: ModelRecipe, folder: Path | None
+) -> dict[str, Tensor]:
+    """``parameters`` of the network by the names of their tensors in ``folder``; in the dtype that they have
+    there, unless the recipe rounds them. ``ValueError`` for one that transformers makes of several."""
+    if not parameters:
+        return {}
+    if folder is None:
+        raise ValueError("factors are folded into tensors of the model's folder: name it")
+    skeleton, dtypes = Skeleton(model.network), {name: dtype for dtype, name in NAMES.items()}
+    found, names = {}, dict[str, str]()
+    for info in ModelFolder(folder).infos:
+        parameter, merged = skeleton.parameter(info.name)
+        if parameter not in parameters or merged:
+            continue
+        names[parameter] = info.name
+        kept = info.name.removesuffix(".weight") not in recipe.layers
+        found[info.name] = parameters[parameter].to(dtypes[info.dtype]) if kept else parameters[parameter]
+    if left := next((name for name in parameters if name not in names), None):
+        raise ValueError(f"{left} takes in a factor, and the model's files hold it in another form")
+    return found
+
+
+def input_scales_of(
+    recipe: ModelRecipe,
+    load: Callable[[], Model],
+    texts: AnyTexts = (),
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """The fixed scales of the inputs of a recipe's layers, found by running the original model on ``texts``
+    (built-in ones if empty); none, and no model is loaded, where inputs have none. ``progress`` counts
+    texts. ``ValueError`` for layers whose inputs a method's factor changes."""
+    if recipe.inputs is None or not is_fixed(recipe.inputs):
+        return {}
+    for name, one in recipe.layers.items():
+        if one.method and has_factor(one.method):
+            raise ValueError(
+                f"{name}: fixed scales are found in the original model, and the factor of "
+                f"{label_of(one.method)} changes these inputs: quantize inputs per token"
+            )
+    model = load()
+    return input_scales(model, recipe.layers, recipe.inputs, texts or built_in_texts(model.causal), progress)
+
+
+def beside(recipe: ModelRecipe) -> dict[str, str]:
+    """The recipe as a file of the folder that it makes. A model on this machine is named by its folder alone:
+    paths are not published."""
+    model = recipe.model
+    if Path(model).exists():
+        model = Path(model).resolve().name
+    return {RECIPE: dataclasses.replace(recipe, model=model).to_json()}
+
+
+def weights_alone(inputs: Scheme | None) -> str:
+    """What is said beside a prediction of a model whose inputs are quantized; empty if they are not."""
+    return "" if inputs is None else " (of the weights; quantized inputs add to it: `explorer check`)"
+
+
+def card_of(recipe: ModelRecipe, measured: bool = False) -> str:
+    """What a model card says of the recipe, in Markdown; ``measured``: the true loss follows."""
+    schemes = ", ".join(f"{count} layer{'s' * (count > 1)} {text}" for text, count in recipe.counts.items())
     lines = [f"Quantized by a recipe: {schemes}."]
     if recipe.bits is not None:
-        lines.append(f"{recipe.bits:.4g} bits a weight over these layers, scales and zero points counted.")
+        counted = f"as {recipe.target} stores them" if recipe.target else "scales and zero points counted"
+        lines.append(f"{recipe.bits:.4g} bits per weight over these layers, {counted}.")
     if recipe.signal:
         known = SENSITIVITIES.get(recipe.signal)
         lines.append(f"Chosen by {known.label if known else code(recipe.signal)}.")
+    if recipe.inputs is not None:
+        lines.append(f"Inputs of these layers are quantized too: {label_of_inputs(recipe.inputs)}.")
     if recipe.predicted_loss is not None:
-        lines.append(f"Predicted loss {recipe.predicted_loss:.3g}; run `explorer check` for the true one.")
+        of = " of the weights, to which inputs add" if recipe.inputs else ""
+        more = "" if measured else "; run `explorer check` for the true one"
+        lines.append(f"Predicted loss {recipe.predicted_loss:.3g}{of}{more}.")
     return "\n".join(lines)

@@ -4,21 +4,25 @@ codes."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 
-from explorer.core.quantize import QuantizedTensor, quantize, quantize_as_one
+from explorer.checkpoints.export import plain_dtype
+from explorer.methods import label_of
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Captured, Model, capture
 from explorer.models.evaluate import needs_inputs
-from explorer.models.quantize import MethodLinear, quantize_model
+from explorer.models.inputs import QuantizedInputs, find_input_scales, quantize_inputs
+from explorer.models.quantize import MethodLinear, quantize_model, rounding
+from explorer.models.skeleton import HeldWeight
+from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
-from explorer.survey.evidence import modules_of
-from explorer.survey.kinds import sharing
+from explorer.schemes import Scheme
+from explorer.survey.evidence import weights_of
+from explorer.survey.folding import Folding, fold_factors
 
 TOKENS = 512
 """Rows of each layer's inputs that methods see."""
@@ -27,45 +31,55 @@ TOKENS = 512
 @dataclass(frozen=True, eq=False)
 class Assembled:
     """``network``: the quantized copy; ``layers``: of those by methods what the method left, by layer;
-    ``bits``: mean bits a weight of all layers of the recipe."""
+    ``bits``: mean bits per weight of all layers of the recipe; ``changed``: other parameters that took in
+    factors of methods, by name (``Folding``)."""
 
     network: nn.Module
     bits: float
     layers: Mapping[str, QuantizedLayer] = field(default_factory=dict)
+    changed: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def assemble(
     model: Model,
     recipes: Mapping[str, Recipe],
-    texts: Sequence[str],
+    texts: AnyTexts,
     tokens: int = TOKENS,
     progress: Progress | None = None,
     fused: bool = False,
+    inputs: QuantizedInputs | None = None,
+    of_inputs: Scheme | None = None,
+    folded: bool = False,
 ) -> Assembled:
     """Quantize the layers of ``recipes`` in a copy of the model's network; with ``fused`` layers that engines
-    multiply as one matrix share its scale of the whole tensor.
+    multiply as one matrix share its scale of the whole tensor, and with ``folded`` the layers before take in
+    the factors of methods that scale input channels, as in files.
 
     Layers by methods come after those rounded to nearest, in the order that the network runs them; their
     inputs are those of the original model for ``texts``, except by sequential methods, which see what the
-    layers quantized before give. ``ValueError`` for layers that the network has not, and where a method
-    cannot serve its scheme or layer.
+    layers quantized before give. With ``inputs`` the layers of codes see quantized inputs; methods that
+    search take those by ``of_inputs`` (that of ``inputs`` if None) into account. ``ValueError`` for layers
+    that the network has not, where a method cannot serve its scheme, its layer or fixed scales of inputs, and
+    where a factor cannot be folded.
     """
+    of_inputs = inputs.scheme if inputs else of_inputs
     network = copy.deepcopy(model.network)
-    modules = _modules(model, recipes)
+    held = _held(model, recipes)
+    _check_stacked(held, recipes, of_inputs)
+    modules = {name: one.module for name, one in held.items()}
     by_method = {modules[n]: (n, r) for n, r in recipes.items() if r.method and needs_inputs(r.method)}
+    by_module = {modules[name]: recipe for name, recipe in recipes.items() if modules[name]}
+    folding = fold_factors(model, network, by_module, texts, tokens, of_inputs) if folded else Folding()
     stored, weights, done = 0.0, 0, 0
-    rounded = rounding(recipes, fused, lambda name: _weight(network, modules[name]))
+    rounded = rounding(recipes, fused, lambda name: _view(network, held[name]).float())
     for name in recipes:
         if modules[name] in by_method:
             continue
         checkpoint()
-        linear = network.get_submodule(modules[name])
-        assert isinstance(linear, nn.Linear)
-        with torch.no_grad():
-            q = rounded(name)
-            linear.weight.copy_(q.dequantize())
-        stored += q.bits_per_element.total * linear.weight.numel()
-        weights, done = weights + linear.weight.numel(), done + 1
+        weight, q = _view(network, held[name]), rounded(name)
+        weight.copy_(q.dequantize())
+        stored += q.bits_per_element.total * weight.numel()
+        weights, done = weights + weight.numel(), done + 1
         if progress is not None:
             progress(done, len(recipes))
     layers = {}
@@ -73,32 +87,60 @@ def assemble(
     for captured in capture(model, texts, list(by_method), tokens) if by_method else ():
         checkpoint()
         name, recipe = by_method[captured.name]
-        layers[name] = layer = _by_method(now, captured, recipe, texts, tokens)
+        if folded:
+            captured = _folded(captured, network, folding)
+        layers[name] = layer = _by_method(now, captured, recipe, texts, tokens, of_inputs, folded)
         stored += layer.bits_per_weight * captured.weight.numel()
         weights, done = weights + captured.weight.numel(), done + 1
         if progress is not None:
             progress(done, len(recipes))
-    return Assembled(network, stored / weights, layers)
+    if inputs is not None:
+        quantize_inputs(network, {name: modules[name] for name in _coded(recipes)}, inputs)
+    return Assembled(network, stored / weights, layers, folding.changed)
 
 
-def rounding(
-    recipes: Mapping[str, Recipe], fused: bool, read: Callable[[str], Tensor]
-) -> Callable[[str], QuantizedTensor]:
-    """What rounds a layer to nearest by its recipe: ``read`` gives its weight [N, K], float32. With ``fused``
-    a group of layers that shares a scale of the whole tensor is rounded when its first is asked for, each of
-    them once."""
-    shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
-    ready: dict[str, QuantizedTensor] = {}
+def _check_stacked(
+    held: Mapping[str, HeldWeight], recipes: Mapping[str, Recipe], of_inputs: Scheme | None
+) -> None:
+    """``ValueError`` for experts that transformers stacks by a method, or with quantized inputs: their inputs
+    are not seen."""
+    for name in (name for name, one in held.items() if not one.module):
+        method = recipes[name].method
+        if method and needs_inputs(method):
+            raise ValueError(
+                f"{name}: {label_of(method)} needs its inputs, and experts are stacked: round them to nearest"
+            )
+        if of_inputs is not None and plain_dtype(recipes[name].scheme) is None:
+            raise ValueError(
+                f"{name}: inputs of stacked experts are not quantized by transformers, so that the loss "
+                "would be of another model: keep them (--keep experts), or leave inputs as they are"
+            )
 
-    def rounded(name: str) -> QuantizedTensor:
-        if name not in shared:
-            return quantize(read(name), recipes[name].scheme)
-        if name not in ready:
-            parts = [read(other) for other in shared[name]]
-            ready.update(zip(shared[name], quantize_as_one(parts, recipes[name].scheme), strict=True))
-        return ready.pop(name)
 
-    return rounded
+def _folded(captured: Captured, network: nn.Module, folding: Folding) -> Captured:
+    """The layer with weight and inputs as they are once factors are folded."""
+    inputs = captured.activations
+    if captured.name in folding.divisors:
+        inputs = inputs / folding.divisors[captured.name]
+    return replace(captured, weight=_weight(network, captured.name).detach().cpu(), activations=inputs)
+
+
+def input_scales(
+    model: Model,
+    recipes: Mapping[str, Recipe],
+    scheme: Scheme,
+    texts: AnyTexts,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """The fixed scales of the inputs of all layers of codes in the original model (``find_input_scales``)."""
+    held = _held(model, _coded(recipes))
+    _check_stacked(held, recipes, scheme)
+    return find_input_scales(model, {name: one.module for name, one in held.items()}, scheme, texts, progress)
+
+
+def _coded(recipes: Mapping[str, Recipe]) -> list[str]:
+    """The layers that hold codes, whose inputs may be quantized: all but casts."""
+    return [name for name, recipe in recipes.items() if plain_dtype(recipe.scheme) is None]
 
 
 def _weight(network: nn.Module, module: str) -> Tensor:
@@ -108,29 +150,48 @@ def _weight(network: nn.Module, module: str) -> Tensor:
 
 
 def _by_method(
-    now: Model, captured: Captured, recipe: Recipe, texts: Sequence[str], tokens: int
+    now: Model,
+    captured: Captured,
+    recipe: Recipe,
+    texts: AnyTexts,
+    tokens: int,
+    of_inputs: Scheme | None,
+    folded: bool,
 ) -> QuantizedLayer:
     """The layer by its method, put into the network of ``now``."""
 
     def inputs_now(name: str) -> Tensor:
         return capture(now, texts, [name], tokens)[0].activations
 
-    quantize_model(now.network, [captured], recipe.method, recipe.scheme, inputs_now=inputs_now)
+    quantize_model(
+        now.network,
+        [captured],
+        recipe.method,
+        recipe.scheme,
+        of_inputs,
+        inputs_now=inputs_now,
+        folded=folded,
+    )
     replaced = now.network.get_submodule(captured.name)
     assert isinstance(replaced, MethodLinear)
+    replaced.activations = None  # until all layers are in place: methods see inputs as they are
     return replaced.layer
 
 
 def shapes_of(model: Model, layers: Iterable[str]) -> dict[str, tuple[int, int]]:
     """[N, K] of each layer; ``ValueError`` if the network has none for one."""
-    modules = _modules(model, layers)
-    linear = {name: model.network.get_submodule(module) for name, module in modules.items()}
-    return {n: (m.out_features, m.in_features) for n, m in linear.items() if isinstance(m, nn.Linear)}
+    views = {name: _view(model.network, one) for name, one in _held(model, layers).items()}
+    return {name: (view.shape[0], view.shape[1]) for name, view in views.items()}
 
 
-def _modules(model: Model, layers: Iterable[str]) -> dict[str, str]:
-    found = modules_of(model.network, dict.fromkeys(layers))
+def _held(model: Model, layers: Iterable[str]) -> dict[str, HeldWeight]:
+    found = weights_of(model.network, dict.fromkeys(layers))
     for name in layers:
         if name not in found:
             raise ValueError(f"{model.name} has no linear layer {name!r}, which the recipe names")
     return found
+
+
+def _view(network: nn.Module, held: HeldWeight) -> Tensor:
+    """The weight [N, K] of a layer, a view of the network's parameter."""
+    return held.of(network.get_parameter(held.parameter).data)

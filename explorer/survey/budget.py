@@ -11,7 +11,6 @@ any choice can reach (Everett 1963), so that every ``Choice`` says by how much i
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from explorer.methods.recipe import Recipe
+from explorer.models.kinds import scheme_groups
 from explorer.models.skeleton import is_expert
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
-from explorer.survey.kinds import Role, scheme_groups
+from explorer.survey.interval import predicted_interval
+from explorer.survey.kinds import Role, matches
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
+from explorer.survey.sensitivities import SENSITIVITIES
 
 Refusal = Callable[[Scheme, tuple[int, int]], str]
 """Why a target cannot carry a scheme for a weight of that shape, "" if it can: ``Export.refusal``."""
@@ -41,11 +43,14 @@ class Constraints:
 
     schemes  only these (texts of the survey's; empty: all)
     refusal, expert_refusal, family  see ``Refusal``, ``Family``; the second is asked of experts' schemes
+    bits     (scheme, [N, K]) -> bits per weight of a layer in the target's files; None: those of the survey
     keep     layers whose names match one of these patterns (``fnmatch``, or a part of the name) stay as they
              are
     fuse     one scheme for query, key and value, and one for gate and up; experts have one in any case
     target   the checkpoint format that the refusals and ``family`` are of (``apply.constraints_of``)
+    usual    schemes that the target's users take, for advice
     head     choose for the head too
+    inputs   how the layers' inputs are quantized; the refusals are of schemes that are multiplied with such
     only     if given, the layers to choose for, whatever ``keep`` and ``head`` say
     """
 
@@ -53,14 +58,17 @@ class Constraints:
     refusal: Refusal | None = None
     expert_refusal: Callable[[Scheme], str] | None = None
     family: Family | None = None
+    bits: Callable[[Scheme, tuple[int, int]], float] | None = None
     keep: tuple[str, ...] = ()
     fuse: bool = False
     target: str = ""
+    usual: tuple[str, ...] = ()
     head: bool = False
     only: tuple[str, ...] = ()
+    inputs: Scheme | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schemes", tuple(todays_text(text) for text in self.schemes))
+        object.__setattr__(self, "schemes", tuple(dict.fromkeys(todays_text(text) for text in self.schemes)))
 
     def keeps(self, layer: Layer) -> bool:
         """Whether ``layer`` stays as it is."""
@@ -68,12 +76,12 @@ class Constraints:
             return layer.name not in self.only
         if layer.role is not Role.LINEAR and not (self.head and layer.role is Role.HEAD):
             return True
-        return any(_matches(layer, pattern) for pattern in self.keep)
+        return any(matches(layer.name, pattern) for pattern in self.keep)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A scheme for each layer. ``bits``: mean bits a weight over these layers; ``bytes`` that they take;
+    """A scheme for each layer. ``bits``: mean bits per weight over these layers; ``bytes`` that they take;
     ``loss``: the sum of their costs. No choice within the same budget costs less than ``loss - gap``."""
 
     schemes: Mapping[str, str]
@@ -96,8 +104,10 @@ class Uniform:
 class Frontier:
     """All budgets at once. ``bits`` and ``loss`` [points]: the frontier, from the smallest size on;
     ``uniform``: single schemes that all layers can have; ``refused``: schemes that a layer cannot have ->
-    why; ``kept_bytes``: of all tensors that no scheme is chosen for, as they are stored. ``at`` answers in
-    about a millisecond. Of schemes that may not stand side by side each family has a table.
+    why; ``left``: layers that no scheme serves, and that stay as they are -> why; ``kept_bytes``: of all
+    tensors that no scheme is chosen for, as they are stored. ``at`` answers in about a millisecond. Of
+    schemes that may not stand side by side each family has a table. ``inputs``: of the constraints; losses
+    are of weights alone.
     """
 
     signal: str
@@ -105,17 +115,19 @@ class Frontier:
     loss: np.ndarray
     uniform: tuple[Uniform, ...]
     refused: Mapping[str, str]
+    left: Mapping[str, str]
     kept_bytes: int
     _tables: tuple[_Table, ...]
+    inputs: Scheme | None = None
 
     @property
     def least(self) -> float:
-        """The fewest bits a weight that a budget can have."""
+        """The fewest bits per weight that a budget can have."""
         return float(self.bits[0])
 
     @property
     def most(self) -> float:
-        """Bits a weight beyond which nothing more is gained."""
+        """Bits per weight beyond which nothing more is gained."""
         return float(self.bits[-1])
 
     @property
@@ -128,7 +140,7 @@ class Frontier:
         budget = (bits + _SLACK) * self.weights
         within = [table for table in self._tables if budget >= table.size_at[0]]
         if not within:
-            raise ValueError(f"{bits:g} bits a weight are fewer than these schemes take: {self.least:.4g}")
+            raise ValueError(f"{bits:g} bits per weight are fewer than these schemes take: {self.least:.4g}")
         best = min((table.choose(budget) for table in within), key=lambda choice: choice.loss)
         bound = min(table.bound(budget) for table in within)
         return dataclasses.replace(best, gap=max(best.loss - bound, 0.0))
@@ -160,10 +172,11 @@ class Frontier:
 
 
 def frontier(survey: Survey, signal: str = "", constraints: Constraints | None = None) -> Frontier:
-    """The frontier of bits against the cost by ``signal`` (the survey's default if empty).
+    """The frontier of bits against the cost by ``signal`` (the survey's default if empty). Layers that the
+    constraints leave no scheme stay as they are (``Frontier.left``).
 
     ``ValueError`` for a survey that is not complete, a signal or scheme that it has not, a pattern that no
-    layer matches, and where the constraints leave a layer no scheme, or no layer.
+    layer matches, and where the constraints leave no layer.
     """
     constraints, signal = constraints or Constraints(), signal or survey.head.default
     _check_asked(survey, signal, constraints)
@@ -171,18 +184,52 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     if not layers:
         raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
     names = constraints.schemes or survey.head.schemes
-    allowed, refused = _allowed(layers, names, constraints)
+    families = _families(names, constraints.family)
+    refusals = _refusals(layers, names, constraints)
+    left = _left(layers, families, refusals, constraints.fuse)
+    layers = [layer for layer in layers if layer.name not in left]
+    if not layers:
+        first = next(iter(left))
+        raise ValueError(
+            f"no layer of {survey.head.model} can have one of these schemes: {first} "
+            f"{list(survey.layer(first).shape)} is left without a scheme: {left[first]}{_advice(constraints)}"
+        )
     chosen_for = {layer.name for layer in layers}
     rest = (layer for layer in survey.layers if layer.bits and layer.name not in chosen_for)
     kept = sum(layer.stored_bytes for layer in rest)
     if constraints.target:
         kept += sum(layer.growth for layer in survey.layers if layer.name not in chosen_for)
     groups = scheme_groups([layer.name for layer in layers], constraints.fuse)
-    tables = _tables_of(layers, groups, _families(names, constraints.family), allowed, signal)
+    layers = _in_bits_of(constraints, layers)
+    allowed = {layer.name: set(names) - set(refusals[layer.name]) for layer in layers}
+    tables = _tables_of(layers, groups, families, allowed, signal)
     bits, loss = _best_points(tables)
+    refused = _refused(layers, names, refusals)
+    kept += survey.head.kept_bytes
     return Frontier(
-        signal, bits, loss, _uniform(tables, names), refused, survey.head.kept_bytes + kept, tables
+        signal, bits, loss, _uniform(tables, names), refused, left, kept, tables, constraints.inputs
     )
+
+
+def _in_bits_of(constraints: Constraints, layers: Sequence[Layer]) -> list[Layer]:
+    """The layers with the bits that the target's files take."""
+    stored = constraints.bits
+    if stored is None:
+        return list(layers)
+    refusal = constraints.refusal or (lambda scheme, shape: "")
+    found = []
+    for layer in layers:
+        schemes = {text: Scheme.parse(text) for text in layer.bits}
+        taken = {t: stored(s, layer.shape) for t, s in schemes.items() if not refusal(s, layer.shape)}
+        found.append(dataclasses.replace(layer, bits={**layer.bits, **taken}))
+    return found
+
+
+def _advice(constraints: Constraints) -> str:
+    """Which schemes to survey for the target of ``constraints``; empty without one."""
+    if not constraints.usual:
+        return ""
+    return f". Survey the model by schemes that {constraints.target} carries: {', '.join(constraints.usual)}"
 
 
 def _check_asked(survey: Survey, signal: str, constraints: Constraints) -> None:
@@ -198,15 +245,11 @@ def _check_asked(survey: Survey, signal: str, constraints: Constraints) -> None:
         if name not in survey.head.schemes:
             raise ValueError(f"the survey has no scheme {name!r}; it has {', '.join(survey.head.schemes)}")
     for pattern in constraints.keep if survey.linear else ():
-        if not any(_matches(layer, pattern) for layer in survey.layers):
+        if not any(matches(layer.name, pattern) for layer in survey.layers):
             raise ValueError(
                 f"no layer's name matches {pattern!r}: a part of a name such as {survey.linear[0].name}, or "
                 "a pattern with * and ?"
             )
-
-
-def _matches(layer: Layer, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(layer.name, pattern) or pattern in layer.name
 
 
 def _families(names: Sequence[str], family: Family | None) -> list[tuple[str, ...]]:
@@ -266,8 +309,6 @@ def recipe_of(
 ) -> ModelRecipe:
     """``choice``, made under ``constraints``, as a recipe, every layer by ``method``; a predicted loss only
     where the signal predicts one."""
-    from explorer.survey.sensitivities import SENSITIVITIES
-
     signal = signal or survey.head.default
     head, kept_to = survey.head, constraints or Constraints()
     return ModelRecipe(
@@ -282,31 +323,91 @@ def recipe_of(
         kept_to.schemes or head.schemes,
         kept_to.target,
         kept_to.fuse,
+        predicted_interval(survey, signal, choice.schemes),
+        kept_to.inputs,
+        head.texts_sha256,
     )
 
 
-def _allowed(
+def _refusals(
     layers: Sequence[Layer], names: Sequence[str], constraints: Constraints
-) -> tuple[dict[str, set[str]], dict[str, str]]:
-    """The schemes that each layer can have, and why others not: the first layer's words."""
+) -> dict[str, dict[str, str]]:
+    """Layer -> the schemes that it cannot have -> why."""
     schemes = {name: Scheme.parse(name) for name in names}
-    allowed, refused = {layer.name: set(names) for layer in layers}, dict[str, str]()
     of_all, of_experts = constraints.refusal, constraints.expert_refusal
+    found: dict[str, dict[str, str]] = {layer.name: {} for layer in layers}
     for layer in layers:
-        for name in names:
-            why = of_all(schemes[name], layer.shape) if of_all else ""
+        for name, scheme in schemes.items():
+            why = of_all(scheme, layer.shape) if of_all else ""
             if not why and of_experts and is_expert(layer.name):
-                why = of_experts(schemes[name])
+                why = of_experts(scheme)
             if why:
-                allowed[layer.name].discard(name)
-                refused.setdefault(name, why)
-        if not allowed[layer.name]:
-            first = [f"{name}: {why}" for name, why in refused.items()][:_TOLD]
-            more = f"; and {len(refused) - _TOLD} more" if len(refused) > _TOLD else ""
-            raise ValueError(
-                f"{layer.name} {list(layer.shape)} is left without a scheme: {'; '.join(first)}{more}"
+                found[layer.name][name] = why
+    return found
+
+
+def _left(
+    layers: Sequence[Layer],
+    families: Sequence[tuple[str, ...]],
+    refusals: Mapping[str, Mapping[str, str]],
+    fuse: bool,
+) -> dict[str, str]:
+    """The layers that no scheme serves -> why; of families that may not stand side by side, those that are
+    left by the one that leaves the fewest weights. Layers of one group are left together."""
+    weights = {layer.name: layer.weights for layer in layers}
+    groups = scheme_groups(weights, fuse)
+    each = [_left_by(family, groups, refusals) for family in families]
+    return min(each, key=lambda left: sum(weights[name] for name in left))
+
+
+def _left_by(
+    family: Sequence[str], groups: Sequence[tuple[str, ...]], refusals: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    found = {}
+    for group in groups:
+        if any(not any(name in refusals[layer] for layer in group) for name in family):
+            continue
+        for layer in group:
+            own = {name: refusals[layer][name] for name in family if name in refusals[layer]}
+            others = [x for x in group if x != layer]
+            found[layer] = (
+                _some(own)
+                if len(own) == len(family)
+                else "no scheme serves it and the layers that share one with it, such as "
+                f"{max(others, key=lambda x: len(refusals[x]))}"
             )
-    return allowed, refused
+    return found
+
+
+def kept_words(left: Mapping[str, str]) -> list[str]:
+    """Sentences about layers that stay as they are, one a reason: how many, which parts of blocks, why."""
+    found = []
+    for why in dict.fromkeys(left.values()):
+        names = [name for name, one in left.items() if one == why]
+        parts = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
+        which = names[0] if len(names) == 1 else f"{len(names)} layers ({parts}), such as {names[0]}"
+        found.append(f"kept as stored: {which}: {why}")
+    return found
+
+
+def _some(refused: Mapping[str, str]) -> str:
+    """The first refusals in words, and how many more there are."""
+    first = [f"{name}: {why}" for name, why in refused.items()][:_TOLD]
+    more = f"; and {len(refused) - _TOLD} more" if len(refused) > _TOLD else ""
+    return f"{'; '.join(first)}{more}"
+
+
+def _refused(
+    layers: Sequence[Layer], names: Sequence[str], refusals: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """The schemes that not every layer can have, and why: the first layer's words."""
+    found = {}
+    for name in names:
+        reasons = [refusals[layer.name][name] for layer in layers if name in refusals[layer.name]]
+        if reasons:
+            some = f"of {len(reasons)} of {len(layers)} layers: " if len(reasons) < len(layers) else ""
+            found[name] = f"{some}{reasons[0]}"
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,57 +8,87 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
+
+from explorer.checkpoints.export import Shape
 from explorer.checkpoints.write import export_of
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
-from explorer.models.evaluate import sentences
+from explorer.models.inputs import QuantizedInputs
+from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
-from explorer.survey.apply import constraints_of
+from explorer.survey.apply import StoredBits, constraints_of, input_scales_of, refusal_of, stored_bits
 from explorer.survey.assemble import assemble, shapes_of
 from explorer.survey.budget import frontier
+from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
-from explorer.survey.run import SCHEMES, built_in_texts
+from explorer.survey.run import SCHEMES, built_in_texts, held_out_texts
 from explorer.survey.sensitivities import SENSITIVITIES
 
-UNIFORM = 2
-"""Single schemes that a recipe stands beside."""
+UNIFORM = 3
+"""Single schemes that a recipe stands beside: those of the least predicted loss. The target's usual one is
+run too."""
 SAME_SIZE = 0.02
-"""Bits a weight that a single scheme may be larger and still be of the same size."""
-RECIPE, BY_SIGNAL, ONE_SCHEME = "recipe", "same budget by another signal", "one scheme for all layers"
+"""Bits per weight that a single scheme may be larger and still be of the same size."""
+RECIPE, WEIGHTS_ALONE = "recipe", "recipe, its weights alone"
+BY_SIGNAL, ONE_SCHEME = "same budget by another signal", "one scheme for all layers"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One model that was run. ``what``: "recipe", "same budget by another signal" or "one scheme for all
-    layers"; ``name``: the signal or scheme; ``predicted`` is None where nothing predicts its loss."""
+    """One model that was run. ``what``: "recipe", "recipe, its weights alone", "same budget by another
+    signal" or "one scheme for all layers"; ``name``: the signal or scheme; ``predicted``, of weights alone,
+    is None where nothing predicts a loss, and ``predicted_interval`` where the survey gives none
+    (``explorer.survey.interval``)."""
 
     what: str
     name: str
     bits: float
     predicted: float | None
     loss: Loss
+    predicted_interval: Interval | None = None
 
 
 @dataclass(frozen=True)
 class Check:
     """What ``check_recipe`` measured; the recipe is the first of ``rows``. ``better``: the share of the loss
     of the best single scheme that the recipe saves, negative where it is worse; None without one.
-    ``uniform``: the recipe is one scheme for all layers itself."""
+    ``uniform``: the recipe is one scheme for all layers itself. ``target``: the checkpoint format that bits
+    are counted in, "" for codes and scales alone. ``part``: what of the model texts run, "" for all.
+    ``inputs``: the scheme that layers' inputs were quantized by in all models but that of "weights alone", ""
+    where they were not. ``calibrated``: the texts are those that the survey, or a method, was calibrated by.
+    ``refused``: single schemes that the recipe's methods do not serve -> why."""
 
     rows: tuple[Checked, ...]
     texts_sha256: str
     built_in_texts: bool
     uniform: bool = False
+    target: str = ""
+    part: str = ""
+    inputs: str = ""
+    calibrated: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def weights_alone(self) -> Checked | None:
+        """The recipe without quantized inputs; None if they are not quantized."""
+        return next((row for row in self.rows if row.what == WEIGHTS_ALONE), None)
+
+    @property
+    def singles(self) -> tuple[Checked, ...]:
+        """The single schemes of about the recipe's size, or smaller, that were run."""
+        most = self.rows[0].bits + SAME_SIZE
+        return tuple(row for row in self.rows if row.what == ONE_SCHEME and row.bits <= most)
 
     @property
     def single(self) -> Checked | None:
         """The best single scheme of about the recipe's size, or smaller; None if none was run."""
-        single = [row for row in self.rows if row.what == ONE_SCHEME]
+        single = self.singles
         return min(single, key=lambda row: row.loss.value, default=None)
 
     @property
@@ -70,40 +100,87 @@ class Check:
 def check_recipe(
     recipe: ModelRecipe,
     model: Model,
-    texts: Sequence[str] = (),
+    texts: AnyTexts = (),
     survey: Survey | None = None,
-    calibration: Sequence[str] = (),
+    calibration: AnyTexts = (),
     progress: Progress | None = None,
 ) -> Check:
-    """Run the recipe and what it stands beside on ``texts`` (held-out built-in sentences if empty).
+    """Run the recipe and what it stands beside on ``texts`` (held-out built-in ones if empty).
 
     With the ``survey`` that it is from, predictions stand beside single schemes too, and the recipe that
     another signal gives for its layers. What it stands beside is made of the schemes that the recipe was
-    chosen from, under its constraints. ``calibration``: what methods see. ``model`` has its head
+    chosen from, under its constraints. Where the recipe quantizes inputs, so do all of them, and the recipe
+    is run without that too. ``calibration``: what methods see, and what fixed scales of inputs are found by,
+    in the original model. ``model`` has its head
     (``load_model(..., head=True)``). ``ValueError`` if the survey is of other weights, or
     predicts another loss than this network has.
     """
     if survey is not None and survey.head.weights_sha256 != recipe.weights_sha256:
         raise ValueError(f"the survey is of other weights than the recipe for {recipe.model}")
-    reference = reference_for(model, texts or sentences())
+    reference = reference_for(model, texts or held_out_texts(model.causal))
     if survey is not None and survey.head.loss not in ("", reference.kind):
         raise ValueError(f"the survey predicts a loss of {survey.head.loss}, the model has {reference.kind}")
-    todo = [(RECIPE, recipe.signal or "one scheme", recipe.layers, recipe.predicted_loss)]
+    own: _Prediction = (recipe.predicted_loss, recipe.predicted_interval)
+    todo: list[_Todo] = [(RECIPE, recipe.signal or "one scheme", recipe.layers, own)]
+    inputs = inputs_of(recipe, model, calibration)
+    if inputs is not None:
+        todo.append((WEIGHTS_ALONE, *todo[0][1:]))
     todo += _by_other_signals(recipe, survey)
-    todo += _single_schemes(recipe, model, survey)
-    rows = []
-    for index, (what, name, layers, predicted) in enumerate(todo):
+    stored = stored_bits(recipe.target, recipe.model, recipe.revision, torch.bfloat16)
+    shapes = shapes_of(model, recipe.layers)
+    todo += _single_schemes(recipe, shapes, survey, stored)
+    rows, refused = [], dict[str, str]()
+    for index, (what, name, layers, (predicted, interval)) in enumerate(todo):
         checkpoint()
-        assembled = assemble(model, layers, calibration or built_in_texts(), fused=recipe.fused)
+        try:
+            assembled = assemble(
+                model,
+                layers,
+                calibration or built_in_texts(model.causal),
+                fused=recipe.fused,
+                inputs=None if what == WEIGHTS_ALONE else inputs,
+                of_inputs=recipe.inputs,
+                folded=bool(recipe.target),
+            )
+        except ValueError as error:
+            if what != ONE_SCHEME:
+                raise
+            refused[name] = str(error)
+            continue
         loss = reference.measure(assembled.network)
-        rows.append(Checked(what, name, assembled.bits, predicted, loss))
+        bits = _mean_bits(layers, shapes, stored) if recipe.target else assembled.bits
+        rows.append(Checked(what, name, bits, predicted, loss, interval))
         if progress is not None:
             progress(index + 1, len(todo))
     uniform = len({str(one) for one in recipe.layers.values()}) == 1
-    return Check(tuple(rows), hash_of(reference.texts), not texts, uniform)
+    named, known = str(recipe.inputs or ""), calibrated_by(recipe, texts, calibration)
+    sha256 = hash_of(reference.texts)
+    return Check(tuple(rows), sha256, not texts, uniform, recipe.target, model.part, named, known, refused)
 
 
-_Todo = tuple[str, str, Mapping[str, Recipe], float | None]
+def calibrated_by(recipe: ModelRecipe, texts: AnyTexts, calibration: AnyTexts) -> bool:
+    """Whether ``texts`` are those that a recipe's survey ran, or its methods see; the built-in held-out ones,
+    where none are given, are never."""
+    if not texts:
+        return False
+    used = {recipe.texts_sha256, hash_of(calibration) if calibration else ""} - {""}
+    return hash_of(texts) in used
+
+
+def inputs_of(
+    recipe: ModelRecipe, model: Model, calibration: AnyTexts, target: str = ""
+) -> QuantizedInputs | None:
+    """How the inputs of the recipe's layers are quantized, as the reader of ``target`` rounds them (that of
+    the recipe if empty), with their fixed scales; None if they are not."""
+    if recipe.inputs is None:
+        return None
+    target = target or recipe.target
+    scheme = export_of(target).as_read(recipe.inputs) if target else recipe.inputs
+    return QuantizedInputs(scheme, input_scales_of(recipe, lambda: model, calibration))
+
+
+_Prediction = tuple[float | None, Interval | None]
+_Todo = tuple[str, str, Mapping[str, Recipe], _Prediction]
 
 
 def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_Todo]:
@@ -112,34 +189,56 @@ def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_T
     if survey is None or recipe.bits is None:
         return
     constraints = constraints_of(
-        recipe.target, only=tuple(recipe.layers), schemes=_chosen_from(recipe, survey), fuse=recipe.fused
+        recipe.target,
+        survey,
+        only=tuple(recipe.layers),
+        schemes=_chosen_from(recipe, survey),
+        fuse=recipe.fused,
+        inputs=recipe.inputs,
     )
     for signal in dict.fromkeys(("weight", survey.head.default)):
         if signal != recipe.signal and signal in survey.head.signals:
             choice = frontier(survey, signal, constraints).at(recipe.bits)
             layers = {n: Recipe(Scheme.parse(s), recipe.layers[n].method) for n, s in choice.schemes.items()}
-            yield BY_SIGNAL, signal, layers, choice.loss if SENSITIVITIES[signal].is_loss else None
+            loss = choice.loss if SENSITIVITIES[signal].is_loss else None
+            yield BY_SIGNAL, signal, layers, (loss, predicted_interval(survey, signal, choice.schemes))
 
 
-def _single_schemes(recipe: ModelRecipe, model: Model, survey: Survey | None) -> Iterator[_Todo]:
-    """The schemes of at most the recipe's size, of which the least loss is predicted, or the largest."""
-    shapes = shapes_of(model, recipe.layers)
-    weights = sum(map(math.prod, shapes.values()))
+def _single_schemes(
+    recipe: ModelRecipe, shapes: Mapping[str, Shape], survey: Survey | None, stored: StoredBits
+) -> Iterator[_Todo]:
+    """The schemes of at most the recipe's size, of which the least loss is predicted, or the largest; and the
+    usual one of the target, of whatever size."""
     layers = [survey.layer(name) for name in recipe.layers] if survey else []
     found = []
-    carries = export_of(recipe.target).refusal if recipe.target else None
     for text in _chosen_from(recipe, survey):
         scheme = Scheme.parse(text)
-        if carries and any(carries(scheme, shape) for shape in shapes.values()):
+        if not _carried(recipe, scheme, shapes):
             continue
-        bits = sum(scheme.bits_per_element(s).total * math.prod(s) for s in shapes.values()) / weights
+        bits = _mean_bits(dict.fromkeys(shapes, Recipe(scheme)), shapes, stored)
         if bits <= (recipe.bits or math.inf) + SAME_SIZE:
             predicted = _predicted(layers, survey, text)
-            found.append((-bits if predicted is None else predicted, text, scheme, predicted))
-    for _, text, scheme, predicted in sorted(found, key=lambda row: row[:2])[:UNIFORM]:
-        own = {name: Recipe(scheme, one.method) for name, one in recipe.layers.items()}
+            found.append((-bits if predicted[0] is None else predicted[0], text))
+    texts = [text for _, text in sorted(found)[:UNIFORM]]
+    usual = export_of(recipe.target).usual if recipe.target else ()
+    texts += [text for text in usual if _carried(recipe, Scheme.parse(text), shapes)][:1]
+    for text in dict.fromkeys(texts):
+        own = {name: Recipe(Scheme.parse(text), one.method) for name, one in recipe.layers.items()}
         if own != recipe.layers:
-            yield ONE_SCHEME, text, own, predicted
+            known = survey is not None and text in survey.head.schemes
+            yield ONE_SCHEME, text, own, _predicted(layers, survey, text) if known else (None, None)
+
+
+def _carried(recipe: ModelRecipe, scheme: Scheme, shapes: Mapping[str, Shape]) -> bool:
+    """Whether the recipe's target carries ``scheme`` in all layers, with the recipe's inputs."""
+    refusal = refusal_of(recipe.target, recipe.inputs)
+    return refusal is None or not any(refusal(scheme, shape) for shape in shapes.values())
+
+
+def _mean_bits(layers: Mapping[str, Recipe], shapes: Mapping[str, Shape], stored: StoredBits) -> float:
+    """Bits per weight over ``layers``."""
+    bits = sum(stored(one.scheme, shapes[name]) * math.prod(shapes[name]) for name, one in layers.items())
+    return bits / sum(math.prod(shapes[name]) for name in layers)
 
 
 def _chosen_from(recipe: ModelRecipe, survey: Survey | None) -> tuple[str, ...]:
@@ -148,8 +247,10 @@ def _chosen_from(recipe: ModelRecipe, survey: Survey | None) -> tuple[str, ...]:
     return tuple(name for name in there if not recipe.schemes or name in recipe.schemes)
 
 
-def _predicted(layers: Sequence[Layer], survey: Survey | None, scheme: str) -> float | None:
+def _predicted(layers: Sequence[Layer], survey: Survey | None, scheme: str) -> _Prediction:
     """The survey's prediction of one scheme for all layers, if its default signal predicts a loss."""
     if survey is None or not SENSITIVITIES[survey.head.default].is_loss:
-        return None
-    return sum(layer.costs[survey.head.default][scheme] for layer in layers if layer.reached)
+        return None, None
+    signal, reached = survey.head.default, [layer for layer in layers if layer.reached]
+    loss = sum(layer.costs[signal][scheme] for layer in reached)
+    return loss, predicted_interval(survey, signal, {layer.name: scheme for layer in reached})

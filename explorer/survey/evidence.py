@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from explorer.models.capture import Model, capture
-from explorer.models.skeleton import Skeleton
+from explorer.models.skeleton import HeldWeight, Skeleton
 from explorer.progress import Progress
+from explorer.sources.base import SourceError
+from explorer.survey.interval import fold_count
 from explorer.survey.loss import DRAWS, LossReference, each_objective
 from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs
 
@@ -19,108 +23,156 @@ TOKENS = 256
 """Rows of each layer's inputs that the output error is taken over."""
 
 
-def modules_of(network: nn.Module, shapes: Mapping[str, tuple[int, int] | None]) -> dict[str, str]:
-    """The linear module of ``network`` for each layer of a checkpoint, of the layer's shape if that is given.
-    Layers without one are left out: heads of tasks, and experts that transformers stacks.
+def weights_of(network: nn.Module, shapes: Mapping[str, tuple[int, int] | None]) -> dict[str, HeldWeight]:
+    """Where ``network`` has the weight of each layer of a checkpoint, of the layer's shape if that is given.
+    Layers that it has in no such place are left out: heads of tasks, and what transformers merges otherwise.
 
     A checkpoint's names may have the prefix of the network without its head, or lack it, or be those of an
     earlier version: they are mapped as transformers maps them while loading.
     """
     skeleton = Skeleton(network)
-    found = {layer: skeleton.place(layer, shape).module for layer, shape in shapes.items()}
-    return {layer: module for layer, module in found.items() if module}
+    found = {layer: skeleton.held(layer, shape) for layer, shape in shapes.items()}
+    return {layer: held for layer, held in found.items() if held}
 
 
 def gather(
     model: Model,
     reference: LossReference,
-    modules: Mapping[str, str],
+    weights: Mapping[str, HeldWeight],
     signals: Sequence[str],
     progress: Progress | None = None,
 ) -> dict[str, Evidence]:
-    """What ``signals`` need of each layer of ``modules`` (layer -> module) that the loss depends on.
+    """What ``signals`` need of each layer of ``weights`` that the loss depends on.
 
     The network is run forward and backward on every text of ``reference``; layers without a gradient are
-    left out.
+    left out. ``SourceError`` for signals that need the inputs of experts, which no linear layer has.
     """
-    squared = _squared_gradients(model, reference, modules, "fisher_diagonal" in signals, progress)
     needs = {SENSITIVITIES[signal].needs for signal in signals}
-    names = [modules[layer] for layer in squared]
+    stacked = [layer for layer, held in weights.items() if not held.module]
+    if Needs.INPUTS in needs and stacked:
+        raise SourceError(f"{stacked[0]} is one of several stacked experts, whose inputs are not captured")
+    squares = _squared_gradients(model, reference, weights, "fisher_diagonal" in signals, progress)
+    names = [weights[layer].module for layer in squares]
     inputs: dict[str, Tensor] = {}
     if Needs.INPUTS in needs:
         inputs = {c.name: c.activations for c in capture(model, reference.texts, names, TOKENS)}
     return {
         layer: Evidence(
-            mean,
-            matrix,
-            inputs.get(modules[layer]),
-            partial(_loss_with, model, reference, modules[layer]) if Needs.RUNS in needs else None,
+            *found.per_sample(),
+            inputs.get(weights[layer].module),
+            partial(_loss_with, model, reference, weights[layer]) if Needs.RUNS in needs else None,
+            found.folds,
+            found.texts,
         )
-        for layer, (mean, matrix) in squared.items()
+        for layer, found in squares.items()
     }
 
 
-def _loss_with(model: Model, reference: LossReference, module: str, weight: Tensor) -> float:
+def _loss_with(model: Model, reference: LossReference, held: HeldWeight, weight: Tensor) -> float:
     """The true loss with ``weight`` in place of the layer's own."""
-    linear = model.network.get_submodule(module)
-    assert isinstance(linear, nn.Linear)
-    own = linear.weight.data
-    try:
-        linear.weight.data = weight.to(own)
-        return reference.measure(model.network).value
-    finally:
-        linear.weight.data = own
+    return reference.measure(_with_weight(model.network, held, weight)).value
+
+
+def _with_weight(network: nn.Module, held: HeldWeight, weight: Tensor) -> nn.Module:
+    """A copy of ``network`` that shares all tensors but the one that has another ``weight``: the original has
+    to stay what it is, as it may be run again to compare with."""
+    own = network.get_parameter(held.parameter)
+    other = nn.Parameter(own.detach().clone(), requires_grad=False)
+    held.of(other.data).copy_(weight)
+    shared: dict[int, object] = {id(t): t for t in (*network.parameters(), *network.buffers())}
+    return copy.deepcopy(network, {**shared, id(own): other})
 
 
 class _Squares:
-    """Sums of one layer's squared gradients: of every weight if ``diagonal``, else of all together.
+    """Sums of one layer's squared gradients: of each fold of the texts, and of every weight if ``diagonal``;
+    and in how many ``texts`` it had any, as an expert has none where no token is routed to it."""
 
-    Called once for each gradient, which is dropped: never are all layers' gradients in memory."""
+    def __init__(self, weight: Tensor, diagonal: bool, dealt: _Dealt) -> None:
+        self.matrix = torch.zeros_like(weight) if diagonal else None
+        self.weights, self.reached, self.dealt = weight.numel(), False, dealt
+        self.totals = [0.0] * len(dealt.samples)
+        self._seen: set[int] = set()
 
-    def __init__(self, weight: nn.Parameter, diagonal: bool) -> None:
-        self.matrix = torch.zeros_like(weight.data) if diagonal else None
-        self.weights, self.total, self.reached = weight.numel(), 0.0, False
-
-    def __call__(self, weight: Tensor) -> None:
-        gradient, weight.grad = weight.grad, None
-        assert gradient is not None
+    def add(self, gradient: Tensor) -> None:
+        """Count one gradient [N, K], which is overwritten."""
         self.reached = True
-        if self.matrix is None:
-            self.total += float(gradient.double().square().sum())
-        else:
+        if self.matrix is not None:
             self.matrix.addcmul_(gradient, gradient)
+        total = float(gradient.square_().sum(dtype=torch.float64))
+        self.totals[self.dealt.fold] += total
+        if total:
+            self._seen.add(self.dealt.text)
 
-    def per_sample(self, samples: int) -> tuple[float, Tensor | None]:
-        """The mean over weights, and the matrix, of the mean over samples."""
+    @property
+    def texts(self) -> int:
+        return len(self._seen)
+
+    def per_sample(self) -> tuple[float, Tensor | None]:
+        """The mean over weights, and the matrix float32 [N, K] on the CPU, of the mean over samples; asked
+        for once."""
+        samples = sum(self.dealt.samples)
         if self.matrix is None:
-            return self.total / samples / self.weights, None
+            return sum(self.totals) / samples / self.weights, None
         matrix = self.matrix.div_(samples)
         return float(matrix.sum(dtype=torch.float64)) / self.weights, matrix.cpu()
+
+    @property
+    def folds(self) -> tuple[float, ...]:
+        """The mean over weights of each fold's samples."""
+        pairs = zip(self.totals, self.dealt.samples, strict=True)
+        return tuple(total / samples / self.weights for total, samples in pairs)
+
+
+@dataclass
+class _Dealt:
+    """``samples`` of each fold so far, and the ``fold`` and ``text`` whose gradients come."""
+
+    samples: list[int]
+    fold: int = 0
+    text: int = 0
 
 
 def _squared_gradients(
     model: Model,
     reference: LossReference,
-    modules: Mapping[str, str],
+    weights: Mapping[str, HeldWeight],
     diagonal: bool,
     progress: Progress | None,
-) -> dict[str, tuple[float, Tensor | None]]:
-    weights = {layer: _weight(model.network, name) for layer, name in modules.items()}
-    sums = {layer: _Squares(weight, diagonal) for layer, weight in weights.items()}
-    total, samples, done = len(reference.texts) * DRAWS[reference.kind], 0, 0
-    with _only_gradients_of(model.network, weights.values(), sums.values()):
-        for scalar, again, count in each_objective(reference):
-            scalar.backward(retain_graph=again)
-            samples, done = samples + count, done + 1
+) -> dict[str, _Squares]:
+    """Of each layer that got a gradient. Each gradient is dropped once it is counted: never are those of all
+    layers in memory."""
+    parameters = {held.parameter: model.network.get_parameter(held.parameter) for held in weights.values()}
+    dealt = _Dealt([0] * fold_count(len(reference.sequences)))
+    sums = {
+        layer: _Squares(held.of(parameters[held.parameter].data), diagonal, dealt)
+        for layer, held in weights.items()
+    }
+    parts: dict[str, list[tuple[HeldWeight, _Squares]]] = {}
+    for layer, held in weights.items():
+        parts.setdefault(held.parameter, []).append((held, sums[layer]))
+    hooks = [_counting(parts[name]) for name in parameters]
+    total, done = len(reference.sequences) * DRAWS[reference.kind], 0
+    with _only_gradients_of(model.network, parameters.values(), hooks):
+        for one in each_objective(reference):
+            dealt.fold, dealt.text = one.index % len(dealt.samples), one.index
+            one.scalar.backward(retain_graph=one.again)
+            dealt.samples[dealt.fold] += one.samples
+            done += 1
             if progress is not None:
                 progress(done, total)
-    return {layer: squares.per_sample(samples) for layer, squares in sums.items() if squares.reached}
+    return {layer: squares for layer, squares in sums.items() if squares.reached}
 
 
-def _weight(network: nn.Module, module: str) -> nn.Parameter:
-    weight = network.get_submodule(module).weight
-    assert isinstance(weight, nn.Parameter)
-    return weight
+def _counting(parts: Sequence[tuple[HeldWeight, _Squares]]) -> Callable[[Tensor], None]:
+    """A hook that counts the gradient of a parameter, part by part, and drops it."""
+
+    def count(weight: Tensor) -> None:
+        gradient, weight.grad = weight.grad, None
+        assert gradient is not None
+        for held, squares in parts:
+            squares.add(held.of(gradient))
+
+    return count
 
 
 @contextmanager

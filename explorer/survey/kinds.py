@@ -1,17 +1,16 @@
-"""What a tensor of a model is for, told by its name: role, kind and depth, and which layers are fused.
+"""What a tensor of a model is for in a survey.
 
 Names are those of transformers' checkpoints and of GGUF files.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import WEIGHT as SUFFIX
-from explorer.models.skeleton import Skeleton, is_expert
+from explorer.models.skeleton import Skeleton
 from explorer.sources import coded, gguf_file
 from explorer.sources.base import TensorInfo
 
@@ -44,23 +43,11 @@ _EMBEDDINGS = re.compile(r"embed|_embd\b|\bwte\b|\bwpe\b|relative_attention_bias
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier)$|^output$")
 _NOT_LINEAR = re.compile(r"norm|\bln_|conv", re.IGNORECASE)
 _STACKED = re.compile(r"\.experts\.[^.]+$|_exps(\.weight)?$")
-_KINDS: dict[str, tuple[str, ...]] = {
-    "query": ("q_proj", "query", "q_lin", "attn_q", "q"),
-    "key": ("k_proj", "key", "k_lin", "attn_k", "k"),
-    "value": ("v_proj", "value", "v_lin", "attn_v", "v"),
-    "query, key, value": ("qkv_proj", "query_key_value", "Wqkv", "attn_qkv", "in_proj", "c_attn"),
-    "attention output": ("o_proj", "attention.output.dense", "out_lin", "attn_output", "out_proj", "o"),
-    "gate": ("gate_proj", "w1", "ffn_gate", "wi_0"),
-    "up": ("up_proj", "w3", "intermediate.dense", "ffn_up", "fc1", "lin1", "wi", "wi_1", "c_fc"),
-    "gate, up": ("gate_up_proj",),
-    "down": ("down_proj", "w2", "output.dense", "ffn_down", "fc2", "lin2", "wo", "c_proj"),
-}
-"""Of each kind of layer the last parts of its names; the longest that matches counts."""
-FUSED = (("query", "key", "value"), ("gate", "up"))
-"""Kinds that serving engines multiply as one matrix: parts of one must share a scheme."""
-_ENDINGS = sorted(
-    ((ending, kind) for kind, endings in _KINDS.items() for ending in endings), key=lambda e: -len(e[0])
-)
+
+
+def matches(layer: str, pattern: str) -> bool:
+    """Whether a layer's name is meant by ``pattern``: one of ``fnmatch``, or a part of the name."""
+    return fnmatch.fnmatchcase(layer, pattern) or pattern in layer
 
 
 def role_of(info: TensorInfo, network: Skeleton | None = None) -> Role | None:
@@ -96,51 +83,3 @@ def _role_in(network: Skeleton, name: str, shape: tuple[int, ...]) -> Role | Non
     if _HEADS.search(name):
         return Role.HEAD
     return Role.LINEAR if place.module.startswith(network.language) else None
-
-
-def kind_of(layer: str) -> str:
-    """The kind of a layer ("query", "up", ...), "other" where its name says none."""
-    for ending, kind in _ENDINGS:
-        if layer == ending or layer.endswith(f".{ending}"):
-            return kind
-    return "other"
-
-
-def depth_of(layer: str) -> int | None:
-    """Which of the model's blocks the layer is in, from 0; None outside of them."""
-    number = re.search(r"\.(\d+)\.", f".{layer}.")
-    return int(number[1]) if number else None
-
-
-def sharing(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
-    """Of the groups of fused layers those with a scale of the whole tensor, which has to be the same for all
-    of a group: two levels, as NVFP4, or one scale a tensor. Layers by methods are left out."""
-    shared = []
-    for group in fused_groups(recipes):
-        same = {str(recipes[name]) for name in group}
-        one = recipes[group[0]]
-        rule, whole = one.scheme.scale, one.scheme.block == (None, None)
-        if len(group) > 1 and len(same) == 1 and not one.method and rule and (rule.per_tensor or whole):
-            shared.append(group)
-    return shared
-
-
-def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
-    """``layers`` in groups that serving engines fuse, each other one by itself; the order is kept."""
-    groups: dict[tuple[str, Sequence[str]], list[str]] = {}
-    for layer in layers:
-        kind = kind_of(layer)
-        fused = next((kinds for kinds in FUSED if kind in kinds), None)
-        key = (layer.rpartition(".")[0], fused) if fused else (layer, ())
-        groups.setdefault(key, []).append(layer)
-    return [tuple(group) for group in groups.values()]
-
-
-def scheme_groups(layers: Iterable[str], fuse: bool = True) -> list[tuple[str, ...]]:
-    """``layers`` in groups that must have one scheme: those of ``fused_groups`` if ``fuse``, and all experts
-    of a model, which engines and transformers read by one scheme; the order of the first of each is kept."""
-    groups: dict[object, list[str]] = {}
-    for group in fused_groups(layers) if fuse else ((layer,) for layer in layers):
-        model = group[0].partition(".layers.")[0]
-        groups.setdefault(model if is_expert(group[0]) else group, []).extend(group)
-    return [tuple(group) for group in groups.values()]

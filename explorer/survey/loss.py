@@ -10,18 +10,20 @@ needed.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as computed_again
 
 from explorer.models.capture import LONGEST, Model
 from explorer.models.evaluate import LONGEST as LONGEST_SENTENCE
-from explorer.models.evaluate import embed, embed_batch, embedding_scores
+from explorer.models.evaluate import embed_batch, embed_sequences, embedding_scores
+from explorer.models.texts import AnyTexts, Texts, TokenSequence, texts_of, token_sequences
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError
 
@@ -29,7 +31,9 @@ EMBEDDING, NEXT_TOKEN = "embedding", "next token"
 DRAWS = {EMBEDDING: 4, NEXT_TOKEN: 1}
 """Random objectives for each text: an embedding is one vector, a text has a distribution at every token."""
 MOST_LOGITS = 1 << 28
-"""Elements of the original's log-probabilities that are kept: later texts are left out."""
+"""Elements of the original's log-probabilities that are kept; on later texts the original is run again."""
+PIECE = 1 << 24
+"""Elements of logits whose softmax is taken at a time: 64 MB of each of its temporaries."""
 NORMAL_95 = 1.96
 
 
@@ -39,7 +43,9 @@ class Loss:
 
     ``kind`` "embedding": the mean of 1 - cosine; ``scores`` are those of ``embedding_scores``. "next token":
     the mean KL divergence in nats a token; ``scores``: perplexity, perplexity_original, same_top (share of
-    tokens whose most probable successor is the same).
+    tokens whose most probable successor is the same), kl_p99 (99th percentile of the KL divergence over
+    tokens), and ``kinds`` has the same of each kind of text where there are several. ``left_out``: texts that
+    could not be used, as they have fewer than two tokens; ``texts`` were.
     """
 
     kind: str
@@ -49,13 +55,20 @@ class Loss:
     texts: int
     tokens: int
     scores: Mapping[str, float] = field(default_factory=dict)
+    left_out: int = 0
+    kinds: Mapping[str, Loss] = field(default_factory=dict)
 
 
 class LossReference(Protocol):
-    """The original model on some texts, and how far another network is from it."""
+    """The original model on some texts, and how far another network is from it.
+
+    ``sequences`` are run, ``left_out`` texts could not be.
+    """
 
     kind: str
-    texts: tuple[str, ...]
+    texts: Texts
+    sequences: Sequence[TokenSequence]
+    left_out: int
     tokens: int
 
     def measure(self, network: nn.Module, progress: Progress | None = None) -> Loss:
@@ -63,17 +76,19 @@ class LossReference(Protocol):
         ...
 
     def objectives(self, draws: Tensor, index: int) -> tuple[list[Tensor], int]:
-        """Scalars of the text ``index``, a gradient each, and how many samples each one counts for."""
+        """Scalars of the sequence ``index``, a gradient each, and how many samples each one counts for."""
         ...
 
 
-def reference_for(model: Model, texts: Sequence[str]) -> LossReference:
+def reference_for(model: Model, texts: AnyTexts) -> LossReference:
     """The original ``model`` on ``texts``; ``SourceError`` where it cannot be run on them."""
-    texts = tuple(text for text in texts if text.strip())
+    texts = texts_of(texts)
     if not texts:
         raise SourceError("give at least one line of text")
     try:
         return _NextTokens(model, texts) if model.causal else _Embeddings(model, texts)
+    except SourceError:
+        raise
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         # Whatever a network of another kind (speech, images, sequence to sequence) says to text.
         raise SourceError(
@@ -81,135 +96,208 @@ def reference_for(model: Model, texts: Sequence[str]) -> LossReference:
         ) from error
 
 
-def hash_of(texts: Sequence[str]) -> str:
-    """SHA-256 of texts, a line each, blank ones left out."""
-    return hashlib.sha256("\n".join(text for text in texts if text.strip()).encode()).hexdigest()
+def hash_of(texts: AnyTexts) -> str:
+    """SHA-256 of texts, of plain ones a line each, blank ones left out."""
+    return texts_of(texts).sha256
 
 
 class _Embeddings:
     """Embeddings of an encoder: the mean of each text's token vectors, of length one."""
 
-    kind = EMBEDDING
+    kind, left_out = EMBEDDING, 0
 
-    def __init__(self, model: Model, texts: tuple[str, ...]) -> None:
+    def __init__(self, model: Model, texts: Texts) -> None:
         self.model, self.texts = model, texts
-        self.before = embed(model, texts)
-        ids = model.tokenizer(list(texts), truncation=True, max_length=LONGEST_SENTENCE)["input_ids"]
-        self.tokens = sum(map(len, ids))
+        self.sequences: Sequence[TokenSequence] = token_sequences(model, texts, LONGEST_SENTENCE)
+        self.before = embed_sequences(model, self.sequences)
+        self.tokens = sum(len(one.ids) for one in self.sequences)
 
     def measure(self, network: nn.Module, progress: Progress | None = None) -> Loss:
-        after = embed(replace(self.model, network=network), self.texts, progress)
+        after = embed_sequences(replace(self.model, network=network), self.sequences, progress)
         lost = 0.5 * (after.double() - self.before.double()).square().sum(
             1
         )  # 1 - cosine, without cancellation
-        scores = embedding_scores(self.before, after) if len(self.texts) > 2 else {}
-        return _loss(self, lost, torch.ones(len(lost)), scores)
+        scores = embedding_scores(self.before, after) if len(self.sequences) > 2 else {}
+        value, low, high = _mean(lost, torch.ones(len(lost)))
+        return Loss(self.kind, value, low, high, len(lost), self.tokens, scores)
 
     def objectives(self, draws: Tensor, index: int) -> tuple[list[Tensor], int]:
         """Random projections of the embedding."""
-        embedding = embed_batch(self.model, [self.texts[index]])[0]
+        embedding = embed_batch(self.model, [self.sequences[index]])[0]
         generator = torch.Generator().manual_seed(int(draws[index]))
         random = torch.randn(DRAWS[self.kind], len(embedding), generator=generator)
         return list((random.to(embedding) * embedding).sum(1)), 1
 
 
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """Two networks on one text of n tokens: ``divergence`` float32 [n], on the CPU, in nats; ``same`` tokens
+    with the same most probable successor; negative log-likelihoods of the text, in nats."""
+
+    kind: str
+    divergence: Tensor
+    same: int
+    surprise_original: float
+    surprise: float
+
+
 class _NextTokens:
-    """Distributions of the next token of a causal language model."""
+    """Distributions of the next token of a causal language model.
+
+    ``before``: the original's log-probabilities of the first texts, None of those beyond ``MOST_LOGITS``.
+    """
 
     kind = NEXT_TOKEN
 
-    def __init__(self, model: Model, texts: tuple[str, ...]) -> None:
-        self.model = model
-        self.before: list[Tensor] = []
-        self.ids: list[Tensor] = []
-        elements, kept = 0, []
-        for text in texts:
-            checkpoint()
-            ids = model.tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt")["input_ids"]
-            if ids.shape[1] < 2:
-                continue
-            with torch.no_grad():
-                before = self._log_probabilities(model.network, ids)
-            elements += before.numel()
-            if self.before and elements > MOST_LOGITS:
-                break
-            kept.append(text)
-            self.ids.append(ids)
-            self.before.append(before)
-        if not kept:
+    def __init__(self, model: Model, texts: Texts) -> None:
+        self.model, self.texts = model, texts
+        found = token_sequences(model, texts, LONGEST)
+        self.sequences: Sequence[TokenSequence] = [one for one in found if len(one.ids) > 1]
+        self.left_out = len(found) - len(self.sequences)
+        if not self.sequences:
             raise ValueError("no text has two tokens")
-        self.texts = tuple(kept)
-        self.tokens = sum(ids.shape[1] for ids in self.ids)
+        self.tokens = sum(len(one.ids) for one in self.sequences)
+        self.before: list[Tensor | None] = []
+        room = MOST_LOGITS
+        for index in range(len(self.sequences)):
+            checkpoint()
+            before = self._log_probabilities(index) if room > 0 else None
+            room -= 0 if before is None else before.numel()
+            self.before.append(before if room >= 0 else None)
 
-    def _log_probabilities(self, network: nn.Module, ids: Tensor) -> Tensor:
+    def _logits(self, network: nn.Module, index: int) -> Tensor:
         """float32 [tokens, vocabulary] of each token's successor."""
-        return network(input_ids=ids.to(self.model.device)).logits[0].float().log_softmax(-1)
+        ids = torch.tensor([self.sequences[index].ids], device=self.model.device)
+        logits: Tensor = network(input_ids=ids).logits[0].float()
+        return logits
+
+    def _log_probabilities(self, index: int) -> Tensor:
+        """float32 [tokens, vocabulary] of the original, in the memory of its logits."""
+        with torch.no_grad():
+            logits = self._logits(self.model.network, index)
+            for rows in _in_pieces(logits):
+                rows.copy_(rows.log_softmax(-1))
+        return logits
 
     def measure(self, network: nn.Module, progress: Progress | None = None) -> Loss:
-        sums = torch.zeros(len(self.ids), 5, dtype=torch.float64)
-        for index, (ids, p) in enumerate(zip(self.ids, self.before, strict=True)):
+        found = []
+        for index in range(len(self.sequences)):
             checkpoint()
-            with torch.no_grad():
-                q = self._log_probabilities(network, ids)
-                divergence = (p.exp() * (p - q)).sum(-1)
-                following = ids[0, 1:, None].to(p.device)
-                surprise = [-x[:-1].gather(1, following).sum() for x in (p, q)]
-                same = (p.argmax(-1) == q.argmax(-1)).sum()
-            sums[index] = torch.stack(
-                [divergence.sum(), same, *surprise, divergence.new_tensor(len(p))]
-            ).cpu()
+            found.append(self._compare(network, index))
             if progress is not None:
-                progress(index + 1, len(self.ids))
-        total, count = sums.sum(0).tolist(), self.tokens
-        successors = count - len(self.ids)
-        scores = {
-            "perplexity": _exp(total[3] / successors),
-            "perplexity_original": _exp(total[2] / successors),
-            "same_top": total[1] / count,
-        }
-        return _loss(self, sums[:, 0], sums[:, 4], scores)
+                progress(index + 1, len(self.sequences))
+        kinds = dict.fromkeys(one.kind for one in found)
+        by_kind = {kind: _next_token_loss([one for one in found if one.kind == kind]) for kind in kinds}
+        whole = _next_token_loss(found)
+        return replace(whole, left_out=self.left_out, kinds=by_kind if len(by_kind) > 1 else {})
+
+    def _compare(self, network: nn.Module, index: int) -> _Compared:
+        sequence, before = self.sequences[index], self.before[index]
+        with torch.no_grad():
+            p_rows = self._log_probabilities(index) if before is None else before
+            q_rows = self._logits(network, index)
+            following = torch.tensor([*sequence.ids[1:], 0], device=q_rows.device)[:, None]
+            divergence, surprises, same = [], [], 0
+            step = _rows_of_a_piece(q_rows)
+            for p, logits, ids in zip(*(x.split(step) for x in (p_rows, q_rows, following)), strict=True):
+                q = logits.log_softmax(-1)
+                divergence.append((p.exp() * (p - q)).sum(-1))
+                surprises.append(torch.cat([x.gather(1, ids) for x in (p, q)], 1))
+                same += int((p.argmax(-1) == q.argmax(-1)).sum())
+            of_text = -torch.cat(surprises)[:-1].sum(0)  # of the last token there is no successor
+        return _Compared(sequence.kind, torch.cat(divergence).cpu(), same, *of_text.tolist())
 
     def objectives(self, draws: Tensor, index: int) -> tuple[list[Tensor], int]:
-        """Log-likelihoods of tokens drawn from the model's own distributions, one after every token."""
-        ids = self.ids[index]
-        found = self._log_probabilities(self.model.network, ids)
+        """Log-likelihoods of tokens drawn from the model's own distributions, one after every token. The
+        softmax of each piece is computed again in the backward pass rather than kept."""
+        logits = self._logits(self.model.network, index)
         generator = torch.Generator().manual_seed(int(draws[index]))
-        shares = found.detach().exp().cpu()
+        found: list[Tensor] = []
+        for rows in _in_pieces(logits):
+            drawn = self._drawn(rows.detach(), generator).to(rows.device)
+            found.append(
+                computed_again(_log_likelihoods, rows, drawn, use_reentrant=False, preserve_rng_state=False)
+            )
+        return list(torch.cat(found).sum(0)), len(logits)
+
+    def _drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """int64 [tokens, draws], on the CPU."""
+        shares = logits.log_softmax(-1).exp().cpu()
         if not shares.isfinite().all():
             raise SourceError(
                 f"{self.model.name} computes NaN or Inf for a text: one of its weights may hold them"
             )
-        drawn = torch.multinomial(shares, DRAWS[self.kind], replacement=True, generator=generator)
-        return list(found.gather(1, drawn.to(found.device)).sum(0)), ids.shape[1]
+        return torch.multinomial(shares, DRAWS[self.kind], replacement=True, generator=generator)
+
+
+def _log_likelihoods(logits: Tensor, drawn: Tensor) -> Tensor:
+    """[tokens, draws] of the tokens ``drawn``."""
+    return logits.log_softmax(-1).gather(1, drawn)
+
+
+def _rows_of_a_piece(logits: Tensor) -> int:
+    return max(1, PIECE // logits.shape[-1])
+
+
+def _in_pieces(logits: Tensor) -> tuple[Tensor, ...]:
+    """Runs of rows of at most ``PIECE`` elements."""
+    return logits.split(_rows_of_a_piece(logits))
+
+
+def _next_token_loss(found: Sequence[_Compared]) -> Loss:
+    """The loss over texts."""
+    sums = torch.stack([one.divergence.sum() for one in found])
+    counts = torch.tensor([len(one.divergence) for one in found])
+    tokens, successors = int(counts.sum()), int(counts.sum()) - len(found)
+    divergence = torch.cat([one.divergence for one in found]).numpy()
+    value, low, high = _mean(sums, counts)
+    scores = {
+        "perplexity": _exp(sum(one.surprise for one in found) / successors),
+        "perplexity_original": _exp(sum(one.surprise_original for one in found) / successors),
+        "same_top": sum(one.same for one in found) / tokens,
+        "kl_p99": max(float(np.percentile(divergence, 99)), 0.0),
+    }
+    return Loss(NEXT_TOKEN, value, low, high, len(found), tokens, scores)
 
 
 def _exp(x: float) -> float:
     return math.exp(min(x, 700.0))
 
 
-def _loss(reference: LossReference, sums: Tensor, counts: Tensor, scores: Mapping[str, float]) -> Loss:
-    """The mean of what ``sums`` [texts] are sums of ``counts`` of, with the interval of a ratio over
+def _mean(sums: Tensor, counts: Tensor) -> tuple[float, float | None, float | None]:
+    """The mean of what ``sums`` [texts] are sums of ``counts`` of, with the 95 % interval of a ratio over
     texts."""
     sums, counts = sums.double(), counts.double()
     n, value = len(sums), max(float(sums.sum() / counts.sum()), 0.0)
-    low = high = None
-    if n > 1:
-        residues = (sums - value * counts) / counts.mean()
-        half = NORMAL_95 * float(residues.square().sum() / (n - 1) / n) ** 0.5
-        low, high = max(value - half, 0.0), value + half
-    return Loss(reference.kind, value, low, high, n, reference.tokens, scores)
+    if n < 2:
+        return value, None, None
+    residues = (sums - value * counts) / counts.mean()
+    half = NORMAL_95 * float(residues.square().sum() / (n - 1) / n) ** 0.5
+    return value, max(value - half, 0.0), value + half
 
 
 def seeds(reference: LossReference, seed: int = 0) -> Tensor:
-    """int64 [texts]: a seed for each text's ``objectives``."""
-    return torch.randint(0, 1 << 62, (len(reference.texts),), generator=torch.Generator().manual_seed(seed))
+    """int64 [sequences]: a seed for each one's ``objectives``."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 1 << 62, (len(reference.sequences),), generator=generator)
 
 
-def each_objective(reference: LossReference) -> Iterator[tuple[Tensor, bool, int]]:
-    """Every text's scalars: (scalar, whether the same text has another one, samples that it counts for)."""
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A ``scalar`` of the sequence ``index`` that counts for ``samples``; ``again``: the same sequence has
+    another one."""
+
+    scalar: Tensor
+    index: int
+    samples: int
+    again: bool
+
+
+def each_objective(reference: LossReference) -> Iterator[Objective]:
+    """Every sequence's scalars."""
     draws = seeds(reference)
-    for index in range(len(reference.texts)):
+    for index in range(len(reference.sequences)):
         scalars, count = reference.objectives(draws, index)
         for position, scalar in enumerate(scalars):
             checkpoint()
-            yield scalar, position + 1 < len(scalars), count
+            yield Objective(scalar, index, count, position + 1 < len(scalars))

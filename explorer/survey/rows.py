@@ -45,9 +45,11 @@ class Head:
     ``schemes``: texts that ``Scheme.parse`` reads. ``signals``: rows of ``SENSITIVITIES`` that every layer
     has costs of; ``default`` is the one to choose by. ``loss``: what a cost of 1 is a loss of, "embedding"
     (mean of 1 - cosine) or "next token" (mean KL in nats), empty where the model was not run, and ``why``
-    then says why not. ``texts_sha256`` is of the calibration texts that were run, ``tokens`` their number.
-    ``layers``: how many lines follow. ``parameters`` are all of the model's, ``kept_bytes`` those of its
-    tensors that are no linear layer, as they are stored.
+    then says why not. ``texts_sha256`` is of the calibration texts; ``texts`` of them were run, which
+    have ``tokens``, and ``texts_left_out`` could not be, as they have fewer than two. ``part``: what of the
+    model texts run, empty if that is all. ``layers``: how many lines follow. ``parameters`` are all of the
+    model's, ``kept_bytes`` those of its tensors that are no linear layer, as they are stored,
+    ``kept_parts`` by what they are. ``include`` and ``exclude``: patterns that it was asked for.
     """
 
     model: str
@@ -64,6 +66,11 @@ class Head:
     texts: int = 0
     tokens: int = 0
     texts_sha256: str = ""
+    texts_left_out: int = 0
+    part: str = ""
+    kept_parts: Mapping[str, int] = field(default_factory=dict)
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     version: int = VERSION
 
@@ -72,10 +79,12 @@ class Head:
 class Layer:
     """One line: a linear layer, an embedding or head, or the experts of a block as one matrix.
 
-    ``squares`` is ‖W‖², ``bits[scheme]`` the bits a weight, ``costs[signal][scheme]`` what rounding the
+    ``squares`` is ‖W‖², ``bits[scheme]`` the bits per weight, ``costs[signal][scheme]`` what rounding the
     layer to nearest costs by that signal; "weight" is ‖W - Ŵ‖². ``fisher`` is the mean squared gradient of
-    its weights. ``reached`` is False for a layer that the loss does not depend on: it has no cost, and stays
-    as it is. Embeddings and experts have neither bits nor costs. ``depth``: which block it is in.
+    its weights, ``folds`` that of each fold of the calibration texts (``explorer.survey.interval``; none in
+    files of earlier versions). ``reached`` is False for a layer that the loss does not depend on: it has no
+    cost, and stays as it is. Embeddings and experts have neither bits nor costs. ``depth``: which block it is
+    in.
     """
 
     name: str
@@ -88,7 +97,9 @@ class Layer:
     bits: Mapping[str, float] = field(default_factory=dict)
     costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     fisher: float | None = None
+    folds: tuple[float, ...] = ()
     reached: bool = True
+    texts: int | None = None
     seconds: float = 0.0
 
     @property
@@ -202,7 +213,7 @@ def _check_head(head: Head, name: str) -> None:
     if head.default not in head.signals:
         raise ValueError(f"{name}: line 1 is wrong: default {head.default!r} is none of its signals")
     counts = {"layers": head.layers, "parameters": head.parameters, "kept_bytes": head.kept_bytes}
-    counts |= {"texts": head.texts, "tokens": head.tokens}
+    counts |= {"texts": head.texts, "tokens": head.tokens, "texts_left_out": head.texts_left_out}
     for what, count in counts.items():
         if not 0 <= count <= MOST**2:
             raise ValueError(f"{name}: line 1 is wrong: {what} is no number from 0 to {MOST**2:,}")
@@ -215,7 +226,7 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
     if any(set(cell) != set(head.schemes) for cell in cells):
         raise ValueError(f"{name}: {layer.name} lacks a scheme or signal that the first line names")
     numbers = [value for cell in (layer.bits, *layer.costs.values()) for value in cell.values()]
-    numbers += [layer.squares, layer.fisher or 0.0]
+    numbers += [layer.squares, layer.fisher or 0.0, *layer.folds]
     if not all(1 <= axis <= MOST for axis in layer.shape):
         raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
     if not all(0 <= value < math.inf for value in numbers):
@@ -269,6 +280,8 @@ def head_differs(found: Head, wanted: Head) -> Iterator[str]:
         "schemes": "the schemes",
         "signals": "the signals",
         "texts_sha256": "the texts",
+        "include": "the included layers",
+        "exclude": "the excluded layers",
         "layers": "the number of layers",
         "versions": "the versions",
     }

@@ -26,8 +26,11 @@ from explorer.checkpoints.model import CONFIG, TRANSPOSED
 from explorer.core.backend import free_bytes, memory_bytes, place, work_device
 from explorer.core.quantize import quantize
 from explorer.models.capture import Model, load_model
-from explorer.models.evaluate import SAMPLES, calibration_texts
-from explorer.models.skeleton import Skeleton, skeleton_of
+from explorer.models.evaluate import SAMPLES, calibration_texts, sentences
+from explorer.models.kinds import depth_of, kind_of
+from explorer.models.skeleton import HeldWeight, Skeleton, skeleton_of
+from explorer.models.text_files import built_in
+from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.sources import open_source
@@ -35,9 +38,9 @@ from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.models import layers as in_order
 from explorer.sources.source_limits import LOCAL, SourceLimits
-from explorer.survey.evidence import gather, modules_of
-from explorer.survey.kinds import SUFFIX, Role, depth_of, itemsize, kind_of, role_of
-from explorer.survey.loss import hash_of, reference_for
+from explorer.survey.evidence import gather, weights_of
+from explorer.survey.kinds import SUFFIX, Role, itemsize, matches, role_of
+from explorer.survey.loss import NEXT_TOKEN, hash_of, reference_for
 from explorer.survey.rows import FIRST, Head, Layer, Survey, head_differs, line_of, load_survey, parsed_json
 from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
 from explorer.version import __version__
@@ -58,13 +61,16 @@ _PIECE = 16 << 20
 @dataclass(frozen=True)
 class SurveyPlan:
     """What ``survey_model`` is to do. ``schemes``: texts; ``signals``: None for the best that can be had;
-    ``texts``: to calibrate by, the built-in ones if empty."""
+    ``texts``: to calibrate by, the built-in ones if empty. ``exclude``: patterns (``matches``) of layers that
+    stay as they are; ``include``: of linear layers beside the language part that are surveyed too."""
 
     model: str
     revision: str | None = None
     schemes: tuple[str, ...] = SCHEMES
     signals: tuple[str, ...] | None = None
-    texts: tuple[str, ...] = ()
+    texts: AnyTexts = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.schemes:
@@ -79,10 +85,9 @@ class SurveyPlan:
             signals = tuple(s for s in SENSITIVITIES if s in self.signals or s == WEIGHTS_ALONE)
             object.__setattr__(self, "signals", signals)
 
-    @property
-    def calibration(self) -> tuple[str, ...]:
-        """The texts that are run."""
-        return self.texts or built_in_texts()
+    def calibration(self, causal: bool) -> AnyTexts:
+        """The texts that are run: the built-in ones depend on whether the model predicts the next token."""
+        return self.texts or built_in_texts(causal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +104,20 @@ Rows = Callable[[SurveyPlan, TensorSource, Sequence[SurveyJob], Sequence[str]], 
 """Surveys jobs by signals, each result as soon as it is there, in any order."""
 
 
-def built_in_texts() -> tuple[str, ...]:
-    """Sentences to calibrate by where no texts are given; none is among those of ``explorer embed``."""
+def built_in_texts(causal: bool = False) -> AnyTexts:
+    """Texts to calibrate by where none are given: sentences, or for causal language models prose, code and
+    chat. None is among ``held_out_texts``."""
+    return built_in("causal-calibration") if causal else calibration_sentences()
+
+
+def calibration_sentences() -> tuple[str, ...]:
+    """All sentences to calibrate by."""
     return tuple(text for sample in range(SAMPLES) for text in calibration_texts(sample))
+
+
+def held_out_texts(causal: bool = False) -> AnyTexts:
+    """Texts to measure a loss on where none are given."""
+    return built_in("causal-held-out") if causal else sentences()
 
 
 def survey_model(
@@ -123,12 +139,15 @@ def survey_model(
     size = out.stat().st_size if out.exists() else 0
     found = load_survey(out) if _begun(out) else None
     source = open_source(plan.model, plan.revision, limits)
+    if source.broken:
+        raise SourceError(f"{source.origin}: {source.broken[0]}")
     network = _network_of(source)
-    infos = [(info, role_of(info, network)) for info in in_order(source)]
+    infos = _roles(plan, network, in_order(source))
     listed = [(info, role) for info, role in infos if role is not None]
     _check_orientation(source)
     if not any(role is Role.LINEAR for _, role in listed):
-        raise SourceError(f"{source.origin} has no linear layers in floating point")
+        left = "no linear layers in floating point" if not plan.exclude else "no linear layers left to survey"
+        raise SourceError(f"{source.origin} has {left}")
     sha256 = weights_sha256(source)
     if found is not None:
         _check_same(out, found.head, plan, sha256, len(listed))
@@ -138,7 +157,7 @@ def survey_model(
     parameters = sum(info.elements for info, _ in infos)
     matrices = {info: role for info, role in listed if role in (Role.LINEAR, Role.HEAD)}
     ran = _run(plan, matrices, parameters, limits, run_progress)
-    head = found.head if found else _head_of(plan, ran, sha256, infos)
+    head = found.head if found else _head_of(plan, ran, sha256, infos, network)
     done = {layer.name for layer in found.layers} if found else set()
     jobs = [
         SurveyJob(info, role, ran.evidence.get(_layer(info)), _reached(info, role, ran))
@@ -155,6 +174,33 @@ def survey_model(
     return load_survey(out)
 
 
+def _roles(
+    plan: SurveyPlan, network: Skeleton | None, infos: Sequence[TensorInfo]
+) -> list[tuple[TensorInfo, Role | None]]:
+    """Each tensor with its role as ``plan`` asks; ``SourceError`` for patterns that no layer matches."""
+    found, missed = [], dict.fromkeys((*plan.include, *plan.exclude))
+    for info in infos:
+        role, name = role_of(info, network), _layer(info)
+        beside = role is None and network is not None and _is_linear(network, info)
+        for pattern in plan.include if beside else ():
+            if matches(name, pattern):
+                role, _ = Role.LINEAR, missed.pop(pattern, None)
+        for pattern in plan.exclude if role in (Role.LINEAR, Role.HEAD) else ():
+            if matches(name, pattern):
+                role, _ = None, missed.pop(pattern, None)
+        found.append((info, role))
+    if missed:
+        pattern = next(iter(missed))
+        what = "linear layer beside the language part" if pattern in plan.include else "layer to survey"
+        raise SourceError(f"no {what} of {plan.model} matches {pattern!r}")
+    return found
+
+
+def _is_linear(network: Skeleton, info: TensorInfo) -> bool:
+    name = _layer(info)
+    return name != info.name and len(info.shape) == 2 and bool(network.place(name, info.shape).module)
+
+
 def _network_of(source: TensorSource) -> Skeleton | None:
     """The network of a model's folder on this machine, which says what its linear layers are; None where
     only names can."""
@@ -164,11 +210,35 @@ def _network_of(source: TensorSource) -> Skeleton | None:
     return skeleton_of(folder)
 
 
+def _kept_parts(
+    infos: Sequence[tuple[TensorInfo, Role | None]], network: Skeleton | None, plan: SurveyPlan
+) -> dict[str, int]:
+    """Bytes of the tensors that stay as they are, by what they are."""
+    parts: dict[str, float] = {}
+    for info, role in infos:
+        if role in (Role.LINEAR, Role.HEAD):
+            continue
+        if role is not None:
+            what = {Role.EMBEDDING: "embeddings", Role.EXPERTS: "stacked experts"}[role]
+        elif any(matches(_layer(info), pattern) for pattern in plan.exclude):
+            what = "excluded layers"
+        elif network is not None and _is_linear(network, info):
+            what = "linear layers beside the language part"
+        else:
+            what = "norms, biases and others"
+        parts[what] = parts.get(what, 0.0) + info.elements * itemsize(info.dtype)
+    return {what: round(size) for what, size in parts.items()}
+
+
 def _head_of(
-    plan: SurveyPlan, ran: _Ran, sha256: str, infos: Sequence[tuple[TensorInfo, Role | None]]
+    plan: SurveyPlan,
+    ran: _Ran,
+    sha256: str,
+    infos: Sequence[tuple[TensorInfo, Role | None]],
+    network: Skeleton | None,
 ) -> Head:
     """The first line of a new survey of a model's tensors."""
-    others = (info for info, role in infos if role not in (Role.LINEAR, Role.HEAD))
+    parts = _kept_parts(infos, network, plan)
     return Head(
         model=plan.model,
         revision=plan.revision,
@@ -178,12 +248,17 @@ def _head_of(
         default=ran.signals[-1],
         layers=sum(role is not None for _, role in infos),
         parameters=sum(info.elements for info, _ in infos),
-        kept_bytes=round(sum(info.elements * itemsize(info.dtype) for info in others)),
+        kept_bytes=sum(parts.values()),
+        kept_parts=parts,
+        include=plan.include,
+        exclude=plan.exclude,
         loss=ran.loss,
         why=ran.why,
         texts=ran.texts,
         tokens=ran.tokens,
-        texts_sha256=hash_of(plan.calibration) if ran.loss else "",
+        texts_left_out=ran.left_out,
+        part=ran.part,
+        texts_sha256=hash_of(plan.calibration(ran.loss == NEXT_TOKEN)) if ran.loss else "",
         versions=versions(),
     )
 
@@ -230,6 +305,8 @@ def survey_layer(
         bits=bits,
         costs=costs,
         fisher=evidence.fisher,
+        folds=evidence.folds,
+        texts=evidence.texts,
         seconds=time.perf_counter() - start,
     )
 
@@ -268,6 +345,8 @@ class _Ran:
     why: str = ""
     texts: int = 0
     tokens: int = 0
+    left_out: int = 0
+    part: str = ""
 
 
 def _run(
@@ -287,24 +366,27 @@ def _run(
             )
         signals = plan.signals or _that_fit(parameters)
         model = load_model(plan.model, plan.revision, work_device(), limits, head=True)
-        reference = reference_for(model, plan.calibration)
-        modules = _modules(model, layers)
+        reference = reference_for(model, plan.calibration(model.causal))
+        weights = _weights(model, layers)
     except SourceError as error:
         if plan.signals is not None:
             raise
         return _Ran((WEIGHTS_ALONE,), {}, why=str(error))
-    evidence = gather(model, reference, modules, signals, progress)
+    evidence = gather(model, reference, weights, signals, progress)
     if not evidence:
         raise SourceError(
             f"{plan.model}: its loss on text depends on none of its {len(layers)} linear layers"
         )
-    return _Ran(signals, evidence, reference.kind, "", len(reference.texts), reference.tokens)
+    texts = len(reference.sequences)
+    return _Ran(
+        signals, evidence, reference.kind, "", texts, reference.tokens, reference.left_out, model.part
+    )
 
 
-def _modules(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, str]:
-    """The network's module of each layer; ``SourceError`` if it has none of so many that what the signals say
-    would not be of this model: transformers fuses experts and transposes some layers."""
-    found = modules_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
+def _weights(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, HeldWeight]:
+    """Where the network has the weight of each layer; ``SourceError`` if it has none of so many that what the
+    signals say would not be of this model: transformers transposes some layers, and merges others."""
+    found = weights_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
     linear = [info for info, role in layers.items() if role is Role.LINEAR]
     left = [info for info in linear if _layer(info) not in found]
     share = sum(info.elements for info in left) / sum(info.elements for info in linear)
@@ -346,8 +428,10 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
         weights_sha256=sha256,
         schemes=plan.schemes,
         layers=layers,
+        include=plan.include,
+        exclude=plan.exclude,
         signals=plan.signals or found.signals,
-        texts_sha256=hash_of(plan.calibration) if found.loss else "",
+        texts_sha256=hash_of(plan.calibration(found.loss == NEXT_TOKEN)) if found.loss else "",
         versions={**found.versions, "explorer": __version__},
     )
     if other := list(head_differs(found, wanted)):

@@ -32,13 +32,16 @@ class Evidence:
     """What running the model gave of one layer [N, K], where that was asked for.
 
     ``fisher``: the mean squared gradient of its weights; ``fisher_diagonal`` float32 [N, K] of each weight;
-    ``inputs`` float32 [tokens, K]; ``loss_with``: the model's true loss with another weight in the layer.
+    ``inputs`` float32 [tokens, K]; ``loss_with``: the model's true loss with another weight in the layer;
+    ``folds``: ``fisher`` of each fold of the texts; ``texts``: how many gave its weights a gradient.
     """
 
     fisher: float | None = None
     fisher_diagonal: Tensor | None = None
     inputs: Tensor | None = None
     loss_with: Callable[[Tensor], float] | None = None
+    folds: tuple[float, ...] = ()
+    texts: int | None = None
 
 
 Cost = Callable[[Tensor, Tensor, Evidence], float]

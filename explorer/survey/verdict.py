@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from explorer import words
 from explorer.analysis.memory import gpus_that_hold
+from explorer.checkpoints.inputs import label_of_inputs
+from explorer.models.skeleton import is_expert
+from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
+from explorer.survey.apply import weights_alone
 from explorer.survey.budget import Choice, Frontier
-from explorer.survey.check import SAME_SIZE, Check
+from explorer.survey.check import SAME_SIZE, Check, Checked
+from explorer.survey.interval import Interval
 from explorer.survey.kinds import Role
 from explorer.survey.rows import Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 
 _SIMILAR = 0.1
-"""Bits a weight that a single scheme may be smaller and still say what choosing saves."""
+"""Bits per weight that a single scheme may be smaller and still say what choosing saves."""
+FEW_TEXTS = 4
+"""An expert that fewer calibration texts reached has an uncertain loss."""
+TOLD_SHARE = 0.005
+"""Of the bytes: parts below it are not told."""
 _TOLD_FROM = 1e9
 """Bytes from which on it is said which GPU holds a model: smaller ones fit every one."""
 
@@ -20,15 +29,55 @@ _TOLD_FROM = 1e9
 def about(survey: Survey) -> str:
     """What was surveyed, and whether the model was run."""
     head = survey.head
-    ran = f"run on {head.texts} texts ({head.tokens:,} tokens)" if head.loss else f"not run: {head.why}"
+    on = f"run on {texts_run(head.texts, head.texts_left_out)} ({head.tokens:,} tokens)"
+    ran = f"{on}{part_run(head.part)}" if head.loss else f"not run: {head.why}"
     return (
         f"{head.model}: {_count(survey)} × {len(head.schemes)} schemes, rounded to nearest; the model was "
-        f"{ran}.{kept(survey)}"
+        f"{ran}.{kept(survey)}{rarely_reached(survey)}"
+    )
+
+
+def part_run(part: str) -> str:
+    """What of a model was run, where texts do not run all of it."""
+    return f", its {part} alone: images and sound were not given to it" if part else ""
+
+
+def texts_run(texts: int, left_out: int) -> str:
+    """How many texts were run, and of how many where some could not be: "38 of 40 texts"."""
+    return f"{texts:,} of {texts + left_out:,} texts" if left_out else f"{texts:,} texts"
+
+
+def rarely_reached(survey: Survey) -> str:
+    """The experts that few calibration texts reached, as a sentence; empty if there are none."""
+    few = [x for x in survey.linear if is_expert(x.name) and x.texts is not None and x.texts < FEW_TEXTS]
+    if not few:
+        return ""
+    every = sum(is_expert(layer.name) for layer in survey.linear)
+    least = min(few, key=lambda layer: layer.texts or 0)
+    return (
+        f" {len(few)} of {every} matrices of experts were reached by fewer than {FEW_TEXTS} texts, such as "
+        f"{least.name} by {least.texts}: their losses are uncertain; more texts help."
     )
 
 
 def kept(survey: Survey) -> str:
-    """The share of experts that are listed and stay as they are, as a sentence; empty without any."""
+    """What stays as it is and its share of the bytes, as sentences; empty where little does."""
+    parts = sorted(survey.head.kept_parts.items(), key=lambda part: -part[1])
+    whole = survey.head.kept_bytes + sum(layer.stored_bytes for layer in survey.layers if layer.bits)
+    told = [f"{what} {100 * size / whole:.0f} %" for what, size in parts if size >= TOLD_SHARE * whole]
+    share = 100 * survey.head.kept_bytes / max(whole, 1)
+    said = f" Kept as stored, {share:.0f} % of the bytes: {', '.join(told)}." if told else ""
+    idle = [layer.name for layer in survey.layers if layer.bits and not layer.reached]
+    if idle:
+        said += (
+            f" Without effect on the loss, and kept as they are: {len(idle)} of the layers, such as "
+            f"{idle[0]}. A survey with --signal weight chooses for them too."
+        )
+    return said + _experts_kept(survey)
+
+
+def _experts_kept(survey: Survey) -> str:
+    """What becomes of stacked experts that no target carries; empty without any."""
     experts = [layer for layer in survey.layers if layer.role is Role.EXPERTS]
     if not experts:
         return ""
@@ -47,16 +96,23 @@ def _count(survey: Survey) -> str:
     return f"{len(survey.linear) - heads} linear layers" + (" and the head" if heads else "")
 
 
-def verdict(front: Frontier, choice: Choice) -> str:
-    """The size of a choice, its predicted loss, and what the best single scheme of that size would lose."""
+def between_words(interval: Interval | None) -> str:
+    """An interval of a predicted loss, to stand behind it; empty without one."""
+    return f", {interval[0]:.3g} to {interval[1]:.3g} by the calibration texts" if interval else ""
+
+
+def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -> str:
+    """The size of a choice, its predicted loss with the ``interval``, and what the best single scheme of that
+    size would lose."""
     size, signal = choice.bytes + front.kept_bytes, SENSITIVITIES[front.signal]
-    bought = f"{choice.bits:.2f} bits a weight: {words.bytes_(size)} for the whole model"
+    bought = f"{choice.bits:.2f} bits per weight: {words.bytes_(size)} for the whole model"
     if size >= _TOLD_FROM:
         fits = gpus_that_hold(size)
         bought += f", which {fits[0]} holds" if fits else ", more than any one GPU holds"
     if not signal.is_loss:
         return f"{bought}. This signal predicts no loss: {signal.trust}"
-    bought += f"; predicted loss {choice.loss:.3g}."
+    bought += f"; predicted loss {choice.loss:.3g}{between_words(interval)}"
+    bought += f"{weights_alone(front.inputs)}."
     single = [u for u in front.uniform if u.bits <= choice.bits + SAME_SIZE]
     if not single:
         return bought
@@ -68,14 +124,60 @@ def verdict(front: Frontier, choice: Choice) -> str:
 
 
 def truth(check: Check) -> str:
-    """What a check measured, against the best single scheme of about the recipe's size."""
+    """What a check measured, against the best of the single schemes of about the recipe's size that were
+    run, and what quantized inputs add."""
+    return f"{_against_singles(check)}{_of_inputs(check)}"
+
+
+def _of_inputs(check: Check) -> str:
+    """A sentence on the loss with quantized inputs; empty where they are not quantized."""
+    alone = check.weights_alone
+    if alone is None:
+        return ""
+    both = check.rows[0].loss.value
+    words = label_of_inputs(Scheme.parse(check.inputs))
+    return (
+        f" All of these models run with quantized inputs ({words}): the recipe loses {both:.3g} so, "
+        f"{alone.loss.value:.3g} by its weights alone, of which the prediction is."
+    )
+
+
+def _measured_on(check: Check) -> str:
+    if check.calibrated:
+        return "Measured on the calibration texts themselves, so that the loss is flattered"
+    return "Measured on texts that were not calibrated by"
+
+
+def _against_singles(check: Check) -> str:
+    """The recipe against the best single scheme of about its size."""
     if check.uniform:
-        return "Measured on texts that the survey did not see: the recipe is one scheme for all layers."
+        return f"{_measured_on(check)}: the recipe is one scheme for all layers."
     single, better = check.single, check.better
     if single is None or better is None:
-        return "Measured on texts that the survey did not see; no single scheme is as small."
+        return f"{_measured_on(check)}; no single scheme is as small."
     least = f"{abs(100 * better):.0f} % {'less' if better >= 0 else 'more'}"
+    count = len(check.singles)
+    beside = f"the best of {count} single schemes" if count > 1 else "the single scheme"
+    where = f" in the files of {check.target}" if check.target else ""
     return (
-        f"Measured: the recipe of {check.rows[0].bits:.2f} bits loses {least} than the best single scheme "
-        f"of about its size, {label_of_text(single.name)} ({single.bits:.2f} bits)."
+        f"{_measured_on(check)}: the recipe of {check.rows[0].bits:.2f} bits{where} loses {least} than "
+        f"{beside} of about its size that were run, {label_of_text(single.name)} ({single.bits:.2f} bits)."
+        f"{_contradiction(check, single)}"
+    )
+
+
+def _contradiction(check: Check, single: Checked) -> str:
+    """A sentence where perplexity ranks the recipe and the best single scheme the other way round; empty if
+    it does not, or there is none."""
+    mine, theirs = (row.loss.scores.get("perplexity") for row in (check.rows[0], single))
+    if mine is None or theirs is None:
+        return ""
+    less_loss = check.rows[0].loss.value < single.loss.value
+    if (mine < theirs) == less_loss or mine == theirs:
+        return ""
+    original = check.rows[0].loss.scores["perplexity_original"]
+    return (
+        f" Perplexity contradicts that: {mine:.4g} by the recipe, {theirs:.4g} by the single scheme "
+        f"({original:.4g} originally). It measures the likelihood of these texts, KL the distance from the "
+        "original model."
     )

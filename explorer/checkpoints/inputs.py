@@ -1,0 +1,92 @@
+"""How the inputs of layers are quantized when a model runs, and the weights that they are multiplied with.
+
+Engines multiply codes by codes only where both have one format: INT8 inputs with INT8 weights, FP8 inputs
+with FP8 weights. Scales stand outside the product, so that they may not change within a row, but for tiles of
+128 x 128 with inputs in blocks of 128.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from explorer.schemes import Scheme
+
+INPUTS = {
+    "int8_row": "INT8 per token",
+    "fp8_e4m3_row": "FP8 per token",
+    "fp8_e4m3_1x128": "FP8 in blocks of 128",
+    "int8_tensor": "INT8, one fixed scale a layer",
+    "fp8_e4m3_tensor": "FP8, one fixed scale a layer",
+}
+"""Schemes of inputs -> words for them. The last two have fixed scales, which texts are run for."""
+RANGES = {"max": "minmax", "percentile": "percentile"}
+"""Which range of the inputs a fixed scale spans -> the calibrator: all of it, or 99.99 % of the values."""
+_ROWS, _TILES = ((1, None), (None, None)), ((128, 128),)
+_WEIGHTS = {(1, None): _ROWS, (None, None): _ROWS, (1, 128): _TILES}
+"""Block of the inputs -> blocks of weights that engines multiply them with."""
+
+
+def check_inputs(name: str, span: str = "") -> None:
+    """``ValueError`` with the accepted values if ``name`` is no scheme of inputs, ``span`` is no range, or
+    one is given for scales that are found as inputs come."""
+    if name not in INPUTS:
+        raise ValueError(f"inputs are quantized by {', '.join(INPUTS)}, not by {name!r}")
+    if span and span not in RANGES:
+        raise ValueError(f"no range {span!r} of inputs; there are {', '.join(RANGES)}")
+    if span and not name.endswith("_tensor"):
+        fixed = [other for other in INPUTS if other.endswith("_tensor")]
+        raise ValueError(f"scales of {name} are found as inputs come: a range is for {' and '.join(fixed)}")
+
+
+def inputs_of(name: str, span: str = "") -> Scheme:
+    """The scheme of inputs called ``name``; its calibrator is that of ``span``. ``ValueError`` as
+    ``check_inputs``."""
+    from explorer.schemes import Scheme
+
+    check_inputs(name, span)
+    return with_calibrator(Scheme.parse(name), RANGES[span or "max"])
+
+
+def with_calibrator(scheme: Scheme, name: str) -> Scheme:
+    """``scheme`` with the calibrator of this name."""
+    from explorer.schemes import Scheme
+    from explorer.schemes.calibrators import calibrator_named
+
+    return Scheme.parse(dataclasses.replace(scheme, calibrator=calibrator_named(name)).text)
+
+
+def is_fixed(scheme: Scheme) -> bool:
+    """Whether inputs by ``scheme`` have one scale that is fixed beforehand."""
+    return scheme.block == (None, None)
+
+
+def check_scheme(scheme: Scheme) -> None:
+    """``ValueError`` if no target quantizes inputs by ``scheme``."""
+    name, calibrator = str(with_calibrator(scheme, "minmax")), scheme.calibrator.name
+    check_inputs(name)
+    accepted = tuple(RANGES.values()) if is_fixed(scheme) else ("minmax",)
+    if calibrator not in accepted:
+        raise ValueError(
+            f"the range of inputs by {name} is found by {' or '.join(accepted)}, not {calibrator}"
+        )
+
+
+def label_of_inputs(scheme: Scheme) -> str:
+    """``scheme`` of inputs in words, with the calibrator of a fixed range where that is not the whole."""
+    words = INPUTS.get(str(with_calibrator(scheme, "minmax")), scheme.label)
+    return words if scheme.calibrator.name == "minmax" else f"{words} ({scheme.calibrator.label})"
+
+
+def product_refusal(inputs: Scheme, scheme: Scheme) -> str:
+    """Why engines have no product of ``inputs`` with weights by ``scheme``, in words; empty if they have."""
+    blocks = _WEIGHTS.get(inputs.block, ())
+    alike = scheme.format.name == inputs.format.name and scheme.block in blocks and not scheme.asymmetric
+    if alike and not scheme.mapping.has_offset:
+        return ""
+    where = "in tiles of 128 x 128" if blocks == _TILES else "by row or tensor"
+    return (
+        f"it multiplies inputs by {inputs.label} with symmetric {inputs.format.label} weights {where}, not "
+        f"with {scheme.label}"
+    )

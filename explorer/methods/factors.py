@@ -1,0 +1,92 @@
+"""One factor for the input channels of several layers: layers that read the same inputs share it.
+
+The operation before them is divided by the factor, and their weights are multiplied by it, so that files hold
+plain codes. Methods that scale channels (AWQ, SmoothQuant) search the factor of a group; one layer alone is a
+group of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from explorer.core.quantize import quantize
+from explorer.methods.layer import Diagonal, Objective
+from explorer.progress import Progress, checkpoint
+from explorer.schemes import Scheme
+
+
+@dataclass(frozen=True, eq=False)
+class Readers:
+    """Layers that read the same ``activations`` float32 [tokens, K].
+
+    weights    float32 [N, K] of each
+    schemes    of each
+    of_inputs  how the inputs are quantized at run time; None where they are not
+    rows       int64 [K]: channels of one number have one factor, as the operation before makes several of one
+               of its own; None where each channel has its own
+    """
+
+    weights: tuple[Tensor, ...]
+    schemes: tuple[Scheme, ...]
+    activations: Tensor
+    of_inputs: Scheme | None = None
+    rows: Tensor | None = None
+
+    def tied(self, scale: Tensor) -> Diagonal:
+        """The transform by ``scale`` [K], with the geometric mean where channels have one factor."""
+        return Diagonal.rounded(scale if self.rows is None else tied(scale, self.rows))
+
+    def scaled(self, transform: Diagonal) -> Self:
+        """The same layers with their inputs in the basis of ``transform``."""
+        weights = tuple(transform.weight(weight) for weight in self.weights)
+        return replace(self, weights=weights, activations=transform.inputs(self.activations))
+
+
+FindFactor = Callable[[Readers], tuple[Diagonal, Objective]]
+"""The transform of a group, and what it was chosen by, if it was."""
+
+
+def tied(scale: Tensor, rows: Tensor) -> Tensor:
+    """float32 [K]: the geometric mean of ``scale`` [K] over the channels of each number in ``rows`` [K]."""
+    logs = scale.float().log()
+    sums = torch.zeros(int(rows.max()) + 1, device=logs.device).index_add_(0, rows, logs)
+    counts = torch.bincount(rows).clamp_min(1)
+    return (sums / counts)[rows].exp()
+
+
+def least_error(
+    readers: Readers, candidates: Iterable[Tensor], progress: Progress | None = None, steps: int = 0
+) -> tuple[Diagonal, Objective]:
+    """Of the scales ``candidates`` [K] that with the least error of all outputs of the group, rounded to
+    nearest; and the mean squared error at each. ``progress`` is told of ``steps``."""
+    x, targets = readers.activations, [readers.activations @ w.t() for w in readers.weights]
+    objective, least = [], float("inf")
+    chosen = Diagonal(torch.ones(x.shape[1], device=x.device))
+    for index, candidate in enumerate(candidates):
+        checkpoint()
+        transform = readers.tied(candidate)
+        objective.append(_error(readers, transform, targets))
+        if objective[-1] < least:
+            least, chosen = objective[-1], transform
+        if progress is not None:
+            progress(index + 1, steps)
+    return chosen, tuple(objective)
+
+
+def _error(readers: Readers, transform: Diagonal, targets: list[Tensor]) -> float:
+    """The mean squared error of the outputs of all layers of the group."""
+    x, sums, outputs = readers.activations, 0.0, 0
+    if readers.of_inputs is not None:
+        x = quantize(transform.inputs(x), readers.of_inputs).dequantize()
+    for weight, scheme, target in zip(readers.weights, readers.schemes, targets, strict=True):
+        rounded = quantize(transform.weight(weight), scheme).dequantize()
+        if readers.of_inputs is None:
+            rounded = transform.undo(rounded)
+        mean = float((x @ rounded.t() - target).square().mean(dtype=torch.float64))
+        sums, outputs = sums + mean * len(weight), outputs + len(weight)
+    return sums / outputs

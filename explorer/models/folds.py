@@ -1,0 +1,262 @@
+"""Which layer of a network can take in a factor of the input channels of others: found by running it.
+
+A factor s multiplies the columns of a layer's weight, and its inputs are divided by it: by the norm whose
+output they are, or by the rows of a linear layer before. Nothing is told by names. A run says which norm
+gives a layer its inputs and which layers ran before it; a fold is accepted if the network's output stays what
+it is with a random factor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explorer.methods.factors import tied
+from explorer.progress import checkpoint
+
+SAME = 1e-4
+"""The largest accepted difference of the network's outputs, relative to the largest output."""
+BEFORE = 4
+"""Linear layers run before a layer that are tried for it, the nearest first."""
+
+Run = Callable[[nn.Module], Tensor]
+"""The output of a network for a fixed input."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """A layer that takes in a factor of the input channels of others.
+
+    writer   the module whose outputs are divided: a norm, or a linear layer
+    readers  the linear layers that read them, all of them
+    rows     int64 [K]: the output of ``writer`` that each input channel of the readers is made of
+    offset   what the norm adds to its weight: 1 in Gemma, else 0
+    """
+
+    writer: str
+    readers: tuple[str, ...]
+    rows: Tensor
+    offset: float = 0.0
+
+    def apply(self, network: nn.Module, factor: Tensor, stored: torch.dtype | None = None) -> Tensor:
+        """Fold ``factor`` [K] into ``network`` in place; float32 [K]: what inputs are divided by.
+
+        Channels of one row get the mean of their factors. A norm whose weight is ``stored`` in a dtype is
+        rounded to it, and the readers are multiplied by what it was really divided by.
+        """
+        writer = network.get_submodule(self.writer)
+        factor = tied(factor.to(self.rows.device), self.rows)
+        weight, bias = _tensor(writer, "weight"), getattr(writer, "bias", None)
+        divisor = torch.ones(len(weight), device=weight.device)
+        divisor[self.rows.to(weight.device)] = factor.to(weight.device)
+        with torch.no_grad():
+            if weight.dim() == 1:
+                divisor = self._divide_norm(weight, divisor, stored)
+            else:
+                weight.div_(divisor[:, None])
+            if isinstance(bias, Tensor):
+                bias.div_(divisor)
+            real = divisor[self.rows.to(weight.device)]
+            for name in self.readers:
+                reader = _tensor(network.get_submodule(name), "weight")
+                reader.mul_(real.to(reader.device))
+        return real.cpu()
+
+    def _divide_norm(self, weight: Tensor, divisor: Tensor, stored: torch.dtype | None) -> Tensor:
+        """Divide in place; the divisor [rows] after rounding."""
+        before = weight + self.offset
+        divided = before / divisor - self.offset
+        if stored is not None:
+            divided = divided.to(stored).to(weight)
+        weight.copy_(divided)
+        real = before / (divided + self.offset)
+        return torch.where(torch.isfinite(real) & (real > 0), real, divisor)
+
+    def parameters(self, network: nn.Module) -> tuple[str, ...]:
+        """The names of the parameters that a fold changes."""
+        parts = [f"{name}.weight" for name in (self.writer, *self.readers)]
+        if isinstance(getattr(network.get_submodule(self.writer), "bias", None), Tensor):
+            parts.append(f"{self.writer}.bias")
+        return tuple(parts)
+
+
+def find_folds(network: nn.Module, run: Run, layers: Collection[str]) -> tuple[list[Fold], dict[str, str]]:
+    """The folds for the linear ``layers`` of ``network``, and why others can have none, by layer.
+
+    Each candidate is tried with a random factor; the network is as before when this returns.
+    """
+    seen = _observe(network, run)
+    expected, found, refused = run(network), list[Fold](), dict[str, str]()
+    covered: set[str] = set()
+    for name in layers:
+        checkpoint()
+        if name in covered:
+            continue
+        if name not in seen.inputs:
+            refused[name] = "no text reached it"
+            continue
+        candidates = list(_candidates(network, seen, name))
+        fold = next((one for one in candidates if _unchanged(network, run, expected, one)), None)
+        if fold is None:
+            refused[name] = _why(seen, name, candidates)
+        elif _unchanged(network, run, expected, fold, whole=False):
+            refused[name] = "the outputs do not depend on it enough to tell whether a factor may be folded"
+        else:
+            found.append(fold)
+            covered.update(fold.readers)
+    return found, refused
+
+
+@dataclass
+class _Seen:
+    """One run: what each linear layer read, in their order, and which module wrote each tensor."""
+
+    inputs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    writers: dict[tuple[int, int], str] = field(default_factory=dict)
+    kept: list[Tensor] = field(default_factory=list)
+
+    def key(self, x: Tensor) -> tuple[int, int]:
+        """The memory of ``x``, which is kept so that no other tensor has it."""
+        self.kept.append(x)
+        return x.data_ptr(), x.numel()
+
+    def writer(self, layer: str) -> str:
+        """The module whose output is the input of ``layer``; empty if there is none, or several."""
+        found = {self.writers.get(key, "") for key in self.inputs[layer]}
+        return found.pop() if len(found) == 1 else ""
+
+    def readers(self, writer: str) -> tuple[str, ...]:
+        """The linear layers whose input is the output of ``writer``."""
+        return tuple(layer for layer in self.inputs if self.writer(layer) == writer)
+
+    def before(self, layer: str) -> list[str]:
+        """Linear layers that ran before ``layer``, the nearest first."""
+        order = list(self.inputs)
+        return order[: order.index(layer)][: -BEFORE - 1 : -1]
+
+
+def _observe(network: nn.Module, run: Run) -> _Seen:
+    seen = _Seen()
+    hooks = []
+
+    def after(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if isinstance(module, nn.Linear) and inputs and isinstance(inputs[0], Tensor):
+                seen.inputs.setdefault(name, set()).add(seen.key(inputs[0]))
+            if isinstance(output, Tensor):
+                seen.writers[seen.key(output)] = name
+
+        return hook
+
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear) or _is_norm(module):
+            hooks.append(module.register_forward_hook(after(name)))
+    try:
+        run(network)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _is_norm(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 1
+
+
+def _candidates(network: nn.Module, seen: _Seen, layer: str) -> Iterator[Fold]:
+    """Folds that may be right for ``layer``."""
+    columns = _tensor(network.get_submodule(layer), "weight").shape[1]
+    if writer := seen.writer(layer):
+        weight = _tensor(network.get_submodule(writer), "weight")
+        if len(weight) == columns:
+            rows, readers = torch.arange(columns), seen.readers(writer)
+            for offset in (0.0, 1.0) if weight.dim() == 1 else (0.0,):
+                yield Fold(writer, readers, rows, offset)
+        return
+    for writer in seen.before(layer):
+        outputs = len(_tensor(network.get_submodule(writer), "weight"))
+        for rows in _rows(outputs, columns, _head_width(network)):
+            yield Fold(writer, (layer,), rows)
+
+
+def _rows(outputs: int, columns: int, head: int) -> Iterator[Tensor]:
+    """Ways in which ``columns`` inputs may be made of the rows of a layer before: one of each; heads that
+    several query heads read; the last rows of a layer that is query, key and value, or gate and up."""
+    if outputs >= columns:
+        yield torch.arange(columns) + outputs - columns
+    heads = columns // head if head and columns % head == 0 else 0
+    shared = {outputs // head, (outputs - columns) // (2 * head)} if heads else set()
+    for count in sorted(shared):
+        if 0 < count < heads and heads % count == 0:
+            first = outputs - count * head
+            block = torch.arange(first, outputs).view(count, 1, head)
+            yield block.expand(count, heads // count, head).reshape(-1)
+
+
+def _head_width(network: nn.Module) -> int:
+    """Channels of an attention head by the configuration; 0 where it does not say."""
+    config = getattr(network, "config", None)
+    text = config.get_text_config() if config is not None else None
+    if width := getattr(text, "head_dim", None):
+        return int(width)
+    heads, hidden = (getattr(text, name, None) for name in ("num_attention_heads", "hidden_size"))
+    return hidden // heads if isinstance(heads, int) and isinstance(hidden, int) else 0
+
+
+def _unchanged(network: nn.Module, run: Run, expected: Tensor, fold: Fold, whole: bool = True) -> bool:
+    """True if the network's output is ``expected`` with a random factor from 1/2 to 2 folded. Unless
+    ``whole``, the readers stay as they are: a fold that matters does not leave the output as it is then."""
+    draw = torch.Generator().manual_seed(len(fold.rows))
+    factor = (torch.rand(len(fold.rows), generator=draw) * 2 - 1).exp2()
+    tried = fold if whole else replace(fold, readers=())
+    with _kept(network, tried):
+        tried.apply(network, factor)
+        got = run(network)
+    difference = (got - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    return bool(difference <= SAME)  # False for NaN
+
+
+@contextmanager
+def _kept(network: nn.Module, fold: Fold) -> Iterator[None]:
+    """What is done to the parameters of ``fold`` inside is undone."""
+    changed = [network.get_parameter(name) for name in fold.parameters(network)]
+    before = [parameter.detach().clone() for parameter in changed]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in zip(changed, before, strict=True):
+                parameter.copy_(values)
+
+
+def _why(seen: _Seen, layer: str, candidates: list[Fold]) -> str:
+    """Why none of ``candidates`` is right, in words."""
+    if writer := seen.writer(layer):
+        return f"{writer} gives its inputs, and what else reads those would change"
+    tried = ", ".join(dict.fromkeys(fold.writer for fold in candidates))
+    return f"no norm gives its inputs, and no layer before scales them{f' (tried: {tried})' if tried else ''}"
+
+
+def _tensor(module: nn.Module, name: str) -> Tensor:
+    found = getattr(module, name)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def run_of(inputs: Mapping[str, Any]) -> Run:
+    """What runs a network on ``inputs``, by the names of its arguments."""
+
+    def run(network: nn.Module) -> Tensor:
+        with torch.no_grad():
+            output = network(**inputs)
+        first = next(itertools.chain(output.values() if isinstance(output, Mapping) else output))
+        return torch.as_tensor(first).float()
+
+    return run

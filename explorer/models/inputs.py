@@ -1,0 +1,89 @@
+"""Layers whose inputs are quantized when the model runs: by scales found as they come, or by fixed ones that
+calibration texts are run for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from explorer.core.quantize import quantize
+from explorer.models.capture import Model, watch
+from explorer.models.quantize import MethodLinear
+from explorer.models.texts import AnyTexts
+from explorer.progress import Progress
+from explorer.schemes import Scheme, scale_for
+from explorer.schemes.observer import Observer
+
+
+@dataclass(frozen=True)
+class QuantizedInputs:
+    """``scheme`` of the layers' inputs; ``scales``: layer -> the fixed scale of its inputs, if it has one."""
+
+    scheme: Scheme
+    scales: Mapping[str, float] = field(default_factory=dict)
+
+
+def quantized_inputs(x: Tensor, scheme: Scheme, scale: float | None = None) -> Tensor:
+    """Inputs [..., K] as a layer sees them: rounded to the codes of ``scheme``, in float32, by the fixed
+    ``scale`` if given, beyond which values saturate."""
+    if scale is not None:
+        codes = scheme.format
+        return codes.decode(codes.encode(x.float() / scale)) * scale
+    return quantize(x.reshape(-1, x.shape[-1]), scheme).dequantize().reshape(x.shape)
+
+
+def quantize_inputs(network: nn.Module, modules: Mapping[str, str], inputs: QuantizedInputs) -> None:
+    """From now on the layers ``modules`` (name -> module of ``network``) see quantized inputs.
+
+    A layer by a method that transforms its inputs rounds them after that. ``ValueError`` for such a layer
+    with a fixed scale, which would be one of the untransformed inputs.
+    """
+    for name, path in modules.items():
+        module, scale = network.get_submodule(path), inputs.scales.get(name)
+        if isinstance(module, MethodLinear) and not module.layer.plain:
+            if scale is not None:
+                raise ValueError(
+                    f"{name}: its method changes its inputs or adds to its product; fixed scales are of "
+                    "inputs as they are: quantize inputs per token"
+                )
+            module.activations = inputs.scheme
+        else:
+            module.register_forward_pre_hook(partial(_round, scheme=inputs.scheme, scale=scale))
+
+
+def _round(
+    module: nn.Module, given: tuple[Tensor, ...], *, scheme: Scheme, scale: float | None
+) -> tuple[Tensor, ...]:
+    return quantized_inputs(given[0], scheme, scale).to(given[0].dtype), *given[1:]
+
+
+def find_input_scales(
+    model: Model,
+    modules: Mapping[str, str],
+    scheme: Scheme,
+    texts: AnyTexts,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """The fixed scale of the inputs of each layer (name -> module), by the range that ``scheme``'s calibrator
+    finds in all that ``texts`` give it. ``progress`` counts texts.
+
+    ``SourceError`` for a layer that no text reaches, and where there is no text; ``ValueError`` for inputs
+    that are NaN or Inf.
+    """
+    observers = {name: Observer() for name in modules}
+    watch(model, texts, {path: observers[name].add for name, path in modules.items()}, progress)
+    levels = 1 << (scheme.format.bits - 1)
+    found = {}
+    for name, observer in observers.items():
+        if not observer.batches:
+            raise ValueError(
+                f"no text reached {name}: the fixed scale of its inputs is not known; keep it, or quantize "
+                "inputs per token"
+            )
+        clip = observer.clip_range(scheme.calibrator.name, levels)
+        found[name] = float(scale_for(clip, scheme).scale.to(torch.float32))
+    return found

@@ -1,0 +1,189 @@
+"""Texts from files as users have them: .txt, .jsonl, .json, .csv and .parquet.
+
+A row of a table is a document: its column "text"; or a dialogue in "messages" or "conversations", or one of
+two turns in "prompt" and "completion" (or "response"). A column "kind" says what a document is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from explorer.models.texts import Chat, Document, Texts, texts_of
+from explorer.paths import ASSETS
+
+FOLDER = ASSETS / "texts"
+COLUMNS = ("text", "messages", "conversations")
+ANSWERS = ("completion", "response")
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
+"""Of ShareGPT's dialogues, in the words of chat templates."""
+_NEEDED = ", ".join((*COLUMNS, "prompt with completion or response"))
+Row = Mapping[str, Any]
+
+
+def read_texts(
+    path: str | Path,
+    column: str | None = None,
+    sequence_length: int | None = None,
+    samples: int | None = None,
+) -> Texts:
+    """The documents of a file, by its suffix; any other than those above is text, a document a line.
+
+    ``column``: which one holds text or dialogues, of a file that has columns. ``sequence_length``,
+    ``samples``: see ``Texts``. ``ValueError`` names what is wrong: no UTF-8 or no table, no such column (with
+    those there are), a cell that is neither text nor a dialogue, no text at all.
+    """
+    path = Path(path)
+    rows_of = _TABLES.get(path.suffix.lower())
+    try:
+        if rows_of is None:
+            if column is not None:
+                raise ValueError(f"has no columns: a document a line; {', '.join(_TABLES)} have")
+            found = Texts(tuple(path.read_text(encoding="utf-8").splitlines()))
+        else:
+            found = _of_rows(rows_of(path), column)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text") from error
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from error
+    if not (found := texts_of(found)):
+        raise ValueError(f"{path} has no {'line' if rows_of is None else 'row'} of text")
+    return replace(found, sequence_length=sequence_length, samples=samples)
+
+
+@cache
+def built_in(name: str) -> Texts:
+    """The texts ``assets/texts/<name>.jsonl``, with their kinds."""
+    return read_texts(FOLDER / f"{name}.jsonl")
+
+
+def _of_json(path: Path) -> list[Row]:
+    """An array of objects, or an object a line."""
+    text = path.read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        found = _parsed(text, "it")
+    else:
+        lines = enumerate(text.split("\n"), 1)  # splitlines() would cut within strings
+        found = [_parsed(line, f"line {number}") for number, line in lines if line.strip()]
+    for number, row in enumerate(found, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"holds no table: row {number} is no JSON object")
+    return found
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON: {where}: {str(error)[:100]}") from error
+
+
+def _of_frame(read: str, **options: Any) -> Callable[[Path], list[Row]]:
+    """Rows by the reader of pandas called ``read``."""
+
+    def rows(path: Path) -> list[Row]:
+        try:
+            import pandas
+        except ImportError as error:
+            raise ValueError("needs pandas: pip install pandas") from error
+        try:
+            frame = getattr(pandas, read)(path, **options)
+        except ImportError as error:
+            raise ValueError("needs pyarrow: pip install pyarrow") from error
+        except (OSError, UnicodeDecodeError):
+            raise
+        except Exception as error:  # parsers have errors of their own, some of them ValueErrors
+            raise ValueError(f"could not be read: {str(error).strip().splitlines()[0][:200]}") from error
+        missing = frame.astype(object).where(frame.notna(), None)
+        found: list[Row] = missing.to_dict("records")
+        return found
+
+    return rows
+
+
+_TABLES: dict[str, Callable[[Path], list[Row]]] = {
+    ".jsonl": _of_json,
+    ".json": _of_json,
+    ".csv": _of_frame("read_csv", dtype=str, keep_default_na=False, encoding="utf-8"),
+    ".parquet": _of_frame("read_parquet"),
+}
+"""Suffix -> what reads its rows."""
+
+
+def _of_rows(rows: Sequence[Row], column: str | None) -> Texts:
+    if not rows:
+        raise ValueError("has no row")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    document = _reader(names, column)
+    documents = tuple(_in_row(document, row, number) for number, row in enumerate(rows, 1))
+    kinds = tuple(str(row.get("kind") or "") for row in rows) if "kind" in names else ()
+    return Texts(documents, kinds)
+
+
+def _in_row(document: Callable[[Row], Document], row: Row, number: int) -> Document:
+    try:
+        return document(row)
+    except ValueError as error:
+        raise ValueError(f"row {number}: {error}") from error
+
+
+def _reader(names: Sequence[str], column: str | None) -> Callable[[Row], Document]:
+    """What makes a document of a row with columns ``names``."""
+    there = f"it has {', '.join(map(str, names))}"
+    if column is not None:
+        if column not in names:
+            raise ValueError(f"has no column {column!r}; {there}")
+        return lambda row: _cell(row, column)
+    answer = next((name for name in ANSWERS if name in names), None)
+    usual = [name for name in COLUMNS if name in names]
+    if not usual and not ("prompt" in names and answer):
+        raise ValueError(f"has no column that is read by itself ({_NEEDED}); {there}: name one by --column")
+
+    def first_filled(row: Row) -> Document:
+        """Rows of a table may be of several sorts."""
+        if name := next((name for name in usual if row.get(name) is not None), None):
+            return _cell(row, name)
+        if answer is None or row.get("prompt") is None:
+            return ""
+        return (*_turns(_cell(row, "prompt"), "user"), *_turns(_cell(row, answer), "assistant"))
+
+    return first_filled
+
+
+def _turns(cell: Document, role: str) -> Chat:
+    """A cell as turns: text is what ``role`` says."""
+    return ((role, cell),) if isinstance(cell, str) else cell
+
+
+def _cell(row: Row, name: str) -> Document:
+    """A cell: text, or a dialogue; an empty one is text of no length."""
+    value = row.get(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    if hasattr(value, "tolist"):  # Parquet's lists are arrays
+        value = value.tolist()
+    if isinstance(value, list) and all(isinstance(turn, Mapping) for turn in value):
+        return tuple(_turn(turn, name) for turn in value)
+    raise ValueError(f"{name!r} is neither text nor a list of turns, but {type(value).__name__}")
+
+
+def _turn(turn: Mapping[str, Any], name: str) -> tuple[str, str]:
+    role, said = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    if not isinstance(role, str):
+        raise ValueError(f"a turn of {name!r} has no role: it has {', '.join(map(str, turn)) or 'nothing'}")
+    if said is not None and not isinstance(said, str):
+        said = _of_parts(said, name)
+    return _ROLES.get(role, role), said or ""
+
+
+def _of_parts(parts: Any, name: str) -> str:
+    """The text of content that comes in parts: {"type": "text", "text": ...}."""
+    parts = parts.tolist() if hasattr(parts, "tolist") else parts
+    if not isinstance(parts, Iterable) or not all(isinstance(part, Mapping) for part in parts):
+        raise ValueError(f"the content of a turn of {name!r} is neither text nor parts with text")
+    texts = (part.get("text") for part in parts)
+    return "\n".join(text for text in texts if isinstance(text, str))

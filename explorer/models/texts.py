@@ -1,0 +1,215 @@
+"""Texts that models are run on: documents, and how they become sequences of tokens.
+
+    Texts (documents, kinds, sequence_length, samples)  ->  token_sequences  ->  TokenSequence
+
+Surveys, checks, methods and captured inputs all get their tokens from ``token_sequences``: the one place
+where a tokenizer is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from explorer.progress import checkpoint
+from explorer.sources.base import SourceError, first_line
+
+if TYPE_CHECKING:
+    from explorer.models.capture import Model
+
+Chat = tuple[tuple[str, str], ...]
+"""Turns of a dialogue: (role, what is said)."""
+Document = str | Chat
+SEED = 42
+"""Of the order in which ``samples`` are drawn."""
+_POSITIONS = ("max_position_embeddings", "max_seq_len")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Documents, and how they are read.
+
+    ``kinds``: what each document is (prose, code, chat), or none. With ``sequence_length`` N, documents of a
+    kind are joined by the tokenizer's end token and cut into sequences of N tokens; without it each document
+    is a sequence, cut where a model's positions end. ``samples``: so many sequences, of documents in random
+    order (seed ``SEED``); None for all, in their own order.
+    """
+
+    documents: tuple[Document, ...]
+    kinds: tuple[str, ...] = ()
+    sequence_length: int | None = None
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kinds and len(self.kinds) != len(self.documents):
+            raise ValueError(f"{len(self.documents)} documents have {len(self.kinds)} kinds")
+        if self.sequence_length is not None and self.sequence_length < 2:
+            raise ValueError(f"a sequence has at least 2 tokens, not {self.sequence_length}")
+        if self.samples is not None and self.samples < 1:
+            raise ValueError(f"at least 1 sample is drawn, not {self.samples}")
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def plain(self) -> bool:
+        """Whether they are documents of text that are run as they are, all of them."""
+        as_they_are = self.sequence_length is None and self.samples is None
+        return as_they_are and all(isinstance(one, str) for one in self.documents)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of what is run: of ``plain`` texts a line each; else of all as JSON. Kinds do not count."""
+        if self.plain:
+            found = "\n".join(one for one in self.documents if isinstance(one, str))
+        else:
+            found = json.dumps([self.documents, self.sequence_length, self.samples], ensure_ascii=False)
+        return hashlib.sha256(found.encode()).hexdigest()
+
+    def sampled(self) -> list[tuple[Document, str]]:
+        """Documents with their kinds: in their own order, or in that of ``samples``."""
+        kinds = self.kinds or ("",) * len(self.documents)
+        found = list(zip(self.documents, kinds, strict=True))
+        if self.samples is not None:
+            random.Random(SEED).shuffle(found)
+        return found
+
+
+AnyTexts = Texts | Sequence[str]
+"""Texts, or plain strings, a document each."""
+
+
+def texts_of(given: AnyTexts) -> Texts:
+    """``given`` as ``Texts`` without blank documents."""
+    texts = given if isinstance(given, Texts) else Texts(tuple(given))
+    kept = [index for index, one in enumerate(texts.documents) if not _blank(one)]
+    if len(kept) == len(texts):
+        return texts
+    documents = tuple(texts.documents[index] for index in kept)
+    kinds = tuple(texts.kinds[index] for index in kept) if texts.kinds else ()
+    return replace(texts, documents=documents, kinds=kinds)
+
+
+def _blank(document: Document) -> bool:
+    if isinstance(document, str):
+        return not document.strip()
+    return not any(said.strip() for _, said in document)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSequence:
+    """``inputs``: what the tokenizer gives the network by name, of one sequence; ``kind`` of its text."""
+
+    inputs: Mapping[str, list[int]]
+    kind: str = ""
+
+    @property
+    def ids(self) -> list[int]:
+        return self.inputs["input_ids"]
+
+
+def token_sequences(model: Model, texts: AnyTexts, longest: int) -> list[TokenSequence]:
+    """``texts`` as ``model`` runs them: of at most ``longest`` tokens where they have no sequence length of
+    their own, and never of more than the model has positions.
+
+    ``SourceError`` for sequences longer than that, for a tokenizer without an end token where documents are
+    joined, and for a dialogue that its chat template refuses.
+    """
+    texts, most = texts_of(texts), positions(model.network)
+    wanted = texts.sequence_length
+    if wanted is None:
+        cut = min(longest, most or longest)
+        found = (_of_document(model, one, kind, cut) for one, kind in texts.sampled())
+        return list(_first(found, texts.samples))
+    if most is not None and wanted > most:
+        raise SourceError(
+            f"sequences of {wanted:,} tokens are longer than the {most:,} positions of {model.name}"
+        )
+    return list(_first(_packed(model, texts, wanted), texts.samples))
+
+
+def positions(network: nn.Module) -> int | None:
+    """How many positions ``network`` has, by its config; None where that says nothing.
+
+    Networks of RoBERTa's kind count positions from behind the padding token's index, and have so many fewer.
+    """
+    for name, module in network.named_modules():
+        own = name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding)
+        if own and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return module.num_embeddings - module.padding_idx - 1
+    config = getattr(network, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    said = (getattr(config, name, None) for name in _POSITIONS)
+    return next((number for number in said if isinstance(number, int) and number > 0), None)
+
+
+def _first(sequences: Iterable[TokenSequence], count: int | None) -> Iterator[TokenSequence]:
+    for index, sequence in enumerate(sequences):
+        checkpoint()
+        yield sequence
+        if index + 1 == count:
+            return
+
+
+def _of_document(model: Model, document: Document, kind: str, longest: int) -> TokenSequence:
+    text, special = _text_of(model, document)
+    inputs = model.tokenizer(text, truncation=True, max_length=longest, add_special_tokens=special)
+    return TokenSequence(dict(inputs), kind)
+
+
+def _text_of(model: Model, document: Document) -> tuple[str, bool]:
+    """A document as text, and whether the tokenizer adds its special tokens to it: a chat template holds
+    them. Without a template a dialogue is text, a paragraph a turn, which begins with the role."""
+    if isinstance(document, str):
+        return document, True
+    if not getattr(model.tokenizer, "chat_template", None):
+        return "\n\n".join(f"{role}: {said}" for role, said in document), True
+    turns = [{"role": role, "content": said} for role, said in document]
+    try:
+        return model.tokenizer.apply_chat_template(turns, tokenize=False), False
+    except Exception as error:  # a template is a program of the model's, and raises what it likes
+        raise SourceError(f"the chat template of {model.name} refuses a text: {first_line(error)}") from error
+
+
+def _packed(model: Model, texts: Texts, length: int) -> Iterator[TokenSequence]:
+    """Documents of each kind, joined and cut to ``length``; what is left at the end counts only of a kind
+    that has not filled a sequence."""
+    tokenizer, end = model.tokenizer, model.tokenizer.eos_token_id
+    if end is None:
+        raise SourceError(
+            f"the tokenizer of {model.name} has no end token to join documents by: leave the "
+            "sequence length out"
+        )
+    begin = _begin(tokenizer)
+    open_: dict[str, list[int]] = {}
+    filled = set()
+    for document, kind in texts.sampled():
+        text, _ = _text_of(model, document)
+        ids = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        rest = [*open_.get(kind, []), *ids, end]
+        room = length - len(begin)
+        while len(rest) >= room:
+            filled.add(kind)
+            yield _joined([*begin, *rest[:room]], kind)
+            rest = rest[room:]
+        open_[kind] = rest
+    for kind, rest in open_.items():
+        if kind not in filled:
+            yield _joined([*begin, *rest], kind)
+
+
+def _begin(tokenizer: Any) -> list[int]:
+    """The begin token, where the tokenizer puts one before a text by itself: such models need it."""
+    begin = tokenizer.bos_token_id
+    return [begin] if begin is not None and tokenizer("a")["input_ids"][:1] == [begin] else []
+
+
+def _joined(ids: list[int], kind: str) -> TokenSequence:
+    return TokenSequence({"input_ids": ids, "attention_mask": [1] * len(ids)}, kind)

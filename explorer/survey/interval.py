@@ -1,0 +1,63 @@
+"""How far a predicted loss depends on which texts the survey was calibrated by.
+
+The texts are dealt into k folds in turn (k = 8, or as many as there are texts). Of each layer l the survey
+keeps its mean squared gradient F_l, and that of each fold, F_lf. A cost c_l is proportional to the squared
+gradients, so that fold f alone would predict
+
+    L_f = Σ_l c_l F_lf / F_l
+
+of a choice whose predicted loss is L = Σ_l c_l. The interval is L ± t s / √k, where s is the standard
+deviation of the L_f, and t the 97.5 % quantile of Student's distribution with k - 1 degrees of freedom.
+
+It covers the choice of texts like these, and nothing else: not texts of another kind, not the error of the
+second-order estimate itself, which grows with the loss, and not that layers' errors are added up. A fold
+scales a layer as a whole, though its weights may differ. With few texts a fold is one text, and the interval
+is wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from scipy.stats import t as students
+
+from explorer.survey.rows import Layer, Survey
+from explorer.survey.sensitivities import SENSITIVITIES, Needs
+
+FOLDS = 8
+"""The most folds that calibration texts are dealt into."""
+_COVERED = 0.975
+Interval = tuple[float, float]
+
+
+def fold_count(texts: int) -> int:
+    """Into how many folds so many texts are dealt: text i is in fold i modulo that."""
+    return max(min(FOLDS, texts), 1)
+
+
+def predicted_interval(survey: Survey, signal: str, schemes: Mapping[str, str]) -> Interval | None:
+    """The 95 % interval of the predicted loss of ``schemes`` (layer -> scheme) over calibration texts.
+
+    None where ``signal`` is not made of gradients, and for surveys without folds, of earlier versions or of
+    a single text.
+    """
+    if SENSITIVITIES[signal].needs is not Needs.GRADIENTS:
+        return None
+    layers = [layer for layer in survey.layers if layer.name in schemes and layer.reached]
+    counts = {len(layer.folds) for layer in layers}
+    if len(counts) != 1 or (count := counts.pop()) < 2:
+        return None
+    costs = np.array([layer.costs[signal][schemes[layer.name]] for layer in layers])
+    by_fold = costs @ np.array([_shares(layer) for layer in layers])
+    half = float(students.ppf(_COVERED, count - 1) * by_fold.std(ddof=1) / math.sqrt(count))
+    loss = float(costs.sum())
+    return max(loss - half, 0.0), loss + half
+
+
+def _shares(layer: Layer) -> list[float]:
+    """F_lf / F_l: 1 of each fold where the layer has no gradient at all."""
+    if not layer.fisher:
+        return [1.0] * len(layer.folds)
+    return [fold / layer.fisher for fold in layer.folds]

@@ -1,0 +1,96 @@
+"""What a model card says of the loss of a checkpoint that was just written, as measured in this run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from explorer.checkpoints.table import export_of
+from explorer.models.capture import Model
+from explorer.models.texts import AnyTexts
+from explorer.progress import Progress
+from explorer.sources.base import SourceError
+from explorer.survey.assemble import assemble
+from explorer.survey.check import calibrated_by, inputs_of
+from explorer.survey.loss import EMBEDDING, Loss, reference_for
+from explorer.survey.recipe import ModelRecipe
+from explorer.survey.run import built_in_texts, held_out_texts
+
+Measure = Callable[[nn.Module | None], str]
+"""The network that the reader opened (None where it gave none) -> Markdown for the card."""
+
+
+def measuring(
+    recipe: ModelRecipe,
+    load: Callable[[], Model],
+    texts: AnyTexts = (),
+    calibration: AnyTexts = (),
+    progress: Progress | None = None,
+    required: bool = True,
+    target: str = "",
+) -> Measure:
+    """Measures the loss on ``texts`` (held-out built-in ones if empty) against the original in float32.
+
+    The network that is run is the one that the checkpoint's reader opened, if it has the original's class;
+    else one that is put together as the checkpoint of ``target`` is (rounded weights, quantized inputs,
+    folded factors), and the card says so. ``calibration``: what methods see. Unless ``required``, a model
+    that cannot be run on text has that on its card instead.
+    """
+
+    def measure(opened: nn.Module | None) -> str:
+        try:
+            model = load()
+            reference = reference_for(model, texts or held_out_texts(model.causal))
+        except SourceError as error:
+            if required:
+                raise
+            return f"The loss was not measured: {error}."
+        read = type(opened) is type(model.network)
+        if opened is None or not read:
+            seen = calibration or built_in_texts(model.causal)
+            opened = assemble(
+                model,
+                recipe.layers,
+                seen,
+                fused=recipe.fused or bool(target and export_of(target).fused),
+                inputs=inputs_of(recipe, model, calibration, target),
+                of_inputs=recipe.inputs,
+                folded=True,
+            ).network
+        known = calibrated_by(recipe, texts, calibration)
+        return "\n".join(loss_lines(reference.measure(opened, progress), read, not texts, known))
+
+    return measure
+
+
+def loss_lines(loss: Loss, read: bool, built_in: bool, calibrated: bool = False) -> Iterator[str]:
+    """Markdown of a loss: what was run on what, and a table by kind of text. ``read``: it is of the network
+    that the checkpoint's reader opened; ``calibrated``: on the texts that were calibrated by."""
+    network = "the checkpoint as its reader opened it" if read else "a network of the same rounded weights"
+    source = "built-in texts" if built_in else "texts"
+    which = "the calibration texts themselves, which flatters it" if calibrated else "not calibrated by"
+    yield (
+        f"Measured on {loss.texts} {source} ({loss.tokens:,} tokens; {which}): {network}, against the "
+        "original in float32."
+    )
+    yield ""
+    if loss.kind == EMBEDDING:
+        low, high = (loss.value if end is None else end for end in (loss.low, loss.high))
+        yield "| texts | mean of 1 − cosine of embeddings | 95 % interval |"
+        yield "| ---: | ---: | ---: |"
+        yield f"| {loss.texts} | {loss.value:.4g} | {low:.4g} to {high:.4g} |"
+        return
+    yield (
+        "| text | texts | tokens | KL, nats a token | 99th percentile | equal first choices | perplexity | "
+        "of the original |"
+    )
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    rows = {**loss.kinds, "all": loss} if len(loss.kinds) > 1 else {"all": loss}
+    for kind, one in rows.items():
+        scores = one.scores
+        yield (
+            f"| {kind} | {one.texts} | {one.tokens:,} | {one.value:.4g} | {scores['kl_p99']:.4g} | "
+            f"{100 * scores['same_top']:.1f} % | {scores['perplexity']:.4g} | "
+            f"{scores['perplexity_original']:.4g} |"
+        )

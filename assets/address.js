@@ -1,21 +1,10 @@
-/* Places, sections and the address. The address is what a link carries and what Back and Forward lead to: a
-   change of the visitor's writes it, going back or forward reads it. */
+/* Places, sections and the address, which is what a link carries and what Back and Forward lead to. */
 Object.assign(explorer, {
   /* True once the first link has been read and shown. */
   ready: false,
 
   /* Counts the selections that were shown: what a section has shown is stale when this has grown. */
   version: 0,
-
-  /* Number of times the visitor went back or forward, now and at the start of each pending change. */
-  visits: 0,
-  begun: [],
-
-  /* Row and column of the inspected element, and whether the largest error is followed instead. */
-  position: [null, null, true],
-
-  /* The element that was shown last, as the controls held it. */
-  stood: [0, 0, true],
 
   /* --- places and sections ------------------------------------------------------------------------- */
 
@@ -72,10 +61,11 @@ Object.assign(explorer, {
   },
 
   /* A section of the page calls `seen()` when it is on the screen, or nearly, and does not show the selection
-     yet. */
-  section(element, name, seen) {
-    const section = {seen, near: false, shown: 0, box: element.closest('.section')};
+     yet. One that has a title is in the bar's list. */
+  section(element, name, title, seen) {
+    const section = {seen, title, near: false, shown: 0, box: element.closest('.section')};
     explorer.sections.set(name, section);
+    explorer.contents.fill();
     new IntersectionObserver(entries => {
       section.near = entries.at(-1).isIntersecting;
       explorer.refresh(section);
@@ -94,7 +84,19 @@ Object.assign(explorer, {
     for (const [name, {box}] of explorer.sections) if (box.offsetHeight) shown.push([name, box]);
     if (scrollY < 2) return '';
     if (scrollY + innerHeight > root.scrollHeight - 2) return shown.at(-1)?.[0] || '';
-    return shown.findLast(([, box]) => box.getBoundingClientRect().top < 140)?.[0] || '';
+    const line = explorer.contents.bottom() + 30;
+    return shown.findLast(([, box]) => box.getBoundingClientRect().top < line)?.[0] || '';
+  },
+
+  /* Scroll to a section of the place, a new entry of the browser's history; keys go on from there. */
+  openSection(name) {
+    explorer.settle();
+    explorer.writeQuery(explorer.addressOf(document.documentElement.dataset.place, name), true);
+    explorer.arrive(name);
+    const box = document.getElementById('section-' + name);
+    if (!box) return;
+    box.tabIndex = -1;
+    box.focus({preventScroll: true});
   },
 
   /* Scroll to a section, to the place's beginning for "", and stay there while what stands above gets its
@@ -130,130 +132,11 @@ Object.assign(explorer, {
 
   /* --- the address ----------------------------------------------------------------------------------- */
 
-  /* Called when the first link has set the controls. */
+  /* Called when the first answer is shown. */
   start() {
-    const query = new URLSearchParams(location.search), {section} = explorer.placeOf(query);
-    history.scrollRestoration = 'manual';
-    explorer.showSource(query.get('source') || 'builtin');
+    const {section} = explorer.placeOf(new URLSearchParams(location.search));
     if (section) explorer.arrive(section);
     explorer.watchScroll();
-  },
-
-  /* A change of the selection or of the element begins: `values` go to the server. */
-  began(values) {
-    explorer.begun.push(explorer.visits);
-    return values;
-  },
-
-  /* A file was brought, and may be refused: that has to be said although the selection stays as it was. */
-  brought(values) {
-    explorer.chosen = null;
-    return explorer.began(values);
-  },
-
-  /* Such a change ends. True if the visitor has gone back or forward since it began: then the address holds,
-     and the controls are set by it again. */
-  outdated() {
-    if ((explorer.begun.shift() ?? explorer.visits) === explorer.visits) return false;
-    explorer.visit();
-    return true;
-  },
-
-  /* The selection has changed: write it to the address, then call what `onChange` was given. `names` are the
-     fields of Selection, `values` what they hold. With `visit` it was changed by the visitor, and Back leads
-     to the selection before; otherwise the address has set it. */
-  changed(names, values, visit) {
-    if (visit && explorer.outdated()) return;
-    const chosen = Object.fromEntries(names.map((name, i) => [name, values[i]]));
-    const ofSource = {builtin: ['sample'], file: ['file_tensor'], model: ['model', 'revision', 'layer']};
-    const changes = {};
-    for (const name of names) {
-      const kept = ['source', 'scheme', 'second'].includes(name) || ofSource[chosen.source]?.includes(name);
-      changes[name] = kept ? chosen[name] : null;
-    }
-    explorer.showSource(chosen.source);
-    explorer.markPanels();
-    if (visit) explorer.settle();
-    else explorer.position = explorer.positionOf(new URLSearchParams(location.search));
-    explorer.writeQuery({...changes, ...explorer.elementOf(explorer.position)}, visit);
-    const tensor = JSON.stringify({...chosen, scheme: null, second: null});
-    if (explorer.tensor && explorer.tensor !== tensor) explorer.left?.();
-    explorer.tensor = tensor;
-    const now = JSON.stringify(values);
-    if (visit && now === explorer.chosen) return;
-    explorer.chosen = now;
-    explorer.chosenAnew?.();
-    explorer.follow?.();
-  },
-
-  /* Call `left()` when another tensor has been chosen. */
-  onTensor(left) {
-    explorer.left = left;
-  },
-
-  /* Call `follow()` after each change of the selection. */
-  onChange(follow) {
-    explorer.follow = follow;
-  },
-
-  /* Call `chosenAnew()` as soon as the selection is another one, before anything is computed of it. */
-  onChosen(chosenAnew) {
-    explorer.chosenAnew = chosenAnew;
-  },
-
-  /* The selection goes to be shown. `values` end with what the controls hold of the position, which an
-     answer that was overtaken may have written, and why a file was refused. */
-  asked(values) {
-    explorer.shown = explorer.position;
-    return [...values.slice(0, -4), ...explorer.position, values.at(-1)];
-  },
-
-  /* The selection is shown, with this element, the nearest to the one that was asked for: the sections on the
-     screen are next. If another element was chosen in between, that one has to be shown. */
-  answered(...position) {
-    const overtaken = explorer.shown !== explorer.position;
-    if (!position.includes(null)) explorer.stood = position;
-    if (!overtaken) explorer.inspected = null;  // the maps that come with the answer have their ring
-    if (!overtaken && !position[2]) explorer.position = position;
-    explorer.writeQuery(explorer.elementOf(explorer.position), false);
-    explorer.ready = true;
-    delete document.documentElement.dataset.linked;
-    explorer.version += 1;
-    explorer.sections.forEach(explorer.refresh);
-    if (overtaken) explorer.follow();
-  },
-
-  /* Another element is inspected: mark it on the maps and put it into the address. Returns what the controls
-     hold; an emptied box goes back to the element that is shown. */
-  showElement(...held) {
-    const visit = held.pop(), [row, column] = held;
-    if (explorer.outdated()) return held;
-    if (held.includes(null)) return explorer.stood;
-    explorer.position = explorer.stood = held;
-    if (visit) explorer.settle();
-    explorer.writeQuery(explorer.elementOf(explorer.position), visit);
-    explorer.inspected = {row, column};
-    document.querySelectorAll('#error-map .figure, #error-map-b .figure').forEach(explorer.markElement);
-    return held;
-  },
-
-  /* Put the ring of a map around the inspected element. */
-  inspected: null,
-  markElement(plot) {
-    const marks = (plot.data || []).flatMap((trace, at) => trace.type === 'scatter' ? [at] : []);
-    if (!marks.length || !explorer.inspected) return;
-    const each = value => marks.map(() => [value]);
-    Plotly.restyle(plot, {x: each(explorer.inspected.column), y: each(explorer.inspected.row)}, marks);
-  },
-
-  /* A position in the address, and back. */
-  elementOf([row, column, follow]) {
-    return {row: follow ? null : row, column: follow ? null : column};
-  },
-  positionOf(query) {
-    const whole = key => /^\d{1,9}$/.test(query.get(key)) ? query.get(key) : null;
-    const row = whole('row'), column = whole('column');
-    return row === null || column === null ? [null, null, true] : [Number(row), Number(column), false];
   },
 
   /* A control of a section that the address keeps: nothing for what it holds on a fresh page. */
@@ -280,45 +163,24 @@ Object.assign(explorer, {
     explorer.writeQuery(noted, false);
   },
 
-  /* Change the address's query; null and "" take a key out. With `visit`, Back leads to what it was. */
-  writeQuery(changes, visit) {
-    const query = new URLSearchParams(location.search);
+  /* A query with changes; null and "" take a key out. */
+  queryWith(search, changes) {
+    const query = new URLSearchParams(search);
     for (const [key, value] of Object.entries(changes)) {
       if (value === null || value === undefined || value === '') query.delete(key);
       else query.set(key, value);
     }
     // URLSearchParams escapes the ~ of a scheme's text, which needs no escape (RFC 3986, 2.3).
-    const text = query.toString().replaceAll('%7E', '~'), address = location.pathname + (text && '?' + text);
-    if (address === location.pathname + location.search) return;
-    history[visit ? 'pushState' : 'replaceState'](null, '', address);
+    const text = query.toString().replaceAll('%7E', '~');
+    return text && '?' + text;
   },
 
-  /* Open what a link with this query would open, as a step that Back takes back. */
-  go(query) {
-    explorer.settle();
-    history.pushState(null, '', `${location.pathname}?${query}`);
-    dispatchEvent(new PopStateEvent('popstate'));
-  },
-
-  /* Callbacks for the URL's query at each visit, in addition to setting the controls. */
-  readers: [],
-
-  /* Call `visit()` when the visitor goes back or forward. What was pressed before and waits is dropped. */
-  onVisit(visit) {
-    explorer.visit = visit;
-    addEventListener('popstate', () => {
-      const query = new URLSearchParams(location.search), {place, section} = explorer.placeOf(query);
-      explorer.visits += 1;
-      explorer.noted = {};
-      explorer.takeActs();
-      explorer.takeSteps();
-      explorer.closePanels();
-      const moved = place !== document.documentElement.dataset.place || section !== explorer.sectionAtTop();
-      explorer.showPlace(place);
-      if (moved) explorer.arrive(section);
-      for (const read of explorer.readers) read(query);
-      visit();
-    });
+  /* Change the address's query. With `visit`, Back leads to what it was. */
+  writeQuery(changes, visit) {
+    const search = explorer.queryWith(location.search, changes);
+    if (search === location.search) return;
+    history[visit ? 'pushState' : 'replaceState'](null, '', location.pathname + search);
+    if (!explorer.sent) explorer.shownAddress = location.search;
   },
 });
 

@@ -1,8 +1,8 @@
 /* Maps: a cell stands for several elements and shows the largest error among them, or for several blocks
-   and shows their largest scale. The server sends codes and places of two bytes; the words under the mouse
-   are made from them here. */
+   and shows their largest scale. The server sends codes and places of one or two bytes; the words under the
+   mouse are made from them here. */
 explorer.errorMap = {
-  TYPES: {u1: Uint8Array, u2: Uint16Array, u4: Uint32Array},
+  TYPES: {u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i2: Int16Array, f4: Float32Array},
 
   /* plotly's {dtype, bdata, shape} as rows; arrays as they are. */
   rows(typed) {
@@ -44,15 +44,104 @@ explorer.errorMap = {
       + `, ${meta.unit}column ${span(right * meta.wide, meta.wide)}`;
   },
 
-  /* True if a trace is a map of elements, whose cells are chosen by a click. */
-  isOfElements(trace) {
-    return Boolean(trace.meta?.codes) && !trace.meta.unit;
+  /* The map that says what lies under a cell of `trace`: one in other units says what its first one does. */
+  first(traces, trace) {
+    return trace.meta?.like === undefined ? trace : traces[trace.meta.like];
   },
 
-  /* The element under a click on the map: `point` is one of plotly_click's. */
-  clicked(point) {
-    const trace = point.data, [down, right] = point.pointNumber;
-    return explorer.errorMap.element(trace.meta, explorer.errorMap.rows(trace.customdata), down, right);
+  /* True if a trace is a map of elements, whose cells are chosen by a click. */
+  isOfElements(trace) {
+    const meta = trace.meta;
+    return Boolean(meta) && !meta.unit && Boolean(meta.codes || meta.difference || meta.like !== undefined);
+  },
+
+  /* Which map of the two has the larger error in a cell of their difference. */
+  worse(traces, trace, down, right) {
+    const [one, other] = trace.meta.difference.map(at => traces[at]);
+    const of = each => explorer.errorMap.rows(each.z)[down][right];
+    return of(other) > of(one) ? other : one;
+  },
+
+  /* The element under a cell of a map of elements: that with its largest error. */
+  elementOf(traces, trace, down, right) {
+    const {errorMap} = explorer;
+    const map = trace.meta.difference ? errorMap.worse(traces, trace, down, right)
+      : errorMap.first(traces, trace);
+    return errorMap.element(map.meta, errorMap.rows(map.customdata), down, right);
+  },
+
+  /* Signed 16-bit codes of `meta.values` [maps, rows, columns] as a number. */
+  number(codes, at) {
+    const code = codes.flat[at];
+    if (!code) return 0;
+    const share = (Math.abs(code) - 1) / 32766;
+    return Math.sign(code) * codes.largest * 10 ** ((share - 1) * codes.decades);
+  },
+
+  /* x and what each scheme made of it, in words; the map's own scheme's is x and its error. */
+  values(trace, down, right) {
+    const {meta} = trace, wide = trace.wide_, cells = trace.tall_ * wide, at = down * wide + right;
+    const codes = {...meta.values, flat: trace.values_}, {errorMap} = explorer;
+    const x = errorMap.number(codes, at), error = errorMap.value(meta, trace.codes_[down][right]);
+    const above = trace.above_[at >> 3] >> (7 - at % 8) & 1;
+    const made = [x + (above ? error : -error)];
+    const others = trace.values_.length / cells - 1;
+    if (others) made.splice(meta.side ? 0 : 1, 0, errorMap.number(codes, cells + at));
+    const word = value => explorer.words.number(value, 3);
+    const names = others ? ['A', 'B'] : ['dequantized'];
+    return [`x ${word(x)}`, ...made.map((value, i) => `${names[i]} ${word(value)}`)].join(' · ');
+  },
+
+  /* The typed arrays of a map, decoded once. */
+  open(trace) {
+    if (trace.codes_) return trace;
+    const {errorMap} = explorer, {meta} = trace;
+    trace.codes_ = errorMap.rows(trace.z);
+    trace.places_ = errorMap.rows(trace.customdata);
+    trace.tall_ = trace.codes_.length;
+    trace.wide_ = trace.codes_[0].length;
+    const bytes = typed => Uint8Array.from(atob(typed.bdata), letter => letter.charCodeAt(0));
+    if (meta.values) {
+      trace.values_ = new Int16Array(bytes(meta.values).buffer);
+      trace.above_ = bytes(meta.above);
+    }
+    return trace;
+  },
+
+  /* [layer, scheme] of a cell of a survey's map, whose layers are rows, or columns where it is `upright`. */
+  cellOf({data, pointNumber}) {
+    const {names, schemes, upright} = data.meta || {};
+    if (!names) return null;
+    const [down, right] = pointNumber;
+    return upright ? [names[right], schemes[down]] : [names[down], schemes[right]];
+  },
+
+  /* What lies under the mouse in a cell, in lines. */
+  told(traces, trace, down, right) {
+    const {errorMap} = explorer;
+    if (trace.meta.names) {
+      const [name, scheme] = errorMap.cellOf({data: trace, pointNumber: [down, right]}), {meta} = trace;
+      const at = meta.schemes.indexOf(scheme), cost = errorMap.rows(trace.customdata)[down][right];
+      return [name, `${meta.labels[at]}, ${meta.bits[at]} bits: ${explorer.words.number(cost, 3)}`];
+    }
+    if (trace.meta.difference) {
+      const both = trace.meta.difference.map(at => errorMap.open(traces[at]));
+      const [a, b] = both.map(map => errorMap.words(map.meta, map.codes_[down][right]));
+      return [`largest |error| here: A ${a}, B ${b}`, errorMap.where(both[0].meta, null, down, right)];
+    }
+    const map = errorMap.open(errorMap.first(traces, trace)), {meta} = map;
+    const lines = [`${meta.label} ${errorMap.words(meta, map.codes_[down][right])}`,
+      errorMap.where(meta, map.places_, down, right)];
+    const scaled = traces.find(other => other.meta?.like === traces.indexOf(map));
+    if (scaled) lines[0] += `, ${errorMap.scaled(scaled, down, right)} of its block's scale`;
+    if (meta.values) lines.push(errorMap.values(map, down, right));
+    return lines;
+  },
+
+  /* An error in scales of its block, to the two digits that one byte has. */
+  scaled(trace, down, right) {
+    const codes = explorer.errorMap.rows(trace.z), {meta} = trace;
+    return explorer.words.number(explorer.errorMap.value(meta.scale, codes[down][right]), 2);
   },
 
   /* Arrow keys move the inspected element while the map has the focus, which a click gives it. */
@@ -64,16 +153,38 @@ explorer.errorMap = {
     plot.addEventListener('pointerdown', () => plot.focus({preventScroll: true}));
   },
 
-  /* Give the maps of a figure, before plotly draws it, their words for the hover. */
+  /* Before plotly draws a figure: what lies under the mouse on its maps is written here, not by plotly. */
   describe(figure) {
     for (const trace of figure.data) {
-      if (trace.type !== 'heatmap' || !trace.meta?.codes) continue;
-      const codes = explorer.errorMap.rows(trace.z), places = explorer.errorMap.rows(trace.customdata);
-      const {errorMap} = explorer, {meta} = trace;
-      trace.text = codes.map((cells, down) => Array.from(cells, (code, right) =>
-        `${meta.label} ${errorMap.words(meta, code)}<br>${errorMap.where(meta, places, down, right)}`));
-      trace.hovertemplate = '%{text}<extra></extra>';
+      const ours = trace.meta?.codes || trace.meta?.names || explorer.errorMap.isOfElements(trace);
+      if (trace.type !== 'heatmap' || !ours) continue;
+      delete trace.hovertemplate;
+      trace.hoverinfo = 'none';
     }
     return figure;
+  },
+
+  /* Write what lies under the mouse beside it while it is over a map. */
+  listen(plot) {
+    const tip = document.createElement('div');
+    tip.className = 'map-tip';
+    tip.hidden = true;
+    plot.after(tip);
+    plot.on('plotly_hover', ({points: [point], event}) => {
+      const {data} = point;
+      if (data.type !== 'heatmap' || data.hoverinfo !== 'none') return;
+      const [down, right] = point.pointNumber;
+      tip.replaceChildren(...explorer.errorMap.told(plot.data, data, down, right).map(line => {
+        const div = document.createElement('div');
+        div.textContent = line;
+        return div;
+      }));
+      tip.hidden = false;
+      const card = tip.offsetParent.getBoundingClientRect(), box = tip.getBoundingClientRect();
+      const left = Math.min(event.clientX + 14, innerWidth - box.width - 6);
+      tip.style.left = `${Math.max(left, 6) - card.left}px`;
+      tip.style.top = `${event.clientY - card.top - box.height - 10}px`;
+    });
+    plot.on('plotly_unhover', () => { tip.hidden = true; });
   },
 };

@@ -18,7 +18,11 @@ window.explorer = {
     document.documentElement.dataset.panel = name;
     explorer.markPanels();
     const first = document.querySelector(`#panel-${name} input`);
-    if (first && !explorer.touch) explorer.focusClosed(first);
+    if (!first || explorer.touch) return;
+    if (first.closest('.picker')) {
+      first.focus({preventScroll: true});
+      first.select();
+    } else explorer.focusClosed(first);
   },
 
   /* Give a picker the focus without opening its list, which hides the controls below: Gradio opens it at the
@@ -69,7 +73,10 @@ window.explorer = {
   markText() {
     document.addEventListener('pointerdown', () => { explorer.focused = document.activeElement; }, true);
     document.addEventListener('click', ({target}) => {
-      if (target.matches('input[role=combobox]') && target !== explorer.focused) target.select();
+      const ours = target.closest('.picker') || target === explorer.focused;
+      if (target.matches('input[role=combobox]') && !ours) {
+        target.select();
+      }
     });
   },
 
@@ -115,44 +122,7 @@ window.explorer = {
     if (act !== 'copy') explorer.closePanels();
     if (act === 'copy') explorer.copyLink();
     else if (act === 'keys') document.getElementById('keys').showModal();
-    else {
-      explorer.acts.push(`${act} ${side || 'a'}`);
-      explorer.sendActs?.();
-    }
-  },
-
-  /* Key presses not yet sent to the server: acts on the schemes, and steps of the inspected
-     element down and to the right. While an answer is awaited they add up. */
-  acts: [],
-  steps: [0, 0],
-
-  /* Call `act()` when there are `acts`, `move()` when there are `steps`. */
-  onAct(act) {
-    explorer.sendActs = explorer.oneAtATime(act, () => explorer.acts.length);
-  },
-  onMove(move) {
-    explorer.sendSteps = explorer.oneAtATime(move, () => explorer.steps.some(Boolean));
-  },
-
-  /* A function that calls `send()` if something `waits()`, but not while an answer is awaited: its `done` has
-     to be called when one has come. Gradio would send all of them with the values from before the first. */
-  oneAtATime(send, waits) {
-    let busy = false;
-    const next = () => {
-      if (busy || !waits()) return;
-      busy = true;
-      send();
-    };
-    next.done = () => { busy = false; next(); };
-    return next;
-  },
-
-  /* The acts as "next a,swap a", the steps as "3,-1"; the code that takes them must answer them. */
-  takeActs() {
-    return explorer.acts.splice(0).join();
-  },
-  takeSteps() {
-    return explorer.steps.splice(0, 2, 0, 0).join();
+    else explorer.choose({do: act, side: side || 'a'});
   },
 
   async copyLink() {
@@ -198,19 +168,12 @@ window.explorer = {
     addEventListener('dragleave', event => {
       if (!event.relatedTarget) delete document.documentElement.dataset.drop;
     });
-    addEventListener('drop', async event => {
+    addEventListener('drop', event => {
       delete document.documentElement.dataset.drop;
       if (!files(event) || event.target.closest('.section .block')?.querySelector('input[type=file]')) return;
       event.preventDefault();
       event.stopPropagation();
-      const transfer = new DataTransfer();
-      transfer.items.add(event.dataTransfer.files[0]);
-      explorer.openPlace('tensor', true);
-      explorer.showSource('file');
-      const input = await explorer.emptyFileInput();
-      if (!input) return;
-      input.files = transfer.files;
-      input.dispatchEvent(new Event('change', {bubbles: true}));
+      explorer.openFile(event.dataTransfer.files[0]);
     }, true);
   },
 
@@ -240,8 +203,7 @@ document.addEventListener('keydown', event => {
   const steps = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key];
   if (steps && document.activeElement?.closest('#element')) {
     event.preventDefault();
-    explorer.steps = explorer.steps.map((step, i) => step + steps[i]);
-    explorer.sendSteps?.();
+    explorer.choose({do: 'move', down: steps[0], right: steps[1]});
     return;
   }
   const act = {']': ['next', 'a'], '[': ['previous', 'a'], '}': ['next', 'b'], '{': ['previous', 'b'],
@@ -252,7 +214,7 @@ document.addEventListener('keydown', event => {
 /* A list of Gradio's stays open when Tab leaves its box: close it as Escape does. */
 document.addEventListener('focusout', event => {
   const box = event.target;
-  if (box.getAttribute?.('role') !== 'combobox') return;
+  if (box.getAttribute?.('role') !== 'combobox' || box.closest('.picker')) return;
   setTimeout(() => {
     if (document.activeElement !== box && box.getAttribute('aria-expanded') === 'true') {
       box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: true}));

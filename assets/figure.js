@@ -9,10 +9,11 @@ document.querySelector('base')?.remove();
 explorer.touch = matchMedia('(hover: none)').matches;
 
 /* Draw the figures that arrive in `props.value` (JSON with data and layout, or empty) in `element`. `send`
-   is called with "point" and what was clicked, and with "range" and where a line was dragged from and to. */
+   is called with "point" and what was clicked, with "range" and where a line was dragged from and to, and, of
+   a figure whose `meta.brush` asks for it, with "brush" and the rows and columns that it was zoomed to. */
 explorer.figure = (element, props, watch, send) => {
   const plot = element.querySelector('.figure');
-  let drawn = null, kind = null, width = 0, starts = [], home = {}, zoomed = false, near = false;
+  let drawn = null, kind = null, width = 0, starts = [], home = {}, zoomed = false, near = false, fitted = '';
 
   /* Only what is on the screen, or nearly, is drawn; one figure after another, so that the page takes clicks
      and keys in between. */
@@ -25,13 +26,15 @@ explorer.figure = (element, props, watch, send) => {
   const draw = async changes => {
     if (!props.value || !plot.clientWidth || !window.Plotly) return;
     const spec = explorer.errorMap.describe(JSON.parse(props.value));
-    if (kind === spec.layout.uirevision) explorer.keepSwitches(plot, spec.layout);
+    if (kind === spec.layout.uirevision) explorer.keepSwitches(plot, spec);
     else zoomed = false;
     kind = spec.layout.uirevision;
     starts = (spec.layout.shapes || []).map(shape => shape.x0);
     drawn = props.value;
     width = plot.clientWidth;
-    const layout = {...spec.layout, ...changes, width, autosize: false};
+    fitted = explorer.fit(spec.layout, width);
+    const names = explorer.callouts(spec.layout, width);
+    const layout = {...spec.layout, ...changes, ...names, width, autosize: false};
     element.classList.remove('empty');
     if (explorer.touch) layout.dragmode = false;
     const config = {displayModeBar: false, responsive: false, doubleClick: 'reset',
@@ -44,22 +47,35 @@ explorer.figure = (element, props, watch, send) => {
     if (first) listen();
     explorer.markSwitch(plot);
     showReset();
+    if (zoomed) brush();
+  };
+
+  /* Which part of a map is seen, for what goes with it; nothing for all of it. */
+  const brush = () => {
+    if (!plot.layout.meta?.brush) return;
+    const {xaxis, yaxis} = plot._fullLayout;
+    send('brush', zoomed ? {rows: [...yaxis.range], columns: [...xaxis.range]} : {rows: null, columns: null});
   };
 
   const listen = () => {
     plot.on('plotly_afterplot', () => explorer.markSwitch(plot));
+    explorer.errorMap.listen(plot);
     plot.on('plotly_click', event => {
       const point = event.points[0], at = point.pointIndex ?? point.pointNumber ?? null;
-      const element = explorer.errorMap.isOfElements(point.data) ? explorer.errorMap.clicked(point) : null;
+      const element = explorer.errorMap.isOfElements(point.data)
+        ? explorer.errorMap.elementOf(plot.data, point.data, ...point.pointNumber) : null;
       send('point', {x: point.x ?? null, y: point.y ?? null, curve: point.curveNumber, at, element,
-        data: element ? null : point.customdata ?? null});
+        data: element ? null : explorer.errorMap.cellOf(point) ?? point.customdata ?? null,
+        shift: event.event?.shiftKey ?? false});
     });
     plot.on('plotly_relayout', changes => {
       const keys = Object.keys(changes);
       if (keys.some(key => key.endsWith('.type'))) home = explorer.ranges(plot);
       else if (keys.some(key => /^[xy]axis\d*\./.test(key))) {
+        const before = zoomed;
         zoomed = !explorer.sameRanges(explorer.ranges(plot), home);
         showReset();
+        if (zoomed || before) brush();
       }
       const moved = keys.map(key => key.match(/^shapes\[(\d+)\]\.x0$/)).find(Boolean);
       if (moved) send('range', {from: starts[moved[1]], to: changes[moved[0]]});
@@ -73,6 +89,7 @@ explorer.figure = (element, props, watch, send) => {
     if (!tool || !plot._fullLayout) return;
     if (tool === 'reset') {
       zoomed = false;
+      brush();
       return draw({uirevision: `${Date.now()}`}).then(() => {
         if (plot.data.some(explorer.errorMap.isOfElements)) explorer.markElement(plot);
       });
@@ -87,8 +104,12 @@ explorer.figure = (element, props, watch, send) => {
   const resized = () => {
     if (drawn !== props.value) drawLater();
     else if (plot.clientWidth && plot.clientWidth !== width) {
-      width = plot.clientWidth;
-      Plotly.relayout(plot, {width});
+      const spec = JSON.parse(props.value);
+      if (explorer.fit(spec.layout, plot.clientWidth) !== fitted) draw();
+      else {
+        width = plot.clientWidth;
+        Plotly.relayout(plot, {width, ...explorer.callouts(plot.layout, width)});
+      }
     }
   };
   watch('value', () => {
@@ -107,6 +128,12 @@ explorer.figure = (element, props, watch, send) => {
   explorer.plotly.then(drawLater);
 };
 
+/* The names of points that have room in a figure of this width, where it has several sets of them. */
+explorer.callouts = (layout, width) => {
+  const sets = layout.meta?.callouts;
+  return sets ? {annotations: sets.find(([widest]) => widest === null || width <= widest)[1]} : {};
+};
+
 /* The ends of every axis, by its name. */
 explorer.ranges = plot => Object.fromEntries(Object.entries(plot._fullLayout)
   .filter(([name, axis]) => /^[xy]axis\d*$/.test(name) && axis.range)
@@ -118,27 +145,50 @@ explorer.sameRanges = (one, other) => Object.entries(one).every(([name, [low, hi
   return Math.abs(low - start) <= slack && Math.abs(high - end) <= slack;
 });
 
-/* Axes that the visitor has switched to linear or logarithmic stay so in the next figure of its kind. */
-explorer.keepSwitches = (plot, layout) => {
-  const at = (tree, path) => path.split('.').reduce((part, key) => part?.[key], tree);
-  if (!plot.layout) return;
-  const kind = (layout.meta?.switched || []).find(path => path.endsWith('.type'));
-  const now = kind && at(plot.layout, kind);
-  if (!now || now === at(layout, kind)) return;
-  const button = layout.updatemenus[0].buttons.find(({args: [changes]}) => changes[kind] === now);
-  for (const [path, value] of Object.entries(button?.args[0] || {})) {
-    const keys = path.split('.'), last = keys.pop();
-    at(layout, keys.join('.'))[last] = value;
+/* Lay a figure out for a narrow page where its `meta.narrow` says how; returns which way it is laid out. */
+explorer.fit = (layout, width) => {
+  const {below, changes} = layout.meta?.narrow || {};
+  if (!(width < below)) return 'wide';
+  for (const [path, value] of Object.entries(changes)) explorer.set(layout, path, value);
+  return 'narrow';
+};
+
+/* The entry of a tree at a path such as "xaxis.type", and a new value for it. */
+explorer.at = (tree, path) => path.split('.').reduce((part, key) => part?.[key], tree);
+explorer.set = (tree, path, value) => {
+  const keys = path.split('.'), last = keys.pop();
+  keys.reduce((part, key) => part[key] ??= {}, tree)[last] = value;
+};
+
+/* What a button of a figure changes in its layout. */
+explorer.changesOf = button => button?.args[button.method === 'update' ? 1 : 0] || {};
+
+/* The buttons of a figure, of all its rows. */
+explorer.buttons = layout => (layout?.updatemenus || []).flatMap(menu => menu.buttons);
+
+/* What the visitor has switched, axes to linear or logarithmic, the mode and the order of a figure, stays so
+   in the next figure of its kind. */
+explorer.keepSwitches = (plot, {data, layout}) => {
+  for (const kind of (layout.meta?.switched || []).filter(path => /[.](type|mode|order)$/.test(path))) {
+    const now = plot.layout && explorer.at(plot.layout, kind);
+    if (!now || now === explorer.at(layout, kind)) continue;
+    const button = explorer.buttons(layout).find(each => explorer.changesOf(each)[kind] === now);
+    for (const [path, value] of Object.entries(explorer.changesOf(button))) explorer.set(layout, path, value);
+    if (button?.method !== 'update') continue;
+    const [changes, , traces] = button.args;
+    for (const [path, values] of Object.entries(changes)) {
+      traces.forEach((trace, i) => explorer.set(data[trace], path, values[i]));
+    }
   }
 };
 
-/* The button of what is drawn now is marked among those that switch it. */
+/* The buttons of what is drawn now are marked among those that switch it. */
 explorer.markSwitch = plot => {
-  const options = plot.layout?.updatemenus?.[0]?.buttons || [], now = plot._fullLayout;
-  const at = path => path.split('.').reduce((part, key) => part?.[key], now);
+  const options = explorer.buttons(plot.layout);
   plot.querySelectorAll('.updatemenu-button').forEach((button, i) => {
-    const [[path, value] = []] = Object.entries(options[i]?.args[0] || {});
-    button.toggleAttribute('data-chosen', Boolean(path) && at(path) === value);
+    const [[path, value] = []] = Object.entries(explorer.changesOf(options[i]));
+    const now = path?.startsWith('meta.') ? plot.layout : plot._fullLayout;
+    button.toggleAttribute('data-chosen', Boolean(path) && explorer.at(now, path) === value);
   });
 };
 

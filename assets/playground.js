@@ -255,10 +255,3 @@ explorer.playground = {
     }
   },
 };
-
-/* The list of chapters: a click scrolls there. */
-explorer.chapters = element => element.addEventListener('click', event => {
-  const target = document.getElementById(event.target.dataset.chapter);
-  const calm = matchMedia('(prefers-reduced-motion: reduce)').matches;
-  target?.scrollIntoView({behavior: calm ? 'auto' : 'smooth', block: 'start'});
-});

@@ -17,7 +17,9 @@ explorer.stream = {
 
   async fetch(original, input, options) {
     const address = new URL(input.url || input, document.baseURI).pathname;
-    if (address.endsWith('/queue/join')) return this.join(await original(input, options));
+    if (address.endsWith('/queue/join')) {
+      return this.join(await original(input, options).catch(() => this.refusal()));
+    }
     if (!address.endsWith('/queue/data')) return original(input, options);
     const again = () => original(input.clone ? input.clone() : input, options);
     const first = await again();
@@ -26,7 +28,14 @@ explorer.stream = {
     return new Response(body, {status: first.status, headers: first.headers});
   },
 
+  /* The answer to a request that did not get through. Gradio takes an error of the network for the end of the
+     connection, and loads the page anew. */
+  refusal() {
+    return new Response(JSON.stringify({detail: 'The server does not answer.'}), {status: 503});
+  },
+
   async join(response) {
+    if (!response.ok) explorer.lost();
     const answer = await response.clone().json().catch(() => null);
     if (answer?.event_id && !this.early.delete(answer.event_id)) this.open.add(answer.event_id);
     await this.closed;
@@ -39,6 +48,7 @@ explorer.stream = {
       while (response && await this.passOne(response, controller)) response = await again();
       controller.close();
     } catch (error) {
+      explorer.lost();
       controller.error(error);
     }
   },

@@ -11,9 +11,11 @@ CHECKOUT = None if _DATA == _PACKAGE else _DATA
 """The folder of a checkout, where documentation and recordings are written; None once installed."""
 
 ASSETS = _DATA / "assets"
-"""Sample tensors, texts, fonts, recorded measurements."""
+"""Sample tensors, texts, recorded measurements; fonts, styles and scripts."""
 KERNELS = _DATA / "kernels"
 """CUDA C++ sources."""
+PAGE = _PACKAGE / "_page" if CHECKOUT is None else _DATA
+"""The folder in which the page, the package ``app``, lies; to be the first of ``sys.path``."""
 
 
 def checkout() -> Path:
@@ -21,3 +23,10 @@ def checkout() -> Path:
     if CHECKOUT is None:
         raise ValueError(f"documentation and recordings are written in a checkout, not in {_PACKAGE}")
     return CHECKOUT
+
+
+def check_new_folder(out: str | Path) -> None:
+    """``ValueError`` if there is something at ``out``: a folder is written whole or not at all."""
+    path = Path(out)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{out} exists already; name a folder that does not")

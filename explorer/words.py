@@ -86,3 +86,9 @@ def _with_unit(value: float, units: tuple[tuple[str, float], ...], plain: str, d
     rounded = float(f"{value:.{digits - 1}e}")
     unit, size = next((u for u in reversed(units) if abs(rounded) >= u[1] * (1 - 1e-12)), units[0])
     return f"{number(rounded / size, digits)} {unit}"
+
+
+def kernel_name(variant: str) -> str:
+    """How the page and reports call a kernel. One exchanges the operands of the product; its name in
+    recordings, "swap A/B", would be read as schemes A and B beside these."""
+    return variant.replace("swap A/B", "operands exchanged")

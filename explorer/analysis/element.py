@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from explorer.formats.code import code_formula, short
 from explorer.formats.packing import unpack
 from explorer.schemes.levels import NestedLevel, UpperLevel
 from explorer.schemes.rules import Ties
+
+Place = TypeVar("Place", int, Tensor)
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ def _restored(q: QuantizedTensor, units: float, scale: float, cell: tuple[int, i
     return float(product if offset is None else product + offset[cell].cpu())
 
 
-def block_index(q: QuantizedTensor, row: int, column: int) -> tuple[int, int]:
-    """Index of the scale of element (row, column) in ``q``'s scales."""
+def block_index(q: QuantizedTensor, row: Place, column: Place) -> tuple[Place, Place]:
+    """Index of the scale of element (row, column) in ``q``'s scales; of many elements, as integer tensors."""
     height, width = q.scheme.block
     if q.scheme.flat and width:
-        return 0, (row * q.shape[1] + column) // width
+        return row * 0, (row * q.shape[1] + column) // width
     return row // (height or q.shape[0]), column // (width or q.shape[1])
 
 

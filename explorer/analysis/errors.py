@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from explorer.analysis.histograms import Histogram, histogram
@@ -24,15 +25,26 @@ def error_spread(restored: Tensor, x: Tensor, report: Report) -> Spread:
     """Signed errors restored - x in at most ``BINS`` bins, whose width is a power of 3, with one centred
     on zero, and one bin per tail. Bins nest in wider ones, so ``on_same_bins`` loses nothing.
     """
-    reach = REACH * report.mae if report.max_error > STRETCH * REACH * report.mae else report.max_error
+    return _spread(restored, x, report.mae, report.max_error)
+
+
+def errors_between(restored: Tensor, x: Tensor) -> tuple[Spread, float]:
+    """``error_spread`` of a matrix that has no report yet, and its largest |restored - x|."""
+    errors = (restored - x).abs_()
+    largest = float(errors.max())
+    return _spread(restored, x, float(errors.mean(dtype=torch.float64)), largest), largest
+
+
+def _spread(restored: Tensor, x: Tensor, mean: float, largest: float) -> Spread:
+    reach = REACH * mean if largest > STRETCH * REACH * mean else largest
     power = _power(reach)
     width = 3.0**power
     half = math.ceil(reach / width - 0.5) if power > LEAST_POWER else 0
     end = (half + 0.5) * width
     counts = histogram(restored, -end, end, 2 * half + 1, minus=x).counts.copy()
-    tails = _tail_counts(restored, x, end) if report.max_error > end else (0, 0)
+    tails = _tail_counts(restored, x, end) if largest > end else (0, 0)
     counts[[0, -1]] -= tails
-    below, above = ([-report.max_error, -end], [end, report.max_error])
+    below, above = ([-largest, -end], [end, largest])
     return Spread(
         Histogram(np.arange(-half, half + 2) * width - width / 2, counts),
         Histogram(np.array(below), np.array(tails[:1])),

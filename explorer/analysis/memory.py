@@ -5,6 +5,7 @@ Weights only: the KV cache, activations and the runtime come on top.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from explorer.schemes import Scheme
@@ -103,6 +104,20 @@ def estimate(scheme: Scheme, model: ModelShape | None = None, parameters: int = 
 
 def _estimate(scheme: Scheme, total: float, linears_only: float | None, parameters: int) -> MemoryEstimate:
     return MemoryEstimate(scheme.label, 8 * total / parameters, total, linears_only, gpus_that_hold(total))
+
+
+def left_on(size: float, gigabytes: float) -> float | None:
+    """GB of nine tenths of a GPU's memory that ``size`` bytes of weights leave for KV cache and activations;
+    None if they do not fit."""
+    left = 0.9 * gigabytes - size / 1e9
+    return left if left >= 0 else None
+
+
+def sizes_that_differ(weights: Sequence[float], count: int = 3) -> list[float]:
+    """``count`` memories of ``GPUS`` in GB, from the smallest that holds any of ``weights`` (bytes)."""
+    every = sorted(set(GPUS.values()))
+    holding = [size for size in every if any(left_on(w, size) is not None for w in weights)]
+    return holding[:count]
 
 
 def gpus_that_hold(size: float) -> tuple[str, ...]:

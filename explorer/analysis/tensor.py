@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -15,8 +15,11 @@ from explorer.analysis.tiles import largest_differences
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import Scheme
 
-MAP_LIMIT = 160
-"""The most rows and columns of an error map: 50 kB of values at two bytes a cell."""
+MAP_LIMIT = 128
+"""The most rows and columns of an error map: 16,384 cells, three pixels each where three maps are side by
+side."""
+MOST_KEPT = 1 << 22
+"""Elements of a dequantized matrix that is kept for the views that read it: 16 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +28,8 @@ class Analysis:
     after in the same bins, and the error map.
 
     ``error_map`` is float32, at most [MAP_LIMIT, MAP_LIMIT]: the largest |x̂ - x| of each tile;
-    ``largest_at``, int32 of the same shape, where in its tile that lies (``largest_differences``).
+    ``largest_at``, int32 of the same shape, where in its tile that lies (``largest_differences``). ``kept``:
+    the dequantized matrix, of one that has at most ``MOST_KEPT`` elements.
     """
 
     q: QuantizedTensor
@@ -35,10 +39,20 @@ class Analysis:
     after: Spread
     error_map: Tensor
     largest_at: Tensor
+    kept: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def report(self) -> Report:
         return self.measured.report
+
+    @property
+    def in_own_basis(self) -> bool:
+        """True if the codes are of the matrix itself, so that an error can be counted in scales."""
+        return True
+
+    def restored(self) -> Tensor:
+        """The dequantized matrix [rows, cols], float32, where the codes lie."""
+        return self.q.dequantize() if self.kept is None else self.kept
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,12 @@ def analyse(x: Tensor, scheme: Scheme) -> Analysis:
     """Quantize the float32 matrix ``x`` [rows, cols] and measure the error."""
     q = quantize(x, scheme)
     restored = q.dequantize()
-    return Analysis(q, *differences(x, restored, measure(x, q, restored)))
+    return Analysis(q, *differences(x, restored, measure(x, q, restored)), kept=small(restored))
+
+
+def small(restored: Tensor) -> Tensor | None:
+    """``restored``, if it is small enough to be kept."""
+    return restored if restored.numel() <= MOST_KEPT else None
 
 
 def differences(

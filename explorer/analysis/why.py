@@ -203,12 +203,15 @@ def _outliers(side: Analysis) -> str:
     """Describe the distance of the largest element from the others."""
     before = side.before
     ends = [abs(float(edge)) for edge in (before.below.edges[0], before.above.edges[-1])]
-    text = f". The largest |x| is {_digits(max(ends) / _rms(side))} times the RMS"
+    text = f". The largest |x| is {_digits(max(ends) / _rms(side))} times the RMS of all elements"
     beyond = float(before.share(before.below).sum() + before.share(before.above).sum())
     if not beyond:
         return text
     middle = max(abs(float(edge)) for edge in before.middle.edges[[0, -1]])
-    return f"{text}, all but at most {percent(beyond)} lie within {_at_least(middle / _rms(side))} times it"
+    within = _at_least(middle / _rms(side))
+    return (
+        f"{text}; apart from at most {percent(beyond)} of the elements, every |x| is below {within} times it"
+    )
 
 
 def _sharing(scheme: Scheme) -> str:
@@ -217,7 +220,7 @@ def _sharing(scheme: Scheme) -> str:
         return "no scale"
     if scheme.block == (None, None):
         return "one scale for all"
-    kinds = {"per row": "a scale a row", "per column": "a scale a column"}
+    kinds = {"per row": "one scale per row", "per column": "one scale per column"}
     return kinds.get(scheme.granularity, scheme.granularity)
 
 

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 import torch
 
 from explorer.bench.gemm import time_gemm
-from explorer.products.auto import variants_for
-from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVED, SERVING, SQUARE, TOKENS
+from explorer.products.auto import LATEST, variants_for
+from explorer.products.shapes import (
+    DECODE,
+    LARGE,
+    LAYERS,
+    SERVED,
+    SERVING,
+    SMALL_LAYERS,
+    SQUARE,
+    TOKENS,
+)
 from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.gemm import GemmTiming, Shape
@@ -53,7 +62,8 @@ def plan(
 
 
 def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
-    """Everything that ships as ``assets/measurements/gemm.json``, of all products or of some."""
+    """Everything that ships as ``assets/measurements/gemm.json``, of all products or of some. What only the
+    model of times needs (small layers, few tokens, several weights of each product) comes last."""
     rows = list(names or GEMMS)
     swept, layers = ([n for n in some if n in rows] for some in (SWEPT, LAYER_ROWS))
     jobs = [
@@ -66,10 +76,29 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
         jobs += _jobs(
             layers, [(m, n, k) for n, k in blocks for m in (1, SERVED, 4096)], "fastest", flush=False
         )
+    jobs += _jobs_of_model(rows)
     once: dict[tuple[str, Shape], TimingJob] = {}
     for job in jobs:  # a layer's shape may be one that is measured already
         once.setdefault((job.gemm.name, job.shape), job)
     return list(once.values())
+
+
+def _jobs_of_model(rows: Sequence[str]) -> list[TimingJob]:
+    """Small layers, few tokens of products that are recorded with many only, and more sizes of W of the
+    products that are swept at one."""
+    swept, few, all_m = [name for name in SWEPT if name in rows], (1, SERVED), (1, SERVED, 4096)
+    others = [name for name in rows if name not in SWEPT and LATEST.keys() & _kernels(name)]
+    one_size = [name for name in swept if name not in LAYER_ROWS]
+    sides = LAYERS["Llama-2-7B"]
+    return [
+        *_jobs(swept, [(m, n, k) for n, k in SMALL_LAYERS for m in all_m], "fastest", flush=False),
+        *_jobs(others, [(m, *DECODE[1:]) for m in few], "fastest", flush=False),
+        *_jobs(one_size, [(m, n, k) for n, k in sides for m in all_m], "fastest", flush=False),
+    ]
+
+
+def _kernels(name: str) -> set[str]:
+    return {variant.name for variant in GEMMS[name].variants}
 
 
 def _jobs(names: Iterable[str], shapes: Iterable[Shape], which: str, flush: bool = True) -> list[TimingJob]:

@@ -11,7 +11,19 @@ from typing import Annotated
 
 import typer
 
-from explorer.cli import bench, compile, laboratory, models, report, survey, tensors, train
+from explorer.cli import (
+    bench,
+    checkpoints,
+    compile,
+    laboratory,
+    models,
+    page,
+    report,
+    speed,
+    survey,
+    tensors,
+    train,
+)
 from explorer.cli.device import COMMAND
 from explorer.cli.options import naming_rows
 from explorer.cli.output import say
@@ -24,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (tensors, report, models, survey, train, compile, laboratory):
+for group in (page, tensors, report, models, checkpoints, survey, train, speed, compile, laboratory):
     app.add_typer(group.app)
 app.add_typer(bench.app, name="bench", rich_help_panel="Measuring")
 

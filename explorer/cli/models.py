@@ -11,17 +11,21 @@ from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
     MODELS,
     SOURCES,
+    TEXT_FILE,
     Activations,
+    Column,
     File,
     Json,
     NamingRows,
     Revision,
+    Samples,
+    SequenceLength,
     TensorName,
     check_out,
     examples,
     parse_scheme,
     parse_schemes,
-    read_texts,
+    read_files,
     split,
 )
 from explorer.cli.output import PrintedTable, counted, emit, hide_bars_of_transformers, reporting, say
@@ -65,9 +69,12 @@ def layers(
 )
 def capture(
     model: ModelPlace,
-    text: Annotated[str, typer.Option(help="A text file, a document a line.")],
+    text: Annotated[str, typer.Option(help=f"{TEXT_FILE[0].upper()}{TEXT_FILE[1:]}.")],
     layers: Annotated[str, typer.Option(help="Only linear layers whose name contains this.")] = "",
     tokens: Annotated[int, typer.Option(min=1, help="Rows to keep of each layer.")] = 512,
+    column: Column = None,
+    sequence_length: SequenceLength = None,
+    samples: Samples = None,
     revision: Revision = None,
     out: Annotated[
         str | None, typer.Option(help="Write weights and activations to this .safetensors file.")
@@ -81,7 +88,7 @@ def capture(
     from explorer.models.capture import linear_layers, load_model, save_captured
 
     check_out(out)
-    texts = read_texts(text)
+    (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
     loaded = load_model(model, revision, use_device(device))
     names = linear_layers(loaded, layers)
     if not names:

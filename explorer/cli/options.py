@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
+    from explorer.models.texts import AnyTexts
     from explorer.schemes import Scheme
 
 SOURCES = "a tensor file, a model folder, a Hub id (owner/name) or sample:NAME"
@@ -30,6 +31,25 @@ Shapes = Annotated[
 ]
 AllSchemes = Annotated[
     str | None, typer.Option("--schemes", help="Comma-separated schemes.", show_default="all")
+]
+TEXT_FILE = "a .txt file (a document a line), .jsonl, .json, .csv or .parquet"
+Column = Annotated[
+    str | None,
+    typer.Option(
+        help="The column of --text or --calibration with text or dialogues.",
+        show_default="text, messages, conversations, or prompt and completion",
+    ),
+]
+SequenceLength = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Join the documents and cut them into sequences of so many tokens, e.g. 2048.",
+        show_default="a document a sequence, of at most 512 tokens (encoders: 128)",
+    ),
+]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Run so many sequences, drawn at random.", show_default="all")
 ]
 
 
@@ -91,6 +111,18 @@ def check_out(path: str | None, suffix: str = ".safetensors") -> None:
         raise ValueError(f"--out {path}: what is written ends in {suffix}")
 
 
+def check_readable(path: str | None) -> None:
+    """``OSError`` before any work if a file that an option or argument names cannot be opened."""
+    if path is not None:
+        Path(path).open("rb").close()
+
+
+def check_model(where: str) -> None:
+    """``ValueError`` before any work for what is neither there nor a Hub id."""
+    if not Path(where).expanduser().exists() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", where.strip()):
+        raise ValueError(f"no folder {where[:200]!r} here, and it is no Hub id (owner/name)")
+
+
 def parse_scheme(text: str) -> Scheme:
     """A scheme by name or spelled out; ``ValueError`` says what is wrong and what is accepted."""
     from explorer.schemes import Scheme
@@ -105,26 +137,30 @@ def parse_schemes(texts: str | None) -> list[Scheme]:
     return list(SCHEMES.values()) if texts is None else [parse_scheme(text) for text in split(texts)]
 
 
-def read_texts(path: str) -> list[str]:
-    """The lines of a text file, a document each; ``ValueError`` if it is not UTF-8 or has no text."""
-    try:
-        texts = Path(path).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text") from error
-    if not any(text.strip() for text in texts):
-        raise ValueError(f"{path} has no line of text")
-    return texts
+def read_files(
+    *paths: str | None,
+    column: str | None = None,
+    sequence_length: int | None = None,
+    samples: int | None = None,
+) -> list[AnyTexts]:
+    """The texts of each file, none of one that was not given; ``ValueError`` where none was given and options
+    say how it is to be read."""
+    from explorer.models.text_files import read_texts
+
+    if not any(paths) and (column or sequence_length or samples):
+        raise ValueError("--column, --sequence-length and --samples are of a file of texts: name one")
+    return [read_texts(path, column, sequence_length, samples) if path else () for path in paths]
 
 
 def byte_size(text: str) -> float:
     """Bytes of "3.2GB", "800 MB" or a plain number, in powers of 1000; ``ValueError`` for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)B?\s*", text)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)B?\s*", text)
     if found is None:
         raise ValueError(f"{text!r} is no size: write it like 3.2GB or 800MB")
-    return float(found[1]) * 1000.0 ** " kMGT".index(found[2] or " ")
+    return float(found[1]) * 1000.0 ** " kMGT".index(found[2].replace("K", "k") or " ")
 
 
-def sizes(text: str, count: int, form: str) -> tuple[int, ...]:
+def sizes(text: str, count: int, form: str, of: str = "--shape") -> tuple[int, ...]:
     """(4096, 4096) of ``4096x4096``; ``ValueError`` unless there are ``count`` positive whole numbers."""
     try:
         numbers = tuple(int(part) for part in text.lower().split("x"))
@@ -132,7 +168,7 @@ def sizes(text: str, count: int, form: str) -> tuple[int, ...]:
         numbers = ()
     if len(numbers) != count or min(numbers) < 1:
         example = "x".join(["4096"] * count)
-        raise ValueError(f"--shape {text}: expected a shape of {form} in whole numbers, e.g. {example}")
+        raise ValueError(f"{of} {text}: expected a shape of {form} in whole numbers, e.g. {example}")
     return numbers
 
 

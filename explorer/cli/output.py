@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from rich.text import Text
 from explorer import words
 
 T = TypeVar("T")
+_QUIET, _AT_ONCE = 30.0, 2.0
+"""Seconds after which a log gets another line, and within which work needs none."""
 UNLIMITED = 100_000
 """Columns of a pipe or a file: their lines are not wrapped."""
 
@@ -115,14 +118,40 @@ class _Rate(ProgressColumn):
         return Text(f"{words.duration(1 / task.speed)} each")
 
 
+class _Lines:
+    """Progress for a log file: a line each tenth, and after half a minute; none of what is done at once."""
+
+    def __init__(self, label: str, in_bytes: bool) -> None:
+        self._label, self._shown = label, words.bytes_ if in_bytes else lambda number: f"{number:,}"
+        self._start = self._said = time.monotonic()
+        self._tenth = 0
+
+    def report(self, done: int, total: int) -> None:
+        """Called at each step."""
+        now, tenth = time.monotonic(), 10 * done // max(total, 1)
+        taken = now - self._start
+        if taken < _AT_ONCE or not (tenth > self._tenth or now - self._said >= _QUIET):
+            return
+        self._said, self._tenth = now, max(tenth, self._tenth)
+        share = f"{100 * done // max(total, 1)} %"
+        left = f", about {words.duration(taken / done * (total - done))} left" if 0 < done < total else ""
+        say(
+            f"{self._label}: {self._shown(done)} of {self._shown(total)} ({share}), "
+            f"{words.duration(taken)}{left}",
+            error=True,
+        )
+
+
 @contextmanager
 def reporting(label: str, as_json: bool, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with (done, total): a bar with rate and time left, on standard error.
-
-    Silent with ``--json`` and where standard error is no terminal.
+    """A function to call with (done, total), on standard error: a bar with rate and time left, or lines where
+    that is no terminal. Silent with ``--json``.
     """
-    if as_json or not sys.stderr.isatty():
+    if as_json:
         yield lambda done, total: None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines(label, in_bytes).report
         return
     amounts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(), _Rate())
     columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
+from explorer.checkpoints.inputs import INPUTS
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
     SOURCES,
@@ -177,7 +178,7 @@ def survey(
     file: Annotated[
         str, typer.Argument(metavar="SURVEY", help="A file of `explorer survey`, or a recorded one's name.")
     ],
-    bits: Annotated[float, typer.Option(help="The budget: mean bits a weight, scales counted.")] = 4.5,
+    bits: Annotated[float, typer.Option(help="The budget: mean bits per weight, scales counted.")] = 4.5,
     signal: Annotated[
         str, typer.Option(help="What layers are ranked by.", show_default="the survey's best signal")
     ] = "",
@@ -190,6 +191,12 @@ def survey(
     fuse: Annotated[
         bool, typer.Option("--fuse", help="One scheme for query, key and value, and for gate and up.")
     ] = False,
+    inputs: Annotated[
+        str,
+        typer.Option(
+            help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}.", show_default="not quantized"
+        ),
+    ] = "",
     check_model: Annotated[
         bool, typer.Option("--check-model", help="Run the model that the recipe makes: its true loss.")
     ] = False,
@@ -219,6 +226,7 @@ def survey(
         "for": target,
         "keep": split(keep) if keep else [],
         "fuse": fuse,
+        "inputs": inputs,
         "check_model": check_model,
         "model": model,
     }
@@ -226,7 +234,7 @@ def survey(
         content = again(recipe, progress=progress)
     if content.numbers["choice.bits"] > bits + ROUNDED:
         least = content.numbers["choice.bits"]
-        raise ValueError(f"{bits:g} bits a weight are fewer than these schemes take: {least:.4g}")
+        raise ValueError(f"{bits:g} bits per weight are fewer than these schemes take: {least:.4g}")
     _write(content, files, as_json)
 
 

@@ -147,7 +147,7 @@ def _check_file(out: str | None, layout: str | None) -> None:
     if layout is None:
         check_out(out)
         return
-    from explorer.checkpoints.write import export_of
+    from explorer.checkpoints.table import export_of
 
     suffix = export_of(layout).suffix
     if out is None:
@@ -215,6 +215,60 @@ def compare(
         for row in marked
     ]
     emit(as_json, [comparison_record(row) for row in marked], PrintedTable(columns, lines))
+
+
+@app.command(
+    rich_help_panel=TENSORS,
+    epilog=examples(
+        "picture photo.jpg --schemes int4_tensor,int4_group32,mxfp4,nvfp4 --out photo.html",
+        "picture sample:portrait --schemes mxfp4,nvfp4 --at 180 224 --out portrait.html",
+    ),
+)
+def picture(
+    file: File,
+    schemes: Annotated[str, typer.Option(help="Up to five schemes, separated by commas.")],
+    out: Annotated[str, typer.Option(help="Write the picture to this .html file.")],
+    at: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            help="Row and column to enlarge around.", show_default="the largest error of the first scheme"
+        ),
+    ] = None,
+    tensor: TensorName = None,
+    revision: Revision = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """A photograph, or any tensor, drawn before and after schemes, with blocks outlined in an enlarged part.
+
+    Values from 0 to 1 are drawn in grey, others from blue (negative) to red.
+    """
+    from explorer.analysis.sliced import analyse_anywhere
+    from explorer.analysis.tensor import Side
+    from explorer.figures.picture import MOST, Cut, Shades, original_panel, panel_of, picture_page
+
+    chosen = parse_schemes(schemes)
+    if len(chosen) > MOST:
+        raise ValueError(f"--schemes lists {len(chosen)} schemes; up to {MOST} are drawn")
+    check_out(out, ".html")
+    use_device(device)
+    matrix = _load(file, tensor, revision, as_json)
+    x = matrix.values
+    sides = [Side(scheme.label, analyse_anywhere(x, scheme)) for scheme in chosen]
+    cut = Cut.around(at or sides[0].analysis.report.max_error_at, (x.shape[0], x.shape[1]))
+    shades = Shades.of(x)
+    panels = [original_panel(x, cut, shades), *(panel_of(side, cut, shades) for side in sides)]
+    Path(out).write_text(picture_page(matrix.name or file, *panels), encoding="utf-8")
+    rows = [(s.name, side.analysis.report) for s, side in zip(chosen, sides, strict=True)]
+    if not as_json:
+        say(matrix.description)
+    emit(
+        as_json,
+        [{"scheme": name, "total_bits": r.bits.total, "sqnr_db": r.sqnr_db} for name, r in rows],
+        PrintedTable(("scheme", "bits", "sqnr_db"), [(name, r.bits.total, r.sqnr_db) for name, r in rows]),
+    )
+    if not as_json:
+        say(f"written: {out}")
 
 
 @app.command(

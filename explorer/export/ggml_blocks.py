@@ -100,3 +100,52 @@ def _fifth_bits(codes: Tensor) -> Tensor:
     """uint8 [blocks, 4]: bit i of the 32 is the fifth of code i."""
     bits = (codes >> 4).unflatten(1, (4, 8))
     return (bits << torch.arange(8, dtype=torch.uint8)).sum(2, dtype=torch.uint8)
+
+
+def block_scales(kind: str, blocks: Tensor) -> Tensor | None:
+    """float32 [blocks, scales of each]: what multiplies the codes of ggml's type ``kind`` in ``blocks``,
+    uint8 [blocks, bytes]; None for a type whose scales are not read here."""
+    if kind in _LEADING:
+        return _as_float(blocks[:, :2])
+    if kind == "MXFP4":
+        return E8M0.decode(blocks[:, :1])
+    found = _K_SCALES.get(kind)
+    return None if found is None else found(blocks)
+
+
+def _as_float(raw: Tensor) -> Tensor:
+    """float32 [blocks, 1] of the bytes of a float16 in each."""
+    return raw.contiguous().view(torch.float16).float()
+
+
+def _q2_k_scales(blocks: Tensor) -> Tensor:
+    return (blocks[:, :16] & 15).float() * _as_float(blocks[:, 80:82])
+
+
+def _q3_k_scales(blocks: Tensor) -> Tensor:
+    low, high = blocks[:, 96:104], blocks[:, 104:108]
+    low = torch.cat((low & 15, low >> 4), 1)
+    high = torch.cat([high >> (2 * run) & 3 for run in range(4)], 1)
+    return ((low | high << 4).float() - 32) * _as_float(blocks[:, 108:110])
+
+
+def _six_bit_scales(blocks: Tensor) -> Tensor:
+    """Of Q4_K and Q5_K."""
+    first, low = blocks[:, 4:8], blocks[:, 12:16]
+    s = torch.cat((first & 63, low & 15 | first >> 6 << 4), 1)
+    return s.float() * _as_float(blocks[:, :2])
+
+
+def _q6_k_scales(blocks: Tensor) -> Tensor:
+    return blocks[:, 192:208].contiguous().view(torch.int8).float() * _as_float(blocks[:, 208:210])
+
+
+_LEADING = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+"""Types whose blocks begin with their one scale."""
+_K_SCALES = {
+    "Q2_K": _q2_k_scales,
+    "Q3_K": _q3_k_scales,
+    "Q4_K": _six_bit_scales,
+    "Q5_K": _six_bit_scales,
+    "Q6_K": _q6_k_scales,
+}

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from explorer import words
 from explorer.analysis.calibration import CalibrationReport, ChosenRange
-from explorer.figures.style import ORIGINAL, POWERS, A, empty, figure, legend_below, translucent
+from explorer.figures.style import ORIGINAL, POWERS, A, axis_look, empty, figure, legend_below, translucent
 from explorer.schemes.calibrators import CALIBRATORS
 
 COLORS = {"minmax": "#56B4E9", "percentile": "#E69F00", "mse": "#009E73", "entropy": "#CC79A7", "own": A}
@@ -21,6 +21,8 @@ HANDLES = ("low", "high")
 
 _BAND, _HISTOGRAM = 18, 230
 """Pixels: the height of one calibrator's bar, and of the histogram."""
+_PANEL, _BETWEEN = 96, 18
+"""Pixels: the height of one objective's panel, and between two."""
 
 
 def range_figure(report: CalibrationReport, low: float, high: float, name: str, color: str = A) -> go.Figure:
@@ -125,45 +127,76 @@ def _bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> None:
 
 
 def objectives_figure(report: CalibrationReport, name: str) -> go.Figure:
-    """The objective or criterion of each method over the threshold, with its chosen threshold."""
-    fig = figure("threshold on |x|", "error, KL in nats", f"{name} objectives", height=300)
-    legend_below(fig)
+    """What the methods minimise or fix, over the threshold, in a panel each: the squared error, the KL
+    divergence, the share of values beyond the threshold. Each method's point is in the panel of its own
+    quantity, by its name; those without one (min-max, a range by hand) are in that of the squared error."""
+    fig = figure("threshold on |x|", "", f"{name} objectives")
     curves = (
-        ("mse", report.squared_error, "squared error / signal"),
-        ("entropy", report.kl, "KL divergence"),
+        ("mse", report.squared_error, "squared error<br>/ signal", "squared error / signal"),
+        ("entropy", report.kl, "KL divergence,<br>nats", "KL divergence in nats"),
+        ("percentile", report.beyond, "share of values<br>beyond", "share of values beyond the threshold"),
     )
-    for method, values, label in curves:
+    inside = len(curves) * _PANEL + (len(curves) - 1) * _BETWEEN
+    owners = [method for method, *_ in curves]
+    layout: dict[str, object] = {"showlegend": False}
+    for index, (method, values, title, label) in enumerate(curves):
+        axis, top = "" if index == 0 else str(index + 1), 1 - index * (_PANEL + _BETWEEN) / inside
+        layout[f"yaxis{axis}"] = {
+            **axis_look(title),
+            "type": "log",
+            "exponentformat": "power",
+            "dtick": _decades(values),
+            "domain": [max(top - _PANEL / inside, 0), top],
+        }
         fig.add_scatter(
             x=report.thresholds,
             y=values,
+            yaxis=f"y{axis}",
             mode="lines",
             name=label,
             line={"color": COLORS[method], "width": 2},
             hovertemplate=f"{label} at %{{x:.4g}}: %{{y:.4g}}<extra></extra>",
         )
-    fig.add_scatter(
-        x=report.thresholds,
-        y=report.beyond,
-        mode="lines",
-        name="share of values beyond the threshold",
-        line={"color": COLORS["percentile"], "width": 2},
-        hovertemplate="beyond %{x:.4g}: %{y:.4g} of the values<extra></extra>",
-    )
-    by_method = {"mse": report.squared_error, "entropy": report.kl, "percentile": report.beyond}
-    for choice in report.choices:
-        values = by_method.get(choice.method, report.squared_error)
-        height = float(np.interp(choice.threshold, report.thresholds, values))
+        own = [c for c in report.choices if (c.method if c.method in owners else "mse") == method]
+        _points(fig, report, own, values, f"y{axis}")
+    fig.update_layout(layout)
+    margin = fig.layout.margin
+    ends = [float(report.thresholds[0]), float(report.thresholds[-1])]
+    room = 0.04 * (ends[1] - ends[0])
+    fig.update_xaxes(**POWERS, anchor=f"y{len(curves)}", range=[ends[0] - room, ends[1] + room])
+    fig.update_layout(height=inside + margin.t + margin.b)
+    return fig
+
+
+def _decades(values: np.ndarray) -> int:
+    """Decades between the ticks of a panel, for at most four of them."""
+    shown = values[np.isfinite(values) & (values > 0)]
+    return max(1, math.ceil(math.log10(float(shown.max() / shown.min())) / 3)) if len(shown) else 1
+
+
+def _points(
+    fig: go.Figure, report: CalibrationReport, choices: Sequence[ChosenRange], values: np.ndarray, axis: str
+) -> None:
+    """The thresholds that methods chose, on the curve of ``values``, each with its name towards the middle of
+    the panel, one above and the next below the curve."""
+    middle = float(report.thresholds[0] + report.thresholds[-1]) / 2
+    ordered = sorted(choices, key=lambda choice: choice.threshold)
+    for place, choice in enumerate(ordered):
+        here, before = np.interp([choice.threshold, 0.93 * choice.threshold], report.thresholds, values)
+        side = "right" if choice.threshold < middle else "left"
+        above = place % 2 == 0 if before < 1.5 * here else side == "right"  # beside a curve that falls
         fig.add_scatter(
             x=[choice.threshold],
-            y=[height],
-            mode="markers",
-            showlegend=False,
+            y=[float(here)],
+            yaxis=axis,
+            mode="markers+text",
+            text=[choice.label],
+            textposition=f"{'top' if above else 'bottom'} {side}",
+            textfont={"size": 11},
+            cliponaxis=False,
             marker={"color": COLORS[choice.method], "size": 11, "line": {"width": 1, "color": "#ffffff"}},
             hovertemplate=f"{choice.label}: %{{x:.4g}}<extra></extra>",
         )
-    fig.update_xaxes(**POWERS)
-    fig.update_yaxes(type="log", tickformat="~g")
-    return fig
 
 
 def amount_figure(points: Sequence[tuple[int, str, float]], name: str) -> go.Figure:

@@ -71,11 +71,9 @@ class ColourScale:
     @property
     def ticks(self) -> tuple[list[float], list[str]]:
         """The codes at the labels of the colours, and the labels."""
-        ends = (math.log10(self.low), math.log10(self.high)) if self.logarithmic else (self.low, self.high)
-        steps = _round_steps(*ends)
-        values = torch.tensor(
-            [10.0**step if self.logarithmic else step for step in steps], dtype=torch.float64
-        )
+        ends = self.low, self.high
+        steps = _decade_steps(*ends) if self.logarithmic else _round_steps(*ends)
+        values = torch.tensor(steps, dtype=torch.float64)
         codes = (self.first + self._shares(values) * (CODES - self.first)).tolist()
         labels = [words.number(value) for value in values.tolist()]
         return ([self.first / 2, *codes], ["0", *labels]) if self.first else (codes, labels)
@@ -123,13 +121,20 @@ def map_figure(
         },
         meta={"label": label, "unit": unit, "tall": tall, "wide": wide, **asdict(scale)},
     )
-    rows, columns = shape
-    fig.update_layout(uirevision=f"map {rows} {columns}")
-    whole = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
-    fig.update_yaxes(range=[rows - 0.5, -0.5], dtick=1 if rows <= 8 else None, **whole)
-    few = {"dtick": 1} if columns <= 8 else FEW_TICKS
-    fig.update_xaxes(range=[-0.5, columns - 0.5], **few, **whole)
+    x, y = map_axes(shape)
+    fig.update_layout(uirevision=f"map {shape[0]} {shape[1]}")
+    fig.update_yaxes(**y)
+    fig.update_xaxes(**x)
     return fig
+
+
+def map_axes(shape: tuple[int, int]) -> tuple[dict[str, object], dict[str, object]]:
+    """The options of a map's two axes: whole numbers, the first row at the top."""
+    rows, columns = shape
+    whole: dict[str, object] = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
+    few = {"dtick": 1} if columns <= 8 else FEW_TICKS
+    across = {**whole, **few, "range": [-0.5, columns - 0.5]}
+    return across, {**whole, "range": [rows - 0.5, -0.5], "dtick": 1 if rows <= 8 else None}
 
 
 def _round_steps(low: float, high: float) -> list[float]:
@@ -141,3 +146,14 @@ def _round_steps(low: float, high: float) -> list[float]:
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= 0.999 * rough)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [step * i for i in range(first, last + 1)]
+
+
+def _decade_steps(low: float, high: float) -> list[float]:
+    """Two to eight numbers between two positive values that read easily on a logarithmic scale: digits 1, 2
+    and 5, over more decades powers of ten."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    digits = (1, 2, 5) if last - first <= 3 else (1,)
+    every = max(1, math.ceil((last - first) / 7))
+    found = [digit * 10.0**power for power in range(first, last + 1, every) for digit in digits]
+    inside = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+    return inside if len(inside) > 1 else [low, high] if high > low else [low]

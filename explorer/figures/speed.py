@@ -21,6 +21,7 @@ from explorer.figures.products import (
 )
 from explorer.figures.style import MUTED, wrapped
 from explorer.products.advice import fastest
+from explorer.products.shape_times import ModelledTiming
 from explorer.recordings.gemm import GemmTiming
 
 SMALL_M = 64
@@ -74,10 +75,11 @@ def _name_beyond(figure: go.Figure, t: GemmTiming, end: float) -> None:
 
 def _dot(t: GemmTiming) -> Dot:
     low, high = words.duration(t.graph.low_s), words.duration(t.graph.high_s)
-    times = f"{words.duration(t.seconds)} (10th to 90th percentile {low} to {high})"
+    spread = t.how if isinstance(t, ModelledTiming) else f"10th to 90th percentile {low} to {high}"
+    times = f"{words.duration(t.seconds)} ({spread})"
     ahead = f"<br>{words.times(t.speedup)} as fast as {t.baseline}" if t.speedup else ""
     kind = "native" if t.native else "emulated"
-    hover = f"{t.label}<br>{times}<br>{rate(t)}{ahead}<br>{t.variant}, {kind}"
+    hover = f"{t.label}<br>{times}<br>{rate(t)}{ahead}<br>{words.kernel_name(t.variant)}, {kind}"
     return Dot(t.gemm, t.label, t.native, 1e6 * t.seconds, t.label, hover)
 
 

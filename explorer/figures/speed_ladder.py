@@ -15,8 +15,9 @@ from explorer.recordings.gemm import GemmTiming
 
 
 def ladder_figure(timings: Sequence[GemmTiming], name: str) -> go.Figure:
-    """One product's kernels from the plainest to the fastest as points on a logarithmic axis of time, each
-    with its time and the factor that it brings."""
+    """One product's kernels from the slowest to the fastest as points on a logarithmic axis of time, each
+    with its time and the factor between it and the one above."""
+    timings = sorted(timings, key=lambda t: -t.seconds)
     if not timings:
         return style.empty("its kernels were measured at another shape", f"{name} ladder")
     figure = products_figure("time (µs), logarithmic", "", f"{name} ladder", 110 + 40 * len(timings))
@@ -24,7 +25,7 @@ def ladder_figure(timings: Sequence[GemmTiming], name: str) -> go.Figure:
     factors = ["", *(f", {words.times(before / after)}" for before, after in itertools.pairwise(times))]
     figure.add_scatter(
         x=times,
-        y=[t.variant for t in timings],
+        y=[words.kernel_name(t.variant) for t in timings],
         mode="lines+markers+text",
         line={"color": style.GRID, "width": 2},
         marker={"color": color_of(timings[0].gemm), "size": 11},
@@ -40,7 +41,9 @@ def ladder_figure(timings: Sequence[GemmTiming], name: str) -> go.Figure:
     if baselines:
         _add_baseline_line(figure, timings, baselines[-1])
         times.append(1e6 * baselines[-1])
-    row_axis(figure, {t.variant: wrapped(t.variant, 16) for t in timings})
+    row_axis(
+        figure, {words.kernel_name(t.variant): wrapped(words.kernel_name(t.variant), 16) for t in timings}
+    )
     figure.update_yaxes(range=[len(timings) - 0.5, -0.8])
     style.log_axis(figure, "x", min(times) / 2, max(times) * 2)
     return figure
@@ -50,7 +53,7 @@ def _add_baseline_line(figure: go.Figure, timings: Sequence[GemmTiming], seconds
     label = f"{timings[-1].baseline}: {words.duration(seconds)}"
     figure.add_scatter(
         x=[1e6 * seconds] * 2,
-        y=[timings[0].variant, timings[-1].variant],
+        y=[words.kernel_name(t.variant) for t in (timings[0], timings[-1])],
         mode="lines",
         name=label,
         line={"color": MUTED, "width": 2, "dash": "dot"},

@@ -48,7 +48,7 @@ def roofline_figure(
 
 def _dot(t: GemmTiming) -> Dot:
     share = f", {100 * t.share:.0f} % of its limit" if t.share else ""
-    hover = f"{t.label}<br>{words.number(t.tflops)} TFLOP/s{share}<br>{t.variant}"
+    hover = f"{t.label}<br>{words.number(t.tflops)} TFLOP/s{share}<br>{words.kernel_name(t.variant)}"
     return Dot(t.gemm, t.label, t.native, t.operations / t.bytes_moved, t.tflops, hover)
 
 

@@ -16,6 +16,7 @@ from explorer.recordings.gemm import GemmTiming
 
 SHOWN_FIRST = ("bf16", "fp8_e4m3_row", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4", "w4a8_int")
 """Curves over M that are drawn before a visitor asks for more."""
+MORE = "more"
 HEIGHT, PLOT_HEIGHT, FONT_SIZE = 560, 330, 10
 SYMBOLS, DASHES = ("circle", "square", "diamond", "triangle-up", "x"), ("solid", "dash", "dot", "dashdot")
 """As many of the one as are no multiple of the other, so that 20 curves of a family differ."""
@@ -41,6 +42,8 @@ def sweep_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None
         _add_curve(figure, curve, _look(gemm, list(curves), marked), gemm in shown)
         if gemm in shown:
             _add_crossing(figure, curve, torch_bf16)
+    if len(curves) > len(shown):
+        _add_more(figure, len(curves) - len(shown))
     tokens = [m for curve in curves.values() for m, _ in curve]
     times = [1e6 * t.seconds for curve in curves.values() for _, t in curve]
     times += [1e6 * s for s in torch_bf16.values()]
@@ -86,7 +89,7 @@ def _add_torch_bf16(figure: go.Figure, seconds: dict[int, float]) -> None:
 
 
 def _add_curve(figure: go.Figure, curve: Curve, look: dict[str, object], shown: bool) -> None:
-    kernels = [t.variant for _, t in curve]
+    kernels = [words.kernel_name(t.variant) for _, t in curve]
     takes_over = [False, *(before != after for before, after in itertools.pairwise(kernels))]
     figure.add_scatter(
         x=[m for m, _ in curve],
@@ -98,9 +101,25 @@ def _add_curve(figure: go.Figure, curve: Curve, look: dict[str, object], shown: 
             "size": [10 if new else 5 for new in takes_over],
             "symbol": [f"{look['symbol']}-open" if new else look["symbol"] for new in takes_over],
         },
-        customdata=[[words.duration(t.seconds), t.variant] for _, t in curve],
+        customdata=[[words.duration(t.seconds), words.kernel_name(t.variant)] for _, t in curve],
         visible=True if shown else "legendonly",
+        showlegend=shown,
+        legendgroup=None if shown else MORE,
         hovertemplate="%{fullData.name}<br>M = %{x}: %{customdata[0]}, %{customdata[1]}<extra></extra>",
+    )
+
+
+def _add_more(figure: go.Figure, count: int) -> None:
+    """One entry of the legend for all curves that are not drawn at first: a click draws them."""
+    figure.add_scatter(
+        x=[None],
+        y=[None],
+        mode="lines",
+        line={"color": MUTED, "width": 1.6},
+        name=f"{count} more (click)",
+        legendgroup=MORE,
+        visible="legendonly",
+        hoverinfo="skip",
     )
 
 

@@ -44,7 +44,7 @@ def tradeoff_figure(points: Sequence[Point], name: str, marked: Marked | None = 
 
 def _dot(p: Point, heaviest: int) -> Dot:
     measured = f"{words.duration(p.seconds)}, {p.sqnr_db:.1f} dB"
-    hover = f"{p.label} ({p.variant})<br>{measured}<br>W {words.bytes_(p.weight_bytes)}"
+    hover = f"{p.label} ({words.kernel_name(p.variant)})<br>{measured}<br>W {words.bytes_(p.weight_bytes)}"
     size = 6 + 14 * (p.weight_bytes / heaviest) ** 0.5
     return Dot(p.gemm, p.label, p.native, 1e6 * p.seconds, p.sqnr_db, hover, size, not p.on_frontier)
 
@@ -68,22 +68,30 @@ def _add_labels(
     y_ends: tuple[float, float],
     marked: Marked,
 ) -> None:
-    """Names of A, of B and of the frontier's points, as space allows; the rest is in the hover text."""
+    """Names of A, of B and of the frontier's points, as space allows; the rest is in the hover text. A point
+    of A or B whose name has no room has its letter."""
     low, span = math.log(x_ends[0]), math.log(x_ends[1] / x_ends[0])
-    rows = sorted(
-        zip(points, dots, strict=True), key=lambda row: (row[0].gemm not in marked, not row[0].on_frontier)
-    )
+    rows = sorted(zip(points, dots, strict=True), key=lambda row: _turn(row[0], points, marked))
     spots = []
     for point, dot in rows:
         scheme = marked.get(point.gemm)
         text = f"{scheme} · {point.label}" if scheme else point.label if point.on_frontier else ""
         share = (point.sqnr_db - y_ends[0]) / (y_ends[1] - y_ends[0])
         radius = dot.size / 2 + (5 if scheme else 0)
-        spots.append(Spot((math.log(dot.x) - low) / span, share, radius, text))
+        spots.append(Spot((math.log(dot.x) - low) / span, share, radius, text, scheme or ""))
     for (point, dot), label in zip(rows, place(spots, PLOT_HEIGHT, FONT_SIZE), strict=True):
         if label:
             color = SCHEME_COLORS.get(marked.get(point.gemm, ""), TEXT)
             add_label(figure, label, math.log10(dot.x), point.sqnr_db, color, FONT_SIZE)
+
+
+def _turn(point: Point, points: Sequence[Point], marked: Marked) -> tuple[int, bool]:
+    """When a point's name is placed: A's and B's by turns, the fastest of each first; then the frontier."""
+    scheme = marked.get(point.gemm)
+    if scheme is None:
+        return len(points), not point.on_frontier
+    rivals = [p for p in points if marked.get(p.gemm) == scheme and p.seconds < point.seconds]
+    return len(rivals), scheme == "B"
 
 
 def _name_the_slow(figure: go.Figure, slow: Sequence[Point]) -> None:

@@ -6,7 +6,8 @@ import html
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -138,10 +139,42 @@ def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]
     """
     buttons = [{"label": label, "method": "relayout", "args": [change]} for label, change in options]
     changed = list(dict.fromkeys(key for _, change in options for key in change))
-    fig.update_layout(
-        meta={**(fig.layout.meta or {}), "switched": changed},
-        margin={"t": MARGIN["t"] + SWITCH_HEIGHT},
-        updatemenus=[
+    return _with_buttons(fig, [buttons], changed)
+
+
+Switch = tuple[str, dict[str, object], list[int], dict[str, object]]
+"""An option of a switch: its label, changes of traces (a list has one entry for each), of which traces, and
+changes of the layout."""
+
+
+def add_switches(fig: go.Figure, switches: Mapping[str, Sequence[Switch]]) -> go.Figure:
+    """``add_buttons`` that change traces: a row of buttons for each of ``switches``, whose first option is
+    what the figure shows.
+
+    What is chosen is kept in the layout's ``meta``, under the switch's name ("mode" or "order"), which a new
+    figure of its kind carries over.
+    """
+    rows: list[list[dict[str, Any]]] = []
+    for name, options in switches.items():
+        rows.append([])
+        for label, change, traces, layout in options:
+            chosen: dict[str, object] = {f"meta.{name}": label}  # first: the page marks the button by it
+            arguments = [change, chosen | layout, traces]
+            rows[-1].append({"label": label, "method": "update", "args": arguments})
+    first = {name: options[0][0] for name, options in switches.items()}
+    fig.update_layout(meta={**(fig.layout.meta or {}), **first})
+    return _with_buttons(fig, rows, [f"meta.{name}" for name in switches])
+
+
+LETTER, BUTTON = 6.2, 22
+"""Pixels of a letter in a button, and of a button beside its words."""
+
+
+def _with_buttons(fig: go.Figure, rows: list[list[dict[str, Any]]], switched: list[str]) -> go.Figure:
+    """Rows of buttons side by side, above the plot."""
+    menus, left = [], 0.0
+    for buttons in rows:
+        menus.append(
             {
                 "type": "buttons",
                 "direction": "right",
@@ -150,15 +183,19 @@ def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]
                 "xanchor": "left",
                 "y": 1,
                 "yanchor": "bottom",
-                "pad": {"t": 0, "b": 4, "l": 0, "r": 0},
+                "pad": {"t": 0, "b": 4, "l": left, "r": 0},
                 "showactive": False,
                 "bgcolor": "rgba(128,140,160,0.12)",
                 "bordercolor": GRID,
                 "font": {"size": 11},
             }
-        ],
+        )
+        left += sum(LETTER * len(button["label"]) + BUTTON for button in buttons) + BUTTON
+    return fig.update_layout(
+        meta={**(fig.layout.meta or {}), "switched": switched},
+        margin={"t": MARGIN["t"] + SWITCH_HEIGHT},
+        updatemenus=menus,
     )
-    return fig
 
 
 def legend_below(fig: go.Figure, lines: int = 1) -> go.Figure:

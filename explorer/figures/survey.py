@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from explorer.figures.style import MAGNITUDE_SCALE, MUTED, TEXT, A, B, caption, empty, figure, legend_below
+from explorer.figures.style import (
+    MAGNITUDE_SCALE,
+    MARGIN,
+    MUTED,
+    SWITCH_HEIGHT,
+    TEXT,
+    A,
+    B,
+    Switch,
+    add_switches,
+    axis_look,
+    caption,
+    empty,
+    figure,
+    legend_below,
+)
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Choice, Frontier, Layer, Survey
 
-ROW, MOST_HEIGHT = 15, 2400
-"""Pixels of a layer in the heat map, and the most that the map is high."""
+ROW, MOST_ROWS = 15, 96
+"""Pixels of a layer in the map, and the most layers that have a row each: more are drawn along depth."""
+LINE, BETWEEN = 11, 30
+"""Pixels of a scheme in a panel along depth, and between two panels."""
+BESIDE = "beside the blocks"
+"""Title of the panel of layers that have no depth."""
+NARROW, PHONE_TOP = 560, 216
+"""Pixels of width below which labels are upright, and then over the map, for them and the buttons."""
+SHADES = 254
+"""The largest code of a colour."""
+ORDERS = ("in order", "by loss")
+COLOURS = ("one scale", "each scheme")
+"""Labels of the buttons."""
 BITS_SCALE = "Viridis"
 STRIP_HEIGHT = 190
 
@@ -44,46 +72,257 @@ def by_bits(survey: Survey) -> list[str]:
     return sorted(survey.head.schemes, key=mean)
 
 
-def heat_figure(survey: Survey, signal: str) -> go.Figure:
-    """Layers × schemes, coloured by the logarithm of what each costs. A cell's ``customdata`` is [layer,
-    scheme, the cost in words, bits a weight]."""
+def heat_figure(survey: Survey, signal: str, choice: Choice | None = None) -> go.Figure:
+    """Layers × schemes, coloured by the logarithm of what each costs; ``choice`` is marked in each row.
+
+    Buttons order the layers as in the model or by their cost, and colour all on one scale or each scheme by
+    itself. More than ``MOST_ROWS`` layers are drawn along depth, a panel for each kind. A map's ``meta`` has
+    the ``names`` of the layers and the ``schemes`` of its cells, with the bits of each.
+    """
     name = f"{survey.head.model} survey {signal}"
-    layers, schemes = survey.linear, by_bits(survey)
-    if not layers:
+    if not survey.linear:
         return empty("no layer has been surveyed yet", name)
-    cost = np.array([[layer.costs[signal][scheme] for scheme in schemes] for layer in layers])
-    positive = cost[cost > 0]
-    low = float(positive.min()) if positive.size else 1.0
-    height = min(MOST_HEIGHT, 150 + ROW * len(layers))
-    fig = figure("", "", name, height=height)
-    ticks = _decades(low, float(cost.max(initial=low)), min(8, (height - 120) // 25))
-    cells = [[[x.name, s, f"{x.costs[signal][s]:.3g}", f"{x.bits[s]:.4g}"] for s in schemes] for x in layers]
+    costs = _Costs.of(survey, signal)
+    chosen = choice.schemes if choice else {}
+    if len(costs.layers) > MOST_ROWS and len({x.depth for x in costs.layers}) > 1:
+        return _along_depth(costs, chosen, name, cost_label(survey, signal))
+    return _rows_of_layers(costs, chosen, name, cost_label(survey, signal))
+
+
+@dataclass(frozen=True, eq=False)
+class _Costs:
+    """What each of ``schemes`` costs each of ``layers``: ``cost`` [layers, schemes], and its colours on one
+    scale (``whole``) and scheme by scheme (``column``): uint8 codes 0 … ``SHADES``, logarithmic, whose ends
+    for the one scale are the logarithms ``ends``. ``bits``: the mean of each scheme."""
+
+    layers: tuple[Layer, ...]
+    schemes: tuple[str, ...]
+    bits: tuple[float, ...]
+    cost: np.ndarray
+    ends: tuple[float, float]
+
+    @classmethod
+    def of(cls, survey: Survey, signal: str) -> Self:
+        layers, schemes = survey.linear, by_bits(survey)
+        cost = np.array([[layer.costs[signal][scheme] for scheme in schemes] for layer in layers])
+        positive = cost[cost > 0]
+        low = float(positive.min()) if positive.size else 1.0
+        weights = np.array([float(layer.weights) for layer in layers])
+        bits = np.array([[layer.bits[scheme] for scheme in schemes] for layer in layers])
+        mean = tuple(float(f"{one:.4g}") for one in weights @ bits / weights.sum())
+        ends = math.log10(low), math.log10(max(float(cost.max(initial=low)), low))
+        return cls(tuple(layers), tuple(schemes), mean, cost, ends)
+
+    @property
+    def logs(self) -> np.ndarray:
+        """log10 of the costs; of none, that of the least."""
+        return np.asarray(np.log10(np.maximum(self.cost, 10 ** self.ends[0])))
+
+    @property
+    def whole(self) -> np.ndarray:
+        return _shades(self.logs, *map(np.array, self.ends))
+
+    @property
+    def column(self) -> np.ndarray:
+        return _shades(self.logs, self.logs.min(0), self.logs.max(0))
+
+    @property
+    def captions(self) -> list[str]:
+        return [caption(label_of_text(scheme)) for scheme in self.schemes]
+
+
+def _shades(logs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """uint8: 0 at ``low``, ``SHADES`` at ``high``."""
+    shares = (logs - low) / np.where(high > low, high - low, 1.0)
+    return np.asarray((SHADES * shares).round().clip(0, SHADES).astype(np.uint8))
+
+
+def _rows_of_layers(costs: _Costs, chosen: Mapping[str, str], name: str, label: str) -> go.Figure:
+    """One map, a row for each layer."""
+    count = len(costs.layers)
+    inside, top = ROW * count, 130 + SWITCH_HEIGHT
+    fig = figure("", "", name, height=inside + top + 20)
+    natural, by_loss = list(range(count)), np.argsort(-costs.logs.mean(1), kind="stable").tolist()
+    orders = (natural, by_loss)
+    for number, order in enumerate(orders):
+        names = [costs.layers[row].name for row in order]
+        for relative, codes in enumerate((costs.whole, costs.column)):
+            _cost_map(fig, codes[order], costs.cost[order], names, costs, bool(relative), number == 0)
+        _choices(
+            fig, [(costs.schemes.index(chosen[n]), y) for y, n in enumerate(names) if n in chosen], number
+        )
+    labels = [[caption(layer_label(costs.layers[row]), 22) for row in order] for order in orders]
+    small = {"showgrid": False, "tickfont": {"size": 10}}
+    fig.update_yaxes(tickvals=natural, ticktext=labels[0], range=[count - 0.5, -0.5], **small)
+    places, ends = list(range(len(costs.schemes))), [-0.5, len(costs.schemes) - 0.5]
+    fig.update_xaxes(tickvals=places, ticktext=costs.captions, range=ends, tickangle=-45, side="top", **small)
+    every, each = list(range(len(fig.data))), len(fig.data) // 2
+    order_switch: list[Switch] = [
+        (words, {"visible": [i // each == n for i in every]}, every, {"yaxis.ticktext": labels[n]})
+        for n, words in enumerate(ORDERS)
+    ]
+    add_switches(fig, {"order": order_switch, "mode": _colour_switch(fig)})
+    _colour_axes(fig, costs, label, inside // 25)
+    _place_buttons(fig, inside, top)
+    meta = {**fig.layout.meta, "narrow": {"below": NARROW, "changes": _narrow_rows(inside)}}
+    margin = {"t": top, "l": 120, "r": 20, "b": 20}
+    return fig.update_layout(margin=margin, uirevision=f"{name} {count}", meta=meta)
+
+
+def _narrow_rows(inside: float) -> dict[str, object]:
+    """The changes of the layout on a phone: upright labels, and one row of buttons below the other."""
+    changes: dict[str, object] = {"height": inside + PHONE_TOP + 20, "margin.t": PHONE_TOP}
+    changes |= {"xaxis.tickangle": -90, "margin.r": 4, "margin.l": 100}
+    for menu in (0, 1):
+        place = {"y": 1 + (PHONE_TOP - 34 * menu) / inside, "pad.l": 0}
+        changes |= {f"updatemenus.{menu}.{key}": value for key, value in place.items()}
+    for axis in ("coloraxis", "coloraxis2"):
+        changes[f"{axis}.colorbar.title.text"] = ""
+    return changes
+
+
+def _place_buttons(fig: go.Figure, inside: float, above: float) -> None:
+    """The buttons at the figure's upper edge, ``above`` pixels over its plot of ``inside`` pixels."""
+    for menu in fig.layout.updatemenus:
+        menu.update(yanchor="top", y=1 + above / inside)
+
+
+def _colour_switch(fig: go.Figure) -> list[Switch]:
+    """One scale for all, or one for each scheme: of two maps over each other the other lets it through."""
+    maps = [i for i, trace in enumerate(fig.data) if trace.type == "heatmap"]
+    by_column = [fig.data[i].coloraxis == "coloraxis2" for i in maps]
+    return [
+        (
+            words,
+            {"opacity": [float(each == relative) for each in by_column]},
+            maps,
+            {"coloraxis.showscale": not relative, "coloraxis2.showscale": relative},
+        )
+        for words, relative in zip(COLOURS, (False, True), strict=True)
+    ]
+
+
+def _cost_map(
+    fig: go.Figure,
+    codes: np.ndarray,
+    cost: np.ndarray,
+    names: list[str],
+    costs: _Costs,
+    relative: bool,
+    visible: bool,
+    **where: object,
+) -> None:
+    """A map of ``codes``, with the costs that the page writes under the mouse; along depth it is upright:
+    schemes are its rows."""
     fig.add_heatmap(
-        z=np.log10(np.maximum(cost, low)).round(3),
-        x=[caption(label_of_text(scheme)) for scheme in schemes],
-        y=list(range(len(layers))),
-        customdata=cells,
-        colorscale=MAGNITUDE_SCALE,
-        hovertemplate="%{customdata[0]}<br>%{x}, %{customdata[3]} bits: %{customdata[2]}<extra></extra>",
-        colorbar={
-            "title": {"text": cost_label(survey, signal), "side": "right", "font": {"size": 12}},
-            "thickness": 12,
-            "outlinewidth": 0,
-            "tickvals": ticks,
-            "ticktext": [f"1e{t}" for t in ticks],
+        z=codes,
+        customdata=cost.astype(np.float32),
+        coloraxis="coloraxis2" if relative else "coloraxis",
+        opacity=0.0 if relative else 1.0,
+        visible=visible,
+        hovertemplate="%{customdata:.3g}<extra></extra>",
+        meta={
+            "names": names,
+            "schemes": list(costs.schemes),
+            "labels": costs.captions,
+            "bits": list(costs.bits),
+            "upright": bool(where),
         },
+        **where,
     )
-    labels = [layer_label(layer) for layer in layers]
-    fig.update_yaxes(
-        tickvals=list(range(len(layers))),
-        ticktext=[caption(label, 22) for label in labels],
-        range=[len(layers) - 0.5, -0.5],
-        showgrid=False,
-        tickfont={"size": 10},
+
+
+def _choices(fig: go.Figure, at: Sequence[tuple[int, int]], order: int, **axes: str) -> None:
+    """Mark the cells that a recipe has chosen."""
+    fig.add_scatter(
+        x=[x for x, _ in at],
+        y=[y for _, y in at],
+        mode="markers",
+        name="the recipe",
+        visible=order == 0,
+        hoverinfo="skip",
+        showlegend=False,
+        marker={"symbol": "circle", "size": 7, "color": B, "line": {"width": 1.5, "color": "#ffffff"}},
+        **axes,
     )
-    fig.update_xaxes(showgrid=False, tickangle=-45, side="top", tickfont={"size": 10})
-    fig.update_layout(margin={"t": 110, "l": 120, "r": 20, "b": 20})
-    return fig
+
+
+def _colour_axes(fig: go.Figure, costs: _Costs, label: str, most: int) -> None:
+    """The colours of both scales, of which one is shown."""
+    low, high = costs.ends
+    ticks = [t for t in _decades(10**low, 10**high, min(8, most)) if low - 0.05 <= t <= high + 0.05]
+    at = [SHADES * (t - low) / (high - low or 1.0) for t in ticks]
+    bar = {"thickness": 12, "outlinewidth": 0}
+    font = {"side": "right", "font": {"size": 12}}
+    whole = {**bar, "title": {**font, "text": label}, "tickvals": at, "ticktext": [f"1e{t}" for t in ticks]}
+    column = {**bar, "title": {**font, "text": "of this scheme"}, "tickvals": [0, SHADES]}
+    scale = {"cmin": 0, "cmax": SHADES, "colorscale": MAGNITUDE_SCALE}
+    fig.update_layout(
+        coloraxis={**scale, "colorbar": whole},
+        coloraxis2={**scale, "colorbar": {**column, "ticktext": ["least", "most"]}, "showscale": False},
+    )
+
+
+def _along_depth(costs: _Costs, chosen: Mapping[str, str], name: str, label: str) -> go.Figure:
+    """A panel for each kind of layer, depths across and schemes down."""
+    panels = _panels(costs)
+    count, tall = len(panels), LINE * len(costs.schemes)
+    inside, above = count * tall + (count - 1) * BETWEEN, 34 + SWITCH_HEIGHT
+    fig = figure("depth: number of the block", "", name, height=inside + above + MARGIN["b"])
+    layout: dict[str, object] = {}
+    titles = []
+    small = {"tickfont": {"size": 9}, "showgrid": False, "range": [len(costs.schemes) - 0.5, -0.5]}
+    ticks = {"tickvals": list(range(len(costs.schemes))), "ticktext": costs.captions}
+    for index, (kind, rows) in enumerate(panels.items()):
+        axis = "" if index == 0 else str(index + 1)
+        top = 1 - index * (tall + BETWEEN) / inside
+        domain = [max(top - tall / inside, 0.0), top]
+        layout[f"yaxis{axis}"] = {**axis_look(""), **ticks, **small, "domain": domain}
+        places, order = list(rows), list(rows.values())
+        names, cost = [costs.layers[row].name for row in order], costs.cost[order].T
+        for relative, codes in enumerate((costs.whole, costs.column)):
+            where = {"x": places, "yaxis": f"y{axis}"}
+            _cost_map(fig, codes[order].T, cost, names, costs, bool(relative), True, **where)
+        at = [(p, costs.schemes.index(chosen[n])) for p, n in zip(places, names, strict=True) if n in chosen]
+        _choices(fig, at, 0, yaxis=f"y{axis}")
+        titles.append(_kind_title(kind, f"y{axis}"))
+    deepest = max(max(rows) for rows in panels.values())
+    fig.update_layout(layout)
+    ends = [-0.5, deepest + 0.5]
+    fig.update_xaxes(range=ends, showgrid=False, anchor="y" if count == 1 else f"y{count}", tickformat="d")
+    add_switches(fig, {"mode": _colour_switch(fig)})
+    _colour_axes(fig, costs, label, 8)
+    _place_buttons(fig, inside, above)
+    margin = {"t": above, "l": 120}
+    return fig.update_layout(annotations=titles, margin=margin, uirevision=f"{name} {count} panels")
+
+
+def _panels(costs: _Costs) -> dict[str, dict[int, int]]:
+    """kind -> depth -> the row of ``costs``. Of several layers of a kind at one depth, as experts are, it is
+    the one that costs most; layers beside the blocks are counted through."""
+    panels: dict[str, dict[int, int]] = {}
+    worst = costs.logs.mean(1)
+    for row, layer in enumerate(costs.layers):
+        seen = panels.setdefault(layer.kind if layer.depth is not None else BESIDE, {})
+        place = len(seen) if layer.depth is None else layer.depth
+        if place not in seen or worst[row] > worst[seen[place]]:
+            seen[place] = row
+    return {kind: dict(sorted(rows.items())) for kind, rows in panels.items()}
+
+
+def _kind_title(kind: str, axis: str) -> dict[str, object]:
+    return {
+        "text": f"<b>{kind}</b>",
+        "x": 0,
+        "xref": "x domain",
+        "y": 1,
+        "yref": f"{axis} domain",
+        "yshift": 2,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 12},
+    }
 
 
 def _decades(low: float, high: float, most: int) -> list[int]:
@@ -94,9 +333,10 @@ def _decades(low: float, high: float, most: int) -> list[int]:
 
 
 def budget_figure(survey: Survey, front: Frontier, choice: Choice) -> go.Figure:
-    """Bits a weight against predicted loss: the frontier, single schemes for all layers, and the budget."""
+    """Bits per weight against predicted loss: the frontier, single schemes for all layers, and the budget."""
     name = f"{survey.head.model} budget {front.signal}"
-    fig = legend_below(figure("bits a weight, scales included", cost_label(survey, front.signal), name, 380))
+    y_title = cost_label(survey, front.signal)
+    fig = legend_below(figure("bits per weight, scales included", y_title, name, 380))
     shown = front.loss > 0
     fig.add_scatter(
         x=front.bits[shown],
@@ -149,10 +389,14 @@ def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
             name=label_of_text(scheme),
             marker={"color": colours[scheme], "line": {"width": 0.5, "color": "rgba(255,255,255,0.6)"}},
             customdata=[[layer.name, scheme] for _, layer in own],
+            text=[layer_label(layer) for _, layer in own],
+            textangle=-90,
+            insidetextanchor="middle",
             hovertemplate="%{customdata[0]}<br>%{fullData.name}<extra></extra>",
         )
     fig.update_xaxes(range=[0, 1], showticklabels=False, showgrid=False, ticks="")
     fig.update_yaxes(range=[0, 1], showticklabels=False, showgrid=False, ticks="", fixedrange=True)
+    fig.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
     fig.update_layout(barmode="overlay", legend_font={"size": 11, "color": TEXT}, margin={"t": 8, "l": 16})
     return fig
 

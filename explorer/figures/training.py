@@ -19,6 +19,7 @@ from explorer.training.digits import (
     Underflow,
     accuracy_rows,
     stages,
+    width_words,
 )
 
 NOTHING = "nothing trained yet: press Train"
@@ -30,7 +31,7 @@ def accuracy_figure(results: Sequence[Trained]) -> go.Figure:
     if not results:
         return empty(NOTHING, "accuracy against bits")
     rows, widths = accuracy_rows(results), [w for w in WIDTHS if any(r.width == w for r in results)]
-    fig = figure("bits of a weight", "test images recognised, %", "accuracy against bits", height=420)
+    fig = figure("bits per weight", "test images recognised, %", "accuracy against bits", height=420)
     for stage in stages(results):
         of_stage = [r for r in rows if r.stage == stage]
         mean = [100 * r.mean for r in of_stage]
@@ -59,7 +60,8 @@ def accuracy_figure(results: Sequence[Trained]) -> go.Figure:
                 "thickness": 1,
                 "width": 3,
             },
-            hovertemplate=f"{stage}, %{{x}} bits: %{{y:.2f}} %<extra></extra>",
+            customdata=[width_words(r.width) for r in of_stage],
+            hovertemplate=f"{stage}, %{{customdata}}: %{{y:.2f}} %<extra></extra>",
         )
     fig.update_xaxes(type="category", categoryorder="array", categoryarray=widths)
     return fig
@@ -79,7 +81,7 @@ def curves_figure(results: Sequence[Trained]) -> go.Figure:
             mode="lines",
             name=f"{r.width} {'LSQ' if r.stage == LSQ else ''}".strip(),
             line={"color": colors[r.width], "width": 2, "dash": "dot" if r.stage == LSQ else "solid"},
-            hovertemplate=f"{r.width} bits, {r.stage}: %{{y:.2f}} %<extra></extra>",
+            hovertemplate=f"{width_words(r.width)}, {r.stage}: %{{y:.2f}} %<extra></extra>",
         )
     return fig
 
@@ -89,7 +91,7 @@ def steps_figure(results: Sequence[Trained]) -> go.Figure:
     first = [r for r in results if r.seed == 0 and r.stage == LSQ and r.steps]
     if not first:
         return empty("LSQ learns step sizes for integer widths: none trained yet", "learned steps")
-    fig = figure("bits of a weight", "step size after training / before", "learned steps", height=340)
+    fig = figure("bits per weight", "step size after training / before", "learned steps", height=340)
     for layer in range(len(first[0].steps)):
         fig.add_bar(
             x=[r.width for r in first],

@@ -14,8 +14,8 @@ from explorer.analysis.spread import Spread
 from explorer.analysis.tensor import Side
 from explorer.figures.style import GRID, ORIGINAL, POWERS, A, B, add_buttons, caption, figure, legend_below
 
-ROW, BETWEEN, TICKS = 210, 24, 26
-"""Pixels: a row's bars, the room between two rows, and the representable values under a row's bars."""
+ROW, TICKS = 300, 26
+"""Pixels: the bars, and each side's representable values under them."""
 TAIL, GAP = 0.14, 0.015
 """Widths of a tail's panel and of the gap beside it, in parts of the plot."""
 MOST_TICKS = 512
@@ -24,29 +24,27 @@ MOST_TICKS = 512
 def values_figure(
     before: Spread, sides: Sequence[Side], levels: Sequence[np.ndarray], name: str
 ) -> go.Figure:
-    """Distribution of the values before and after, one row per side over the same axis.
+    """Distribution of the values before and after, by one or two sides over each other on one axis.
 
-    ``levels`` are the values that the inspected block can represent under each side. The share of elements
-    in each bin is drawn logarithmically; values beyond the central range are in panels at the left and the
-    right, in growing bins.
+    ``levels`` are the values that the inspected block can represent under each side, a strip each under the
+    bars. The share of elements in each bin is drawn logarithmically; values beyond the central range are in
+    panels at the left and the right, in growing bins.
     """
-    rows = len(sides)
-    inside = rows * (ROW + TICKS) + (rows - 1) * BETWEEN
+    inside = ROW + TICKS * len(sides)
     fig = figure("value", "", f"{name} values")
     legend_below(fig)
     _switch(fig, before, sides)
     margin = fig.layout.margin
-    fig.update_layout(height=inside + margin.t + margin.b, uirevision=_identity(before))
-    _columns(fig, before, rows, inside)
+    height = inside + margin.t + margin.b
+    fig.update_layout(height=height, uirevision=_identity(before), barmode="overlay")
+    _columns(fig, before, len(sides), inside)
+    _rows(fig, before, len(sides), inside)
     named = next((row for row, block in enumerate(levels) if 0 < len(block) <= MOST_TICKS), 0)
     for row, (side, block, color) in enumerate(zip(sides, levels, (A, B), strict=False)):
-        top = inside - row * (ROW + TICKS + BETWEEN)
-        domains = [(top - ROW) / inside, top / inside], [(top - ROW - TICKS) / inside, (top - ROW) / inside]
-        _row(fig, row, domains, before)
-        _bars(fig, row, side, color, f"after, {'AB'[row]}" if rows > 1 else "after")
-        _outline(fig, row, before)
+        label = caption(side.label)
+        _bars(fig, row, side, color, f"{'AB'[row]}  {label}" if len(sides) > 1 else label, len(sides))
         _ticks(fig, row, block, color, row == named)
-        _caption(fig, row, f"{'AB'[row]}  {caption(side.label)}" if rows > 1 else caption(side.label), color)
+    _outline(fig, before)
     return fig
 
 
@@ -68,26 +66,19 @@ def _limits(before: Spread, sides: Sequence[Side]) -> dict[str, list[float]]:
 
 
 def _switch(fig: go.Figure, before: Spread, sides: Sequence[Side]) -> None:
-    axes = [_name("yaxis", 2 * row + 1) for row in range(len(sides))]
     limits = _limits(before, sides)
     options: list[tuple[str, dict[str, object]]] = []
     for kind, limit in limits.items():
         new = {"type": kind, "range": limit, "dtick": 1 if kind == "log" else None}
-        options.append((kind, {f"{axis}.{key}": value for axis in axes for key, value in new.items()}))
+        options.append((kind, {f"yaxis.{key}": value for key, value in new.items()}))
     add_buttons(fig, options)
-    for axis in axes:
-        fig.update_layout({axis: {"type": "log", "range": limits["log"], "dtick": 1}})
-
-
-def _name(axis: str, number: int) -> str:
-    """plotly's name of an axis: the first has no number."""
-    return axis if number == 1 else f"{axis}{number}"
+    fig.update_yaxes(type="log", range=limits["log"], dtick=1)
 
 
 def _columns(fig: go.Figure, before: Spread, rows: int, inside: int) -> None:
     """The three horizontal axes: the central range, and the tails that there are."""
     lower, upper = len(before.below.counts) > 0, len(before.above.counts) > 0
-    anchor = f"y{2 * rows}"
+    anchor = f"y{1 + rows}"
     left, right = TAIL * lower, 1 - TAIL * upper
     edges = before.middle.edges
     fig.update_xaxes(
@@ -152,40 +143,31 @@ def _tail_panel(
     )
 
 
-def _row(fig: go.Figure, row: int, domains: tuple[list[float], list[float]], before: Spread) -> None:
-    """A row's vertical axes: shares above, and without any labels the strip of representable values."""
-    style = fig.layout.yaxis.to_plotly_json()
-    shares, strip = _name("yaxis", 2 * row + 1), _name("yaxis", 2 * row + 2)
+def _rows(fig: go.Figure, before: Spread, sides: int, inside: int) -> None:
+    """The vertical axes: shares, and without any labels a strip of representable values for each side."""
+    strip = {"range": [0, 1], "visible": False, "fixedrange": True, "anchor": "x"}
+    starts = [1 - (ROW + TICKS * (row + 1)) / inside for row in range(sides)]
     fig.update_layout(
-        {
-            shares: {
-                **style,
-                "domain": domains[0],
-                "anchor": "x2" if len(before.below.counts) else "x",
-                "title": {**style["title"], "text": "share of elements"},
-                "tickformat": "~%",
-            },
-            strip: {
-                "domain": domains[1],
-                "anchor": "x",
-                "range": [0, 1],
-                "visible": False,
-                "fixedrange": True,
-            },
-        }
+        {f"yaxis{2 + row}": {**strip, "domain": [at, at + TICKS / inside]} for row, at in enumerate(starts)}
+    )
+    fig.layout.yaxis.update(
+        domain=[1 - ROW / inside, 1],
+        anchor="x2" if len(before.below.counts) else "x",
+        title_text="share of elements",
+        tickformat="~%",
     )
 
 
-def _bars(fig: go.Figure, row: int, side: Side, color: str, name: str) -> None:
-    """Draw the counts after quantization, in the centre and in the tails."""
-    after, common = (
-        side.analysis.after,
-        {
-            "yaxis": _name("y", 2 * row + 1),
-            "marker": {"color": color, "line": {"width": 0}},
-            "legendgroup": color,
-        },
-    )
+def _bars(fig: go.Figure, row: int, side: Side, color: str, name: str, sides: int) -> None:
+    """Draw the counts after quantization, in the centre and in the tails; of two sides one shows through the
+    other."""
+    after, letter = side.analysis.after, "AB"[row]
+    common = {
+        "marker": {"color": color, "line": {"width": 0}},
+        "legendgroup": color,
+        "opacity": 0.6 if sides > 1 else 1.0,
+    }
+    told = f"after, {letter}" if sides > 1 else "after"
     edges = after.middle.edges
     fig.add_bar(
         x0=float(edges[0] + edges[1]) / 2,
@@ -193,12 +175,12 @@ def _bars(fig: go.Figure, row: int, side: Side, color: str, name: str) -> None:
         y=after.share(after.middle).astype(np.float32),
         name=name,
         legendrank=row + 2,
-        hovertemplate="after, %{x:.4g}: %{y:.3~%}<extra></extra>",
+        hovertemplate=f"{told}, %{{x:.4g}}: %{{y:.3~%}}<extra></extra>",
         **common,
     )
     for axis, tail in (("x2", after.below), ("x3", after.above)):
         if len(tail.counts):
-            fig.add_bar(xaxis=axis, showlegend=False, **_tail_bins(after, tail, "after"), **common)
+            fig.add_bar(xaxis=axis, showlegend=False, **_tail_bins(after, tail, told), **common)
 
 
 def _tail_bins(spread: Spread, tail: Histogram, what: str) -> dict[str, object]:
@@ -213,7 +195,7 @@ def _tail_bins(spread: Spread, tail: Histogram, what: str) -> dict[str, object]:
     }
 
 
-def _outline(fig: go.Figure, row: int, before: Spread) -> None:
+def _outline(fig: go.Figure, before: Spread) -> None:
     """The tensor itself as steps; an empty bin's lie below the logarithmic axis."""
     line = {
         "mode": "lines",
@@ -225,10 +207,8 @@ def _outline(fig: go.Figure, row: int, before: Spread) -> None:
         x0=float(edges[0] + edges[1]) / 2,
         dx=float(edges[1] - edges[0]),
         y=np.maximum(before.share(before.middle), floor).astype(np.float32),
-        yaxis=_name("y", 2 * row + 1),
         name="before",
         legendrank=1,
-        showlegend=row == 0,
         hovertemplate="before, %{x:.4g}: %{y:.3~%}<extra></extra>",
         **line,
     )
@@ -236,7 +216,7 @@ def _outline(fig: go.Figure, row: int, before: Spread) -> None:
         if len(tail.counts):
             bins = _tail_bins(before, tail, "before")
             bins["y"] = np.maximum(before.share(tail), floor).astype(np.float32)
-            fig.add_scatter(xaxis=axis, yaxis=_name("y", 2 * row + 1), showlegend=False, **bins, **line)
+            fig.add_scatter(xaxis=axis, showlegend=False, **bins, **line)
 
 
 def _ticks(fig: go.Figure, row: int, levels: np.ndarray, color: str, named: bool) -> None:
@@ -245,27 +225,13 @@ def _ticks(fig: go.Figure, row: int, levels: np.ndarray, color: str, named: bool
         return
     fig.add_scatter(
         x=levels.astype(np.float32),
-        y=np.full(len(levels), 0.6, np.float32),
-        yaxis=f"y{2 * row + 2}",
+        y=np.full(len(levels), 0.5, np.float32),
+        yaxis=f"y{2 + row}",
         mode="markers",
         marker={"symbol": "line-ns-open", "size": 11, "color": color, "line": {"width": 1.2}},
-        name="representable",
+        name="levels of the inspected block",
         legendgroup="levels",
         legendrank=4,
         showlegend=named,
         hovertemplate="%{x:.5g}, a value that the inspected block can represent<extra></extra>",
-    )
-
-
-def _caption(fig: go.Figure, row: int, text: str, color: str) -> None:
-    fig.add_annotation(
-        text=text,
-        x=0.005,
-        xref="x domain",
-        y=1,
-        yref=f"{_name('y', 2 * row + 1)} domain",
-        xanchor="left",
-        yanchor="top",
-        showarrow=False,
-        font={"size": 12, "color": color},
     )

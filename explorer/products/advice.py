@@ -17,9 +17,10 @@ from explorer.products.table import GEMMS, Gemm
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import Scheme
 
-ENOUGH_DB = 20.0
-"""Output error of a tenth of the signal: what one layer can usually afford; the advice takes the fastest
-above it."""
+ENOUGH_DB, MARGIN_DB = 20.0, 0.5
+"""Output error of a tenth of the signal: what one layer can usually afford; the advice takes the fastest that
+has it. A product that lacks less than the margin is taken too, and that is said: the error on other weights
+differs by as much."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def points(timings: Iterable[GemmTiming], errors: Mapping[str, float] | None = N
 
 
 def choice(every: Sequence[Point]) -> Point | None:
-    """The fastest point with enough SQNR; the most exact one if none has."""
-    enough = [p for p in every if p.sqnr_db >= ENOUGH_DB]
+    """The fastest point with enough SQNR or less than ``MARGIN_DB`` below; the most exact if none has."""
+    enough = [p for p in every if p.sqnr_db > ENOUGH_DB - MARGIN_DB]
     if enough:
         return min(enough, key=lambda p: p.seconds)
     return max(every, key=lambda p: p.sqnr_db) if every else None
@@ -82,14 +83,46 @@ def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) ->
         return f"Nothing was measured for {what}."
     how = "native" if chosen.native else "emulated"
     measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
-    enough = chosen.sqnr_db >= ENOUGH_DB
-    why = (
-        f"no faster product reaches {ENOUGH_DB:.0f} dB"
-        if enough
-        else f"no product reaches {ENOUGH_DB:.0f} dB here"
-    )
     against = _against_bf16(chosen, timings)
-    return f"For {what} take {chosen.label} ({chosen.variant}, {how}): {measured}{against}; {why}."
+    return f"For {what} take {chosen.label} ({chosen.variant}, {how}): {measured}{against}; {_why(chosen)}."
+
+
+def _why(chosen: Point) -> str:
+    if chosen.sqnr_db >= ENOUGH_DB:
+        return f"no faster product reaches {ENOUGH_DB:.0f} dB"
+    if chosen.sqnr_db > ENOUGH_DB - MARGIN_DB:
+        return f"within {MARGIN_DB:.1f} dB of the {ENOUGH_DB:.0f} dB aimed at"
+    return f"no product reaches {ENOUGH_DB:.0f} dB here"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The choice at one shape. ``faster``, ``smaller``: times as fast as torch's BF16, and times fewer bytes
+    of W than BF16's; None where that was not timed. ``why``: how its SQNR stands to ``ENOUGH_DB``."""
+
+    what: str
+    shape: str
+    point: Point
+    faster: float | None
+    smaller: float | None
+    why: str
+
+
+def verdict(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, shape: str) -> Verdict | None:
+    """``choice`` with what it is worth; None of no points."""
+    chosen = choice(every)
+    if chosen is None:
+        return None
+    base = next((t for t in timings if t.gemm == "bf16"), None)
+    torch_s = base.baseline_graph.median_s if base and base.baseline_graph else None
+    return Verdict(
+        what,
+        shape,
+        chosen,
+        torch_s / chosen.seconds if torch_s else None,
+        base.weight_bytes / chosen.weight_bytes if base else None,
+        _why(chosen),
+    )
 
 
 def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:

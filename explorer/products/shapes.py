@@ -13,3 +13,6 @@ LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
     "Llama-3-70B": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
 }
 """(N, K) of a block's products: Q, K and V in one; attention's output; gate and up in one; down."""
+SMALL_LAYERS = ((384, 384), (1536, 384), (384, 1536), (768, 768), (3072, 768), (768, 3072), (1024, 1024),
+                (2048, 2048), (8192, 2048), (2048, 8192))  # fmt: skip
+"""(N, K) in encoders and small decoders, where the model of times (``shape_times``) extrapolates."""

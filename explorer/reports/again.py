@@ -73,6 +73,7 @@ def _survey(recipe: Mapping[str, Any], where: Where, progress: Progress | None) 
         recipe.get("for") or "",
         tuple(recipe.get("keep") or ()),
         bool(recipe.get("fuse")),
+        recipe.get("inputs") or "",
     )
     place = str(recipe["file"])
     one = bought(find_survey(where.file or place), asked)

@@ -14,6 +14,7 @@ from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
 from explorer.methods.recipe import Recipe
 from explorer.products.advice import ENOUGH_DB, at_shape, points, products_of, summary, swept
+from explorer.products.shape_times import ModelledTiming, modelled_timings
 from explorer.products.shapes import DECODE
 from explorer.recordings.files import NOT_RECORDED, Recording, recording_json, recording_of
 from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms
@@ -59,8 +60,8 @@ def speed_report(
     recording = timings_in(measured) if measured else recorded_gemms()
     if not recording:
         raise ValueError(f"speed: {NOT_RECORDED}; time products first and name the file by --timings")
-    at = _shape(recording, shape)
-    here = at_shape(recording.rows, at)
+    at = _shape(recording, shape, may_model=not measured)
+    here = at_shape(recording.rows, at) or list(modelled_timings(at))
     marked = {
         name: letter
         for letter, recipe in reversed([*zip("AB", recipes, strict=False)])
@@ -74,6 +75,7 @@ def speed_report(
         lead=(
             summary(points(here), here, text),
             source if measured else f"{recording.sentence}; not on the machine that made this report.",
+            *modelled_words(here),
         ),
         parts=(_products(here, marked, recipes), *_limits(recording, here, marked, at)),
         method=METHOD,
@@ -124,7 +126,7 @@ def _line(t: GemmTiming) -> tuple[Any, ...]:
     short = (float(f"{number:.4g}") if number else "" for number in numbers)
     return (
         t.label,
-        t.variant,
+        words.kernel_name(t.variant) + (f" ({t.how})" if isinstance(t, ModelledTiming) else ""),
         how,
         *short,
         baseline,
@@ -133,16 +135,37 @@ def _line(t: GemmTiming) -> tuple[Any, ...]:
     )
 
 
-def _shape(recording: Recording[GemmTiming], wanted: Sequence[int] | None) -> Shape:
+def modelled_words(here: Sequence[GemmTiming]) -> list[str]:
+    """A sentence where times are modelled, with their errors; none where they were measured."""
+    modelled = [t for t in here if isinstance(t, ModelledTiming)]
+    if not modelled:
+        return []
+    word = "extrapolated" if any("extrapolated" in t.how for t in modelled) else "modelled"
+    errors = [100 * t.error for t in modelled if t.error is not None]
+    by = f", ± {min(errors):.0f} to {max(errors):.0f} % by product" if errors else ""
+    return [
+        f"This shape was not measured: times are {word} from the recorded shapes of the same products{by}. "
+        "The SQNR is that at the nearest recorded shape."
+    ]
+
+
+def _shape(recording: Recording[GemmTiming], wanted: Sequence[int] | None, may_model: bool = False) -> Shape:
     shapes = list(dict.fromkeys(timing.shape for timing in recording.rows))
     if wanted is None:
         return DECODE if DECODE in shapes else shapes[0]
     found = next((shape for shape in shapes if shape == tuple(wanted)), None)
+    if found is None and may_model and modelled_timings(_three(wanted)):
+        return _three(wanted)
     if found is None:
         named = ", ".join("x".join(map(str, shape)) for shape in shapes[:6])
         more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
         raise ValueError(f"nothing was timed at {'x'.join(map(str, wanted))}; there are {named}{more}")
     return found
+
+
+def _three(wanted: Sequence[int]) -> Shape:
+    m, n, k = wanted
+    return m, n, k
 
 
 def _numbers(here: Sequence[GemmTiming]) -> dict[str, float]:

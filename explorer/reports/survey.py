@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from explorer import words
+from explorer.checkpoints.inputs import INPUTS, inputs_of
 from explorer.figures.survey import budget_figure, cost_label, heat_figure, strip_figure
 from explorer.reports.content import SURVEY, Content, Part, Table, content
 from explorer.schemes.scheme import label_of_text
@@ -24,15 +25,16 @@ from explorer.survey import (
     load_survey,
     recipe_of,
 )
-from explorer.survey.apply import constraints_of
+from explorer.survey.apply import constraints_of, weights_alone
+from explorer.survey.budget import kept_words
 from explorer.survey.check import SAME_SIZE, Check
-from explorer.survey.verdict import about, truth, verdict
+from explorer.survey.verdict import about, texts_run, truth, verdict
 
 RUN = "check"
 """The table of models that were run, and how the names of its numbers begin."""
 USUAL_BITS = 4.5
 BUDGETS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
-"""Bits a weight that the table of budgets has, as far as the frontier reaches."""
+"""Bits per weight that the table of budgets has, as far as the frontier reaches."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Asked:
     target: str = ""
     keep: tuple[str, ...] = ()
     fuse: bool = False
+    inputs: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class Bought:
 def bought(found: Survey, asked: Asked) -> Bought:
     """Return the recipe for a budget, limited to the frontier's ends. ``ValueError`` for entries missing
     in the survey."""
-    constraints = constraints_of(asked.target, keep=asked.keep, fuse=asked.fuse)
+    inputs = inputs_of(asked.inputs) if asked.inputs else None
+    constraints = constraints_of(asked.target, found, keep=asked.keep, fuse=asked.fuse, inputs=inputs)
     front = frontier(found, asked.signal, constraints)
     choice = front.at(min(max(asked.bits, front.least), front.most))
     return Bought(
@@ -92,10 +96,14 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
             numbers[f"{RUN}.{each.what}.{each.name}.loss"] = each.loss.value
     digest = _sha256(found)
     head = found.head
-    texts = f"{head.texts} texts, {words.count(head.tokens)} tokens" if head.loss else "the model was not run"
+    texts = (
+        f"{texts_run(head.texts, head.texts_left_out)}, {words.count(head.tokens)} tokens"
+        if head.loss
+        else "the model was not run"
+    )
     return content(
         title=f"{Path(head.model).name}: sensitive layers, recipe for {choice.bits:.3g} bits per weight",
-        lead=(verdict(front, choice), about(found), _how_known(one, check)),
+        lead=(verdict(front, choice, one.recipe.predicted_interval), about(found), _how_known(one, check)),
         parts=parts,
         method=_method(one),
         about={
@@ -114,6 +122,7 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
             "for": asked.target,
             "keep": list(asked.keep),
             "fuse": asked.fuse,
+            "inputs": asked.inputs,
             "check_model": check is not None,
             "model": model if check is not None else None,
         },
@@ -159,7 +168,7 @@ def _sizes(one: Bought) -> Part:
     smaller = [u for u in front.uniform if u.bits <= choice.bits + SAME_SIZE]
     best = min(smaller, key=lambda u: u.loss, default=None)
     rows: list[tuple[Any, ...]] = [
-        ("bits a weight, scales included", choice.bits),
+        ("bits per weight, scales included", choice.bits),
         ("codes and scales", words.bytes_(choice.bytes)),
         ("the rest of the model, as it is stored", words.bytes_(kept)),
         ("the whole model", words.bytes_(kept + choice.bytes)),
@@ -186,7 +195,7 @@ def _layers(one: Bought) -> Part:
     columns = ("layer", "kind", "shape", "scheme", "bits", "cost", "share (%)")
     reading = (
         "Each row is a layer, each column a scheme, from few bits to many: dark is low cost, bright high. "
-        "The scale is logarithmic."
+        "The scale is logarithmic. A dot marks what was chosen."
     )
     worst = rows[0] if rows else None
     said = (
@@ -194,7 +203,7 @@ def _layers(one: Bought) -> Part:
         if worst and worst[5] > 0
         else ()
     )
-    figures = (("layers", heat_figure(found, signal), reading),)
+    figures = (("layers", heat_figure(found, signal, choice), reading),)
     return Part("Which layer suffers", said, (Table("layers", columns, tuple(rows)),), figures)
 
 
@@ -211,6 +220,7 @@ def _recipe_part(one: Bought) -> Part:
         f"schemes that {asked.target} carries together" if asked.target else "",
         f"layers left as they are: {', '.join(asked.keep)}" if asked.keep else "",
         "one scheme for query, key and value, and for gate and up" if asked.fuse else "",
+        f"inputs of the layers quantized: {INPUTS[asked.inputs]}" if asked.inputs else "",
     ]
     named = "; ".join(bound for bound in bounds if bound)
     reading = "A block a layer, in the model's order, as wide as it has weights."
@@ -248,7 +258,7 @@ def _budgets(one: Bought) -> Part:
         )
     ]
     if rows:
-        columns = ("budget (bits a weight)", "bits taken", "whole model", loss)
+        columns = ("budget (bits per weight)", "bits taken", "whole model", loss)
         tables.insert(0, Table("budgets", columns, tuple(rows)))
     reading = (
         "The line: the best choice for each size; grey: one scheme for all layers; the ring: this budget. "
@@ -256,17 +266,19 @@ def _budgets(one: Bought) -> Part:
     )
     refused = tuple(f"Left out: {label_of_text(name)}: {why}." for name, why in front.refused.items())
     figures = (("budgets", budget_figure(one.survey, front, one.choice), reading),)
-    return Part("Every budget", refused, tuple(tables), figures)
+    left = tuple(f"{line[0].upper()}{line[1:]}." for line in kept_words(front.left))
+    return Part("Every budget", (*refused, *left), tuple(tables), figures)
 
 
 def _checked(check: Check) -> Part:
     """Loss of the assembled model, measured on the machine that made the report."""
     loss = check.rows[0].loss
     unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
-    which = "the built-in held-out sentences" if check.built_in_texts else "custom texts"
+    which = "the built-in held-out texts" if check.built_in_texts else "custom texts"
     how = (
-        f"The model was run on {which}, {loss.texts} texts, {words.count(loss.tokens)} tokens, on the "
-        f"machine named in the appendix. Loss: {unit}; the interval is that of 95 % over texts."
+        f"The model was run on {which}, {texts_run(loss.texts, loss.left_out)}, "
+        f"{words.count(loss.tokens)} tokens, on the machine named in the "
+        f"appendix. Loss: {unit}; the interval is that of 95 % over texts."
     )
     rows = tuple(
         (
@@ -291,9 +303,10 @@ def _method(one: Bought) -> Sequence[str]:
         f"is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
         "Costs of layers add up, so that a budget is a multiple-choice knapsack. A Lagrange multiplier "
         "solves it for every budget at once, and bounds what any other choice of the size could reach.",
-        "Bits a weight are of codes, scales and zero points, over the layers that schemes are chosen for; "
+        "Bits per weight are of codes, scales and zero points, over the layers that schemes are chosen for; "
         "embeddings, norms and the head stay as they are stored.",
-        "The predicted loss is of rounding to nearest and is no measurement.",
+        "The predicted loss is of rounding to nearest"
+        f"{weights_alone(one.recipe.inputs)} and is no measurement.",
     )
 
 

@@ -21,9 +21,10 @@ from explorer.analysis.verdict import judged
 from explorer.core.backend import work_device
 from explorer.figures.calibration import objectives_figure, range_figure
 from explorer.figures.compare import frontier_figure
+from explorer.figures.error_map import error_map_figure
+from explorer.figures.errors import error_figure
 from explorer.figures.methods import channel_error_figure, objective_figure, output_figure
 from explorer.figures.speed import speed_figure
-from explorer.figures.tensor import error_figure, error_map_figures
 from explorer.figures.values import values_figure
 from explorer.methods import apply, label_of, names_in
 from explorer.methods.evaluate import MOST_TOKENS, Outcome, evaluate_all, halves
@@ -105,7 +106,7 @@ def tensor_report(
     makers = (
         lambda: _key_numbers(analyses, recipes),
         lambda: _frontier(matrix.values, sides, numbers),
-        lambda: _errors(sides, at),
+        lambda: _errors(matrix.values, sides, at),
         lambda: _element(matrix, sides, recipes, at),
         lambda: _range(matrix.values, recipes[0].scheme, more.own, numbers),
         lambda: _methods(matrix.values, more, numbers),
@@ -253,16 +254,22 @@ def _frontier(x: Tensor, sides: Sequence[Side], numbers: dict[str, float]) -> li
             "Among all schemes",
             (),
             (Table("schemes", ("scheme", "text", "bits", "SQNR (dB)", "on the frontier"), table),),
-            (("frontier", frontier_figure(rows, "report", *chosen), reading),),
+            (
+                (
+                    "frontier",
+                    frontier_figure(rows, "report", chosen[0], chosen[1] if len(chosen) > 1 else None),
+                    reading,
+                ),
+            ),
         )
     ]
 
 
-def _errors(sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
-    shape = sides[0].analysis.q.shape
-    maps = error_map_figures(sides, shape, at, "report")
-    reading = "Each cell shows the largest |error| under it; the mark is the element below."
-    named = zip(LETTERS, maps, strict=False)
+def _errors(x: Tensor, sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
+    reading = (
+        "Each cell shows the largest |error| in it, the strips along the edges the RMS error of each column "
+        "and row. The circle is the element below."
+    )
     return [
         Part(
             "Where the error is",
@@ -274,7 +281,7 @@ def _errors(sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
                     error_figure(sides, "report"),
                     "Distribution of the errors, as shares of all elements.",
                 ),
-                *((f"error-map-{letter.lower()}", fig, f"{letter}. {reading}") for letter, fig in named),
+                ("error-map", error_map_figure(x, sides, at, "report"), reading),
             ),
         )
     ]
@@ -468,7 +475,7 @@ def _own_speed(marked: dict[str, str], measured: Mapping[str, Any] | None) -> li
 
 def _marked_words(here: Sequence[GemmTiming], marked: Mapping[str, str]) -> list[str]:
     return [
-        f"{letter} as weights: {t.label}, {words.duration(t.seconds)} ({t.variant})."
+        f"{letter} as weights: {t.label}, {words.duration(t.seconds)} ({words.kernel_name(t.variant)})."
         for t in fastest(here)
         if (letter := marked.get(t.gemm))
     ]

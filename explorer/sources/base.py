@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
+from typing import Any
 
 from torch import Tensor
 
@@ -82,6 +83,15 @@ class TensorSource(ABC):
     @abstractmethod
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         """The tensor's first ``rows`` entries along its first axis (all if None), in the file's dtype."""
+
+    def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
+        """The tensors of the files that a restored weight is made of: its codes, and its scales; none for any
+        other."""
+        return ()
+
+    def config(self) -> dict[str, Any]:
+        """What config.json says; empty where there is none."""
+        return {}
 
     def info(self, name: str | None = None) -> TensorInfo:
         """The entry called ``name``; without one, the only tensor there is. Raises ``SourceError``."""

@@ -94,6 +94,11 @@ class CodedWeights:
             if name not in parts
         )
 
+    def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
+        """Codes and scales of a weight; none for a tensor that is no weight of codes, or has no scales."""
+        weight = self.by_name.get(name)
+        return (weight.codes, weight.scales) if weight and weight.scales else ()
+
     @property
     def names(self) -> frozenset[str]:
         """The names of the weights, as they are listed."""
@@ -130,7 +135,7 @@ def may_hold_codes(infos: Iterable[TensorInfo]) -> bool:
 
 
 def stored_bits(dtype: str) -> float | None:
-    """Bits a weight that codes and scales take in the files of a weight listed with ``dtype``; None for
+    """Bits per weight that codes and scales take in the files of a weight listed with ``dtype``; None for
     dtypes of other weights."""
     prefix = next((prefix for prefix in CODED if dtype.startswith(prefix)), None)
     block = _BLOCK.search(dtype)

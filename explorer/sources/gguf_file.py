@@ -57,6 +57,22 @@ class GgufFile(TensorSource):
     def infos(self) -> tuple[TensorInfo, ...]:
         return tuple(entry.info for entry in self._entries.values())
 
+    @property
+    def order(self) -> str:
+        """How numbers are stored: "<" or ">"."""
+        return self._order
+
+    def stored(self, name: str) -> bytearray:
+        """The bytes of a tensor as they are in the file; ``SourceError`` if there is no tensor of that name,
+        or the file has changed."""
+        entry = self._entries[self.info(name).name]
+        return self._file.read(entry.start, entry.stop - entry.start)
+
+    def stored_bytes(self, name: str) -> int:
+        """How many bytes a tensor takes in the file."""
+        entry = self._entries[self.info(name).name]
+        return entry.stop - entry.start
+
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         entry = self._entries[info.name]
         size, shape = entry.first(rows)
@@ -94,6 +110,12 @@ def _restored(data: np.ndarray, entry: GgufEntry, progress: Progress | None) -> 
         if progress is not None:
             progress(min(first + together, len(blocks)) * kind.block, len(values))
     return values
+
+
+def block_sizes(origin: str) -> dict[str, tuple[int, int]]:
+    """Elements and bytes of a block, by the name of its type. ``SourceError`` that names ``origin`` where the
+    package gguf is missing."""
+    return {kind.name: (kind.block, kind.size) for kind in _kinds(origin).values()}
 
 
 def _kinds(origin: str) -> dict[int, Kind]:

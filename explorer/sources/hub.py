@@ -18,7 +18,7 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
-from explorer.sources.coded import CONFIG, CodedWeights, CodeLayout, layout_of, may_hold_codes
+from explorer.sources.coded import CONFIG, CodedWeights, layout_of, may_hold_codes
 from explorer.sources.hub_requests import Visit
 from explorer.sources.index import INDEX, is_plain_name, shard_names
 from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length, parse_json
@@ -106,16 +106,19 @@ class HubModel(TensorSource):
         for name, listed in zip(self.weights, self._all_entries(visit), strict=True):
             self._add(name, listed)
         raw = [entry.info for _, entry in self._entries.values()]
-        self._coded = CodedWeights(raw, self._layout(visit) if may_hold_codes(raw) else None)
+        self._coded = CodedWeights(raw, layout_of(self.config()) if may_hold_codes(raw) else None)
         self.restored = self._coded.names
 
-    def _layout(self, visit: Visit) -> CodeLayout | None:
-        """The layout that config.json names; ``SourceError`` if it is no JSON."""
+    def config(self) -> dict[str, Any]:
+        """``TensorSource.config``; ``SourceError`` if it is no JSON."""
         if CONFIG not in self.files:
-            return None
-        raw = self.file(visit, CONFIG, self._limits.header_bytes)
+            return {}
+        raw = self.file(self.visit(), CONFIG, self._limits.header_bytes)
         config = parse_json(raw, self.origin, CONFIG, self._limits)
-        return layout_of(config) if isinstance(config, dict) else None
+        return config if isinstance(config, dict) else {}
+
+    def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
+        return self._coded.parts_of(name)
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:

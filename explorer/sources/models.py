@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
-from explorer.sources.coded import CONFIG, CodedWeights, CodeLayout, layout_of, may_hold_codes
+from explorer.sources.coded import CONFIG, CodedWeights, layout_of, may_hold_codes
 from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.hub import HubModel, check_revision, is_hub_id
@@ -126,6 +127,7 @@ class LocalModel(TensorSource):
 
     def __init__(self, folder: Path, origin: str | None = None, limits: SourceLimits = LOCAL) -> None:
         self.origin = origin or folder.name
+        self._folder, self._limits = folder, limits
         with refused(f"{self.origin} cannot be read"):
             names = _files_of(folder, self.origin, limits)
         self._file_of: dict[str, tuple[TensorInfo, TensorSource]] = {}
@@ -142,7 +144,7 @@ class LocalModel(TensorSource):
         if not opened:
             raise SourceError(self.broken[0])
         raw = [info for info, _ in self._file_of.values()]
-        self._coded = CodedWeights(raw, self._layout(folder, limits) if may_hold_codes(raw) else None)
+        self._coded = CodedWeights(raw, layout_of(self.config()) if may_hold_codes(raw) else None)
         self.restored = self._coded.names
 
     def holds(self, name: str) -> bool:
@@ -154,15 +156,18 @@ class LocalModel(TensorSource):
         """Of each weight whose codes and scales do not fit together, why."""
         return tuple(weight.problem for weight in self._coded.by_name.values() if weight.problem)
 
-    def _layout(self, folder: Path, limits: SourceLimits) -> CodeLayout | None:
-        """The layout that config.json names; ``SourceError`` if it is no JSON."""
-        if not (folder / CONFIG).is_file():
-            return None
-        file = StampedFile(folder / CONFIG, f"{self.origin}: {CONFIG}")
-        if file.size > limits.header_bytes:
+    def config(self) -> dict[str, Any]:
+        """``TensorSource.config``; ``SourceError`` if it is no JSON."""
+        if not (self._folder / CONFIG).is_file():
+            return {}
+        file = StampedFile(self._folder / CONFIG, f"{self.origin}: {CONFIG}")
+        if file.size > self._limits.header_bytes:
             raise SourceError(f"{self.origin}: {CONFIG} has {file.size:,} bytes")
-        config = parse_json(file.read(0, file.size), self.origin, CONFIG, limits)
-        return layout_of(config) if isinstance(config, dict) else None
+        config = parse_json(file.read(0, file.size), self.origin, CONFIG, self._limits)
+        return config if isinstance(config, dict) else {}
+
+    def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
+        return self._coded.parts_of(name)
 
     def _add(self, name: str, file: TensorSource, limits: SourceLimits) -> None:
         twice = [info.name for info in file.infos if info.name in self._file_of]

@@ -52,6 +52,12 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, (_, dtype) in _DTYPES.ite
 """Header names of torch's dtypes."""
 
 
+def bytes_of(info: TensorInfo) -> int:
+    """Bytes of a tensor in a safetensors file, by its shape and dtype; 0 for a dtype that files do not
+    have."""
+    return math.prod(info.shape) * _DTYPES.get(info.dtype, (0, None))[0] // 8
+
+
 @dataclass(frozen=True)
 class Entry:
     """A tensor and where its bytes are: [start, stop) of the file."""

@@ -1,4 +1,4 @@
-"""Tensors that come with the explorer: real layers of all-MiniLM-L6-v2, and seeded synthetic ones."""
+"""Tensors that ship with the explorer: layers of all-MiniLM-L6-v2, a photograph, seeded synthetic ones."""
 
 from __future__ import annotations
 
@@ -18,22 +18,29 @@ FOLDER = ASSETS / "tensors"
 
 @dataclass(frozen=True)
 class Sample:
-    """A built-in tensor. Those that are ``synthetic`` come from a seeded generator, and say so."""
+    """A built-in tensor. Those that are ``synthetic`` come from a seeded generator, and say so; ``origin`` is
+    where the others are from."""
 
     name: str
     label: str
     synthetic: bool
     explanation: str
     draw: Callable[[], Tensor]
+    origin: str = "all-MiniLM-L6-v2"
 
     def load(self) -> Matrix:
         values = self.draw()
-        origin = "synthetic" if self.synthetic else "all-MiniLM-L6-v2"
+        origin = "synthetic" if self.synthetic else self.origin
         return Matrix(values, self.label, origin, tuple(values.shape), "float32")
 
 
 def _stored(file: str, tensor: str) -> Callable[[], Tensor]:
     return lambda: open_tensors(FOLDER / f"{file}.safetensors").matrix(tensor).values
+
+
+def _portrait() -> Tensor:
+    """The stored grey, 0 to 255, as ``picture_file`` reads pictures: from 0 (black) to 1 (white)."""
+    return _stored("portrait", "grey")() / 255
 
 
 def _normal(rows: int, columns: int) -> Callable[[], Tensor]:
@@ -79,6 +86,8 @@ SAMPLES: dict[str, Sample] = {
                _stored("mlp_down", "activations")),
         Sample("query_in", "inputs of attention query, layer 0", False, "activations",
                _stored("attention_query", "activations")),
+        Sample("portrait", "A photograph (Grace Hopper)", False, "a picture's grey values, 0 to 1", _portrait,
+               "US Navy"),
         Sample("normal", "normal, 1024×1024", True, "N(0, 1)", _normal(1024, 1024)),
         Sample("normal_4096", "normal, 4096×4096", True, "N(0, 1)", _normal(4096, 4096)),
         Sample("student_t", "Student-t with 4 degrees of freedom", True, "heavy tails", _student_t),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".csv")
+SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".csv", ".png", ".jpg", ".jpeg")
 """Suffixes of readable tensor files."""
 
 PICKLED = (".pt", ".pth")
@@ -26,6 +26,7 @@ class SourceLimits:
         Hub, and of all the headers of one model from the Hub together.
     tensors: listed in one file or model.
     text_bytes: of a table of text, which is parsed whole.
+    pixels: of a picture, which is decoded whole.
     inflated_bytes: of one compressed array that has to be inflated to its end.
     pickle_seconds, pickle_bytes: processor time and memory of the process that reads a pickle.
     shards: files of one model.
@@ -42,6 +43,7 @@ class SourceLimits:
     header_bytes: int
     tensors: int
     text_bytes: int
+    pixels: int
     inflated_bytes: int
     pickle_seconds: int
     pickle_bytes: int
@@ -60,6 +62,7 @@ LOCAL = SourceLimits(
     header_bytes=100_000_000,
     tensors=500_000,
     text_bytes=1 << 30,
+    pixels=1 << 26,
     inflated_bytes=64 << 30,
     pickle_seconds=20,
     pickle_bytes=1 << 30,
@@ -77,6 +80,7 @@ HOSTED = SourceLimits(
     header_bytes=16_000_000,
     tensors=100_000,
     text_bytes=32 << 20,
+    pixels=1 << 25,
     inflated_bytes=1 << 30,
     pickle_seconds=2,
     pickle_bytes=256 << 20,

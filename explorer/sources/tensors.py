@@ -19,6 +19,7 @@ from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
 from explorer.sources.csv_file import open_csv
 from explorer.sources.matrix import MATRIX_RULE, Matrix, as_matrix, matrix_shape
 from explorer.sources.numpy_file import NpyFile, NpzFile
+from explorer.sources.picture_file import PictureFile
 from explorer.sources.safetensors_file import SafetensorsFile
 from explorer.sources.source_limits import LOCAL, PICKLED, SUFFIXES, SourceLimits
 from explorer.sources.torch_file import TorchFile
@@ -35,6 +36,9 @@ _READERS: dict[str, Callable[[Path, str, SourceLimits], TensorSource]] = {
     ".pt": TorchFile,
     ".pth": TorchFile,
     ".csv": open_csv,
+    ".png": PictureFile,
+    ".jpg": PictureFile,
+    ".jpeg": PictureFile,
 }
 
 

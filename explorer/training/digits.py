@@ -277,7 +277,7 @@ def count(widths: Sequence[str], seeds: int) -> int:
 def progress_words(done: Trained, index: int, total: int) -> str:
     """One line about the network just trained."""
     return (
-        f"{index} of {total} networks · seed {done.seed + 1}, {done.width} bits, {done.stage}: "
+        f"{index} of {total} networks · seed {done.seed + 1}, {width_words(done.width)}, {done.stage}: "
         f"{100 * done.accuracy:.1f} %"
     )
 
@@ -291,7 +291,7 @@ def summary(results: Sequence[Trained]) -> str:
         return ""
     free = list(itertools.takewhile(lambda w: mean[w, POST] >= base - FREE_POINTS, widths))
     text = f"float32 recognises {base:.1f} %"
-    text += f"; rounding alone costs less than half a point down to {_in_words(free[-1])}." if free else "."
+    text += f"; rounding alone costs less than half a point down to {width_words(free[-1])}." if free else "."
     trained = {
         w: max(mean.get((w, STRAIGHT), 0), mean.get((w, LSQ), 0)) for w in widths if (w, STRAIGHT) in mean
     }
@@ -299,14 +299,15 @@ def summary(results: Sequence[Trained]) -> str:
     if best is None or trained[best] - mean[best, POST] <= 1:
         return text
     text += (
-        f" Training through it wins most back at {_in_words(best)}: from {mean[best, POST]:.1f} % to "
+        f" Training through it wins most back at {width_words(best)}: from {mean[best, POST]:.1f} % to "
         f"{trained[best]:.1f} %"
     )
     longer = mean.get(("32", LONGER))
     return text + ("." if longer is None else f", where training on in float32 gives {longer:.1f} %.")
 
 
-def _in_words(width: str) -> str:
+def width_words(width: str) -> str:
+    """A row of ``WIDTHS`` in words: "4 bits", "binary weights"."""
     return f"{width} bits" if width.isdigit() else f"{width} weights"
 
 

@@ -1,0 +1,193 @@
+/* The first screen: what a visitor does there is an act (assets/state.js), or opens something. */
+Object.assign(explorer, {
+  /* The frontier is shown whole, not cropped to the goal; what a tap on a point makes its scheme. */
+  everything: false,
+  takes: 'a',
+
+  /* More is known of what is shown: ask for it once, however often this is said. */
+  look() {
+    if (explorer.record && explorer.acts.at(-1)?.do !== 'look') explorer.choose({do: 'look'});
+  },
+
+  /* --- a tensor -------------------------------------------------------------------------------------- */
+
+  /* Give a file to the file control, as if it had been chosen there. */
+  async openFile(file) {
+    if (!file) return;
+    const transfer = new DataTransfer();
+    transfer.items.add(file);
+    explorer.openPlace('tensor', true);
+    explorer.showSource('file');
+    const input = await explorer.emptyFileInput();
+    if (!input) return;
+    input.files = transfer.files;
+    input.dispatchEvent(new Event('change', {bubbles: true}));
+  },
+
+  /* The browser's own picker of files. The file control keeps what it holds if nothing is picked. */
+  pickFile() {
+    const input = document.createElement('input');
+    input.type = 'file';
+    input.accept = document.querySelector('#file input[type=file]')?.accept || '';
+    input.addEventListener('change', () => explorer.openFile(input.files[0]));
+    input.click();
+  },
+
+  /* Numbers as a CSV file: rows are lines, columns stand between commas, semicolons, tabs or blanks; brackets
+     are left out. Null for what is no table of numbers. */
+  pastedNumbers(text) {
+    const semicolons = text.includes(';');
+    const rows = text.replace(/\][\s,]*\[/g, '\n').replace(/[[\]()]/g, ' ').trim().split(/\s*\n\s*/)
+      .map(line => semicolons ? line.split(';').map(cell => cell.trim().replace(',', '.'))
+        : line.trim().split(/\s*,\s*|\s+/))
+      .map(row => row.at(-1) === '' ? row.slice(0, -1) : row);
+    const number = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^[+-]?(inf|infinity|nan)$/i;
+    const right = rows.length && rows.every(row => row.length && row.every(cell => number.test(cell)));
+    if (!right) return null;
+    return new File([rows.map(row => row.join(',')).join('\n')], 'pasted.csv', {type: 'text/csv'});
+  },
+
+  /* Which source the tensor's panel is opened at. */
+  asked: 'builtin',
+  onOpen(opened) {
+    explorer.sourceOpened = opened;
+  },
+
+  open: {
+    file: () => explorer.pickFile(),
+    model() {
+      explorer.asked = 'model';
+      explorer.showSource('model');
+      explorer.sourceOpened?.();
+      document.documentElement.dataset.panel = 'tensor';
+      explorer.markPanels();
+      document.querySelector('#model textarea, #model input')?.focus();
+    },
+    checkpoints() {
+      explorer.openPlace('model', true);
+      explorer.arrive('checkpoints');
+    },
+    speed() {
+      explorer.openPlace('model', true);
+      explorer.arrive('speed');
+    },
+  },
+
+  /* --- the shortlist --------------------------------------------------------------------------------- */
+
+  listedNow: () => [...document.querySelectorAll('#shortlist tr[data-scheme]')]
+    .map(row => row.dataset.scheme),
+
+  /* Take a scheme into the list: of a full one, the last that is neither A nor B goes. */
+  takeIn(text) {
+    const {scheme, second} = explorer.record, texts = explorer.listedNow();
+    const {most} = document.getElementById('shortlist').dataset;
+    if (texts.length >= most) texts.splice(texts.findLastIndex(one => one !== scheme && one !== second), 1);
+    explorer.choose({do: 'list', texts: [...texts, text]});
+  },
+
+  takeOut(text) {
+    const texts = explorer.listedNow().filter(one => one !== text);
+    const clear = text === explorer.record.second ? [{do: 'clear'}] : [];
+    explorer.choose(...clear, {do: 'list', texts});
+  },
+
+  /* --- clicks ---------------------------------------------------------------------------------------- */
+
+  answerClicked(event) {
+    const at = name => event.target.closest(`[data-${name}]`)?.dataset;
+    const picture = event.target.closest('.picture');
+    if (event.target.closest('.why-link')) {
+      event.preventDefault();
+      explorer.arrive('numbers');
+    } else if (at('open')) explorer.open[at('open').open]();
+    else if (at('sample')) explorer.choose({do: 'sample', name: at('sample').sample});
+    else if (at('goal')) explorer.choose({do: 'goal', name: at('goal').goal});
+    else if (at('all')) explorer.showAll(at('all').all === 'true');
+    else if (at('takes')) explorer.chooseTakes(at('takes').takes);
+    else if (at('element')) explorer.inspect(...at('element').element.match(/\d+/g).map(Number));
+    else if (at('remove')) explorer.takeOut(at('remove').remove);
+    else if (at('add')) explorer.takeIn(at('add').add);
+    else if (at('take')) {
+      explorer.choose({do: 'scheme', text: at('take').take, side: event.shiftKey ? 'b' : at('take').side});
+    } else if (picture) {
+      const box = picture.querySelector('img').getBoundingClientRect(), {rows, columns} = picture.dataset;
+      const cell = (size, share) => Math.min(size - 1, Math.max(0, Math.floor(size * share)));
+      const middle = event.detail === 0;  // a key, not a pointer
+      explorer.inspect(cell(rows, middle ? 0.5 : (event.clientY - box.top) / box.height),
+        cell(columns, middle ? 0.5 : (event.clientX - box.left) / box.width));
+    } else if (at('scheme')) {
+      explorer.choose({do: 'scheme', text: at('scheme').scheme, side: event.shiftKey ? 'b' : 'a'});
+    }
+  },
+
+  inspect(row, column) {
+    explorer.choose({do: 'element', row, column});
+    setTimeout(() => explorer.arrive('element'));
+  },
+
+  showAll(everything) {
+    explorer.everything = everything;
+    explorer.look();
+  },
+
+  chooseTakes(side) {
+    explorer.takes = side;
+    explorer.markTakes();
+  },
+
+  /* The first screen was shown anew: what had the focus there has it again. */
+  answerShown() {
+    explorer.markTakes();
+    const before = explorer.focusedHere;
+    if (before && document.activeElement === document.body) {
+      document.querySelector(before)?.focus({preventScroll: true});
+    }
+  },
+  focusedHere: null,
+
+  markTakes() {
+    document.querySelectorAll('[data-takes]').forEach(button => {
+      button.setAttribute('aria-pressed', button.dataset.takes === explorer.takes);
+    });
+  },
+
+  /* A size that was typed: "4.25" bits, "3 MB". */
+  sizeTyped(input) {
+    const size = input.value.replaceAll(' ', '').replace(',', '.').replace(/bits?$/i, '');
+    if (size && size !== input.defaultValue) explorer.choose({do: 'goal', name: `at-most-${size}`});
+  },
+});
+
+document.addEventListener('focusin', ({target}) => {
+  const inside = target.closest('.first');
+  const marks = ['take', 'side', 'goal', 'sample', 'remove', 'all', 'takes', 'element'];
+  const said = marks.filter(name => inside && target.dataset[name])
+    .map(name => `[data-${name}="${CSS.escape(target.dataset[name])}"]`);
+  explorer.focusedHere = said.length ? '.first ' + said.join('') : null;
+});
+document.addEventListener('click', event => {
+  if (event.target.closest?.('.first')) explorer.answerClicked(event);
+});
+/* Shift marks text from the last click on: not where it means B. */
+document.addEventListener('mousedown', event => {
+  if (event.shiftKey && event.target.closest?.('.shortlist')) event.preventDefault();
+});
+document.addEventListener('change', event => {
+  if (event.target.matches?.('[data-goal-size]')) explorer.sizeTyped(event.target);
+});
+document.addEventListener('paste', event => {
+  if (document.documentElement.dataset.place !== 'tensor') return;
+  const {files} = event.clipboardData;
+  const typing = event.target.closest?.('input, textarea, [contenteditable=true]');
+  if (files.length) {
+    event.preventDefault();
+    explorer.openFile(files[0]);
+  } else if (!typing) {
+    const file = explorer.pastedNumbers(event.clipboardData.getData('text'));
+    if (file) explorer.openFile(file);
+    else {
+      explorer.notice('What was pasted is no table of numbers and no file. Still shown: the previous view.');
+    }
+  }
+});

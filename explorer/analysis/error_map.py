@@ -1,0 +1,109 @@
+"""Where the errors of one or two schemes lie: each cell's worst element, each row's and column's RMS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from explorer.analysis.element import block_index
+from explorer.analysis.errors import errors_between
+from explorer.analysis.spread import Spread
+from explorer.analysis.tensor import MAP_LIMIT, Analysis
+from explorer.analysis.tiles import tile_size
+
+ROWS_AT_ONCE = 1 << 21
+"""Elements whose errors are held at a time."""
+Part = tuple[int, int]
+"""[start, stop) of rows or columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorMap:
+    """The errors of one scheme by the cells of its error map, on the CPU.
+
+    Of the element with the largest error of each cell: ``error`` float32, |x̂ - x|; ``place`` int32, where in
+    its cell it lies (row · columns of a cell + column); ``value``, x; ``restored``, what each scheme made of
+    it, this one's among them in the schemes' order; ``in_scales``, the error by the scale of its block, None
+    where codes are cast without a scale, or a method changes the weight's basis. ``rows`` [rows] and
+    ``columns`` [columns], float32: the root mean squared error of each row and column. ``worst``: (row,
+    column) of the largest error of all.
+    """
+
+    error: Tensor
+    place: Tensor
+    value: Tensor
+    restored: tuple[Tensor, ...]
+    in_scales: Tensor | None
+    rows: Tensor
+    columns: Tensor
+    worst: tuple[int, int]
+
+
+def error_maps(x: Tensor, analyses: Sequence[Analysis]) -> list[ErrorMap]:
+    """The maps of one or two ``analyses`` of the float matrix ``x`` [rows, cols]."""
+    restored = [analysis.restored() for analysis in analyses]
+    found = []
+    for analysis, own in zip(analyses, restored, strict=True):
+        there = x.to(own.device)
+        rows, columns = _elements(analysis)
+        at = rows.to(own.device), columns.to(own.device)
+        scales = _scales_at(analysis, rows, columns)
+        found.append(
+            ErrorMap(
+                analysis.error_map,
+                analysis.largest_at,
+                there[at].float().cpu(),
+                tuple(each.to(own.device)[at].cpu() for each in restored),
+                None if scales is None else analysis.error_map / scales,
+                *_rms(there, own),
+                analysis.report.max_error_at,
+            )
+        )
+    return found
+
+
+def part_errors(x: Tensor, analysis: Analysis, rows: Part, columns: Part) -> tuple[Spread, float]:
+    """``errors_between`` of a part of the matrix: its histogram of errors, and the largest."""
+    restored = analysis.restored()[slice(*rows), slice(*columns)]
+    return errors_between(restored, x[slice(*rows), slice(*columns)].to(restored.device).float())
+
+
+def _elements(analysis: Analysis) -> tuple[Tensor, Tensor]:
+    """int64 [cells down, cells right]: rows and columns of the elements with the largest errors."""
+    tall, wide = tile_size(analysis.q.shape, MAP_LIMIT)
+    place = analysis.largest_at.long()
+    down, right = torch.meshgrid(*(torch.arange(size) for size in place.shape), indexing="ij")
+    return down * tall + place // wide, right * wide + place % wide
+
+
+def _scales_at(analysis: Analysis, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """|scale| of each element's block."""
+    q = analysis.q
+    if q.scheme.scale is None or not analysis.in_own_basis:
+        return None
+    scales = q.scales.scale.cpu().abs().float()
+    return scales[block_index(q, rows, columns)].clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _rms(x: Tensor, restored: Tensor) -> tuple[Tensor, Tensor]:
+    """The root mean squared error of each row and of each column."""
+    rows, columns = [], torch.zeros(x.shape[1], dtype=torch.float64, device=restored.device)
+    size = max(1, ROWS_AT_ONCE // max(x.shape[1], 1))
+    for before, after in zip(x.split(size), restored.split(size), strict=True):
+        squares = (after - before).square_()
+        rows.append(squares.mean(1))
+        columns += squares.sum(0)
+    mean = columns / max(x.shape[0], 1)
+    return torch.cat(rows).sqrt().float().cpu(), mean.sqrt().float().cpu()
+
+
+def clipped_part(ends: Sequence[float], size: int) -> Part:
+    """Whole rows or columns [start, stop) between two places of an axis whose elements lie at whole numbers:
+    at least one, and none outside ``size``."""
+    low, high = sorted(ends)
+    start = min(max(math.ceil(low), 0), size - 1)
+    return start, min(max(math.floor(high) + 1, start + 1), size)

@@ -1,0 +1,162 @@
+"""What a tensor should be good enough for: the part of the frontier that decides it, and the schemes that
+people ask about there.
+
+A goal has a name for the address, the range of bits and of decibels that its figure shows, and a shortlist of
+at most five schemes in a fixed order, the first of which are A and B.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from explorer.schemes import SCHEMES, Scheme
+
+MOST = 5
+"""Schemes of a shortlist."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One answer to "good enough for …".
+
+    bits, db    ends of the figure's axes: bits per element, SQNR in dB
+    schemes     names in ``SCHEMES``, in the order of the table; the first is A, the second B
+    asked       further names that the figure writes at their points where there is room
+    most_bits   the limit of "at most a size", in bits per element; None for the others
+    logarithmic whether the bits are drawn on a logarithmic axis: where they span more than one range
+    """
+
+    name: str
+    label: str
+    bits: tuple[float, float]
+    db: tuple[float, float]
+    schemes: tuple[str, ...]
+    asked: tuple[str, ...] = ()
+    most_bits: float | None = None
+    logarithmic: bool = False
+
+    @property
+    def a(self) -> str:
+        """Scheme A unless another is chosen."""
+        return self.schemes[0]
+
+    @property
+    def b(self) -> str:
+        """Scheme B unless another is chosen; empty where the shortlist has one scheme."""
+        return self.schemes[1] if len(self.schemes) > 1 else ""
+
+
+_ROWS = (
+    Goal("8-bit", "8-bit weights", (6.0, 9.0), (25.0, 50.0),
+         ("int8_row", "fp8_e4m3_row", "mxfp8_e4m3", "int8_group128", "q8_0"),
+         ("fp8_e4m3_128x128", "mxint8", "q6_k", "fp8_e5m2_row", "int8_tensor", "int8_row_asym")),
+    Goal("6-bit", "6-bit weights", (5.0, 7.5), (20.0, 40.0),
+         ("int6_group128_asym", "mxfp6_e2m3", "q6_k", "int5_group128_asym", "q5_k"),
+         ("mxfp6_e3m2", "int6_group128", "q5_0", "int5_group128", "q5_1")),
+    Goal("4-bit", "4-bit weights", (3.0, 6.0), (10.0, 35.0),
+         ("int4_group128_asym", "nvfp4", "mxfp4", "nf4_block64", "q4_k"),
+         ("int4_group32", "q3_k", "int3_group128_asym", "q5_k", "int5_group128_asym", "int4_row", "q4_0")),
+    Goal("3-bit", "3-bit weights", (2.0, 5.0), (5.0, 25.0),
+         ("int3_group128_asym", "q3_k", "int3_group64_asym", "int3_group128", "int4_group128_asym"),
+         ("q2_k", "int3_row_asym", "q4_k", "nvfp4", "int2_group64_asym")),
+    Goal("2-bit", "2-bit weights", (1.0, 4.0), (0.0, 20.0),
+         ("int2_group64_asym", "q2_k", "ternary_twn", "binary_row", "int2_group32_full"),
+         ("int3_group128_asym", "q3_k", "ternary_absmean", "int2_group128")),
+    Goal("fp8-inputs", "FP8 inputs", (7.75, 8.75), (20.0, 45.0),
+         ("fp8_e4m3_row", "fp8_e4m3_tensor", "fp8_e4m3_1x128", "mxfp8_e4m3", "fp8_e5m2_row"),
+         ("fp8_e4m3_cast", "mxfp8_e5m2", "int8_row", "fp8_e4m3fnuz_row")),
+    Goal("int8-inputs", "INT8 inputs", (7.75, 8.75), (20.0, 50.0),
+         ("int8_row", "int8_tensor", "int8_row_asym", "int8_group128", "mxint8"),
+         ("fp8_e4m3_row", "int8_tensor_asym", "int8_group32")),
+    Goal("all", "everything", (1.0, 32.0), (0.0, 75.0),
+         ("int4_group128_asym", "nvfp4", "int8_row", "fp8_e4m3_row", "bf16"),
+         ("fp16", "int3_group128_asym", "q2_k", "mxfp6_e2m3", "q5_k", "binary_row", "ternary_twn", "q3_k",
+          "mxfp4", "int8_group32"), None, True),
+)  # fmt: skip
+
+GOALS: dict[str, Goal] = {goal.name: goal for goal in _ROWS}
+"""Every goal without a number of its own, by its name in the address, in the order of its buttons."""
+DEFAULT = "4-bit"
+AT_MOST = "at-most-"
+"""Before the size in the name of such a goal: "at-most-4.25" bits per element, "at-most-3MB"."""
+_SIZE = re.compile(AT_MOST + r"(\d{1,9}(?:\.\d{1,4})?)(kb|mb|gb)?", re.IGNORECASE)
+_UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
+_CANDIDATES = tuple(dict.fromkeys(name for goal in _ROWS for name in (*goal.schemes, *goal.asked)))
+_BELOW, _ABOVE = 2.0, 0.25
+"""Bits that the figure of a size shows below and above it."""
+_STEP, _ROOM = 5.0, 2.0
+"""Decibels: the grid of the axis, and room around the points."""
+
+
+def goal_of(name: str, shape: tuple[int, int]) -> Goal:
+    """The goal called ``name`` for a tensor of ``shape`` [rows, cols].
+
+    ``ValueError`` with the names there are; also for a size that no scheme fits.
+    """
+    if name in GOALS:
+        return GOALS[name]
+    match = _SIZE.fullmatch(name.strip())
+    if match is None:
+        raise ValueError(
+            f"no goal {name[:40]!r}; there are {', '.join(GOALS)}, and {AT_MOST}4.25 (bits per element) or "
+            f"{AT_MOST}3MB (kB, MB, GB)"
+        )
+    number, unit = float(match[1]), (match[2] or "").lower()
+    elements = max(shape[0] * shape[1], 1)
+    return size_goal(number if not unit else 8 * number * _UNITS[unit] / elements, shape, name.strip())
+
+
+def is_goal(name: str) -> bool:
+    """True of a name that ``goal_of`` takes for some tensor."""
+    return name in GOALS or _SIZE.fullmatch(name.strip()) is not None
+
+
+def size_goal(most_bits: float, shape: tuple[int, int], name: str = "") -> Goal:
+    """The goal "at most ``most_bits`` per element": the five schemes that come nearest to it from below."""
+    bits = {n: SCHEMES[n].bits_per_element(shape).total for n in _CANDIDATES}
+    fit = [n for n in sorted(bits, key=lambda n: -bits[n]) if bits[n] <= most_bits * (1 + 1e-9)]
+    if not fit:
+        least = min(bits, key=lambda n: bits[n])
+        raise ValueError(
+            f"nothing fits {most_bits:.3g} bits per element; the smallest of this tensor is "
+            f"{SCHEMES[least].label} with {bits[least]:.3g}"
+        )
+    low = max(0.75, min(most_bits - _BELOW, bits[fit[min(len(fit), MOST) - 1]] - _ABOVE))
+    high = min(most_bits, 32.0) + _ABOVE
+    name = name or f"{AT_MOST}{most_bits:.4g}"
+    label = f"at most {name.removeprefix(AT_MOST)}" + ("" if name[-1].isalpha() else " bits")
+    wide = high > 4 * low
+    return Goal(name, label, (low, high), (0.0, 75.0), tuple(fit[:MOST]), tuple(fit[MOST:]), most_bits, wide)
+
+
+def adapted(goal: Goal, points: Iterable[tuple[float, float]]) -> Goal:
+    """``goal`` with the decibels of these ``points`` (bits, dB): its own range where they lie in it, else
+    theirs. Points outside of its bits, and without a finite number of decibels, do not count."""
+    low, high = goal.bits
+    seen = [db for bits, db in points if low <= bits <= high and math.isfinite(db)]
+    fixed = goal.most_bits is None and not goal.logarithmic
+    if not seen or (fixed and goal.db[0] <= min(seen) and max(seen) <= goal.db[1]):
+        return goal
+    bottom = _STEP * math.floor((min(seen) - _ROOM) / _STEP)
+    top = _STEP * math.ceil((max(seen) + _ROOM) / _STEP)
+    return dataclasses.replace(goal, db=(bottom, top))
+
+
+def shortlist_of(goal: Goal, added: Sequence[str] = (), removed: Sequence[str] = ()) -> tuple[str, ...]:
+    """The goal's schemes without those ``removed``, then those ``added``, as the link holds them: texts of
+    recipes, each once, at most ``MOST``; those that were added last stay."""
+    kept = [text for text in goal.schemes if text not in removed and text not in added]
+    return tuple(kept[: max(0, MOST - len(added))]) + tuple(dict.fromkeys(added))[-MOST:]
+
+
+def nearest_goal(scheme: Scheme, shape: tuple[int, int]) -> Goal:
+    """The goal of weights whose figure shows the scheme nearest to its centre: that of an old link, which
+    names none."""
+    bits = scheme.bits_per_element(shape).total
+    weights = [goal for goal in _ROWS if goal.name.endswith("-bit")]
+    best = min(weights, key=lambda goal: abs(sum(goal.bits) / 2 - bits))
+    return best if best.bits[0] <= bits <= best.bits[1] else GOALS["all"]

@@ -1,0 +1,70 @@
+"""The shortlist: up to five schemes on one tensor, each measured on all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from explorer.analysis.report import Report
+from explorer.schemes import Scheme
+
+TOKENS = (1, 64, 4096)
+"""Rows of the input that times are given for."""
+
+
+@dataclass(frozen=True)
+class RowTime:
+    """Time of a product with a layer's weight: ``seconds``, None where there is no kernel, measured for this
+    shape or modelled from others; ``note`` says of which kernel and device."""
+
+    tokens: int
+    seconds: float | None
+    how: Literal["measured", "modelled"] = "modelled"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A row of the shortlist whose error is still being computed, or cannot be (``refused`` says why): bits
+    per element and bytes are known."""
+
+    text: str
+    label: str
+    bits: float
+    nbytes: int
+    held: tuple[str, ...] = ()
+    times: tuple[RowTime, ...] = ()
+    refused: str = ""
+
+    def time_at(self, tokens: int) -> RowTime | None:
+        """The time at this number of tokens, if there is one."""
+        return _time_at(self.times, tokens)
+
+
+def storage(scheme: Scheme, shape: tuple[int, int]) -> tuple[float, int]:
+    """Bits per element and bytes of a tensor [rows, cols] under ``scheme``, scales included, before it is
+    quantized."""
+    bits = scheme.bits_per_element(shape).total
+    return bits, round(bits * shape[0] * shape[1] / 8)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One row of the shortlist. ``text`` names the scheme in links; ``report`` is that of the whole tensor,
+    unless ``share`` (0 … 1) of it is less, while the rest is computed. ``held``: checkpoint formats."""
+
+    text: str
+    label: str
+    report: Report
+    held: tuple[str, ...] = ()
+    times: tuple[RowTime, ...] = ()
+    share: float = 1.0
+
+    def time_at(self, tokens: int) -> RowTime | None:
+        """The time at this number of tokens, if there is one."""
+        return _time_at(self.times, tokens)
+
+
+def _time_at(times: Sequence[RowTime], tokens: int) -> RowTime | None:
+    return next((time for time in times if time.tokens == tokens), None)

@@ -1,0 +1,110 @@
+"""Two checkpoints in words: sentences, the lines of a table, and flat records."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from explorer.checkpoints.diff import Diff, LayerDiff
+from explorer.words import count, number, plain
+
+NAMED = 3
+"""Names in a sentence, of many."""
+COLUMNS = (
+    "layer", "stored as", "bits", "SQNR dB", "error %", "cosine", "largest error", "at", "in steps", "remark",
+)  # fmt: skip
+
+
+def sentences(found: Diff) -> list[str]:
+    """What a reader is told first, a sentence a line: schemes and bits, what is kept, what stands out, what
+    is missing."""
+    lines = [_coded(found), _kept(found)]
+    lines += [f"Stands out: {layer.name}: {layer.outlier}." for layer in found.outliers]
+    if folded := [layer for layer in found.coded if layer.stored_sqnr_db != layer.sqnr_db]:
+        lines.append(
+            f"Factors were folded into {_named(layer.name for layer in folded)}: SQNR and errors are after "
+            "undoing them. Such factors lessen the error of the layer's output, not that of the weight."
+        )
+    lines += [f"Not compared: {one.name}: {one.why}." for one in found.unread]
+    for names, words in (
+        (found.missing, "only in the original"),
+        (found.extra, f"only in {found.quantized}"),
+    ):
+        if names:
+            lines.append(f"{words[0].upper()}{words[1:]}: {_named(names)}.")
+    lines += [f"Left out: {reason}." for reason in found.left_out]
+    return [plain(line) for line in lines if line]
+
+
+def _coded(found: Diff) -> str:
+    layers = found.coded
+    if not layers:
+        return f"{found.quantized} holds no layer of codes."
+    kinds = Counter(layer.kind for layer in layers)
+    weights = [math.prod(layer.shape) for layer in layers]
+    bits = sum(layer.bits * n for layer, n in zip(layers, weights, strict=True)) / sum(weights)
+    of = ", ".join(f"{count(n)} {kind}" for kind, n in kinds.most_common())
+    words = f"{count(len(layers))} layers of codes ({of}), {number(bits, 4)} bits a weight"
+    decibels = [layer.sqnr_db for layer in layers if math.isfinite(layer.sqnr_db)]
+    if not decibels:
+        return f"{words}."
+    low, high = number(min(decibels), 3), number(max(decibels), 3)
+    return f"{words}: SQNR {low} to {high} dB, {number(statistics.median(decibels), 3)} dB in the median."
+
+
+def _kept(found: Diff) -> str:
+    kept = [layer for layer in found.layers if not layer.coded]
+    if not kept:
+        return ""
+    kinds = " and ".join(dict.fromkeys(layer.kind for layer in kept))
+    other = [layer.name for layer in kept if not layer.equal]
+    if not other:
+        return f"Kept as they are: {count(len(kept))} tensors ({kinds}), equal to the original's."
+    return (
+        f"Kept in {kinds}: {count(len(kept))} tensors, of which {count(len(other))} differ from the "
+        f"original's: {_named(other)}."
+    )
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {count(len(listed) - NAMED)} more" if len(listed) > NAMED else ""
+    return f"{', '.join(plain(name, 100) for name in listed[:NAMED])}{more}"
+
+
+def shown(layers: Sequence[LayerDiff]) -> list[LayerDiff]:
+    """The layers that a table shows: all but tensors that were kept as they are."""
+    return [layer for layer in layers if layer.coded or not layer.equal]
+
+
+def line(layer: LayerDiff) -> list[Any]:
+    """One line of a table, in the order of ``COLUMNS``; an exact copy's SQNR is left empty."""
+    row, column = layer.max_error_at
+    numbers = (layer.bits, layer.sqnr_db, 100 * layer.relative_error, layer.cosine, layer.max_error)
+    short = [float(f"{n:.5g}") if math.isfinite(n) else None for n in numbers]
+    steps = layer.max_error_steps
+    said = "; ".join(text for text in (layer.outlier, layer.note) if text)
+    return [
+        layer.name,
+        layer.kind,
+        *short,
+        f"{row}, {column}" if layer.max_error else "",
+        float(f"{steps:.4g}") if steps is not None and math.isfinite(steps) else None,
+        said,
+    ]
+
+
+def flat(layer: LayerDiff) -> dict[str, Any]:
+    """One record for a CSV file: the fields of ``LayerDiff``, with shapes as texts."""
+    values = {key: getattr(layer, key) for key in LayerDiff.__dataclass_fields__}
+    row, column = values.pop("max_error_at")
+    return {
+        **values,
+        "shape": "x".join(map(str, layer.shape)),
+        "depth": layer.depth,
+        "max_error_row": row,
+        "max_error_column": column,
+    }

@@ -1,0 +1,149 @@
+"""Which weights of two checkpoints are the same layer: by name, by the names of GGUF, and where one of them
+holds several layers as one matrix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from explorer.checkpoints.stored import Checkpoint, GgufCheckpoint
+from explorer.sources.base import SourceError
+from explorer.words import plain
+
+JOINED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+}
+"""Matrices whose rows are those of several, one after another."""
+_PREFIXES = (
+    "model.",
+    "model.language_model.",
+    "language_model.",
+    "language_model.model.",
+    "base_model.model.",
+)
+_ONLY_GGUF = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that llama.cpp's converter computes from the configuration."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One layer: its ``name``, the weights of the original and of the other checkpoint whose rows, one after
+    another, are the same matrix."""
+
+    name: str
+    original: tuple[str, ...]
+    quantized: tuple[str, ...]
+
+    @property
+    def renamed(self) -> bool:
+        """Whether the other checkpoint has other names for it."""
+        return self.original != self.quantized
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All pairs in the order of the original's files; ``missing`` weights of the original that the other one
+    does not hold, ``extra`` those that only it holds."""
+
+    pairs: tuple[Pair, ...]
+    missing: tuple[str, ...] = field(default=())
+    extra: tuple[str, ...] = field(default=())
+
+
+def find_pairs(original: Checkpoint, quantized: Checkpoint) -> Pairs:
+    """Pair the weights; ``SourceError`` if no name of one is one of the other."""
+    if isinstance(original, GgufCheckpoint) and not isinstance(quantized, GgufCheckpoint):
+        raise SourceError(
+            f"{original.origin} is a GGUF file and {quantized.origin} is none: name the model's folder as "
+            "the original"
+        )
+    places = dict(_places(original, quantized))
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, place in places.items():
+        found.setdefault(place, []).append(name)
+    pairs = []
+    for place, names in found.items():
+        whole = _in_order(names, place)
+        pairs.append(Pair(_name(whole), whole, place))
+    used = {name for pair in pairs for name in pair.quantized}
+    if not pairs:
+        raise SourceError(
+            f"no weight of {quantized.origin} has a name that {original.origin} has: {_some(quantized)} "
+            f"there, {_some(original)} here"
+        )
+    missing = tuple(name for name in original.weights if name not in places)
+    extra = tuple(name for name in quantized.weights if name not in used and name not in _ONLY_GGUF)
+    return Pairs(tuple(pairs), missing, extra)
+
+
+def _in_order(names: list[str], place: tuple[str, ...]) -> tuple[str, ...]:
+    """The weights whose rows are those of the one at ``place``, in the order of the rows there: the parts of
+    a joined matrix, or experts by their numbers."""
+    parts = JOINED.get(_part(place[0]), ())
+    return tuple(sorted(names, key=lambda name: (_place_in(parts, _part(name)), _numbers(name))))
+
+
+def _part(name: str) -> str:
+    """ "q_proj" of "model.layers.0.self_attn.q_proj.weight" """
+    return name.rpartition(".")[0].rpartition(".")[2]
+
+
+def _place_in(parts: tuple[str, ...], part: str) -> int:
+    return parts.index(part) if part in parts else len(parts)
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", name)))
+
+
+def _some(checkpoint: Checkpoint) -> str:
+    names = list(checkpoint.weights)
+    return ", ".join(plain(name, 80) for name in names[:2]) + (", …" if len(names) > 2 else "")
+
+
+def _name(names: tuple[str, ...]) -> str:
+    """One name for several weights: what they share, with the parts that differ."""
+    first = names[0]
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
+
+
+def _places(original: Checkpoint, quantized: Checkpoint) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each weight of the original, and those of the other checkpoint that hold its rows."""
+    if len(original.weights) == len(quantized.weights) == 1:
+        yield next(iter(original.weights)), tuple(quantized.weights)
+        return
+    for name in original.weights:
+        for place in _candidates(name, quantized):
+            if place and all(part in quantized for part in place):
+                yield name, place
+                break
+
+
+def _candidates(name: str, quantized: Checkpoint) -> Iterator[tuple[str, ...]]:
+    """Where the other checkpoint may have the weight ``name``, the likeliest first."""
+    yield (name,)
+    if isinstance(quantized, GgufCheckpoint):
+        place = quantized.model.name_of(name)
+        yield (place,) if place else ()
+        if place:
+            yield from _joined(place, quantized.weights)
+    yield (name.removesuffix(".weight"),)
+    for prefix in _PREFIXES:
+        yield (f"{prefix}{name}",)
+        if name.startswith(prefix):
+            yield (name.removeprefix(prefix),)
+    yield from _joined(name, quantized.weights)
+
+
+def _joined(name: str, there: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
+    """The matrix that the rows of ``name`` are part of, or the matrices that its rows are those of."""
+    layer, _, end = name.rpartition(".")
+    block, _, part = layer.rpartition(".")
+    for whole, parts in JOINED.items():
+        if part in parts:
+            yield (f"{block}.{whole}.{end}",)
+        if part == whole:
+            yield tuple(f"{block}.{one}.{end}" for one in parts)

@@ -1,0 +1,305 @@
+"""Checkpoints as they are stored: whole or quantized, from a folder, a file or the Hub, read one weight at a
+time.
+
+    open_checkpoint("folder")   .weights: name -> StoredWeight, from the headers alone
+        .restore("x.weight")    its values in float32, what they are stored as, and their scales
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from explorer.checkpoints.gguf_model import GgufModel, open_gguf
+from explorer.checkpoints.gguf_models import out_of_pairs
+from explorer.checkpoints.restored import BESIDE, MAINS, Restored, StoredLayout, described, kind_of, layout_of
+from explorer.export.about import KEY, read_about
+from explorer.export.ggml_blocks import block_scales
+from explorer.export.quantized import load_extra_tensors, load_quantized
+from explorer.formats import E8M0, float_format
+from explorer.sources import open_source
+from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
+from explorer.sources.coded import CODED, SETTINGS
+from explorer.sources.gguf_file import CODED as GGUF_CODED
+from explorer.sources.gguf_file import SUFFIX as GGUF
+from explorer.sources.gguf_file import block_sizes
+from explorer.sources.matrix import to_float32
+from explorer.sources.models import local_folder
+from explorer.sources.safetensors_header import bytes_of
+from explorer.sources.source_limits import LOCAL, SourceLimits
+from explorer.words import plain
+
+SAFETENSORS = ".safetensors"
+_GGUF_SCHEMES = {
+    **{kind: kind.lower() for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")},
+    **{f"Q{bits}_K": f"q{bits}_k" for bits in (2, 3, 4, 5, 6)},
+    "MXFP4": "mxfp4",
+}
+"""Types of ggml that this project has a scheme of."""
+ROTATED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
+"""Endings of tensors whose rows llama.cpp may store in pairs."""
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """One weight from the headers: ``name`` as in the network, the ``infos`` of the tensors that hold it, by
+    what follows the layer's name, and its ``bytes``; ``coded`` if they are codes.
+
+    ``shape`` is that of the header; codes of many layouts have another one than the weight.
+    """
+
+    name: str
+    infos: Mapping[str, TensorInfo]
+    bytes: int
+    coded: bool
+    shape: tuple[int, ...]
+    layout: StoredLayout | None = None
+
+
+class Checkpoint(ABC):
+    """The weights of a checkpoint. ``origin`` is its name in messages, ``config`` what config.json says, and
+    ``broken`` has the reason for each unreadable file left out."""
+
+    origin: str
+    config: Mapping[str, Any]
+    weights: Mapping[str, StoredWeight]
+    broken: tuple[str, ...] = ()
+
+    @abstractmethod
+    def restore(self, name: str) -> Restored:
+        """One weight; ``SourceError`` if it cannot be read."""
+
+    def elements(self, name: str) -> int:
+        """How many values ``restore`` gives at most, from the headers; ``SourceError`` if they do not fit
+        together."""
+        return math.prod(self.weights[name].shape)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.weights
+
+
+def open_checkpoint(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> Checkpoint:
+    """The checkpoint in a folder, a file (.safetensors, .gguf) or under a Hub id.
+
+    ``SourceError`` that says what is wrong with it, and what is accepted.
+    """
+    gguf = _gguf_of(where, limits)
+    if gguf is not None:
+        return GgufCheckpoint(open_gguf(gguf))
+    source = open_source(where, revision, limits)
+    single = limits.folders and where.strip().lower().endswith(SAFETENSORS)
+    own = list(_own_files((Path(where.strip()),) if single else source.paths))
+    return OwnFiles(source.origin, own) if own else Safetensors(source)
+
+
+def _gguf_of(where: str, limits: SourceLimits) -> Path | None:
+    """The GGUF file that ``where`` names, or the only one of a folder without safetensors files."""
+    if not limits.folders:
+        return None
+    if where.strip().lower().endswith(GGUF):
+        return Path(where.strip()).expanduser()
+    folder = local_folder(where, limits)
+    if folder is None or any(folder.glob(f"*{SAFETENSORS}")):
+        return None
+    files = sorted(folder.glob(f"*{GGUF}"))
+    if len(files) > 1:
+        raise SourceError(f"{folder.name} holds {len(files)} GGUF files: name one, such as {files[0]}")
+    return files[0] if files else None
+
+
+def _own_files(paths: tuple[Path, ...]) -> Iterator[Path]:
+    """Those of ``paths`` that ``export.quantized`` wrote."""
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                own = KEY in (file.metadata() or {})
+        except (SafetensorError, OSError):
+            own = False
+        if own:
+            yield path
+
+
+class Safetensors(Checkpoint):
+    """A folder or Hub id: weights as they are, in one of ``LAYOUTS``, or in one that its source restores."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self.origin, self._source, self.broken = source.origin, source, source.broken
+        self.config = source.config()
+        settings = self.config.get(SETTINGS)
+        self._settings: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
+        self.weights = {weight.name: weight for weight in self._found()}
+
+    def _found(self) -> Iterator[StoredWeight]:
+        raw = {info.name: info for info in self._source.infos}
+        taken: set[str] = set()
+        for info in raw.values():
+            if (weight := self._coded(info, raw)) is not None:
+                taken.update(part.name for part in weight.infos.values())
+                yield weight
+        for name, info in raw.items():
+            if name not in taken and not _beside(name, raw):
+                parts = self._source.parts_of(name)
+                size = sum(map(bytes_of, parts or (info,)))
+                coded = info.dtype.startswith(CODED)
+                yield StoredWeight(name, {"": info}, size, coded, info.shape)
+
+    def _coded(self, info: TensorInfo, raw: Mapping[str, TensorInfo]) -> StoredWeight | None:
+        """The weight of codes whose first tensor is ``info``."""
+        for main in MAINS:
+            layer = info.name.removesuffix(main)
+            if layer == info.name or info.name in self._source.restored:
+                continue
+            parts = {end: raw[layer + end] for end in (main, *BESIDE) if layer + end in raw}
+            if (layout := layout_of(parts, self._settings)) is not None:
+                own = {end: part for end, part in parts.items() if end in (layout.main, *layout.others)}
+                size = sum(map(bytes_of, own.values()))
+                return StoredWeight(f"{layer}.weight", own, size, True, info.shape, layout)
+        return None
+
+    def elements(self, name: str) -> int:
+        weight = self.weights[name]
+        if weight.layout is None:
+            return super().elements(name)
+        with refused(f"{self.origin}: {name} cannot be restored"):
+            return weight.layout.elements(weight.infos, lambda end: self._source.read(weight.infos[end].name))
+
+    def restore(self, name: str) -> Restored:
+        weight = self.weights[name]
+        with refused(f"{self.origin}: {name} cannot be restored"):
+            if weight.layout is None:
+                return self._plain(weight)
+            parts = {end: self._source.read(part.name) for end, part in weight.infos.items()}
+            return weight.layout.restore(parts, self._settings)
+
+    def _plain(self, weight: StoredWeight) -> Restored:
+        (info,) = weight.infos.values()
+        tensor = self._source.read(info.name)
+        if not tensor.is_floating_point():
+            return Restored(tensor.float(), info.dtype)
+        if not weight.coded:
+            return Restored(to_float32(tensor), info.dtype)
+        return self._restored_by_source(info, tensor)
+
+    def _restored_by_source(self, info: TensorInfo, values: Tensor) -> Restored:
+        """A weight that the source has restored: FP8 in tiles, or experts in MXFP4."""
+        parts = self._source.parts_of(info.name)
+        scales = self._source.read_rows(parts[1], None, None)
+        tall, wide = (int(side) for side in info.dtype.rpartition(" ")[2].split("×"))
+        if values.dim() == 3:  # transformers has experts as [E, inputs, outputs]
+            steps = E8M0.decode(scales)[..., torch.arange(values.shape[2]) // wide]
+            text = described("float4_e2m1fn", (1, wide), "floor")
+            return Restored(
+                values.transpose(1, 2).contiguous(), "MXFP4", text, steps.transpose(1, 2).contiguous()
+            )
+        down, across = (torch.arange(n) // side for n, side in zip(values.shape, (tall, wide), strict=True))
+        steps = scales.float()[down][:, across]
+        fmt = float_format("float8_e4m3fn")
+        text = described(fmt.name, (tall, wide), "float32")
+        return Restored(values, kind_of(fmt.label, (tall, wide)), text, steps)
+
+
+def _beside(name: str, raw: Mapping[str, TensorInfo]) -> bool:
+    """True for a tensor that says something of a layer's inputs or codes, and is no weight."""
+    ends = (end for end in BESIDE if name.endswith(end))
+    return any(f"{name.removesuffix(end)}{main}" in raw for end in ends for main in MAINS)
+
+
+class OwnFiles(Checkpoint):
+    """Files of ``explorer quantize --out`` and ``explorer methods --out``: one layer each."""
+
+    def __init__(self, origin: str, paths: list[Path]) -> None:
+        self.origin, self.config = origin, {}
+        self._files: dict[str, Path] = {}
+        weights: dict[str, StoredWeight] = {}
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                names, metadata = list(file.keys()), file.metadata()
+            try:
+                shape = read_about(metadata).shape
+            except ValueError as error:
+                self.broken += (f"{path.name}: {plain(str(error), 200)}",)
+                continue
+            name = next(name for name in names if name.endswith(".packed")).removesuffix(".packed")
+            if name in weights:
+                self.broken += (f"{path.name}: an earlier file holds {name} too",)
+                continue
+            source = open_source(str(path))
+            infos = {info.name.removeprefix(name): info for info in source.infos}
+            size = sum(map(bytes_of, infos.values()))
+            self._files[name] = path
+            weights[name] = StoredWeight(name, infos, size, True, shape)
+        self.weights = weights
+
+    def restore(self, name: str) -> Restored:
+        path = self._files[name]
+        q = load_quantized(path)
+        added = sorted(key for key in load_extra_tensors(path))
+        more = f", with {', '.join(added)} of a method" if added else ""
+        steps = None
+        if q.scheme.scale is not None and not q.scheme.flat:
+            tall, wide = (side or length for side, length in zip(q.scheme.block, q.shape, strict=True))
+            grid = q.scales.scale
+            down, across = torch.arange(q.shape[0]) // tall, torch.arange(q.shape[1]) // wide
+            steps = grid[down][:, across]
+        return Restored(q.dequantize(), f"{q.scheme.label}{more}", str(q.scheme), steps)
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF file, its tensors by its own names; rows of query and key as the file has them."""
+
+    def __init__(self, model: GgufModel) -> None:
+        self.model, self.origin, self.config = model, model.source.origin, {}
+        self.weights = {
+            info.name: StoredWeight(
+                info.name,
+                {"": info},
+                model.source.stored_bytes(info.name),
+                info.dtype.startswith(GGUF_CODED),
+                info.shape,
+            )
+            for info in model.source.infos
+        }
+
+    def restore(self, name: str) -> Restored:
+        info = self.model.tensors[name]
+        values = to_float32(self.model.source.read(name))
+        if not self.weights[name].coded:
+            return Restored(values, info.dtype)
+        return Restored(values, info.dtype, _GGUF_SCHEMES.get(info.dtype, ""), self._steps(info))
+
+    def _steps(self, info: TensorInfo) -> Tensor | None:
+        """float32 of the tensor's shape: each element's scale; None for types whose scales are not read."""
+        kind = self.kinds[info.dtype]
+        raw = torch.frombuffer(self.model.source.stored(info.name), dtype=torch.uint8)
+        scales = block_scales(info.dtype, raw.reshape(-1, kind[1]))
+        if scales is None:
+            return None
+        return scales.repeat_interleave(kind[0] // scales.shape[1], 1).reshape(info.shape)
+
+    @cached_property
+    def kinds(self) -> dict[str, tuple[int, int]]:
+        """Elements and bytes of a block, by the name of its type."""
+        return block_sizes(self.model.source.origin)
+
+    def heads_of(self, name: str) -> int:
+        """How many heads the rows of query or key are of, whose order llama.cpp may have changed; 0 for any
+        other tensor, and where the file does not say."""
+        if not name.endswith(ROTATED):
+            return 0
+        heads = self.model.setting("attention.head_count", 0)
+        return heads if "attn_q" in name else self.model.setting("attention.head_count_kv", heads)
+
+
+def in_old_order(values: Tensor, heads: int) -> Tensor:
+    """Rows of query or key, which a GGUF file has in pairs, in the order of transformers; unchanged where the
+    rows are no whole heads."""
+    return out_of_pairs(values, heads) if heads and len(values) % (2 * heads) == 0 else values

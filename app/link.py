@@ -1,13 +1,12 @@
-"""The page's address: it carries the selection, the inspected element, the place and the section, so that a
-link shows what its sender saw.
+"""The page's address: it carries what is chosen, the place and the section, so that a link shows what its
+sender saw.
 
-The address is written by ``assets/explorer.js`` in the visitor's browser and read here when the page is
-opened, and when the visitor goes back or forward.
+The address is written by ``assets/state.js`` in the visitor's browser. It is read here when the page is
+opened, and when the visitor goes back or forward: that is an act, ``visit``, as a click is one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,41 +16,32 @@ from urllib.parse import parse_qsl
 import gradio as gr
 
 from app import limits
-from app.parts.page import JS_VISITED, Page
-from app.parts.scheme_controls import SchemeView, show_scheme, show_second
-from app.parts.views import Shown, View, listen, shows
-from app.parts.widgets import LATEST, PRIVATE, hidden
+from app.parts.views import Shown, View
 from app.places import NAMES
 from app.sections import survey
 from app.sections.speed import OF_LAYER
-from app.state.controls import DEFAULT_PRODUCT, DEFAULT_RANGE, DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES
+from app.serving import opened
+from app.state.controls import (
+    DEFAULT_PRODUCT,
+    DEFAULT_RANGE,
+    DEFAULT_SAMPLE,
+    DEFAULT_SCHEME,
+    SOURCES,
+    best_tensors,
+)
+from app.state.record import MOST_LISTED, SEPARATOR, Record
+from app.state.selection import file_source
+from explorer.analysis.goals import GOALS, is_goal
 from explorer.checkpoints import EXPORTS
+from explorer.checkpoints.inputs import INPUTS
+from explorer.methods.recipe import Recipe
 from explorer.sources.samples import SAMPLES
 from explorer.survey import SENSITIVITIES
 
 _BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
 """Pattern of a budget in the URL, below ``MOST_BITS``."""
-
-
-@dataclass(frozen=True)
-class TensorChoice(View):
-    """Tensor named by a link; a link cannot contain a visitor's uploaded file."""
-
-    source: Shown
-    sample: Shown
-    file_tensor: Shown
-    model: Shown
-    revision: Shown
-    layer: Shown
-
-
-@dataclass(frozen=True)
-class Position(View):
-    """The inspected element: its row and column, or that the largest error is followed instead."""
-
-    row: Shown
-    column: Shown
-    follow: Shown
+NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
+"""Said in the page as long as nothing else is chosen."""
 
 
 @dataclass(frozen=True)
@@ -69,78 +59,95 @@ class Kept(View):
     target: Shown
     keep: Shown
     fuse: Shown
+    inputs: Shown
 
 
 @dataclass(frozen=True)
-class LinkView(View):
-    """Values set by a link: the tensor, scheme A, scheme B, the inspected element, and values that
-    sections keep in the URL."""
+class Visited:
+    """What an address says: the record, what sections keep, and what it cannot show, in words."""
 
-    tensor: TensorChoice
-    scheme: SchemeView
-    second: SchemeView
-    position: Position
+    record: Record
     kept: Kept
+    missing: str = ""
 
 
-@shows(LinkView)
-def read_link(request: gr.Request) -> LinkView:
-    """Read a link's query into a view; unknown or missing parts keep their defaults."""
-    return _linked(dict(request.query_params), first=True)
-
-
-@shows(LinkView)
-def visited(query: str) -> LinkView:
-    """``read_link`` for ``query``, of the address that the visitor went back or forward to."""
-    return _linked(dict(parse_qsl(query.removeprefix("?"))), first=False)
-
-
-def _linked(query: Mapping[str, str], first: bool) -> LinkView:
+def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited:
+    """Read the query ``text``; unknown or missing parts keep their defaults. ``held`` is what is shown now,
+    ``upload`` the file in the page's file control, ``first`` is true for the address that opens the page."""
+    query = dict(parse_qsl(text.removeprefix("?")))
     source, sample = query.get("source", "builtin"), query.get("sample", DEFAULT_SAMPLE)
-    place = query.get("tab", "tensor")
-    if source == "file" and first:
-        limits.notify(
-            "A link cannot carry your file: drop it in again. Showing a built-in tensor until then."
-        )
     for what, value, known in (
         ("source", source, SOURCES),
         ("sample", sample, SAMPLES),
-        ("tab", place, NAMES),
+        ("tab", query.get("tab", "tensor"), NAMES),
     ):
         if value not in known:
-            limits.notify(f"The link's {what} {value!r} is unknown; showing {next(iter(known))} instead.")
+            limits.notify(
+                f"The link's {what} {value[:40]!r} is unknown; showing {next(iter(known))} instead."
+            )
     for what, wrong, accepted in _nonsense(query):
         limits.notify(
             f"The link's {what} {wrong[:40]!r} is not valid; using the default. Accepted: {accepted}."
         )
-    if query.get("survey") == survey.OWN and first:
-        limits.notify(
-            "A link cannot carry your survey: open its file again. Showing a recorded one until then."
-        )
-    of_file = source == "file" and not first
+    own = "A link cannot carry a survey of one's own: open its file again. Until then a recorded one is shown"
+    missing = own if query.get("survey") == survey.OWN and first else ""
+    file, refused = held.file or upload, ""
+    if source == "file" and first:
+        file, refused = _opened(query)
+    lost = source == "file" and not file
     row, column = _whole(query.get("row")), _whole(query.get("column"))
-    return LinkView(
-        tensor=TensorChoice(
-            source=source if source in ("builtin", "model") or of_file else "builtin",
-            sample=sample if sample in SAMPLES else DEFAULT_SAMPLE,
-            file_tensor=query.get("file_tensor") if of_file else gr.skip(),
-            model=query.get("model", ""),
-            revision=query.get("revision", ""),
-            layer=query.get("layer"),
-        ),
+    record = Record(
+        source="builtin" if lost or source not in SOURCES else source,
+        sample=sample if sample in SAMPLES else DEFAULT_SAMPLE,
+        file=file,
+        file_tensor=_tensor_of(query, file) if source == "file" and file else held.file_tensor,
+        model=query.get("model", ""),
+        revision=query.get("revision", ""),
+        layer=query.get("layer"),
         scheme=_linked_scheme(query.get("scheme", DEFAULT_SCHEME), DEFAULT_SCHEME),
-        second=_linked_scheme(query.get("second", "")),
-        position=Position(row=row, column=column, follow=row is None or column is None),
-        kept=Kept(
-            range=_share_of(query.get("range")) or DEFAULT_RANGE,
-            shape=_shape(query.get("shape")),
-            **{
-                key: _whole(query.get(key)) or usual
-                for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)
-            },
-            **_survey_of(query),
-        ),
+        second=_linked_scheme(query.get("second", "" if "scheme" in query else Record.fresh().second), ""),
+        element="" if row is None or column is None else f"{row},{column}",
+        goal=_linked_goal(query.get("goal", "")),
+        shortlist=SEPARATOR.join(_linked_list(query.get("list", ""))),
     )
+    kept = Kept(
+        range=_share_of(query.get("range")) or DEFAULT_RANGE,
+        shape=_shape(query.get("shape")),
+        **{key: _whole(query.get(key)) or usual for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)},
+        **_survey_of(query),
+    )
+    return Visited(record, kept, (refused or NO_FILE) if lost else missing)
+
+
+def _opened(query: Mapping[str, str]) -> tuple[str | None, str]:
+    """The file that the page was started on, if the address names it; else None, and why."""
+    try:
+        file = opened.linked_file(query)
+    except (ValueError, OSError) as error:
+        return None, str(error)
+    return str(file) if file else None, ""
+
+
+def _tensor_of(query: Mapping[str, str], file: str) -> str | None:
+    """The tensor of a file that an address names, or the one that an upload shows."""
+    return query.get("file_tensor") or next(iter(best_tensors(file_source(file).infos)), None)
+
+
+def _linked_goal(text: str) -> str:
+    """A link's goal; "" and a message for what is none."""
+    if not text or is_goal(text):
+        return text.strip()
+    limits.notify(
+        f"The link's goal {text[:40]!r} is not valid; using the usual one. Accepted: {', '.join(GOALS)}, "
+        "at-most-4.25, at-most-3MB."
+    )
+    return ""
+
+
+def _linked_list(text: str) -> list[str]:
+    """A link's shortlist without what is no scheme."""
+    names = [_linked_scheme(name, "") for name in text.split(SEPARATOR)[: 2 * MOST_LISTED] if name]
+    return [name for name in dict.fromkeys(names) if name][:MOST_LISTED]
 
 
 def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
@@ -148,6 +155,7 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
     survey stays, because a URL cannot contain it."""
     bits, which, recorded = query.get("budget", ""), query.get("survey"), list(survey.recorded())
     usual = recorded[0] if recorded else survey.OWN
+    inputs = query["inputs"] if query.get("inputs") in INPUTS else survey.NOT_QUANTIZED
     return {
         "survey": gr.skip() if which == survey.OWN else which if which in recorded else usual,
         "ranked": query.get("ranked") if query.get("ranked") in SENSITIVITIES else None,
@@ -158,9 +166,10 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
             maximum=survey.MOST_BITS,
             interactive=True,
         ),
-        "target": query.get("for") if query.get("for") in EXPORTS else survey.ANY,
+        "target": survey.targets_for(inputs, query.get("for", survey.USUAL_TARGET)),
         "keep": query.get("keep", ""),
         "fuse": query.get("fuse") == "true",
+        "inputs": inputs,
     }
 
 
@@ -168,13 +177,13 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield invalid values of sections in the URL: the key, the value, and the accepted values."""
     share, shape, bits = query.get("range"), query.get("shape"), query.get("budget")
     if bits and not re.fullmatch(_BITS, bits):
-        yield "budget", bits, "bits a weight, such as 4.5"
+        yield "budget", bits, "bits per weight, such as 4.5"
     if share and _share_of(share) is None:
         yield "range", share, "a share of the largest value, 0.02 to 1"
     if shape and _shape_of(shape) is None:
         yield "shape", shape, "M×N×K such as 1x8192x8192"
-    surveys = (*survey.recorded(), survey.OWN)
-    for key, known in (("survey", surveys), ("ranked", SENSITIVITIES), ("for", EXPORTS)):
+    surveys, targets = (*survey.recorded(), survey.OWN), (*EXPORTS, survey.ANY)
+    for key, known in (("survey", surveys), ("ranked", SENSITIVITIES), ("for", targets), ("inputs", INPUTS)):
         if query.get(key) and query[key] not in known:
             yield key, query[key], f"one of {', '.join(known)}"
     for key in ("row", "column", "m", "n", "k"):
@@ -206,24 +215,10 @@ def _shape(text: str | None) -> Any:
     return gr.update(choices=[value] if value else [], value=value)
 
 
-def _linked_scheme(text: str, otherwise: str = "") -> SchemeView:
+def _linked_scheme(text: str, otherwise: str) -> str:
+    """A link's recipe as its canonical text; ``otherwise``, and a message, for what is none."""
     try:
-        return show_second(text)
+        return str(Recipe.parse(text)) if text else ""
     except ValueError as error:
         limits.notify(f"The link's scheme is not usable: {error}")
-        return show_scheme(otherwise) if otherwise else show_second("")
-
-
-def wire_link(blocks: gr.Blocks, page: Page) -> None:
-    """Read the address when the page is opened and when the visitor goes back, and keep it up to date."""
-    tensor = page.bar.tensor
-    chosen = TensorChoice(**{f.name: getattr(tensor, f.name) for f in dataclasses.fields(TensorChoice)})
-    kept = Kept(**{"target" if key == "for" else key: control for key, control in page.kept.items()})
-    outputs = LinkView(chosen, page.bar.scheme, page.bar.second, Position(*page.position), kept)
-    linked = listen(blocks.load, read_link, None, outputs, **PRIVATE)
-    started = linked.then(None, None, None, js="() => explorer.start()", **PRIVATE)
-    page.into_address(started, JS_VISITED)
-    history: Any = hidden("explorer.onVisit(() => trigger('visit'))")
-    query = gr.Textbox(visible=False, label="address")
-    again = listen(history.visit, visited, query, outputs, js="() => [location.search]", **LATEST | PRIVATE)
-    page.into_address(again, JS_VISITED)
+        return otherwise

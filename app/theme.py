@@ -9,7 +9,7 @@ import plotly
 import plotly.graph_objects as go
 from gradio.themes.utils import fonts
 
-from app import glossary
+from app import glossary, scheme_groups
 from explorer.paths import ASSETS
 
 PLOTLY = Path(plotly.__file__).with_name("package_data")
@@ -24,7 +24,7 @@ def _assets(suffix: str, first: str) -> str:
 
 # In the head, as Gradio puts what it takes as css= below a class of its own, where rules for <html> are lost.
 HEAD = (
-    glossary.head() + f"<style>{_assets('css', 'style.css')}</style>"
+    glossary.head() + scheme_groups.head() + f"<style>{_assets('css', 'style.css')}</style>"
     f'<script id="plotly" defer src="gradio_api/file={(PLOTLY / "plotly.min.js").as_posix()}"></script>'
     f"<script>{_assets('js', 'explorer.js')}</script>"
 )

@@ -6,11 +6,10 @@ from typing import Any
 
 import gradio as gr
 
-from app import api, limits
-from app.link import wire_link
-from app.parts import html, keys
+from app import api, chosen, limits
+from app.parts import html
 from app.parts.bar import build_bar
-from app.parts.page import Page
+from app.parts.page import Page, build_record
 from app.parts.widgets import block, hidden
 from app.places import NAMES, PLACES
 from app.sections.overview import first_sight
@@ -32,14 +31,13 @@ def build() -> gr.Blocks:
         block(_header(), js_on_load="explorer.header(element)", elem_id="header")
         left = hidden("explorer.onTensor(() => trigger('left'))").left
         bar = build_bar(first_sight()["chips"])
-        held: dict[str, Any] = {name: gr.State(None) for name in ("shown", "method_results", "gemm_timings")}
-        page = Page(bar, block(elem_id="notice"), left, upload_error=gr.State(""), **held)
+        kept: dict[str, Any] = {name: gr.State(None) for name in ("method_results", "gemm_timings")}
+        page = Page(bar, block(elem_id="notice"), left, record=build_record(), **kept)
+        built: dict[str, Any] = {}
         for place in PLACES:
             with gr.Column(elem_id=f"place-{place.NAME}", elem_classes="place"):
-                place.build(page)
-        keys.build(page)
-        page.connect()
-        wire_link(blocks, page)
+                built[place.NAME] = place.build(page)
+        chosen.build(page, blocks, *built["tensor"])
         api.register()
     return blocks
 

@@ -48,6 +48,7 @@ from explorer.training.digits import (
     underflow,
     underflow_summary,
 )
+from explorer.words import duration
 
 USUAL = ("8", "6", "4", "3", "2", "ternary", "binary")
 USUAL_SEEDS = 3
@@ -121,12 +122,16 @@ def _networks(settings: Settings, inputs: Scheme | None) -> Iterator[TrainingVie
     widths, seeds, epochs, again = settings.widths, settings.seeds, settings.epochs, settings.again
     total, longest = count(widths, seeds), limits.current().run_seconds
     results: list[Trained] = []
-    end, drawn_at = time.monotonic() + longest, 0.0
+    start, drawn_at = time.monotonic(), 0.0
+    end = start + longest
     yield TrainingView.unchanged(status=html.status(f"0 of {total} networks · training in float32 first"))
     for trained in train(widths, seeds, epochs, again, inputs):
         results.append(trained)
         last, late = len(results) == total, time.monotonic() > end
         words = progress_words(trained, len(results), total)
+        if not last:
+            left = (time.monotonic() - start) / len(results) * (total - len(results))
+            words = f"{words} · about {duration(left, 2)} left"
         if late and not last:
             words = f"Stopped after {longest:.0f} s, the time limit of a run here: {words}"
         drawn = last or late or time.monotonic() - drawn_at > DRAWN_EVERY_S
@@ -200,7 +205,7 @@ def build(page: Page) -> None:
         start = gr.Button("Train", variant="primary", min_width=120, scale=0)
         stop = stop_button()
     status = block(
-        html.status("Not trained yet; the default takes some ten seconds on two cores."),
+        html.status("Not trained yet. The time that is left is shown after the first network."),
         elem_id="training-status",
     )
     stopped = block(elem_id="training-stopped")

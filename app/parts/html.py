@@ -18,14 +18,20 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 from app import glossary
+from app.parts.pictures import Bars
 from explorer import words
+from explorer.analysis.answer import Answer
 from explorer.analysis.element import Inspection
-from explorer.analysis.memory import MemoryEstimate
+from explorer.analysis.goals import AT_MOST, MOST, Goal
+from explorer.analysis.memory import MemoryEstimate, left_on, sizes_that_differ
 from explorer.analysis.report import Report
+from explorer.analysis.shortlist import TOKENS, Candidate, Pending, RowTime
+from explorer.checkpoints.held import OWN
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
+from explorer.products.advice import Verdict
 from explorer.recordings.quantize import QuantizeTiming, kernel_file
 from explorer.schemes import Scheme
 
@@ -44,7 +50,7 @@ _TEMPLATES = Environment(
     undefined=StrictUndefined,
     extensions=[JoinLines],
 )
-_TEMPLATES.filters |= {"number": short, "linked": glossary.linked}
+_TEMPLATES.filters |= {"number": short, "linked": glossary.linked, "duration": words.duration}
 _TEMPLATES.globals["term"] = glossary.term
 
 
@@ -274,8 +280,22 @@ def _specials(fmt: Format) -> str:
 
 
 def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
-    """Sizes by scheme; the page's own is marked."""
-    return render("memory", rows=rows, chosen=chosen)
+    """Sizes by scheme, and what each leaves free on GPUs on which the schemes differ; the page's own is
+    marked."""
+    by_model = all(row.linears_only is not None for row in rows)
+    gpus = sizes_that_differ([row.linears_only or row.everything for row in rows])
+    head = [
+        "Scheme",
+        "Bits per weight",
+        *(["GB, embedding and head kept in 16 bits"] if by_model else []),
+        *(["GB, all quantized", "GiB, all quantized"] if by_model else ["GB (10⁹)", "GiB (2³⁰)"]),
+        *(f"Left on {size:g} GB" for size in gpus),
+    ]
+    lines = [
+        vars(row) | {"left": [left_on(row.linears_only or row.everything, size) for size in gpus]}
+        for row in rows
+    ]
+    return render("memory", head=head, rows=lines, chosen=chosen, by_model=by_model)
 
 
 def figure_title(title: str, about: str) -> str:
@@ -284,8 +304,14 @@ def figure_title(title: str, about: str) -> str:
 
 
 def sentence(message: str) -> str:
-    """A conclusion in words, set apart from the figures that it is drawn from; nothing for an empty one."""
-    return render("sentence", message=message)
+    """A conclusion in words, set apart from the figures that it is drawn from; nothing for an empty one.
+    Words in backticks are set as code."""
+    return render("sentence", pieces=message.split("`") if message else [])
+
+
+def verdicts(rows: Sequence[Verdict], title: str) -> str:
+    """The product to take at each shape, as a table; nothing for none."""
+    return render("verdicts", rows=rows, title=title) if rows else ""
 
 
 def status(message: str) -> str:
@@ -310,3 +336,153 @@ def note(words: str) -> str:
 
 def _decibels(value: float) -> str:
     return "∞" if value == float("inf") else f"{value:.2f}"
+
+
+TIME_HEADS = {1: "1 token", 64: "64", 4096: "4,096"}
+"""Heads of the shortlist's times, by the number of tokens."""
+
+
+def answer(said: Answer, why: str = "numbers") -> str:
+    """The sentence above the frontier, A and B in their colours; ``why``: the section that explains it."""
+    return render("answer", parts=said.parts, why=why)
+
+
+def figure_head(goal: Goal, everything: bool) -> str:
+    """The heading of the frontier, and what part of it is shown: the goal's, or ``everything``."""
+    low, high = goal.bits
+    return render("figure_head", crop=f"{low:.3g}–{high:.3g} bits", everything=everything)
+
+
+def footnote(words: str, link: str) -> str:
+    """What was measured on another model, in small print, with where to read more."""
+    return render("footnote", words=words, link=link)
+
+
+def drop(kinds: Sequence[str] = (".safetensors", ".npy", ".gguf", ".csv")) -> str:
+    """The permanent place to drop or paste a tensor, and the other ways to open one."""
+    return render("drop", kinds=kinds)
+
+
+class SampleButton(NamedTuple):
+    """A built-in tensor's button: its name in links, label, explanation, and picture as a data URI."""
+
+    name: str
+    label: str
+    title: str
+    picture: str
+
+
+def samples(buttons: Sequence[SampleButton], chosen: str = "") -> str:
+    """Buttons with pictures of the built-in tensors; ``chosen`` is pressed."""
+    return render("samples", samples=buttons, chosen=chosen)
+
+
+def picture(name: str, shape: tuple[int, int], dtype: str, source: str, bars: Bars) -> str:
+    """The tensor: ``source`` is a data URI of its picture."""
+    rows, columns = shape
+    size = f"{rows:,} × {columns:,}"
+    return render(
+        "picture", tensor=name, shape=size, dtype=dtype, picture=source, bars=bars, rows=rows, columns=columns
+    )
+
+
+def goals(offered: Sequence[Goal], chosen: Goal) -> str:
+    """The one question: good enough for what. ``chosen`` may be a size that is not among those offered."""
+    size = chosen.name.removeprefix(AT_MOST) if chosen.most_bits is not None else ""
+    return render("goals", goals=offered, chosen=chosen.name, size=size)
+
+
+class ShortlistTime(NamedTuple):
+    """A time in words, whether it was "measured" or "modelled", and of what."""
+
+    text: str
+    how: str
+    note: str
+
+
+@dataclass(frozen=True)
+class ShortlistRow:
+    """One row of the shortlist, in words; ``at`` is None while the error is being computed."""
+
+    text: str
+    label: str
+    name: str
+    letter: str
+    db: str
+    bits: str
+    size: str
+    worst: str
+    at: tuple[int, int] | None
+    times: tuple[ShortlistTime, ...]
+    held: tuple[str, ...]
+    part: str
+
+
+class Suggestion(NamedTuple):
+    """A scheme that may be taken into the shortlist: its text and its short name."""
+
+    text: str
+    name: str
+
+
+def shortlist(
+    candidates: Sequence[Candidate | Pending],
+    a: str,
+    b: str = "",
+    times: str = "",
+    more: Sequence[Suggestion] = (),
+    measure: bool = False,
+) -> str:
+    """The table of up to five schemes; ``a`` and ``b`` are the texts of the chosen ones, ``times`` says of
+    which device and shape the times are, ``more`` are suggested; ``measure``: products can be timed here."""
+    known = [tokens for tokens in TOKENS if any(c.time_at(tokens) for c in candidates)]
+    letters = {b: "B"} | {a: "A"}
+    rows = [_shortlist_row(c, letters.get(c.text, ""), known) for c in candidates]
+    heads = [TIME_HEADS[tokens] for tokens in known]
+    return render("shortlist", rows=rows, tokens=heads, times=times, most=MOST, more=more, measure=measure)
+
+
+def _shortlist_row(candidate: Candidate | Pending, letter: str, tokens: Sequence[int]) -> ShortlistRow:
+    held = tuple(name for name in candidate.held if name != OWN) or candidate.held
+    common = {
+        "text": candidate.text,
+        "label": candidate.label,
+        "name": short_name(candidate.label),
+        "letter": letter,
+        "times": tuple(_shortlist_time(candidate.time_at(n)) for n in tokens),
+        "held": held,
+    }
+    if isinstance(candidate, Pending):
+        size = words.bytes_(candidate.nbytes)
+        wait = "–" if candidate.refused else "…"
+        waits = {"db": wait, "worst": wait, "at": None, "part": ""}
+        if candidate.refused:
+            common |= {"label": f"{candidate.label}: {candidate.refused}"}
+        return ShortlistRow(bits=f"{candidate.bits:.2f}", size=size, **common, **waits)  # type: ignore[arg-type]
+    report = candidate.report
+    return ShortlistRow(
+        db="∞" if report.sqnr_db == math.inf else f"{report.sqnr_db:.1f}",
+        bits=f"{report.bits.total:.2f}",
+        size=words.bytes_(report.nbytes),
+        worst=_two_digits(report.max_error) if candidate.share == 1 else "…",
+        at=report.max_error_at if candidate.share == 1 else None,
+        part="" if candidate.share == 1 else f"{100 * candidate.share:.2g} %",
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def short_name(label: str) -> str:
+    """A scheme's label as tables and suggestions have it."""
+    return label.partition(" (")[0].replace(", asymmetric", ", asym.").removeprefix("GGUF ")
+
+
+def _shortlist_time(time: RowTime | None) -> ShortlistTime:
+    if time is None or time.seconds is None:
+        return ShortlistTime("–", "", "" if time is None else time.note)
+    note = time.note or time.how
+    return ShortlistTime(words.duration(time.seconds, 2), time.how, note)
+
+
+def _two_digits(value: float) -> str:
+    """``value`` to two significant digits, zeros included: "0.060" below "0.051"."""
+    return f"{value:#.2g}".rstrip(".") if 1e-4 <= value < 1e4 else words.number(value, 2)

@@ -28,7 +28,7 @@ def build_scheme_picker(page: Page, names: Sequence[str], label: str, elem_id: s
             elem_id=elem_id,
         )
         button = gr.Button("Add A and B", size="sm", elem_id=f"{elem_id}-add")
-    listen(button.click, _added, [picker, *page.bar.pair().in_order()], picker, **PRIVATE)
+    listen(button.click, _added, [picker, *page.pair], picker, **PRIVATE)
     return picker
 
 

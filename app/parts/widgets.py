@@ -21,11 +21,6 @@ LATEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
 PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """For listeners that only move the page's own parts and are no endpoints."""
 
-JS_BEFORE_CHANGE = "(...values) => explorer.began(values)"
-"""JavaScript before a handler that changes the selection or the element, for answers that Back overtakes."""
-JS_BEFORE_UPLOAD = "(...values) => explorer.brought(values)"
-"""``JS_BEFORE_CHANGE`` for an uploaded file."""
-
 
 def block(value: str | None = None, **options: Any) -> gr.HTML:
     """HTML under the page's own style sheet instead of Gradio's."""
@@ -55,24 +50,32 @@ FIGURE = """<div class="figure-tools"><button type="button" data-kind="reset" hi
 <button type="button" data-kind="png" title="Save as PNG">PNG</button></div>\
 <div class="figure" style="min-height:{height}px"{options}></div>"""
 DRAW = """explorer.figure(element, props, watch, (kind, what) =>
-  kind === 'point' ? trigger('point', what) : trigger('range', what))"""
+  kind === 'point' ? ({point})(what)
+    : kind === 'brush' ? trigger('brush', what) : trigger('range', what))"""
 
 
 def plot(
-    elem_id: str, figure: go.Figure | None = None, height: int = 340, draggable: bool = False
+    elem_id: str,
+    figure: go.Figure | None = None,
+    height: int = 340,
+    draggable: bool = False,
+    point: str = "what => trigger('point', what)",
 ) -> Control:
     """A figure with buttons to save it; ``height`` in pixels is kept free until it is drawn.
 
     Its value is ``theme.plot_data``. Events: ``point`` with x, y, curve, at (the point's index) and data (its
     customdata) of what was clicked, on an error map also which ``element`` (row, column) has the value of the
-    cell; ``range``, if shapes are ``draggable``, with where a line was dragged ``from`` and ``to``.
+    cell, and ``shift``, whether that key was down; ``range``, if shapes are ``draggable``, with where a line
+    was dragged ``from`` and ``to``; ``brush``, if the figure's ``meta["brush"]`` is true, with the ends of
+    the ``rows`` and ``columns`` it was zoomed to, null for all. ``point`` is the script that is called with
+    that instead.
     """
     if figure is not None and figure.layout.height:
         height = int(figure.layout.height)
     return gr.HTML(
         plot_data(figure) if figure is not None else "",
         html_template=FIGURE.format(height=height, options=" data-draggable" if draggable else ""),
-        js_on_load=DRAW,
+        js_on_load=DRAW.format(point=point),
         apply_default_css=False,
         padding=False,
         elem_id=elem_id,
@@ -86,17 +89,20 @@ def plot_card(
     elem_id: str,
     figure: go.Figure | None = None,
     height: int = 340,
-    draggable: bool = False,
+    **options: Any,
 ) -> Control:
-    """A figure in a separate card."""
+    """A figure in a separate card. ``options`` are those of ``plot``."""
     with card(title, about):
-        return plot(elem_id, figure, height, draggable)
+        return plot(elem_id, figure, height, **options)
 
 
-def plot_pair(title: str, about: str, elem_id: str, height: int = 340) -> tuple[Control, Control]:
-    """A card with a figure for scheme A and below it one for scheme B; for ``figure_pair``."""
+def plot_pair(
+    title: str, about: str, elem_id: str, height: int = 340, **options: Any
+) -> tuple[Control, Control]:
+    """A card with a figure for scheme A and below it one for scheme B; for ``figure_pair``. ``options`` are
+    those of ``plot``."""
     with card(title, about):
-        return plot(elem_id, height=height), plot(f"{elem_id}-b", height=0)
+        return plot(elem_id, height=height, **options), plot(f"{elem_id}-b", height=0, **options)
 
 
 def figure_pair(figures: Sequence[go.Figure]) -> tuple[str, str]:

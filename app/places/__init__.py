@@ -9,7 +9,7 @@ NAMES = {
     "learn": ("learn", ""),
     "model": ("model", ""),
     # Names of sections in links, from when each was a separate tab.
-    "formats": ("learn", ""),
+    "formats": ("learn", "formats"),
     "training": ("learn", "training"),
     "compare": ("tensor", "frontier"),
     "calibration": ("tensor", "calibration"),

@@ -1,31 +1,25 @@
-"""The place Learn: one number in every format, a guided story, training through the rounding, glossary."""
+"""The place Learn: a picture, one number in every format, a guided story, training, glossary."""
 
 from __future__ import annotations
 
-from app.learn import playground, story, training
+from app.learn import picture, playground, story, training
 from app.parts import html
 from app.parts.page import Page
 from app.parts.widgets import block
 
 TITLE, NAME = "Learn", "learn"
-CHAPTERS = {
-    "learn-formats": "One number",
-    "learn-story": "A guided story",
-    "learn-training": "Training",
-    "learn-reference": "Reference",
-}
-"""The chapters' anchors, in order, and how the list of them calls each."""
 
 
 def build(page: Page) -> None:
     """Lay the chapters out, one below the other."""
-    block(html.render("learn/chapters", chapters=CHAPTERS), js_on_load="explorer.chapters(element)")
-    with page.section("formats"):
+    with page.section("picture", "A picture"):
+        block(picture.picture(), js_on_load=picture.ON_LOAD)
+    with page.section("formats", "One number"):
         block(playground.playground(), js_on_load=playground.ON_LOAD)
-    with page.section("story"):
+    with page.section("story", "A guided story"):
         block(story.story(), js_on_load=story.ON_LOAD)
-    with page.section("training"):
+    with page.section("training", "Training"):
         block(html.render("learn/training"))
         training.build(page)
-    with page.section("reference"):
+    with page.section("reference", "Reference"):
         block(html.render("learn/reference", table=html.format_table(), terms=html.glossary.terms()))

@@ -1,22 +1,25 @@
-"""The place for models and hardware: speed, a model's survey, a whole model by one scheme, its size."""
+"""The place for models and hardware: speed, a model's survey, a whole model by one scheme, two
+checkpoints, sizes."""
 
 from __future__ import annotations
 
 from app.parts.page import Page
 from app.parts.widgets import heading
-from app.sections import sizes, speed, survey, whole_model
+from app.sections import checkpoints, sizes, speed, survey, whole_model
 
 TITLE, NAME = "Model and hardware", "model"
 
 
 def build(page: Page) -> None:
     """Lay the sections out."""
-    with page.section("speed"):
+    with page.section("speed", "Speed"):
         heading("Speed", "how much faster each format is on a GPU")
         speed.build(page)
-    with page.section("survey"):
+    with page.section("survey", "Survey"):
         survey.build(page)
-    with page.section("whole-model"):
+    with page.section("whole-model", "Whole model"):
         whole_model.build_whole_model(page)
-    with page.section("sizes"):
+    with page.section("checkpoints", "Two checkpoints"):
+        checkpoints.build(page)
+    with page.section("sizes", "Sizes"):
         sizes.build(page)

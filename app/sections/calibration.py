@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -12,10 +13,9 @@ from torch import Tensor
 
 from app import limits
 from app.parts import html
-from app.parts.bar import PairView
 from app.parts.page import Page
 from app.parts.views import Event, Shown, View, listen, shows
-from app.parts.widgets import LATEST, QUIET, block, plot_card, table
+from app.parts.widgets import LATEST, block, plot_card, table
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_RANGE
 from app.state.gpu_lock import gpu_lock
@@ -115,17 +115,17 @@ def share_of(own: float, event: Dragged) -> float:
     return round(min(max(own * end / start, 0.02), 1.0), 2)
 
 
-@shows(PairView)
-def written(method: str, own: float | None, side: str, first: str, second: str) -> PairView:
-    """Scheme A (``side`` "a") with another calibrator, or with ``own`` (0 … 1) of min-max where the method is
-    "own"; or that as scheme B beside A as it is. What repairs A repairs it under the new range too."""
+@shows()
+def written(method: str, own: float | None, side: str, first: str) -> str:
+    """The act that makes A with another calibrator, or with ``own`` (0 … 1) of min-max where the method is
+    "own", the scheme of ``side`` ("a" or "b"). What repairs A repairs it under the new range too."""
     recipe = Recipe.parse(first)
     calibrator = share_of_minmax(float(own or 0)) if method == OWN else calibrator_named(method)
     text = str(Recipe(dataclasses.replace(recipe.scheme, name="", calibrator=calibrator), recipe.method))
     if text == first:
         raise ValueError(f"A has this range already: {calibrator.label}")
     limits.inform(f"Scheme {side.upper()}: ranges by {calibrator.label}")
-    return PairView(scheme=text, second=second) if side == "a" else PairView(scheme=first, second=text)
+    return json.dumps([{"do": "scheme", "side": side, "text": text}])
 
 
 def _independent_of_own_range(chosen: Selection, x: Tensor) -> OwnIndependent:
@@ -162,7 +162,7 @@ def build(page: Page) -> None:
         )
         objectives = plot_card(
             "Objectives",
-            "what each method minimises, over the threshold, with the point it chooses",
+            "what each method minimises or fixes, over the threshold, with the point it chooses",
             "objectives",
             height=380,
         )
@@ -206,17 +206,7 @@ def _build_use(page: Page, own: gr.Slider) -> None:
             label="Method",
             min_width=180,
         )
-        pair = page.bar.pair()
         for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):
             button = gr.Button(label, min_width=120)
-            chosen = gr.State(side)
-            event = listen(
-                button.click,
-                written,
-                [method, own, chosen, *pair.in_order()],
-                pair,
-                api_name=f"use_range_{side}",
-                api_visibility="undocumented",
-                **QUIET,
-            )
-            page.pair_changed_by(event, f"range_{side}")
+            inputs = [method, own, gr.State(side), page.pair[0]]
+            page.act_of(button.click, written, inputs, api_name=f"use_range_{side}")

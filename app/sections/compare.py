@@ -1,42 +1,33 @@
-"""The frontier: all schemes on the chosen tensor, drawn as they finish, and their numbers as a table."""
+"""All schemes on the chosen tensor as a table, whole and in all numbers, when it is asked for."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import gradio as gr
 
-from app import limits
 from app.parts import html
-from app.parts.bar import PairView
 from app.parts.page import Page
 from app.parts.scheme_picker import build_scheme_picker
 from app.parts.views import Control, Event, Shown, StatusView, listen, shows
 from app.parts.widgets import (
-    LATEST,
     QUIET,
     RunButtons,
     block,
-    card,
     download_buttons,
-    plot,
     stop_button,
     table,
 )
-from app.state.cache import BoundedCache
 from app.state.choices import schemes_of
 from app.state.files import NOTHING_YET, Downloads, downloads
 from app.state.gpu_lock import locked_steps
 from app.state.selection import Selection, matrix_of, tensor_key
-from app.theme import plot_data
-from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
-from explorer.analysis.schemes import comparison_record, sample_rows, searches, survey
-from explorer.analysis.why import percent
-from explorer.figures.compare import exact_words, frontier_figure
-from explorer.methods.recipe import Recipe
+from explorer import SCHEMES, ComparisonRow, compare_schemes, mark_frontier
+from explorer.analysis.schemes import comparison_record
 
 USUAL = ("bf16", "fp8_e4m3_tensor", "fp8_e4m3_row", "fp8_e4m3_128x128", "fp8_e5m2_row", "int8_tensor",
          "int8_row", "mxfp8_e4m3", "mxfp6_e2m3", "nvfp4", "mxfp4", "nf4_block64", "int4_row",
@@ -56,24 +47,6 @@ COLUMNS = {
     "frontier": "str",
 }
 NOT_YET = "Nothing compared yet."
-DRAWN_EVERY = 16
-"""Interval in schemes between updates of the figure, which is large compared with a line of text."""
-
-
-_ROWS = BoundedCache[dict[str, ComparisonRow]](64)
-"""Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
-
-
-@dataclass(frozen=True)
-class FrontierView(StatusView):
-    """Every named scheme's bits against its error, and a line on how far that is."""
-
-    figure: Shown
-
-    @classmethod
-    def waiting(cls, message: str) -> Self:
-        """The figure before stays, as all of the place does."""
-        return cls.unchanged()
 
 
 @dataclass(frozen=True)
@@ -86,75 +59,10 @@ class CompareView(StatusView):
     json_file: Shown
 
 
-@shows(FrontierView, told=True)
-def frontier(chosen: Selection) -> Iterator[FrontierView]:
-    """All named schemes, scheme A and scheme B on evenly spaced rows of the chosen tensor, kept for its next
-    visit; yields a line and the figure, while it computes and at the end."""
-    matrix = matrix_of(chosen)
-    own = [recipe.scheme for recipe in chosen.recipes]
-    part = _part(sample_rows(matrix.values).share)
-    key = (*tensor_key(chosen), limits.current().elements)
-    known = _ROWS.get(key, dict, lambda _: 1)
-    missing = [scheme for scheme in SCHEMES.values() if scheme.text not in known]
-    if missing:
-        now = f"{len(known)} of {len(SCHEMES)} schemes on {matrix.name}{part}"
-        yield FrontierView(status=html.status(now), figure="")
-        for row in locked_steps(survey(matrix.values, missing)):
-            known[row.scheme.text] = row
-            if len(known) % DRAWN_EVERY == 0:
-                words = f"{len(known)} of {len(SCHEMES)} schemes{part}"
-                drawn = _drawn(list(known.values()), own, matrix.name)
-                yield FrontierView(status=html.status(words), figure=drawn)
-    rows = [known[scheme.text] for scheme in sorted(SCHEMES.values(), key=searches)]
-    more = locked_steps(survey(matrix.values, [s for s in own if s.text not in known]))
-    every = [*rows, *more]
-    words = f"{len(rows)} named schemes{part}. {exact_words(every)}{_rings_words(chosen)}"
-    yield FrontierView(status=html.status(words), figure=_drawn(every, own, matrix.name))
-
-
-def _rings_words(chosen: Selection) -> str:
-    """Explanation of the rings of schemes with a method."""
-    letters = [letter for letter, r in zip("AB", chosen.recipes, strict=False) if r.method]
-    return f" {' and '.join(letters)}: ringed as rounded to nearest, without the method." if letters else ""
-
-
-def _part(share: float) -> str:
-    """Part of the tensor that is analysed, if not all of it."""
-    return "" if share == 1 else f", on {percent(share)} of the tensor"
-
-
-def _drawn(rows: Sequence[ComparisonRow], own: Sequence[Scheme], name: str) -> str:
-    marked = mark_frontier(rows)
-    by_text = {str(row.scheme): row for row in marked}
-    return plot_data(frontier_figure(marked, name, *(by_text.get(str(scheme)) for scheme in own)))
-
-
-class PointClicked(Event):
-    """A click on the figure: ``data`` is [label, text] of the point's scheme."""
-
-    FIELDS: ClassVar = {"data": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}}
-    OPTIONAL: ClassVar = frozenset({"data"})
-
-
 class RowClicked(Event):
     """A click on the table: ``row_value`` is its line, which begins with the scheme's text."""
 
     FIELDS: ClassVar = {"row_value": {"type": "array", "minItems": 1}}
-
-
-@shows(PairView)
-def taken(which: str, first: str, second: str, event: PointClicked) -> PairView:
-    """The scheme of the clicked point as scheme ``which`` ("a" or "b")."""
-    if not event.data:
-        return PairView.unchanged()
-    _, text = event.data
-    return with_side(which, str(text), first, second)
-
-
-def with_side(which: str, text: str, first: str, second: str) -> PairView:
-    """Both schemes, with ``text`` as the one that ``which`` names ("a" or "b")."""
-    text = str(Recipe.parse(text))
-    return PairView(scheme=first, second=text) if which == "b" else PairView(scheme=text, second=second)
 
 
 def table_row(row: ComparisonRow) -> list[Any]:
@@ -215,10 +123,10 @@ def _files(rows: list[ComparisonRow], name: str) -> Downloads:
     return downloads(name, flat, records)
 
 
-@shows(PairView)
-def clicked(which: str, first: str, second: str, event: RowClicked) -> PairView:
-    """The clicked row's scheme as scheme ``which`` ("a" or "b")."""
-    return with_side(which, str(event.row_value[0]), first, second)
+@shows()
+def clicked(which: str, event: RowClicked) -> str:
+    """The act that makes the clicked row's scheme A or B, as ``which`` says ("a" or "b")."""
+    return json.dumps([{"do": "scheme", "side": which, "text": str(event.row_value[0])}])
 
 
 @shows(CompareView)
@@ -233,26 +141,11 @@ def cleared(chosen: Selection, tensor: Any) -> CompareView:
 
 
 def build(page: Page) -> None:
-    """Lay the section out: the figure, computed when it is seen, and the table, computed when asked for."""
-    with card(
-        "Which scheme for this tensor?",
-        "dotted: the frontier, which no other scheme beats at the same bits or fewer",
-    ):
-        with gr.Row(elem_classes="tight"):
-            which = gr.Radio(
-                [("A", "a"), ("B", "b")],
-                value="b",
-                label="A click on a point makes it",
-                elem_id="frontier-side",
-            )
-            status = block(html.status(""), elem_id="frontier-status")
-        figure = plot("frontier", height=420)
-    page.follow(frontier, [], FrontierView(status=status, figure=figure), api_name="frontier")
-    pair = page.bar.pair()
-    page.pair_changed_by(
-        listen(figure.point, taken, [which, *pair.in_order()], pair, api_name="take_point", **LATEST), "point"
-    )
+    """Lay the table out, which is computed when it is asked for."""
     with gr.Accordion("All numbers as a table", open=False, elem_id="compare"):
+        which = gr.Radio(
+            [("A", "a"), ("B", "b")], value="b", label="A click on a row makes it", elem_id="compare-side"
+        )
         _build_table(page, which)
 
 
@@ -282,7 +175,4 @@ def _build_table(page: Page, which: Control) -> None:
     ]
     buttons.end_with(*running, message="Stopped; the table holds what was finished.")
     buttons.stop_on(page.tensor_left, *running)
-    pair = page.bar.pair()
-    page.pair_changed_by(
-        listen(rows.select, clicked, [which, *pair.in_order()], pair, api_name="take_scheme", **LATEST), "row"
-    )
+    page.act_of(rows.select, clicked, [which], api_name="take_scheme")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gradio as gr
 
-from app import limits
 from app.parts import html
 from app.parts.page import Page
 from app.parts.views import Control, Event, Shown, View, listen, shows
-from app.parts.widgets import JS_BEFORE_CHANGE, LATEST, PRIVATE, block, hidden, plot_pair
+from app.parts.widgets import LATEST, PRIVATE, block, plot_card
 from app.state.analyses import analyses_of, sides_of
 from app.state.selection import Selection
 from app.theme import plot_data
+from explorer.analysis.error_map import clipped_part, part_errors
 from explorer.analysis.tensor import Side
+from explorer.figures.errors import Errors, error_figure, histogram_figure
 from explorer.figures.values import values_figure
 from explorer.methods.repaired import inspect, levels_of
 from explorer.sources.tensors import Matrix
+
+PICKED = "({element}) => element && explorer.choose({do: 'element', row: element[0], column: element[1]})"
+"""A click on the error map inspects the element with the largest error under the cell."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,6 @@ class ElementView(View):
     """One element: the card with its arithmetic, its bytes, its position, whether the largest error is
     followed instead, and the values with what its block can represent."""
 
-    begins: ClassVar[str | None] = JS_BEFORE_CHANGE
     inspector: Shown
     packed: Shown
     row: Shown
@@ -37,108 +39,77 @@ class ElementView(View):
     values: Shown
 
 
-class Picked(Event):
-    """A click on the error map: ``element`` is [row, column] of the largest error under the cell."""
+class Brushed(Event):
+    """The error map was zoomed: the ends of the ``rows`` and ``columns`` that it shows, null for all."""
 
     FIELDS: ClassVar = {
-        "element": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+        name: {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+        for name in ("rows", "columns")
     }
-    OPTIONAL: ClassVar = frozenset({"element"})
+    OPTIONAL: ClassVar = frozenset(FIELDS)
 
 
 @dataclass(frozen=True)
 class ElementParts:
-    """The components of the section: the view, and the maps of schemes A and B."""
+    """The components of the section: the view, and the maps of the errors."""
 
     view: ElementView
-    maps: tuple[Control, Control]
+    map: Control
 
 
 def shown_element(
-    matrix: Matrix, sides: Sequence[Side], position: tuple[int, int], name: str, follow: Shown = None
+    matrix: Matrix, sides: Sequence[Side], position: tuple[int, int], name: str, follow: bool
 ) -> ElementView:
-    """View of the section for the element at ``position`` (row, column)."""
-    seen = [inspect(matrix.values, side.analysis, *position) for side in sides]
+    """View of the section for the element at ``position`` (row, column); ``follow``: it is there because A's
+    error is the largest there."""
     levels = [levels_of(side.analysis, *position) for side in sides]
-    schemes = [side.analysis.q.scheme for side in sides]
     return ElementView(
-        inspector=html.inspector(seen, [side.label for side in sides]),
-        packed=html.packed(seen, schemes),
-        row=position[0],
-        column=position[1],
-        follow=gr.skip() if follow is None else follow,
+        **arithmetic(matrix, sides, position, follow),
         values=plot_data(values_figure(sides[0].analysis.before, sides, levels, name)),
     )
 
 
-def inside(position: tuple[float, float], shape: tuple[int, int]) -> tuple[int, int]:
-    """The element at ``position``, or the nearest one of a matrix of ``shape``, and a message about that."""
-    row, column = (min(max(int(at), 0), size - 1) for at, size in zip(position, shape, strict=True))
-    if (row, column) != position:
-        limits.notify(
-            f"The tensor has rows 0 to {shape[0] - 1} and columns 0 to {shape[1] - 1}; "
-            f"showing ({row}, {column})"
-        )
-    return row, column
+def arithmetic(
+    matrix: Matrix, sides: Sequence[Side], position: tuple[int, int], follow: bool
+) -> dict[str, Shown]:
+    """The fields of ``ElementView`` without the figure."""
+    seen = [inspect(matrix.values, side.analysis, *position) for side in sides]
+    return {
+        "inspector": html.inspector(seen, [side.label for side in sides]),
+        "packed": html.packed(seen, [side.analysis.q.scheme for side in sides]),
+        "row": position[0],
+        "column": position[1],
+        "follow": follow,
+    }
 
 
-def _at(chosen: Selection, wanted: tuple[float, float], follow: bool) -> ElementView:
+@shows()
+def brushed(chosen: Selection, event: Brushed) -> str:
+    """The histogram of the errors in the rows and columns that the map shows."""
     matrix, pairs = analyses_of(chosen)
-    position = inside(wanted, pairs[0][1].q.shape)
-    name = f"{matrix.name} {' '.join(chosen.schemes)}"
-    return shown_element(matrix, sides_of(pairs), position, name, follow)
+    sides, name = sides_of(pairs), f"{matrix.name} {' '.join(chosen.schemes)}"
+    if not event.rows or not event.columns:
+        return plot_data(error_figure(sides, name))
+    shape = pairs[0][1].q.shape
+    rows, columns = clipped_part(event.rows, shape[0]), clipped_part(event.columns, shape[1])
+    errors = [Errors(s.label, *part_errors(matrix.values, s.analysis, rows, columns)) for s in sides]
+    part = f"rows {rows[0]}–{rows[1] - 1}, columns {columns[0]}–{columns[1] - 1}"
+    return plot_data(histogram_figure(errors, name, part))
 
 
-@shows(ElementView)
-def typed(chosen: Selection, row: float | None, column: float | None, follow: bool) -> ElementView:
-    """The element at a row and column that were typed."""
-    if row is None or column is None:
-        raise ValueError("Row and Column are whole numbers from 0")
-    return _at(chosen, (row, column), False)
-
-
-@shows(ElementView)
-def followed(chosen: Selection, row: float | None, column: float | None, follow: bool) -> ElementView:
-    """The element with scheme A's largest error, or the current one."""
-    if follow or row is None or column is None:
-        _, pairs = analyses_of(chosen)
-        return _at(chosen, pairs[0][1].report.max_error_at, follow)
-    return _at(chosen, (row, column), False)
-
-
-@shows(ElementView)
-def picked(chosen: Selection, event: Picked) -> ElementView:
-    """The element with the largest error under the cell of the map that was clicked."""
-    if not event.element:
-        return ElementView.unchanged()
-    row, column = event.element
-    return _at(chosen, (int(row), int(column)), False)
-
-
-@shows(ElementView)
-def moved(
-    chosen: Selection, row: float | None, column: float | None, follow: bool, steps: str
-) -> ElementView:
-    """The element that lies ``steps``, such as "3,-1", further down and to the right, within the matrix."""
-    if not re.fullmatch(r"-?\d{1,9},-?\d{1,9}", steps):
-        raise ValueError(f"steps are two whole numbers such as 3,-1, not {steps!r}")
-    _, pairs = analyses_of(chosen)
-    rows, columns = pairs[0][1].q.shape
-    down, right = map(int, steps.split(","))
-    wanted = (int(row or 0) + down, int(column or 0) + right)
-    return _at(chosen, (min(max(wanted[0], 0), rows - 1), min(max(wanted[1], 0), columns - 1)), False)
-
-
-def build_element(page: Page, values: Control) -> ElementParts:
+def build_element(page: Page, values: Control, errors: Control) -> ElementParts:
     """Lay out maps and inspector. An element is chosen by a click, by arrow keys, by its row or column, or by
-    its error."""
-    with gr.Row(elem_id="element"):
-        with gr.Column(min_width=380):
-            first, second = plot_pair(
-                "Where the error is",
-                "the largest |error| under each cell; click a cell to look into that element",
-                "error-map",
-            )
+    its error; a part of the maps that is zoomed to shows its ``errors`` in the histogram."""
+    with gr.Column(elem_id="element"):
+        error_map = plot_card(
+            "Where the error is",
+            "the largest |error| in each cell; along the edges the RMS error of each row and column. A click "
+            "opens the element. Dragging zooms, and the histogram of errors shows that part; a double click "
+            "resets both.",
+            "error-map",
+            height=480,
+            point=PICKED,
+        )
         with gr.Column(min_width=380):
             with gr.Row(elem_id="position"):
                 row = gr.Number(label="Row", precision=0, min_width=80)
@@ -153,30 +124,15 @@ def build_element(page: Page, values: Control) -> ElementParts:
                 values=values,
             )
     page.position[:] = [row, column, follow]
-    _wire(page, view, (first, second))
-    return ElementParts(view, (first, second))
+    _wire(page.position)
+    listen(error_map.brush, brushed, page.selection, errors, api_name="brush", **LATEST)
+    return ElementParts(view, error_map)
 
 
-def _wire(page: Page, view: ElementView, maps: tuple[Control, Control]) -> None:
-    inputs = [*page.selection, *page.position]
-    keys: Any = hidden("explorer.onMove(() => trigger('move'))")
-    steps = gr.Textbox(visible=False, label="steps")
-    stepped = "(...values) => explorer.began([...values.slice(0, -1), explorer.takeSteps()])"
-    chosen = [
-        listen(map_.point, picked, page.selection, view, api_name=name, **LATEST)
-        for map_, name in zip(maps, ("pick", "pick_second"), strict=True)
-    ]
-    walked = listen(keys.move, moved, [*inputs, steps], view, js=stepped, api_name="move", **LATEST)
-    typed_events = [
-        listen(number.submit, typed, inputs, view, api_name=f"tensor_{axis}", **LATEST)
-        for number, axis in ((view.row, "row"), (view.column, "column"))
-    ]
-    chosen.append(listen(view.follow.input, followed, inputs, view, api_name="tensor_follow", **LATEST))
-    walked.then(None, None, None, js="() => explorer.sendSteps.done()", **PRIVATE)
-    for event in (walked, *chosen):  # Back does not lead through each step of a walk
-        visit = "false" if event is walked else "true"
-        script = f"(...position) => {{ explorer.showElement(...position, {visit}) }}"
-        event.then(None, page.position, None, js=script, api_visibility="private")
-    for event in typed_events:  # an emptied box goes back to the element that is shown
-        script = "(...position) => explorer.showElement(...position, true)"
-        event.then(None, page.position, page.position, js=script, api_visibility="private")
+def _wire(position: list[Control]) -> None:
+    """Row, column and what follows the largest error are acts, as a click on the map and the arrow keys."""
+    typed = "(row, column) => explorer.choose({do: 'element', row, column})"
+    for number in position[:2]:
+        number.submit(None, position[:2], None, js=typed, **PRIVATE)
+    followed = "follow => explorer.choose({do: follow ? 'largest' : 'stay'})"
+    position[2].input(None, position[2], None, js=followed, **PRIVATE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from app import limits
 from app.parts import html
-from app.parts.bar import PairView
 from app.parts.page import Page
 from app.parts.scheme_picker import build_scheme_picker
 from app.parts.views import Control, Shown, StatusView, listen, shows
@@ -27,7 +27,6 @@ from app.parts.widgets import (
     stop_button,
     table,
 )
-from app.sections.compare import with_side
 from app.sections.layer_inputs import build_layer_inputs
 from app.state.analyses import keep_layer
 from app.state.choices import (
@@ -231,17 +230,17 @@ def _results(outcomes: Sequence[Outcome]) -> Any:
     return gr.update(choices=choices, value=choices[0][1] if choices else None)
 
 
-@shows(PairView)
-def written(chosen: Selection, result: str | None, side: str, owner: Owner | None) -> PairView:
-    """A result as scheme A or B (``side`` "a" or "b"): its scheme, repaired by its method on the selected
-    layer."""
+@shows()
+def written(chosen: Selection, result: str | None, side: str, owner: Owner | None) -> str:
+    """The act that makes a result scheme A or B (``side`` "a" or "b"): its scheme, repaired by its method on
+    the selected layer."""
     if not result or owner is None:
         raise ValueError("run the methods first")
     if owner.tensor != tensor_key(chosen):
         raise ValueError(
             f'these results are of {owner.label}: choose "this tensor" and run the methods on it'
         )
-    return with_side(side, result, chosen.scheme, chosen.second)
+    return json.dumps([{"do": "scheme", "side": side, "text": result}])
 
 
 @shows(MethodsView)
@@ -329,16 +328,8 @@ def _build_use(page: Page, owner: Control) -> Control:
         result = gr.Dropdown([], label="Result", min_width=440, elem_id="methods-result")
         for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):
             button = gr.Button(label, min_width=120)
-            event = listen(
-                button.click,
-                written,
-                [*page.selection, result, gr.State(side), owner],
-                page.bar.pair(),
-                api_name=f"use_method_{side}",
-                api_visibility="undocumented",
-                **QUIET,
-            )
-            page.pair_changed_by(event, f"method_{side}")
+            inputs = [*page.selection, result, gr.State(side), owner]
+            page.act_of(button.click, written, inputs, api_name=f"use_method_{side}")
     block(html.note(USE))
     return result
 

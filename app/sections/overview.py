@@ -1,26 +1,30 @@
-"""The top of the Tensor place: the verdict, key numbers, and what became of the values."""
+"""Below the first screen: key numbers, the assessment in words, and what became of the values."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any
 
 import gradio as gr
 
 from app.parts import html
 from app.parts.page import Page
-from app.parts.views import Shown, shows
-from app.parts.widgets import block, figure_pair, plot_card, plot_pair
-from app.sections.element import ElementView, build_element, inside, shown_element
-from app.state.analyses import Pairs, analyses_of, analysing, each, output_sqnr, sides_of
+from app.parts.views import Shown, View, listen, shows
+from app.parts.widgets import block, figure_pair, hidden, plot_card, plot_pair
+from app.sections.element import ElementView, arithmetic, build_element, shown_element
+from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.gpu_lock import gpu_lock
+from app.state.record import Record
 from app.state.selection import Selection, matrix_of
 from app.theme import plot_data
 from explorer.analysis.verdict import judged, verdict
 from explorer.bench.quantize import time_one
 from explorer.core.backend import gpu_device, gpu_status
-from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
+from explorer.core.serialize import to_json
+from explorer.figures.error_map import error_map_figure
+from explorer.figures.errors import error_figure
+from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.recordings.quantize import recorded_kernel
@@ -32,39 +36,30 @@ TIMED_ROWS = 4096
 
 @dataclass(frozen=True)
 class TensorView(ElementView):
-    """Outputs that are updated after every change of the tensor or a scheme: the bar, the verdict, key
-    numbers, figures, and a line for rejected input, above the name of the tensor still shown.
+    """Outputs that change together with what is chosen: the bar, the assessment, key numbers, the element."""
 
-    shown: source, file and tensor of the last valid file, for a rejected file. upload_error: the reason of
-    a rejection, until it is displayed."""
-
-    begins: ClassVar[str | None] = "(...values) => explorer.asked(values)"
     chips: Shown
     verdict: Shown
     kpis: Shown
+
+
+@dataclass(frozen=True)
+class ValuesView(View):
+    """Figures of values, errors, scales and codes, which follow when they are seen."""
+
+    values: Shown
     errors: Shown
-    error_map: Shown
-    second_map: Shown
     scales: Shown
     second_scales: Shown
     usage: Shown
     second_usage: Shown
-    notice: Shown
-    shown: Shown
-    upload_error: Shown
-
-    @classmethod
-    def refused(cls, message: str) -> Self:
-        return cls.unchanged(notice=_notice(message), upload_error="")
-
-    @classmethod
-    def waiting(cls, message: str) -> Self:
-        """View while a choice is missing: the previous tensor stays, and no change of a scheme is applied."""
-        return cls.unchanged(notice=_notice(message), upload_error="")
 
 
-def _notice(message: str) -> str:
-    return html.status(f"{message}. Still shown: the previous view.") if message else ""
+@dataclass(frozen=True)
+class MapsView(View):
+    """The maps of the error, which follow when they are seen."""
+
+    error_map: Shown
 
 
 def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dict[str, str]:
@@ -86,42 +81,34 @@ def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dic
 
 def first_sight() -> dict[str, str]:
     """``words_of`` what a page without a link shows: they come with the page itself."""
-    return words_of(*analyses_of(Selection()))
+    return words_of(*analyses_of(Record.fresh()))
 
 
-@shows(TensorView)
-def show(
-    chosen: Selection, row: float | None, column: float | None, follow: bool, upload_error: str = ""
-) -> Iterator[TensorView]:
-    """Quantize the chosen tensor by the one or two chosen schemes and show what happened: the numbers, then
-    all of it.
-
-    After the selection come the element to inspect (row, column), whether to follow the largest error of
-    scheme A instead, and why a file was refused, if one was.
-    """
-    matrix, pairs = yield from _analysing(chosen)
-    numbers: dict[str, Shown] = {
-        **words_of(matrix, pairs, output_sqnr(chosen, pairs)),
-        "notice": _notice(upload_error),
-        "upload_error": "",
-        "shown": (chosen.source, chosen.file, chosen.file_tensor),
-    }
-    yield TensorView.unchanged(**numbers)
-    sides = sides_of(pairs)
-    first = pairs[0][1]
-    position = first.report.max_error_at
-    if not follow and row is not None and column is not None:
-        position = inside((row, column), first.q.shape)
+def element_of(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
+    """The fields of ``ElementView`` for the record's element."""
+    matrix, pairs = found
+    position = chosen.position or pairs[0][1].report.max_error_at
     name = f"{matrix.name} {' '.join(chosen.schemes)}"
-    element = shown_element(matrix, sides, position, name)
-    maps = figure_pair(error_map_figures(sides, first.q.shape, position, name))
+    return vars(shown_element(matrix, sides_of(pairs), position, name, chosen.position is None))
+
+
+def place_of(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
+    """The record's element, without the figure of the values, which follows when it is seen."""
+    matrix, pairs = found
+    position = chosen.position or pairs[0][1].report.max_error_at
+    return arithmetic(matrix, sides_of(pairs), position, chosen.position is None)
+
+
+@shows(ValuesView, told=True)
+def values(chosen: Record) -> ValuesView:
+    """What became of the values: their figures, scales and codes."""
+    matrix, pairs = found = analyses_of(chosen)
+    sides = sides_of(pairs)
+    name = f"{matrix.name} {' '.join(chosen.schemes)}"
     scales, usage = figure_pair(scales_figures(sides, name)), figure_pair(usage_figures(sides, name))
-    yield TensorView(
-        **vars(element),
-        **numbers,
+    return ValuesView(
+        values=element_of(chosen, found)["values"],
         errors=plot_data(error_figure(sides, name)),
-        error_map=maps[0],
-        second_map=maps[1],
         scales=scales[0],
         second_scales=scales[1],
         usage=usage[0],
@@ -129,10 +116,24 @@ def show(
     )
 
 
-def _analysing(chosen: Selection) -> Generator[TensorView, None, tuple[Matrix, Pairs]]:
-    """``analysing``, its words in the line above the numbers."""
-    found = yield from each(analysing(chosen), lambda words: TensorView.unchanged(notice=_notice(words)))
-    return found
+@shows(MapsView, told=True)
+def maps(chosen: Record) -> MapsView:
+    """Where the error is."""
+    matrix, pairs = analyses_of(chosen)
+    position = chosen.position or pairs[0][1].report.max_error_at
+    name = f"{matrix.name} {' '.join(chosen.schemes)}"
+    return MapsView(plot_data(error_map_figure(matrix.values, sides_of(pairs), position, name)))
+
+
+@shows()
+def tensor(chosen: Selection) -> list[dict[str, Any]]:
+    """For programs: what schemes A and B do to the selected tensor, as JSON."""
+    matrix, pairs = analyses_of(chosen)
+    return [
+        {"tensor": matrix.description, "scheme": str(recipe), "describe": recipe.describe()}
+        | {"report": to_json(analysis.report)}
+        for recipe, analysis in pairs
+    ]
 
 
 def output_words(recipes: Sequence[Recipe], outputs: Sequence[float]) -> str:
@@ -169,17 +170,15 @@ def kernel(chosen: Selection) -> str:
     return html.kernel(recorded, source)
 
 
-def build_verdict(page: Page) -> tuple[gr.HTML, gr.HTML]:
-    """The verdict and the key numbers."""
-    words = first_sight()
-    return block(words["verdict"], elem_id="verdict"), block(words["kpis"], elem_id="numbers")
-
-
-def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
-    """Lay out the values, the error map, one element, scales and codes."""
-    with page.section("values"), gr.Row():
+def build(page: Page, words: Mapping[str, str]) -> TensorView:
+    """Lay out the numbers, the values, the error map, one element, scales and codes; ``words`` are what a
+    page without a link shows. Returns what shows the tensor."""
+    with page.section("numbers", "Numbers"):
+        kpis = block(words["kpis"], elem_id="numbers")
+        verdict = block(words["verdict"], elem_id="verdict")
+    with page.section("values", "Values and error"), gr.Row():
         with gr.Column(min_width=380):
-            values = plot_card(
+            drawn = plot_card(
                 "Values before and after",
                 "grey: the tensor; coloured: dequantized values; ticks: the levels of the inspected block",
                 "values-plot",
@@ -189,27 +188,22 @@ def build_values(page: Page, verdict: gr.HTML, kpis: gr.HTML) -> None:
         with gr.Column(min_width=380):
             errors = plot_card("Error", "error of each element", "error-plot", height=320)
             usage = plot_pair("Codes used", "frequency of each code, ordered by value", "usage-plot")
-    with page.section("element"):
-        element = build_element(page, values)
+        seen = ValuesView(drawn, errors, *scales, *usage)
+        page.when_seen(values, page.record, seen, api_name="values")
+    with page.section("element", "Element"):
+        element = build_element(page, drawn, errors)
+        seen_maps = MapsView(element.map)
+        page.when_seen(maps, page.record, seen_maps, api_name="element")
     with (
-        page.section("kernel"),
+        page.section("kernel", "Kernel"),
         gr.Accordion("Kernel: time to quantize with A on a GPU", open=False, elem_id="kernel"),
     ):
         page.follow(kernel, [], block(), api_name="kernel")
-    outputs = TensorView(
+    programs: Any = hidden("/* no script of the page calls trigger('tensor'): programs do */")
+    listen(programs.tensor, tensor, page.selection, gr.JSON(visible=False), api_name="tensor")
+    return TensorView(
         **vars(element.view),
         chips=page.bar.chips,
         verdict=verdict,
         kpis=kpis,
-        errors=errors,
-        error_map=element.maps[0],
-        second_map=element.maps[1],
-        scales=scales[0],
-        second_scales=scales[1],
-        usage=usage[0],
-        second_usage=usage[1],
-        notice=page.notice,
-        shown=page.shown,
-        upload_error=page.upload_error,
     )
-    page.follow(show, [*page.position, page.upload_error], outputs, api_name="tensor")

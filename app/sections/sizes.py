@@ -42,7 +42,8 @@ def build(page: Page) -> None:
     """Lay the table out; it follows the selection's scheme."""
     with card(
         "Size of the model",
-        "weights with their scales; KV cache and activations come on top. GPU memory as the vendors state it",
+        "weights with their scales. Checkpoints usually keep embedding and output head in 16 bits: the first "
+        "size. Left: nine tenths of a GPU's memory less these weights, for KV cache and activations",
     ):
         with gr.Row():
             model = gr.Dropdown([*MODELS, BY_COUNT], value="Llama-2-7B", label="Model", min_width=200)
@@ -50,7 +51,7 @@ def build(page: Page) -> None:
                 7, label="Billions of parameters, when given by count", minimum=0, min_width=200
             )
         table = block(elem_id="sizes")
-    scheme = page.bar.scheme.text
+    scheme = page.pair[0]
     for control, name in ((model, "model"), (billions, "billions")):
         listen(control.change, sizes, [model, billions, scheme], table, api_name=f"sizes_{name}", **QUIET)
     page.follow(sizes_of_selection, [model, billions], table, api_name="sizes")

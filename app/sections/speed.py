@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,18 +42,21 @@ from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
 from explorer.products.advice import (
+    ENOUGH_DB,
+    MARGIN_DB,
     Point,
     at_shape,
-    nearest,
+    fastest,
     output_errors,
     points,
     products_of,
-    summary,
     swept,
     tokens_for,
+    verdict,
 )
 from explorer.products.grouped import LAYOUTS
 from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
+from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
 from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.files import Recording, RecordingError, recording_json
@@ -60,6 +64,7 @@ from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
 from explorer.recordings.machine import Machine
 from explorer.reports import speed_report
+from explorer.reports.speed import modelled_words
 
 RECORDED, LIVE = "recorded", "live"
 RANDOM, LAYER = "random", "layer"
@@ -67,8 +72,12 @@ OF_LAYER = {"layer-decode": 1, "layer-prefill": 4096}
 """Entries of the shape picker that stand for N and K of the chosen layer -> M."""
 USUAL = ("bf16", "fp8_e4m3_row", "fp8_blockwise", "int8", "w8a16", "w4a16_group128", "w_nvfp4", "w4a8_int",
          "binary")  # fmt: skip
+LAYER_NAMES = ("query, key, value", "attention output", "gate, up", "down")
+"""Of the pairs in ``LAYERS``."""
 PRESETS = {"Square 4096": SQUARE, "Decode, 8192 × 8192": DECODE} | {
-    f"{model}: {n} × {k}": (4096, n, k) for model, blocks in LAYERS.items() for n, k in blocks
+    f"{model}, {layer}: {n} × {k}": (4096, n, k)
+    for model, blocks in LAYERS.items()
+    for layer, (n, k) in zip(LAYER_NAMES, blocks, strict=True)
 }
 METHOD = (
     "Kernel and baseline get the same random data and are interleaved. <b>µs</b>: CUDA-graph replay over "
@@ -127,15 +136,15 @@ def show(
     Returns where the numbers are from, shapes, products, five figures, the advice, table, CSV and JSON.
     """
     recording: Own = recorded_gemms() if view == RECORDED else own or Recording(Machine(), ())
-    place = _place(chosen, recording.rows, shape_text)
-    here = at_shape(recording.rows, place.shape) if place.shape else []
+    place = _place(chosen, recording.rows, shape_text, view)
+    here = _timings_at(view, recording, place)
     names = list(dict.fromkeys(timing.gemm for timing in here))
     product = _product(product, names)
     errors = _layer_errors(chosen, tuple(names)) if errors_of == LAYER and names else None
     every, marked = points(here, errors), _marked(chosen)
     name = f"{recording.machine.gpu or 'here'} {place.text}"
     files = _files(f"gemm {name}", recording.machine, here)
-    source = " ".join((_source(view, recording, bool(here)), place.words, _schemes_words(chosen, names)))
+    source = " ".join((_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here)))
     return SpeedView(
         source=html.status(source.strip()),
         shape=gr.update(choices=place.choices, value=place.value),
@@ -143,7 +152,7 @@ def show(
         **_marked_figures(recording, place, here, every, marked),
         marks=_marks(view, place, marked),
         ladder=plot_data(ladder_figure([t for t in here if t.gemm == product], f"{name} {product}")),
-        sentence=html.sentence(_advice(recording.rows, place.text, here, every, errors is not None)),
+        sentence=_advice(recording.rows, place.text, here, every, errors is not None),
         table=lines(here, recording.rows, view == RECORDED),
         csv_file=files.csv,
         json_file=files.json,
@@ -166,10 +175,9 @@ def follow(
     if marks is None or shape != marks[1] or shape in OF_LAYER or errors_of == LAYER:
         return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
     recording: Own = recorded_gemms() if view == RECORDED else own or Recording(Machine(), ())
-    place, marked = _place(chosen, recording.rows, shape), _marked(chosen)
-    here = at_shape(recording.rows, place.shape) if place.shape else []
-    names = list(dict.fromkeys(timing.gemm for timing in here))
-    source = " ".join((_source(view, recording, bool(here)), place.words, _schemes_words(chosen, names)))
+    place, marked = _place(chosen, recording.rows, shape, view), _marked(chosen)
+    here = _timings_at(view, recording, place)
+    source = " ".join((_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here)))
     now = _marks(view, place, marked)
     figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
     return SpeedView.unchanged(
@@ -205,37 +213,66 @@ def _marked_figures(
 
 @dataclass(frozen=True)
 class Place:
-    """Which shape is shown. ``value`` is the picker's, ``words`` say where the shape shown is not the one
-    that was asked for."""
+    """Which shape is shown. ``value`` is the picker's; ``timed``: the recording has it."""
 
     shape: Shape | None
     value: str | None
     choices: list[tuple[str, str]]
-    words: str = ""
+    timed: bool
 
     @property
     def text(self) -> str:
         return "×".join(map(str, self.shape)) if self.shape else ""
 
 
-def _place(chosen: Selection, timings: Sequence[GemmTiming], asked: str | None) -> Place:
-    """The shape asked for, or the first; for the layer's own the nearest that was measured, with its name."""
+def _place(chosen: Selection, timings: Sequence[GemmTiming], asked: str | None, view: str) -> Place:
+    """The shape asked for: a recorded one, the layer's own, or any other M×N×K; else the first recorded.
+    ``ValueError`` for a text that is no shape."""
     shapes, layer = _shapes(timings), _sides(chosen)
-    choices = [(text, text) for text in shapes]
+    choices = [(_named(shape), text) for text, shape in shapes.items()]
     if layer is not None:
         choices += [(_layer_label(m, layer), value) for value, m in OF_LAYER.items()]
-    if asked in OF_LAYER and layer is not None:
-        wanted = (OF_LAYER[asked], *layer)
-        shape = nearest(shapes.values(), wanted)
-        near = shape not in (None, wanted)
-        words = (
-            f"{_times(wanted)} was not measured: the nearest shape, {_times(shape)}, is shown."
-            if near
-            else ""
-        )
-        return Place(shape, asked, choices, words)
-    value = asked if asked in shapes else next(iter(shapes), None)
-    return Place(shapes[value] if value else None, value, choices)
+    if asked in OF_LAYER:
+        asked_shape, value = ((OF_LAYER[asked], *layer), asked) if layer is not None else (None, None)
+    else:
+        asked_shape = shape_in(asked) if asked else None
+        value = "×".join(map(str, asked_shape)) if asked_shape else None
+    if asked_shape is None:
+        value = next(iter(shapes), None)
+        asked_shape = shapes[value] if value else None
+    elif value not in shapes and value not in OF_LAYER:
+        choices.append((_named(asked_shape), str(value)))
+    return Place(asked_shape, value, choices, asked_shape in shapes.values())
+
+
+def shape_in(text: str) -> Shape:
+    """(64, 8192, 8192) of "64x8192x8192", "64×8192×8192" or "64 * 8192 * 8192"; ``ValueError`` for others."""
+    parts = re.split(r"\s*[x×*]\s*", text.strip().lower())
+    numbers = tuple(int(part) for part in parts if re.fullmatch(r"[1-9]\d{0,8}", part))
+    if len(parts) != 3 or len(numbers) != 3:
+        raise ValueError(f"{text[:60]!r} is no shape: write M, N and K as in 64x8192x8192")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _named(shape: Shape) -> str:
+    """A shape as text, with the layers of models that have its N and K."""
+    text = "×".join(map(str, shape))
+    owners = [
+        f"{model} {layer}"
+        for model, blocks in LAYERS.items()
+        for layer, sides in zip(LAYER_NAMES, blocks, strict=True)
+        if sides == shape[1:]
+    ]
+    return f"{text} · {'; '.join(owners)}" if owners else text
+
+
+def _timings_at(view: str, recording: Own, place: Place) -> Sequence[GemmTiming]:
+    """What was timed at the shape; of the recorded GPU otherwise what is modelled there."""
+    if place.shape is None:
+        return []
+    if place.timed or view != RECORDED:
+        return at_shape(recording.rows, place.shape)
+    return modelled_timings(place.shape)
 
 
 def _sides(chosen: Selection) -> tuple[int, int] | None:
@@ -266,17 +303,31 @@ def _marked(chosen: Selection) -> dict[str, str]:
     return {name: letter for letter in reversed(schemes) for name in products_of(schemes[letter])}
 
 
-def _schemes_words(chosen: Selection, timed: Sequence[str]) -> str:
-    """Which products A and B are, among those ``timed`` here, in words."""
-    sentences = []
+def _schemes_words(chosen: Selection, here: Sequence[GemmTiming]) -> str:
+    """Which products A and B are, among those timed or modelled here, in words; else the reason."""
+    sentences, best = [], {timing.gemm: timing for timing in fastest(here)}
     for letter, scheme in _schemes(chosen).items():
-        names = [GEMMS[name].label for name in products_of(scheme) if name in timed]
+        names = [name for name in products_of(scheme) if name in best]
         label = scheme.label or str(scheme)
         if names:
-            sentences.append(f"{letter}, {label}: {', '.join(names)}.")
+            times = ", ".join(f"{GEMMS[name].label} {_time_words(best[name])}" for name in names)
+            sentences.append(f"{letter}, {label}: {times}.")
         else:
-            sentences.append(f"{letter}, {label}: no product of this scheme is timed here.")
-    return " ".join(sentences) if timed else ""
+            sentences.append(f"{letter}, {label}: {_reason(scheme, here[0].shape if here else None)}.")
+    return " ".join(sentences) if here else ""
+
+
+def _time_words(timing: GemmTiming) -> str:
+    how = f" ({timing.how})" if isinstance(timing, ModelledTiming) else ""
+    return words.duration(timing.seconds) + how
+
+
+def _reason(scheme: Scheme, shape: Shape | None) -> str:
+    """Why there is no time of a scheme."""
+    name, reason = product_for(scheme)
+    if name and shape is not None:
+        reason = product_time(name, shape).reason
+    return reason or "no product of this scheme is timed here"
 
 
 def _product(wanted: str | None, names: Sequence[str]) -> str | None:
@@ -293,11 +344,14 @@ def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
     return {text: sizes[text] for text in dict.fromkeys([*first, *sizes])}
 
 
-def _source(view: str, recording: Own, any_here: bool) -> str:
+def _source(view: str, recording: Own, place: Place) -> str:
     if view == RECORDED:
         return recording.sentence + "."
-    if not any_here:
+    if not recording:
         return "Nothing measured here yet: choose a shape and products below, then Run."
+    if not place.timed:
+        known = ", ".join(dict.fromkeys(timing.shape_text for timing in recording.rows))
+        return f"{place.text} was not measured here: choose {known}, or Run it below."
     return f"Measured now on {recording.machine.chip or 'this machine'}."
 
 
@@ -309,16 +363,21 @@ def _advice(
     of_layer: bool,
 ) -> str:
     """The choice at the shape shown, and where they were measured those for decode, for serving (a batch that
-    is decoded together) and for prefill."""
+    is decoded together) and for prefill, as a table."""
     if not here:
         return ""
     whose = "the chosen layer" if of_layer else "random normal data"
-    sentences = [summary(every, here, f"{shape} (error on {whose})")]
+    rows = [verdict(every, here, "this shape", str(shape))]
     for what, usual in (("decode", DECODE), ("serving", SERVING), ("prefill", SQUARE)):
         other = at_shape(timings, usual)
         if other and other[0].shape_text != shape:
-            sentences.append(summary(points(other), other, f"{what}, {other[0].shape_text}"))
-    return " ".join(sentences)
+            rows.append(verdict(points(other), other, what, other[0].shape_text))
+    return html.verdicts(
+        [row for row in rows if row],
+        f"The fastest product to take: output error of {ENOUGH_DB:.0f} dB or better, a tenth of the signal, "
+        f"or less than {MARGIN_DB:.1f} dB below. Time includes quantizing X. Error at this shape: on "
+        f"{whose}.",
+    )
 
 
 def _files(name: str, machine: Machine, here: Sequence[GemmTiming]) -> Downloads:
@@ -352,10 +411,8 @@ def from_layer(chosen: Selection, tokens: float | None) -> ShapeView:
 
 @shows(ShapeView)
 def of_model(name: str) -> ShapeView:
-    """M, N, K of a layer of a known model, by its name among ``PRESETS``."""
-    if name not in PRESETS:
-        raise ValueError(f"choose a model: {', '.join(PRESETS)}")
-    return ShapeView(*PRESETS[name])
+    """M, N, K of a known model's layer by its name among ``PRESETS``, or of a text such as 64x8192x8192."""
+    return ShapeView(*(PRESETS[name] if name in PRESETS else shape_in(name or "")))
 
 
 @shows(ReportView)
@@ -367,7 +424,7 @@ def report(
     if view != RECORDED and not own:
         raise ValueError("nothing is measured here yet: Run first, or take the recorded numbers")
     recording: Own = own if view != RECORDED and own else recorded_gemms()
-    at = _place(chosen, recording.rows, shape).shape
+    at = _place(chosen, recording.rows, shape, view).shape
     timed = None if view == RECORDED else recording
     yield from report_steps(lambda progress: speed_report(timed, at, chosen.recipes), kinds)
 
@@ -397,6 +454,15 @@ def _grouped_words() -> str:
         "W. The limit is <i>modelled</i> from the bytes that must move or the operations. Measure here: "
         "<code>explorer bench grouped</code>."
     )
+
+
+def _after_run(m: float, n: float, k: float, own: Own | None) -> tuple[Any, Any]:
+    """The view and the shape once a run has ended: its own, if it timed anything there."""
+    shape = (int(m or 0), int(n or 0), int(k or 0))
+    if not own or all(timing.shape != shape for timing in own.rows):
+        return gr.skip(), gr.skip()
+    text = "×".join(map(str, shape))
+    return LIVE, gr.update(choices=[text], value=text)
 
 
 @dataclass(frozen=True)
@@ -463,7 +529,7 @@ def build(page: Page) -> None:
     extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own]
     _wire_view(page, pickers, extra, outputs, mine.sizes)
     _wire_kernels(kernels)
-    _wire_run(page, mine, pickers.view, [*page.selection, *extra], outputs)
+    _wire_run(page, mine, pickers, [*page.selection, *extra], outputs)
 
 
 def _build_pickers() -> _Pickers:
@@ -474,10 +540,11 @@ def _build_pickers() -> _Pickers:
             label="Numbers",
             elem_id="speed-view",
         )
-        # Gradio refuses what is not among the choices of the page as built, from a program too.
         shape = gr.Dropdown(
-            [*_shapes(recorded_gemms().rows), *OF_LAYER],
+            [(_named(shape), text) for text, shape in _shapes(recorded_gemms().rows).items()],
             value=None,
+            allow_custom_value=True,
+            info="recorded shapes, or type another as 64x8192x8192: its times are modelled",
             label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)",
             min_width=260,
             elem_id="speed-shape",
@@ -494,11 +561,19 @@ def _build_pickers() -> _Pickers:
 def _build_run() -> _OwnRun:
     with gr.Accordion("Measure on this machine", open=False, elem_id="speed-run"):
         with gr.Row():
-            preset = gr.Dropdown(list(PRESETS), value=None, label="Shape of a known model", min_width=200)
+            preset = gr.Dropdown(
+                list(PRESETS),
+                value=None,
+                label="Shape of a known model, or 64x8192x8192",
+                allow_custom_value=True,
+                min_width=200,
+                elem_id="speed-preset",
+            )
             sizes = ShapeView(
-                m=gr.Number(DEFAULT_PRODUCT[0], label="M (tokens)", precision=0, minimum=1, min_width=90),
-                n=gr.Number(DEFAULT_PRODUCT[1], label="N", precision=0, minimum=1, min_width=90),
-                k=gr.Number(DEFAULT_PRODUCT[2], label="K", precision=0, minimum=1, min_width=90),
+                # No minimum: Gradio's refusal comes before our own, and leaves Run disabled.
+                m=gr.Number(DEFAULT_PRODUCT[0], label="M (tokens)", precision=0, min_width=90),
+                n=gr.Number(DEFAULT_PRODUCT[1], label="N", precision=0, min_width=90),
+                k=gr.Number(DEFAULT_PRODUCT[2], label="K", precision=0, min_width=90),
             )
             of_layer = gr.Button("N and K of the layer", min_width=140)
         names = gr.Dropdown(
@@ -544,7 +619,7 @@ def _build_kernels() -> _Kernels:
     facts = block()
     ladder = plot_card(
         "Kernel by kernel",
-        "each kernel of the product, from the plainest to the fastest, and the factor it brings",
+        "each kernel of the product, the fastest at the bottom, with the factor to the one above it",
         "speed-ladder",
     )
     with gr.Accordion("Source of these kernels", open=False):
@@ -591,7 +666,7 @@ def _wire_kernels(kernels: _Kernels) -> None:
     listen(chosen.then, facts_of, product, kernels.facts, **PRIVATE)
 
 
-def _wire_run(page: Page, mine: _OwnRun, view: gr.Radio, inputs: list[Any], outputs: SpeedView) -> None:
+def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, inputs: list[Any], outputs: SpeedView) -> None:
     """The shape may be taken from a model or layer; a run shows its numbers when it ends or is stopped."""
     listen(mine.preset.input, of_model, mine.preset, mine.sizes, **PRIVATE)
     of_layer_inputs = [*page.selection, mine.sizes.m]
@@ -608,7 +683,8 @@ def _wire_run(page: Page, mine: _OwnRun, view: gr.Radio, inputs: list[Any], outp
         concurrency_id="timing",
         concurrency_limit=1,
     )
-    live = running.then(lambda: LIVE, None, view, **PRIVATE)
+    shown, sizes = [pickers.view, pickers.shape], list(mine.sizes.in_order())
+    live = running.then(_after_run, [*sizes, page.gemm_timings], shown, **PRIVATE)
     listen(live.then, show, inputs, outputs, api_name="speed_measured", **_UNLISTED)
-    halted = buttons.end_with(running).then(lambda: LIVE, None, view, **PRIVATE)
+    halted = buttons.end_with(running).then(_after_run, [*sizes, page.gemm_timings], shown, **PRIVATE)
     listen(halted.then, show, inputs, outputs, **PRIVATE)

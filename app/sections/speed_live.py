@@ -13,6 +13,7 @@ from app import limits
 from app.parts import html
 from app.parts.views import Shown, StatusView, shows
 from app.state.gpu_lock import gpu_lock, locked_steps
+from explorer import words
 from explorer.bench.chip_limits import measure_limits
 from explorer.bench.gemm import CPU_ROWS, time_gemm, time_on_cpu
 from explorer.core.backend import gpu_device, work_device
@@ -82,7 +83,7 @@ def _timings(shape: Shape, names: Sequence[str], every_kernel: bool) -> Iterator
         yield RunView.unchanged(status=html.status(f"{done} · now {GEMMS[name].label}"))
         for timing in locked_steps(_one(name, shape, every_kernel, machine.limits)):
             timings.append(timing)
-            status = html.status(f"{done} · {timing.label}, {timing.variant}")
+            status = html.status(f"{done} · {timing.label}, {words.kernel_name(timing.variant)}")
             yield RunView(status=status, own=Own(machine, tuple(timings)))
         if time.monotonic() > end:
             seconds = limits.current().run_seconds

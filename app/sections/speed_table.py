@@ -7,7 +7,9 @@ from typing import Any
 
 from app.parts import html
 from app.parts.views import shows
+from explorer import words
 from explorer.paths import KERNELS
+from explorer.products.shape_times import ModelledTiming
 from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.files import NOT_RECORDED
@@ -50,9 +52,11 @@ def line(timing: GemmTiming) -> Line:
         timing.speedup,
     ]
     note = f": {timing.baseline_note}" if timing.baseline_note else ""
+    note = ": not modelled" if isinstance(timing, ModelledTiming) else note
     return [
         timing.label,
-        timing.variant,
+        words.kernel_name(timing.variant)
+        + (f" ({timing.how})" if isinstance(timing, ModelledTiming) else ""),
         "native" if timing.native else "emulated",
         timing.shape_text,
         *(None if number is None else float(f"{number:.4g}") for number in numbers),

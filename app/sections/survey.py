@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import urlencode
 
 import gradio as gr
 
@@ -22,7 +23,6 @@ from app.parts.slider import FreeSlider
 from app.parts.views import Event, Shown, StatusView, View, listen, shows
 from app.parts.widgets import (
     LATEST,
-    PRIVATE,
     QUIET,
     RunButtons,
     block,
@@ -42,8 +42,10 @@ from app.state.selection import Selection
 from app.theme import plot_data
 from explorer import words
 from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints.inputs import INPUTS, inputs_of
 from explorer.figures.style import empty, file_name
 from explorer.figures.survey import budget_figure, heat_figure, strip_figure
+from explorer.models.capture import Model
 from explorer.progress import Progress
 from explorer.reports import survey_report
 from explorer.reports.survey import USUAL_BITS, Asked, Bought, bought
@@ -55,17 +57,31 @@ from explorer.survey import (
     Survey,
     load_survey,
 )
-from explorer.survey.apply import card_of, check_weights, codes_of, folder_of
+from explorer.survey.apply import (
+    beside,
+    card_of,
+    check_weights,
+    codes_of,
+    folder_of,
+    input_scales_of,
+    targets_with,
+)
 from explorer.survey.check import Check, Checked, check_recipe
+from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SCHEMES, SurveyPlan, survey_model
 from explorer.survey.verdict import about, truth, verdict
 
 TITLE, NAME = "Which layer suffers", "survey"
 ANY = "any"
+ANY_WORDS = "any: schemes mixed, cannot be written"
 OWN = "own"
+USUAL_TARGET = "compressed-tensors"
+"""The checkpoint format of a fresh page, which can be written: "any" mixes schemes that none carries."""
+NOT_QUANTIZED = "none"
+"""Of the picker of inputs."""
 MOST_BITS = 32
 STEP = 0.01
-"""Bits a weight: of the slider."""
+"""Bits per weight: of the slider."""
 UNFINISHED = "Stopped. Layers that were done are kept: Survey runs the model again and goes on with them."
 NOT_CHECKED = "Not checked yet: the loss above is a prediction."
 COLUMNS = {
@@ -77,7 +93,13 @@ COLUMNS = {
     "from": "number",
     "to": "number",
 }
-GO = "query => query && explorer.go(query)"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+SHIPPED = {
+    (MINILM, "encoder.layer.0.attention.self.query"): "attention_query",
+    (MINILM, "encoder.layer.3.intermediate.dense"): "mlp_up",
+    (MINILM, "encoder.layer.3.output.dense"): "mlp_down",
+}
+"""Layers of the recorded survey that are built-in tensors, too, and open without a network."""
 Result = TypeVar("Result")
 _SURVEYS = BoundedCache[Survey](32)
 
@@ -92,9 +114,11 @@ class SurveyView(StatusView):
 
 @dataclass(frozen=True)
 class BudgetView(View):
-    """What the budget buys: the slider's ends, the verdict, curve and strip, the recipe as a file."""
+    """What the budget buys: the slider's ends, the verdict, the map with the choices, curve and strip, the
+    recipe as a file."""
 
     bits: Shown
+    heat: Shown
     sentence: Shown
     curve: Shown
     strip: Shown
@@ -112,6 +136,7 @@ class BudgetView(View):
         nothing = plot_data(empty("no recipe", "no recipe"))
         return cls.of_another_recipe(
             bits=gr.skip(),
+            heat=gr.skip(),
             sentence=html.status(message),
             curve=nothing,
             strip=nothing,
@@ -186,7 +211,8 @@ class Budget(Form):
     """What is asked of a survey: "own" and the file ``own``, or the name of a recorded one; the ``signal`` by
     which layers are ranked; ``bits`` a weight, with the schemes that ``target`` carries ("any": all), without
     the layers whose names match ``keep``; with ``fuse`` query, key and value get one scheme, and so do gate
-    and up."""
+    and up. ``inputs``: the scheme of the layers' inputs ("none": not quantized), with which the schemes are
+    multiplied."""
 
     which: str
     own: str | None
@@ -195,6 +221,7 @@ class Budget(Form):
     keep: str
     fuse: bool
     bits: float | None
+    inputs: str
 
     def bought(self) -> Bought:
         """What the budget buys; one beyond the frontier's ends is its end."""
@@ -205,6 +232,7 @@ class Budget(Form):
             target="" if self.target == ANY else self.target,
             keep=tuple(part.strip() for part in self.keep.split(",") if part.strip()),
             fuse=bool(self.fuse),
+            inputs="" if self.inputs in ("", NOT_QUANTIZED) else self.inputs,
         )
         return bought(found, asked)
 
@@ -241,11 +269,12 @@ def budget(asked: Budget) -> BudgetView:
     value, single = min(max(asked.bits or USUAL_BITS, low), high), low == high
     return BudgetView.of_another_recipe(
         bits=gr.update(minimum=low, maximum=high + STEP * single, value=value, interactive=not single),
-        sentence=html.sentence(verdict(front, choice)),
+        heat=plot_data(heat_figure(found, front.signal, choice)),
+        sentence=html.sentence(verdict(front, choice, one.recipe.predicted_interval)),
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
-        command=html.commands(_commands(path.name, asked.target)),
+        command=html.commands(_commands(path.name, asked, found.head.model, choice.bits)),
     )
 
 
@@ -255,13 +284,47 @@ def dragged(asked: Budget) -> BudgetView:
     return dataclasses.replace(budget(*dataclasses.astuple(asked)), bits=gr.skip())
 
 
-def _commands(recipe: str, target: str) -> list[str]:
-    name = recipe.replace(" ", "\\ ")
-    to = "FORMAT" if target == ANY else target
-    return [
-        f"explorer check {name} --survey SURVEY.jsonl",
-        f"explorer apply {name} --to {to} --out FOLDER",
+@shows()
+def targets_for(inputs: str, target: str) -> Any:
+    """The picker of checkpoint formats, with those that quantize ``inputs`` so; the usual one in place
+    of a ``target`` that does not."""
+    scheme = inputs_of(inputs) if inputs in INPUTS else None
+    names = targets_with(scheme)
+    choices = [*((EXPORTS[name].label, name) for name in names), (ANY_WORDS, ANY)]
+    usual = USUAL_TARGET if USUAL_TARGET in names else ANY
+    return gr.update(choices=choices, value=target if target in (*names, ANY) else usual)
+
+
+@shows()
+def fused_for(target: str, fuse: bool) -> bool:
+    """Whether layers that are multiplied as one get one scheme: they must where the target's engine does."""
+    return bool(fuse) or (target in EXPORTS and EXPORTS[target].fused)
+
+
+def _commands(recipe: str, asked: Budget, model: str, bits: float) -> list[str]:
+    """From the survey to the checkpoint, as one would type it: files are named after the model."""
+    stem = file_name(Path(model).name)
+    found, made = f"{stem}.jsonl", shlex.quote(recipe)
+    words = ["explorer recipe", shlex.quote(found), f"--bits {bits:.4g}", f"--out {made}"]
+    if asked.signal:
+        words.insert(3, f"--signal {asked.signal}")
+    if asked.target != ANY:
+        words.insert(3, f"--for {asked.target}")
+    if asked.inputs not in ("", NOT_QUANTIZED):
+        words.insert(3, f"--inputs {asked.inputs}")
+    if asked.keep.strip():
+        words.insert(3, f"--keep {shlex.quote(asked.keep.strip())}")
+    if asked.fuse:
+        words.insert(3, "--fuse")
+    lines = [
+        f"explorer survey {shlex.quote(model)} --out {shlex.quote(found)}",
+        " ".join(words),
+        f"explorer check {made} --survey {shlex.quote(found)}",
     ]
+    if asked.target != ANY:
+        folder = shlex.quote(f"{stem}-{asked.target}")
+        lines.append(f"explorer apply {made} --to {asked.target} --out {folder}")
+    return lines
 
 
 class CellClicked(Event):
@@ -273,12 +336,15 @@ class CellClicked(Event):
 
 @shows()
 def link_to(which: str, own: str | None, where: str, event: CellClicked) -> str:
-    """The query that opens a clicked cell's layer and scheme in the Tensor place."""
+    """The acts that open a clicked cell's layer and scheme in the Tensor place."""
     if not event.data:
         return ""
     found, (layer, scheme, *_) = _survey(which, own), map(str, event.data)
     name, model = found.layer(layer).name, where.strip() or found.head.model
-    return urlencode({"source": "model", "model": model, "layer": f"{name}.weight", "scheme": scheme})
+    sample = SHIPPED.get((model, name))
+    layer_act = {"do": "layer", "model": model, "revision": "", "layer": f"{name}.weight"}
+    tensor = layer_act if sample is None else {"do": "sample", "name": sample}
+    return json.dumps([tensor, {"do": "scheme", "side": "a", "text": scheme, "place": "tensor"}])
 
 
 @shows(SurveyRunView)
@@ -346,7 +412,7 @@ def opened(path: str | None) -> SurveyRunView:
 
 @shows(CheckView)
 def check(asked: Budget, where: str) -> Iterator[CheckView]:
-    """Run the model that the recipe makes on held-out sentences, beside single schemes of its size and the
+    """Run the model that the recipe makes on held-out texts, beside single schemes of its size and the
     same budget by another signal. ``where``: the model, if it is not where the survey found it."""
     one = asked.bought()
     found, recipe = one.survey, one.recipe
@@ -356,7 +422,7 @@ def check(asked: Budget, where: str) -> Iterator[CheckView]:
     steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
     result = yield from _told(steps, lambda: "models run", CheckView)
     yield CheckView(
-        status=html.status(f"The recipe of {recipe.bits:.2f} bits, run on held-out sentences:"),
+        status=html.status(f"The recipe of {recipe.bits:.2f} bits, run on held-out texts:"),
         sentence=html.sentence(truth(result)),
         table=[_line(row) for row in result.rows],
         result=Run(recipe.to_json(), result, where.strip()),
@@ -364,8 +430,9 @@ def check(asked: Budget, where: str) -> Iterator[CheckView]:
 
 
 @shows(ExportView)
-def export(asked: Budget, where: str) -> Iterator[ExportView]:
-    """The model by the recipe as a checkpoint of ``target``, in one archive."""
+def export(asked: Budget, where: str, run: Run | None = None) -> Iterator[ExportView]:
+    """The model by the recipe as a checkpoint of ``target``, in one archive; its card says what a
+    check of this recipe has measured."""
     target = asked.target
     if target == ANY:
         raise ValueError("choose a checkpoint format first: its schemes are not all of the survey's")
@@ -375,7 +442,16 @@ def export(asked: Budget, where: str) -> Iterator[ExportView]:
     runnable_model(place)
     check_weights(recipe, place)
     folder, name = fresh_folder(), file_name(f"{Path(found.head.model).name} {recipe.bits:.3g} bits {target}")
-    codes = codes_of(recipe, lambda: runnable_model(place, head=True), folder=folder_of(place))
+
+    def load() -> Model:
+        return runnable_model(place, head=True)
+
+    scales = yield from _told(
+        reported(lambda progress: input_scales_of(recipe, load, progress=progress)),
+        lambda: "texts run for scales of inputs",
+        ExportView,
+    )
+    codes = codes_of(recipe, load, folder=folder_of(place), fused=EXPORTS[target].fused)
     steps = reported(
         lambda progress: write_checkpoint(
             target,
@@ -383,8 +459,12 @@ def export(asked: Budget, where: str) -> Iterator[ExportView]:
             recipe.layers,
             folder / name,
             quantized=codes,
-            card=card_of(recipe),
+            inputs=recipe.inputs,
+            input_scales=scales,
+            card=_card(recipe, run),
             progress=progress,
+            beside=beside(recipe),
+            changed=codes.changed,
         )
     )
     written = yield from _told(steps, lambda: "tensors written", ExportView)
@@ -396,6 +476,13 @@ def export(asked: Budget, where: str) -> Iterator[ExportView]:
         status=html.status(said),
         archive=gr.update(value=archive, interactive=True),
     )
+
+
+def _card(recipe: ModelRecipe, run: Run | None) -> str:
+    """What the model card says of the recipe, with the true loss if ``run`` checked this very recipe."""
+    here = run is not None and run.recipe == recipe.to_json()
+    card = card_of(recipe, measured=here)
+    return f"{card}\n{truth(run.check)}" if run is not None and here else card
 
 
 @shows(ReportView)
@@ -448,13 +535,14 @@ class _Asked:
     keep: gr.Textbox
     fuse: gr.Checkbox
     bits: FreeSlider
+    inputs: gr.Dropdown
 
     @property
     def survey(self) -> list[Any]:
         return [self.which, self.own, self.signal]
 
     def in_order(self) -> list[Any]:
-        return [*self.survey, self.target, self.keep, self.fuse, self.bits]
+        return [*self.survey, self.target, self.keep, self.fuse, self.bits, self.inputs]
 
 
 @dataclass(frozen=True)
@@ -491,25 +579,26 @@ def build(page: Page) -> None:
     status = block(elem_id="survey-status")
     heat = plot_card(
         "What each scheme costs each layer",
-        "dark costs little, bright much; a click opens that layer and scheme under Tensor",
+        "dark costs little, bright much; a dot marks the recipe's choice; a click opens that layer and "
+        "scheme under Tensor",
         "survey-heat",
         height=690,
     )
-    target, keep, fuse = _build_constraints()
+    target, keep, fuse, inputs = _build_constraints()
     bits = FreeSlider(
-        2.0, 9.0, value=USUAL_BITS, step=STEP, label="Budget, bits a weight", elem_id="survey-bits"
+        2.0, 9.0, value=USUAL_BITS, step=STEP, label="Budget, bits per weight", elem_id="survey-bits"
     )
-    asked = _Asked(which, own, signal, target, keep, fuse, bits)
-    budget_view, recipe_runs = _build_budget(bits)
+    asked = _Asked(which, own, signal, target, keep, fuse, bits, inputs)
+    budget_view, recipe_runs = _build_budget(bits, heat)
     shown = SurveyView(status=status, signal=signal, heat=heat)
     reported_of = [*asked.in_order(), recipe_runs.checked.result]
     build_report(report, reported_of, "report_survey", "Report of the survey and this budget")
     taken_in = _wire_budget(page, asked, shown, budget_view)
-    _wire_own(mine, asked)
-    _wire_survey(own.change, "own", asked, shown, budget_view)
+    for event, what in _wire_own(mine, asked):
+        _wire_survey(event, what, asked, shown, budget_view)
     _keep_in_address(page, asked, taken_in)
     _wire_recipe_runs(recipe_runs, [*asked.in_order(), mine.where])
-    _wire_click(heat, which, own, mine.where)
+    _wire_click(page, heat, which, own, mine.where)
 
 
 def _build_choice() -> tuple[gr.Dropdown, gr.Dropdown]:
@@ -533,15 +622,20 @@ def _build_own() -> _OwnSurvey:
             made = gr.DownloadButton("Download survey", interactive=False, min_width=140)
         status = block(html.status(f"Every linear layer by {len(SCHEMES)} schemes, on the built-in texts."))
         stopped = block()
-        file = gr.File(label="A survey's file (.jsonl)", file_types=[".jsonl"], height=90)
+        file = gr.File(label="A survey's file (.jsonl)", file_types=[".jsonl"], height=150)
     return _OwnSurvey(where, start, stop, made, status, stopped, file)
 
 
-def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox]:
-    """What a recipe must keep to: a checkpoint format, layers left as they are, fused layers."""
+def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox, gr.Dropdown]:
+    """What a recipe must keep to: quantized inputs, a checkpoint format, layers left as they are, fused
+    layers."""
     with gr.Row(elem_classes="stacked"):
-        targets = [("any", ANY), *((row.label, row.name) for row in EXPORTS.values())]
-        target = gr.Dropdown(targets, value=ANY, label="Checkpoint format", elem_id="survey-target")
+        kinds = [("not quantized", NOT_QUANTIZED), *((words, name) for name, words in INPUTS.items())]
+        inputs = gr.Dropdown(
+            kinds, value=NOT_QUANTIZED, label="Inputs of the layers", elem_id="survey-inputs"
+        )
+        targets = [*((row.label, row.name) for row in EXPORTS.values()), (ANY_WORDS, ANY)]
+        target = gr.Dropdown(targets, value=USUAL_TARGET, label="Checkpoint format", elem_id="survey-target")
         keep = gr.Textbox(
             "",
             label="Layers left as they are",
@@ -551,14 +645,18 @@ def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox]:
             min_width=160,
         )
         fuse = gr.Checkbox(False, label="one scheme for query, key, value; for gate, up", min_width=200)
-    return target, keep, fuse
+    return target, keep, fuse, inputs
 
 
-def _build_budget(bits: FreeSlider) -> tuple[BudgetView, _RecipeRuns]:
-    """What the budget of the slider ``bits`` buys, and what may be done with it."""
+def _build_budget(bits: FreeSlider, heat: Any) -> tuple[BudgetView, _RecipeRuns]:
+    """What the budget of the slider ``bits`` buys, marked in the map ``heat``, and what may be done with
+    it."""
     sentence = block(elem_id="survey-sentence")
     strip = plot_card(
-        "The recipe", "one block per layer; its width is the number of weights", "survey-strip", height=190
+        "The recipe",
+        "one block per layer, as wide as it has weights, in its scheme's colour",
+        "survey-strip",
+        height=190,
     )
     curve = plot_card(
         "Every budget", "the best choice for each size, and single schemes", "survey-curve", height=380
@@ -570,6 +668,7 @@ def _build_budget(bits: FreeSlider) -> tuple[BudgetView, _RecipeRuns]:
     runs = _build_recipe_runs(recipe)
     view = BudgetView(
         bits=bits,
+        heat=heat,
         sentence=sentence,
         strip=strip,
         curve=curve,
@@ -616,12 +715,30 @@ def _wire_budget(page: Page, asked: _Asked, shown: SurveyView, view: BudgetView)
     listen(asked.bits.input, dragged, inputs, view, api_name="survey_budget", **LATEST)
     _wire_survey(asked.which.input, "which", asked, shown, view)
     _wire_survey(asked.signal.input, "signal", asked, shown, view)
+    narrowed = listen(
+        asked.inputs.input,
+        targets_for,
+        [asked.inputs, asked.target],
+        asked.target,
+        api_name="survey_inputs_targets",
+        **_UNLISTED,
+    )
+    ticked = listen(
+        asked.target.input,
+        fused_for,
+        [asked.target, asked.fuse],
+        asked.fuse,
+        api_name="survey_fused_for",
+        **_UNLISTED,
+    )
     taken_in = []
     for changed, what in (
-        (asked.target.input, "target"),
+        (ticked.then, "target"),
+        (asked.bits.release, "bits_taken_in"),
         (asked.keep.blur, "keep"),
         (asked.keep.submit, "keep_now"),
         (asked.fuse.input, "fuse"),
+        (narrowed.then, "inputs"),
     ):
         event = listen(changed, budget, inputs, view, api_name=f"survey_{what}", **_UNLISTED)
         taken_in.append(event.then)
@@ -638,10 +755,11 @@ def _keep_in_address(page: Page, asked: _Asked, taken_in: list[Any]) -> None:
     for key, control, moved in (
         ("survey", asked.which, [asked.which.change]),
         ("ranked", asked.signal, [asked.signal.input]),
-        ("budget", asked.bits, [asked.bits.release, *taken_in]),
-        ("for", asked.target, [asked.target.input]),
+        ("budget", asked.bits, taken_in),
+        ("for", asked.target, [asked.target.input, *taken_in]),
         ("keep", asked.keep, [asked.keep.blur, asked.keep.submit]),
-        ("fuse", asked.fuse, [asked.fuse.input]),
+        ("fuse", asked.fuse, [asked.fuse.input, *taken_in]),
+        ("inputs", asked.inputs, [asked.inputs.input]),
     ):
         page.keep(key, control, *moved, visit=False)
 
@@ -651,17 +769,18 @@ def _wire_recipe_runs(made: _RecipeRuns, inputs: list[Any]) -> None:
     buttons = RunButtons((made.check_button, made.export_button), made.halt, made.halted)
     buttons.begin_on(made.check_button.click, made.export_button.click)
     runs = [
-        listen(b.click, handler, inputs, view, api_name=name, concurrency_id="compute", **QUIET)
-        for b, handler, view, name in (
-            (made.check_button, check, made.checked, "check_recipe"),
-            (made.export_button, export, made.exported, "export_recipe"),
+        listen(b.click, handler, given, view, api_name=name, concurrency_id="compute", **QUIET)
+        for b, handler, given, view, name in (
+            (made.check_button, check, inputs, made.checked, "check_recipe"),
+            (made.export_button, export, [*inputs, made.checked.result], made.exported, "export_recipe"),
         )
     ]
     buttons.end_with(*runs)
 
 
-def _wire_own(mine: _OwnSurvey, asked: _Asked) -> None:
-    """A survey made here, or opened."""
+def _wire_own(mine: _OwnSurvey, asked: _Asked) -> list[tuple[Any, str]]:
+    """A survey made here, or opened; returns the events after which it is the one to be shown. The change of
+    its file's name is none of them: that is told before the picker of surveys has changed, too."""
     outputs = SurveyRunView(
         status=mine.status, own=asked.own, which=asked.which, file=mine.made, unfinished=gr.State(None)
     )
@@ -676,11 +795,10 @@ def _wire_own(mine: _OwnSurvey, asked: _Asked) -> None:
         )
     ]
     buttons.end_with(*runs, message=UNFINISHED)
-    listen(mine.file.upload, opened, [mine.file], outputs, api_name="open_survey", **QUIET)
+    read = listen(mine.file.upload, opened, [mine.file], outputs, api_name="open_survey", **QUIET)
+    return [(runs[0].then, "made"), (runs[1].then, "made_by_key"), (read.then, "opened")]
 
 
-def _wire_click(heat: Any, which: Any, own: Any, where: Any) -> None:
+def _wire_click(page: Page, heat: Any, which: Any, own: Any, where: Any) -> None:
     """A click on the map opens that layer and scheme under Tensor, as a link would."""
-    query = gr.Textbox(visible=False)
-    event = listen(heat.point, link_to, [which, own, where], query, api_name="survey_link", **PRIVATE)
-    event.then(None, query, None, js=GO, **PRIVATE)
+    page.act_of(heat.point, link_to, [which, own, where], api_name="survey_link")

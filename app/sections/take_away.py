@@ -217,8 +217,7 @@ def build(page: Page) -> None:
         stop = stop_button()
     inputs = [*page.selection, layout]
     unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
-    # At once, not when the section is on the screen and the numbers are shown: commands of a scheme that is
-    # no longer chosen would stand there meanwhile.
+    # At once, not when the section is on the screen: commands of another scheme would stand there meanwhile.
     chosen_anew: Any = hidden("explorer.onChosen(() => trigger('chosen'))")
     listen(chosen_anew.chosen, command, inputs, commands, api_name="command", **LATEST)
     listen(layout.input, command, inputs, commands, api_name="command_layout", **unlisted)

@@ -65,6 +65,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/robots.txt", GET, True, "for crawlers"),
     Route("/health", READ, True, "whether the page answers"),
     Route("/metrics", READ, True, "counts, for Prometheus"),
+    Route("/picture/{name}.png", READ, True, "the photograph of Learn, under a scheme"),
     # requests and their answers
     *_both(f"{API_PREFIX}/info", GET, True, "the endpoints and their parameters, for clients"),
     Route(f"{API_PREFIX}/openapi.json", GET, True, "the same as OpenAPI"),

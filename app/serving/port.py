@@ -7,9 +7,9 @@ import os
 import socket
 
 
-def server_port() -> int:
-    """``GRADIO_SERVER_PORT``, or 7860. ``ValueError`` if it is no port, or not free here."""
-    text = os.environ.get("GRADIO_SERVER_PORT", "7860")
+def server_port(asked: int | None = None) -> int:
+    """``asked``, else ``GRADIO_SERVER_PORT``, or 7860. ``ValueError`` if it is no port, or not free here."""
+    text = os.environ.get("GRADIO_SERVER_PORT", "7860") if asked is None else str(asked)
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise ValueError(f"GRADIO_SERVER_PORT is {text!r}, expected a whole number 1 … 65535")
     address = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
@@ -17,7 +17,8 @@ def server_port() -> int:
     try:
         socket.create_server((address, int(text)), family=family).close()
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (")[0].lower()  # Python repeats the address
         raise ValueError(
-            f"port {text} of {address} cannot be used ({error.strerror}); set GRADIO_SERVER_PORT to another"
+            f"port {text} of {address} cannot be used ({why}); choose another by --port or GRADIO_SERVER_PORT"
         ) from error
     return int(text)

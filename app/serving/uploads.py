@@ -18,6 +18,8 @@ from app import limits
 PREFIX = "quantization-explorer-"
 ABANDONED_SECONDS = 600
 """An upload that has got no byte for so long was broken off."""
+OPENED = "opened"
+"""Folder of the store with the file that the page was started on; kept as long as the page runs."""
 
 
 def make_store() -> Path:
@@ -35,6 +37,11 @@ def make_store() -> Path:
     os.environ["GRADIO_TEMP_DIR"] = str(store)
     atexit.register(shutil.rmtree, store, ignore_errors=True)
     return store
+
+
+def remove_store() -> None:
+    """Remove the folder in use, for a process that ends at once."""
+    shutil.rmtree(store(), ignore_errors=True)
 
 
 def _alive(process: int) -> bool:
@@ -159,6 +166,8 @@ def sweep(now: float) -> int:
     older than ``Limits.keep_seconds``; returns how many files. ``now``: seconds since the epoch."""
     gone, folder = 0, store()
     for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
+        if path.is_relative_to(folder / OPENED):
+            continue
         longest = ABANDONED_SECONDS if path.parent == folder else limits.current().keep_seconds
         try:
             if path.is_file() and path.stat().st_mtime < now - longest:

@@ -195,7 +195,8 @@ def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progres
 
 def _analysis_nbytes(analysis: Analysis) -> int:
     layer = _nbytes(analysis.layer) if isinstance(analysis, RepairedAnalysis) else analysis.q.packed.nbytes
-    return int(layer + analysis.error_map.nbytes)
+    kept = 0 if analysis.kept is None else analysis.kept.nbytes
+    return int(layer + analysis.error_map.nbytes + kept)
 
 
 def _nbytes(layer: QuantizedLayer) -> int:

@@ -6,17 +6,24 @@ A scheme is one text (``Scheme.parse``, ``str``) in links and between handlers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from app import limits
 from explorer import SCHEMES, MappingType, ScaleRule, Scheme
 from explorer.schemes import SCALE_RULES, Block, CodeRule, Convention
 from explorer.schemes.calibrators import calibrator_named
 from explorer.schemes.parts import NO_SCALE
 from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.text import ELEMENT_FORMATS
+from explorer.sources.tensors import TensorInfo
 
 CUSTOM = "custom"
+COLUMNS, ROWS = "Group size (columns)", "Tile rows"
+"""Names of the inputs for a block's sides, in labels and in messages."""
 DEFAULT_SCHEME = "int4_group128_asym"
 DEFAULT_SAMPLE = "mlp_up"
 DEFAULT_RANGE = 0.5
@@ -231,3 +238,73 @@ def _block_of(parts: Parts) -> Block:
             )
     rows = {"group": 1, "flat": None}.get(parts.granularity, parts.rows or None)
     return rows, parts.columns or None
+
+
+def text_of_parts(values: Sequence[Any]) -> str:
+    """The text of the scheme that the controls spell: ``values`` are theirs, in the order of ``Parts``.
+
+    Impossible combinations fall back to the nearest possible one, which is said. ``ValueError`` names a
+    number that is refused, and what is accepted.
+    """
+    if len(values) != len(dataclasses.fields(Parts)):
+        raise ValueError(f"a scheme has {len(dataclasses.fields(Parts))} parts, not {len(values)}")
+    fmt, granularity, rows, columns, mapping, scale, convention, wanted, codes, refit, stochastic, seed = (
+        values
+    )
+    texts = (fmt, granularity, mapping, scale, convention, wanted)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(codes, list | None):
+        raise ValueError("the parts of a scheme are texts, numbers, a list of rules and two switches")
+    known: tuple[Collection[str], ...] = (ELEMENT_FORMATS, GRANULARITIES, MAPPINGS, SCALES, CONVENTIONS)
+    for text, choices in zip(texts, known, strict=False):
+        if text not in choices:
+            raise ValueError(f"no choice {text[:40]!r}; accepted: {', '.join(choices)}")
+    for word in codes or ():
+        if not isinstance(word, str) or word not in CODES:
+            raise ValueError(f"no rule for codes {str(word)[:40]!r}; accepted: {', '.join(CODES)}")
+    calibrator_named(wanted)
+    parts = Parts(
+        fmt,
+        granularity,
+        _side(ROWS, rows, 0),
+        _side(COLUMNS, columns, int(granularity in ("group", "flat"))),
+        mapping,
+        scale,
+        convention,
+        wanted,
+        tuple(codes or ()),
+        bool(refit),
+        bool(stochastic),
+        _seed(seed),
+    )
+    scheme = scheme_of(parts)
+    if notice := dropped_choices(parts, scheme):
+        limits.notify(notice)
+    return str(scheme)
+
+
+def _seed(text: Any) -> int:
+    words = str(text if text is not None else "").strip()
+    if not re.fullmatch(r"[0-9]{0,20}", words) or int(words or 0) >= 1 << 64:
+        raise ValueError(f"Seed: a whole number from 0 to 2^64 - 1, not {words[:40]!r}")
+    return int(words or 0)
+
+
+def _side(field: str, value: Any, least: int) -> int:
+    """A side of a block as a whole number of at least ``least``; 0 is the whole axis."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value != int(value) or not least <= value <= LARGEST_SIDE:
+        shown = f"{value:g}" if number else "nothing" if value is None else repr(value)[:40]
+        whole = "" if least else " (the whole axis)"
+        raise ValueError(f"{field}: a whole number from {least}{whole} to {LARGEST_SIDE}, not {shown}")
+    return int(value)
+
+
+def best_tensors(infos: Sequence[TensorInfo]) -> list[str]:
+    """The names of tensors, in the order in which a visitor would want to see them: weight matrices that are
+    no embeddings, other matrices, and all others."""
+    matrix = [len(i.shape) >= 2 and min(i.shape) > 1 for i in infos]
+    rank = [
+        0 if m and "embed" not in i.name.lower() else 1 if m else 2
+        for i, m in zip(infos, matrix, strict=True)
+    ]
+    return [infos[at].name for at in sorted(range(len(infos)), key=lambda at: rank[at])]

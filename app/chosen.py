@@ -1,0 +1,248 @@
+"""What the visitor does, and what the page shows then: the only writer of what is chosen.
+
+The page's script sends acts (``app.state.record``), one request after another. ``choose`` makes the next
+record of them and computes all that names it; only then the page's bar, panels, address, words and figures
+change, together. What cannot be shown changes nothing: the line below the bar says why, and the script puts
+the controls back to what they held.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import gradio as gr
+
+from app import limits
+from app.link import Kept, visited
+from app.parts import html
+from app.parts.page import Page
+from app.parts.scheme_controls import SchemeView, show_scheme, show_second
+from app.parts.tensor_controls import TensorControls, tensor_view
+from app.parts.views import Control, Shown, View, listen, shows
+from app.parts.widgets import LATEST, PRIVATE, hidden
+from app.sections.answer import AnswerView, answered, of_tensor
+from app.sections.overview import TensorView, element_of, place_of, words_of
+from app.state.analyses import Pairs, analyses_of, analysing, each, output_sqnr
+from app.state.record import Acts, Record, goal_now, keeping_goal, next_record, shape_of
+from app.state.selection import NothingChosenError, tensor_key
+from explorer.sources.tensors import Matrix
+
+STILL = "Still shown: the previous view."
+
+
+@dataclass(frozen=True)
+class RecordView(View):
+    """The hidden components of a ``Record``."""
+
+    source: Shown
+    sample: Shown
+    file: Shown
+    file_tensor: Shown
+    model: Shown
+    revision: Shown
+    layer: Shown
+    scheme: Shown
+    second: Shown
+    element: Shown
+    goal: Shown
+    shortlist: Shown
+
+
+@dataclass(frozen=True)
+class ChosenView(View):
+    """All that names what is chosen.
+
+    answer: for the page's script, as JSON: the ``number`` of the request that was done, the ``record``, and
+    what the controls hold for it (``held``, null where that is as before); {"refused": …} for one that was
+    refused. notice: the line below the bar. record, tensor, first, second, kept: what is chosen, and the
+    controls. answered: the first screen. shown: the bar, the words below that screen, and the element.
+    Figures further down follow when they are seen.
+    """
+
+    begins: ClassVar[str | None] = "(...values) => explorer.send(values)"
+    answer: Shown
+    notice: Shown
+    record: RecordView
+    tensor: TensorControls
+    first: SchemeView
+    second: SchemeView
+    kept: Kept
+    answered: AnswerView
+    shown: TensorView
+
+    @classmethod
+    def refused(cls, message: str) -> Self:
+        return cls.unchanged(
+            answer=json.dumps({"refused": uuid.uuid4().hex}), notice=html.status(f"{message}. {STILL}")
+        )
+
+
+@shows(ChosenView)
+def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
+    """Do ``acts`` (JSON, see ``app.state.record.Acts``) from the record that is ``held``, and show what is
+    chosen then, by all that is known of it. ``upload``: the file in the file control."""
+    asked = Acts.read(acts)
+    if asked.looks and not asked.whole:
+        yield _looked(asked, held)
+        return
+    wanted, kept, missing = held, None, ""
+    try:
+        for act in asked.acts:
+            if act.get("do") == "visit":
+                there = visited(str(act.get("query") or ""), wanted, upload, asked.whole)
+                wanted, kept, missing = there.record, there.kept, there.missing
+            else:
+                wanted = next_record(wanted, act, upload)
+        found = yield from _analysing(wanted)
+    except (ValueError, OSError) as error:
+        if not asked.whole or isinstance(error, NothingChosenError):
+            raise
+        wanted = Record.fresh()
+        missing = f"This link cannot be shown: {error}. Shown instead: a built-in tensor"
+        limits.notify(missing)
+        found = yield from _analysing(wanted)
+    wanted = _with_goal(held, _inside(wanted, found[1][0][1].q.shape), asked.whole or kept is not None)
+    outputs = output_sqnr(wanted, found[1])
+    first = answered(wanted, found, outputs, asked.everything)
+    if asked.whole or tensor_key(wanted) != tensor_key(held):
+        first |= of_tensor(wanted, found)
+    if not asked.whole and _shows_the_same(wanted, held):
+        moved = wanted.element != held.element
+        shown = TensorView.unchanged(**(element_of(wanted, found) if moved else {}))
+    else:
+        shown = TensorView.unchanged(**words_of(*found, outputs), **place_of(wanted, found))
+    yield _committed(asked, held, wanted, kept, AnswerView.unchanged(**first), shown, missing)
+
+
+def _looked(asked: Acts, held: Record) -> ChosenView:
+    """The first screen of what is shown, by all that is known of it by now."""
+    found = analyses_of(held)
+    first = answered(held, found, output_sqnr(held, found[1]), asked.everything)
+    del first["goals"]  # a size may be being typed
+    return ChosenView.unchanged(
+        answer=json.dumps({"number": asked.number}), answered=AnswerView.unchanged(**first)
+    )
+
+
+def _with_goal(held: Record, wanted: Record, visits: bool) -> Record:
+    """The record with a goal that its tensor can have: a size that nothing fits is taken away, and said."""
+    try:
+        goal_now(wanted, shape_of(wanted))
+    except ValueError as error:
+        limits.notify(f"{error}; the usual goal instead")
+        return dataclasses.replace(wanted, goal="", shortlist="")
+    return wanted if visits else keeping_goal(held, wanted)
+
+
+def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
+    """``analysing``, its words in the line below the bar."""
+    return (yield from each(analysing(chosen), lambda words: ChosenView.unchanged(notice=html.status(words))))
+
+
+def _inside(chosen: Record, shape: tuple[int, int]) -> Record:
+    """The record with its element in a matrix of ``shape``: the nearest one, and a message about that."""
+    if chosen.position is None:
+        return chosen
+    row, column = (min(max(at, 0), size - 1) for at, size in zip(chosen.position, shape, strict=True))
+    if (row, column) == chosen.position:
+        return chosen
+    limits.notify(
+        f"The tensor has rows 0 to {shape[0] - 1} and columns 0 to {shape[1] - 1}; showing ({row}, {column})"
+    )
+    return dataclasses.replace(chosen, element=f"{row},{column}")
+
+
+def _shows_the_same(one: Record, other: Record) -> bool:
+    """True if two records are of the same tensor under the same schemes."""
+    return tensor_key(one) == tensor_key(other) and one.schemes == other.schemes
+
+
+def _committed(
+    asked: Acts,
+    held: Record,
+    wanted: Record,
+    kept: Kept | None,
+    first: AnswerView,
+    shown: TensorView,
+    missing: str,
+) -> ChosenView:
+    """The record, and the controls of what has changed; what is being typed elsewhere stays."""
+    anew = asked.whole or kept is not None
+    fields = {name: value if value is not None else "" for name, value in vars(wanted).items()}
+    return ChosenView(
+        answer=json.dumps({"number": asked.number, "record": fields, "held": _held(wanted, shown)}),
+        notice=html.status(f"{missing}.") if missing else "",
+        record=RecordView(**fields | {"file": wanted.file}),
+        tensor=tensor_view(wanted)
+        if anew or tensor_key(wanted) != tensor_key(held) or wanted.source != held.source
+        else TensorControls.unchanged(),
+        first=show_second(wanted.scheme) if anew or wanted.scheme != held.scheme else SchemeView.unchanged(),
+        second=show_second(wanted.second) if anew or wanted.second != held.second else SchemeView.unchanged(),
+        kept=kept or Kept.unchanged(),
+        answered=first,
+        shown=shown,
+    )
+
+
+def _held(chosen: Record, shown: TensorView) -> list[Any]:
+    """What the controls hold for a record, in their order, None for what another source has."""
+    tensor = {
+        name: getattr(chosen, name) or None for name in (f.name for f in dataclasses.fields(TensorControls))
+    }
+    if chosen.source != "builtin":
+        tensor["sample"] = None
+    pair = [show_scheme(text) if text else None for text in (chosen.scheme, chosen.second)]
+    size = len(dataclasses.fields(SchemeView))
+    parts = [value for view in pair for value in (_values(view) if view else ["", *[None] * (size - 1)])]
+    where = [getattr(shown, name) for name in ("row", "column", "follow")]
+    where = [None if isinstance(value, dict) else value for value in where]  # an update that changes nothing
+    return [*tensor.values(), *parts, *where]
+
+
+def _values(view: SchemeView) -> list[Any]:
+    *parts, seed = view.parts()
+    return [view.preset, *parts, str(seed)]  # the seed's control holds a text
+
+
+def build(page: Page, blocks: gr.Blocks, first: AnswerView, view: TensorView) -> None:
+    """Wire the one way in which what is chosen changes; ``first``: the first screen, ``view``: what else
+    shows the tensor."""
+    acts = gr.Textbox(visible=False, label="acts", max_lines=1)
+    answer = hidden("explorer.onAnswer(props, watch)")
+    kept = Kept(**{"target" if key == "for" else key: control for key, control in page.kept.items()})
+    outputs = ChosenView(
+        answer=answer,
+        notice=page.notice,
+        record=RecordView(*page.record),
+        tensor=page.bar.tensor,
+        first=page.bar.scheme,
+        second=page.bar.second,
+        kept=kept,
+        answered=first,
+        shown=view,
+    )
+    sender: Any = hidden("explorer.onActs(() => trigger('acts'))")
+    chosen = listen(
+        sender.acts,
+        choose,
+        [acts, page.bar.tensor.file, *page.record],
+        outputs,
+        api_name="choose",
+        api_visibility="undocumented",
+        **LATEST,
+    )
+    controls: list[Control] = [
+        *page.bar.tensor.in_order(),
+        *page.bar.scheme.in_order(),
+        *page.bar.second.in_order(),
+        *page.position,
+    ]
+    chosen.then(None, controls, controls, js="(...held) => explorer.settled(held)", **PRIVATE)
+    restorer: Any = hidden("explorer.onRestore(() => trigger('restore'))")
+    restorer.restore(None, controls, controls, js="(...held) => explorer.restored(held)", **PRIVATE)
+    blocks.load(None, None, None, js="() => explorer.begin()", **PRIVATE)

@@ -1,0 +1,472 @@
+"""The first screen: a tensor goes in at the left, the answer stands at the right.
+
+Everything that is shown here is made from a record by ``answered``, which ``app.chosen`` calls for each
+commit: it takes what is known of the tensor and computes nothing that takes longer than a click may. ``fill``
+computes the rest while the screen is seen, and says so often that the page shall look again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import gradio as gr
+
+from app import limits
+from app.parts import html
+from app.parts.page import Page
+from app.parts.pictures import bars, picture, thumbnail
+from app.parts.views import Control, Shown, StatusView, View, shows
+from app.parts.widgets import PRIVATE, block, hidden, plot, plot_card
+from app.state.analyses import Pairs, analyses_of, sides_of
+from app.state.cache import BoundedCache
+from app.state.gpu_lock import locked_steps
+from app.state.record import Record, goal_now, listing
+from app.state.selection import matrix_of, tensor_key
+from app.theme import plot_data
+from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
+from explorer.analysis.answer import Answer, Phrase, answer, footnote, short, signed
+from explorer.analysis.goals import GOALS, Goal
+from explorer.analysis.report import Report
+from explorer.analysis.schemes import searches, survey
+from explorer.analysis.shortlist import Candidate, Pending, RowTime, storage
+from explorer.analysis.tensor import Side
+from explorer.analysis.why import percent
+from explorer.checkpoints.held import held_by
+from explorer.core.backend import gpu_device
+from explorer.figures.compare import exact_words, frontier_figure
+from explorer.figures.errors import multiples_figure
+from explorer.methods.recipe import Recipe
+from explorer.products.shape_times import shape_times
+from explorer.sources.samples import SAMPLES
+from explorer.sources.tensors import Matrix
+
+OFFERED = ("mlp_up", "attention_query", "mlp_down", "portrait", "outlier_channels")
+"""Built-in tensors with a picture; the first ``PICTURES`` that there are."""
+PICTURES = 4
+WHOLE = 1 << 22
+"""The most elements of which a scheme that searches is measured whole without being A or B."""
+LOOKED_EVERY_S = 0.7
+"""Seconds between two looks at rows that are being computed."""
+SUGGESTED = 4
+INPUTS = ("fp8-inputs", "int8-inputs")
+"""Goals whose products have quantized X."""
+CERTAIN = 0.25
+"""The relative error of a modelled time from which on the sentence does not speak of it."""
+OTHER_MODELS = "?tab=model&section=whole-model"
+TAKEN = """({data, shift}) => data && explorer.choose({do: 'scheme', text: data[1],
+  side: shift ? 'b' : explorer.takes || 'a'})"""
+"""A click on a point, whose data are [label, text] of its scheme."""
+
+_ROWS = BoundedCache[dict[str, ComparisonRow]](64)
+"""Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
+_WHOLE = BoundedCache[Report](4096)
+"""The report of one recipe on all of one tensor."""
+_REFUSED = BoundedCache[str](256)
+"""Why a recipe cannot be computed on a tensor."""
+_DRAWN = BoundedCache[str](256)
+_PICTURES = BoundedCache[str](64)
+
+
+@dataclass(frozen=True)
+class AnswerView(View):
+    """What the first screen shows: the samples, the tensor, the goals, the sentence, the head of the figure,
+    the figure, the shortlist, and what was measured elsewhere."""
+
+    samples: Shown
+    picture: Shown
+    goals: Shown
+    said: Shown
+    head: Shown
+    figure: Shown
+    listed: Shown
+    elsewhere: Shown
+
+
+@dataclass(frozen=True)
+class FillView(StatusView):
+    """A line on how far the rows are, and ``tick``, which changes when there is more to look at."""
+
+    tick: Shown
+
+
+# --- what is known of a tensor ------------------------------------------------------------------------------
+
+
+def _key(chosen: Record) -> tuple[Any, ...]:
+    return (*tensor_key(chosen), limits.current().elements)
+
+
+def known_rows(chosen: Record) -> dict[str, ComparisonRow]:
+    """The rows of the record's tensor so far, by the text of the scheme."""
+    return _ROWS.get(_key(chosen), dict, lambda _: 1)
+
+
+def keep_whole(chosen: Record, text: str, report: Report) -> None:
+    """Keep the report of the recipe ``text`` on all of the record's tensor."""
+    _WHOLE.get((*_key(chosen), text), lambda: report, lambda _: 1)
+
+
+def whole_report(chosen: Record, text: str) -> Report | None:
+    """The report of the recipe ``text`` on all of the record's tensor, if it was computed."""
+    return _WHOLE.peek((*_key(chosen), text))
+
+
+def _refuse(chosen: Record, text: str, why: str) -> None:
+    """Keep why the recipe ``text`` cannot be computed on the record's tensor."""
+    _REFUSED.get((*_key(chosen), text), lambda: why, lambda _: 1)
+
+
+def listed(chosen: Record, goal: Goal) -> tuple[str, ...]:
+    """The texts of the table's rows: the record's list, or the goal's, with A and B in it."""
+    names = chosen.shortlist or ",".join(str(Recipe.parse(name)) for name in goal.schemes)
+    return listing(dataclasses.replace(chosen, shortlist=names)).listed
+
+
+def candidates(chosen: Record, matrix: Matrix, goal: Goal) -> list[Candidate | Pending]:
+    """The rows of the table, as far as they are known."""
+    return [_candidate(chosen, matrix, text, goal.name in INPUTS) for text in listed(chosen, goal)]
+
+
+def _candidate(chosen: Record, matrix: Matrix, text: str, of_inputs: bool) -> Candidate | Pending:
+    recipe = Recipe.parse(text)
+    scheme, shape = recipe.scheme, (matrix.values.shape[0], matrix.values.shape[1])
+    held = held_by(scheme, shape)
+    times = () if recipe.method or not _is_weight(chosen) else times_of(str(scheme), *shape, of_inputs)
+    report = whole_report(chosen, text)
+    row = None if recipe.method else known_rows(chosen).get(scheme.text)
+    if report is not None:
+        return Candidate(text, recipe.label, report, held, times)
+    bits, nbytes = storage(scheme, shape)
+    if row is not None:
+        seen = dataclasses.replace(row.report, nbytes=nbytes)
+        return Candidate(text, recipe.label, seen, held, times, row.share)
+    why = _REFUSED.peek((*_key(chosen), text)) or ""
+    return Pending(text, recipe.label, bits, nbytes, held, times, why)
+
+
+def _is_weight(chosen: Record) -> bool:
+    """False for a built-in tensor that is no weight: no product has it as W."""
+    return chosen.source != "builtin" or chosen.sample.removesuffix("_in") == chosen.sample
+
+
+@lru_cache(maxsize=1024)
+def times_of(text: str, rows: int, columns: int, of_inputs: bool) -> tuple[RowTime, ...]:
+    """Times of products with a weight [rows, columns] by the scheme ``text``, with quantized X if
+    ``of_inputs``; none where there is no kernel."""
+    found = shape_times(Scheme.parse(text), rows, columns, quantized_inputs=of_inputs)
+    return tuple(
+        RowTime(
+            one.shape[0],
+            one.seconds,
+            "measured" if one.kind == "measured" else "modelled",
+            f"{one.how}; {one.product} on {one.gpu}" if one.product else one.how,
+        )
+        for one in found
+    )
+
+
+@lru_cache(maxsize=1024)
+def _certain(text: str, rows: int, columns: int, of_inputs: bool) -> bool:
+    """True if the times were measured, or are modelled well enough to be compared in a sentence."""
+    found = shape_times(Scheme.parse(text), rows, columns, quantized_inputs=of_inputs)
+    return all(t.kind == "measured" or (t.error is not None and t.error <= CERTAIN) for t in found)
+
+
+@lru_cache(maxsize=256)
+def _times_words(texts: tuple[str, ...], rows: int, columns: int, of_inputs: bool) -> str:
+    """What the table's times are of."""
+    each = (shape_times(Scheme.parse(t), rows, columns, quantized_inputs=of_inputs) for t in texts)
+    found = [time for times in each for time in times if time.seconds]
+    if not found:
+        return ""
+    errors = [t.error for t in found if t.kind == "modelled" and t.error is not None]
+    kinds = {t.kind for t in found}
+    how = "measured" if kinds == {"measured"} else "modelled from recorded shapes (italic)"
+    sure = f", typically within ± {100 * max(errors):.0f} %" if errors else ""
+    x = "X quantized, too" if of_inputs else "X as it is"
+    return f"times of X·Wᵀ for {rows:,} × {columns:,}, {x}, on {found[0].gpu}: {how}{sure}"
+
+
+# --- what is shown --------------------------------------------------------------------------------------
+
+
+def answered(
+    chosen: Record, found: tuple[Matrix, Pairs], outputs: Sequence[float] = (), everything: bool = False
+) -> dict[str, Shown]:
+    """The fields of ``AnswerView`` that depend on A, B, the goal and the list. ``outputs``: where a method
+    works for it, the SQNR of the layer's output by each; ``everything``: the figure is not cropped."""
+    matrix, pairs = found
+    shape = (matrix.values.shape[0], matrix.values.shape[1])
+    for (_, analysis), text in zip(pairs, chosen.schemes, strict=True):
+        keep_whole(chosen, text, analysis.report)
+    goal = goal_now(chosen, shape)
+    rows = candidates(chosen, matrix, goal)
+    by_text = {one.text: one for one in rows if isinstance(one, Candidate)}
+    own = [_spoken(by_text[text], shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
+    known = list(known_rows(chosen).values())
+    said = _of_outputs(own, outputs) if outputs else answer(own[0], own[1] if own[1:] else None, known, goal)
+    plain = tuple(one.text for one in rows if not Recipe.parse(one.text).method and _is_weight(chosen))
+    return {
+        "goals": html.goals(list(GOALS.values()), goal),
+        "said": html.answer(said),
+        "head": html.figure_head(goal, everything),
+        "figure": _figure(chosen, matrix, goal, rows, everything),
+        "listed": html.shortlist(
+            rows,
+            chosen.scheme,
+            chosen.second,
+            _times_words(plain, *shape, goal.name in INPUTS),
+            _suggestions(goal, rows),
+            gpu_device() is not None,
+        ),
+        "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
+    }
+
+
+def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
+    """The fields of ``AnswerView`` that depend on the tensor alone."""
+    matrix, pairs = found
+
+    def draw() -> str:
+        x = matrix.values
+        shape, dtype = (x.shape[0], x.shape[1]), matrix.dtype
+        return html.picture(matrix.name, shape, dtype, picture(x), bars(x, pairs[0][1].before))
+
+    sample = chosen.sample if chosen.source == "builtin" else ""
+    return {"samples": _samples(sample), "picture": _PICTURES.get(_key(chosen), draw, lambda _: 1)}
+
+
+def first_sight() -> dict[str, Shown]:
+    """What a page without a link shows, as far as it is known when the page is built: it comes with it."""
+    chosen = Record.fresh()
+    found = analyses_of(chosen)
+    return {**answered(chosen, found), **of_tensor(chosen, found)}
+
+
+def _samples(chosen: str) -> str:
+    names = [name for name in OFFERED if name in SAMPLES][:PICTURES]
+    buttons = [
+        html.SampleButton(name, SAMPLES[name].label.partition(",")[0], SAMPLES[name].label, thumbnail(name))
+        for name in names
+    ]
+    return html.samples(buttons, chosen)
+
+
+def _spoken(one: Candidate, shape: tuple[int, int], of_inputs: bool) -> Candidate:
+    """The candidate as the sentence takes it: without times that say too little."""
+    sure = one.times and _certain(one.text, *shape, of_inputs)
+    return one if sure else dataclasses.replace(one, times=())
+
+
+def _of_outputs(own: Sequence[Candidate], outputs: Sequence[float]) -> Answer:
+    """The sentence where a method works for the layer's output, not for its weight."""
+    first = Phrase(short(own[0].label), "a")
+    if len(own) < 2:
+        return Answer((first, Phrase(f": {outputs[0]:.1f} dB in the layer's output, on held-out inputs.")))
+    gain, more = outputs[1] - outputs[0], own[1].report.bits.total - own[0].report.bits.total
+    middle = f" has {signed(gain, 1)} dB in the layer's output for {signed(more, 2)} bits against "
+    return Answer((Phrase(short(own[1].label), "b"), Phrase(middle), first, Phrase(".")))
+
+
+def _suggestions(goal: Goal, rows: Sequence[Candidate | Pending]) -> list[html.Suggestion]:
+    """Schemes that people ask about with this goal and that are not in the table."""
+    there = {row.text for row in rows}
+    names = [name for name in (*goal.schemes, *goal.asked) if name in SCHEMES]
+    texts = {str(Recipe.parse(name)): SCHEMES[name].label for name in names}
+    return [html.Suggestion(t, html.short_name(label)) for t, label in texts.items() if t not in there][
+        :SUGGESTED
+    ]
+
+
+def _figure(
+    chosen: Record, matrix: Matrix, goal: Goal, rows: Sequence[Candidate | Pending], everything: bool
+) -> str:
+    """The frontier of what is known, cropped to the goal."""
+    known = known_rows(chosen)
+    texts = tuple(row.text for row in rows if isinstance(row, Candidate))
+    parts = tuple(row.share for row in rows if isinstance(row, Candidate))
+    key = (*_key(chosen), goal.name, everything, chosen.schemes, texts, parts, len(known))
+
+    def draw() -> str:
+        every = {str(row.scheme): _whole_row(chosen, row) for row in list(known.values())}
+        for one in rows:
+            if isinstance(one, Candidate):
+                recipe = Recipe.parse(one.text)
+                own = (one.text, one.label) if recipe.method else ("", "")
+                every[one.text] = ComparisonRow(recipe.scheme, one.report, False, one.share, *own)
+        marked = dict(zip(every, mark_frontier(every.values()), strict=True))
+        a, b = [*(marked[text] for text in chosen.schemes), None][:2]
+        among = [marked[text] for text in texts]
+        shown = GOALS["all"] if everything else goal
+        return plot_data(frontier_figure(list(marked.values()), matrix.name, a, b, shown, among))
+
+    return _DRAWN.get(key, draw, lambda _: 1)
+
+
+def _whole_row(chosen: Record, row: ComparisonRow) -> ComparisonRow:
+    """The row by the report of the whole tensor, if there is one."""
+    report = whole_report(chosen, str(row.scheme))
+    return row if report is None else dataclasses.replace(row, report=report, share=1.0)
+
+
+# --- what is computed while it is seen --------------------------------------------------------------------
+
+
+def filling(chosen: Record) -> Iterator[tuple[int, int]]:
+    """Compute the shortlist's rows on all of the tensor, and every named scheme on a part of it; yields how
+    many of the named schemes are known, and how many there are."""
+    matrix = matrix_of(chosen)
+    known, total = known_rows(chosen), len(SCHEMES)
+    goal = goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
+    texts = [t for t in listed(chosen, goal) if whole_report(chosen, t) is None]
+    texts = [t for t in texts if _REFUSED.peek((*_key(chosen), t)) is None]
+    quick = [t for t in texts if not searches(Recipe.parse(t).scheme)]
+    yield from _filling_whole(chosen, matrix, quick, known, total)
+    missing = [scheme for scheme in SCHEMES.values() if scheme.text not in known]
+    for row in locked_steps(survey(matrix.values, missing)):
+        known[row.scheme.text] = row
+        yield len(known), total
+    if matrix.values.numel() <= WHOLE:
+        slow = [t for t in texts if t not in quick]
+        yield from _filling_whole(chosen, matrix, slow, known, total)
+
+
+def _filling_whole(
+    chosen: Record, matrix: Matrix, texts: Sequence[str], known: dict[str, ComparisonRow], total: int
+) -> Iterator[tuple[int, int]]:
+    for text in texts:
+        recipe = Recipe.parse(text)
+        try:
+            if recipe.method:
+                _, pairs = analyses_of(dataclasses.replace(chosen, scheme=text, second=""))
+                report = pairs[0][1].report
+            else:
+                report = next(iter(locked_steps(compare_schemes(matrix.values, [recipe.scheme])))).report
+            keep_whole(chosen, text, report)
+        except (ValueError, OSError) as error:  # one row that cannot be computed does not stop the others
+            _refuse(chosen, text, str(error))
+        yield len(known), total
+
+
+@shows(FillView, told=True)
+def fill(chosen: Record) -> Iterator[FillView]:
+    """Compute what the first screen waits for; kept for the next visit."""
+    count, looked = 0, time.monotonic()
+    for done, total in filling(chosen):
+        if time.monotonic() - looked > LOOKED_EVERY_S:
+            count += 1
+            words = f"{done} of {total} schemes"
+            yield FillView(status=html.status(words), tick=f"{count}")
+            looked = time.monotonic()
+    matrix = matrix_of(chosen)
+    rows = list(known_rows(chosen).values())
+    part = part_words(rows)
+    words = f"{len(rows)} schemes{part}. {exact_words(rows)}"
+    yield FillView(status=html.status(words), tick=f"all of {matrix.name} {time.monotonic()}")
+
+
+def part_words(rows: Sequence[ComparisonRow]) -> str:
+    """The part of the tensor that the rows were measured on, if it is not all of it."""
+    shares = sorted({percent(row.share) for row in rows if row.share < 1})
+    if not shares:
+        return ""
+    least = min(row.share for row in rows)
+    most = max(row.share for row in rows if row.share < 1)
+    between = percent(most) if percent(least) == percent(most) else f"{percent(least)} to {percent(most)}"
+    return f", on {between} of the tensor, the shortlist on all of it"
+
+
+def prepare() -> None:
+    """Compute the answer that a page without a link shows before anybody asks, and rest as long as each step
+    took: a thread of a lower priority would hold the interpreter where the machine is busy.
+    ``EXPLORER_PREPARE=0`` leaves it to the first visitor."""
+    if os.environ.get("EXPLORER_PREPARE") == "0":
+        return
+    chosen = Record.fresh()
+    found = analyses_of(chosen)
+    of_tensor(chosen, found)
+    began = time.monotonic()
+    for _ in filling(chosen):
+        time.sleep(time.monotonic() - began)
+        began = time.monotonic()
+    answered(chosen, found)
+
+
+# --- layout -------------------------------------------------------------------------------------------------
+
+
+def build(page: Page, words: dict[str, str]) -> AnswerView:
+    """Lay the first screen out; ``words`` are what a page without a link shows."""
+    with page.section("frontier"), gr.Row(elem_classes="first"):
+        with gr.Column(elem_classes="left", min_width=0):
+            block(html.drop(), elem_id="drop-block")
+            samples = block(words["samples"], elem_id="samples-block")
+            shown = block(words["picture"], elem_id="picture-block")
+            goals = block(words["goals"], elem_id="goals-block")
+            elsewhere = block(words["elsewhere"], elem_id="elsewhere-block")
+        with gr.Column(elem_classes="right", min_width=0):
+            said = block(words["said"], elem_id="answer-block")
+            with gr.Column(elem_classes="plot-card", elem_id="frontier-card"):
+                head = block(words["head"], elem_id="frontier-head")
+                figure = plot("frontier", height=330, point=TAKEN)
+                status = block(html.status(""), elem_id="frontier-status")
+            rows = block(words["listed"], elem_id="shortlist-block")
+        tick = _tick()
+        page.when_seen(fill, page.record, FillView(status=status, tick=tick), api_name="frontier")
+        _wire(page)
+    return AnswerView(samples, shown, goals, said, head, figure, rows, elsewhere)
+
+
+def _tick() -> Control:
+    """A component that shows nothing: when its value changes, there is more to look at."""
+    return gr.HTML(
+        "",
+        html_template="<span hidden></span>",
+        js_on_load="watch('value', () => explorer.look())",
+        elem_classes="script",
+    )
+
+
+def _wire(page: Page) -> None:
+    """A button at the left opens the tensor's panel at another source."""
+    opener: Any = hidden("explorer.onOpen(() => trigger('opened'))")
+    opener.opened(None, None, page.bar.tensor.source, js="() => explorer.asked", **PRIVATE)
+
+
+# --- small multiples of the shortlist -----------------------------------------------------------------------
+
+
+@shows()
+def multiples(chosen: Record) -> Iterator[str]:
+    """The errors of the shortlist's schemes side by side, A and B first; drawn anew after each."""
+    matrix = matrix_of(chosen)
+    goal = goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
+    own = list(dict.fromkeys(chosen.schemes))
+    sides: list[Side] = []
+    for text in [*own, *(text for text in listed(chosen, goal) if text not in own)]:
+        try:
+            _, pairs = analyses_of(dataclasses.replace(chosen, scheme=text, second=""))
+        except (ValueError, OSError) as error:
+            if text in own:
+                raise
+            limits.inform(f"{Recipe.parse(text).label} is left out: {error}")
+            continue
+        sides += sides_of(pairs)
+        yield plot_data(multiples_figure(sides, matrix.name))
+
+
+def build_multiples(page: Page) -> None:
+    """Lay the small multiples out; they are computed when they are seen."""
+    figure = plot_card(
+        "Errors of the shortlist",
+        "each scheme's errors on the same axes; A and B first",
+        "multiples",
+        height=300,
+    )
+    page.when_seen(multiples, page.record, figure, api_name="multiples")

@@ -1,0 +1,334 @@
+"""What is chosen on the page: one record, and ``next_record``, the only function that makes the next one.
+
+An act is what a visitor does: {"do": name, …}. The page's script sends acts in the order in which they were
+done, as JSON; ``ACTS`` says what each takes. Nothing on the page names a record before all of it was computed
+(``app.chosen``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from app.state.analyses import analyses_of
+from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, best_tensors, text_of_parts
+from app.state.selection import NO_FILE, NothingChosenError, Selection, file_source, matrix_of, model_source
+from explorer import SCHEMES, SourceError
+from explorer.analysis.goals import DEFAULT, GOALS, Goal, goal_of, nearest_goal
+from explorer.methods.recipe import Recipe
+from explorer.sources.models import layers
+
+MOST_ACTS = 1000
+MOST_LISTED = 5
+"""Schemes of the shortlist."""
+SEPARATOR = ","
+TRIED = 8
+"""Tensors of a file that are tried until one can be shown."""
+LOOK = "look"
+"""The act that chooses nothing: the page's script asks for what has become known."""
+Act = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Record(Selection):
+    """All that is chosen: the tensor, schemes A and B, the inspected element, the goal and the shortlist.
+
+    element: "row,column", or empty where A's largest error is followed. goal: a name of ``GOALS``, empty for
+    the usual one. shortlist: recipes as texts, separated by commas; empty for the goal's own.
+    """
+
+    element: str = ""
+    goal: str = ""
+    shortlist: str = ""
+
+    @classmethod
+    def fresh(cls) -> Self:
+        """What a page without a link shows: the first built-in tensor by A and B of the usual goal."""
+        return cls(scheme=GOALS[DEFAULT].a, second=GOALS[DEFAULT].b)
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """Row and column of the inspected element; None where A's largest error is followed."""
+        if not self.element:
+            return None
+        row, _, column = self.element.partition(",")
+        return int(row), int(column)
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The shortlist's recipes."""
+        return tuple(text for text in self.shortlist.split(SEPARATOR) if text)
+
+
+@dataclass(frozen=True)
+class Acts:
+    """What the page's script sends.
+
+    number: of the request, which its answer names. whole: nothing of a record was shown yet, so that all of
+    it has to be. acts: in the order in which they were done. everything: the frontier is not cropped to the
+    goal, which is no part of what is chosen.
+    """
+
+    number: int
+    whole: bool
+    acts: tuple[Act, ...]
+    everything: bool = False
+
+    @property
+    def looks(self) -> bool:
+        """True if nothing is chosen: more is known of what is shown."""
+        return all(act.get("do") == LOOK for act in self.acts)
+
+    @classmethod
+    def read(cls, text: str) -> Acts:
+        """Read the script's JSON; ``ValueError`` for what no script of the page sends."""
+        try:
+            given = json.loads(text)
+            acts = given["acts"]
+            right = isinstance(acts, list) and all(isinstance(act, dict) for act in acts)
+            number, whole = int(given["number"]), given.get("whole") is True
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+            raise ValueError('acts are JSON such as {"number": 1, "acts": [{"do": "swap"}]}') from error
+        if not right or not 0 < len(acts) <= MOST_ACTS:
+            raise ValueError(f"acts are a list of 1 to {MOST_ACTS:,} objects")
+        return cls(number, whole, tuple(acts), given.get("everything") is True)
+
+
+def next_record(held: Record, act: Act, upload: str | None) -> Record:
+    """The record after ``act``. ``upload``: the file in the page's file control.
+
+    ``ValueError`` in words for the visitor, also for an act that is unknown or says too little.
+    """
+    name = act.get("do")
+    if not isinstance(name, str) or name not in ACTS:
+        raise ValueError(f"no act {str(name)[:40]!r}; accepted: {', '.join(ACTS)}")
+    return ACTS[name](held, act, upload)
+
+
+def _text(act: Act, key: str) -> str:
+    """A text of an act, "" for null; ``ValueError`` for what is none."""
+    value = act.get(key)
+    if not isinstance(value, str | None):
+        raise ValueError(f"{key} is a text, not {str(value)[:40]}")
+    return value or ""
+
+
+def _whole(act: Act, key: str) -> int:
+    """A number of an act, without what is behind its point."""
+    value = act.get(key)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or abs(value) >= 1e15:  # type: ignore[arg-type]
+        raise ValueError("Row and Column are whole numbers from 0")
+    return int(value)  # type: ignore[arg-type]
+
+
+def _side(act: Act) -> str:
+    """The field of the record that ``side`` names: "a" or "b"."""
+    sides = {"a": "scheme", "b": "second"}
+    side = act.get("side", "a")
+    if side not in ("a", "b"):
+        raise ValueError(f"side is a or b, not {str(side)[:40]!r}")
+    return sides[side]
+
+
+def _with_scheme(held: Record, field: str, text: str) -> Record:
+    """The record with the recipe of ``text``, as its canonical text; B may be none."""
+    if not text and field == "scheme":
+        raise ValueError("choose a scheme")
+    recipe = str(Recipe.parse(text)) if text else ""
+    return listing(dataclasses.replace(held, **{field: recipe}))
+
+
+def listing(held: Record) -> Record:
+    """The record with A and B in its shortlist: they take the places of the last that are neither."""
+    if not held.shortlist:
+        return held
+    own = [text for text in held.schemes if text]
+    names = list(held.listed)
+    for text in own:
+        if text in names:
+            continue
+        others = [name for name in names if name not in own]
+        if len(names) >= MOST_LISTED and others:
+            names[names.index(others[-1])] = text
+        else:
+            names.append(text)
+    return dataclasses.replace(held, shortlist=SEPARATOR.join(names[:MOST_LISTED]))
+
+
+def _scheme(held: Record, act: Act, upload: str | None) -> Record:
+    return _with_scheme(held, _side(act), _text(act, "text").strip())
+
+
+def _parts(held: Record, act: Act, upload: str | None) -> Record:
+    values = act.get("parts")
+    if not isinstance(values, list):
+        raise ValueError("parts are a list of the controls' values")
+    return _with_scheme(held, _side(act), text_of_parts(values))
+
+
+def _swap(held: Record, act: Act, upload: str | None) -> Record:
+    if not held.second:
+        return held
+    return dataclasses.replace(held, scheme=held.second, second=held.scheme)
+
+
+def _clear(held: Record, act: Act, upload: str | None) -> Record:
+    return dataclasses.replace(held, second="")
+
+
+def _step(held: Record, act: Act, upload: str | None) -> Record:
+    """The named scheme that is one place further, in a circle. From a scheme without a name the first one,
+    from a repaired one the plain one that follows."""
+    field, by = _side(act), 1 if act.get("do") == "next" else -1
+    text = getattr(held, field)
+    names, plain = list(SCHEMES), str(Recipe.parse(text).scheme) if text else ""
+    name = names[(names.index(plain) + by) % len(names)] if plain in names else names[0]
+    return _with_scheme(held, field, name)
+
+
+def _sample(held: Record, act: Act, upload: str | None) -> Record:
+    return dataclasses.replace(held, source="builtin", sample=_text(act, "name") or DEFAULT_SAMPLE)
+
+
+def _file(held: Record, act: Act, upload: str | None) -> Record:
+    """The uploaded file, with the first of its tensors that can be shown, weight matrices first."""
+    if not upload:
+        raise NothingChosenError(NO_FILE)
+    names = best_tensors(file_source(upload).infos)
+    refused: ValueError | None = None
+    for name in names[:TRIED]:
+        wanted = dataclasses.replace(held, source="file", file=upload, file_tensor=name)
+        try:
+            # Values that are not finite are refused only when scales are computed from them.
+            plain = str(Recipe.parse(wanted.scheme).scheme)
+            analyses_of(dataclasses.replace(wanted, scheme=plain, second=""))
+            return wanted
+        except ValueError as error:
+            refused = refused or error
+    raise refused or SourceError("the file has no tensors")
+
+
+def _tensor(held: Record, act: Act, upload: str | None) -> Record:
+    """Another tensor of the uploaded file."""
+    if not upload:
+        raise NothingChosenError(NO_FILE)
+    return dataclasses.replace(held, source="file", file=upload, file_tensor=_text(act, "name") or None)
+
+
+def _model(held: Record, act: Act, upload: str | None) -> Record:
+    """A model, with the first of its layers that is a weight matrix and no embedding."""
+    model, revision = _text(act, "model"), _text(act, "revision")
+    names = best_tensors(layers(model_source(model, revision)))
+    if not names:
+        raise SourceError(f"{model} has no tensors")
+    return dataclasses.replace(held, source="model", model=model, revision=revision, layer=names[0])
+
+
+def _layer(held: Record, act: Act, upload: str | None) -> Record:
+    """A layer of a model."""
+    model, revision, layer = (_text(act, key) for key in ("model", "revision", "layer"))
+    if not layer:
+        raise NothingChosenError("choose a layer of the model")
+    return dataclasses.replace(held, source="model", model=model, revision=revision, layer=layer)
+
+
+def _element(held: Record, act: Act, upload: str | None) -> Record:
+    return dataclasses.replace(held, element=f"{_whole(act, 'row')},{_whole(act, 'column')}")
+
+
+def _move(held: Record, act: Act, upload: str | None) -> Record:
+    """The element that lies so many rows down and columns to the right, within the matrix."""
+    _, pairs = analyses_of(held)
+    position = held.position or pairs[0][1].report.max_error_at
+    by = (_whole(act, "down"), _whole(act, "right"))
+    shape = pairs[0][1].q.shape
+    moved = (min(max(at + step, 0), size - 1) for at, step, size in zip(position, by, shape, strict=True))
+    return dataclasses.replace(held, element=",".join(map(str, moved)))
+
+
+def _largest(held: Record, act: Act, upload: str | None) -> Record:
+    """The element with the largest error of A, which is followed from then on, or of B."""
+    if _side(act) == "scheme":
+        return dataclasses.replace(held, element="")
+    _, pairs = analyses_of(held)
+    if len(pairs) < 2:
+        raise ValueError("there is no scheme B")
+    return dataclasses.replace(held, element=",".join(map(str, pairs[1][1].report.max_error_at)))
+
+
+def _stay(held: Record, act: Act, upload: str | None) -> Record:
+    """The element that is inspected now stays, whatever is chosen."""
+    _, pairs = analyses_of(held)
+    position = held.position or pairs[0][1].report.max_error_at
+    return dataclasses.replace(held, element=",".join(map(str, position)))
+
+
+def _goal(held: Record, act: Act, upload: str | None) -> Record:
+    """What the tensor has to be good enough for; the shortlist becomes that goal's, and so do A and B, unless
+    the visitor has chosen others than those of the goal before."""
+    shape = shape_of(held)
+    before, after = goal_now(held, shape), goal_of(_text(act, "name") or DEFAULT, shape)
+    held = dataclasses.replace(held, goal=after.name, shortlist="")
+    if {held.scheme, held.second} <= {before.a, before.b, DEFAULT_SCHEME, ""}:
+        return dataclasses.replace(held, scheme=after.a, second=after.b)
+    return held
+
+
+def shape_of(held: Record) -> tuple[int, int]:
+    """Rows and columns of the record's tensor."""
+    rows, columns = matrix_of(held).values.shape
+    return rows, columns
+
+
+def goal_now(held: Record, shape: tuple[int, int]) -> Goal:
+    """The goal of a record whose tensor has ``shape``; where it names none, the one nearest to A."""
+    return goal_of(held.goal, shape) if held.goal else nearest_goal(held.recipes[0].scheme, shape)
+
+
+def keeping_goal(held: Record, wanted: Record) -> Record:
+    """``wanted`` with the goal of ``held`` where none was chosen, and A alone would make it another one."""
+    shape = shape_of(wanted)
+    before, after = (nearest_goal(one.recipes[0].scheme, shape) for one in (held, wanted))
+    if wanted.goal or before.name == after.name:
+        return wanted
+    return dataclasses.replace(wanted, goal=before.name)
+
+
+def _list(held: Record, act: Act, upload: str | None) -> Record:
+    """Another shortlist: at most ``MOST_LISTED`` recipes."""
+    texts = act.get("texts")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a shortlist is a list of schemes' texts")
+    names = list(dict.fromkeys(str(Recipe.parse(text)) for text in texts))
+    if len(names) > MOST_LISTED:
+        raise ValueError(f"a shortlist has at most {MOST_LISTED} schemes: take one out first")
+    return dataclasses.replace(held, shortlist=SEPARATOR.join(names))
+
+
+ACTS: Mapping[str, Callable[[Record, Act, str | None], Record]] = {
+    "scheme": _scheme,
+    "parts": _parts,
+    "swap": _swap,
+    "clear": _clear,
+    "next": _step,
+    "previous": _step,
+    "sample": _sample,
+    "file": _file,
+    "tensor": _tensor,
+    "model": _model,
+    "layer": _layer,
+    "element": _element,
+    "move": _move,
+    "largest": _largest,
+    "stay": _stay,
+    "goal": _goal,
+    "list": _list,
+    LOOK: lambda held, act, upload: held,
+}
+"""By what an act may ``do``: what becomes of the record. What an address holds (``visit``) is read by
+``app.link``."""

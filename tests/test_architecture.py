@@ -32,6 +32,7 @@ each other."""
 
 FLOORS = [
     {"app.glossary"},
+    {"app.scheme_groups"},
     {"app.limits", "app.theme"},
     {"app.serving"},
     {"app.state"},
@@ -39,7 +40,9 @@ FLOORS = [
     {"app.sections", "app.learn"},
     {"app.places"},
     {"app.link", "app.api"},
+    {"app.chosen"},
     {"app.ui"},
+    {"app.start"},
 ]
 """The same within the page, floor by floor: what a visitor has chosen knows nothing of the components that
 show it, and no piece of a section knows the place it stands in."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 
 import explorer
 from explorer import SCHEMES, compare, gpu, load_matrix, paths, quantize
-from explorer.cli import bench, main, report
+from explorer.cli import bench, main, page, report
 from explorer.cli.app import app
 from explorer.cli.output import PrintedTable, counted, render
 from explorer.core import backend
@@ -50,6 +51,7 @@ COMMANDS = [
     "train --loss-scaling",
     "bench cpu --shape 64x64 --schemes bf16",
     "bench gemm --shape 8x16x32 --rows fp32,bf16",
+    "speed 1536x384 --schemes nvfp4,mxfp4,int8_tensor --tokens 1,64",
     "lab methods --shape 16x64 --schemes int4_group32_asym --repeats 1",
     "lab analysis --shape 16x64 --schemes nvfp4,int8_row --repeats 1",
     "lab conformance --packages ml_dtypes",
@@ -102,8 +104,8 @@ def test_json_keeps_its_keys(command: str, keys: str, capsys: pytest.CaptureFixt
 
 
 def test_every_command_is_run_by_a_test() -> None:
-    """A command that no test runs breaks unnoticed; those ``elsewhere`` need models, compilers, a GPU
-    or a browser."""
+    """A command that no test runs breaks unnoticed; those ``elsewhere`` need models, compilers, a GPU,
+    a browser or vLLM."""
     known = {command.name or command.callback.__name__ for command in _registered(app) if not command.hidden}
     known |= {f"lab {command.callback.__name__}" for command in _registered(lab.app)}
     bench_commands = {
@@ -121,8 +123,12 @@ def test_every_command_is_run_by_a_test() -> None:
         "bench quantize",
         "bench grouped",
         "lab page",
+        "lab vllm",
+        "lab exports",
     }
+    elsewhere |= {"page"}  # tests/test_package.py
     elsewhere |= {"survey", "recipe", "check", "apply"}  # tests/survey/test_commands.py
+    elsewhere |= {"diff", "picture"}  # tests/checkpoints/test_diff.py, tests/figures/test_picture.py
     kinds = {
         f"report {c.name or c.callback.__name__}" for c in report.kinds.registered_commands if c.callback
     }
@@ -298,6 +304,9 @@ BAD = [
     (("embed", "no such folder/at all"), "no folder 'no such folder/at all' here"),
     (("bench", "gemm", "--rows", "nope"), "no product 'nope'"),
     (("bench", "gemm", "--shape", "64x64"), "M x N x K"),
+    (("speed", "64"), "SHAPE 64: expected a shape of N x K"),
+    (("speed", "64x64", "--tokens", "0"), "is no number of tokens"),
+    (("speed", "64x64", "--schemes", "nope"), "no scheme 'nope'"),
     (("bench", "gemm", "--gemms", "bf16", "--variants", "nope"), "no kernel variant 'nope'"),
     (("bench", "gemm", "--gemms", ","), "expected a comma-separated list"),
     (("bench", "cpu", "--schemes", ","), "expected a comma-separated list"),
@@ -332,6 +341,11 @@ BAD = [
     ),
     (("capture", "gone", "--text", "nope.txt"), "error: nope.txt: no such file"),
     (("capture", "gone", "--text", "tests"), "error: tests: is a directory"),
+    (("page", "gone.npy"), "error: gone.npy: no such file"),
+    (("page", "tests"), "error: tests: is a directory"),
+    (("page", "README.md"), "README.md: .md suffix; accepted are .safetensors, .npy"),
+    (("page", "layer.npy", "--share"), "only this machine can reach: leave out --share"),
+    (("page", "--port", "70000"), "'--port'"),
     (("embed", "/nope"), "no folder '/nope' here"),
     (("embed", "./nope"), "no folder './nope' here"),
     (("capture", "docs", "--text", "README.md"), "holds no .safetensors files"),
@@ -358,6 +372,28 @@ def test_bad_input_is_one_line_and_code_2(
 ) -> None:
     code, out, err = run(capsys, *command)
     assert code == 2 and out == "" and words in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_page_on_a_taken_port_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is loaded: which port, and how to choose another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, out, err = run(capsys, "page", "--port", port)
+    assert (code, out) == (2, "") and f"port {port} of 127.0.0.1" in err and "--port" in err
+
+
+def test_a_page_without_its_packages_says_what_installs_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``pip install quantization-explorer`` alone brings no page; a checkout has requirements.txt."""
+    monkeypatch.setattr(page, "NEEDED", ("no_such_gradio", "plotly"))
+    for checkout, command in ((ROOT, "-r requirements.txt"), (None, "'quantization-explorer[page]'")):
+        monkeypatch.setattr(page, "CHECKOUT", checkout)
+        code, _, err = run(capsys, "page")
+        assert (
+            code == 2
+            and err == f"error: the page needs no_such_gradio, not installed here: pip install {command}\n"
+        )
 
 
 def test_calibrating_zeros_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,18 +6,24 @@ import ast
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from playwright.sync_api import Browser, expect
 
 import explorer
 
@@ -70,15 +76,89 @@ def test_the_installed_command_works_outside_a_checkout(installed: Path, tmp_pat
         assert Path(path).is_relative_to(installed.parent) and Path(path).exists()
 
 
+WHAT_IT_READS = (
+    ("kernels", (".cu", ".cuh")),
+    ("assets", (".safetensors", ".txt", ".json", ".jsonl", ".js", ".css", ".woff2")),
+)
+
+
 def test_the_wheel_holds_what_the_library_reads(wheel: Path) -> None:
-    """Every kernel and data file of the checkout, the type marker, and no top-level package but explorer."""
+    """Every kernel and data file of the checkout, the page, the type marker, and no top-level package but
+    explorer: an environment may hold another package ``app``. Pictures of the page are for its readers."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder, suffixes in (("kernels", (".cu", ".cuh")), ("assets", (".safetensors", ".txt", ".json"))):
-        files = [p for p in (ROOT / folder).rglob("*") if p.suffix in suffixes and "fonts" not in p.parts]
-        files = [p for p in files if p.name != "glossary.json"]  # the page's
+    for folder, suffixes in WHAT_IT_READS:
+        files = [p for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
         assert files and {f"explorer/{p.relative_to(ROOT)}" for p in files} <= names
-    assert "explorer/py.typed" in names
+    page = [p for p in (ROOT / "app").rglob("*") if p.suffix in (".py", ".html")]
+    assert page and {f"explorer/_page/{p.relative_to(ROOT)}" for p in page} <= names
+    assert not [name for name in names if "screenshots" in name or name.endswith((".pyi", ".pyc"))]
+    assert "explorer/py.typed" in names and wheel.stat().st_size < 9 << 20
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"explorer"}
+
+
+def _as_a_terminal_does() -> None:
+    """Take Ctrl-C, which what a shell starts in the background ignores, and all that is started by it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def page_of(command: list[str], folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address that the started page prints, and its process; stopped in the end."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "GRADIO_SERVER_PORT")}
+    environment |= {"HF_HUB_OFFLINE": "1", "GRADIO_TEMP_DIR": str(folder / "store")}
+    server = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_as_a_terminal_does,
+    )
+    assert server.stdout and server.stderr
+    try:
+        said = server.stdout.readline()
+        assert said.startswith("Quantization Explorer: http://localhost:"), server.stderr.read()
+        yield said.split()[-1].replace("localhost", "127.0.0.1"), server
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@pytest.mark.browser
+def test_the_installed_page_opens_on_a_file(installed: Path, tmp_path: Path, browser: Browser) -> None:
+    """``explorer page layer.npy`` where the folder has another ``app``: if this fails, whoever has installed
+    the package has no page, or sees a tensor that is not the file's. Ctrl-C ends it in order."""
+    (tmp_path / "app").mkdir()
+    for wrong in ("app/__init__.py", "app.py"):
+        (tmp_path / wrong).write_text("raise RuntimeError('this is another app')")
+    x = np.random.default_rng(7).standard_normal((48, 256)).astype(np.float32)
+    np.save(tmp_path / "layer.npy", x)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    # With -m the current folder comes before all others; of the command ``explorer`` it is not looked at.
+    command = [str(installed / "python"), "-m", "explorer", "page", "layer.npy", "--port", port]
+    with page_of(command, tmp_path) as (address, server):
+        assert f":{port}/?source=file&opened=" in address
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(address)
+        page.wait_for_function("window.explorer?.ready", timeout=60_000)
+        w = explorer.load_matrix(str(tmp_path / "layer.npy")).values
+        report = explorer.compare(w, explorer.quantize(w, explorer.SCHEMES["int4_group128_asym"]))
+        for name, painted in (
+            ("picture-block", "layer"),
+            ("shortlist-block", f"{report.sqnr_db:.1f}"),
+        ):
+            part = page.locator(f"#{name}")
+            expect(part).to_contain_text(painted)
+            expect(part).to_be_in_viewport()
+        assert page.evaluate("document.fonts.check('16px Inter')")
+        assert "file_tensor=layer" in page.url and "opened=" in page.url, "a reload opens the file again"
+        page.close()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+    assert not list((tmp_path / "store").glob("quantization-explorer-*"))
 
 
 def test_the_version_is_said_once() -> None:
@@ -112,6 +192,15 @@ def test_the_tested_versions_lie_in_the_ranges() -> None:
             assert pin.operator == "==" and pin.version in requirement.specifier, requirement
 
 
+def test_the_extra_page_has_the_tested_versions() -> None:
+    """The page's server knows what routes Gradio has, and its figures are plotly's: another version of either
+    may show nothing. pip installs the versions that were tested here."""
+    pins = requirements("requirements.txt")
+    extra = list(map(Requirement, PROJECT["optional-dependencies"]["page"]))
+    assert {"gradio", "plotly"} <= {r.name for r in extra}
+    assert [r.specifier for r in extra] == [pins[canonicalize_name(r.name)].specifier for r in extra]
+
+
 def test_the_lock_is_of_these_requirements() -> None:
     """requirements.lock installs what requirements.txt pins, each file by its hash; after a change of a pin
     ``make lock`` has to be run."""
@@ -131,6 +220,7 @@ def test_the_library_imports_only_what_it_declares() -> None:
     """An import without a dependency works here, where everything is installed, and nowhere else."""
     extras = PROJECT["optional-dependencies"]
     optional = [*extras["gpu"], *extras["export"], *extras["gguf"], *extras["cluster"], *extras["report"]]
+    optional += [*extras["texts"], *extras["pictures"]]
     declared = map(Requirement, [*PROJECT["dependencies"], *optional])
     allowed = {canonicalize_name(requirement.name) for requirement in declared}
     of_module = {"cuda": ["cuda-bindings"]} | packages_distributions()
@@ -143,7 +233,8 @@ def test_the_library_imports_only_what_it_declares() -> None:
                 modules = [node.module]
             for top in {module.split(".")[0] for module in modules} - sys.stdlib_module_names - {"explorer"}:
                 names = {canonicalize_name(name) for name in of_module.get(top, [top])}
-                assert names & allowed, f"{path.relative_to(ROOT)} imports {top}"
+                elsewhere = path.name == "in_vllm.py" and top == "vllm"  # run by a Python that has it
+                assert names & allowed or elsewhere, f"{path.relative_to(ROOT)} imports {top}"
 
 
 def test_explorer_loads_torch_only_when_it_is_needed() -> None:

@@ -226,7 +226,7 @@ SURVEY_EDITS = {
     "a checksum": (r"<td>[0-9a-f]{8}", "<td>00000000"),
     "an added table": (r"</section>", "<table><tr><td>99</td></tr></table></section>"),
     "a heading": (r"<h2>Every budget", "<h2>Any budget"),
-    "a figure": (r'"z":\{"dtype":"f8","bdata":".{8}', '"z":{"dtype":"f8","bdata":"AAAAAAAA'),
+    "a figure": (r'"z":\{"dtype":"u1","bdata":".{8}', '"z":{"dtype":"u1","bdata":"AAAAAAAA'),
 }
 
 
@@ -365,7 +365,7 @@ def test_another_tensor_is_noticed(folder: Path, capsys: pytest.CaptureFixture[s
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--element", "one"], "ROW,COLUMN"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--out", "r.txt"], ".html"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--own", "2"], "share of min-max"),
-        (["report", "survey", "all-MiniLM-L6-v2", "--bits", "1"], "1 bits a weight are fewer"),
+        (["report", "survey", "all-MiniLM-L6-v2", "--bits", "1"], "1 bits per weight are fewer"),
         (["report", "sample:mlp_up", "--schemes", "int4_group128+gptq"], "name them by --inputs"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--methods", "gptq"], "name them by --inputs"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--methods", "x", "--inputs", "y"], "'x'"),

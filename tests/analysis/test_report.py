@@ -16,7 +16,7 @@ from explorer import FORMATS, SCHEMES, Scheme, compare, mark_frontier, quantize
 from explorer.analysis.element import inspect_element
 from explorer.analysis.frontier import on_frontier
 from explorer.analysis.histograms import Histogram, histogram, histogram_kl
-from explorer.analysis.memory import MODELS, estimate
+from explorer.analysis.memory import MODELS, estimate, left_on, sizes_that_differ
 from explorer.analysis.report import measure, sqnr_db
 from explorer.analysis.schemes import compare_schemes
 from explorer.analysis.tensor import analyse, block_levels
@@ -284,3 +284,10 @@ def test_kl_of_histograms_is_never_negative() -> None:
         p = Histogram(edges, np.ones(256, np.int64))
         assert histogram_kl(p, Histogram(edges, counts)) > 0
         assert histogram_kl(Histogram(edges, counts), Histogram(edges, counts)) >= 0
+
+
+def test_what_is_left_on_a_gpu_tells_schemes_apart() -> None:
+    """Nine tenths of the memory less the weights; the first GPU is the smallest that holds any of them."""
+    assert left_on(4e9, 16) == pytest.approx(10.4) and left_on(15e9, 16) is None
+    assert sizes_that_differ([140e9, 35e9]) == [48, 80, 141]
+    assert sizes_that_differ([1e12]) == []

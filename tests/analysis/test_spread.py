@@ -16,7 +16,7 @@ from explorer import SCHEMES
 from explorer.analysis.errors import error_spread, on_same_bins
 from explorer.analysis.histograms import histogram
 from explorer.analysis.spread import Spread, frame_of, spread
-from explorer.analysis.tensor import analyse
+from explorer.analysis.tensor import MAP_LIMIT, analyse
 from explorer.analysis.tiles import largest_differences, tile_size
 from tests.cells import largest_in_cell
 
@@ -126,7 +126,7 @@ def test_a_cell_knows_its_largest_error(shape: tuple[int, int], name: str) -> No
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4))
     analysis = analyse(x, SCHEMES[name])
     errors = (analysis.q.dequantize() - x).abs()
-    tall, wide = tile_size(shape, 160)
+    tall, wide = tile_size(shape, MAP_LIMIT)
     for down in range(analysis.error_map.shape[0]):
         for right in range(analysis.error_map.shape[1]):
             cell = errors[down * tall : (down + 1) * tall, right * wide : (right + 1) * wide]

@@ -42,7 +42,8 @@ def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
     assert "A 14 over 40 times the RMS (one scale for all)" in text
     assert text.endswith(
         "% of the elements became 0 under A. "
-        "The largest |x| is 20 times the RMS, all but at most 0.05 % lie within 4.4 times it."
+        "The largest |x| is 20 times the RMS of all elements; apart from at most 0.05 % of the elements, "
+        "every |x| is below 4.4 times it."
     )
     assert why(done("int4_group32", x), done("int4_group32", x)).startswith(
         "Why: steps are equally wide, 0.34"
@@ -55,7 +56,7 @@ CLAUSES = [
         None,
         "INT4 has 14 equal steps over 4.8 times the RMS (groups of 32), each 0.34 of the RMS wide",
     ),
-    ("fp8_e4m3_row", None, "FP8 E4M3 has steps of at most 1/8 of a value (a scale a row)."),
+    ("fp8_e4m3_row", None, "FP8 E4M3 has steps of at most 1/8 of a value (one scale per row)."),
     ("nf4_block64", None, "NF4 has 16 uneven levels over 5.3 times the RMS (groups of 64)."),
     ("bf16", None, "BF16 has steps of at most 1/128 of a value (no scale)."),
     (
@@ -66,7 +67,7 @@ CLAUSES = [
     (
         "int4_row",
         "nvfp4",
-        "A has 14 equal steps over 6.9 times the RMS (a scale a row), each 0.49 of the RMS wide; B has ",
+        "A has 14 equal steps over 6.9 times the RMS (one scale per row), each 0.49 of the RMS wide; B has ",
     ),
     ("mxfp4", "nvfp4", "steps are at most 1/2 of a value, except for subnormal values: "),
 ]
@@ -127,12 +128,14 @@ def test_a_finer_step_is_the_reason_only_of_a_smaller_error(tensor: str, pair: t
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_lies_within_is_counted(seed: int) -> None:
-    """ "All but at most p % lie within m times the RMS" of a tensor whose tails differ."""
+    """ "Apart from at most p %, every |x| is below m times the RMS" of a tensor whose tails differ."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(200, 500, generator=generator)
     x[torch.rand(200, 500, generator=generator) < 0.0004] *= -8
     x[x > 6] /= 2
     words = why(analyse(x, Scheme.parse("int4_group128")))
-    share, within = re.search(r"all but at most ([\d.]+) % lie within ([\d.]+) times", words).groups()
+    share, within = re.search(
+        r"at most ([\d.]+) % of the elements, every .x. is below ([\d.]+) times", words
+    ).groups()
     rms = float(x.square().mean().sqrt())
     assert float((x.abs() > float(within) * rms).float().mean()) <= float(share) / 100 * 1.05, words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,19 +15,11 @@ from starlette.testclient import TestClient
 
 from app import limits
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def entry(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """app.py as a module: the file is named like the package."""
-    monkeypatch.setenv("GRADIO_SERVER_PORT", "7860")
-    monkeypatch.setattr("app.serving.port.server_port", lambda: 7860)
-    spec = importlib.util.spec_from_file_location("entry", ROOT / "app.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def entry() -> Any:
+    """What serves the page."""
+    return importlib.import_module("app.start")
 
 
 @pytest.fixture

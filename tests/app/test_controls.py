@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from pathlib import Path
 
 import gradio as gr
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from app import limits
-from app.parts.scheme_controls import chosen_parts, chosen_preset, chosen_second, show_scheme
+from app.parts.scheme_controls import show_scheme
 from app.state.controls import (
     CODES,
     CONVENTIONS,
@@ -25,7 +26,9 @@ from app.state.controls import (
     format_choices,
     parts_of,
     scheme_of,
+    text_of_parts,
 )
+from app.state.record import Record, next_record
 from app.ui import build
 from explorer import CALIBRATORS, SCHEMES, MappingType, Scheme, quantize
 from explorer.schemes import SCALE_RULES, Convention
@@ -117,9 +120,8 @@ LARGE_SEED = "int4~1x128~symmetric~float16~minmax~s18446744073709551615"
 def test_the_bar_keeps_the_canonical_text(text: str) -> None:
     """If this fails, two links to one scheme differ, and its name is missing from the picker."""
     shown = show_scheme(text)
-    assert shown.text == str(Scheme.parse(text))
-    assert shown.preset["value"] == shown.text
-    assert ("custom" in shown.preset["label"]) == (shown.text not in SCHEMES)
+    name = str(Scheme.parse(text))
+    assert shown.preset == name == next_record(Record(), {"do": "scheme", "text": text}, None).scheme
 
 
 def test_a_seed_beyond_a_browsers_numbers_survives_a_click(page: gr.Blocks) -> None:
@@ -127,7 +129,7 @@ def test_a_seed_beyond_a_browsers_numbers_survives_a_click(page: gr.Blocks) -> N
     shown = show_scheme(LARGE_SEED)
     seed, _ = (b for b in page.blocks.values() if getattr(b, "label", None) == "Seed")
     values = [*shown.parts()[:-1], seed.preprocess(json.loads(json.dumps(seed.postprocess(shown.seed))))]
-    assert isinstance(seed.postprocess(shown.seed), str) and chosen_parts(*values, "").text == LARGE_SEED
+    assert isinstance(seed.postprocess(shown.seed), str) and text_of_parts(values) == LARGE_SEED
 
 
 @pytest.mark.parametrize("side", [1.5, None, 0, -5, 1e12, float("inf"), float("nan")])
@@ -140,10 +142,9 @@ def test_a_size_that_is_none_is_refused_and_goes_back(
     (size,) = (b for b in page.blocks.values() if getattr(b, "elem_id", None) == "size")
     values = show_scheme("int4_group128").parts()
     values[3] = size.preprocess(side)
-    assert chosen_parts(*values, "int4_group128") == show_scheme("int4_group128")
-    assert len(said) == 1 and "Group size, tile columns: a whole number from 1 to 999999999, not" in said[0]
-    chosen_parts(*show_scheme("int4_group128").parts(), "int4_group128")
-    assert len(said) == 1
+    with pytest.raises(ValueError, match=r"^Group size \(columns\): a whole number from 1 to 999999999,"):
+        text_of_parts(values)
+    assert text_of_parts(show_scheme("int4_group128").parts()) == "int4_group128" and not said
 
 
 TILES = "int8~32x32~symmetric~float32~minmax"
@@ -153,21 +154,32 @@ TILES = "int8~32x32~symmetric~float32~minmax"
     ("field", "value", "words"),
     [
         (2, -1, "Tile rows: a whole number from 0 (the whole axis)"),
-        (3, -1, "Group size, tile columns: a whole number from 0 (the whole axis)"),
+        (3, -1, "Group size (columns): a whole number from 0 (the whole axis)"),
         (-1, "pear", "Seed: a whole number from 0 to 2^64 - 1, not 'pear'"),
         (-1, str(2**64), "2^64"),
     ],
 )
-def test_a_refused_number_names_its_field(
-    field: int, value: object, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_number_names_its_field(field: int, value: object, words: str) -> None:
     """Else a visitor does not know which of the boxes is meant."""
-    said: list[str] = []
-    monkeypatch.setattr(limits, "notify", said.append)
     values = show_scheme(TILES).parts()
     values[field] = value
-    values[-2] = True
-    assert chosen_parts(*values, TILES) == show_scheme(TILES) and words in said[0]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        text_of_parts(values)
+
+
+HOSTILE_PARTS = [
+    (0, "nope"), (0, None), (1, ["x"]), (2, "x"), (2, True), (4, {}), (7, "nope"), (8, "x"), (8, ["zzz"]),
+    (8, [1]), (11, [2]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), HOSTILE_PARTS)
+def test_parts_that_no_control_holds_are_refused(field: int, value: object) -> None:
+    """A program may send anything for a part: it is told what is taken, and nothing breaks."""
+    values = show_scheme(TILES).parts()
+    values[field] = value
+    with pytest.raises(ValueError, match=r"\w+ .*\w+"):
+        text_of_parts(values)
 
 
 PICKERS = ("compare-schemes", "methods-schemes", "survive-schemes")
@@ -185,15 +197,6 @@ def test_a_section_takes_a_scheme_of_the_visitors_own(elem_id: str, page: gr.Blo
     assert clicked.fn(["nvfp4", CUSTOM], CUSTOM, "") == ["nvfp4", CUSTOM]
     assert clicked.fn(None, "nf4_block64", "bf16") == ["nf4_block64", "bf16"]
     assert clicked.fn(None, "nvfp4", "nvfp4+gptq") == ["nvfp4"], "a picker of schemes takes the scheme"
-
-
-def test_a_refused_text_does_not_stay_in_the_picker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the picker names a scheme that nothing on the page shows. B may be none, A may not."""
-    said: list[str] = []
-    monkeypatch.setattr(limits, "notify", said.append)
-    assert chosen_preset("int99", "nvfp4").preset["value"] == "nvfp4" and "int99" in said[0]
-    assert chosen_second("int99", "").preset == "" and len(said) == 2
-    assert chosen_second("", "nvfp4").text == "" and len(said) == 2
 
 
 def test_ranges_and_refit_survive() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from html import unescape
 from pathlib import Path
@@ -24,16 +26,16 @@ import torch
 from safetensors.torch import save_file
 
 from app import limits
+from app.chosen import ChosenView, choose
 from app.learn import playground
-from app.link import LinkView, read_link, visited
+from app.link import NO_FILE, Visited
+from app.link import visited as read_address
 from app.parts import html
-from app.parts.bar import PairView
-from app.parts.keys import acted
-from app.parts.tensor_controls import opened_file
 from app.parts.views import View
-from app.sections import compare, overview, sizes, take_away
-from app.sections.element import moved, picked, typed
+from app.sections import answer, compare, overview, sizes, take_away
+from app.state.analyses import analyses_of
 from app.state.cache import BoundedCache
+from app.state.record import Record, listing, next_record
 from app.state.selection import Selection, matrix_of
 from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
 from explorer import compare as library_compare
@@ -63,10 +65,42 @@ def selection(**changes: Any) -> tuple[Any, ...]:
     return dataclasses.astuple(Selection(**changes))
 
 
-def shown(*values: Any) -> overview.TensorView:
-    """The last view of the Tensor place's handler."""
-    *_, last = overview.show(*values)
-    return last
+def did(*acts: dict[str, Any], upload: str | None = None, whole: bool = False, **held: Any) -> ChosenView:
+    """All that the page shows after ``acts`` on a page that shows ``held``, as one view: of the views of a
+    run each leaves what it does not say as the one before has it."""
+    text = json.dumps({"number": 7, "whole": whole, "acts": acts})
+    seen = ChosenView.unchanged()
+    for view in choose(text, upload, *dataclasses.astuple(Record(**held))):
+        seen = _over(seen, view)
+    return seen
+
+
+def _over(before: View, after: View) -> Any:
+    values = {
+        f.name: _over(old, new) if isinstance(new, View) else old if unchanged(new) else new
+        for f in dataclasses.fields(after)
+        for old, new in [(getattr(before, f.name), getattr(after, f.name))]
+    }
+    return type(after)(**values)
+
+
+def shown(position: tuple[int, int] | None = None, **held: Any) -> ChosenView:
+    """What the page shows of a record from its beginning."""
+    element = "" if position is None else f"{position[0]},{position[1]}"
+    return did(
+        {"do": "scheme", "text": held.get("scheme", Record().scheme)}, whole=True, element=element, **held
+    )
+
+
+def below(chosen: dict[str, Any]) -> dict[str, Any]:
+    """What follows below the first screen when it is seen: the figures of values and of the error."""
+    record = dataclasses.astuple(Record(**chosen))
+    return {**vars(overview.values(*record)), **vars(overview.maps(*record))}
+
+
+def visited(query: str, upload: str | None = None, first: bool = False) -> Visited:
+    """What an address says, on a page that shows what a fresh one does."""
+    return read_address(query, Record(), upload, first)
 
 
 def taken(*values: Any) -> take_away.FilesView:
@@ -89,11 +123,12 @@ def unchanged(output: Any) -> bool:
 def test_the_tensor_place_shows_every_scheme(name: str) -> None:
     """All outputs for every scheme, alone and beside another; plots are binned and reduced: else every click
     sends megabytes."""
-    for second, figures, most in (("", 5, 250_000), ("nvfp4", 8, 450_000)):
-        out = shown(*selection(scheme=name, second=second), None, None, True)
-        assert type(out) is overview.TensorView
-        assert len(plots_of(out)) == figures and sum(map(len, plots_of(out))) < most
-        for plot in map(json.loads, plots_of(out)):
+    for second, figures, most in (("", 5, 300_000), ("nvfp4", 7, 600_000)):
+        out = shown(scheme=name, second=second).shown
+        assert type(out) is overview.TensorView and not plots_of(out)
+        plots = [value for value in below({"scheme": name, "second": second}).values() if value[:2] == '{"']
+        assert len(plots) == figures and sum(map(len, plots)) < most
+        for plot in map(json.loads, plots):
             assert plot["layout"]["meta"]["filename"].startswith("MLP-up-projection"), (
                 "a saved figure says what it shows"
             )
@@ -103,23 +138,25 @@ def test_the_tensor_place_shows_every_scheme(name: str) -> None:
 
 def test_a_large_tensor_stays_small_on_the_wire() -> None:
     """16 million elements are binned and reduced on the server: if not, every click sends megabytes."""
-    out = shown(*selection(sample="normal_4096", scheme="nvfp4"), None, None, True)
-    assert sum(len(o) for o in out.in_order() if isinstance(o, str)) < 250_000
+    chosen = {"sample": "normal_4096", "scheme": "nvfp4"}
+    sent = [*shown(**chosen).in_order(), *below(chosen).values()]
+    assert sum(len(o) for o in sent if isinstance(o, str)) < 300_000
 
 
-def test_numbers_come_before_figures() -> None:
-    """Else the verdict waits for drawings."""
-    first, last = overview.show(*selection(), None, None, True)
-    assert (first.kpis, first.verdict, first.chips) == (last.kpis, last.verdict, last.chips)
-    assert not plots_of(first) and unchanged(first.errors) and plots_of(last)
+def test_one_answer_has_the_whole_first_screen() -> None:
+    """Else bar, sentence, table and figure name different schemes for a while, or wait for figures that
+    nobody sees."""
+    text = json.dumps({"number": 1, "whole": True, "acts": [{"do": "visit", "query": ""}]})
+    (only,) = choose(text, None, *dataclasses.astuple(Record()))
+    assert not any(unchanged(value) for value in only.answered.in_order())
+    assert plots_of(only) == [only.answered.figure], "figures further down come when they are seen"
+    assert unchanged(only.shown.values) and not unchanged(only.shown.inspector)
 
 
 def test_two_schemes_are_compared_in_their_numbers() -> None:
     """B's numbers stand beside A's with their differences: the question that two schemes are chosen for."""
-    first, second = (
-        shown(*selection(scheme=name), None, None, True).kpis for name in ("int4_group128", "nvfp4")
-    )
-    both = shown(*selection(scheme="int4_group128", second="nvfp4"), None, None, True).kpis
+    first, second = (shown(scheme=name).shown.kpis for name in ("int4_group128", "nvfp4"))
+    both = shown(scheme="int4_group128", second="nvfp4").shown.kpis
     for one in (first, second):
         assert (number := re.search(r'class="v"[^>]*>([^<]+)', one)) and number[1] in both
     assert both.count('class="difference"') == 6 and 'class="difference"' not in first
@@ -129,63 +166,111 @@ def test_two_schemes_are_compared_in_their_numbers() -> None:
 
 def test_the_inspector_follows_or_stays() -> None:
     """An element chosen by hand stays chosen; otherwise the one with the largest error is inspected."""
-    followed = shown(*selection(), 3, 4, True)
-    stayed = shown(*selection(), 3, 4, False)
+    followed, stayed = shown().shown, shown((3, 4)).shown
+    assert followed.follow and not stayed.follow
     assert (followed.row, followed.column) != (3, 4) and (stayed.row, stayed.column) == (3, 4)
     assert "Element (3, 4)" in stayed.inspector
 
 
 def test_an_element_is_picked_and_walked_from() -> None:
-    """A click gives the cell's largest error, an arrow key the next element; neither leaves the matrix."""
-    chosen = selection(scheme="nvfp4")
-    there = picked(SimpleNamespace(element=[5, 7]), *chosen)
-    assert (there.row, there.column, there.follow) == (5, 7, False)
-    for row, steps, wanted in ((5, "-1,0", (4, 7)), (0, "-1,0", (0, 7)), (5, "3,-2", (8, 5))):
-        there = moved(*chosen, row, 7, False, steps)
-        assert (there.row, there.column) == wanted
-
-
-@pytest.mark.parametrize("steps", ["", "1", "1,2,3", "a,b", "1e9,0"])
-def test_steps_are_two_whole_numbers(steps: str, said: list[str]) -> None:
-    """What no script of the page sends moves nothing."""
-    out = moved(*selection(), 5, 7, False, steps)
-    assert "two whole numbers" in said[0] and unchanged(out.row)
+    """A click gives an element, an arrow key the next one, "largest" the worst of A or B: none leaves the
+    matrix, and the figures of the tensor are not sent again."""
+    out = did({"do": "element", "row": 5, "column": 7}, scheme="nvfp4")
+    assert (out.shown.row, out.shown.column, out.shown.follow) == (5, 7, False)
+    assert unchanged(out.shown.chips) and "Element (5, 7)" in out.shown.inspector
+    for row, (down, right), wanted in ((5, (-1, 0), "4,7"), (0, (-1, 0), "0,7"), (5, (3, -2), "8,5")):
+        move = {"do": "move", "down": down, "right": right}
+        assert did(move, element=f"{row},7").record.element == wanted
+    pair = {"scheme": "int4_row", "second": "nvfp4"}
+    worst = analyses_of(Selection(**pair))[1][1][1].report.max_error_at
+    assert did({"do": "largest", "side": "b"}, **pair).record.element == f"{worst[0]},{worst[1]}"
+    followed = did({"do": "largest", "side": "a"}, element="1,1", **pair)
+    assert followed.record.element == "" and followed.shown.follow
 
 
 ACTS = [
-    ("", ("int4_row", "nvfp4")),
-    ("swap a", ("nvfp4", "int4_row")),
-    ("clear a", ("int4_row", "")),
-    ("next a,next a,previous a,next b", (1, 1)),
-    ("swap a,next a,swap a", (0, 1)),
-    ("what a,next c,next,<b>", ("int4_row", "nvfp4")),
+    ([], ("int4_row", "nvfp4")),
+    ([{"do": "swap"}], ("nvfp4", "int4_row")),
+    ([{"do": "clear"}], ("int4_row", "")),
+    ([{"do": "next"}, {"do": "next", "side": "a"}, {"do": "previous"}, {"do": "next", "side": "b"}], (1, 1)),
+    ([{"do": "swap"}, {"do": "next"}, {"do": "swap"}], (0, 1)),
+    ([{"do": "scheme", "side": "b", "text": " int8_row "}], ("int4_row", "int8_row")),
+    ([{"do": "scheme", "side": "b", "text": None}], ("int4_row", "")),
 ]
 
 
 @pytest.mark.parametrize(("acts", "wanted"), ACTS)
-def test_acts_on_the_schemes_one_after_another(acts: str, wanted: tuple[Any, Any]) -> None:
-    """What is pressed while an answer is awaited is done when it has come; nonsense changes nothing."""
+def test_acts_on_the_schemes_one_after_another(acts: list[dict[str, Any]], wanted: tuple[Any, Any]) -> None:
+    """What is pressed while an answer is awaited is done when it has come."""
     names = list(SCHEMES)
     places = zip(("int4_row", "nvfp4"), wanted, strict=True)
-    pair = [names[names.index(first) + end] if isinstance(end, int) else end for first, end in places]
-    assert acted("int4_row", "nvfp4", acts) == PairView(*pair)
+    pair = tuple(names[names.index(first) + end] if isinstance(end, int) else end for first, end in places)
+    record = Record(scheme="int4_row", second="nvfp4")
+    for act in acts:
+        record = next_record(record, act, None)
+    assert (record.scheme, record.second) == pair
 
 
-BAD = [
-    ({"scheme": "nope"}, "no scheme 'nope'"),
-    ({"source": "model", "model": "/nonexistent/x y", "layer": "w"}, "no Hub id"),
-    ({"sample": "nope"}, "no sample"),
+NO_ACTS = [
+    ("", "acts are JSON"),
+    ("[" * 60_000, "acts are JSON"),
+    ('{"number": 1}', "acts are JSON"),
+    ('{"number": 1, "acts": []}', "1 to 1,000"),
+    ('{"number": 1, "acts": [1]}', "1 to 1,000"),
+    ('{"number": 1, "acts": [{"do": "what"}]}', "no act 'what'"),
+    ('{"number": 1, "acts": [{"do": ["x"]}]}', "no act"),
+    ('{"number": 1, "acts": [{"do": "next", "side": "c"}]}', "side is a or b"),
+    ('{"number": 1, "acts": [{"do": "scheme", "text": 5}]}', "text is a text"),
+    ('{"number": 1, "acts": [{"do": "scheme", "text": ""}]}', "choose a scheme"),
+    ('{"number": 1, "acts": [{"do": "move", "down": "x", "right": 0}]}', "whole numbers"),
+    ('{"number": 1, "acts": [{"do": "element", "row": null, "column": 1}]}', "whole numbers"),
+    ('{"number": 1, "acts": [{"do": "element", "row": 1e400, "column": 1}]}', "whole numbers"),
+    ('{"number": 1, "acts": [{"do": "parts", "parts": [1]}]}', "13|12 parts|parts"),
+    ('{"number": 1, "acts": [{"do": "list", "texts": ["nope"]}]}', "no scheme"),
 ]
 
 
-@pytest.mark.parametrize("changes, words", BAD)
-def test_bad_input_is_a_message_and_nothing_is_lost(
-    changes: dict[str, Any], words: str, said: list[str]
-) -> None:
-    """If this fails, a typing error empties the page."""
-    out = shown(*selection(**changes), None, None, True)
+@pytest.mark.parametrize(("text", "words"), NO_ACTS)
+def test_what_is_no_act_changes_nothing(text: str, words: str, said: list[str]) -> None:
+    """A program may send anything; the page says in words what is taken, and shows what it showed."""
+    (out,) = choose(text, None, *dataclasses.astuple(Record()))
+    assert re.search(words, said[0]) and "Still shown" in out.notice
+    assert unchanged(out.record.scheme) and unchanged(out.shown.chips) and "refused" in json.loads(out.answer)
+
+
+LISTS = [
+    ("", "nvfp4", "mxfp4", ""),
+    ("int4_row,nvfp4,mxfp4", "int4_row", "nvfp4", "int4_row,nvfp4,mxfp4"),
+    ("int4_row,nvfp4", "int4_row", "mxfp4", "int4_row,nvfp4,mxfp4"),
+    ("int4_row,nvfp4,mxfp4,bf16,int8_row", "int4_row", "int2_group64_asym",
+     "int4_row,nvfp4,mxfp4,bf16,int2_group64_asym"),
+    ("a,b,c,d,nvfp4", "int4_row", "nvfp4", "a,b,c,int4_row,nvfp4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "first", "second", "after"), LISTS)
+def test_a_and_b_are_in_the_shortlist(before: str, first: str, second: str, after: str) -> None:
+    """The last that is neither makes room; else a scheme that is looked at is missing from the table."""
+    assert listing(Record(scheme=first, second=second, shortlist=before)).shortlist == after
+
+
+BAD = [
+    ({"do": "scheme", "text": "nope"}, "no scheme 'nope'"),
+    ({"do": "layer", "model": "/nonexistent/x y", "layer": "w"}, "no Hub id"),
+    ({"do": "sample", "name": "nope"}, "no sample"),
+]
+
+
+@pytest.mark.parametrize("act, words", BAD)
+def test_bad_input_is_a_message_and_nothing_is_lost(act: dict[str, Any], words: str, said: list[str]) -> None:
+    """If this fails, a typing error empties the page, or a part of it names what is not shown."""
+    out = did(act)
     assert words in said[0] and words in unescape(out.notice) and "Still shown" in out.notice
-    kept = [value for name, value in vars(out).items() if name not in ("notice", "upload_error")]
+    kept = [
+        value
+        for part in (out.record, out.tensor, out.first, out.kept, out.answered, out.shown)
+        for value in part.in_order()
+    ]
     assert all(unchanged(value) for value in kept), "outputs must stay as they are"
 
 
@@ -198,12 +283,25 @@ def test_a_links_recipe() -> None:
     # Of the slider's ends, which the recipe before has narrowed, only the next one's are true.
     ends = {"minimum": 0, "maximum": 32, "interactive": True, "__type__": "update"}
     assert seen.kept.budget == ends | {"value": 4.16}
-    assert (seen.kept.target, seen.kept.keep, seen.kept.fuse) == ("gguf", "layer.0.", True)
+    assert (seen.kept.target["value"], seen.kept.keep, seen.kept.fuse) == ("gguf", "layer.0.", True)
+    assert seen.kept.inputs == "none" and visited("inputs=int8_row").kept.inputs == "int8_row"
+    assert visited("inputs=int8_row&for=gguf").kept.target["value"] == "compressed-tensors"
     back = visited("")
     assert (back.kept.survey, back.kept.ranked) == ("all-MiniLM-L6-v2", None)
     assert back.kept.budget == ends | {"value": 4.5}
-    assert (back.kept.target, back.kept.keep, back.kept.fuse) == ("any", "", False)
-    assert unchanged(visited("survey=own").kept.survey)
+    assert (back.kept.target["value"], back.kept.keep, back.kept.fuse) == ("compressed-tensors", "", False)
+    assert visited("for=any").kept.target["value"] == "any"
+    own = visited("survey=own", first=True)
+    assert unchanged(own.kept.survey) and "open its file again" in own.missing
+
+
+def test_a_link_that_cannot_be_shown_shows_something(said: list[str]) -> None:
+    """A model that cannot be reached: the page of a fresh visit and the reason, not an empty page."""
+    out = did({"do": "visit", "query": "?source=model&model=/nonexistent/x&layer=w&scheme=nvfp4"}, whole=True)
+    assert "cannot be shown" in out.notice and out.record.source == "builtin"
+    assert (out.record.scheme, out.record.second) == Record.fresh().schemes, "as a page without a link"
+    assert json.loads(out.answer)["number"] == 7, "it is no refusal"
+    assert "cannot be shown" in said[0] and plots_of(out)
 
 
 LINKS = [
@@ -212,7 +310,7 @@ LINKS = [
     ({"tab": "what"}, ["tab 'what' is unknown; showing tensor"]),
     ({"sample": "zzz"}, ["sample 'zzz' is unknown; showing mlp_up"]),
     ({"source": "moon"}, ["source 'moon' is unknown; showing builtin"]),
-    ({"source": "file"}, ["drop it in again"]),
+    ({"source": "file"}, []),
     ({"scheme": "zzz"}, ["scheme is not usable"]),
     ({"second": "zzz"}, ["scheme is not usable"]),
     ({"second": "nvfp4", "row": "3", "column": "4", "tab": "learn"}, []),
@@ -221,17 +319,19 @@ LINKS = [
     ({"range": "7", "shape": "<b>", "m": "-3"}, ["range '7'", "shape '<b>'", "m '-3'"]),
     ({"row": "x", "column": "4"}, ["row 'x'"]),
     ({"budget": "4.5", "for": "awq", "ranked": "weight"}, []),
-    ({"budget": "1e3", "for": "any", "survey": "x"}, ["budget '1e3'", "survey 'x'", "for 'any'"]),
-    ({"survey": "own", "budget": "32"}, ["budget '32'", "cannot carry your survey"]),
+    ({"budget": "1e3", "for": "tar", "survey": "x"}, ["budget '1e3'", "survey 'x'", "for 'tar'"]),
+    ({"inputs": "int4_row"}, ["inputs 'int4_row'"]),
+    ({"budget": "32"}, ["budget '32'"]),
 ]
 
 
 @pytest.mark.parametrize("query, words", LINKS)
 def test_what_a_link_cannot_show_is_said(query: dict[str, str], words: list[str], said: list[str]) -> None:
     """Else its receiver takes the defaults for what the sender saw."""
-    shown = read_link(SimpleNamespace(query_params=query))  # type: ignore[arg-type]
-    assert isinstance(shown, LinkView) and len(said) == len(words)
+    seen = visited(urlencode(query), first=True)
+    assert isinstance(seen, Visited) and len(said) == len(words)
     assert all(part in message for part, message in zip(words, said, strict=True))
+    assert seen.missing == (NO_FILE if query.get("source") == "file" else "")
 
 
 KEPT = [
@@ -253,69 +353,57 @@ def test_what_sections_keep_in_the_address(query: dict[str, str], kept: tuple[An
 
 
 def test_back_leads_to_a_tensor_of_the_file() -> None:
-    """A link from outside cannot carry the file, Back within the page can; other sources keep its tensor."""
-    assert visited("?source=file&file_tensor=b").tensor.file_tensor == "b"
-    assert unchanged(visited("?sample=mlp_down").tensor.file_tensor)
+    """A link from outside cannot carry the file, Back within the page can."""
+    back = visited("?source=file&file_tensor=b", upload="f.npz")
+    assert (back.record.source, back.record.file, back.record.file_tensor) == ("file", "f.npz", "b")
+    outside = visited("?source=file&file_tensor=b", first=True)
+    assert outside.record.source == "builtin" and outside.missing == NO_FILE
 
 
-@pytest.mark.parametrize("source", ["file", "model"])
-def test_nothing_chosen_yet_is_no_warning(source: str, said: list[str]) -> None:
+@pytest.mark.parametrize("act", [{"do": "file"}, {"do": "tensor", "name": "w"}, {"do": "layer"}])
+def test_nothing_chosen_yet_is_no_warning(act: dict[str, Any], said: list[str]) -> None:
     """A form that was just opened gets no warning. The notice says what to choose; the results stay."""
-    out = shown(*selection(source=source), None, None, True)
-    assert not said and "choose" in out.notice and unchanged(out.chips) and unchanged(out.verdict)
-    refused = shown(*selection(scheme="int9"), None, None, True)
-    assert "Still shown" in refused.notice and unchanged(refused.chips)
+    out = did(act)
+    assert not said and re.search("choose", out.notice) and unchanged(out.shown.chips)
 
 
 def test_the_same_scheme_twice_is_said() -> None:
     """Else the page compares a scheme with itself as if that were something."""
-    same = shown(*selection(second=Selection().scheme), None, None, True)
-    assert "A and B are the same scheme" in same.verdict
+    assert "A and B are the same scheme" in shown(second=Selection().scheme).shown.verdict
 
 
 def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
-    """The controls go back to what is shown, and the notice above that says why."""
-    path = str(tmp_path / "bad.npy")
-    Path(path).write_bytes(b"nonsense")
-    before = shown(*selection(), None, None, True)
-    opened = opened_file(path, before.shown)
-    assert (opened.source, opened.file) == ("builtin", None)
-    assert opened.file_tensor == gr.update(choices=[], value=None)
-    out = shown(*selection(), None, None, True, opened.upload_error)
-    overview.kernel(*selection())
+    """The notice says why; what is shown stays, and the next choice takes the notice away."""
+    bad, good = str(tmp_path / "bad.npy"), str(tmp_path / "good.npz")
+    Path(bad).write_bytes(b"nonsense")
+    np.savez(good, c=np.ones(3, np.int64), a=np.full((2, 2), np.nan), w=np.ones((4, 8), np.float32))
+    out = did({"do": "file"}, upload=bad)
     assert len(said) == 1 and "no valid .npy header" in said[0] and said[0] in unescape(out.notice)
-    assert out.upload_error == "" and shown(*selection(), None, None, True, out.upload_error).notice == ""
-
-
-def test_after_a_refused_file_the_one_before_is_held(tmp_path: Path, said: list[str]) -> None:
-    """Its box, its tensor and its source: else the bar names a file that nothing shows."""
-    np.save(tmp_path / "good.npy", np.ones((4, 8), np.float32))
-    (tmp_path / "bad.pt").write_bytes(b"nonsense")
-    good = str(tmp_path / "good.npy")
-    name = opened_file(good, None).file_tensor["value"]
-    before = shown(*selection(source="file", file=good, file_tensor=name), None, None, True)
-    opened = opened_file(str(tmp_path / "bad.pt"), before.shown)
-    assert (opened.source, opened.file, opened.file_tensor["value"]) == ("file", good, name)
-    assert said == [opened.upload_error]
+    assert unchanged(out.record.source)
+    out = did({"do": "file"}, upload=good)
+    assert (out.record.source, out.record.file, out.record.file_tensor) == ("file", good, "w")
+    assert out.notice == "" and len(out.tensor.file_tensor["choices"]) == 3
 
 
 def test_an_element_outside_is_a_message(said: list[str]) -> None:
     """The rows that there are are said, and the nearest is shown: else an element of another tensor in the
     boxes keeps this one from being shown."""
-    out = shown(*selection(), 10**6, 0, False)
-    assert "rows 0 to 1535" in said[0] and (out.row, out.column) == (1535, 0)
-    assert typed(*selection(), 3, -5, True).column == 0 and len(said) == 2
+    out = shown((10**6, 0))
+    assert "rows 0 to 1535" in said[0] and (out.shown.row, out.shown.column) == (1535, 0)
+    assert out.record.element == "1535,0", "the address has what is shown"
+    typed = did({"do": "element", "row": 3, "column": -5})
+    assert typed.record.element == "3,0" and len(said) == 2
 
 
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     """A tensor called like a script shows as text (gr.HTML would run it)."""
     evil = "<img src=x onerror=alert(1)>${alert(2)}"
     save_file({evil: torch.randn(4, 32)}, tmp_path / "x.safetensors")
-    out = shown(
-        *selection(source="file", file=str(tmp_path / "x.safetensors"), file_tensor=evil), None, None, True
-    )
-    assert "&lt;img" in out.chips and "&lt;img" in out.verdict
-    assert not any("<img" in o for o in out.in_order() if isinstance(o, str))
+    out = shown(source="file", file=str(tmp_path / "x.safetensors"), file_tensor=evil)
+    for part in (out.shown.chips, out.shown.verdict, out.answered.picture):
+        assert "&lt;img" in part
+    drawn = (out.answered.figure, out.record.file_tensor, out.answer)
+    assert not any(evil[:15] in o for o in out.in_order() if isinstance(o, str) and o not in drawn)
 
 
 def test_every_template_escapes_what_it_is_given() -> None:
@@ -394,41 +482,103 @@ def test_comparison_comes_row_by_row() -> None:
     assert len(Path(end.csv_file["value"]).read_text().splitlines()) == 4
 
 
-def test_the_frontier_is_kept_for_its_tensor() -> None:
+def test_the_frontier_is_kept_for_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows while it computes; a second visit has it at once. A scheme without a name is ringed too."""
+    for kept in ("_ROWS", "_WHOLE", "_DRAWN"):  # nothing is known of the tensor yet, whatever ran before
+        monkeypatch.setattr(answer, kept, BoundedCache[Any](4096))
     own = "int4~1x48~symmetric~float16~minmax"
-    steps = list(compare.frontier(*selection(sample="attention_query", second=own)))
-    assert len(steps) > 2 and f"{len(SCHEMES)} named schemes" in steps[-1].status
-    (again,) = compare.frontier(*selection(sample="attention_query", second="nvfp4"))
-    for figure in (steps[-1].figure, again.figure):
-        assert {"A", "B"} <= {trace.get("name") for trace in json.loads(figure)["data"]}
+    pair = {"sample": "attention_query", "second": own}
+    early, chosen = shown(**pair).answered, dataclasses.astuple(Record(**pair))
+    assert "…" in early.listed and len(early.figure) < 20_000
+    end = list(answer.fill(*chosen))[-1]
+    assert f"{len(SCHEMES)} schemes" in end.status and len(list(answer.fill(*chosen))) == 1
+    for out in (did({"do": "look"}, **pair), did({"do": "look"}, sample="attention_query", second="nvfp4")):
+        assert {"A", "B"} <= {trace.get("name") for trace in json.loads(out.answered.figure)["data"]}
+        assert 'strong">…' not in out.answered.listed
+        assert unchanged(out.record.scheme) and unchanged(out.notice)
 
 
 def test_a_left_frontier_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     """A visitor who leaves early would make the next one compute every scheme again."""
     asked: list[int] = []
-    whole = compare.survey
+    whole = answer.survey
 
     def counted(x: Any, schemes: Iterable[Scheme]) -> Iterator[ComparisonRow]:
         known = list(schemes)
         asked.append(len(known))
         return whole(x, known)
 
-    monkeypatch.setattr(compare, "survey", counted)
-    left = compare.frontier(*selection(sample="mlp_down"))
-    next(left)
-    next(left)
+    monkeypatch.setattr(answer, "survey", counted)
+    chosen = Record(sample="mlp_down")
+    left = answer.filling(chosen)
+    while len(answer.known_rows(chosen)) < 16:
+        next(left)
     left.close()
-    end = list(compare.frontier(*selection(sample="mlp_down")))[-1]
-    assert asked[:2] == [len(SCHEMES), len(SCHEMES) - compare.DRAWN_EVERY]
-    assert f"{len(SCHEMES)} named schemes" in end.status
+    end = list(answer.fill(*dataclasses.astuple(chosen)))[-1]
+    assert asked[:2] == [len(SCHEMES), len(SCHEMES) - 16]
+    assert f"{len(SCHEMES)} schemes" in end.status
 
 
-def test_a_point_becomes_a_or_b() -> None:
-    """A click on the frontier: if it fails, the figure only looks as if it could be asked."""
-    event = SimpleNamespace(data=["NVFP4", "nvfp4"])
-    assert compare.taken("a", "bf16", "", event) == PairView("nvfp4", "")
-    assert compare.taken("b", "bf16", "", event) == PairView("bf16", "nvfp4")
+GOAL_ACTS = [
+    ({}, "8-bit", ("int8_row", "fp8_e4m3_row", "8-bit", "")),
+    ({"second": "nvfp4"}, "fp8-inputs", ("fp8_e4m3_row", "fp8_e4m3_tensor", "fp8-inputs", "")),
+    ({"scheme": "bf16"}, "3-bit", ("bf16", "", "3-bit", "")),
+    ({"shortlist": "int4_group128_asym,mxfp4"}, "6-bit", ("int6_group128_asym", "mxfp6_e2m3", "6-bit", "")),
+    ({"goal": "8-bit", "scheme": "int8_row"}, "at-most-3MB", ("fp32", "mxfp8_e4m3", "at-most-3MB", "")),
+]
+
+
+@pytest.mark.parametrize(("held", "goal", "wanted"), GOAL_ACTS)
+def test_a_goal_takes_its_schemes(held: dict[str, str], goal: str, wanted: tuple[str, ...]) -> None:
+    """What is asked for becomes A and B, unless the visitor has chosen others; the list becomes its own."""
+    out = did({"do": "goal", "name": goal}, **held).record
+    if goal.startswith("at-most"):
+        assert out.goal == goal and out.scheme != held["scheme"]
+    else:
+        assert (out.scheme, out.second, out.goal, out.shortlist) == wanted
+
+
+def test_a_goal_that_cannot_be_is_refused(said: list[str]) -> None:
+    """The line names what there is; a size that another tensor cannot have is taken away with words."""
+    for name, words in (("9-bit", "no goal"), ("at-most-0.1", "nothing fits")):
+        assert words in did({"do": "goal", "name": name}).notice
+    out = did({"do": "sample", "name": "normal_4096"}, goal="at-most-100kB")
+    assert out.record.goal == "" and out.record.sample == "normal_4096" and "nothing fits" in said[-1]
+    assert visited("goal=nonsense").record.goal == "" and "not valid" in said[-1]
+
+
+def test_the_goal_stays_while_schemes_are_tried() -> None:
+    """Else the figure's axes jump with every scheme that is looked at."""
+    assert did({"do": "scheme", "text": "int8_row"}).record.goal == "4-bit"
+    assert did({"do": "scheme", "text": "nvfp4"}).record.goal == ""
+    assert visited("scheme=int8_row").record.goal == ""
+    assert "8-bit weights</button>" in shown(scheme="int8_row").answered.goals
+
+
+def test_a_page_without_a_link_compares_two() -> None:
+    """The first question is which of two; a link that names one scheme has one."""
+    fresh = visited("").record
+    assert (fresh.scheme, fresh.second) == ("int4_group128_asym", "nvfp4")
+    assert visited("scheme=nvfp4").record.second == "" and visited("second=mxfp4").record.second == "mxfp4"
+
+
+@pytest.mark.parametrize("second", ["nvfp4", "int4~1x48~symmetric~float16~minmax", "q6_k"])
+def test_bar_sentence_table_and_figure_agree(second: str) -> None:
+    """A and B are in all four, with the same numbers."""
+    out = shown(second=second)
+    label = unescape(html.short_name(Scheme.parse(second).label))
+    assert label.split(",")[0] in unescape(out.shown.chips).replace("GGUF ", "")
+    assert f'data-scheme="{second}" class="is-b"' in out.answered.listed
+    analysis = analyses_of(Selection(second=second))[1][1][1].report
+    assert f"{analysis.sqnr_db:.1f}</td>" in out.answered.listed
+    (ring,) = [t for t in json.loads(out.answered.figure)["data"] if t.get("name") == "B" and "text" in t]
+    assert ring["customdata"][0][1] == second and f"{analysis.sqnr_db:.2f} dB" in ring["text"][0]
+
+
+def test_a_row_becomes_a_or_b() -> None:
+    """A click on the table: if it fails, the table only looks as if it could be asked."""
+    (act,) = json.loads(compare.clicked("b", SimpleNamespace(row_value=["nvfp4", 4.5])))
+    assert next_record(Record(scheme="bf16"), act, None).second == "nvfp4"
 
 
 def test_a_table_of_another_tensor_is_cleared() -> None:
@@ -510,3 +660,69 @@ def test_the_cache_is_bounded() -> None:
     for i in range(50):
         cache.get(i, lambda i=i: i, lambda _: 30)
     assert cache._used <= 100 and cache.get(49, lambda: "new", lambda _: 1) == 49
+
+
+def test_the_shortlist_side_by_side() -> None:
+    """A panel for A, B and each other scheme of the list: else the third has to be remembered."""
+    chosen = Record(scheme="nvfp4", second="int4_row", shortlist="mxfp4,nvfp4,int4_row")
+    *_, last = answer.multiples(*dataclasses.astuple(chosen))
+    titles = [note["text"] for note in json.loads(last)["layout"]["annotations"]]
+    labels = ("NVFP4", "INT4 per row", "MXFP4")
+    assert all(label in title for label, title in zip(labels, titles, strict=True)), "A and B come first"
+
+
+def filled(chosen: Record) -> dict[str, Any]:
+    """The rows of the table, by their text, when all is computed."""
+    for _ in answer.filling(chosen):
+        pass
+    matrix = matrix_of(chosen)
+    goal = answer.goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
+    return {row.text: row for row in answer.candidates(chosen, matrix, goal)}
+
+
+def test_a_method_and_its_scheme_are_two_points() -> None:
+    """Else a scheme by a method is drawn and told with the error of the plain one, or the other way round."""
+    plain, repaired = "int4_group128_asym", "int4_group128_asym+hqq"
+    chosen = Record(sample="attention_query", scheme=plain, second=repaired)
+    rows = filled(chosen)
+    found = analyses_of(chosen)
+    wanted = [analysis.report.sqnr_db for _, analysis in found[1]]
+    assert wanted[1] - wanted[0] > 0.1
+    assert [rows[text].report.sqnr_db for text in (plain, repaired)] == wanted
+    figure = json.loads(answer.answered(chosen, found)["figure"])
+    rings = [t["y"] for t in figure["data"] if t.get("name") in ("A", "B") or len(t.get("y") or []) == 1]
+    heights = {round(float(y), 2) for ys in rings if isinstance(ys, list) for y in ys}
+    assert {round(db, 2) for db in wanted} <= heights
+
+
+def test_one_row_that_cannot_be_computed_stops_no_other() -> None:
+    """A shortlist with a method of another layer, on a tensor without inputs: its row says why."""
+    chosen = Record(sample="outlier_channels", shortlist="int4_group128_asym,nvfp4,int4_group128_asym+gptq")
+    rows = filled(chosen)
+    assert "is no layer" in rows["int4_group128_asym+gptq"].refused
+    assert rows["nvfp4"].report.sqnr_db > 10
+    assert len(answer.known_rows(chosen)) == len(SCHEMES)
+
+
+def test_times_are_of_the_goals_inputs() -> None:
+    """FP8 weights with X in BF16 and with X in FP8 are two products: the goal says which."""
+    kept, both = (answer.times_of("fp8_e4m3_row", 4096, 4096, flag)[2].seconds for flag in (False, True))
+    assert both is not None and kept is not None and both < 0.7 * kept
+
+
+def test_what_is_prepared_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads share one interpreter: one of a low priority that holds it on a busy machine holds up the page,
+    and its end. It rests instead, as long as it worked."""
+    rested: list[float] = []
+    monkeypatch.setattr(answer, "filling", lambda chosen: iter([(1, 2), (2, 2)]))
+    monkeypatch.setattr(answer.time, "sleep", rested.append)
+    priorities: list[int] = []
+
+    def run() -> None:
+        answer.prepare()
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)] and len(rested) == 2

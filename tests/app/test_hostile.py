@@ -5,7 +5,9 @@ If this fails, a request of a stranger writes a traceback to the log, and its se
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import json
 import logging
 import random
 import re
@@ -16,6 +18,7 @@ import gradio as gr
 import pytest
 
 from app.serving.values import CheckedBlocks
+from app.state.record import ACTS, Record
 from tests.app import asked
 
 DRAWS = 20
@@ -64,21 +67,60 @@ def test_no_event_of_a_program_is_a_defect() -> None:
     assert not failed, "\n".join(f"{name} {str(event)[:300]}" for name, event in failed.items())
 
 
+def test_no_act_of_a_program_is_a_defect() -> None:
+    """Acts with fields that are missing or of another type: refused in words, or done."""
+    failed: dict[str, Any] = {}
+    fields = [
+        "side",
+        "text",
+        "parts",
+        "name",
+        "model",
+        "revision",
+        "layer",
+        "row",
+        "column",
+        "down",
+        "right",
+        "texts",
+        "query",
+    ]
+    good = ("a", "nvfp4", "mlp_down", 3, ["nvfp4"], "?scheme=nvfp4", None)
+    function, rng = _function("choose"), random.Random("acts")
+    with asked.quick():
+        for name in (*ACTS, "visit", "what"):
+            for _ in range(5):
+                picked = rng.sample(fields, rng.randint(0, len(fields)))
+                values = {key: rng.choice(asked.HOSTILE if rng.random() < 0.5 else good) for key in picked}
+                acts = json.dumps({"number": 1, "acts": [{"do": name, **values}]}, default=str)
+                try:
+                    with suppress(gr.Error):
+                        asked.ask(function, [acts, None, *RECORD])
+                except Exception as error:
+                    failed.setdefault(_told(function, error), values)
+    assert not failed, "\n".join(f"{name} {str(values)[:300]}" for name, values in failed.items())
+
+
 def _function(name: str) -> Any:
     return next(f for f in asked.functions() if f.api_name == name)
 
 
+RECORD = list(dataclasses.astuple(Record()))
 SENT = [
-    ("choose_scheme", [["x"], "nvfp4"], r'^Scheme is a text, not \["x"\]$'),
-    ("choose_scheme", ["x" * 70_000, "nvfp4"], "^Scheme has 70,000 characters; at most 65,536 are taken$"),
-    ("choose_scheme", ["nvfp4"], "^2 values are taken here, and 1 were sent$"),
-    ("choose_scheme", ["nvfp4", "nvfp4", 1], "^2 values are taken here, and 3 were sent$"),
+    ("choose", [["x"], None, *RECORD], r'^acts is a text, not \["x"\]$'),
+    ("choose", ["x" * 70_000, None, *RECORD], "^acts has 70,000 characters; at most 65,536 are taken$"),
+    ("choose", ["x"], "^14 values are taken here, and 1 were sent$"),
+    ("sizes_model", ["Llama-2-7B"], "^3 values are taken here, and 1 were sent$"),
     ("sizes_model", ["Llama-2-7B", float("nan"), "nvfp4"], "is a number, not NaN$"),
     ("sizes_model", ["Llama-2-7B", 10**400, "nvfp4"], r"is a number, not 1000*…$"),
     ("sizes_model", [None, 7, "nvfp4"], "^Model is a text, not null$"),
     ("explain", ["int8", {"a": 1}], "is a text, not"),
     ("kernel_source", ["<b>"], "^Value: &lt;b&gt; is not in the list of choices"),
-    ("survey_budget", ["all-MiniLM-L6-v2", None, None, "any", "[" * 60_000, False, 4.5], "at most 1,000"),
+    (
+        "survey_budget",
+        ["all-MiniLM-L6-v2", None, None, "any", "[" * 60_000, False, 4.5, "none"],
+        "at most 1,000",
+    ),
     ("layers_of_file", [{"path": "/etc/x.safetensors", **asked.FILE}], "not uploaded by a user.$"),
     ("layers_of_file", ["x"], "is a file that was uploaded, not"),
 ]
@@ -96,9 +138,9 @@ def test_a_refusal_says_what_is_wrong(name: str, values: list[Any], words: str) 
 def test_a_refusal_is_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Else a stranger fills the disk with what he sends."""
     with asked.quick(), caplog.at_level(logging.INFO, "explorer"), pytest.raises(gr.Error):
-        asked.ask(_function("choose_scheme"), ["y" * 10**5, "nvfp4"])
+        asked.ask(_function("choose"), ["y" * 10**5, None, *RECORD])
     (line,) = caplog.messages
-    assert line == "choose_scheme refused: values that it does not take"
+    assert line == "choose refused: values that it does not take"
 
 
 def test_a_defect_is_logged_with_its_values_cut(caplog: pytest.LogCaptureFixture) -> None:

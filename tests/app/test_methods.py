@@ -17,17 +17,17 @@ import torch
 from safetensors.torch import save_file
 
 from app import limits
+from app.chosen import choose
 from app.learn import training
-from app.parts import keys
-from app.parts.bar import PairView
 from app.sections import calibration, layer_inputs, methods, overview, take_away, whole_model
 from app.state import analyses, choices, models
+from app.state.record import Record, next_record
 from app.state.selection import Selection
 from explorer import load_matrix
 from explorer.methods import COMBINATIONS, METHODS
 from explorer.methods.files import load_layer
 from explorer.methods.recipe import Recipe
-from tests.app.test_handlers import plots_of, selection, shown, unchanged
+from tests.app.test_handlers import did, plots_of, selection, shown, unchanged
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -110,9 +110,10 @@ def test_a_result_becomes_b_with_its_own_weight() -> None:
     run = of_this(chosen, ["rtn", "gptq", "rotation+gptq"])
     best = run.results["value"]
     assert best.startswith("int3_group128+")
-    pair = methods.written(*dataclasses.astuple(chosen), "int3_group128+gptq", "b", run.owner)
-    assert pair == PairView(scheme="int3_group128", second="int3_group128+gptq")
-    out = shown(*selection(**HERE | {"second": pair.second}), 3, 5, False)
+    (act,) = json.loads(methods.written(*dataclasses.astuple(chosen), "int3_group128+gptq", "b", run.owner))
+    pair = next_record(Record(**HERE), act, None)
+    assert pair.schemes == ("int3_group128", "int3_group128+gptq")
+    out = shown((3, 5), **HERE | {"second": pair.second}).shown
     lines = {row[0]: dict(zip(methods.COLUMNS, row, strict=True)) for row in run.table}
     for name in ("rtn", "gptq"):
         line = lines[METHODS[name].label]
@@ -120,21 +121,22 @@ def test_a_result_becomes_b_with_its_own_weight() -> None:
             assert f"{line[column]:.2f}" in out.kpis, (name, column)
     assert "by GPTQ" in unescape(out.chips) and "by GPTQ →" in unescape(out.inspector)
     assert "The layer&#39;s output" in out.verdict and "The weight by itself" in out.verdict
-    assert len(plots_of(out)) == 8
+    assert not plots_of(out)
 
 
 def test_a_repaired_scheme_is_computed_from_its_link() -> None:
     """Without a run before it: while the method works, it is said how far it is; every part of the page takes
     the text."""
     values = selection(**HERE | {"scheme": "int4_group64+autoround", "second": "int4_group64+lqer"})
-    steps = list(overview.show(*values, None, None, True))
-    assert any("AutoRound" in str(s.notice) and "of" in str(s.notice) for s in steps[:-2])
-    assert "of the method" in steps[-1].kpis, "what LQER stores beside the codes is counted"
+    held = Record(**HERE | {"scheme": "int4_group64+autoround", "second": "int4_group64+lqer"})
+    again = json.dumps({"number": 1, "whole": True, "acts": [{"do": "scheme", "text": held.scheme}]})
+    steps = list(choose(again, None, *dataclasses.astuple(held)))
+    assert any("AutoRound" in str(s.notice) and "of" in str(s.notice) for s in steps[:-1])
+    assert "of the method" in steps[-1].shown.kpis, "what LQER stores beside the codes is counted"
     assert "one scale for all" in calibration.show(*values, 0.5).sentence
-    written = calibration.written("mse", 0.5, "b", "int4_group64+awq", "")
-    assert (
-        written.second.endswith("~mse+awq") and Recipe.parse(written.second).scheme.calibrator.name == "mse"
-    )
+    (act,) = json.loads(calibration.written("mse", 0.5, "b", "int4_group64+awq"))
+    assert act["side"] == "b" and act["text"].endswith("~mse+awq")
+    assert Recipe.parse(act["text"]).scheme.calibrator.name == "mse"
     command = unescape(take_away.command(*values))
     assert "explorer methods sample:attention_query --inputs sample:query_in" in command
     assert "--methods autoround" in command
@@ -142,16 +144,17 @@ def test_a_repaired_scheme_is_computed_from_its_link() -> None:
     layer = load_layer(made.files["value"][2])
     assert layer.residues, "the correction is in the file"
     assert "GB/s" in overview.kernel(*values), "the kernel is that of the scheme"
-    acted = keys.acted("int4_group128+gptq", "", "next a")
-    assert acted == keys.acted("int4_group128", "", "next a")
+    names = ("int4_group128+gptq", "int4_group128")
+    repaired, plain = (next_record(Record(scheme=name), {"do": "next"}, None) for name in names)
+    assert repaired == plain
 
 
 def test_a_repaired_scheme_is_refused_where_the_layer_has_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In words, and A is not shown beside a B that is not there."""
     monkeypatch.setattr(limits, "notify", lambda message: None)
-    out = shown(*selection(sample="outlier_channels", second="int4_group128+gptq"), None, None, True)
+    out = did({"do": "scheme", "side": "b", "text": "int4_group128+gptq"}, sample="outlier_channels")
     assert "GPTQ needs the layer" in out.notice and "is no layer" in out.notice
-    assert unchanged(out.kpis)
+    assert unchanged(out.shown.kpis)
 
 
 def test_results_of_another_layer_are_not_taken_over(
@@ -165,7 +168,7 @@ def test_results_of_another_layer_are_not_taken_over(
     moved = dataclasses.replace(chosen, sample="mlp_up")
     other = last(of_file(small_file, ["awq"], "nvfp4"))
     for here, owner in ((moved, run.owner), (chosen, other.owner), (chosen, None)):
-        assert unchanged(methods.written(*dataclasses.astuple(here), "nvfp4+awq", "b", owner).second)
+        assert unchanged(methods.written(*dataclasses.astuple(here), "nvfp4+awq", "b", owner))
     assert "attention query" in said[0] and 'choose "this tensor"' in said[1] and "first" in said[2]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from app import start
 from app.serving.port import server_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +31,11 @@ def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("GRADIO_SERVER_PORT", str(port))
-        with pytest.raises(ValueError, match=rf"port {port} .*set GRADIO_SERVER_PORT"):
+        with pytest.raises(
+            ValueError, match=rf"port {port} .*\(address already in use\); choose another by --port"
+        ):
             server_port()
-    assert server_port() == port
+    assert server_port() == port == server_port(port)
 
 
 def test_the_page_says_it_in_one_line() -> None:
@@ -46,3 +49,53 @@ def test_the_page_says_it_in_one_line() -> None:
     )
     assert done.returncode == 2 and done.stderr.startswith("error: GRADIO_SERVER_PORT")
     assert len(done.stderr.splitlines()) == 1
+
+
+COMPUTING = """
+import sys, threading, time, torch
+from app import start
+from app.serving import uploads
+print(uploads.make_store(), flush=True)
+def compute():
+    while True:
+        torch.randn(400, 400) @ torch.randn(400, 400)
+for _ in range(4):
+    threading.Thread(target=compute, daemon=True).start()
+time.sleep(0.3)
+start.end()
+"""
+
+
+def test_the_page_ends_while_a_visitors_thread_computes(tmp_path: Path) -> None:
+    """By code 0, and without its store: torch aborts, or hangs, where the interpreter ends under a thread."""
+    environment = os.environ | {"GRADIO_TEMP_DIR": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", COMPUTING],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr[-500:]
+    assert run.stdout.startswith(str(tmp_path)) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [(None, 0), (KeyboardInterrupt(), 0), (SystemExit(0), 0), (RuntimeError("x"), 1)]
+)
+def test_what_ends_the_page_is_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, raised: BaseException | None, code: int
+) -> None:
+    """Else a page that failed looks to whoever started it like one that was asked to end."""
+
+    class Served:
+        def block_thread(self) -> None:
+            if raised:
+                raise raised
+
+    monkeypatch.setattr(start, "end", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        start.wait(Served())
+    assert ended.value.code == code
+    assert bool(caplog.records) == bool(code), "the reason is in the log"

@@ -55,7 +55,7 @@ def record(view: Any) -> dict[str, Any]:
 
 
 def of_survey(run: Any = None, bits: float = 4.0) -> Any:
-    return last(survey.report(RECORDED, None, None, "any", "", False, bits, run, ["page"]))
+    return last(survey.report(RECORDED, None, None, "any", "", False, bits, "none", run, ["page"]))
 
 
 def of_speed(view: str, own: Any, kinds: list[str]) -> Any:
@@ -130,9 +130,16 @@ def test_a_check_of_another_recipe_is_left_out() -> None:
     assert record(of_survey(run))["recipe"]["check_model"] is False
 
 
+ASKED = (None, None, "any", "", False, 4.0, "none")
 REFUSED = [
-    (lambda: survey.report(RECORDED, None, None, "any", "", False, 4.0, None, []), "at least one kind"),
-    (lambda: survey.report("own", None, None, "any", "", False, 4.0, None, ["page"]), "open a survey"),
+    (
+        lambda: survey.report(RECORDED, None, None, "any", "", False, 4.0, "none", None, []),
+        "at least one kind",
+    ),
+    (
+        lambda: survey.report("own", None, None, "any", "", False, 4.0, "none", None, ["page"]),
+        "open a survey",
+    ),
     (lambda: iter([of_speed("live", None, ["page"])]), "nothing is measured here yet"),
     (lambda: training.report(None, ["page"]), "Train first"),
     (lambda: training.report(training.Done(SETTINGS, ()), ["page"]), "0 of 5 networks"),

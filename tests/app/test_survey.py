@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -33,9 +34,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def bought(
-    bits: float, signal: str | None = None, target: str = "any", keep: str = "", fuse: bool = False
+    bits: float,
+    signal: str | None = None,
+    target: str = "any",
+    keep: str = "",
+    fuse: bool = False,
+    inputs: str = "none",
 ) -> Any:
-    return survey.budget(RECORDED, None, signal, target, keep, fuse, bits)
+    return survey.budget(RECORDED, None, signal, target, keep, fuse, bits, inputs)
 
 
 @pytest.mark.parametrize("signal", [None, *FOUND.head.signals])
@@ -45,8 +51,8 @@ def test_every_signal_has_its_map_and_its_warning(signal: str | None) -> None:
     row = SENSITIVITIES[signal or FOUND.head.default]
     assert row.trust in out.status and out.signal["value"] == row.name
     figure = json.loads(out.heat)
-    cells = figure["data"][0]["customdata"]
-    assert len(cells) == len(FOUND.linear) and {len(line) for line in cells} == {len(FOUND.head.schemes)}
+    losses = figure["data"][0]["customdata"]
+    assert losses["shape"] == f"{len(FOUND.linear)}, {len(FOUND.head.schemes)}"
     assert len(out.heat) < 250_000
 
 
@@ -64,7 +70,7 @@ def test_the_recipe_is_a_file_of_this_budget() -> None:
 @pytest.mark.parametrize("bits", [-1.0, 0.0, 99.0, None])
 def test_a_budget_beyond_the_ends_is_the_end(bits: float | None, said: list[str]) -> None:
     """A slider at its stop still shows a recipe."""
-    out = survey.budget(RECORDED, None, None, "any", "", False, bits)
+    out = survey.budget(RECORDED, None, None, "any", "", False, bits, "none")
     assert not said and out.bits["minimum"] <= out.bits["value"] <= out.bits["maximum"]
 
 
@@ -80,6 +86,25 @@ def test_a_target_takes_only_what_it_carries(target: str, said: list[str]) -> No
     assert not any(row.refusal(one.scheme, shapes[name]) for name, one in recipe.layers.items())
     assert len({row.family(one.scheme) for one in recipe.layers.values()}) == 1
     assert recipe.target == target
+
+
+def test_inputs_narrow_schemes_and_targets(said: list[str]) -> None:
+    """A recipe of quantized inputs says so in its file, has schemes that are multiplied with them, and is
+    offered for formats that carry them; the prediction is of the weights."""
+    out = bought(8.5, target="vllm", inputs="int8_row")
+    recipe = ModelRecipe.load(out.recipe["value"])
+    assert not said and str(recipe.inputs) == "int8_row"
+    assert {one.scheme.format.name for one in recipe.layers.values()} == {"int8"}
+    assert "of the weights" in out.sentence and "of the weights" not in bought(8.5).sentence
+    narrowed = survey.targets_for("int8_row", "gguf")
+    names = [name for _, name in narrowed["choices"]]
+    assert names == ["compressed-tensors", "vllm", "any"] and narrowed["value"] == "compressed-tensors"
+    everything = survey.targets_for("none", "gguf")
+    assert len(everything["choices"]) == len(EXPORTS) + 1 and everything["value"] == "gguf"
+    bought(8.5, target="gguf", inputs="int8_row")
+    assert "is for compressed-tensors or vllm" in said[0]
+    bought(8.5, inputs="pear")
+    assert "not by 'pear'" in said[1]
 
 
 def test_one_scheme_left_is_a_slider_that_rests(said: list[str]) -> None:
@@ -103,7 +128,7 @@ def test_a_recipe_that_cannot_be_had_leaves_none(said: list[str]) -> None:
 
 def test_another_recipe_is_not_checked_yet() -> None:
     """Else the truth of one recipe stands beside the prediction of another."""
-    for out in (bought(4.5), survey.dragged(RECORDED, None, None, "any", "", False, 4.6)):
+    for out in (bought(4.5), survey.dragged(RECORDED, None, None, "any", "", False, 4.6, "none")):
         assert "Not checked yet" in out.checked and not out.truth and not out.table
         assert not out.exported and out.archive["value"] is None
 
@@ -175,19 +200,19 @@ def test_a_file_that_is_no_survey_is_refused(tmp_path: Path, said: list[str]) ->
 def test_the_recipe_is_checked_and_exported(minilm: Path) -> None:
     """On the real model: 4.16 bits by the recipe lose at least a quarter less than INT4 group 128 asymmetric
     on sentences that the survey did not see; the archive holds the checkpoint."""
-    asked = (RECORDED, None, None, "any", "", False, 4.16, str(minilm))
+    asked = (RECORDED, None, None, "any", "", False, 4.16, "none", str(minilm))
     *_, last = survey.check(*asked)
     rows = {line[1]: line for line in last.table}
     true = list(survey.COLUMNS).index("true loss")
     assert last.table[0][0] == "recipe"
     assert last.table[0][true] < 0.75 * rows["INT4 group 128, asymmetric"][true]
-    assert "less than the best single scheme of about its size, INT" in last.sentence
-    *_, done = survey.export(RECORDED, None, None, "gguf", "", False, 8.5, str(minilm))
+    assert "less than the best of 3 single schemes of about its size that were run, INT" in last.sentence
+    *_, done = survey.export(RECORDED, None, None, "gguf", "", False, 8.5, "none", str(minilm))
     assert Path(done.archive["value"]).stat().st_size > 1e6 and "GGUF" in done.status
 
 
 def test_an_export_needs_a_format(minilm: Path, said: list[str]) -> None:
-    list(survey.export(RECORDED, None, None, "any", "", False, 4.5, str(minilm)))
+    list(survey.export(RECORDED, None, None, "any", "", False, 4.5, "none", str(minilm)))
     assert "choose a checkpoint format" in said[0]
 
 
@@ -198,3 +223,17 @@ def test_a_budget_beyond_the_old_ends_reaches_its_handler() -> None:
     for wrong in ("x", None, float("nan"), [1]):
         with pytest.raises(gr.Error, match="Budget is a number"):
             slider.preprocess(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layer", "tensor"),
+    [
+        ("encoder.layer.3.intermediate.dense", {"do": "sample", "name": "mlp_up"}),
+        ("encoder.layer.4.output.dense", {"do": "layer", "layer": "encoder.layer.4.output.dense.weight"}),
+    ],
+)
+def test_a_clicked_cell_opens_its_layer(layer: str, tensor: dict[str, str]) -> None:
+    """Under Tensor, by the scheme of its column; layers that ship with the explorer need no network."""
+    acts = json.loads(survey.link_to(RECORDED, None, "", SimpleNamespace(data=[layer, "int8_row"])))
+    assert acts[0].items() >= tensor.items()
+    assert acts[1] == {"do": "scheme", "side": "a", "text": "int8_row", "place": "tensor"}

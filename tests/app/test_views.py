@@ -152,7 +152,7 @@ def test_a_handler_receives_the_bar_as_a_selection() -> None:
 def test_the_scheme_controls_show_every_scheme(name: str) -> None:
     """One value for each control, and the parts' controls are exactly the fields of ``Parts``."""
     shown = show_scheme(name)
-    assert shown.text == name and shown.preset["value"] == name
+    assert shown.preset == name
     assert len(shown.parts()) == len(dataclasses.fields(Parts))
 
 

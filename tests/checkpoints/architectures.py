@@ -19,6 +19,15 @@ VISION = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
     "image_size": 28, "patch_size": 14,
 }  # fmt: skip
+PLAIN = {name: value for name, value in TEXT.items() if name != "head_dim"}
+LINEAR_ATTENTION = TEXT | {
+    "num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+DEEPSTACK = VISION | {
+    "depth": 2, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16, "spatial_merge_size": 2,
+}  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -48,6 +57,7 @@ class Architecture:
     """A class of transformers and its configuration; ``asked`` gives the inputs of a run.
 
     linear, refused  how many matrices of the files can hold codes, and how many cannot
+    thorough         run by `make test-all` alone
     """
 
     network: str
@@ -56,6 +66,7 @@ class Architecture:
     linear: int
     refused: int
     asked: Callable[[], dict[str, Tensor]] = field(default=words)
+    thorough: bool = False
 
     def save(self, folder: Path) -> Path:
         """Write the model into ``folder``."""
@@ -67,7 +78,10 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama with biases": Architecture(
-        "LlamaForCausalLM", "LlamaConfig", TEXT | {"attention_bias": True, "mlp_bias": True}, 15, 1
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        TEXT | {"attention_bias": True, "mlp_bias": True},
+        15, 1, thorough=True,
     ),
     "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", TEXT | {"num_local_experts": 4}, 33, 3),
     "qwen3 moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", TEXT | EXPERTS, 33, 3),
@@ -130,13 +144,46 @@ ARCHITECTURES = {
             "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
             "vocab_size": 128,
         },
-        9, 1,
+        9, 1, thorough=True,
     ),
     "phi moe": Architecture(
         "PhimoeForCausalLM",
         "PhimoeConfig",
         TEXT | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-        33, 3,
+        33, 3, thorough=True,
+    ),
+    "smollm 3": Architecture(
+        "SmolLM3ForCausalLM",
+        "SmolLM3Config",
+        PLAIN | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        14, 1, thorough=True,
+    ),
+    "olmo 3": Architecture(
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        PLAIN | {"pad_token_id": 0, "eos_token_id": 2},
+        15, 1, thorough=True,
+    ),
+    "gemma 4": Architecture(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        TEXT | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 128},
+        19, 2, thorough=True,
+    ),
+    "qwen3.5": Architecture(
+        "Qwen3_5ForCausalLM", "Qwen3_5TextConfig", LINEAR_ATTENTION, 32, 1, thorough=True
+    ),
+    "qwen3.5 with vision": Architecture(
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5Config",
+        {"text_config": LINEAR_ATTENTION, "vision_config": DEEPSTACK},
+        42, 2, thorough=True,
+    ),
+    "qwen3-vl": Architecture(
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLConfig",
+        {"text_config": TEXT, "vision_config": DEEPSTACK},
+        27, 2, thorough=True,
     ),
     "vit": Architecture("ViTForImageClassification", "ViTConfig", VISION, 13, 0, picture),
     "t5": Architecture(

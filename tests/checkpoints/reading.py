@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -76,3 +79,15 @@ def parts_of(path: Path, name: str = NAME) -> dict[str, Tensor]:
     start = f"{name}."
     tensors = {key: value for key, value in load_file(path).items() if key.startswith(start)}
     return {key.removeprefix(start): value for key, value in tensors.items()}
+
+
+def bytes_in(path: Path) -> int:
+    """Bytes of all tensors in a file of one layer, without the file's header."""
+    if path.suffix == ".gguf":
+        return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors)
+    if path.suffix == ".npz":
+        return sum(part.nbytes for part in np.load(path).values())
+    if path.suffix == ".onnx":
+        stored = onnx.load(path).graph.initializer
+        return sum(len(tensor.raw_data) for tensor in stored if len(tensor.dims))
+    return sum(tensor.nbytes for tensor in load_file(path).values())

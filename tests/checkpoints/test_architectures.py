@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
 from explorer.checkpoints import EXPORTS, write_checkpoint
-from explorer.checkpoints.card import CARD
+from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import Skeleton
@@ -22,7 +22,13 @@ SCHEME = SCHEMES["int4_group32"]
 PLACE = EXPORTS["compressed-tensors"].place
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+ROWS = [
+    pytest.param(name, marks=[pytest.mark.thorough] if row.thorough else [])
+    for name, row in ARCHITECTURES.items()
+]
+
+
+@pytest.fixture(scope="module", params=ROWS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     row = ARCHITECTURES[request.param]
     folder = ModelFolder(row.save(tmp_path_factory.mktemp("model") / "tiny"))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from explorer import SCHEMES, Scheme, SourceError, quantize
 from explorer.checkpoints import write_checkpoint
-from explorer.checkpoints.card import CARD
+from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import is_expert

@@ -5,6 +5,7 @@ If these fail, that program computes with another weight than the one that was m
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.checkpoints.export import plain_dtype
-from tests.checkpoints.reading import NAME, reader_of
+from tests.checkpoints.reading import NAME, bytes_in, reader_of
 
 SHAPE = (128, 512)
 SPELLED = (
@@ -52,6 +53,15 @@ def test_the_readers_weight_is_ours(target: str, text: str, tmp_path: Path) -> N
     read, dtype = reader_of(target)
     weight = read(write_one(target, q, tmp_path / "one", NAME), scheme)
     assert torch.equal(weight.to(dtype(scheme)), q.dequantize(dtype(scheme)))
+
+
+@pytest.mark.parametrize(("target", "text"), ROWS, ids=lambda part: str(part))
+def test_bits_are_those_of_the_file(target: str, text: str, tmp_path: Path) -> None:
+    """Of a model in float32, to 1 %: a budget that is kept by other bits than the file's is none."""
+    scheme = Scheme.parse(text)
+    path = write_one(target, quantize(hard_weight(0.1), scheme), tmp_path / "one", NAME)
+    said = EXPORTS[target].stored_bits(scheme, SHAPE, torch.float32)
+    assert 8 * bytes_in(path) / math.prod(SHAPE) == pytest.approx(said, rel=0.01)
 
 
 @pytest.mark.parametrize("target", EXPORTS)

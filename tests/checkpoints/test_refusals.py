@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from explorer import SCHEMES, Scheme
-from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers, onnx_models, write_checkpoint
+from explorer import SCHEMES, Scheme, quantize
+from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers, write_checkpoint
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.reading import uniform
@@ -24,7 +24,6 @@ LLAMA: dict[str, Any] = {
     "num_hidden_layers": 3, "num_attention_heads": 4, "rms_norm_eps": 1e-5, "vocab_size": 100,
     "max_position_embeddings": 64,
 }  # fmt: skip
-QWEN2 = LLAMA | {"model_type": "qwen2", "sliding_window": 4}
 
 
 CANNOT_CARRY = [
@@ -102,27 +101,6 @@ def test_gguf_names_what_a_configuration_lacks() -> None:
     """transformers has defaults of its own; a file needs the number."""
     lacking = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
     assert "does not say 'max_position_embeddings'" in gguf_models.refusal(lacking)
-
-
-@pytest.mark.parametrize(
-    ("change", "window", "refused"),
-    [
-        ({}, None, False),  # off unless it is switched on
-        ({"use_sliding_window": True, "max_window_layers": 0}, 4, False),
-        ({"use_sliding_window": True, "max_window_layers": 3}, None, False),
-        ({"use_sliding_window": True, "max_window_layers": 2}, None, True),
-        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, None, True),
-        ({"layer_types": ["sliding_attention"] * 3}, 4, False),
-        ({"model_type": "mistral"}, 4, False),
-    ],
-)
-def test_onnx_has_one_window_for_all_layers(
-    change: dict[str, Any], window: int | None, refused: bool
-) -> None:
-    """Which layers of Qwen2 see a window of tokens is said in three places."""
-    config = QWEN2 | change
-    assert ("see a window" in onnx_models._decoder_refusal(config)) is refused
-    assert refused or onnx_models._window(config) == window
 
 
 @pytest.mark.parametrize(("rows", "refused"), [(4, False), (8, False), (5, True), (6, True), (33, True)])
@@ -204,3 +182,22 @@ def test_families_are_what_is_refused_together(llama: Path) -> None:
                 continue
             together = row.together(Plan(model, dict(zip(names, map(Recipe, (one, other)), strict=True))))
             assert (row.family(one) == row.family(other)) is not bool(together), (target, one, other)
+
+
+def test_awq_has_no_codes_in_the_head(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Its readers build the head as it is: codes there are left over, and the head is random."""
+    with pytest.raises(ValueError, match=r"lm_head cannot hold codes: readers of this layout"):
+        write_checkpoint("awq", llama, uniform([*layers, "lm_head"], "int4_group64"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scheme", ["nvfp4", "fp8_e4m3_tensor"])
+def test_vllm_keeps_one_scale_of_joined_layers(
+    scheme: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Methods choose one a layer, and vLLM would round the codes again, or read them by another scale."""
+    recipes = {name: Recipe(SCHEMES[scheme], "gptq") for name in layers}
+    with pytest.raises(ValueError, match="keeps one tensor scale"):
+        write_checkpoint(
+            "vllm", llama, recipes, tmp_path / "out", quantized=lambda n, w, r: quantize(w.float(), r.scheme)
+        )

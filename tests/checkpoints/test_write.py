@@ -58,7 +58,8 @@ ODD = "q\x1b]0;t\x07`</code><img src=x onerror=y>|\u202e[a](http:b)**_\n\n# Head
 
 
 def test_names_are_text_in_the_card(llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """The card is shown by the Hub and by cat: names of the model's folder and of its origin are code."""
+    """The card is shown by the Hub and by cat: the name of the model's folder is code. What config.json says
+    it was trained from is not the model that was quantized."""
     model = copied(llama, tmp_path / ODD.replace("/", ""))
     for origin in (ODD, [ODD], {"a": ODD}, None):
         config = json.loads((llama / "config.json").read_text())
@@ -70,7 +71,7 @@ def test_names_are_text_in_the_card(llama: Path, layers: list[str], tmp_path: Pa
         assert [line for line in card.splitlines() if line.startswith("# ")] == [
             f"# {code(model.name)}, quantized for compressed-tensors"
         ]
-        assert f"Made from {code(origin if isinstance(origin, str) else model.name)} by" in card
+        assert f"Made from {code(model.name)} by" in card
         outside = re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", card)
         assert "<img" not in outside and "](" not in outside
 
@@ -136,6 +137,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a damaged configuration": (lambda model: (model / "config.json").write_text("{"), "config.json cannot"),
     "a quantized model": (overwrite, "quantized already"),
 }
+
+
+def test_every_target_has_the_name_of_its_row() -> None:
+    """Names are known before the targets are imported."""
+    assert [row.name for row in EXPORTS.values()] == list(EXPORTS)
 
 
 @pytest.mark.parametrize("target", EXPORTS)
@@ -337,8 +343,42 @@ def test_a_wrong_checkpoint_is_not_put_in_place(
 
 
 def test_a_target_without_a_reader_is_not_verified(llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """A missing package is named, and nothing is written."""
+    """That is known before anything is written."""
     plan = uniform(layers, fitting("gptq", llama, layers))
-    with pytest.raises(ValueError, match=r"its reader cannot open it|needs a package|no network to compare"):
+    with pytest.raises(ValueError, match="cannot be verified here: transformers does not open it here"):
         write_checkpoint("gptq", llama, plan, tmp_path / "out", verified=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", [TARGET, "gguf", "bitsandbytes"])
+def test_changed_tensors_take_the_place_of_the_models_own(
+    llama: Path, layers: list[str], target: str, tmp_path: Path
+) -> None:
+    """A norm that took in factors, a weight that is kept, and one that is rounded: the reader finds those,
+    and verifying compares with them. The card names them once a kind."""
+    rounded, kept, norm = "mlp.up_proj", "mlp.down_proj", "input_layernorm"
+    own = load(llama)
+    named = [f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in (rounded, kept, norm)]
+    changed = {name: own[name] * 2 for name in named}
+    chosen = uniform([n for n in layers if not n.endswith(kept)], fitting(target, llama, layers))
+    seen: dict[str, Tensor] = {}
+
+    def codes(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
+        seen[f"{name}.weight"] = weight
+        return quantize(weight.float(), recipe.scheme)
+
+    written = write_checkpoint(
+        target, llama, chosen, tmp_path / "out", quantized=codes, changed=changed, verified=True
+    )
+    assert written.verified is not None and written.verified.tensors > 5
+    assert all(torch.equal(seen[name], changed[name]) for name in named if rounded in name)
+    card = (written.folder / "README.md").read_text()
+    assert "they were, but factors were folded into `model.layers.N.mlp.up_proj.weight`, `model.l" in card
+    assert "are equal to the original, 4 of them with factors folded in" in card
+    if target == TARGET:
+        found = load(written.folder)
+        assert all(torch.equal(found[name], changed[name]) for name in named if rounded not in name)
+
+
+def load(model: Path) -> dict[str, Tensor]:
+    return {name: tensor for path in model.glob("*.safetensors") for name, tensor in load_file(path).items()}

@@ -127,7 +127,7 @@ def test_paths_in_the_page_lead_somewhere(path: Path) -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-TOURS = {"from a click to a code": 11, "from a recipe to the bytes of a file": 5}
+TOURS = {"from a click to a code": 10, "from a recipe to the bytes of a file": 5}
 
 
 def steps_of(tour: str) -> list[tuple[str, str]]:
@@ -151,25 +151,25 @@ def test_the_tour_is_what_runs() -> None:
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from app.sections.overview import show\n"
-        "from app.state.selection import Selection\n"
-        "import dataclasses\n"
+        "from app.chosen import choose\n"
+        "from app.state.record import Record\n"
+        "import dataclasses, json\n"
         "entered = {}\n"
         "def note(frame, event, _):\n"
         "  if event == 'call':\n"
         "    code = frame.f_code\n"
         "    entered.setdefault(f'{code.co_filename}:{code.co_name}', len(entered))\n"
-        "chosen = Selection(scheme='int4~1x24~symmetric~float16~minmax')\n"
-        "values = [getattr(chosen, f.name) for f in dataclasses.fields(chosen)]\n"
+        "act = {'do': 'scheme', 'side': 'b', 'text': 'int4~1x24~symmetric~float16~minmax'}\n"
+        "acts = json.dumps({'number': 1, 'acts': [act]})\n"
         "sys.setprofile(note)\n"
-        "list(show(*values, None, None, True, ''))\n"
+        "list(choose(acts, None, *dataclasses.astuple(Record())))\n"
         "sys.setprofile(None)\n"
         "print('\\n'.join(sorted(entered, key=entered.get)))\n"
     )
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     entered = [str(Path(line).relative_to(ROOT)) for line in run.stdout.split() if line.startswith(str(ROOT))]
-    tour = [f"{file}:{name}" for file, name in steps_of("from a click to a code")[3:]]
+    tour = [f"{file}:{name}" for file, name in steps_of("from a click to a code")[1:]]
     assert [call for call in entered if call in tour] == tour
 
 

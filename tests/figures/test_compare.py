@@ -1,4 +1,4 @@
-"""The frontier's labels and rings. If these fail, names lie over each other or clicks take others."""
+"""The frontier's names and rings. If these fail, names lie over each other or clicks take others."""
 
 from __future__ import annotations
 
@@ -10,74 +10,129 @@ import pytest
 import torch
 
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
+from explorer.analysis.goals import GOALS, Goal
+from explorer.figures.callouts import name_box
 from explorer.figures.compare import (
-    ABOVE,
-    BELOW,
-    FONT_SIZE,
+    CLASSES,
     HEIGHT,
     LEFT,
+    OTHERS,
     RIGHT,
-    WIDTHS,
-    _frame,
+    _points,
+    callouts_of,
     exact_words,
     frontier_figure,
-    place_labels,
+    segments,
+    thinned,
+    window_of,
 )
 from explorer.figures.style import A, B
 
-X = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
-ROWS = mark_frontier(compare_schemes(X, [s for n, s in SCHEMES.items() if not n.endswith("_k")]))
+_RANDOM = torch.Generator().manual_seed(0)
+X = torch.randn(64, 512, generator=_RANDOM)
+TAILS = X * torch.exp(1.2 * torch.randn(64, 512, generator=_RANDOM))
+
+
+def rows_of(x: torch.Tensor) -> list[ComparisonRow]:
+    return mark_frontier(compare_schemes(x[:16] if x is TAILS else x, SCHEMES.values()))
+
+
+ROWS = {"normal": rows_of(X[:16]), "heavy tails": rows_of(TAILS)}
 CUSTOM = next(compare_schemes(X, [Scheme.parse("int4~flat64~asymmetric~float16~minmax")]))
-DRAWN = [r for r in ROWS if math.isfinite(r.report.sqnr_db)]
-CHOSEN = [[], [DRAWN[0]], [CUSTOM, DRAWN[30]], [DRAWN[5], DRAWN[5]], [DRAWN[-1], CUSTOM]]
+DRAWN = [r for r in ROWS["normal"] if math.isfinite(r.report.sqnr_db)]
+Box = tuple[float, ...]
 
 
-@pytest.mark.parametrize("chosen", CHOSEN, ids=range(len(CHOSEN)))
-def test_no_two_labels_meet(chosen: list[ComparisonRow]) -> None:
-    """At the narrowest width, at the widest, and at those between; all inside of the plot."""
-    frame, letters = _frame([*DRAWN, *chosen]), list(zip(chosen, "AB", strict=False))
-    placed = place_labels(DRAWN, letters, frame)
-    assert len(placed) >= 8 and [label.text[0] for _, label in placed[: len(chosen)]] == list(
-        "AB"[: len(chosen)]
-    )
-    tall = HEIGHT - ABOVE - BELOW
-    for width in range(WIDTHS[0], WIDTHS[-1] + 1, 20):
-        boxes = []
-        for row, label in placed:
-            spot, wide = frame.spot(row, 0), 0.55 * FONT_SIZE * len(label.text)
-            x, y = spot.x * width + label.right, (1 - spot.y) * tall + label.down
-            boxes.append((x - wide / 2, y - 6, x + wide / 2, y + 6))
-            assert x - wide / 2 > -LEFT and x + wide / 2 < width + RIGHT and 0 <= y <= tall, label
-        for (one, a), (other, b) in itertools.combinations(zip(placed, boxes, strict=True), 2):
-            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-            assert apart, f"{one[1].text} and {other[1].text} at {width} px"
-    assert placed == place_labels(DRAWN, letters, frame), "not repeatable"
+def meet(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+@pytest.mark.parametrize("tensor", ROWS)
+@pytest.mark.parametrize("goal", GOALS.values(), ids=lambda goal: goal.name)
+def test_no_name_lies_on_a_name_a_point_or_the_line(goal: Goal, tensor: str) -> None:
+    """At the narrowest width of a class, at the widest, and at those between; all inside of the plot. Every
+    scheme of the shortlist is named."""
+    rows = ROWS[tensor]
+    by_name = {row.scheme.name: row for row in rows}
+    listed = [by_name[name] for name in goal.schemes]
+    points = _points(rows, [(by_name[goal.a], "A"), (by_name[goal.b], "B")], goal, listed)
+    window = window_of(goal, points)
+    points = thinned(points, window)
+    edge = sorted((r for r in rows if r.on_frontier and r in DRAWN + rows), key=lambda r: r.report.bits.total)
+    edge = [r for r in edge if math.isfinite(r.report.sqnr_db)]
+    for widest, widths in CLASSES:
+        found, canvas = callouts_of(points, edge, window, widths, OTHERS[widest])
+        named = {str(point.row.scheme) for point, _, _ in found}
+        assert named >= {str(row.scheme) for row in listed if math.isfinite(row.report.sqnr_db)}
+        for width in (w - LEFT - RIGHT for w in widths):
+            boxes = [name_box(place, callout, width, canvas) for _, place, callout in found]
+            for box in boxes:
+                assert box[0] >= 0 and box[1] >= 0 and box[2] <= width and box[3] <= canvas.height
+            for one, other in itertools.combinations(boxes, 2):
+                assert not meet(one, other), f"{goal.name} at {width}"
+            for point in points:
+                if point.essential:
+                    bits, db = window.nearest(point.row)
+                    x, y, half = (
+                        window.across(bits) * width,
+                        (1 - window.up(db)) * canvas.height,
+                        point.size / 2,
+                    )
+                    assert not any(meet(box, (x - half, y - half, x + half, y + half)) for box in boxes)
+            for x0, y0, x1, y1 in segments(edge, window):
+                top, bottom = sorted(((1 - y0) * canvas.height, (1 - y1) * canvas.height))
+                line = (x0 * width - 0.5, top - 0.5, x1 * width + 0.5, bottom + 0.5)
+                assert not any(meet(box, line) for box in boxes), f"{goal.name} at {width}"
 
 
 def test_a_and_b_have_different_names() -> None:
     """What stands in brackets is left out only where the rest says which scheme it is."""
     named = {r.scheme.name: r for r in DRAWN}
-    pair = [(named["mxfp4"], "A"), (named["mxfp4_even"], "B")]
-    placed = place_labels([], pair, _frame([row for row, _ in pair]))
-    assert [label.text for _, label in placed] == ["A  MXFP4 (OCP, FLOOR)", "B  MXFP4 (EVEN)"]
-    (alone,) = place_labels([], pair[:1], _frame([pair[0][0], named["bf16"]]))
-    assert alone[1].text == "A  MXFP4"
+    texts = [
+        note.text
+        for note in frontier_figure(DRAWN, "n", named["mxfp4"], named["mxfp4_even"]).layout.annotations
+    ]
+    assert {"<b>A  MXFP4 (OCP, FLOOR)</b>", "<b>B  MXFP4 (EVEN)</b>"} <= set(texts)
+    alone = frontier_figure(DRAWN, "n", named["mxfp4"]).layout.annotations
+    assert "<b>A  MXFP4</b>" in [note.text for note in alone]
 
 
 def test_a_and_b_are_ringed_even_if_they_are_custom() -> None:
-    """Each point carries the text that makes it A or B."""
-    fig = frontier_figure(ROWS, "n", DRAWN[3], CUSTOM)
+    """Each point carries the text that makes it A or B; what is not drawn is named by its neighbour."""
+    fig = frontier_figure(ROWS["normal"], "n", DRAWN[3], CUSTOM)
     rings = {t.name: t for t in fig.data if t.name in ("A", "B")}
     assert rings["A"].marker.line.color == A and rings["B"].marker.line.color == B
     assert rings["B"].customdata[0][1] == str(CUSTOM.scheme)
-    texts = [who[1] for t in fig.data if t.customdata is not None for who in t.customdata]
-    assert {Scheme.parse(text).text for text in texts} >= {r.scheme.text for r in DRAWN}
+    texts = {who[1] for t in fig.data if t.customdata is not None for who in t.customdata}
+    said = " ".join(text for t in fig.data if t.text is not None for text in t.text)
+    hidden = [r for r in DRAWN if str(r.scheme) not in texts]
+    assert hidden and all(r.scheme.label in said for r in hidden)
+
+
+def test_a_scheme_beyond_the_crop_is_at_its_edge() -> None:
+    """With its bits and decibels, and a mark that points to where it is: A never vanishes."""
+    bf16 = next(r for r in DRAWN if r.scheme.name == "bf16")
+    fig = frontier_figure(DRAWN, "n", bf16, goal=GOALS["4-bit"])
+    ring = next(t for t in fig.data if t.name == "A")
+    assert ring.x[0] == 6 == fig.layout.xaxis.range[1] and ring.marker.symbol == "triangle-right"
+    assert any("A  BF16 (16 bits, " in note.text for note in fig.layout.annotations)
+
+
+def test_names_for_narrow_figures_come_along() -> None:
+    """The browser takes the first set that is wide enough: each is of another width, all name A."""
+    named = {r.scheme.name: r for r in DRAWN}
+    fig = frontier_figure(DRAWN, "n", named["nvfp4"], goal=GOALS["4-bit"])
+    sets = fig.layout.meta["callouts"]
+    assert [widest for widest, _ in sets] == [379, 499, 859, None]
+    assert all(any("A  NVFP4" in note["text"] for note in notes) for _, notes in sets)
+    assert len(sets[0][1]) <= len(sets[2][1]) and fig.layout.height == HEIGHT
 
 
 def test_exact_schemes_are_said_and_not_drawn() -> None:
-    drawn = [t for t in frontier_figure(ROWS, "n", ROWS[0], None).data if t.customdata is not None]
+    rows = ROWS["normal"]
+    drawn = [t for t in frontier_figure(rows, "n", rows[0], None).data if t.customdata is not None]
     assert not any(who[1] == "fp32" for t in drawn for who in t.customdata)
-    assert exact_words(ROWS) == "1 scheme restores this tensor exactly and cannot be drawn: FP32 (32 bits)."
+    assert exact_words(rows) == "1 scheme restores this tensor exactly and cannot be drawn: FP32 (32 bits)."
     assert exact_words(DRAWN) == ""
     all_exact = [
         dataclasses.replace(r, report=dataclasses.replace(r.report, sqnr_db=math.inf)) for r in DRAWN[:3]

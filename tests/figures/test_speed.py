@@ -162,3 +162,31 @@ def test_slow_products_are_named_beside_the_plot(shape: tuple[int, int, int]) ->
     beyond = [p for p in every if not low <= 1e6 * p.seconds <= high]
     notes = " ".join(a.text for a in figure.layout.annotations)
     assert all(p.label in notes for p in beyond[:2])
+
+
+@pytest.mark.parametrize(
+    "marked", [MARKED, {"w_mxfp4": "A", "mxfp4": "A", "w4a16_group128": "B", "w4a8_int": "B"}]
+)
+def test_a_and_b_are_both_labelled(marked: dict[str, str]) -> None:
+    """Whose point is whose is written at A's as at B's, by the letter where the name has no room."""
+    figure = tradeoff_figure(points(SQUARE), "x", marked)
+    written = [a.text for a in figure.layout.annotations]
+    assert {text[0] for text in written if text in ("A", "B") or " · " in text} == {"A", "B"}
+
+
+def test_the_legend_of_the_sweep_has_no_faded_line_but_one() -> None:
+    """Curves that are not drawn at first stand behind one entry, not as fourteen faded names."""
+    figure = sweep_figure([t for t in RECORDED.rows if t.shape[1:] == (8192, 8192)], "x", MARKED)
+    hidden = [t for t in figure.data if t.visible == "legendonly" and t.showlegend is not False]
+    behind = [t for t in figure.data if t.visible == "legendonly" and t.showlegend is False]
+    assert [t.name for t in hidden] == [f"{len(behind)} more (click)"]
+    assert {t.legendgroup for t in [*hidden, *behind]} == {"more"}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_ladder_ends_with_the_fastest(shape: tuple[int, int, int]) -> None:
+    """Each kernel is at least as fast as the one above it."""
+    here = at_shape(RECORDED.rows, shape)
+    for gemm in {t.gemm for t in here}:
+        figure = ladder_figure([t for t in here if t.gemm == gemm], "x")
+        assert list(figure.data[0].x) == sorted(figure.data[0].x, reverse=True)

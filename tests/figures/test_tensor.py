@@ -5,6 +5,8 @@ If these fail, a figure lies about the tensor, or breaks the page on one that a 
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 from typing import Any
 
@@ -16,9 +18,11 @@ from torch import Tensor
 
 from explorer import SCHEMES, words
 from explorer.analysis.tensor import Side, analyse, block_levels
+from explorer.figures.error_map import DECADES, EQUAL, error_map_figure
+from explorer.figures.errors import error_figure, multiples_figure
 from explorer.figures.maps import CODES, ColourScale
 from explorer.figures.style import ORIGINAL, A, B
-from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
+from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.figures.values import values_figure
 from tests.cells import largest_in_cell
 
@@ -45,12 +49,13 @@ def sides_of(x: Tensor, names: tuple[str, ...]) -> list[Side]:
 
 
 def all_figures(x: Tensor, sides: list[Side]) -> dict[str, list[go.Figure]]:
-    shape, at = sides[0].analysis.q.shape, sides[0].analysis.report.max_error_at
+    at = sides[0].analysis.report.max_error_at
     levels = [block_levels(side.analysis.q, *at) for side in sides]
     return {
         "values": [values_figure(sides[0].analysis.before, sides, levels, "n")],
         "error": [error_figure(sides, "n")],
-        "map": error_map_figures(sides, shape, at, "n"),
+        "map": [error_map_figure(x, sides, at, "n")],
+        "multiples": [multiples_figure([*sides, *sides[:1]], "n")],
         "scales": scales_figures(sides, "n"),
         "usage": usage_figures(sides, "n"),
     }
@@ -59,8 +64,6 @@ def all_figures(x: Tensor, sides: list[Side]) -> dict[str, list[go.Figure]]:
 def numbers(value: Any) -> list[float]:
     """Every number of a figure's JSON, typed arrays decoded."""
     if isinstance(value, dict) and "bdata" in value:
-        import base64
-
         kind = np.dtype(value["dtype"])
         return [float(v) for v in np.frombuffer(base64.b64decode(value["bdata"]), kind)]
     if isinstance(value, dict):
@@ -72,10 +75,11 @@ def numbers(value: Any) -> list[float]:
 
 @pytest.mark.parametrize("name, names", CASES, ids=[f"{n} {'+'.join(p)}" for n, p in CASES])
 def test_every_figure_is_drawn_finite_and_small(name: str, names: tuple[str, ...]) -> None:
-    """Finite numbers, a height, a file name, room for the zoom to stay; maps under 150 kB, the others 30."""
+    """Finite numbers, a height, a file name, room for the zoom to stay; maps under 220 kB a side, the
+    others 30."""
     x = TENSORS[name]
     for kind, figures in all_figures(x, sides_of(x, names)).items():
-        assert len(figures) == (1 if kind in ("values", "error") else len(names))
+        assert len(figures) == (1 if kind in ("values", "error", "map", "multiples") else len(names))
         for fig in figures:
             plot = json.loads(fig.to_json())
             assert (
@@ -85,19 +89,19 @@ def test_every_figure_is_drawn_finite_and_small(name: str, names: tuple[str, ...
             )
             assert np.isfinite(numbers(plot["data"])).all(), f"{kind} of {name}"
             maps = any(trace["type"] == "heatmap" for trace in plot["data"])
-            assert len(json.dumps(plot)) < (150_000 if maps else 30_000), kind
+            assert len(json.dumps(plot)) < (220_000 * len(names) if maps else 30_000), kind
 
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_the_drawn_shares_are_the_tensor(name: str) -> None:
-    """Bars of centre and tails together hold all elements of each side, each row in its side's colour."""
+    """Bars of centre and tails together hold all elements of each side, each in its side's colour."""
     sides = sides_of(TENSORS[name], ("int4_group128", "nvfp4"))
     fig = values_figure(sides[0].analysis.before, sides, [np.empty(0)] * 2, "n")
     for color in (A, B):
         bars = [t for t in fig.data if t.type == "bar" and t.marker.color == color]
         assert sum(float(np.sum(t.y)) for t in bars) == pytest.approx(1, abs=1e-5)
     outlines = [t for t in fig.data if t.type == "scatter" and t.line.color == ORIGINAL]
-    assert len(outlines) == (6 if name == "heavy" else 2)
+    assert len(outlines) == (3 if name == "heavy" else 1)
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -136,22 +140,125 @@ def test_heavy_tails_stand_beside_a_readable_centre() -> None:
     assert {words.number(end) for end in ends} <= set(told)
 
 
+def maps_of(fig: go.Figure) -> list[Any]:
+    """The heat maps of errors, A's first."""
+    return [trace for trace in fig.data if trace.type == "heatmap" and trace.coloraxis == "coloraxis"]
+
+
+def decoded(typed: dict[str, str]) -> np.ndarray:
+    flat = np.frombuffer(base64.b64decode(typed["bdata"]), np.dtype(typed["dtype"]))
+    return flat.reshape([int(size) for size in typed["shape"].split(",")])
+
+
 @pytest.mark.parametrize("name", ["normal", "heavy"])
 def test_both_maps_have_one_colour_scale(name: str) -> None:
     """The same code means the same error on both, and a code gives its cell's error back."""
     x = TENSORS[name]
     sides = sides_of(x, ("int4_group128", "nvfp4"))
-    maps = [fig.data[0] for fig in error_map_figures(sides, (x.shape[0], x.shape[1]), (0, 0), "n")]
-    assert (
-        len({json.dumps([m.meta, m.zmin, m.zmax, m.colorbar.to_plotly_json()], default=str) for m in maps})
-        == 1
-    )
+    maps = maps_of(error_map_figure(x, sides, (0, 0), "n"))
+    scale = ("low", "high", "first", "logarithmic", "zero", "cut")
+    assert maps[0].meta["logarithmic"] and len({tuple(m.meta[key] for key in scale) for m in maps}) == 1
     for side, drawn in zip(sides, maps, strict=True):
         low, high, error = drawn.meta["low"], drawn.meta["high"], side.analysis.error_map.numpy()
         share = (drawn.z.astype(float) - drawn.meta["first"]) / (CODES - drawn.meta["first"])
-        read = low * (high / low) ** share if drawn.meta["logarithmic"] else low + (high - low) * share
-        assert np.allclose(read, np.maximum(error, low), rtol=2e-3, atol=high / CODES)
-    assert maps[0].meta["logarithmic"] == (name == "heavy")
+        read = low * (high / low) ** share
+        some = error > 0
+        assert np.allclose(read[some], np.maximum(error, low)[some], rtol=2e-3)
+        assert (drawn.z[~some] == 0).all()
+
+
+def test_a_uniform_scheme_has_contrast_beside_one_of_large_errors() -> None:
+    """INT4's map was one dark colour beside that of MXFP4, whose largest error is four times as large."""
+    x = TENSORS["normal"]
+    sides = sides_of(x, ("int4_group32", "mxfp4"))
+    for drawn in maps_of(error_map_figure(x, sides, (0, 0), "n")):
+        low, high = np.quantile(drawn.z, [0.05, 0.95])
+        assert high - low > 0.15 * CODES
+
+
+def test_what_the_mouse_tells_of_a_cell_is_the_tensor() -> None:
+    """x, the error's sign, and what the other scheme made of the same element, to 0.1 %; the scaled error."""
+    x = TENSORS["normal"]
+    sides = sides_of(x, ("int4_group32", "nvfp4"))
+    restored = [side.analysis.q.dequantize() for side in sides]
+    fig = error_map_figure(x, sides, (0, 0), "n")
+    for index, (side, drawn) in enumerate(zip(sides, maps_of(fig), strict=True)):
+        tall, wide = drawn.meta["tall"], drawn.meta["wide"]
+        values = decoded(drawn.meta["values"]).astype(float)
+        share = (np.abs(values) - 1) / 32766
+        read = np.sign(values) * drawn.meta["values"]["largest"] * 10 ** ((share - 1) * DECADES)
+        above = np.unpackbits(decoded(drawn.meta["above"]))
+        for down, right in ((0, 0), (99, 127), (60, 17)):
+            at = largest_in_cell(side.analysis, down * tall, right * wide)
+            assert read[0, down, right] == pytest.approx(float(x[at]), rel=1e-3)
+            assert read[1, down, right] == pytest.approx(float(restored[1 - index][at]), rel=1e-3)
+            assert above[down * values.shape[2] + right] == (restored[index][at] > x[at])
+
+
+def test_the_edges_are_the_rows_and_columns() -> None:
+    """The strips are the RMS errors; with more than 512 columns the largest of each run."""
+    x = TENSORS["normal"]
+    (side,) = sides_of(x, ("int4_group128",))
+    errors = (side.analysis.q.dequantize() - x).double()
+    columns, rows = (t for t in error_map_figure(x, [side], (0, 0), "n").data if getattr(t, "fill", None))
+    assert np.allclose(rows.x, errors.square().mean(1).sqrt(), rtol=1e-5)
+    want = errors.square().mean(0).sqrt().reshape(-1, 2).max(1).values
+    assert columns.dx == 2 and np.allclose(columns.y, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"), [(1.0, 1.0, EQUAL), (4.0, 1.0, 2 * EQUAL), (1.0, 4.0, 0), (0.0, 0.0, EQUAL)]
+)
+def test_the_difference_says_who_errs_more(first: float, second: float, code: int) -> None:
+    """A's colour where A errs more, B's where B does, grey where they err alike or not at all."""
+    x = torch.zeros(1, 4)
+    maps = []
+    for error in (first, second):
+        (side,) = sides_of(x, ("fp32",))
+        cells = torch.tensor([[error, 4.0, 1.0, 0.0]])
+        maps.append(Side("n", dataclasses.replace(side.analysis, error_map=cells)))
+    fig = error_map_figure(x, maps, (0, 0), "n")
+    (drawn,) = (t for t in fig.data if t.type == "heatmap" and t.coloraxis == "coloraxis2")
+    assert drawn.z[0].tolist() == [code, EQUAL, EQUAL, EQUAL]
+
+
+@pytest.mark.parametrize(
+    ("names", "panels", "switch"),
+    [(("int4_row",), 1, True), (("int4_row", "nvfp4"), 3, True), (("fp32", "nvfp4"), 3, False)],
+)
+def test_panels_and_switch(names: tuple[str, ...], panels: int, switch: bool) -> None:
+    """One scheme has one map, two have three; scales are a unit only where both have some. What is inspected
+    is circled on every panel, and both largest errors are marked there."""
+    x = TENSORS["normal"]
+    fig = error_map_figure(x, sides_of(x, names), (3, 5), "n")
+    visible = [t for t in fig.data if t.type == "heatmap" and t.visible is not False]
+    assert len(visible) == panels == len(fig.layout.annotations)
+    assert bool(fig.layout.updatemenus) == switch
+    picked = [t for t in fig.data if t.meta and t.meta.get("picked")]
+    assert {(t.x[0], t.y[0]) for t in picked} == {(5, 3)} and len(picked) == 2 * panels
+    worst = [t for t in fig.data if t.name and "largest" in t.name]
+    assert len(worst) == panels * len(names)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_multiples_share_their_axes(count: int) -> None:
+    """A panel a scheme, on the same bins and axes, titled with its scheme and dB."""
+    names = ("int4_row", "nvfp4", "mxfp4", "int8_row", "fp32")[:count]
+    sides = sides_of(TENSORS["normal"], names)
+    fig = multiples_figure(sides, "n")
+    assert len(fig.data) == count and len({(t.x0, t.dx, len(t.y)) for t in fig.data}) == 1
+    for side, title in zip(sides, fig.layout.annotations, strict=True):
+        exact = side.analysis.report.max_error == 0
+        assert ("exact" if exact else f"{side.analysis.report.sqnr_db:.2f} dB") in title.text
+    axes = [fig.layout[f"yaxis{i or ''}"] for i in (0, *range(2, count + 1))]
+    assert axes[0].range[1] > 0 and all(axis.matches == "y" for axis in axes[1:])
+
+
+@pytest.mark.parametrize("count", [0, 6])
+def test_multiples_refuse_what_has_no_room(count: int) -> None:
+    """A sixth panel would be unreadable; none is no figure."""
+    with pytest.raises(ValueError, match="from 1 to 5"):
+        multiples_figure(sides_of(TENSORS["zero"], ("int4_row",)) * count, "n")
 
 
 @pytest.mark.parametrize("logarithmic", [False, True])
@@ -175,10 +282,10 @@ def test_a_map_says_where_each_cell_has_its_largest_error() -> None:
     """What the page computes from ``customdata`` and ``meta`` is what the server says."""
     x = TENSORS["normal"]
     (side,) = sides_of(x, ("int4_group128",))
-    drawn = error_map_figures([side], (400, 640), (0, 0), "n")[0].data[0]
+    drawn = error_map_figure(x, [side], (0, 0), "n").data[0]
     tall, wide = drawn.meta["tall"], drawn.meta["wide"]
-    assert drawn.customdata.dtype == np.uint8 and (tall, wide) == (3, 4)
-    for down, right in ((0, 0), (133, 159), (60, 17)):
+    assert drawn.customdata.dtype == np.uint8 and (tall, wide) == (4, 5)
+    for down, right in ((0, 0), (99, 127), (60, 17)):
         row, column = divmod(int(drawn.customdata[down][right]), wide)
         place = down * tall + row, right * wide + column
         assert place == largest_in_cell(side.analysis, down * tall, right * wide)
@@ -187,7 +294,7 @@ def test_a_map_says_where_each_cell_has_its_largest_error() -> None:
 def test_a_small_matrix_needs_no_places() -> None:
     """Where a cell is an element, only its value is sent."""
     (side,) = sides_of(TENSORS["zero"], ("int4_group128",))
-    assert error_map_figures([side], (40, 64), (0, 0), "n")[0].data[0].customdata is None
+    assert error_map_figure(TENSORS["zero"], [side], (0, 0), "n").data[0].customdata is None
 
 
 def test_an_exact_side_hides_nothing_of_the_other() -> None:
@@ -197,12 +304,12 @@ def test_an_exact_side_hides_nothing_of_the_other() -> None:
     )
     drawn = error_figure(both, "n")
     assert len(drawn.data) == 1 and "A has no error" in drawn.layout.annotations[0].text
-    maps = [error_map_figures(sides, (400, 640), (0, 0), "n")[-1].data[0] for sides in (both, alone)]
-    assert maps[0].meta == maps[1].meta and not maps[0].meta["logarithmic"]
+    maps = [maps_of(error_map_figure(TENSORS["normal"], sides, (0, 0), "n"))[-1] for sides in (both, alone)]
+    assert maps[0].meta["low"] == maps[1].meta["low"] and maps[0].meta["high"] == maps[1].meta["high"]
     levels = [block_levels(side.analysis.q, 0, 0) for side in both]
     shown = [
         t.name
         for t in values_figure(both[0].analysis.before, both, levels, "n").data
         if t.showlegend is not False
     ]
-    assert shown.count("representable") == 1
+    assert shown.count("levels of the inspected block") == 1

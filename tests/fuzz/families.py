@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
+from urllib.parse import urlencode
 
 import gradio as gr
 import numpy as np
@@ -20,6 +21,7 @@ from huggingface_hub import constants
 from safetensors.torch import save
 
 from app import api, limits, link
+from app.state.record import Record
 from explorer import FORMATS, SCHEMES, Scheme, SourceError, open_source
 from explorer.formats.code import code_facts, flip_bit, parse_code
 from explorer.methods.recipe import Recipe
@@ -292,7 +294,7 @@ def _link(rng: random.Random) -> Case:
 
     def run() -> None:
         with patch.object(limits, "notify", lambda message: None):
-            link._linked(query, first=rng.random() < 0.5)
+            link.visited(urlencode(query, errors="replace"), Record(), None, first=rng.random() < 0.5)
 
     return run
 

@@ -110,7 +110,7 @@ class Visitor:
 
     async def look(self) -> str:
         scheme = self.random.choice(SCHEMES_ASKED)
-        data = await self._call("tensor", [*self._selection(scheme), None, None, True, ""])
+        data = await self._call("tensor", self._selection(scheme))
         return data if isinstance(data, str) else self._judge(json.dumps(data), scheme)
 
     async def frontier(self) -> str:
@@ -148,7 +148,10 @@ class Visitor:
         answer = await self.server.client.post("gradio_api/upload", files={"files": ("j.npy", junk)})
         if answer.status_code != 200:
             return f"refused: {answer.status_code}"
-        data = await self._call("tensor", [*self._selection("nvfp4", answer.json()[0]), None, None, True, ""])
+        held = self._selection("nvfp4")
+        junk_file = {**held[2], "path": answer.json()[0]}
+        acts = json.dumps({"number": 1, "acts": [{"do": "file"}]})
+        data = await self._call("choose", [acts, junk_file, *held, "", "", ""])
         if isinstance(data, str):
             return data
         return "right" if "Still shown" in json.dumps(data) else "wrong: a junk file was shown"

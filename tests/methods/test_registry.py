@@ -201,6 +201,7 @@ def tiny_encoder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.thorough
 def test_the_embed_command_runs_every_method(tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A whole model under each; the corrections' bits are counted there too."""
     arguments = ["embed", str(tiny_encoder), "--schemes", "int4_group64_asym", "--tokens", "80", "--json"]

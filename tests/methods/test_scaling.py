@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from explorer import SCHEMES, quantize
-from explorer.methods import apply, objective_axis
+from explorer.methods import apply, factor_of, objective_axis
 from explorer.methods.awq import ALPHAS, awq, channel_scale
+from explorer.methods.factors import Readers, tied
 from explorer.methods.smoothquant import smoothing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -187,3 +188,36 @@ def test_a_combination_is_drawn_over_what_its_objective_is_of() -> None:
         assert axis is not None and axis.label == label
         assert not axis.values or len(axis.values) == len(layer.objective)
     assert objective_axis("smoothquant") is None and objective_axis("rtn") is None
+
+
+@pytest.mark.parametrize("name", ["awq", "awq_clip", "smoothquant", "smoothquant_search"])
+def test_a_group_of_one_has_the_factor_of_its_layer(name: str) -> None:
+    """The search of a group is that of a layer: else a fold is not the method that it names."""
+    w, x = uneven(64, 128, 64)
+    alone = apply(name, w, SCHEMES["int4_group64"], x)
+    factor = factor_of(name, Readers((w,), (SCHEMES["int4_group64"],), x))
+    assert torch.equal(factor, alone.input_divisor.float())
+    rest = apply(name, w * factor, SCHEMES["int4_group64"], x / factor, folded=True)
+    assert rest.plain and torch.equal(rest.q.packed, alone.q.packed)
+
+
+@pytest.mark.parametrize("name", ["awq", "awq_clip", "smoothquant_search"])
+def test_a_group_has_the_factor_with_the_least_error_of_all(name: str) -> None:
+    """The errors of layers that read the same inputs are added, over all their rows: the objective of a group
+    is that of the matrix of all of them."""
+    (first, x), (second, _) = uneven(64, 128, 64), uneven(96, 128, 64)
+    weights = (first, 3 * second * x.abs().mean(0) ** -1.5)
+    scheme = SCHEMES["int3_group64"]
+    whole = factor_of(name, Readers((torch.cat(weights),), (scheme,), x))
+    assert torch.equal(factor_of(name, Readers(weights, (scheme, scheme), x)), whole)
+    assert not torch.equal(factor_of(name, Readers(weights[:1], (scheme,), x)), whole)
+
+
+def test_channels_of_one_row_have_one_factor() -> None:
+    """The heads of a query group read one value head: its row can be divided by one number only."""
+    w, x = uneven(64, 128, 64)
+    rows = torch.arange(32).view(2, 1, 16).expand(2, 4, 16).reshape(-1)
+    for name in ("awq", "awq_clip", "smoothquant", "smoothquant_search"):
+        factor = factor_of(name, Readers((w,), (SCHEMES["int4_group64"],), x, rows=rows)).view(2, 4, 16)
+        assert torch.equal(factor, factor[:, :1].expand_as(factor)) and len(factor.unique()) > 8
+    assert torch.allclose(tied(torch.tensor([1.0, 4, 2]), torch.tensor([0, 0, 1])), torch.tensor([2.0, 2, 2]))

@@ -26,12 +26,12 @@ class Picture(NamedTuple):
 
 
 PICTURES = {
-    "tensor": Picture(BOTH, "#head", "#frontier-status :text('named schemes')"),
-    "error": Picture(BOTH, "#section-element", "#error-map-b .main-svg"),
+    "tensor": Picture("second=nvfp4&scheme=int4_group128_asym", "#head", "#frontier-status :text('schemes')"),
+    "error": Picture(BOTH, "#section-element", "#error-map .main-svg"),
     "values": Picture(BOTH, "#section-values", "#values-plot .main-svg"),
     "calibration": Picture(f"tab=calibration&{BOTH}", "#section-calibration", "#amount .main-svg"),
     "methods": Picture(f"tab=methods&{BOTH}", "#section-methods", "#methods-sentence p"),
-    "learn": Picture("tab=learn", "#head", "#playground, .playground"),
+    "learn": Picture("tab=learn", "#head", "#section-picture img"),
     "story": Picture("tab=learn&section=story", "#section-story", "#section-story svg"),
     "survey": Picture("tab=model&section=survey", "#section-survey", "#survey-heat .main-svg"),
     "speed": Picture(f"tab=speed&{BOTH}", "#head", "#speed-bars .main-svg"),

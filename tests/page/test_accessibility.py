@@ -82,6 +82,7 @@ def test_what_opens_over_the_page(page: Page, url: str, theme: str) -> None:
     check(page, "#explanation")
 
 
+@pytest.mark.thorough
 def test_on_a_phone(page: Page, url: str) -> None:
     """One column and the bar at the bottom: what scrolls can be reached by keyboard there, too."""
     page.set_viewport_size({"width": 390, "height": 844})

@@ -17,13 +17,8 @@ from explorer import FORMATS, SCHEMES, compare, load_matrix, quantize
 PUBLIC = {
     "/tensor",
     "/sizes",
-    "/choose_scheme",
-    "/choose_parts",
-    "/open_file",
-    "/list_layers",
     "/explain",
     "/flip",
-    "/pick",
     "/compare",
     "/list_formats",
     "/list_schemes",
@@ -42,6 +37,8 @@ PUBLIC = {
     "/time_products",
     "/shape_of_layer",
     "/kernel_source",
+    "/diff",
+    "/multiples",
 }
 
 
@@ -54,7 +51,7 @@ def test_endpoints_are_named(client: Client) -> None:
     """Programs rely on these names; nothing is called /lambda or /show_1."""
     names = set(client.view_api(return_format="dict")["named_endpoints"])  # type: ignore[index]
     assert names >= PUBLIC, PUBLIC - names
-    assert not [n for n in names if "lambda" in n or (n.endswith("_1") and not n.startswith("/choose_parts"))]
+    assert not [n for n in names if "lambda" in n or n.endswith("_1")]
 
 
 def test_lists(client: Client) -> None:
@@ -90,13 +87,11 @@ def test_an_uploaded_file_is_shown(client: Client, tmp_path: Path) -> None:
         None,
         "mxfp4",
         "",
-        None,
-        None,
-        True,
         api_name="/tensor",
     )
-    (verdict,) = (part for part in out if isinstance(part, str) and 'id="which"' in part)
-    assert "mine.safetensors · w · 64×96" in verdict and "E8M0 scale" in verdict
+    (said,) = out
+    assert "mine.safetensors · w · 64×96" in said["tensor"] and "E8M0 scale" in said["describe"]
+    assert said["scheme"] == "mxfp4" and 15 < said["report"]["sqnr_db"] < 25
 
 
 def test_errors_come_in_words(client: Client) -> None:
@@ -130,9 +125,7 @@ def test_a_path_that_was_not_uploaded_is_refused(url: str) -> None:
         "",
         None,
         "bf16",
-        None,
-        None,
-        True,
+        "",
     ]
     body = json.dumps({"data": data}).encode()
     request = urllib.request.Request(

@@ -52,7 +52,7 @@ SIZES = [
     ("0", "group", "Group size", "from 1"),
     ("", "group", "Group size", "from 1"),
     ("2.5", "group", "Group size", "from 1"),
-    ("-5", "tile", "tile columns", "from 0"),
+    ("-5", "tile", "Group size (columns)", "from 0"),
 ]
 
 
@@ -105,12 +105,13 @@ def test_a_panel_covers_neither_verdict_nor_notice(page: Page, url: str, name: s
       .innerHTML = '<div class="status" role="status">what was refused</div>'; }""")
     open_panel(page, name)
     panel = page.locator(f"#panel-{name}")
-    for part in ("#which .words", "#notice .status", "#chips"):
+    for part in ("#answer .says", "#notice .status", "#chips"):
         assert not covers(panel, page.locator(part)), part
-    expect(page.locator("#which .words")).to_be_in_viewport(ratio=1)
+    expect(page.locator("#answer .says")).to_be_in_viewport(ratio=1)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 @pytest.mark.parametrize("name", sampled(["a", "b"], ["b"]))
 def test_what_is_typed_into_an_opened_panel_is_chosen(page: Page, url: str, name: str) -> None:
@@ -227,7 +228,7 @@ def test_a_sheet_closes_after_a_choice_by_touch(
     open_page(phone, url)
     phone.locator(f"#chips [data-panel={panel}]").tap()
     phone.locator(f"#{picker} input").tap()
-    phone.locator(f"#panel-{panel}").get_by_role("option", name=option, exact=True).tap()
+    phone.locator(f"#panel-{panel}").get_by_role("option", name=option, exact=True).first.tap()
     expect(phone.locator(f"#panel-{panel}")).to_be_hidden()
     expect(phone.locator(f"#chip-{panel}")).to_have_text(option)
     phone.set_viewport_size({"width": 1280, "height": 844})
@@ -281,6 +282,7 @@ def load_file(page: Page, path: Path) -> None:
     page.locator("#file input[type=file]").set_input_files(str(path))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("suffix", sampled([".npy", ".npz", ".pt", ".csv", ".safetensors"], [".npy"]))
 def test_after_a_bad_file_everything_names_what_is_shown(
     page: Page, url: str, tmp_path: Path, suffix: str
@@ -313,7 +315,7 @@ def test_after_a_bad_file_everything_names_what_is_shown(
     expect(page.locator("#file-tensor input")).to_have_value(re.compile("^good"))
     page.wait_for_function("location.search.includes('source=file')")
     page.locator("#frontier").scroll_into_view_if_needed()
-    expect(page.locator("#frontier-status")).to_contain_text("named schemes", timeout=60_000)
+    expect(page.locator("#frontier-status")).to_contain_text("schemes", timeout=60_000)
     expect(notice).to_contain_text(re.compile(r"^bad\b"))
     page.locator("#chips [data-act=swap], #chip-a").first.scroll_into_view_if_needed()
     page.keyboard.press("Escape")

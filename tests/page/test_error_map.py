@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import plotly.graph_objects as go
@@ -16,9 +16,10 @@ import torch
 from playwright.sync_api import Browser, Page
 
 from explorer import SCHEMES, words
-from explorer.analysis.tensor import Side, analyse
+from explorer.analysis.tensor import MAP_LIMIT, Side, analyse
 from explorer.analysis.tiles import tile_size
-from explorer.figures.tensor import error_map_figures, scales_figures
+from explorer.figures.error_map import error_map_figure
+from explorer.figures.tensor import scales_figures
 from explorer.paths import ASSETS
 from tests.cells import largest_in_cell
 
@@ -38,40 +39,56 @@ def script(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
-def described(script: Page, figure: go.Figure) -> list[list[str]]:
-    """The words under the mouse, cell by cell."""
-    told = script.evaluate(
-        "figure => explorer.errorMap.describe(figure).data[0].text", json.loads(figure.to_json())
+def told(script: Page, figure: go.Figure, cells: Sequence[tuple[int, int]], trace: int = 0) -> list[str]:
+    """The words under the mouse in cells, one line a line."""
+    words = script.evaluate(
+        """([figure, trace, cells]) => cells.map(([down, right]) =>
+        explorer.errorMap.told(figure.data, figure.data[trace], down, right).join("\\n"))""",
+        [json.loads(figure.to_json()), trace, [list(cell) for cell in cells]],
     )
-    return cast(list[list[str]], told)
+    return cast(list[str], words)
 
 
 @pytest.mark.parametrize("shape", [(40, 64), (400, 640), (3200, 2600)], ids=str)
 @pytest.mark.parametrize("heavy", [False, True])
 def test_cells_have_their_element_and_its_error(script: Page, shape: tuple[int, int], heavy: bool) -> None:
-    """Linear and logarithmic colours, places of none, one and two bytes; zero is called 0 and nothing else
-    is."""
+    """Places of none, one and two bytes; zero is called 0 and nothing else is; x, A and B of the element, and
+    its error in scales; a click opens it, on the map of the difference that of the larger error."""
     x = (HEAVY if heavy else X)[: shape[0], : shape[1]].clone()
-    tall, wide = tile_size(shape, 160)
+    tall, wide = tile_size(shape, MAP_LIMIT)
     x[: 2 * tall, : 32 * wide] = 0
-    analysis = analyse(x, SCHEMES["int4_group32"])
-    errors = (analysis.q.dequantize() - x).abs()
-    figure = error_map_figures([Side("A", analysis)], shape, (0, 0), "n")[0]
-    assert figure.data[0].meta["logarithmic"] == heavy
-    texts = described(script, figure)
-    point = {"data": json.loads(figure.to_json())["data"][0], "pointNumber": [3, 5]}
-    clicked = script.evaluate("point => explorer.errorMap.clicked(point)", point)
-    assert tuple(clicked) == largest_in_cell(analysis, 3 * tall, 5 * wide)
-    largest = float(errors.max())
-    for down, right in ((0, 0), (3, 5), (20, 30), (len(texts) - 1, len(texts[0]) - 1)):
-        value, row, column = re.fullmatch(
-            r"\|error\| (?:at most )?(.*)<br>row (\d+), column (\d+)", texts[down][right]
+    analyses = [analyse(x, SCHEMES[name]) for name in ("int4_group32", "nvfp4")]
+    restored = [analysis.q.dequantize() for analysis in analyses]
+    figure = error_map_figure(x, [Side("n", analysis) for analysis in analyses], (0, 0), "n")
+    cells = [(0, 0), (3, 5), (20, 30), (x.shape[0] // tall - 1, x.shape[1] // wide - 1)]
+    errors = (restored[0] - x).abs()
+    scale = analyses[0].q.scales.scale
+    for (down, right), text in zip(cells, told(script, figure, cells), strict=True):
+        value, scaled, row, column, was, a, b = re.fullmatch(
+            r"\|error\| (?:at most )?(.*), (?:at most )?(.*) of its block's scale\nrow (\d+), column (\d+)\n"
+            r"x (.*) · A (.*) · B (.*)",
+            text,
         ).groups()  # type: ignore[union-attr]
-        assert (int(row), int(column)) == largest_in_cell(analysis, down * tall, right * wide)
-        error = float(errors[int(row), int(column)])
-        assert read(value) == pytest.approx(error, rel=0.02, abs=largest * 1e-4)
+        at = int(row), int(column)
+        assert at == largest_in_cell(analyses[0], down * tall, right * wide)
+        error = float(errors[at])
         assert (value == "0") == (error == 0)
-    assert texts[0][0].startswith("|error| 0<br>")
+        if (down, right) != (0, 0) and "at most" not in text:
+            assert read(value) == pytest.approx(error, rel=0.02)
+            if not heavy:
+                ratio = error / float(scale[at[0], at[1] // 32])
+                assert read(scaled) == pytest.approx(ratio, rel=0.06, abs=0.01)
+            for word, want in ((was, x), (a, restored[0]), (b, restored[1])):
+                assert read(word) == pytest.approx(float(want[at]), rel=0.02, abs=error * 0.02)
+    clicked = "([figure, at]) => explorer.errorMap.elementOf(figure.data, figure.data[at], 3, 5)"
+    plain = json.loads(figure.to_json())
+    maps = [i for i, trace in enumerate(figure.data) if trace.type == "heatmap" and trace.meta.get("codes")]
+    mine = [largest_in_cell(analysis, 3 * tall, 5 * wide) for analysis in analyses]
+    for which, want in zip(maps, mine, strict=True):
+        assert tuple(script.evaluate(clicked, [plain, which])) == want
+    (apart,) = (i for i, trace in enumerate(figure.data) if trace.meta and "difference" in trace.meta)
+    larger = max((0, 1), key=lambda i: float(analyses[i].error_map[3, 5]))
+    assert tuple(script.evaluate(clicked, [plain, apart])) == mine[larger]
 
 
 def read(text: str) -> float:
@@ -85,14 +102,14 @@ def test_scales_are_told_under_the_mouse(script: Page, shape: tuple[int, int]) -
     """A cell that is a block says its scale, one of several blocks which they are and their largest."""
     analysis = analyse(X[: shape[0], : shape[1]], SCHEMES["int4_group32"])
     scales = analysis.q.scales.scale
-    texts = described(script, scales_figures([Side("A", analysis)], "n")[0])
-    if scales.shape[0] <= 160:
-        assert texts[3][5] == f"scale {words.number(float(scales[3, 5]))}<br>block row 3, block column 5"
+    (text,) = told(script, scales_figures([Side("A", analysis)], "n")[0], [(3, 5)])
+    tall = tile_size((scales.shape[0], scales.shape[1]), MAP_LIMIT)[0]
+    if tall == 1:
+        assert text == f"scale {words.number(float(scales[3, 5]))}\nblock row 3, block column 5"
     else:
-        largest = words.number(float(scales[60:80, 5].max()))
-        assert (
-            texts[3][5] == f"scale {largest}<br>the largest of block row 60 and the next 19, block column 5"
-        )
+        largest = words.number(float(scales[3 * tall : 4 * tall, 5].max()))
+        where = f"the largest of block row {3 * tall} and the next {tall - 1}, block column 5"
+        assert text == f"scale {largest}\n{where}"
 
 
 @pytest.mark.parametrize(

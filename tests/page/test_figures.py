@@ -22,7 +22,9 @@ from app.theme import PLOTLY
 from explorer import SCHEMES, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.tensor import Side, analyse, block_levels
 from explorer.figures.compare import frontier_figure
-from explorer.figures.tensor import error_figure, error_map_figures, scales_figures, usage_figures
+from explorer.figures.error_map import error_map_figure
+from explorer.figures.errors import error_figure, multiples_figure
+from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.figures.values import values_figure
 from explorer.paths import ASSETS
 from tests.sampled import sampled
@@ -73,7 +75,8 @@ def figures_of(name: str) -> dict[str, go.Figure]:
         "frontier": frontier_figure(rows, "n", rows[2], rows[-3]),
         "values": values_figure(sides[0].analysis.before, sides, levels, "n"),
         "error": error_figure(sides, "n"),
-        "map": error_map_figures(sides, (x.shape[0], x.shape[1]), at, "n")[0],
+        "map": error_map_figure(x, sides, at, "n"),
+        "multiples": multiples_figure([*sides, *sides[:1]], "n"),
         "scales": scales_figures(sides, "n")[0],
         "usage": usage_figures(sides, "n")[1],
     }
@@ -81,6 +84,7 @@ def figures_of(name: str) -> dict[str, go.Figure]:
 
 BOXES = """async ([figure, width]) => {
   const plot = document.getElementById('plot');
+  explorer.fit(figure.layout, width);
   const layout = {...figure.layout, width, autosize: false};
   await Plotly.newPlot(plot, figure.data, layout, {displayModeBar: false});
   const from = plot.getBoundingClientRect();

@@ -57,7 +57,7 @@ def test_commands_are_of_the_schemes_that_are_chosen(page: Page, url: str) -> No
 def test_a_report_is_made_printed_and_stopped(page: Page, url: str, tmp_path: Path) -> None:
     """A survey's report as a file from disk, with how far it is; a print that is stopped gives no file."""
     open_page(page, url, "tab=model&section=survey")
-    expect(page.locator("#survey-sentence")).to_contain_text("bits a weight")
+    expect(page.locator("#survey-sentence")).to_contain_text("bits per weight")
     idle(page)
     kinds = page.locator("#report_survey-kinds")
     for kind in ("report (.pdf)", "figures and tables"):

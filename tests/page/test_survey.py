@@ -20,7 +20,7 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
     """The slider is dragged by the mouse: size, prediction and strip follow; the recipe is another file."""
     open_page(page, url, "tab=model&section=survey")
     sentence = page.locator("#survey-sentence")
-    expect(sentence).to_contain_text("4.50 bits a weight", timeout=60_000)
+    expect(sentence).to_contain_text("4.50 bits per weight", timeout=60_000)
     strip = page.locator("#survey-strip .figure")
     strip.scroll_into_view_if_needed()
     expect(strip.locator(".barlayer .point").first).to_be_visible()
@@ -36,29 +36,61 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
     page.mouse.down()
     page.mouse.move(at["x"] + at["width"] * 0.2, at["y"] + at["height"] / 2, steps=6)
     page.mouse.up()
-    expect(sentence).to_contain_text(re.compile(r"^\s*3\.\d\d bits a weight"))
+    expect(sentence).to_contain_text(re.compile(r"^\s*3\.\d\d bits per weight"))
     idle(page)
     assert strip.locator(".legend .legendtext").all_text_contents() != before
     expect(page.locator("#survey-table")).not_to_be_visible()
 
 
 @pytest.mark.shared_page
-def test_a_clicked_cell_opens_its_layer(page: Page, url: str) -> None:
-    """Under Tensor, with the scheme of the column, as Back takes back. The recorded model is not on this
-    machine: that is said."""
+def test_a_clicked_cell_of_a_model_that_is_not_here(page: Page, url: str) -> None:
+    """The recorded model is not on this machine: that is said, and nothing else changes."""
     open_page(page, url, "tab=model&section=survey")
     heat = page.locator("#survey-heat .figure .nsewdrag").first
     heat.scroll_into_view_if_needed()
     expect(heat).to_be_visible(timeout=60_000)
+    before = page.url
     at = heat.bounding_box()
     assert at
     page.mouse.move(at["x"] + at["width"] * 0.97, at["y"] + 5)
     page.mouse.click(at["x"] + at["width"] * 0.97, at["y"] + 5)
-    page.wait_for_function("location.search.includes('scheme=int8_row')")
-    assert "layer=encoder.layer.0.attention.output.dense.weight" in page.url and "tab=model" not in page.url
-    expect(page.locator("#notice")).to_contain_text("all-MiniLM-L6-v2")
-    page.go_back()
-    page.wait_for_function("location.search.includes('tab=model')")
+    expect(page.locator("#notice")).to_contain_text("Still shown")
+    assert page.url == before
+    expect(page.locator("#place-model")).to_be_visible()
+
+
+@pytest.mark.shared_page
+def test_picked_inputs_are_in_the_recipe(page: Page, url: str) -> None:
+    """By the mouse: the painted recipe holds only what is multiplied with such inputs, formats are those that
+    carry them, and the address says it, as Back and a link take it."""
+    open_page(page, url, "tab=model&section=survey&for=gguf&budget=8.25")
+    sentence, strip = page.locator("#survey-sentence"), page.locator("#survey-strip .figure")
+    expect(sentence).to_contain_text("bits per weight", timeout=60_000)
+    strip.scroll_into_view_if_needed()
+    expect(strip.locator(".barlayer .point").first).to_be_visible()
+    before = strip.locator(".legend .legendtext").all_text_contents()
+    assert not any("INT8 per row" in name for name in before)
+    page.locator("#survey-inputs input").click()
+    page.get_by_role("option", name="INT8 per token").click()
+    expect(sentence).to_contain_text("of the weights; quantized inputs add to it")
+    idle(page)
+    strip.scroll_into_view_if_needed()
+    expect(strip.locator(".legend .legendtext")).to_have_text(["INT8 per row"])
+    expect(page.locator("#survey-target input")).to_have_value("compressed-tensors")
+    page.locator("#survey-target input").click()
+    expect(page.get_by_role("option")).to_contain_text(["compressed-tensors", "vLLM", "any"])
+    page.get_by_role("option", name="vLLM").click()
+    expect(page.locator("#survey-section, #section-survey")).to_contain_text("--to vllm")
+    page.wait_for_function(
+        "location.search.includes('inputs=int8_row') && location.search.includes('for=vllm')"
+    )
+    query = page.evaluate("location.search.slice(1)")
+    open_page(page, url, "tab=model&section=survey")
+    expect(page.locator("#survey-inputs input")).to_have_value("not quantized")
+    open_page(page, url, query)
+    expect(page.locator("#survey-inputs input")).to_have_value("INT8 per token")
+    expect(page.locator("#survey-target input")).to_have_value("vLLM")
+    expect(sentence).to_contain_text("quantized inputs add to it")
 
 
 def survey_of(layers: int, path: Path) -> Path:
@@ -77,7 +109,7 @@ def test_surveys_of_ones_own_one_after_another(page: Page, url: str, tmp_path: P
     that one scheme alone can keep to has a slider that rests."""
     open_page(page, url, "tab=model&section=survey&budget=5.5&for=compressed-tensors&fuse=true")
     sentence = page.locator("#survey-sentence")
-    expect(sentence).to_contain_text("5.50 bits a weight", timeout=60_000)
+    expect(sentence).to_contain_text("5.50 bits per weight", timeout=60_000)
     expect(page.locator("#survey-target input")).to_have_value("compressed-tensors")
     page.locator("#survey-own > button, #survey-own .label-wrap").first.click()
     for layers in (3, 5):
@@ -92,13 +124,13 @@ def test_surveys_of_ones_own_one_after_another(page: Page, url: str, tmp_path: P
         ticks = page.locator("#survey-heat .ytick text")
         ticks.first.scroll_into_view_if_needed()
         expect(ticks).to_have_count(layers)
-        expect(sentence).to_contain_text("bits a weight")
+        expect(sentence).to_contain_text("bits per weight")
     target = page.locator("#survey-target input")
     target.click()
     target.fill("GGUF")
     target.press("Enter")
     expect(page.locator("#survey-bits input[type=range]")).to_be_disabled()
-    expect(sentence).to_contain_text("4.25 bits a weight")
+    expect(sentence).to_contain_text("4.25 bits per weight")
     page.wait_for_function("location.search.includes('for=gguf') && location.search.includes('budget=4.25')")
     assert "survey=own" in page.url
     expect(page.locator(".toast-body")).to_have_count(0)  # of a value beyond the ends that were there before

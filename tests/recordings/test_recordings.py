@@ -32,10 +32,13 @@ from explorer.schemes import ALIASES
 from lab.analysis import recorded_analyses
 from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.embeddings import recorded_embeddings
+from lab.exports import recorded_exports
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.recipes import recorded_causal, recorded_recipes
 from lab.training import recorded_gradients, recorded_training
+from lab.vllm import recorded_vllm
+from lab.written import recorded_written
 
 SHIPPED = {
     "analysis": recorded_analyses,
@@ -43,6 +46,7 @@ SHIPPED = {
     "conformance": recorded_conformance,
     "crossover": recorded_crossover,
     "embeddings": recorded_embeddings,
+    "exports": recorded_exports,
     "gemm": recorded_gemms,
     "gradients": recorded_gradients,
     "grouped": recorded_grouped,
@@ -51,6 +55,8 @@ SHIPPED = {
     "quantize": recorded_quantize,
     "recipes": recorded_recipes,
     "training": recorded_training,
+    "vllm": recorded_vllm,
+    "written": recorded_written,
 }
 
 

@@ -380,7 +380,31 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "beyond.csv": lambda: b"1e300,2\n3,4\n",
     "binary.csv": lambda: zlib.compress(ZEROS)[:4096],
     "wide.csv": lambda: b"," * (4 * MiB),
+    # pictures
+    "claimed.png": lambda: png(1 << 30, 1 << 30, b""),
+    "bomb.png": lambda: png(1 << 12, 1 << 12, bytes(1 << 24)),
+    "colour-bomb.png": lambda: png(1 << 12, 1 << 12, bytes(4 << 24), 6),
+    "longer.png": lambda: png(4, 4, bytes(1 << 26)),
+    "no-pixels.png": lambda: png(4, 4, b""),
+    "no-width.png": lambda: png(0, 4, b""),
+    "text-bomb.png": lambda: png(
+        4, 4, bytes(20), more=_chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(1 << 26)))
+    ),
+    "exif.png": lambda: png(4, 4, bytes(20), more=_chunk(b"eXIf", b"MM\0*\xff\xff\xff\xff")),
+    "not-one.jpg": lambda: b"\xff\xd8\xff" + bytes(999),
 }  # fmt: skip
+
+
+def png(width: int, height: int, rows: bytes, colours: int = 0, more: bytes = b"") -> bytes:
+    """A PNG of 8 bits a channel whose header claims a size; ``rows`` begin with the number of a filter each,
+    ``colours`` is the type of the header: 0 grey, 6 RGBA. ``more``: chunks before the pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, colours, 0, 0, 0)
+    parts = _chunk(b"IHDR", header), more, _chunk(b"IDAT", zlib.compress(rows)), _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def _same_names() -> bytes:

@@ -39,6 +39,10 @@ ROWS = {
     "tensors in one answer": (f"{page_limits.HOSTED.listed:,}", f"{page_limits.LOCAL.listed:,}"),
     "a table of text": (f"{HOSTED.text_bytes // MEBI} MiB", f"{LOCAL.text_bytes // GIBI} GiB"),
     "a survey's file": (f"{MOST_BYTES // MEBI} MiB", f"{MOST_BYTES // MEBI} MiB"),
+    "pixels of a picture": (
+        f"2^{HOSTED.pixels.bit_length() - 1}",
+        f"2^{LOCAL.pixels.bit_length() - 1}",
+    ),
     "an array stored by columns": (
         f"{HOSTED.inflated_bytes // GIBI} GiB inflated",
         f"{LOCAL.inflated_bytes // GIBI} GiB",

@@ -65,7 +65,7 @@ def made_up() -> Survey:
     return Survey(head, tuple(layers))
 
 
-def _tokenizer(folder: Path) -> None:
+def tokenizer_of(folder: Path) -> None:
     """A word a token, for the words of the built-in texts that are there."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -100,7 +100,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pad_token_id=0,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    _tokenizer(folder)
+    tokenizer_of(folder)
     return folder
 
 
@@ -121,5 +121,5 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initializer_range=0.2,
     )
     BertModel(config).save_pretrained(folder)
-    _tokenizer(folder)
+    tokenizer_of(folder)
     return folder

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
+from explorer import SCHEMES as SCHEMES_BY_NAME
 from explorer.checkpoints import write_checkpoint
 from explorer.checkpoints.model import ModelFolder
+from explorer.methods.recipe import Recipe
+from explorer.models.capture import load_model
+from explorer.models.skeleton import is_expert
 from explorer.survey.apply import constraints_of, unplaced
+from explorer.survey.assemble import assemble
 from explorer.survey.budget import frontier, recipe_of
+from explorer.survey.check import check_recipe
+from explorer.survey.evidence import weights_of
 from explorer.survey.kinds import Role
+from explorer.survey.loss import reference_for
+from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SurveyPlan, survey_model
+from explorer.survey.verdict import FEW_TEXTS, about
 from tests.checkpoints.architectures import ARCHITECTURES
 from tests.sampled import sampled
+from tests.survey.conftest import TEXTS, tokenizer_of
 
 SCHEMES = ("int4_group32", "nvfp4", "fp8_e4m3_row")
+STACKED = ("qwen3 moe", "mixtral", "deepseek v3", "qwen3 next", "phi moe")
 ROLES = {
     "gemma 3 with vision": {Role.LINEAR: 14, Role.EMBEDDING: 2},  # of the vision part nothing
     "mixtral": {Role.LINEAR: 32, Role.HEAD: 1, Role.EMBEDDING: 1},  # 24 of experts, no router
@@ -46,3 +60,84 @@ def test_a_recipe_of_each_opens(name: str, tmp_path: Path) -> None:
     out = write_checkpoint("compressed-tensors", folder, recipe.layers, tmp_path / "out").folder
     _, info = getattr(transformers, model.auto_class).from_pretrained(out, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+
+
+@pytest.mark.parametrize("name", sampled(STACKED, ["qwen3 moe"]))
+def test_an_expert_is_surveyed_in_the_stack(name: str, tmp_path: Path) -> None:
+    """transformers stacks experts: each layer's part of the stack holds its weight of the files, and its cost
+    comes from that part's gradient. Experts that few texts reach are told."""
+    folder = with_tokenizer(name, tmp_path)
+    model, files = load_model(str(folder), head=True), ModelFolder(folder)
+    shapes = {n: files.info(f"{n}.weight").shape for n in files.matrices if is_expert(n)}
+    weights = weights_of(model.network, shapes)
+    assert len(weights) == len(shapes) >= 24 and not any(held.module for held in weights.values())
+    for layer, held in weights.items():
+        part = held.of(model.network.get_parameter(held.parameter).data)
+        assert torch.equal(part, files.read(f"{layer}.weight").float()), layer
+    found = survey_model(SurveyPlan(str(folder), None, SCHEMES, None, TEXTS), tmp_path / "s.jsonl")
+    experts = [layer for layer in found.linear if is_expert(layer.name)]
+    assert found.head.loss == "next token" and len(experts) == len(shapes)
+    assert all((layer.texts or 0) <= len(TEXTS) for layer in experts)
+    assert any(layer.costs["fisher_diagonal"]["nvfp4"] > 0 for layer in experts)
+    few = sum((layer.texts or 0) < FEW_TEXTS for layer in experts)
+    assert f"{few} of {len(experts)} matrices of experts" in about(found) or not few
+
+
+def test_the_language_part_is_run(tmp_path: Path) -> None:
+    """A model with vision predicts tokens of a text; that its vision was given nothing is said."""
+    folder = with_tokenizer("gemma 3 with vision", tmp_path)
+    found = survey_model(SurveyPlan(str(folder), None, SCHEMES, None, TEXTS), tmp_path / "s.jsonl")
+    assert found.head.loss == "next token" and found.head.part == "language part"
+    assert "its language part alone: images and sound were not given to it" in about(found)
+    assert len(found.linear) == 14 and all(layer.reached for layer in found.linear)
+
+
+def with_tokenizer(name: str, place: Path) -> Path:
+    """A tiny model of an architecture with a tokenizer of the words of ``TEXTS``."""
+    folder = ARCHITECTURES[name].save(place / "model")
+    tokenizer_of(folder)
+    return folder
+
+
+def test_patterns_include_and_exclude(tmp_path: Path) -> None:
+    """Vision stays as it is unless it is asked for; what is kept is told with its share of the bytes, and a
+    pattern that means nothing is an error."""
+    folder = str(ARCHITECTURES["gemma 3 with vision"].save(tmp_path / "model"))
+    plan = SurveyPlan(folder, None, SCHEMES, ("weight",))
+    plain = survey_model(plan, tmp_path / "plain.jsonl")
+    more = replace(plan, include=("vision_tower",), exclude=("*.0.mlp.down_proj",))
+    other = survey_model(more, tmp_path / "other.jsonl")
+    names, others = ({layer.name for layer in found.linear} for found in (plain, other))
+    assert all("vision_tower" in name for name in others - names) and len(others - names) == 15
+    assert names - others == {name for name in names if ".0.mlp.down_proj" in name}
+    assert "linear layers beside the language part" in about(plain)
+    assert "excluded layers" in about(other) and "beside the language part" not in about(other)
+    total = sum(plain.head.kept_parts.values())
+    assert total == plain.head.kept_bytes > other.head.kept_bytes
+    assert survey_model(more, tmp_path / "other.jsonl") == other, "the same command goes on"
+    with pytest.raises(ValueError, match="the included layers"):
+        survey_model(plan, tmp_path / "other.jsonl")
+    for wrong in (replace(plan, include=("nope",)), replace(plan, exclude=("vision_tower",))):
+        with pytest.raises(ValueError, match=r"no l.* matches '(nope|vision_tower)'"):
+            survey_model(wrong, tmp_path / "wrong.jsonl")
+
+
+def test_a_mixture_is_checked(tmp_path: Path) -> None:
+    """The model that is run has the rounded experts in the stack: its loss is that of the checkpoint as
+    transformers opens it. Methods and quantized inputs, which stacked experts do not have, are refused."""
+    folder = with_tokenizer("qwen3 moe", tmp_path)
+    model, files = load_model(str(folder), head=True), ModelFolder(folder)
+    names = [name for name in files.matrices if is_expert(name)]
+    recipes = {name: Recipe(SCHEMES_BY_NAME["int4_group32"]) for name in names}
+    recipe = ModelRecipe(str(folder), None, "", recipes)
+    found = check_recipe(recipe, model, TEXTS).rows[0]
+    out = write_checkpoint("compressed-tensors", folder, recipes, tmp_path / "out").folder
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    reference = reference_for(model, TEXTS)
+    assert found.loss.value == pytest.approx(reference.measure(theirs).value, rel=1e-3, abs=1e-7)
+    by_method = {names[0]: Recipe(SCHEMES_BY_NAME["int4_group32"], "gptq")}
+    with pytest.raises(ValueError, match="experts are stacked: round them to nearest"):
+        assemble(model, by_method, TEXTS)
+    rows = {name: Recipe(SCHEMES_BY_NAME["int8_row"]) for name in names}
+    with pytest.raises(ValueError, match="inputs of stacked experts"):
+        assemble(model, rows, TEXTS, of_inputs=SCHEMES_BY_NAME["int8_row"])

@@ -87,6 +87,80 @@ def test_constraints_hold(made_up: Survey) -> None:
     assert "lm_head" in frontier(made_up, constraints=Constraints(head=True)).at(4).schemes
 
 
+WIDE = ("int4_group128_asym",)
+RAGGED = "a row of 64 values is no whole number of groups of 128"
+
+
+def _short_rows(scheme: Scheme, shape: tuple[int, int]) -> str:
+    """As every target of groups has it; ``made_up`` has rows of 64, and some of 128 rows."""
+    width = scheme.block[1]
+    return RAGGED if width == 128 and shape[0] == 64 else ""
+
+
+def test_layers_that_no_scheme_serves_are_kept_by_themselves(made_up: Survey) -> None:
+    """Else one layer of 576 values in a row leaves a whole model without a recipe. They count as stored."""
+    short = [x for x in made_up.linear if x.shape[0] == 64]
+    front = frontier(made_up, constraints=Constraints(schemes=WIDE, refusal=_short_rows))
+    assert front.left == dict.fromkeys((x.name for x in short), f"int4_group128_asym: {RAGGED}")
+    chosen = front.at(4.16).schemes
+    assert {made_up.layer(name).shape[0] for name in chosen} == {128} and not set(chosen) & set(front.left)
+    every = frontier(made_up, constraints=Constraints(schemes=WIDE))
+    assert front.kept_bytes - every.kept_bytes == sum(x.stored_bytes for x in short)
+    assert front.refused == {} and not every.left
+
+
+def test_a_scheme_that_some_layers_cannot_have_says_how_many(made_up: Survey) -> None:
+    """It is not left out: other layers have it."""
+    front = frontier(made_up, constraints=Constraints(schemes=(*WIDE, "int8_row"), refusal=_short_rows))
+    few = sum(x.shape[0] == 64 and x.name != "lm_head" for x in made_up.linear)
+    all_of = sum(x.name != "lm_head" for x in made_up.linear)
+    assert (
+        front.refused == {"int4_group128_asym": f"of {few} of {all_of} layers: {RAGGED}"} and not front.left
+    )
+
+
+def test_fused_layers_are_kept_together(made_up: Survey) -> None:
+    """An engine multiplies them as one: a part that cannot have codes keeps the others."""
+
+    def no_value(scheme: Scheme, shape: tuple[int, int]) -> str:
+        return "no such shape" if shape == made_up.layer("model.layers.1.self_attn.v_proj").shape else ""
+
+    front = frontier(made_up, constraints=Constraints(refusal=no_value, fuse=True))
+    together = {f"model.layers.1.self_attn.{part}_proj" for part in "qkv"}
+    assert together <= set(front.left)
+    beside = [x for x in together if made_up.layer(x).shape != made_up.layer(max(together)).shape]
+    assert all("share one with it" in front.left[name] for name in beside)
+
+
+def test_a_family_that_serves_more_layers_is_taken(made_up: Survey) -> None:
+    """Where each kind of schemes leaves out some layers, the one that leaves fewer weights."""
+
+    def refusal(scheme: Scheme, shape: tuple[int, int]) -> str:
+        if scheme.mapping is MappingType.ASYMMETRIC:
+            return "rows" if shape[0] == 64 else ""
+        return "columns" if shape[0] == 128 else ""
+
+    def family(scheme: Scheme) -> str:
+        return "a" if scheme.mapping is MappingType.ASYMMETRIC else "s"
+
+    front = frontier(made_up, constraints=Constraints(refusal=refusal, family=family))
+    left = {made_up.layer(name).shape[0] for name in front.left}
+    sizes = {rows: sum(x.weights for x in made_up.linear if x.shape[0] == rows) for rows in (64, 128)}
+    assert left == {min(sizes, key=sizes.__getitem__)}
+
+
+def test_a_model_of_which_no_layer_can_have_codes_is_refused(made_up: Survey) -> None:
+    """With the first reasons: a recipe of nothing helps nobody."""
+    with pytest.raises(ValueError, match=r"no layer of made/up .* mxfp6_e2m3: no MX; nvfp4: no MX"):
+        frontier(
+            made_up,
+            constraints=Constraints(
+                schemes=("mxfp6_e2m3", "nvfp4"),
+                refusal=lambda scheme, shape: "no MX",
+            ),
+        )
+
+
 def test_families_do_not_mix(made_up: Survey) -> None:
     """Of schemes that a checkpoint carries apart only, every budget gets the better kind, as if each were
     asked for by itself."""

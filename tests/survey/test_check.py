@@ -19,7 +19,7 @@ from explorer.models.capture import Model, capture, load_model
 from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
 from explorer.survey.apply import card_of, codes_of, constraints_of, folder_of
 from explorer.survey.assemble import assemble
-from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, check_recipe
+from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe
 from explorer.survey.loss import reference_for
 from explorer.survey.run import SurveyPlan, survey_model
 from explorer.survey.verdict import truth
@@ -154,6 +154,7 @@ def test_a_check_stands_beside_what_the_recipe_could_be(llama: Model, survey: Su
     (by_signal,) = [row for row in check.rows if row.what == BY_SIGNAL]
     assert by_signal.name == survey.head.default and by_signal.bits <= 6
     assert "int4_group64" not in truth(check) and "INT4 group 64 (" in truth(check)
+    assert "in the files of compressed-tensors" in truth(check)
 
 
 def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> None:
@@ -163,7 +164,7 @@ def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> Non
     steps: list[tuple[int, int]] = []
     check = check_recipe(recipe, llama, HELD_OUT, survey, progress=lambda *done: steps.append(done))
     kinds = [row.what for row in check.rows]
-    assert kinds == [RECIPE, BY_SIGNAL, ONE_SCHEME, ONE_SCHEME] and steps[-1] == (4, 4)
+    assert kinds == [RECIPE, BY_SIGNAL, *[ONE_SCHEME] * 3] and steps[-1] == (5, 5)
     first, by_weight, *single = check.rows
     assert first.predicted == recipe.predicted_loss and first.bits == pytest.approx(recipe.bits, rel=1e-6)
     assert by_weight.name == "weight" and by_weight.predicted is None and by_weight.bits <= 4.6
@@ -174,12 +175,40 @@ def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> Non
     assert check.better == pytest.approx(1 - first.loss.value / min(row.loss.value for row in single))
 
 
+def test_a_verdict_names_what_contradicts_it(llama: Model, survey: Survey) -> None:
+    """Less KL at more perplexity is no plain gain: whoever reads the verdict alone should know."""
+    check = check_recipe(recipe_of(survey, frontier(survey).at(4.6)), llama, HELD_OUT, survey)
+    first, best = check.rows[0], check.single
+    assert best is not None
+
+    def at(row: Checked, value: float, perplexity: float) -> Checked:
+        scores = {**row.loss.scores, "perplexity": perplexity}
+        return replace(row, loss=replace(row.loss, value=value, scores=scores))
+
+    for mine, said in ((9.0, True), (7.0, False)):
+        rows = (at(first, 0.1, mine), *(at(row, 0.2, 8.0) for row in check.singles))
+        words = truth(replace(check, rows=rows))
+        assert "50 % less" in words and ("Perplexity contradicts that: 9 by the recipe, 8" in words) == said
+
+
+def test_bits_of_a_check_are_those_of_the_file(llama: Model, survey: Survey, tiny_llama: Path) -> None:
+    """Float16 scales are float32 in the file of a model in float32: a single scheme within the budget by its
+    own count is not within it there."""
+    kept_to = constraints_of("compressed-tensors", survey, schemes=("nvfp4", "int8_row"))
+    recipe = recipe_of(survey, frontier(survey, "", kept_to).at(5.5), constraints=kept_to)
+    check = check_recipe(recipe, llama, HELD_OUT, survey)
+    assert check.rows[0].bits == pytest.approx(recipe.bits) and check.target == "compressed-tensors"
+    (four,) = [row for row in check.rows if row.name == "int4_group64"]
+    assert four.bits == pytest.approx(4.53, abs=0.02), "4 bits, a scale in 32 for 64 weights, two of shape"
+    assert truth(check).count("the best of 2 single schemes") == 1, "NVFP4, and the usual one of the target"
+
+
 def test_a_check_needs_no_survey(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Single schemes are then the largest that are no larger; without texts, built-in ones are run."""
-    monkeypatch.setattr("explorer.survey.check.sentences", lambda: HELD_OUT)
+    monkeypatch.setattr("explorer.survey.check.held_out_texts", lambda causal: HELD_OUT)
     recipe = recipe_for({UP: "int8_row", QUERY: "nvfp4"})
     check = check_recipe(recipe, llama, HELD_OUT)
-    assert [row.what for row in check.rows] == [RECIPE, ONE_SCHEME, ONE_SCHEME]
+    assert [row.what for row in check.rows] == [RECIPE, *[ONE_SCHEME] * 3]
     assert all(row.predicted is None for row in check.rows) and not check.built_in_texts
     assert check_recipe(recipe_for({UP: "nvfp4"}), llama).built_in_texts
 
@@ -198,8 +227,12 @@ def test_exports_get_the_codes_of_the_method(llama: Model) -> None:
     recipe = recipe_for({UP: "int4_group64+gptq"})
     q = codes_of(recipe, lambda: llama, TEXTS)(UP, weight, recipe.layers[UP])
     assert torch.equal(q.packed, assemble(llama, recipe.layers, TEXTS).layers[UP].q.packed)
-    with pytest.raises(ValueError, match="stores more than codes"):
-        codes_of(recipe_for({UP: "int4_group64+rotation"}), lambda: llama, TEXTS)
+    for method, words in (
+        ("smoothquant+rotation", "Hadamard rotation changes the basis"),
+        ("hqq", "no checkpoint"),
+    ):
+        with pytest.raises(ValueError, match=f"stores more than codes.*{words}"):
+            codes_of(recipe_for({UP: f"int4_group64_asym+{method}"}), lambda: llama, TEXTS)
 
 
 def test_what_an_export_says(survey: Survey, tiny_llama: Path) -> None:

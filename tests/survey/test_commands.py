@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from explorer.checkpoints import EXPORTS
+from explorer.checkpoints.write import WEIGHT_FILES
 from explorer.cli import main
 from explorer.cli.options import byte_size
 from explorer.methods import METHODS
@@ -37,7 +38,10 @@ def files(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     (folder / "held-out.txt").write_text("she counts the ships\nthe lamp was late\n")
     (folder / "blank.txt").write_text("\n \n")
     (folder / "odd.json").write_text("{}")
+    rows = [{"body": "the cat sleeps", "kind": "prose"}, {"body": "the roof", "kind": "code"}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows, {"body": "cat"})))
     names = {p.stem: str(p) for p in folder.iterdir()} | {"model": str(tiny_llama), "folder": str(folder)}
+    names["new"] = str(folder / "new.jsonl")
     names |= {"survey": str(folder / "s.jsonl"), "recipe": str(folder / "r.json")}
     survey = (
         "survey",
@@ -86,6 +90,8 @@ def test_a_recipe_is_within_its_budget(files: dict[str, str], capsys: pytest.Cap
         found = json.loads(out)
         assert code == 0 and found["choice"]["loss"] == found["recipe"]["predicted_loss"]
         assert budget[0] == "--size" or found["choice"]["loss"] <= 0.05
+    code, out, err = run(capsys, "recipe", files["survey"], "--bits", "4.6")
+    assert code == 0 and " by the calibration texts; no choice of this size" in out
     code, out, err = run(capsys, "recipe", files["survey"], "--bits", "4.6", "--signal", "weight")
     assert code == 0 and "error, not a loss" in out and "says next to nothing of which layer" in err
 
@@ -101,7 +107,30 @@ def test_a_check_says_the_truth_and_a_verdict(
     assert code == 0 and rows[0]["what"] == "recipe" and rows[0]["loss"]["value"] > 0
 
 
+def test_texts_are_read_as_the_options_say(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By columns and kinds, with a table of kinds, and the texts that could not be used counted."""
+    texts = ("--text", files["rows"], "--column", "body")
+    code, out, err = run(capsys, "check", files["recipe"], *texts)
+    assert code == 0 and "kind of text" in out and "prose" in out and "kl p99" in out, err
+    assert "over 2 of 3 texts, 5 tokens" in out
+    code, out, _ = run(capsys, "check", files["recipe"], *texts, "--samples", "1", "--json")
+    assert code == 0 and json.loads(out)["rows"][0]["loss"]["texts"] == 1
+    survey = ("survey", files["model"], *texts, "--schemes", "nvfp4", "--out", str(tmp_path / "s.jsonl"))
+    code, _, err = run(capsys, *survey)
+    head = load_survey(tmp_path / "s.jsonl").head
+    assert code == 0 and (head.texts, head.texts_left_out) == (2, 1), err
+    code, _, err = run(capsys, *survey, "--samples", "1")
+    assert code == 2 and "is another survey: the texts" in err
+
+
 BAD = [
+    ("survey MODEL --text ROWS", "it has body, kind: name one by --column"),
+    ("survey MODEL --text SEEN --column a", "has no columns"),
+    ("survey MODEL --samples 4", "are of a file of texts: name one"),
+    ("survey MODEL --text SEEN --sequence-length 8 --signal fisher --out NEW", "has no end token"),
+    ("check RECIPE --text SEEN --sequence-length 100", "100 tokens are longer than the 64 positions"),
     ("survey /nope", "no folder '/nope' here"),
     ("survey MODEL --schemes ,", "expected a comma-separated list"),
     ("survey MODEL --schemes int4_grup128", "did you mean int4_group128"),
@@ -125,7 +154,10 @@ BAD = [
     ("check ODD", "odd.json: this is no recipe"),
     ("check RECIPE --text /no/such.txt", "no such file"),
     ("check RECIPE --model BERT", "are not those that the recipe was made for"),
-    ("apply RECIPE --to gguf --model BERT --out /tmp", "are not those that the recipe was made for"),
+    (
+        "apply RECIPE --to gguf --model BERT --out /tmp/is-not-made",
+        "are not those that the recipe was made for",
+    ),
 ]
 
 
@@ -179,6 +211,86 @@ def test_apply_writes_what_the_recipe_says(
         assert code == 2 and words in err and not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(("target", "read"), [("compressed-tensors", True), ("onnx", False)])
+def test_a_card_has_what_was_measured(
+    files: dict[str, str], target: str, read: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A card without a loss says nothing of the model; its numbers are those of `check` on the same texts,
+    and its bytes those of the files."""
+    recipe, out = str(tmp_path / "r.json"), tmp_path / "out"
+    made = ("recipe", files["survey"], "--bits", "7", "--for", target, "--out", recipe)
+    assert run(capsys, *made)[0] == 0
+    measured = ("--measure", "--text", files["held-out"], "--verify" if read else "--no-verify")
+    code, _, err = run(capsys, "apply", recipe, "--to", target, "--out", str(out), *measured)
+    assert code == 0, err
+    card = (out / "README.md").read_text()
+    code, said, _ = run(capsys, "check", recipe, "--text", files["held-out"], "--json")
+    loss = json.loads(said)["rows"][0]["loss"]
+    (row,) = [line for line in card.splitlines() if line.startswith("| all |")]
+    shown = [cell.strip() for cell in row.strip("|").split("|")]
+    assert shown[1] == "2" and float(shown[3]) == pytest.approx(loss["value"], rel=0.1 if read else 1e-3)
+    assert float(shown[6]) == pytest.approx(loss["scores"]["perplexity"], rel=0.01)
+    assert (
+        ("as its reader opened it" in card) == read and "2 texts (" in card and "explorer check" not in card
+    )
+    kept = [path.stat().st_size for path in out.iterdir() if path.suffix in WEIGHT_FILES]
+    assert f"which take {sum(kept):,} bytes" in card
+
+
+def test_texts_to_measure_on_need_a_measurement(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Texts that are silently ignored would leave a card without a loss."""
+    asked = (
+        "apply",
+        files["recipe"],
+        "--to",
+        "onnx",
+        "--out",
+        str(tmp_path / "x"),
+        "--text",
+        files["held-out"],
+    )
+    code, _, err = run(capsys, *asked)
+    assert code == 2 and err.startswith("error: --text names the texts of --measure: add that, or --verify")
+
+
+def test_a_loss_on_calibration_texts_is_called_so(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A card or verdict that calls them held out would flatter every model."""
+    recipe = str(tmp_path / "r.json")
+    made = ("recipe", files["survey"], "--bits", "7", "--for", "onnx", "--out", recipe)
+    assert run(capsys, *made)[0] == 0
+    for text, flattered in ((files["seen"], True), (files["held-out"], False)):
+        code, said, err = run(capsys, "check", recipe, "--text", text)
+        assert code == 0 and ("on the calibration texts themselves" in said) == flattered, err
+        assert ("on texts that were not calibrated by" in said) != flattered
+        out = tmp_path / f"{flattered}"
+        asked = ("apply", recipe, "--to", "onnx", "--no-verify", "--measure")
+        assert run(capsys, *asked, "--text", text, "--out", str(out))[0] == 0
+        card = (out / "README.md").read_text()
+        assert ("the calibration texts themselves, which flatters it" in card) == flattered
+
+
+@pytest.mark.parametrize("more", [("--inputs", "int8_row"), ("--method", "awq"), ()])
+def test_a_loss_is_of_what_was_written(
+    files: dict[str, str], more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where no reader gave a network: with quantized inputs and folded factors, as `check` does."""
+    recipe, out = str(tmp_path / "r.json"), tmp_path / "out"
+    made = ("recipe", files["survey"], "--bits", "8.6", "--for", "compressed-tensors", "--out", recipe)
+    assert run(capsys, *made, *more)[0] == 0
+    asked = ("apply", recipe, "--to", "compressed-tensors", "--no-verify", "--measure")
+    code, _, err = run(capsys, *asked, "--text", files["held-out"], "--out", str(out))
+    assert code == 0, err
+    (row,) = [line for line in (out / "README.md").read_text().splitlines() if line.startswith("| all |")]
+    code, said, err = run(capsys, "check", recipe, "--text", files["held-out"], "--json")
+    assert code == 0, err
+    first = json.loads(said)["rows"][0]["loss"]["value"]
+    assert float(row.split("|")[4]) == pytest.approx(first, rel=2e-3)
+
+
 @pytest.mark.parametrize("command", ["apply", "recipe"])
 def test_the_help_names_every_checkpoint_format(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """From the table, so that a new row stands there; and where one is missing."""
@@ -213,3 +325,13 @@ def test_a_terminated_apply_leaves_nothing(minilm: Path, tmp_path: Path) -> None
     run.terminate()
     assert run.wait(60) == 128 + signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_survey_without_a_targets_schemes_is_advised(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The usual schemes are of other targets: what to survey instead is said, and why little is to choose."""
+    code, _, err = run(capsys, "recipe", files["survey"], "--bits", "6", "--for", "bitsandbytes")
+    assert code == 2 and "Survey the model by schemes that bitsandbytes carries: nf4_block64" in err
+    code, _, err = run(capsys, "recipe", files["survey"], "--bits", "9", "--for", "onnx-nbits")
+    assert "onnx-nbits carries 1 of the 4 surveyed schemes; a survey with --schemes int4_group64," in err

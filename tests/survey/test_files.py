@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from explorer.models.kinds import depth_of
 from explorer.sources.base import TensorInfo
 from explorer.survey import ModelRecipe, Role, Survey, frontier, fused_groups, kind_of, load_survey, recipe_of
-from explorer.survey.kinds import depth_of, role_of
+from explorer.survey.kinds import role_of
 from explorer.survey.rows import MOST_BYTES, line_of
 
 

@@ -24,7 +24,7 @@ from explorer.sources.base import TensorSource
 from explorer.survey import SENSITIVITIES, Layer, Needs, Role, frontier, load_survey
 from explorer.survey import run as running
 from explorer.survey.budget import Constraints, recipe_of
-from explorer.survey.evidence import gather, modules_of
+from explorer.survey.evidence import gather, weights_of
 from explorer.survey.kinds import role_of
 from explorer.survey.loss import reference_for
 from explorer.survey.recipe import ModelRecipe
@@ -94,8 +94,8 @@ def test_fisher_is_the_mean_squared_gradient(tiny_llama: Path) -> None:
         for n, m in model.network.named_modules()
         if hasattr(m, "in_features")
     }
-    modules = modules_of(model.network, linear)
-    assert modules == {n: n for n in linear} and "lm_head" in modules
+    modules = weights_of(model.network, linear)
+    assert {n: held.module for n, held in modules.items()} == {n: n for n in linear} and "lm_head" in modules
     matrix = gather(model, reference, modules, ["fisher_diagonal"])
     number = gather(model, reference, modules, ["fisher"])
     layer = "model.layers.0.mlp.up_proj"
@@ -400,11 +400,11 @@ def test_layers_that_the_network_lacks_are_not_called_idle(tiny_llama: Path) -> 
     """transformers fuses experts: without a gradient they would be left out as without effect."""
     model = load_model(str(tiny_llama), head=True)
     infos = [info for info in open_source(str(tiny_llama)).infos if role_of(info) is Role.LINEAR]
-    assert len(running._modules(model, dict.fromkeys(infos, Role.LINEAR))) == len(infos)
+    assert len(running._weights(model, dict.fromkeys(infos, Role.LINEAR))) == len(infos)
     experts = [replace(info, name=info.name.replace("mlp.", "mlp.experts.0.")) for info in infos]
     assert any(role_of(info) is Role.LINEAR and "experts" in info.name for info in experts)
     with pytest.raises(SourceError, match=r"% of their weights, such as .*experts"):
-        running._modules(model, dict.fromkeys(experts, Role.LINEAR))
+        running._weights(model, dict.fromkeys(experts, Role.LINEAR))
 
 
 def test_a_model_that_computes_nan_is_refused_in_words(tiny_llama: Path, tmp_path: Path) -> None:

@@ -10,13 +10,17 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 
 from explorer import Scheme
-from explorer.checkpoints.to_compressed_tensors import layout_of
+from explorer.checkpoints.to_compressed_tensors import CompressedLayout, layout_of
 from tests.checkpoints.reading import parts_of
 
 
 def read(path: Path, scheme: Scheme) -> Tensor:
     """The weight [N, K] of a file of one tensor."""
-    layout = layout_of(scheme)
+    return read_by(path, layout_of(scheme))
+
+
+def read_by(path: Path, layout: CompressedLayout | None) -> Tensor:
+    """The weight of a file of one tensor in ``layout``."""
     assert layout is not None
     weights = QuantizationArgs(**layout.weights)
     said = QuantizationScheme(targets=["Linear"], weights=weights, format=layout.format)

@@ -1,0 +1,100 @@
+"""The answer and the shortlist. If these fail, the first sentence says another thing than the table below."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from explorer import SCHEMES, ComparisonRow, compare, quantize
+from explorer.analysis.answer import answer
+from explorer.analysis.goals import goal_of
+from explorer.analysis.report import Report
+from explorer.analysis.shortlist import Candidate, RowTime, storage
+from explorer.checkpoints.held import OWN, held_by
+from explorer.schemes import BitBudget
+
+BASE = compare(torch.ones(2, 64), quantize(torch.ones(2, 64), SCHEMES["int4_group32"]))
+
+
+def report(sqnr_db: float, bits: float) -> Report:
+    return dataclasses.replace(BASE, sqnr_db=sqnr_db, bits=BitBudget(bits, 0, 0, 0, 0), zeroed=0.0)
+
+
+def candidate(name: str, sqnr_db: float, bits: float, *seconds: float) -> Candidate:
+    times = tuple(RowTime(t, s) for t, s in zip((1, 4096), seconds, strict=False))
+    return Candidate(name, SCHEMES[name].label, report(sqnr_db, bits), times=times)
+
+
+INT4 = ("int4_group128_asym", 19.47, 4.156)
+PAIRS = [
+    (("nvfp4", 20.5, 4.5), "NVFP4 keeps +1.0 dB for +0.34 bits against INT4 group 128, asymmetric."),
+    (("mxfp4", 18.6, 4.25), "MXFP4 has −0.9 dB for +0.09 bits against INT4 group 128, asymmetric."),
+    (("q3_k", 16.5, 3.46), "GGUF Q3_K has −3.0 dB for −0.70 bits against INT4 group 128, asymmetric."),
+    (("nf4_block64", 19.5, 4.5),
+     "NF4 block 64 has the same error for +0.34 bits against INT4 group 128, asymmetric."),
+    (("nvfp4_four_over_six", 20.1, 4.156),
+     "NVFP4, four over six keeps +0.6 dB at the same size against INT4 group 128, asymmetric."),
+    (("fp32", math.inf, 32.0),
+     "INT4 group 128, asymmetric: 19.5 dB at 4.16 bits; FP32: exact, at 32.00 bits."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("b, words", PAIRS)
+def test_b_against_a(b: tuple[str, float, float], words: str) -> None:
+    """Signed decibels and bits; "for" where one pays for the other."""
+    assert str(answer(candidate(*INT4), candidate(*b))) == words
+
+
+def test_times_are_said_where_both_have_them() -> None:
+    fast, slow = candidate("nvfp4", 20.5, 4.5, 2e-6, 1e-4), candidate(*INT4, 3e-6, 1.01e-4)
+    assert str(answer(slow, fast)).endswith("; 1.5× faster at 1 token, as fast at 4,096 tokens (modelled).")
+
+
+ROWS = [ComparisonRow(SCHEMES[n], report(db, bits)) for n, db, bits in (INT4, ("int4_group64", 20.57, 4.15))]
+ALONE = [
+    (ROWS, "",
+     "INT4 group 128, asymmetric: 19.5 dB at 4.16 bits; the best at ≤ 4.16 bits is INT4 group 64, +1.1 dB."),
+    (ROWS[:1], "", "INT4 group 128, asymmetric: 19.5 dB at 4.16 bits, the best at ≤ 4.16 bits."),
+    (ROWS, "at-most-4.25",
+     "INT4 group 128, asymmetric: 19.5 dB at 4.16 bits; the best at ≤ 4.25 bits is INT4 group 64, +1.1 dB."),
+    ([], "", "INT4 group 128, asymmetric: 19.5 dB at 4.16 bits."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows, goal, words", ALONE)
+def test_a_alone_among_the_others(rows: list[ComparisonRow], goal: str, words: str) -> None:
+    given = goal_of(goal, (1536, 384)) if goal else None
+    assert str(answer(candidate(*INT4), None, rows, given)) == words
+
+
+def test_what_was_measured_elsewhere_is_a_footnote_that_says_where() -> None:
+    said = answer(candidate(*INT4), candidate("nvfp4", 20.5, 4.5)).footnote
+    assert said.startswith("Elsewhere: in the sentence encoder all-MiniLM-L6-v2") and " its " not in said
+    assert answer(candidate("fp32", math.inf, 32)).footnote == ""
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_storage_is_known_before_anything_is_quantized(name: str) -> None:
+    """What a row says while its error is computed is what it says afterwards."""
+    x = torch.randn(40, 512, generator=torch.Generator().manual_seed(0))
+    report = compare(x, quantize(x, SCHEMES[name]))
+    assert storage(SCHEMES[name], (40, 512)) == (report.bits.total, report.nbytes)
+
+
+HELD = {
+    "nvfp4": ("compressed-tensors (vLLM)", OWN),
+    "int4_group128_asym": ("compressed-tensors (vLLM)", "GPTQ", "AWQ", "ONNX", OWN),
+    "nf4_block64": ("bitsandbytes", OWN),
+    "q4_k": (OWN,),
+    "q4_1": ("GGUF", OWN),
+    "int3_row": ("compressed-tensors", "GPTQ", OWN),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_who_can_hold_it(name: str) -> None:
+    """By the writers' own rules: 384 columns are not a whole number of Q4_K's blocks of 256."""
+    assert held_by(SCHEMES[name], (1536, 384)) == HELD[name]

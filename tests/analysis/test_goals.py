@@ -1,0 +1,67 @@
+"""What a tensor should be good enough for. If these fail, a button shows another part of the frontier."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer import SCHEMES
+from explorer.analysis.goals import GOALS, MOST, Goal, adapted, goal_of, nearest_goal, shortlist_of
+
+SHAPE = (1536, 384)
+
+
+@pytest.mark.parametrize("goal", GOALS.values(), ids=lambda goal: goal.name)
+def test_every_goal_has_a_shortlist_within_its_axes(goal: Goal) -> None:
+    """Names of schemes that exist, A and B first, at points that the figure shows."""
+    assert 2 <= len(goal.schemes) <= MOST and not set(goal.schemes) & set(goal.asked)
+    assert (goal.a, goal.b) == goal.schemes[:2]
+    for name in goal.schemes:
+        assert goal.bits[0] <= SCHEMES[name].bits_per_element(SHAPE).total <= goal.bits[1], name
+    assert set(goal.asked) <= set(SCHEMES) and goal_of(goal.name, SHAPE) is goal
+
+
+SIZES = {
+    "at-most-4.25": ["mxfp4", "int4_group128_asym"],
+    "at-most-0.3MB": ["int4_row", "q3_k"],
+    "at-most-1.1": ["binary_row"],
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_lists_the_schemes_below_it(name: str) -> None:
+    goal = goal_of(name, SHAPE)
+    bits = [SCHEMES[text].bits_per_element(SHAPE).total for text in goal.schemes]
+    assert list(goal.schemes[: len(SIZES[name])]) == SIZES[name] and goal.name == name
+    assert bits == sorted(bits, reverse=True) and goal.most_bits is not None and bits[0] <= goal.most_bits
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [("5-bit", "no goal '5-bit'; there are 8-bit"), ("at-most-0.5", "nothing fits 0.5 bits per element")],
+)
+def test_other_names_are_refused_in_words(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        goal_of(name, SHAPE)
+
+
+def test_axes_follow_a_tensor_whose_points_lie_outside() -> None:
+    goal = GOALS["4-bit"]
+    assert adapted(goal, [(4.5, 20.0), (4.1, 12.0), (16.0, 70.0)]) is goal
+    assert adapted(goal, [(4.5, 40.5), (4.1, 33.0)]).db == (30.0, 45.0)
+    assert adapted(goal, [(4.5, float("inf"))]) is goal
+
+
+def test_the_shortlist_keeps_what_was_added() -> None:
+    goal = GOALS["4-bit"]
+    assert shortlist_of(goal) == goal.schemes
+    assert shortlist_of(goal, ["int8_row"]) == (*goal.schemes[:4], "int8_row")
+    left = [name for name in goal.schemes if name != "mxfp4"]
+    assert shortlist_of(goal, ["int8_row"], ["mxfp4"]) == (*left, "int8_row")
+    assert shortlist_of(goal, list("abcdefg")) == tuple("cdefg")
+
+
+@pytest.mark.parametrize(
+    "scheme, goal", [("nvfp4", "4-bit"), ("int8_row", "8-bit"), ("bf16", "all"), ("q2_k", "2-bit")]
+)
+def test_an_old_link_gets_the_goal_of_its_scheme(scheme: str, goal: str) -> None:
+    assert nearest_goal(SCHEMES[scheme], SHAPE).name == goal

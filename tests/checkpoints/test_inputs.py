@@ -1,0 +1,96 @@
+"""Quantized inputs: which weights they are multiplied with, and that readers round as we do.
+
+If these fail, a recipe is offered that no engine runs, or `apply --verify` passes a model that computes
+something else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from explorer import SCHEMES
+from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints.inputs import INPUTS, check_scheme, inputs_of, product_refusal
+from tests.checkpoints.reading import uniform
+
+PRODUCTS = {
+    "int8_row": {"int8_row", "int8_tensor", "int8_row_full", "int8_row_vllm"},
+    "int8_tensor": {"int8_row", "int8_tensor", "int8_row_full", "int8_row_vllm"},
+    "fp8_e4m3_row": {"fp8_e4m3_row", "fp8_e4m3_tensor"},
+    "fp8_e4m3_tensor": {"fp8_e4m3_row", "fp8_e4m3_tensor"},
+    "fp8_e4m3_1x128": {"fp8_e4m3_128x128"},
+}
+"""Schemes of inputs -> the named schemes of weights that vLLM 0.32 multiplies them with."""
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_codes_are_multiplied_with_codes_alike(inputs: str) -> None:
+    """A pair too many is a folder that engines refuse, one too few a model that nobody is offered."""
+    found = {s.name for s in SCHEMES.values() if s.scale and not product_refusal(SCHEMES[inputs], s)}
+    assert found == PRODUCTS[inputs]
+    for target, row in EXPORTS.items():
+        able = target in ("compressed-tensors", "vllm")
+        carried = {s for s in PRODUCTS[inputs] if not row.multiplies(SCHEMES[inputs], SCHEMES[s])}
+        assert carried == (PRODUCTS[inputs] if able else set())
+
+
+PAIRS = [(inputs, weights) for inputs, found in PRODUCTS.items() for weights in sorted(found)]
+
+
+@pytest.mark.parametrize(("inputs", "weights"), PAIRS, ids=map(" x ".join, PAIRS))
+def test_the_reader_rounds_inputs_as_we_do(
+    inputs: str, weights: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """transformers opens the folder, and every layer's own product is that of rounded weights and inputs."""
+    scales = dict.fromkeys(layers, 0.02) if inputs.endswith("_tensor") else None
+    asked = {"inputs": SCHEMES[inputs], "input_scales": scales, "verified": True}
+    written = write_checkpoint(
+        "compressed-tensors", llama, uniform(layers, weights), tmp_path / "out", **asked
+    )
+    seen = written.verified
+    assert seen is not None and seen.layers == len(layers) and seen.inputs
+    assert seen.difference < 1e-5 and "weights and inputs" in str(seen)
+    assert write_checkpoint(
+        "vllm", llama, uniform(layers, weights), tmp_path / "v", **asked | {"verified": False}
+    )
+
+
+def test_other_scales_are_a_difference(
+    llama: Path, layers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a wrong scale in the file would be noticed by nobody: weights are as they were."""
+    from explorer.checkpoints import verify
+
+    right = verify.quantized_inputs
+    monkeypatch.setattr(verify, "quantized_inputs", lambda x, s, scale: right(x, s, scale and 2 * scale))
+    asked = {"inputs": SCHEMES["int8_tensor"], "input_scales": dict.fromkeys(layers, 0.01), "verified": True}
+    with pytest.raises(ValueError, match="computes something else"):
+        write_checkpoint("compressed-tensors", llama, uniform(layers, "int8_row"), tmp_path / "out", **asked)
+    assert not list(tmp_path.iterdir())
+
+
+REFUSED = [
+    ("int4_row", "", "inputs are quantized by int8_row, .* not by 'int4_row'"),
+    ("int8_row", "max", "found as inputs come: a range is for int8_tensor and fp8_e4m3_tensor"),
+    ("int8_tensor", "half", "no range 'half' of inputs; there are max, percentile"),
+]
+
+
+@pytest.mark.parametrize(("name", "span", "words"), REFUSED)
+def test_other_inputs_are_refused(name: str, span: str, words: str) -> None:
+    """In one line that says what is accepted."""
+    with pytest.raises(ValueError, match=words):
+        inputs_of(name, span)
+
+
+def test_schemes_of_inputs_in_files_are_checked() -> None:
+    """A recipe's file may say anything: a scheme or a calibrator that nothing carries out is refused."""
+    check_scheme(inputs_of("fp8_e4m3_tensor", "percentile"))
+    for text, words in (
+        ("int8~row~symmetric~float32~mse", "by minmax, not mse"),
+        ("nvfp4", "not by 'nvfp4'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_scheme(SCHEMES["int8_row"].parse(text))

@@ -1,0 +1,162 @@
+"""ONNX graphs of every kind of decoder on the list, compared with transformers.
+
+If these fail, a graph of that kind computes another function than its model: a norm, a rotation, a window or
+a scale is missing or stands at another place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from explorer import quantize
+from explorer.checkpoints import write_checkpoint
+from explorer.checkpoints.onnx_models import MODELS
+from explorer.methods.recipe import Recipe
+from tests.checkpoints.readers.onnx import session
+from tests.checkpoints.reading import uniform
+
+BOUND = 1e-4
+"""Of the largest logit: the same weights meet other orders of summation."""
+SMALL: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "pad_token_id": 0,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+WIDE = SMALL | {"head_dim": 32}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+FAR = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
+STRETCHED = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+NEAR = {"rope_type": "default", "rope_theta": 1e4}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+DECODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("Llama", SMALL | {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "llama, tied": ("Llama", SMALL | {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", WIDE | {"sliding_window": 5}),
+    "qwen2": ("Qwen2", SMALL | {"tie_word_embeddings": True}),
+    "qwen2, windows": (
+        "Qwen2", SMALL | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    ),
+    "qwen3": ("Qwen3", WIDE | {"tie_word_embeddings": True}),
+    "qwen3, windows": ("Qwen3", WIDE | MIXED | {"use_sliding_window": True}),
+    "gemma3_text": (
+        "Gemma3",
+        WIDE | MIXED | {
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {"sliding_attention": NEAR, "full_attention": STRETCHED},
+        },
+    ),
+    "phi3": ("Phi3", SMALL | {"rope_parameters": NEAR | {"partial_rotary_factor": 0.5}}),
+    "phi3, window": ("Phi3", SMALL | {"sliding_window": 5}),
+    "olmo2": ("Olmo2", SMALL),
+    "olmo3": (
+        "Olmo3", SMALL | MIXED | {"rope_parameters": {"sliding_attention": NEAR, "full_attention": FAR}},
+    ),
+    "smollm3": ("SmolLM3", SMALL | {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+}  # fmt: skip
+TOKENS = torch.randint(1, 64, (2, 17), generator=torch.Generator().manual_seed(3))
+"""Longer than every window."""
+PADS = 3
+CARRIED = [("onnx", "fp32"), ("onnx", "int4_group32"), ("onnx-nbits", "int4_group32")]
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
+    """A random model whose vectors, norms and biases, are no constants, and its folder as ``.folder``."""
+    name, settings = DECODERS[request.param]
+    config = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, config)(**settings)).eval()
+    made.set_attn_implementation("eager")
+    for parameter in made.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, 0.5, 0.5)
+    made.folder = tmp_path_factory.mktemp("models") / name
+    made.save_pretrained(made.folder)
+    return made
+
+
+def layers_of(network: nn.Module) -> list[str]:
+    """Its linear layers; of a tied head none, as its weight is that of the embeddings."""
+    tied = network.config.tie_word_embeddings
+    linear = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
+    return [name for name in linear if not (tied and name == "lm_head")]
+
+
+def rounded_logits(network: nn.Module, recipes: Mapping[str, Recipe]) -> Tensor:
+    """[texts, tokens, vocabulary]: of transformers, with the weights that the codes stand for."""
+    own = {name: network.get_submodule(name).weight.data for name in recipes}
+    try:
+        for name, weight in own.items():
+            network.get_submodule(name).weight.data = quantize(weight, recipes[name].scheme).dequantize()
+        with torch.no_grad():
+            return network(TOKENS).logits
+    finally:
+        for name, weight in own.items():
+            network.get_submodule(name).weight.data = weight
+
+
+@pytest.mark.parametrize(("target", "scheme"), CARRIED)
+def test_a_decoder_gives_the_logits_of_transformers(
+    target: str, scheme: str, network: nn.Module, tmp_path: Path
+) -> None:
+    """All layers rounded, of a text longer than the window of tokens; padded in front they are the same."""
+    recipes = uniform(layers_of(network), scheme)
+    written = write_checkpoint(target, network.folder, recipes, tmp_path / "out")
+    here, run = rounded_logits(network, recipes), session(written.folder / "model.onnx")
+    padded = np.pad(TOKENS.numpy(), ((0, 0), (PADS, 0)))
+    for ids, skipped in ((TOKENS.numpy(), 0), (padded, PADS)):
+        mask = np.broadcast_to(np.arange(ids.shape[1]) >= skipped, ids.shape).astype(np.int64)
+        (there,) = run.run(None, {"input_ids": ids, "attention_mask": mask})
+        assert difference(there[:, skipped:], here) < BOUND
+
+
+def difference(there: np.ndarray, here: Tensor) -> float:
+    """The largest of the logits, over the largest logit."""
+    return float((torch.from_numpy(there) - here).abs().max() / here.abs().max())
+
+
+def test_every_decoder_on_the_list_is_compared() -> None:
+    """A kind of model without a comparison may have been added to the list by mistake."""
+    assert {name.split(",")[0] for name in DECODERS} == {*MODELS} - {"bert"}
+
+
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}  # fmt: skip
+REFUSED = {
+    "longrope": ("Phi3", {"rope_parameters": LONG},
+                 "positions scaled by 'longrope' are not carried; default, linear, llama3, yarn are"),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+                "positions scaled by 'dynamic'"),
+    "activation": ("Qwen3", {"hidden_act": "relu", "head_dim": 32}, "its activation is 'relu'; graphs are"),
+    "both sides": ("Gemma3", {"use_bidirectional_attention": True, "head_dim": 32},
+                   "its configuration sets use_bidirectional_attention"),
+    "caps": ("Gemma3", {"final_logit_softcapping": 30.0, "head_dim": 32}, "final_logit_softcapping"),
+    "a kind": ("Cohere", {}, "graphs are built of llama, mistral, .*smollm3, bert models, not of 'cohere'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_graph_is_built_of_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    """Before anything is written: a graph without that part would be another model."""
+    name, more, words = REFUSED[case]
+    config = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    made = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, config)(**SMALL | more))
+    made.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=words):
+        write_checkpoint(
+            "onnx", tmp_path / "model", uniform(layers_of(made)[:1], "int8_row"), tmp_path / "out"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

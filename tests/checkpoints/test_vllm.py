@@ -1,0 +1,127 @@
+"""The target ``vllm``: its rules against what vLLM was seen to open, and vLLM itself where it can be had.
+
+``python -m lab vllm --record`` opens every scheme by vLLM; the recording is the table that rules are held to.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from explorer import SCHEMES, quantize
+from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints.export import plain_dtype
+from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.to_vllm import VERSION, layout_of
+from explorer.checkpoints.vllm_reader import VARIABLE, interpreter, read_by_vllm
+from explorer.methods.recipe import Recipe
+from lab.vllm import INPUTS, VllmRow, recorded_vllm
+from tests.checkpoints.reading import uniform
+
+ROWS = recorded_vllm().rows
+NO_KERNEL = "its kernels take"
+EXACT, WITH_INPUTS = 1e-2, 4e-2
+"""Largest differences of outputs in bfloat16: of weights alone, and with inputs of 8 bits."""
+needs_vllm = pytest.mark.skipif(not interpreter(), reason=f"{VARIABLE} names no Python with vLLM")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.scheme}-{row.inputs}")
+def test_what_is_written_was_opened(row: VllmRow) -> None:
+    """A model that vLLM refuses, or reads otherwise, is of no use; nor is a refusal of what it serves."""
+    assert row.version == VERSION
+    carried = layout_of(SCHEMES[row.scheme], bool(row.inputs)) is not None
+    assert carried == (not row.refused), "record again: python -m lab vllm --record"
+    if carried:
+        bound = WITH_INPUTS if row.inputs else EXACT
+        assert row.opened and row.difference is not None and row.difference < bound
+    else:
+        assert not row.opened or (NO_KERNEL in row.refused and row.kernel == "reference")
+
+
+def test_every_scheme_of_the_layout_was_tried() -> None:
+    """A scheme that was added is opened before it is offered."""
+    tried = {(row.scheme, row.inputs) for row in ROWS}
+    there = EXPORTS["compressed-tensors"]
+    carried = [
+        s.name for s in SCHEMES.values() if plain_dtype(s) is None and not there.refuses(s, (256, 512))
+    ]
+    assert {(name, "") for name in carried} <= tried
+    assert {(w, x) for w, inputs in INPUTS.items() for x in inputs} <= tried
+
+
+@pytest.mark.parametrize("scheme", ["nvfp4", "fp8_e4m3_tensor"])
+def test_parts_of_one_matrix_share_its_scale(
+    scheme: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """vLLM keeps the largest of their divisors: with others query and key are read as something else."""
+    made = write_checkpoint("vllm", llama, uniform(layers, scheme), tmp_path / "out").folder
+    written = load_file(made / "model.safetensors")
+    ending = "weight_global_scale" if scheme == "nvfp4" else "weight_scale"
+    for above, parts in {
+        "self_attn": ("q_proj", "k_proj", "v_proj"),
+        "mlp": ("gate_proj", "up_proj"),
+    }.items():
+        found = {float(written[f"model.layers.0.{above}.{part}.{ending}"]) for part in parts}
+        assert len(found) == 1
+    down = float(written[f"model.layers.0.mlp.down_proj.{ending}"])
+    assert down not in found
+
+
+def test_parts_of_one_matrix_by_two_schemes_are_refused(
+    llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """vLLM stops at a bare assertion after the download."""
+    for other in ({}, {"model.layers.0.self_attn.k_proj": Recipe(SCHEMES["int8_row"])}):
+        recipes = uniform(layers, "int4_group32") | other
+        if not other:
+            del recipes["model.layers.0.self_attn.k_proj"]
+        with pytest.raises(ValueError, match=r"self_attn.k_proj, q_proj and v_proj as one matrix: they need"):
+            write_checkpoint("vllm", llama, recipes, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_python_without_vllm_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way not to have vLLM ends in a line that says so."""
+    with pytest.raises(ValueError, match=r"ended without an answer: .*vllm"):
+        list(read_by_vllm([tmp_path], {"x": torch.zeros(4)}, python=sys.executable))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(ValueError, match=f"set {VARIABLE} to the Python"):
+        list(read_by_vllm([tmp_path], {}))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="there is no file"):
+        interpreter()
+
+
+@needs_vllm
+def test_vllm_opens_a_mixed_recipe(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Codes with and without zero points, NVFP4 and FP8 side by side: each layer computes what it should."""
+    by_kind = {"q_proj": "nvfp4", "k_proj": "nvfp4", "v_proj": "nvfp4", "o_proj": "int4_group64_asym"}
+    by_kind |= {"gate_proj": "int4_group32", "up_proj": "int4_group32", "down_proj": "fp8_e4m3_row"}
+    recipes = {name: Recipe(SCHEMES[by_kind[name.rpartition(".")[2]]]) for name in layers}
+    made = write_checkpoint("vllm", llama, recipes, tmp_path / "out", verified=True)
+    assert made.verified is not None and made.verified.layers == len(layers)
+    assert made.verified.difference < EXACT and f"vLLM {VERSION}" in str(made.verified)
+    assert str(made.verified) in (made.folder / "README.md").read_text()
+
+
+@needs_vllm
+def test_vllm_itself_finds_what_is_wrong(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """The oracle can fail: other codes than were rounded are no checkpoint."""
+
+    def other(name: str, weight: torch.Tensor, recipe: Recipe) -> object:
+        return quantize(weight.flip(0) if name.endswith("down_proj") else weight, recipe.scheme)
+
+    model = ModelFolder(llama)
+    recipes = uniform(layers, "int4_group32")
+    made = write_checkpoint("vllm", llama, recipes, tmp_path / "a", quantized=other)  # type: ignore[arg-type]
+    inputs = {name: torch.ones(model.info(f"{name}.weight").shape[1]) for name in layers}
+    (read,) = read_by_vllm([made.folder], inputs)
+    name = "model.layers.0.mlp.down_proj"
+    expected = (
+        quantize(model.read(f"{name}.weight").float(), SCHEMES["int4_group32"]).dequantize() @ inputs[name]
+    )
+    assert float((read.outputs[name] - expected).abs().max() / expected.abs().max()) > 10 * EXACT

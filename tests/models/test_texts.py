@@ -1,0 +1,199 @@
+"""Texts: files as users have them, and the tokens that models are run on.
+
+If these fail, a model is calibrated on other text than the file holds, or without the marks of its dialogues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from explorer.models.capture import Model
+from explorer.models.text_files import built_in, read_texts
+from explorer.models.texts import Texts, texts_of, token_sequences
+from explorer.sources.base import SourceError
+
+CHAT = (("user", "the cat"), ("assistant", "sleeps"))
+MESSAGES = [{"role": role, "content": said} for role, said in CHAT]
+SHARED = [{"from": "human", "value": "the cat"}, {"from": "gpt", "value": "sleeps"}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "the cat"}]}, MESSAGES[1]]
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+FILES = [
+    ("a.txt", "the cat\n\n the roof \n", ("the cat", " the roof "), ()),
+    ("a.log", '{"text": "a"}\n', ('{"text": "a"}',), ()),
+    ("a.jsonl", lines({"text": "a\nb", "n": 1}, {"text": None}, {"text": "c"}), ("a\nb", "c"), ()),
+    ("a.json", json.dumps([{"text": "a", "kind": "code"}]), ("a",), ("code",)),
+    ("a.jsonl", lines({"messages": MESSAGES}, {"messages": []}), (CHAT,), ()),
+    ("a.jsonl", lines({"conversations": SHARED}, {"conversations": PARTS}), (CHAT, CHAT), ()),
+    ("a.jsonl", lines({"prompt": "the cat", "completion": "sleeps"}), (CHAT,), ()),
+    ("a.jsonl", lines({"prompt": MESSAGES[:1], "response": MESSAGES[1:]}), (CHAT,), ()),
+    ("a.jsonl", lines({"text": "a", "kind": "x"}, {"messages": MESSAGES}), ("a", CHAT), ("x", "")),
+    ("a.csv", 'text,kind\n"a, b",prose\n007,code\n,code\n', ("a, b", "007"), ("prose", "code")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "documents", "kinds"), FILES)
+def test_a_file_holds_these_documents(
+    tmp_path: Path, name: str, content: str, documents: tuple[object, ...], kinds: tuple[str, ...]
+) -> None:
+    """By its suffix; blank ones are none."""
+    if name.endswith(".csv"):
+        pytest.importorskip("pandas")
+    (tmp_path / name).write_text(content)
+    found = read_texts(tmp_path / name)
+    assert found.documents == documents and found.kinds == kinds
+    assert read_texts(tmp_path / name, None, 8, 3) == Texts(found.documents, kinds, 8, 3)
+
+
+def test_parquet_holds_text_and_dialogues(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"text": ["a", None], "messages": [None, MESSAGES], "kind": ["prose", "chat"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    assert read_texts(tmp_path / "a.parquet") == Texts(("a", CHAT), ("prose", "chat"))
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "pandas"])
+def test_a_missing_package_is_named(tmp_path: Path, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+
+    def absent(*_: object, **__: object) -> None:
+        raise ImportError("Unable to find a usable engine")
+
+    monkeypatch.setattr(pandas, "read_parquet", absent)
+    if missing == "pandas":
+        monkeypatch.setitem(sys.modules, "pandas", None)
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(ValueError, match=f"needs {missing}: pip install {missing}"):
+        read_texts(tmp_path / "a.parquet")
+
+
+BAD = [
+    ("a.txt", b" \n", None, "no line of text"),
+    ("a.txt", b"\xff\xfe", None, "is not UTF-8 text"),
+    ("a.txt", b"a", "text", "has no columns"),
+    ("a.jsonl", b"", None, "has no row"),
+    ("a.jsonl", b'{"text": ""}', None, "has no row of text"),
+    ("a.jsonl", b'{"text": "a"}\n{"text"', None, "no JSON: line 2"),
+    ("a.jsonl", b"3\n", None, "row 1 is no JSON object"),
+    ("a.jsonl", b'{"a": 1, "b": 2}', None, "it has a, b: name one by --column"),
+    ("a.jsonl", b'{"a": "x", "b": 2}', "c", "has no column 'c'; it has a, b"),
+    ("a.jsonl", b'{"a": "x"}\n{"a": 2}', "a", "row 2: 'a' is neither text nor a list of turns, but int"),
+    ("a.jsonl", b'{"messages": [{"content": "x"}]}', None, "row 1: a turn of 'messages' has no role"),
+    ("a.jsonl", b'{"messages": [{"role": "user", "content": 3}]}', None, "neither text nor parts"),
+    ("a.csv", b"\xff,b\n", None, "is not UTF-8 text"),
+    ("a.parquet", b"nothing", None, "needs pyarrow|could not be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "column", "words"), BAD)
+def test_what_is_no_file_of_texts_is_said(
+    tmp_path: Path, name: str, content: bytes, column: str | None, words: str
+) -> None:
+    pytest.importorskip("pandas")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words) as refused:
+        read_texts(tmp_path / name, column)
+    assert str(tmp_path / name) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_hash_of_plain_texts_is_that_of_earlier_surveys() -> None:
+    """Else a survey that was stopped cannot go on. How texts are read is part of it; kinds are not."""
+    texts = ("the cat", "", "the roof")
+    want = hashlib.sha256(b"the cat\nthe roof").hexdigest()
+    assert texts_of(texts).sha256 == want == Texts(("the cat", "the roof"), ("a", "b")).sha256
+    others = [Texts(texts[::2], (), 8), Texts(texts[::2], (), None, 1), Texts((CHAT,)), Texts((CHAT, CHAT))]
+    assert len({want, *(one.sha256 for one in others)}) == 5
+
+
+class Network(torch.nn.Module):
+    """Nothing but a config."""
+
+    def __init__(self, positions: int) -> None:
+        super().__init__()
+        self.config = type("Config", (), {"max_position_embeddings": positions})()
+
+
+@pytest.fixture
+def model() -> Model:
+    """A tokenizer of a word a token, <s> before each text, with a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<s>", "</s>", "?", *"abcdefghij", "U", "A"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="?"
+    )
+    fast.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{{ 'U ' if m.role == 'user' else 'A ' }}{{ m.content }} {% endfor %}"
+    )
+    return Model(Network(16), fast, torch.device("cpu"), "made-up", True)
+
+
+def said(model: Model, texts: Texts, longest: int = 512) -> list[str]:
+    return [model.tokenizer.decode(one.ids) for one in token_sequences(model, texts, longest)]
+
+
+def test_tokens_are_those_of_the_documents(model: Model) -> None:
+    """Cut where positions end; a dialogue by its template, which holds the special tokens; else by role."""
+    chat = (("user", "a b"), ("assistant", "c"))
+    assert said(model, Texts(("a b", chat))) == ["<s> a b", "U a b A c"]
+    assert len(said(model, Texts(("a " * 40,)))[0].split()) == 16
+    assert said(model, Texts(("a b c",)), 2) == ["<s> a"]
+    with pytest.raises(SourceError, match="the chat template of made-up refuses a text: no tools"):
+        said(model, Texts(((("tool", "a"),),)))
+    model.tokenizer.chat_template = None
+    assert said(model, Texts((chat,))) == ["<s> ? a b ? c"]
+
+
+def test_documents_are_packed(model: Model) -> None:
+    """<s> before each sequence, as this tokenizer sets it, </s> between documents of a kind; the rest at the
+    end is dropped, unless its kind would have nothing."""
+    documents = ("a b c", "d", "e f g h", "i", "j a b c d e")
+    want = ["a b c </s>", "d </s> e f", "g h </s> i", "</s> j a b", "c d e </s>"]
+    assert said(model, Texts(documents, (), 5)) == [f"<s> {one}" for one in want]
+    assert said(model, Texts(documents[:4], (), 5)) == [f"<s> {one}" for one in want[:3]]
+    kinds = ("x", "x", "y", "z", "x")
+    packed = token_sequences(model, Texts(documents, kinds, 5), 512)
+    assert [(one.kind, len(one.ids)) for one in packed] == [("x", 5), ("y", 5), ("x", 5), ("x", 5), ("z", 3)]
+    with pytest.raises(
+        SourceError, match="sequences of 17 tokens are longer than the 16 positions of made-up"
+    ):
+        said(model, Texts(documents, (), 17))
+    model.tokenizer.eos_token = None
+    with pytest.raises(SourceError, match="has no end token"):
+        said(model, Texts(documents, (), 5))
+
+
+def test_samples_are_drawn_from_all_documents(model: Model) -> None:
+    """The first ones of a file that is sorted would be of one kind; the same ones each time."""
+    documents = tuple("abcdefghij")
+    four, found = Texts(documents, (), None, 4), said(model, Texts(documents, (), None, 4))
+    assert len(set(found)) == 4 and found == said(model, four) != said(model, Texts(documents))[:4]
+    assert len(said(model, Texts(documents, (), 5, 3))) == 3
+    for wrong in ({"sequence_length": 1}, {"samples": 0}, {"kinds": ("a",)}):
+        with pytest.raises(ValueError, match=r"1|10"):
+            Texts(documents, **wrong)  # type: ignore[arg-type]
+
+
+def test_built_in_texts_of_causal_models_are_of_three_kinds() -> None:
+    """Calibrated on some, measured on others: a document in both would flatter every recipe."""
+    seen, held_out = built_in("causal-calibration"), built_in("causal-held-out")
+    for texts in (seen, held_out):
+        assert 40 <= len(texts) <= 60 and set(texts.kinds) == {"prose", "code", "chat"}
+        assert min(texts.kinds.count(kind) for kind in set(texts.kinds)) >= 10
+    assert not set(seen.documents) & set(held_out.documents)

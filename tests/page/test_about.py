@@ -1,0 +1,99 @@
+"""Getting about the page: the list of sections, the picker of schemes, the largest errors; paper and motion.
+
+If these fail, a visitor scrolls 8,000 px for what is one click away, or finds no scheme by its name.
+"""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from explorer import SCHEMES
+from tests.page.test_address import wait_for_query
+from tests.page.test_bar import phone  # noqa: F401  (a fixture)
+from tests.page.test_browser import frames, open_page, open_panel
+from tests.sampled import sampled
+
+pytestmark = pytest.mark.browser
+CONTENTS = ".contents button"
+LAST = {"tensor": "Take away", "model": "Sizes", "learn": "Reference"}
+
+
+@pytest.mark.shared_page
+@pytest.mark.parametrize("place", sampled([*LAST], ["model"]))
+def test_the_bar_leads_to_every_section(page: Page, url: str, place: str) -> None:
+    """One piece for all places: it stays on the screen, the address has the section, which is marked."""
+    open_page(page, url, "" if place == "tensor" else f"tab={place}")
+    wanted = page.locator(CONTENTS, has_text=LAST[place])
+    wanted.focus()
+    page.keyboard.press("Enter")
+    key = LAST[place].lower().replace(" ", "-")
+    wait_for_query(page, f"section={key}")
+    expect(page.locator(f"#section-{key}")).to_be_in_viewport()
+    expect(wanted).to_have_attribute("aria-current", "location")
+    expect(page.locator(f"{CONTENTS}[aria-current]")).to_have_count(1)
+    expect(page.locator(".contents")).to_be_in_viewport(ratio=1)
+    page.mouse.move(700, 600)
+    page.mouse.wheel(0, -30_000)
+    expect(page.locator(CONTENTS).first).to_have_attribute("aria-current", "location")
+
+
+def test_on_a_phone_the_list_is_in_the_bar(phone: Page, url: str) -> None:  # noqa: F811
+    """It scrolls sideways to what is marked, and a finger hits it."""
+    open_page(phone, url)
+    wanted = phone.locator(CONTENTS, has_text="Range")
+    wanted.tap()
+    wait_for_query(phone, "section=calibration")
+    expect(phone.locator(f"{CONTENTS}[aria-current]")).to_have_text("Range")
+    expect(wanted).to_be_in_viewport(ratio=1)
+    assert (size := wanted.bounding_box()) and size["height"] >= 44
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.shared_page
+def test_nothing_moves_where_no_motion_is_wanted(page: Page, url: str) -> None:
+    """Gradio's own transitions included: the tests' browser asks for reduced motion."""
+    open_page(page, url)
+    frames(page)
+    moving = page.evaluate("""[...document.querySelectorAll('*')].filter(e => {
+      const s = getComputedStyle(e);
+      return s.animationName !== 'none' || s.transitionDuration.split(',').some(t => parseFloat(t) > 0);
+    }).map(e => e.tagName + '.' + e.className)""")
+    assert not moving
+
+
+@pytest.mark.shared_page
+def test_a_click_marks_the_scheme_and_typing_finds_another(page: Page, url: str) -> None:
+    """What is typed replaces the text; Enter on the only match takes it; Escape gives the text back."""
+    open_page(page, url, "scheme=int4_group32")
+    open_panel(page, "a")
+    field = page.locator("#preset input")
+    field.click()
+    expect(page.locator("#panel-a [role=group] .group-name").first).to_have_text(
+        "Chosen, shortlisted, recent"
+    )
+    page.keyboard.type("rceil mxfp4")
+    expect(page.locator("#panel-a [role=option]")).to_have_text(["MXFP4 (RCEIL)"])
+    expect(page.locator("#panel-a .explained")).to_contain_text("the exponent is rounded up")
+    page.keyboard.press("Escape")
+    expect(field).to_have_value(SCHEMES["int4_group32"].label)
+    field.press("m")
+    page.keyboard.type("xfp4_rceil")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chip-a")).to_have_text("MXFP4 (RCEIL)")
+    expect(field).to_have_value("MXFP4 (RCEIL)")
+    page.locator("#panel-a").get_by_role("button", name="RCEIL").click()
+    expect(page.locator("#explanation")).to_contain_text("NVIDIA")
+    page.keyboard.press("Escape")
+
+
+@pytest.mark.shared_page
+def test_a_refused_scheme_leaves_the_name_of_what_is_shown(page: Page, url: str) -> None:
+    """The line below the bar says what was wrong with the text."""
+    open_page(page, url, "scheme=int4_group32")
+    open_panel(page, "a")
+    page.locator("#preset input").click()
+    page.keyboard.type("int99_nothing")
+    page.keyboard.press("Enter")
+    expect(page.locator("#notice .status")).to_contain_text("int99_nothing")
+    expect(page.locator("#preset input")).to_have_value(SCHEMES["int4_group32"].label)

@@ -1,0 +1,167 @@
+"""Times at any shape: measured where recorded, else modelled, else a reason.
+
+If these fail, the page names a time that is another product's, or says less error than the model has.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from explorer.products import shape_times as module
+from explorer.products.shape_times import (
+    left_out,
+    modelled_timings,
+    product_for,
+    product_time,
+    shape_times,
+    typical_error,
+)
+from explorer.products.table import GEMMS
+from explorer.recordings.gemm import GemmTiming, recorded_gemms
+from explorer.schemes import Scheme
+
+MEDIAN, WORST = 0.10, 0.25
+"""The aim for shapes left out."""
+
+
+def times(scheme: str, n: int, k: int) -> list[module.ShapeTime]:
+    return shape_times(Scheme.parse(scheme), n, k)
+
+
+def test_a_recorded_shape_has_its_recorded_time() -> None:
+    """A measured shape is not modelled."""
+    for row in times("nvfp4", 8192, 8192):
+        fastest = min(t.seconds for t in recorded_gemms().rows if (t.gemm, t.shape) == ("w_nvfp4", row.shape))
+        assert (row.kind, row.seconds, row.error, row.gpu) == ("measured", fastest, None, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "product"),
+    [
+        ("nvfp4", "w_nvfp4"),
+        ("mxfp4", "w_mxfp4"),
+        ("int4_group128_asym", "w4a16_group128_asym"),
+        ("int8_row", "w8a16"),
+        ("fp8_e4m3_row", "w_fp8"),
+        ("bf16", "bf16"),
+    ],
+)
+def test_the_product_is_the_schemes_own(scheme: str, product: str) -> None:
+    """Weights under a scheme are timed by the product that reads them, X left as it is."""
+    rows = times(scheme, 14336, 4096)
+    assert {row.product for row in rows} == {product}
+    assert all(row.kind == "modelled" and row.error and not row.extrapolated for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reason"),
+    [
+        ("int8_tensor", "no kernel here multiplies weights stored like this"),
+        ("int4_group64", "W4A16 group64: recorded with 4,096 to 8,192 tokens only"),
+        ("fp32", "FP32: recorded with 4,096 to 8,192 tokens only"),
+    ],
+)
+def test_no_time_has_a_reason(scheme: str, reason: str) -> None:
+    """What no product of the scheme can tell is not made up from another product."""
+    row = times(scheme, 1536, 384)[0]
+    assert (row.kind, row.seconds, row.reason) == ("none", None, reason)
+
+
+@pytest.mark.parametrize("name", sorted({t.gemm for t in recorded_gemms().rows}))
+def test_shapes_left_out_are_met(name: str) -> None:
+    """Each weight left out at every number of tokens: 10 % in the median and 25 % at worst."""
+    errors = left_out(name)
+    typical = typical_error(errors)
+    if typical is not None:
+        assert typical <= MEDIAN
+        assert max(abs(row.error) for row in errors) <= WORST
+
+
+@pytest.mark.parametrize("name", ["w_nvfp4", "w_mxfp4"])
+def test_what_is_left_out_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shape that is predicted is among those that it is predicted from."""
+    seen = []
+    original = module._compare
+
+    def compare(rows: module._Rows, timing: GemmTiming) -> module.LeftOut:
+        places = {tuple(round(v) for v in row) for row in module.np.exp(rows.places[rows.own])}
+        seen.append(timing.shape not in places)
+        return original(rows, timing)
+
+    monkeypatch.setattr(module, "_compare", compare)
+    for cached in (module._left_out, module._left_out_of):
+        cached.cache_clear()
+    left_out(name)
+    assert seen
+    assert all(seen)
+
+
+def test_the_error_grows_outside() -> None:
+    """A small layer far from what was recorded is said to be extrapolated, with a larger error."""
+    near, far = product_time("w_nvfp4", (1, 3072, 3072)), product_time("w_nvfp4", (1, 384, 384))
+    inside = product_time("w_nvfp4", (1, 14336, 4096))
+    assert near.extrapolated
+    assert far.extrapolated
+    assert not inside.extrapolated
+    assert inside.error < near.error < far.error
+
+
+def test_more_work_takes_longer() -> None:
+    """A modelled time rises with M, and with N and K where these are doubled."""
+    for name in ("w_nvfp4", "w_mxfp4", "int8"):
+        by_m = [product_time(name, (m, 6144, 6144)).seconds for m in (1, 64, 512, 4096)]
+        by_size = [product_time(name, (64, n, n)).seconds for n in (1024, 5000, 10000, 20000)]
+        assert by_m == sorted(by_m)
+        assert by_size == sorted(by_size)
+
+
+def test_it_is_quick() -> None:
+    """The first screen asks for five schemes while somebody waits."""
+    for scheme in ("nvfp4", "mxfp4"):
+        times(scheme, 5000, 5000)
+    start = time.process_time()
+    for n in range(4096, 4106):
+        times("nvfp4", n, 5000)
+        times("mxfp4", n, 5000)
+    assert (time.process_time() - start) / 20 < 0.01
+
+
+def test_modelled_timings_are_of_shapes_not_recorded() -> None:
+    """The page's figures of an own shape hold modelled rows only, with that shape's bytes and operations."""
+    assert modelled_timings((1, 8192, 8192)) == []
+    rows = {t.gemm: t for t in modelled_timings((64, 5120, 5120))}
+    assert rows["w_nvfp4"].operations == 2 * 64 * 5120**2
+    assert rows["w_nvfp4"].weight_bytes == pytest.approx(5120**2 * 4.5 / 8, rel=1e-3)
+    assert rows["int8"].activation_s > 0
+    assert rows["w_nvfp4"].flush is None
+
+
+def test_bytes_are_those_recorded() -> None:
+    """The model's bytes are those that the benchmark counted."""
+    for row in recorded_gemms().rows:
+        assert module._bytes(GEMMS[row.gemm], row.shape) == pytest.approx(row.bytes_moved, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [("nothing", (1, 1, 1), "no product is called 'nothing'"), ("bf16", (0, 8, 8), "at least 1")],
+)
+def test_bad_input_is_said(name: str, shape: tuple[int, int, int], said: str) -> None:
+    """One line says what was wrong."""
+    with pytest.raises(ValueError, match=said):
+        product_time(name, shape)
+
+
+def test_a_scheme_without_a_product_says_so() -> None:
+    """The first element is empty, the second says why."""
+    assert product_for(Scheme.parse("nvfp4")) == ("w_nvfp4", "")
+
+
+@pytest.mark.parametrize("name", ["bf16", "w_nvfp4", "w_mxfp4", "binary"])
+def test_far_outside_there_is_no_time(name: str) -> None:
+    """A tiny weight is nothing that the recorded ones tell of."""
+    row = product_time(name, (3, 5, 7))
+    assert row.kind == "none"
+    assert row.reason.endswith("no weight of nearly this size is recorded")

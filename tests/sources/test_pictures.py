@@ -1,0 +1,175 @@
+"""A picture is read as the grey values that its pixels show, or is refused in words.
+
+If these fail, a photograph lies on its side, its values are others than the picture's, or a small file takes
+the memory of the page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageCms
+
+from explorer import SourceError, load_matrix
+from explorer.sources.source_limits import HOSTED, LOCAL
+from explorer.sources.tensors import open_tensors
+from tests.sources.hostile import png
+
+GREY = np.array([[0, 51, 102], [153, 204, 255]], np.uint8)
+RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def coloured(mode: str, *pixels: object) -> Image.Image:
+    """One row of pixels."""
+    image = Image.new(mode, (len(pixels), 1))
+    image.putdata(pixels)
+    return image
+
+
+def palette(**options: object) -> bytes:
+    return encoded(coloured("RGB", RED, WHITE).quantize(2), **options)
+
+
+STORED = GREY.tolist()
+WIDE = [[0, 1, 65535]]
+READ: dict[str, tuple[Callable[[], bytes], list[list[int]], int]] = {
+    "grey.png": (lambda: encoded(Image.fromarray(GREY)), STORED, 255),
+    "GREY.PNG": (lambda: encoded(Image.fromarray(GREY)), STORED, 255),
+    "black-and-white.png": (lambda: encoded(coloured("1", 0, 255)), [[0, 255]], 255),
+    "colours.png": (lambda: encoded(coloured("RGB", RED, GREEN, BLUE, WHITE)), [[76, 150, 29, 255]], 255),
+    "palette.png": (palette, [[76, 255]], 255),
+    "wide.png": (lambda: encoded(Image.fromarray(np.array(WIDE, np.uint16))), WIDE, 65535),
+    "opaque.png": (lambda: encoded(coloured("RGBA", (*RED, 255))), [[76]], 255),
+    "clear.png": (lambda: encoded(coloured("RGBA", (*RED, 0), (0, 0, 0, 128))), [[255, 127]], 255),
+    "clear-grey.png": (lambda: encoded(coloured("LA", (0, 0), (100, 255))), [[255, 100]], 255),
+    "clear-colour.png": (
+        lambda: encoded(coloured("RGB", RED, BLUE), transparency=RED), [[255, 29]], 255,
+    ),
+    "clear-of-palette.png": (lambda: palette(transparency=b"\0\0"), [[255, 255]], 255),
+    "flat.jpg": (lambda: encoded(Image.new("L", (16, 8), 100), "JPEG"), [[100] * 16] * 8, 255),
+    "flat.jpeg": (lambda: encoded(Image.new("RGB", (8, 8), (90, 90, 90)), "JPEG"), [[90] * 8] * 8, 255),
+    "several.jpg": (
+        lambda: encoded(
+            Image.new("L", (8, 8), 100), "MPO", save_all=True, append_images=[Image.new("L", (8, 8))]
+        ),
+        [[100] * 8] * 8,
+        255,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_values_are_the_pixels(name: str, tmp_path: Path) -> None:
+    """Every kind of file: rows and columns in order, stored value over the largest one, to the bit. Of the
+    several views that a phone stores, the first is the picture."""
+    make, stored, largest = READ[name]
+    (tmp_path / name).write_bytes(make())
+    matrix = load_matrix(str(tmp_path / name))
+    assert torch.equal(matrix.values, torch.tensor(stored, dtype=torch.float32) / largest)
+    assert matrix.dtype == f"{8 if largest == 255 else 16}-bit grey" and matrix.name == Path(name).stem
+
+
+STANDS: dict[int, list[list[int]]] = {
+    1: [[0, 51, 102], [153, 204, 255]],
+    2: [[102, 51, 0], [255, 204, 153]],
+    3: [[255, 204, 153], [102, 51, 0]],
+    4: [[153, 204, 255], [0, 51, 102]],
+    5: [[0, 153], [51, 204], [102, 255]],
+    6: [[153, 0], [204, 51], [255, 102]],
+    7: [[255, 102], [204, 51], [153, 0]],
+    8: [[102, 255], [51, 204], [0, 153]],
+}
+"""EXIF 2.32, table 6 (Orientation) -> what a viewer shows of ``GREY``."""
+
+
+@pytest.mark.parametrize("orientation", STANDS)
+def test_a_picture_stands_as_a_viewer_shows_it(orientation: int, tmp_path: Path) -> None:
+    """A phone stores pictures lying down and says so in EXIF; of 16 bits too."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for values in (GREY, GREY.astype(np.uint16) * 257):
+        (tmp_path / "x.png").write_bytes(encoded(Image.fromarray(values), exif=exif))
+        want = torch.tensor(STANDS[orientation], dtype=torch.float32) / 255
+        assert torch.allclose(load_matrix(str(tmp_path / "x.png")).values, want, atol=1e-7, rtol=0)
+
+
+def _inks_by_profile() -> bytes:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
+    return encoded(Image.new("CMYK", (8, 8)), "JPEG", icc_profile=profile.tobytes())
+
+
+ANIMATED = {"save_all": True, "append_images": [Image.new("L", (4, 4), 9)]}
+WHOLE = encoded(Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8).repeat(9, 0)))
+REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
+    "words.png": (lambda: b"no picture", "words.png is not a PNG file, whatever its name says"),
+    "empty.jpg": (lambda: b"", "empty.jpg is not a JPEG file"),
+    "jpeg.png": (lambda: encoded(Image.fromarray(GREY), "JPEG"), "is not a PNG file"),
+    "png.jpeg": (lambda: encoded(Image.fromarray(GREY)), "is not a JPEG file"),
+    "gif.png": (lambda: encoded(Image.fromarray(GREY), "GIF"), "is not a PNG file"),
+    "inks.jpg": (lambda: encoded(Image.new("CMYK", (8, 8)), "JPEG"), r"inks of print \(CMYK\); accepted"),
+    "profile.jpg": (_inks_by_profile, r"\(CMYK\); accepted are grey"),
+    "moving.png": (lambda: encoded(Image.new("L", (4, 4)), **ANIMATED), "is animated; accepted are still"),
+    "cut.png": (lambda: WHOLE[:-40], "cut.png is cut short or damaged"),
+    "cut.jpg": (lambda: encoded(Image.effect_noise((64, 64), 80), "JPEG")[:900], "is cut short or damaged"),
+    "headless.png": (lambda: WHOLE[:20], "headless.png is not a"),
+    "nothing.png": (lambda: png(1 << 13, 1 << 11, b""), "is cut short or damaged"),
+    "bomb.png": (lambda: png(1 << 14, 1 << 13, b""), "more than 67,108,864 pixels, the limit here"),
+    "huge.png": (lambda: png(1 << 30, 1 << 30, b""), "more than 67,108,864 pixels"),
+    "colour-of-wide.png": (
+        lambda: encoded(Image.fromarray(np.array(WIDE, np.uint16)), transparency=1), "greys transparent",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_picture_says_why(name: str, tmp_path: Path) -> None:
+    """One line of our own words, without a path of the machine; sizes are looked at before anything is
+    decoded."""
+    make, words = REFUSED[name]
+    (tmp_path / name).write_bytes(make())
+    with pytest.raises(SourceError, match=words) as refusal:
+        open_tensors(tmp_path / name)
+    assert str(tmp_path) not in str(refusal.value) and str(refusal.value).isprintable()
+
+
+def test_the_limit_on_pixels_is_the_visitors(tmp_path: Path) -> None:
+    """A public page decodes fewer than a local one; and of too many values the first rows are shown."""
+    (tmp_path / "x.png").write_bytes(encoded(Image.fromarray(GREY)))
+    with pytest.raises(SourceError, match="more than 5 pixels"):
+        open_tensors(tmp_path / "x.png", limits=dataclasses.replace(HOSTED, pixels=5))
+    source = open_tensors(tmp_path / "x.png", limits=dataclasses.replace(HOSTED, pixels=6))
+    cut = source.matrix(max_elements=5)
+    assert cut.cut and cut.values.shape == (1, 3)
+    assert HOSTED.pixels < LOCAL.pixels < Image.MAX_IMAGE_PIXELS  # type: ignore[operator]
+
+
+def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only pictures need it: the message says what to install, and the portrait needs nothing."""
+    (tmp_path / "x.png").write_bytes(encoded(Image.fromarray(GREY)))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(SourceError, match=r"needs Pillow: pip install pillow"):
+        open_tensors(tmp_path / "x.png")
+    assert load_matrix("sample:portrait").values.shape == (600, 512)
+
+
+def test_the_portrait(tmp_path: Path) -> None:
+    """The sample is what its picture, saved and read again, would be: 256 greys from black to white."""
+    portrait = load_matrix("sample:portrait")
+    stored = (portrait.values * 255).round().to(torch.uint8)
+    (tmp_path / "x.png").write_bytes(encoded(Image.fromarray(stored.numpy())))
+    assert torch.equal(load_matrix(str(tmp_path / "x.png")).values, portrait.values)
+    assert portrait.values.unique().numel() == 256
+    assert portrait.description.startswith("US Navy · A photograph (Grace Hopper) · 600×512")

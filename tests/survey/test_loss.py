@@ -1,0 +1,138 @@
+"""What a loss is measured on: every text that has two tokens, within the memory there is.
+
+If these fail, texts are left out without a word, a model is run beyond its positions, or large vocabularies
+need more memory than small ones by more than they must.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from explorer import SCHEMES, quantize
+from explorer.models.capture import Model, capture, load_model
+from explorer.models.texts import Texts
+from explorer.survey import loss as losses
+from explorer.survey.evidence import gather, weights_of
+from explorer.survey.loss import each_objective, reference_for
+from explorer.survey.verdict import texts_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the roof")
+UP = "model.layers.0.mlp.up_proj"
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama: Path) -> Model:
+    return load_model(str(tiny_llama), head=True)
+
+
+def louder(model: Model) -> torch.nn.Module:
+    """A copy of the network with one layer's weights times 1.5."""
+    other = copy.deepcopy(model.network)
+    with torch.no_grad():
+        other.get_submodule(UP).weight.mul_(1.5)
+    return other
+
+
+def test_no_text_is_left_out_of_a_large_vocabulary(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the original's log-probabilities do not fit, it is run again: the loss is the same."""
+    whole = reference_for(llama, TEXTS).measure(louder(llama))
+    monkeypatch.setattr(losses, "MOST_LOGITS", 64 * 8)
+    assert reference_for(llama, TEXTS).measure(louder(llama)) == whole and whole.texts == 3
+    assert [len(list(each_objective(reference_for(llama, TEXTS))))] == [3]
+
+
+@pytest.mark.parametrize("make", ["llama", "bert", "roberta", "xlnet"])
+def test_texts_are_cut_where_positions_end(make: str, llama: Model) -> None:
+    """An index error else, or, with rotary positions, a model beyond what it was made for. RoBERTa counts
+    from behind its padding token."""
+    from transformers import AutoConfig, AutoModel
+
+    model = llama
+    if make != "llama":
+        small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+        more = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 32} if make == "xlnet" else {}
+        ends = {} if make == "xlnet" else {"max_position_embeddings": 40, "intermediate_size": 32}
+        config = AutoConfig.for_model(make, **(more or small), **ends, **({"vocab_size": 64} if more else {}))
+        network = AutoModel.from_config(config).eval()
+        model = Model(network, llama.tokenizer, torch.device("cpu"), make)
+    name = next(n for n, m in model.network.named_modules() if isinstance(m, torch.nn.Linear))
+    (seen,) = capture(model, ["the cat " * 300], [name], 10_000)
+    ends_at = {"llama": 64, "bert": 40, "roberta": 40 - 1 - config.pad_token_id if make == "roberta" else 0}
+    assert len(seen.activations) == ends_at.get(make, 512)
+    reference = reference_for(model, ["the cat " * 300, *TEXTS])
+    assert reference.measure(model.network).value == pytest.approx(0, abs=1e-5)
+
+
+def test_pieces_are_the_whole(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Softmax a few tokens at a time: the same loss, and of the same drawn tokens the same gradient."""
+    monkeypatch.setattr(losses._NextTokens, "_drawn", lambda self, rows, _: rows.argmin(-1, keepdim=True))
+    found = []
+    for piece in (losses.PIECE, 64 * 2, 1):
+        monkeypatch.setattr(losses, "PIECE", piece)
+        reference = reference_for(llama, TEXTS)
+        (scalar,), count = reference.objectives(torch.zeros(3), 0)
+        weight = llama.network.get_submodule(UP).weight
+        found.append((reference.measure(louder(llama)), count, torch.autograd.grad(scalar, weight)[0]))
+    for loss, count, gradient in found[1:]:
+        assert loss.value == pytest.approx(found[0][0].value, rel=1e-6) and count == found[0][1] == 7
+        assert loss.scores == pytest.approx(found[0][0].scores, rel=1e-6)
+        assert torch.allclose(gradient, found[0][2], atol=1e-6)
+
+
+def test_texts_of_one_token_are_counted(llama: Model) -> None:
+    """They have no next token; a mean over fewer texts than were given is not passed over."""
+    reference = reference_for(llama, ["cat", *TEXTS, "  ", "roof"])
+    loss = reference.measure(louder(llama))
+    assert (loss.texts, loss.left_out) == (3, 2) and loss == replace(whole_loss(llama), left_out=2)
+    assert texts_run(3, 2) == "3 of 5 texts" and texts_run(1234, 0) == "1,234 texts"
+
+
+def whole_loss(model: Model) -> losses.Loss:
+    return reference_for(model, TEXTS).measure(louder(model))
+
+
+def test_the_percentile_is_of_tokens(llama: Model) -> None:
+    """A mean hides the few tokens at which a model goes another way."""
+    divergences = []
+    for text in TEXTS:
+        ids = llama.tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            p, q = (
+                n(input_ids=ids).logits[0].double().log_softmax(-1) for n in (llama.network, louder(llama))
+            )
+        divergences += (p.exp() * (p - q)).sum(-1).tolist()
+    want = torch.tensor(divergences).quantile(0.99)
+    assert whole_loss(llama).scores["kl_p99"] == pytest.approx(float(want), rel=1e-4)
+
+
+def test_each_kind_has_its_loss(llama: Model) -> None:
+    """A model that loses only at code looks fine in the mean; texts of one kind need no second table."""
+    kinds = ("prose", "code", "prose")
+    loss = reference_for(llama, Texts(TEXTS, kinds)).measure(louder(llama))
+    assert replace(loss, kinds={}) == whole_loss(llama)
+    prose = reference_for(llama, TEXTS[::2]).measure(louder(llama))
+    assert loss.kinds == {"prose": prose, "code": reference_for(llama, TEXTS[1:2]).measure(louder(llama))}
+    assert not reference_for(llama, Texts(TEXTS, ("code",) * 3)).measure(llama.network).kinds
+
+
+def test_the_measured_loss_is_against_the_original(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of texts whose logits are not kept the original is run again: it has to be the original then, not the
+    network with the other weight in it, against itself."""
+    model = load_model(str(tiny_llama), head=True)
+    names = [name for name, m in model.network.named_modules() if hasattr(m, "in_features")]
+    weights = weights_of(model.network, dict.fromkeys(names))
+    layer = "model.layers.0.mlp.up_proj"
+    other = quantize(model.network.get_submodule(layer).weight.detach(), SCHEMES["int2_group64_asym"])
+    measured = []
+    for most in (losses.MOST_LOGITS, 0):
+        monkeypatch.setattr(losses, "MOST_LOGITS", most)
+        found = gather(model, reference_for(model, TEXTS), weights, ["measured"])[layer].loss_with
+        assert found is not None
+        measured.append(found(other.dequantize()))
+    assert measured[0] > 1e-4 and measured[1] == pytest.approx(measured[0], rel=1e-5)

@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.page.test_browser import open_page
+from tests.page.test_browser import look_at, open_page
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -34,8 +34,7 @@ def seen(page: Page) -> None:
     """Every section on the screen once, so that all of them are filled."""
     for section in page.locator(".section").all():
         if section.is_visible():
-            section.scroll_into_view_if_needed()
-            page.wait_for_timeout(100)
+            look_at(section)
     page.evaluate(STILL)
     page.evaluate("scrollTo(0, 0)")
 

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from explorer import SCHEMES
-from tests.page.test_browser import choose, frames, open_page, open_panel
+from tests.page.test_browser import choose, frames, look_at, open_page, open_panel
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -269,7 +269,7 @@ def test_five_quick_steps_are_five_steps(page: Page, url: str) -> None:
     expect(page.locator("#chip-b")).to_have_text(SCHEMES[second].label)
     expect(page.locator("#chip-a")).to_have_text(SCHEMES[wanted].label)
     settled(page)
-    page.locator("#error-map .figure").scroll_into_view_if_needed()
+    look_at(page.locator("#error-map .figure"))
     expect(page.locator("#error-map .main-svg").first).to_be_visible()
     page.locator("#error-map .figure").focus()
     for _ in range(7):

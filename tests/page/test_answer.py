@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.page.test_browser import frames, idle, open_page, visit
+from tests.page.test_browser import frames, idle, look_at, open_page, visit
 
 pytestmark = pytest.mark.browser
 SHOWN = "#answer, #frontier .main-svg, #shortlist, #drop, .samples, .tensor-card, .goals"
@@ -221,7 +221,7 @@ def test_touch_chooses_a_and_b(browser: Browser, url: str) -> None:
     phone.locator("#frontier-head [data-takes=b]").tap()
     expect(phone.locator("#frontier-head [data-takes=b]")).to_have_attribute("aria-pressed", "true")
     settled(phone)
-    phone.locator("#frontier").scroll_into_view_if_needed()
+    look_at(phone.locator("#frontier"))
     spot = phone.evaluate(
         """() => { const p = document.querySelector('#frontier .figure'), box = p.getBoundingClientRect();
         const l = p._fullLayout;

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from explorer import SCHEMES
-from tests.page.test_browser import choose, frames, open_page, open_panel
+from tests.page.test_browser import choose, frames, look_at, open_page, open_panel
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -314,10 +314,10 @@ def test_after_a_bad_file_everything_names_what_is_shown(
     expect(page.locator("#file")).to_contain_text("good")
     expect(page.locator("#file-tensor input")).to_have_value(re.compile("^good"))
     page.wait_for_function("location.search.includes('source=file')")
-    page.locator("#frontier").scroll_into_view_if_needed()
+    look_at(page.locator("#frontier"))
     expect(page.locator("#frontier-status")).to_contain_text("schemes", timeout=60_000)
     expect(notice).to_contain_text(re.compile(r"^bad\b"))
-    page.locator("#chips [data-act=swap], #chip-a").first.scroll_into_view_if_needed()
+    look_at(page.locator("#chips [data-act=swap], #chip-a").first)
     page.keyboard.press("Escape")
     page.keyboard.press("]")
     expect(notice).to_have_count(0)

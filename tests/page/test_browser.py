@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.learn import training
 from app.places import PLACES
@@ -46,6 +46,22 @@ def frames(page: Page, count: int = 40) -> None:
         })""",
         count,
     )
+
+
+def look_at(target: Locator) -> None:
+    """Scroll to ``target`` by hand until it rests on the screen. A hand that scrolls ends the way to a
+    section, which would scroll back; what is drawn above the target moves it away."""
+    page, rested, before = target.page, 0, None
+    page.mouse.wheel(0, 1)
+    for _ in range(200):
+        target.scroll_into_view_if_needed()
+        page.evaluate("new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+        box = target.bounding_box()
+        rested = rested + 1 if box == before else 0
+        if rested == 3:
+            return
+        before = box
+    raise AssertionError(f"still moving: {target}")
 
 
 def visit(page: Page, query: str) -> None:
@@ -89,7 +105,7 @@ FOLLOWED = """name => { const box = document.getElementById(name).closest('.sect
 def drawn(page: Page, name: str) -> None:
     """Wait until a figure of what is chosen is painted: its section follows when it is seen, and until then
     the one before stands there."""
-    page.locator(f"#{name}").scroll_into_view_if_needed()
+    look_at(page.locator(f"#{name}"))
     page.wait_for_function(FOLLOWED, arg=name)
     frames(page, 4)
     idle(page)
@@ -109,7 +125,7 @@ def test_alive_on_load(page: Page, url: str) -> None:
     expect(page.locator("#inspector")).to_contain_text("zero point")
     page.locator("details.packed summary").first.click()
     expect(page.locator("#bytes").first).to_contain_text(re.compile(r"^[0-9A-F]{2} "))
-    page.locator("#frontier").scroll_into_view_if_needed()
+    look_at(page.locator("#frontier"))
     expect(page.locator("#frontier-status")).to_contain_text(f"{len(SCHEMES)} schemes", timeout=60_000)
 
 
@@ -450,7 +466,7 @@ def test_compare_download_and_take_over(page: Page, url: str) -> None:
     page.wait_for_function("location.search.includes('second=mxfp4')")
     open_panel(page, "tensor")
     choose(page, "sample", "attention query")
-    page.locator("#compare-status").scroll_into_view_if_needed()  # a section follows when it is seen
+    look_at(page.locator("#compare-status"))  # a section follows when it is seen
     expect(page.locator("#compare-status")).to_contain_text("Nothing compared yet")
     expect(page.locator("#compare-table [role=gridcell]", has_text="mxfp4")).to_have_count(0)
 
@@ -544,7 +560,7 @@ def test_methods_run_refuse_and_repair_b(page: Page, url: str) -> None:
     open_panel(page, "tensor")
     choose(page, "sample", "MLP up-projection")
     expect(page.locator("#which .tensor")).to_contain_text("MLP up-projection")
-    section.scroll_into_view_if_needed()
+    look_at(section)
     expect(page.locator("#methods-status")).to_contain_text("Not run yet")
     expect(page.locator("#methods-bars")).to_be_hidden()
 
@@ -552,7 +568,7 @@ def test_methods_run_refuse_and_repair_b(page: Page, url: str) -> None:
 def test_training_runs_and_stops(page: Page, url: str) -> None:
     """Each network is shown as it is trained, and a stop keeps those that are done."""
     open_page(page, url, "tab=training")
-    page.locator("#loss-scaling-words").scroll_into_view_if_needed()
+    look_at(page.locator("#loss-scaling-words"))
     expect(page.locator("#loss-scaling-words")).to_contain_text("BF16 has float32's range")
     page.get_by_role("button", name="Train", exact=True).click()
     networks = count(training.USUAL, training.USUAL_SEEDS)
@@ -694,7 +710,7 @@ def test_places_and_back(page: Page, url: str) -> None:
 def test_dark_mode_reaches_the_plots(page: Page, url: str) -> None:
     """Axis text is light on dark: plotly's own colours would be unreadable."""
     open_page(page, url, "__theme=dark")
-    page.locator("#error-plot").scroll_into_view_if_needed()
+    look_at(page.locator("#error-plot"))
     fill = page.locator("#error-plot .xtitle").evaluate("e => getComputedStyle(e).fill")
     assert min(int(n) for n in re.findall(r"\d+", fill)[:3]) > 150
     background = page.locator(".gradio-container").first.evaluate("e => getComputedStyle(e).backgroundColor")

@@ -17,7 +17,7 @@ from app import limits
 from app.sections import checkpoints
 from explorer import SCHEMES, compare, quantize
 from explorer.checkpoints import write_one
-from tests.page.test_browser import open_page
+from tests.page.test_browser import look_at, open_page
 
 LAYERS = [f"model.layers.{i}.mlp.{part}_proj" for i in range(3) for part in ("down", "gate", "up")]
 WORST = LAYERS[4]
@@ -56,11 +56,11 @@ def test_a_layer_that_stands_out_is_opened(page: Page, url: str, folders: tuple[
     expect(sentence).to_contain_text(f"Stands out: {WORST}.weight")
     expect(page.locator("#diff-depth .figure")).to_contain_text("stands out (1)")
     row = page.locator("#diff-table [role=gridcell]").filter(has_text=f"{WORST}.weight").first
-    row.scroll_into_view_if_needed()
+    look_at(row)
     row.click()
     expect(page.locator("#diff-layer")).to_contain_text(f"{WORST}.weight, 64 × 64: INT4 group 32")
     for figure in ("#diff-values", "#diff-errors", "#diff-map"):
-        page.locator(figure).scroll_into_view_if_needed()
+        look_at(page.locator(figure))
         expect(page.locator(f"{figure} .main-svg").first).to_be_visible()
     with page.expect_download() as download:
         page.locator("#section-checkpoints").get_by_role("button", name="Download CSV").click()

@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.learn import playground, story
 from app.theme import HEAD
+from tests.page.test_browser import look_at
 from tests.sampled import sampled
 
 SEEN = """() => [...document.querySelectorAll("#toy .bit, #toy-value, #toy .formula")]
@@ -109,7 +110,7 @@ def test_the_number_line_gives_its_values(chapter: Page) -> None:
     for view in ("Log", "Close-up", "Linear"):
         chapter.get_by_role("button", name=view, exact=True).click()
         assert line.locator("path.levels").count() == 9
-    line.scroll_into_view_if_needed()
+    look_at(line)
     box = line.bounding_box()
     assert box
     chapter.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 45)
@@ -129,7 +130,7 @@ def test_the_story_moves_under_the_hand(chapter: Page) -> None:
     steps = chapter.locator(".steps-list button")
     steps.nth(1).click()
     expect(chapter.get_by_role("heading", name="One outlier")).to_be_visible()
-    chapter.locator("#story-picture").scroll_into_view_if_needed()
+    look_at(chapter.locator("#story-picture"))
     before = number(chapter, "others")
     grip = chapter.locator("#story-picture .handle").bounding_box()
     assert grip

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from explorer.survey import SURVEYS
-from tests.page.test_browser import frames, idle, open_page
+from tests.page.test_browser import frames, idle, look_at, open_page
 
 pytestmark = pytest.mark.browser
 
@@ -22,7 +22,7 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
     sentence = page.locator("#survey-sentence")
     expect(sentence).to_contain_text("4.50 bits per weight", timeout=60_000)
     strip = page.locator("#survey-strip .figure")
-    strip.scroll_into_view_if_needed()
+    look_at(strip)
     expect(strip.locator(".barlayer .point").first).to_be_visible()
     before = strip.locator(".legend .legendtext").all_text_contents()
     slider = page.locator("#survey-bits input[type=range]")
@@ -47,7 +47,7 @@ def test_a_clicked_cell_of_a_model_that_is_not_here(page: Page, url: str) -> Non
     """The recorded model is not on this machine: that is said, and nothing else changes."""
     open_page(page, url, "tab=model&section=survey")
     heat = page.locator("#survey-heat .figure .nsewdrag").first
-    heat.scroll_into_view_if_needed()
+    look_at(heat)
     expect(heat).to_be_visible(timeout=60_000)
     before = page.url
     at = heat.bounding_box()
@@ -66,7 +66,7 @@ def test_picked_inputs_are_in_the_recipe(page: Page, url: str) -> None:
     open_page(page, url, "tab=model&section=survey&for=gguf&budget=8.25")
     sentence, strip = page.locator("#survey-sentence"), page.locator("#survey-strip .figure")
     expect(sentence).to_contain_text("bits per weight", timeout=60_000)
-    strip.scroll_into_view_if_needed()
+    look_at(strip)
     expect(strip.locator(".barlayer .point").first).to_be_visible()
     before = strip.locator(".legend .legendtext").all_text_contents()
     assert not any("INT8 per row" in name for name in before)
@@ -74,7 +74,7 @@ def test_picked_inputs_are_in_the_recipe(page: Page, url: str) -> None:
     page.get_by_role("option", name="INT8 per token").click()
     expect(sentence).to_contain_text("of the weights; quantized inputs add to it")
     idle(page)
-    strip.scroll_into_view_if_needed()
+    look_at(strip)
     expect(strip.locator(".legend .legendtext")).to_have_text(["INT8 per row"])
     expect(page.locator("#survey-target input")).to_have_value("compressed-tensors")
     page.locator("#survey-target input").click()
@@ -122,7 +122,7 @@ def test_surveys_of_ones_own_one_after_another(page: Page, url: str, tmp_path: P
         expect(page.locator("#survey-status")).to_contain_text(f"own/model-{layers}: {layers} linear layers")
         idle(page)
         ticks = page.locator("#survey-heat .ytick text")
-        ticks.first.scroll_into_view_if_needed()
+        look_at(ticks.first)
         expect(ticks).to_have_count(layers)
         expect(sentence).to_contain_text("bits per weight")
     target = page.locator("#survey-target input")

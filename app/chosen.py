@@ -57,11 +57,11 @@ class RecordView(View):
 class ChosenView(View):
     """All that names what is chosen.
 
-    answer: for the page's script, as JSON: the ``number`` of the request that was done, the ``record``, and
-    what the controls hold for it (``held``, null where that is as before); {"refused": …} for one that was
-    refused. notice: the line below the bar. record, tensor, first, second, kept: what is chosen, and the
-    controls. answered: the first screen. shown: the bar, the words below that screen, and the element.
-    Figures further down follow when they are seen.
+    answer: for the page's script, as JSON: the ``number`` of the request that was done, the ``record``, what
+    the controls hold for it (``held``, null where that is as before), and the keys that the address is to
+    lose (``dropped``); {"refused": …} for one that was refused. notice: the line below the bar. record,
+    tensor, first, second, kept: what is chosen, and the controls. answered: the first screen. shown: the bar,
+    the words below that screen, and the element. Figures further down follow when they are seen.
     """
 
     begins: ClassVar[str | None] = "(...values) => explorer.send(values)"
@@ -90,12 +90,13 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
     if asked.looks and not asked.whole:
         yield _looked(asked, held)
         return
-    wanted, kept, missing = held, None, ""
+    wanted, kept, missing, dropped = held, None, "", tuple[str, ...]()
     try:
         for act in asked.acts:
             if act.get("do") == "visit":
                 there = visited(str(act.get("query") or ""), wanted, upload, asked.whole)
-                wanted, kept, missing = there.record, there.kept, there.missing
+                wanted, kept = there.record, there.kept
+                missing, dropped = there.missing, there.dropped
             else:
                 wanted = next_record(wanted, act, upload)
         found = yield from _analysing(wanted)
@@ -104,7 +105,6 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
             raise
         wanted = Record.fresh()
         missing = f"This link cannot be shown: {error}. Shown instead: a built-in tensor"
-        limits.notify(missing)
         found = yield from _analysing(wanted)
     wanted = _with_goal(held, _inside(wanted, found[1][0][1].q.shape), asked.whole or kept is not None)
     outputs = output_sqnr(wanted, found[1])
@@ -116,7 +116,8 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
         shown = TensorView.unchanged(**(element_of(wanted, found) if moved else {}))
     else:
         shown = TensorView.unchanged(**words_of(*found, outputs), **place_of(wanted, found))
-    yield _committed(asked, held, wanted, kept, AnswerView.unchanged(**first), shown, missing)
+    view = AnswerView.unchanged(**first)
+    yield _committed(asked, held, wanted, kept, view, shown, missing, dropped)
 
 
 def _looked(asked: Acts, held: Record) -> ChosenView:
@@ -170,12 +171,15 @@ def _committed(
     first: AnswerView,
     shown: TensorView,
     missing: str,
+    dropped: tuple[str, ...],
 ) -> ChosenView:
     """The record, and the controls of what has changed; what is being typed elsewhere stays."""
     anew = asked.whole or kept is not None
     fields = {name: value if value is not None else "" for name, value in vars(wanted).items()}
     return ChosenView(
-        answer=json.dumps({"number": asked.number, "record": fields, "held": _held(wanted, shown)}),
+        answer=json.dumps(
+            {"number": asked.number, "record": fields, "held": _held(wanted, shown), "dropped": dropped}
+        ),
         notice=html.status(f"{missing}.") if missing else "",
         record=RecordView(**fields | {"file": wanted.file}),
         tensor=tensor_view(wanted)

@@ -15,7 +15,6 @@ from urllib.parse import parse_qsl
 
 import gradio as gr
 
-from app import limits
 from app.parts.views import Shown, View
 from app.places import NAMES
 from app.sections import survey
@@ -64,17 +63,19 @@ class Kept(View):
 
 @dataclass(frozen=True)
 class Visited:
-    """What an address says: the record, what sections keep, and what it cannot show, in words."""
+    """What an address says: the record, what sections keep, what it cannot show in words, and the keys whose
+    values mean nothing."""
 
     record: Record
     kept: Kept
     missing: str = ""
+    dropped: tuple[str, ...] = ()
 
 
 def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited:
     """Read the query ``text``; unknown or missing parts keep their defaults. ``held`` is what is shown now,
     ``upload`` the file in the page's file control, ``first`` is true for the address that opens the page."""
-    query = dict(parse_qsl(text.removeprefix("?")))
+    query, wrong = dict(parse_qsl(text.removeprefix("?"))), dict[str, str]()
     source, sample = query.get("source", "builtin"), query.get("sample", DEFAULT_SAMPLE)
     for what, value, known in (
         ("source", source, SOURCES),
@@ -82,13 +83,10 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         ("tab", query.get("tab", "tensor"), NAMES),
     ):
         if value not in known:
-            limits.notify(
-                f"The link's {what} {value[:40]!r} is unknown; showing {next(iter(known))} instead."
-            )
-    for what, wrong, accepted in _nonsense(query):
-        limits.notify(
-            f"The link's {what} {wrong[:40]!r} is not valid; using the default. Accepted: {accepted}."
-        )
+            wrong[what] = f"The link's {what} {value[:40]!r} is unknown; showing {next(iter(known))} instead"
+    for what, value, accepted in _nonsense(query):
+        said = f"The link's {what} {value[:40]!r} is not valid; using the default. Accepted: {accepted}"
+        wrong[what] = said
     own = "A link cannot carry a survey of one's own: open its file again. Until then a recorded one is shown"
     missing = own if query.get("survey") == survey.OWN and first else ""
     file, refused = held.file or upload, ""
@@ -104,11 +102,13 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         model=query.get("model", ""),
         revision=query.get("revision", ""),
         layer=query.get("layer"),
-        scheme=_linked_scheme(query.get("scheme", DEFAULT_SCHEME), DEFAULT_SCHEME),
-        second=_linked_scheme(query.get("second", "" if "scheme" in query else Record.fresh().second), ""),
+        scheme=_linked_scheme(query.get("scheme", DEFAULT_SCHEME), DEFAULT_SCHEME, wrong, "scheme"),
+        second=_linked_scheme(
+            query.get("second", "" if "scheme" in query else Record.fresh().second), "", wrong, "second"
+        ),
         element="" if row is None or column is None else f"{row},{column}",
-        goal=_linked_goal(query.get("goal", "")),
-        shortlist=SEPARATOR.join(_linked_list(query.get("list", ""))),
+        goal=_linked_goal(query.get("goal", ""), wrong),
+        shortlist=SEPARATOR.join(_linked_list(query.get("list", ""), wrong)),
     )
     kept = Kept(
         range=_share_of(query.get("range")) or DEFAULT_RANGE,
@@ -116,7 +116,8 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         **{key: _whole(query.get(key)) or usual for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)},
         **_survey_of(query),
     )
-    return Visited(record, kept, (refused or NO_FILE) if lost else missing)
+    told = [(refused or NO_FILE) if lost else missing, *dict.fromkeys(wrong.values())]
+    return Visited(record, kept, ". ".join(part for part in told if part), tuple(wrong))
 
 
 def _opened(query: Mapping[str, str]) -> tuple[str | None, str]:
@@ -133,20 +134,21 @@ def _tensor_of(query: Mapping[str, str], file: str) -> str | None:
     return query.get("file_tensor") or next(iter(best_tensors(file_source(file).infos)), None)
 
 
-def _linked_goal(text: str) -> str:
-    """A link's goal; "" and a message for what is none."""
+def _linked_goal(text: str, wrong: dict[str, str]) -> str:
+    """A link's goal; "", and words in ``wrong``, for what is none."""
     if not text or is_goal(text):
         return text.strip()
-    limits.notify(
+    wrong["goal"] = (
         f"The link's goal {text[:40]!r} is not valid; using the usual one. Accepted: {', '.join(GOALS)}, "
-        "at-most-4.25, at-most-3MB."
+        "at-most-4.25, at-most-3MB"
     )
     return ""
 
 
-def _linked_list(text: str) -> list[str]:
+def _linked_list(text: str, wrong: dict[str, str]) -> list[str]:
     """A link's shortlist without what is no scheme."""
-    names = [_linked_scheme(name, "") for name in text.split(SEPARATOR)[: 2 * MOST_LISTED] if name]
+    texts = [name for name in text.split(SEPARATOR)[: 2 * MOST_LISTED] if name]
+    names = [_linked_scheme(name, "", wrong, "list") for name in texts]
     return [name for name in dict.fromkeys(names) if name][:MOST_LISTED]
 
 
@@ -215,10 +217,11 @@ def _shape(text: str | None) -> Any:
     return gr.update(choices=[value] if value else [], value=value)
 
 
-def _linked_scheme(text: str, otherwise: str) -> str:
-    """A link's recipe as its canonical text; ``otherwise``, and a message, for what is none."""
+def _linked_scheme(text: str, otherwise: str, wrong: dict[str, str], key: str) -> str:
+    """A link's recipe as its canonical text; ``otherwise``, and words in ``wrong`` at ``key``, for what is
+    none."""
     try:
         return str(Recipe.parse(text)) if text else ""
     except ValueError as error:
-        limits.notify(f"The link's scheme is not usable: {error}")
+        wrong[key] = f"The link's scheme is not usable: {error}"
         return otherwise

@@ -113,10 +113,14 @@ Object.assign(explorer, {
   },
   fileControl: 2,
 
+  /* Keys of the address gone to whose values mean nothing: it loses them. */
+  dropped: [],
+
   /* The answer to `sent` is what is shown from now on; `now` is what the controls hold. */
   commit(sent, answer, now) {
     const before = explorer.record;
     explorer.record = answer.record;
+    explorer.dropped = answer.dropped || [];
     explorer.held = answer.held.map((value, i) => value ?? explorer.held?.[i] ?? now[i]);
     if (answer.record.source === 'file') explorer.held[explorer.fileControl] = now[explorer.fileControl];
     explorer.show(sent, before);
@@ -149,7 +153,8 @@ Object.assign(explorer, {
     const acts = sent.acts.filter(act => act.do !== 'look');
     const went = acts.some(act => act.do === 'visit'), walked = acts.every(act => act.do === 'move');
     const to = acts.findLast(act => act.place)?.place;
-    const there = {...to ? explorer.addressOf(to, '') : {}, ...explorer.addressOfRecord(now)};
+    const lost = Object.fromEntries(explorer.dropped.map(key => [key, null]));
+    const there = {...lost, ...to ? explorer.addressOf(to, '') : {}, ...explorer.addressOfRecord(now)};
     if (overtaken) explorer.shownAddress = explorer.queryWith(explorer.shownAddress, there);
     else {
       if (!went && !walked) explorer.settle();

@@ -87,6 +87,11 @@ class LayerDiff:
     outlier: str = ""
 
     @property
+    def changed(self) -> bool:
+        """Whether it is a matrix with an error: of codes, or of a plain type with other values."""
+        return self.coded or (not self.equal and len(self.shape) > 1)
+
+    @property
     def depth(self) -> int | None:
         """Which of the model's blocks it is in; None outside of them."""
         return depth_of(self.name.removesuffix(".weight"))
@@ -125,6 +130,11 @@ class Diff:
     def coded(self) -> tuple[LayerDiff, ...]:
         """The layers of codes."""
         return tuple(layer for layer in self.layers if layer.coded)
+
+    @property
+    def changed(self) -> tuple[LayerDiff, ...]:
+        """The layers of codes, and those of plain types whose values are not the original's."""
+        return tuple(layer for layer in self.layers if layer.changed)
 
 
 @dataclass(frozen=True)
@@ -263,15 +273,15 @@ def ordered(layers: Sequence[LayerDiff], by: str) -> list[LayerDiff]:
 
 
 def with_outliers(layers: Sequence[LayerDiff]) -> Iterator[LayerDiff]:
-    """``layers`` with their robust z scores: of each, its distance from the median of the layers of codes of
-    its kind, in 1.4826 median absolute deviations."""
+    """``layers`` with their robust z scores: of each that was changed, its distance from the median of those
+    of its kind, in 1.4826 median absolute deviations."""
     groups: dict[str, list[float]] = {}
     for layer in layers:
-        if layer.coded and math.isfinite(layer.sqnr_db):
+        if layer.changed and math.isfinite(layer.sqnr_db):
             groups.setdefault(layer.kind, []).append(layer.sqnr_db)
     for layer in layers:
         values = groups.get(layer.kind, ())
-        if layer.coded and len(values) >= LEAST_LAYERS:
+        if layer.changed and len(values) >= LEAST_LAYERS:
             yield _judged(layer, values)
         else:
             yield layer

@@ -42,17 +42,31 @@ def sentences(found: Diff) -> list[str]:
 def _coded(found: Diff) -> str:
     layers = found.coded
     if not layers:
-        return f"{found.quantized} holds no layer of codes."
+        return _uncoded(found)
     kinds = Counter(layer.kind for layer in layers)
     weights = [math.prod(layer.shape) for layer in layers]
     bits = sum(layer.bits * n for layer, n in zip(layers, weights, strict=True)) / sum(weights)
     of = ", ".join(f"{count(n)} {kind}" for kind, n in kinds.most_common())
     words = f"{count(len(layers))} layers of codes ({of}), {number(bits, 4)} bits a weight"
-    decibels = [layer.sqnr_db for layer in layers if math.isfinite(layer.sqnr_db)]
-    if not decibels:
+    return f"{words}{_decibels(layers)}."
+
+
+def _uncoded(found: Diff) -> str:
+    """Of a checkpoint without codes: weights that were rounded and stored in a plain type have an error."""
+    words = f"{found.quantized} holds no layer of codes"
+    if not found.changed:
         return f"{words}."
-    low, high = number(min(decibels), 3), number(max(decibels), 3)
-    return f"{words}: SQNR {low} to {high} dB, {number(statistics.median(decibels), 3)} dB in the median."
+    many = len(found.changed)
+    have = f"{count(many)} matrices have" if many > 1 else "one matrix has"
+    return f"{words}; {have} other values than the original's{_decibels(found.changed)}."
+
+
+def _decibels(layers: Sequence[LayerDiff]) -> str:
+    found = [layer.sqnr_db for layer in layers if math.isfinite(layer.sqnr_db)]
+    if not found:
+        return ""
+    low, high = number(min(found), 3), number(max(found), 3)
+    return f": SQNR {low} to {high} dB, {number(statistics.median(found), 3)} dB in the median"
 
 
 def _kept(found: Diff) -> str:

@@ -18,17 +18,17 @@ _HOVER = "%{customdata[0]}<br>%{customdata[1]}: %{y:.2f} dB<br>%{customdata[2]}<
 
 
 def depth_figure(layers: Sequence[LayerDiff], name: str) -> go.Figure:
-    """SQNR in dB of each layer of codes by its block: a colour and symbol for each kind of layer. What is in
+    """SQNR in dB of each changed layer by its block: a colour and symbol for each kind of layer. What is in
     no block, such as the head, stands right of the last one. Outliers are ringed. ``customdata`` of a point
     is [name, what is stored, a remark]."""
-    coded = [layer for layer in layers if layer.coded and math.isfinite(layer.sqnr_db)]
-    if not coded:
-        return empty("no layer of codes with an error", f"{name} depth")
-    beyond = 1 + max((layer.depth for layer in coded if layer.depth is not None), default=-1)
+    changed = [layer for layer in layers if layer.changed and math.isfinite(layer.sqnr_db)]
+    if not changed:
+        return empty("no layer with an error", f"{name} depth")
+    beyond = 1 + max((layer.depth for layer in changed if layer.depth is not None), default=-1)
     fig = legend_below(figure("block of the model", "SQNR (dB)", f"{name} depth", height=_HEIGHT))
-    roles = dict.fromkeys(_role(layer) for layer in coded)
+    roles = dict.fromkeys(_role(layer) for layer in changed)
     for number, role in enumerate(roles):
-        of_role = [layer for layer in coded if _role(layer) == role]
+        of_role = [layer for layer in changed if _role(layer) == role]
         fig.add_scatter(
             x=[_place(layer, beyond) for layer in of_role],
             y=[layer.sqnr_db for layer in of_role],
@@ -39,8 +39,8 @@ def depth_figure(layers: Sequence[LayerDiff], name: str) -> go.Figure:
             customdata=[[layer.name, layer.kind, layer.outlier or layer.note] for layer in of_role],
             hovertemplate=_HOVER,
         )
-    _ring(fig, [layer for layer in coded if layer.outlier], beyond)
-    outside = any(layer.depth is None for layer in coded)
+    _ring(fig, [layer for layer in changed if layer.outlier], beyond)
+    outside = any(layer.depth is None for layer in changed)
     last = beyond if outside else beyond - 1
     fig.update_xaxes(dtick=1 if last <= 12 else None, tickformat="d", range=[-0.5, last + 0.5])
     if outside:

@@ -175,6 +175,27 @@ def test_what_was_damaged_stands_out_and_what_is_missing_is_listed(
     assert list(ring.x) == [0]
 
 
+def test_rounded_weights_in_a_plain_type_have_their_error(
+    llama: Path, layers: list[str], original: torch.nn.Module, tmp_path: Path
+) -> None:
+    """Many tools write rounded weights as float16: they were no layers here, and a bad one was not found."""
+    state = {name: value.half() for name, value in original.state_dict().items()}
+    for layer in layers:
+        name = f"{layer}.weight"
+        worse = "int3_group128" if name == f"{Q}.weight" else "int4_group32"
+        state[name] = quantize(state[name].float(), SCHEMES[worse]).dequantize().half()
+    other = tmp_path / "rounded"
+    shutil.copytree(llama, other, ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_file({name: value.contiguous() for name, value in state.items()}, other / "model.safetensors")
+    found = diff(open_pair(str(llama), str(other)))
+    assert {layer.name.removesuffix(".weight") for layer in found.changed} >= set(layers)
+    assert [layer.name for layer in found.outliers] == [f"{Q}.weight"]
+    told = " ".join(sentences(found))
+    assert "holds no layer of codes; " in told and "other values than the original's: SQNR" in told
+    ring = next(trace for trace in depth_figure(found.layers, "x").data if "stands out" in trace.name)
+    assert list(ring.x) == [0]
+
+
 def test_folded_factors_are_found_and_undone(
     llama: Path, layers: list[str], original: torch.nn.Module, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ Object.assign(explorer, {
     explorer.arrive(name);
     const box = document.getElementById('section-' + name);
     if (!box) return;
+    box.querySelector(`#${name} > button.label-wrap:not(.open)`)?.click();  // a section that is folded
     box.tabIndex = -1;
     box.focus({preventScroll: true});
   },

@@ -63,6 +63,11 @@ Object.assign(explorer, {
       explorer.markPanels();
       document.querySelector('#model textarea, #model input')?.focus();
     },
+    tensors() {
+      document.documentElement.dataset.panel = 'tensor';
+      explorer.markPanels();
+      document.querySelector('#file-tensor input')?.focus();
+    },
     checkpoints() {
       explorer.openPlace('model', true);
       explorer.arrive('checkpoints');

@@ -77,6 +77,9 @@ document.addEventListener('click', event => {
   if (!event.target.closest('#element')) explorer.openSection('element');
 });
 
+/* Pixels across a figure's card on a sheet of A4 or Letter: a wider figure is made smaller. */
+const PAPER = 640;
+
 /* Paper: a section that was not shown yet is one line that says so. */
 addEventListener('beforeprint', () => {
   for (const {box, shown, title} of explorer.sections.values()) {
@@ -84,4 +87,11 @@ addEventListener('beforeprint', () => {
     const words = 'not on the screen yet. Scroll there once to print it.';
     box.dataset.onPaper = (title ? title + ': ' : '') + words;
   }
+  for (const plot of document.querySelectorAll('.figure')) {
+    const width = plot._fullLayout?.width;
+    if (width > PAPER) plot.style.zoom = PAPER / width;
+  }
+});
+addEventListener('afterprint', () => {
+  document.querySelectorAll('.figure').forEach(plot => { plot.style.zoom = ''; });
 });

@@ -186,5 +186,6 @@ explorer.errorMap = {
       tip.style.top = `${event.clientY - card.top - box.height - 10}px`;
     });
     plot.on('plotly_unhover', () => { tip.hidden = true; });
+    plot.addEventListener('keydown', () => { tip.hidden = true; }, {capture: true});
   },
 };

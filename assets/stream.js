@@ -31,7 +31,7 @@ explorer.stream = {
   /* The answer to a request that did not get through. Gradio takes an error of the network for the end of the
      connection, and loads the page anew. */
   refusal() {
-    return new Response(JSON.stringify({detail: 'The server does not answer.'}), {status: 503});
+    return new Response(JSON.stringify({detail: 'The server does not answer.'}), {status: 504});
   },
 
   async join(response) {

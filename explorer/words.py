@@ -47,13 +47,19 @@ def number(value: float, digits: int = 3) -> str:
         return "0"
     rounded = float(f"{value:.{digits - 1}e}")
     exponent = math.floor(math.log10(abs(rounded)) + 1e-12)
-    if _SMALLEST <= abs(rounded) < _LARGEST:
-        text = f"{rounded:,.{max(digits - 1 - exponent, 0)}f}"
-        text = text.rstrip("0").rstrip(".") if "." in text else text
-    else:
-        power = str(exponent).translate(_SUPERSCRIPT)
-        text = f"{rounded / 10.0**exponent:.{digits}g} × 10{power}"
+    if not _SMALLEST <= abs(rounded) < _LARGEST:
+        return scientific(value, digits)
+    text = f"{rounded:,.{max(digits - 1 - exponent, 0)}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
     return text.replace("-", "−")
+
+
+def scientific(value: float, digits: int = 3) -> str:
+    """A finite ``value`` other than 0 by its power of ten: "1 × 10¹²"."""
+    rounded = float(f"{value:.{digits - 1}e}")
+    exponent = math.floor(math.log10(abs(rounded)) + 1e-12)
+    power = str(exponent).translate(_SUPERSCRIPT)
+    return f"{rounded / 10.0**exponent:.{digits}g} × 10{power}".replace("-", "−")
 
 
 def count(n: int) -> str:

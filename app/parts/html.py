@@ -50,7 +50,12 @@ _TEMPLATES = Environment(
     undefined=StrictUndefined,
     extensions=[JoinLines],
 )
-_TEMPLATES.filters |= {"number": short, "linked": glossary.linked, "duration": words.duration}
+_TEMPLATES.filters |= {
+    "number": short,
+    "linked": glossary.linked,
+    "duration": words.duration,
+    "kernel_name": words.kernel_name,
+}
 _TEMPLATES.globals["term"] = glossary.term
 
 
@@ -358,7 +363,7 @@ def footnote(words: str, link: str) -> str:
     return render("footnote", words=words, link=link)
 
 
-def drop(kinds: Sequence[str] = (".safetensors", ".npy", ".gguf", ".csv")) -> str:
+def drop(kinds: Sequence[str] = (".safetensors", ".npy", ".npz", ".csv")) -> str:
     """The permanent place to drop or paste a tensor, and the other ways to open one."""
     return render("drop", kinds=kinds)
 
@@ -377,12 +382,30 @@ def samples(buttons: Sequence[SampleButton], chosen: str = "") -> str:
     return render("samples", samples=buttons, chosen=chosen)
 
 
-def picture(name: str, shape: tuple[int, int], dtype: str, source: str, bars: Bars) -> str:
-    """The tensor: ``source`` is a data URI of its picture."""
+def picture(
+    name: str,
+    shape: tuple[int, int],
+    dtype: str,
+    source: str,
+    bars: Bars,
+    photo: bool = False,
+    among: int = 1,
+) -> str:
+    """The tensor: ``source`` is a data URI of its picture, of a ``photo`` in its proportions; its file holds
+    ``among`` tensors."""
     rows, columns = shape
     size = f"{rows:,} × {columns:,}"
     return render(
-        "picture", tensor=name, shape=size, dtype=dtype, picture=source, bars=bars, rows=rows, columns=columns
+        "picture",
+        tensor=name,
+        shape=size,
+        dtype=dtype,
+        picture=source,
+        bars=bars,
+        rows=rows,
+        columns=columns,
+        photo=photo,
+        among=among,
     )
 
 
@@ -485,4 +508,6 @@ def _shortlist_time(time: RowTime | None) -> ShortlistTime:
 
 def _two_digits(value: float) -> str:
     """``value`` to two significant digits, zeros included: "0.060" below "0.051"."""
+    if value >= 1e6 and math.isfinite(value):
+        return words.scientific(value, 2)
     return f"{value:#.2g}".rstrip(".") if 1e-4 <= value < 1e4 else words.number(value, 2)

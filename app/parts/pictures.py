@@ -1,6 +1,7 @@
 """Small pictures of a tensor: the size of its values by block of rows and columns, and their histogram.
 
-A picture is a PNG of one colour whose opacity is the value, so that it is right on a light and a dark page.
+A picture is a PNG of one colour whose opacity is the value, so that it is right on a light and a dark page; a
+photograph is one in grey.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -18,12 +20,16 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.spread import Spread, frame_of, spread
 from explorer.sources import load_sample
+from explorer.sources.picture_file import PICTURES
 
 BLUE = (0, 114, 178)
 LEVELS = 15
 """Steps of opacity: four bits a cell."""
 PICTURE, THUMBNAIL = (72, 200), (32, 52)
 """The most cells, rows and columns."""
+PHOTOGRAPH, PHOTO_THUMBNAIL = (224, 400), (64, 104)
+"""The most pixels of a photograph, rows and columns."""
+PORTRAIT = "portrait"
 FAINTEST, STRONGEST = 0.02, 0.995
 """Shares of the cells that are drawn without and with all of the colour."""
 BARS = 60
@@ -52,10 +58,26 @@ def picture(x: Tensor, most: tuple[int, int] = PICTURE) -> str:
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
+def photograph(x: Tensor, most: tuple[int, int] = PHOTOGRAPH) -> str:
+    """A data URI of the grey values ``x`` [rows, cols] from 0 (black) to 1, in the proportions of the picture
+    and at most ``most`` pixels."""
+    grey = Image.fromarray((x.float().clamp(0, 1).cpu().numpy() * 255).round().astype(np.uint8))
+    grey.thumbnail(most[::-1])
+    out = io.BytesIO()
+    grey.save(out, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def is_photograph(sample: str, file: str | None) -> bool:
+    """Whether a built-in tensor, or else a file, holds a picture's grey values."""
+    return Path(file).suffix.lower() in PICTURES if file else sample == PORTRAIT
+
+
 @lru_cache(maxsize=64)
 def thumbnail(sample: str) -> str:
     """The picture of a built-in tensor, drawn once."""
-    return picture(load_sample(sample).values, THUMBNAIL)
+    values = load_sample(sample).values
+    return photograph(values, PHOTO_THUMBNAIL) if sample == PORTRAIT else picture(values, THUMBNAIL)
 
 
 def bars(x: Tensor, before: Spread | None = None) -> Bars:

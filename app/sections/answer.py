@@ -20,14 +20,14 @@ import gradio as gr
 from app import limits
 from app.parts import html
 from app.parts.page import Page
-from app.parts.pictures import bars, picture, thumbnail
+from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
 from app.parts.views import Control, Shown, StatusView, View, shows
 from app.parts.widgets import PRIVATE, block, hidden, plot, plot_card
 from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.cache import BoundedCache
 from app.state.gpu_lock import locked_steps
 from app.state.record import Record, goal_now, listing
-from app.state.selection import matrix_of, tensor_key
+from app.state.selection import file_source, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.answer import Answer, Phrase, answer, footnote, short, signed
@@ -236,7 +236,11 @@ def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
     def draw() -> str:
         x = matrix.values
         shape, dtype = (x.shape[0], x.shape[1]), matrix.dtype
-        return html.picture(matrix.name, shape, dtype, picture(x), bars(x, pairs[0][1].before))
+        of_file = chosen.source == "file"
+        photo = chosen.source != "model" and is_photograph(chosen.sample, chosen.file if of_file else None)
+        among = len(file_source(chosen.file).infos) if of_file else 1
+        seen = photograph(x) if photo else picture(x)
+        return html.picture(matrix.name, shape, dtype, seen, bars(x, pairs[0][1].before), photo, among)
 
     sample = chosen.sample if chosen.source == "builtin" else ""
     return {"samples": _samples(sample), "picture": _PICTURES.get(_key(chosen), draw, lambda _: 1)}

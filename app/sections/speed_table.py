@@ -101,4 +101,5 @@ def facts_of(product: str | None) -> str:
 
 
 def _kernel(variant: Variant) -> str:
-    return f"{variant.name} ({variant.chips}{'' if variant.tested else ', compiled, not run'})"
+    run = "" if variant.tested else ", compiled, not run"
+    return f"{words.kernel_name(variant.name)} ({variant.chips}{run})"

@@ -51,8 +51,8 @@ def answer(
         return Answer((first, Phrase(said), second, Phrase(f": {level(b.report)}.")))
     gain, more = b.report.sqnr_db - a.report.sqnr_db, b.report.bits.total - a.report.bits.total
     middle = f" {_gain(gain)} {_cost(gain, more)} against "
-    parts = (second, Phrase(middle), first, Phrase(f"{_faster(a, b)}."))
-    return Answer(parts, footnote(a.report, b.report))
+    end = f"{_faster(a, b)}.{_better_than_both(a, b, rows)}"
+    return Answer((second, Phrase(middle), first, Phrase(end)), footnote(a.report, b.report))
 
 
 def footnote(a: Report, b: Report | None = None) -> str:
@@ -92,7 +92,17 @@ def level(report: Report) -> str:
 def _gain(gain: float) -> str:
     if abs(gain) < SAME_DB:
         return "has the same error"
-    return f"{'keeps' if gain > 0 else 'has'} {signed(gain, 1)} dB"
+    return f"{'gains' if gain > 0 else 'has'} {signed(gain, 1)} dB"
+
+
+def _better_than_both(a: Candidate, b: Candidate, rows: Sequence[ComparisonRow]) -> str:
+    """A sentence on the scheme with the most decibels among ``rows`` that has more than A and B in no more
+    bits than either; empty if there is none."""
+    most = max(a.report.sqnr_db, b.report.sqnr_db)
+    bits = min(a.report.bits.total, b.report.bits.total)
+    over = [r for r in rows if r.report.bits.total < bits + SAME_BITS and r.report.sqnr_db > most + SAME_DB]
+    best = max((r for r in over if r.report.sqnr_db < math.inf), key=lambda r: r.report.sqnr_db, default=None)
+    return "" if best is None else f" More than both, in no more bits: {short(best.label)}."
 
 
 def _cost(gain: float, more: float) -> str:

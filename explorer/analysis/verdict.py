@@ -142,7 +142,15 @@ def verdict(a: Report, b: Report | None = None) -> str:
     bands = band_of(a), band_of(b)
     if bands[0] is bands[1]:
         return f"{_difference(a, b)} Both are {bands[0].words}. {bands[0].meaning}"
-    return f"{_difference(a, b)} A is {bands[0].words}, B {bands[1].words}."
+    return f"{_difference(a, b)} {_both_bands(*bands)}"
+
+
+def _both_bands(a: Band, b: Band) -> str:
+    """What the errors of A and of B are usual for; what is the same for both is said once."""
+    (first, _, of), (second, _, other) = (band.words.partition(" for ") for band in (a, b))
+    if of and of == other:
+        return f"A is {first}, B {second} for {of}."
+    return f"A is {a.words}, B {b.words}."
 
 
 MOSTLY_ZERO = 0.75

@@ -90,6 +90,9 @@ def why(a: Analysis, b: Analysis | None = None) -> str:
     if not all(math.isfinite(side.report.sqnr_db) for side in sides):
         return ""
     grids = [grid_of(side.q, _rms(side)) for side in sides]
+    ended = "".join(_scales_end(side, "A" if side is a else "B") for side in sides)
+    if ended:
+        return f"Why:{ended}"
     if b is None:
         return f"Why: {grids[0].scheme.format.label} {_clause(grids[0], a)}{_outliers(a)}."
     if all(grid.uniform for grid in grids):
@@ -99,6 +102,21 @@ def why(a: Analysis, b: Analysis | None = None) -> str:
         return _of_one_float(grids[0].scheme.format, sides)
     first, second = (_clause(grid, side) for grid, side in zip(grids, sides, strict=True))
     return f"Why: A {first}; B {second}{_outliers(a)}."
+
+
+def _scales_end(side: Analysis, letter: str) -> str:
+    """A sentence where blocks need larger scales than the scales' format has; empty elsewhere."""
+    rule, grid = side.q.scheme.scale, side.q.scales.scale
+    if rule is None or rule.per_tensor or rule.has_upper_level or side.report.clipped < FEW:
+        return ""
+    share = float((grid.abs() >= rule.format.max).double().mean())
+    if share < FEW:
+        return ""
+    end, clipped = words.number(rule.format.max, 5), percent(side.report.clipped)
+    return (
+        f" {letter}'s {rule.format.label} scales end at {end}, and {percent(share)} of the blocks need "
+        f"larger ones: {clipped} of the elements are clipped."
+    )
 
 
 def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
@@ -111,7 +129,7 @@ def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
         f"{percent(share)} under {letter} ({_sharing(side.q.scheme)})"
         for letter, share, side in zip("AB", shares, sides, strict=True)
     )
-    start = f"Why: steps are at most 1/{2**fmt.mantissa} of a value, except for subnormal values"
+    start = f"Why: steps are at most 1/{2**fmt.mantissa} of the value, except for subnormal values"
     return f"{start}: {small}{_outliers(sides[0])}."
 
 
@@ -164,7 +182,7 @@ def _clause(grid: Grid, side: Analysis) -> str:
     over = f"over {_digits(grid.width)} times the RMS ({sharing})"
     if isinstance(fmt, FloatFormat):
         small = _subnormal_share(side)
-        text = f"has steps of at most 1/{2**fmt.mantissa} of a value ({sharing})"
+        text = f"has steps of at most 1/{2**fmt.mantissa} of the value ({sharing})"
         text += f", except for the {percent(small)} of values that are subnormal" if small >= FEW else ""
     elif not grid.uniform:
         text = f"has {grid.steps + 1} {'uneven ' if grid.steps > 2 else ''}levels {over}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from explorer.checkpoints.table import EXPORTS
 from explorer.schemes import Scheme
 
-OWN = "this project's own"
+OWN = "Quantization Explorer"
 """The folder that every scheme can be written to."""
 _SHORT = (
     ("compressed-tensors (vLLM)", ("vllm",)),

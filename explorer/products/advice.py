@@ -84,7 +84,8 @@ def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) ->
     how = "native" if chosen.native else "emulated"
     measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
     against = _against_bf16(chosen, timings)
-    return f"For {what} take {chosen.label} ({chosen.variant}, {how}): {measured}{against}; {_why(chosen)}."
+    kernel = words.kernel_name(chosen.variant)
+    return f"For {what} take {chosen.label} ({kernel}, {how}): {measured}{against}; {_why(chosen)}."
 
 
 def _why(chosen: Point) -> str:

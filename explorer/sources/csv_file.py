@@ -64,9 +64,17 @@ def _parse_some(rows: list[str], delimiter: str, origin: str, before: int) -> np
         for index, count in enumerate(cells, before + 1):
             if count != cells[0]:
                 raise _ragged(origin, index, count, cells[0]) from error
-        raise SourceError(
-            f"{origin}: every cell below the header must be a number: {first_line(error)}"
-        ) from error
+        where = _no_number(rows, delimiter, before) or first_line(error).rstrip(".")
+        raise SourceError(f"{origin}: every cell below the header must be a number: {where}") from error
+
+
+def _no_number(rows: list[str], delimiter: str, before: int) -> str:
+    """The first cell that is no number, and where it is, counted from 1; empty if every cell is one."""
+    for row, line in enumerate(rows, before + 1):
+        for column, cell in enumerate(line.split(delimiter), 1):
+            if not _is_numeric(cell, delimiter):
+                return f"row {row} of numbers, column {column} has {plain(cell.strip(), 40)!r}"
+    return ""
 
 
 def _ragged(origin: str, row: int, cells: int, first: int) -> SourceError:

@@ -24,7 +24,7 @@ from explorer.words import plain
 if TYPE_CHECKING:
     from PIL import Image
 
-_KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 """Suffix -> what Pillow calls the kind of file."""
 _WIDE = "I;16"
 """Pillow's mode of 16-bit grey."""
@@ -39,7 +39,7 @@ class PictureFile(TensorSource):
     def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
         self.origin = origin
         with StampedFile(path, origin).open() as file:
-            self._grey, bits = _decoded(file, _KINDS[path.suffix.lower()], origin, limits)
+            self._grey, bits = _decoded(file, PICTURES[path.suffix.lower()], origin, limits)
         self._largest = float(2**bits - 1)
         self._info = TensorInfo(plain(path.stem), tuple(self._grey.shape), f"{bits}-bit grey")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from explorer import words
 from explorer.analysis.memory import gpus_that_hold
 from explorer.checkpoints.inputs import label_of_inputs
@@ -70,10 +72,15 @@ def kept(survey: Survey) -> str:
     idle = [layer.name for layer in survey.layers if layer.bits and not layer.reached]
     if idle:
         said += (
-            f" Without effect on the loss, and kept as they are: {len(idle)} of the layers, such as "
-            f"{idle[0]}. A survey with --signal weight chooses for them too."
+            f" Without effect on the loss, and kept unchanged: {_layers(idle)}. A survey with --signal "
+            "weight chooses for them too."
         )
     return said + _experts_kept(survey)
+
+
+def _layers(names: Sequence[str]) -> str:
+    """ "layer X", or how many they are, and one of them."""
+    return f"layer {names[0]}" if len(names) == 1 else f"{len(names)} layers, such as {names[0]}"
 
 
 def _experts_kept(survey: Survey) -> str:

@@ -30,13 +30,13 @@ def candidate(name: str, sqnr_db: float, bits: float, *seconds: float) -> Candid
 
 INT4 = ("int4_group128_asym", 19.47, 4.156)
 PAIRS = [
-    (("nvfp4", 20.5, 4.5), "NVFP4 keeps +1.0 dB for +0.34 bits against INT4 group 128, asymmetric."),
+    (("nvfp4", 20.5, 4.5), "NVFP4 gains +1.0 dB for +0.34 bits against INT4 group 128, asymmetric."),
     (("mxfp4", 18.6, 4.25), "MXFP4 has −0.9 dB for +0.09 bits against INT4 group 128, asymmetric."),
     (("q3_k", 16.5, 3.46), "GGUF Q3_K has −3.0 dB for −0.70 bits against INT4 group 128, asymmetric."),
     (("nf4_block64", 19.5, 4.5),
      "NF4 block 64 has the same error for +0.34 bits against INT4 group 128, asymmetric."),
     (("nvfp4_four_over_six", 20.1, 4.156),
-     "NVFP4, four over six keeps +0.6 dB at the same size against INT4 group 128, asymmetric."),
+     "NVFP4, four over six gains +0.6 dB at the same size against INT4 group 128, asymmetric."),
     (("fp32", math.inf, 32.0),
      "INT4 group 128, asymmetric: 19.5 dB at 4.16 bits; FP32: exact, at 32.00 bits."),
 ]  # fmt: skip
@@ -46,6 +46,15 @@ PAIRS = [
 def test_b_against_a(b: tuple[str, float, float], words: str) -> None:
     """Signed decibels and bits; "for" where one pays for the other."""
     assert str(answer(candidate(*INT4), candidate(*b))) == words
+
+
+def test_what_beats_both_is_named() -> None:
+    """A sentence on A and B alone reads as advice to take one of them, where a third is better than both."""
+    better, worse = ("nf4_block64_double", 20.6, 4.13), ("int4_group64", 20.57, 4.25)
+    rows = [ComparisonRow(SCHEMES[n], report(db, bits)) for n, db, bits in (INT4, better, worse)]
+    said = str(answer(candidate(*INT4), candidate("nvfp4", 20.5, 4.5), rows))
+    assert said.endswith("asymmetric. More than both, in no more bits: NF4 block 64, doubly quantized.")
+    assert "More than both" not in str(answer(candidate(*INT4), candidate("nvfp4", 20.7, 4.5), rows))
 
 
 def test_times_are_said_where_both_have_them() -> None:

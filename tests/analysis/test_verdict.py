@@ -76,7 +76,7 @@ PAIRS = [
         report(18.0, 4.0),
         report(21.0, 4.0),
         "At the same size B has 3.0 dB more: A's squared error is 2 times as large. "
-        "A is low for 4-bit weights, B good for 4-bit weights.",
+        "A is low, B good for 4-bit weights.",
     ),
     (
         report(20.26, 4.5),
@@ -92,8 +92,7 @@ PAIRS = [
     (
         report(20.0, 4.13),
         report(18.0, 4.5),
-        "A beats B in both: 2.0 dB more with 0.37 bits less. A is good for 4-bit weights, B low for 4-bit "
-        "weights.",
+        "A beats B in both: 2.0 dB more with 0.37 bits less. A is good, B low for 4-bit weights.",
     ),
     (
         report(math.inf, 32),

@@ -50,26 +50,38 @@ def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
     )
 
 
+def test_scales_that_end_are_the_cause() -> None:
+    """INT4 with FP16 scales on values of 10¹²: 0.0 dB without a word of why. FP32 scales do not end there."""
+    x = 1e12 * X[:, :256]
+    assert why(done("int4_group128", x)) == (
+        "Why: A's FP16 scales end at 65,504, and 100 % of the blocks need larger ones: 100 % of the elements "
+        "are clipped."
+    )
+    assert "scales end" not in why(done("int4~1x128~symmetric~float32~minmax", x))
+    assert "B's FP16 scales end" in why(done("nvfp4", x), done("int4_group128", x))
+    assert "scales end" not in why(done("nvfp4"), done("mxfp4"))
+
+
 CLAUSES = [
     (
         "int4_group32",
         None,
         "INT4 has 14 equal steps over 4.8 times the RMS (groups of 32), each 0.34 of the RMS wide",
     ),
-    ("fp8_e4m3_row", None, "FP8 E4M3 has steps of at most 1/8 of a value (one scale per row)."),
+    ("fp8_e4m3_row", None, "FP8 E4M3 has steps of at most 1/8 of the value (one scale per row)."),
     ("nf4_block64", None, "NF4 has 16 uneven levels over 5.3 times the RMS (groups of 64)."),
-    ("bf16", None, "BF16 has steps of at most 1/128 of a value (no scale)."),
+    ("bf16", None, "BF16 has steps of at most 1/128 of the value (no scale)."),
     (
         "nvfp4",
         None,
-        "FP4 E2M1 has steps of at most 1/2 of a value (groups of 16), except for the 20 % of values that are",
+        "FP4 E2M1 has steps of at most 1/2 of the value (groups of 16), except for the 20 % of values that",
     ),
     (
         "int4_row",
         "nvfp4",
         "A has 14 equal steps over 6.9 times the RMS (one scale per row), each 0.49 of the RMS wide; B has ",
     ),
-    ("mxfp4", "nvfp4", "steps are at most 1/2 of a value, except for subnormal values: "),
+    ("mxfp4", "nvfp4", "steps are at most 1/2 of the value, except for subnormal values: "),
 ]
 
 
@@ -94,7 +106,7 @@ def test_subnormals_are_counted() -> None:
     x = torch.arange(1, 6145).view(6, 1024) / 1024
     text = why(done("float4_e2m1fn~tensor~symmetric~none~minmax", x))
     assert (
-        "FP4 E2M1 has steps of at most 1/2 of a value (no scale), "
+        "FP4 E2M1 has steps of at most 1/2 of the value (no scale), "
         "except for the 12 % of values that are subnormal." in text
     )
 

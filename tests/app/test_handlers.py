@@ -546,7 +546,8 @@ def test_a_goal_that_cannot_be_is_refused(said: list[str]) -> None:
         assert words in did({"do": "goal", "name": name}).notice
     out = did({"do": "sample", "name": "normal_4096"}, goal="at-most-100kB")
     assert out.record.goal == "" and out.record.sample == "normal_4096" and "nothing fits" in said[-1]
-    assert visited("goal=nonsense").record.goal == "" and "not valid" in said[-1]
+    link = visited("goal=nonsense")
+    assert link.record.goal == "" and "not valid" in link.missing and link.dropped == ("goal",)
 
 
 def test_the_goal_stays_while_schemes_are_tried() -> None:

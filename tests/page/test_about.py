@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from explorer import SCHEMES
 from tests.page.test_address import wait_for_query
 from tests.page.test_bar import phone  # noqa: F401  (a fixture)
-from tests.page.test_browser import frames, open_page, open_panel
+from tests.page.test_browser import drawn, frames, open_page, open_panel
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -60,6 +60,37 @@ def test_nothing_moves_where_no_motion_is_wanted(page: Page, url: str) -> None:
       return s.animationName !== 'none' || s.transitionDuration.split(',').some(t => parseFloat(t) > 0);
     }).map(e => e.tagName + '.' + e.className)""")
     assert not moving
+
+
+@pytest.mark.shared_page
+def test_paper_cuts_nothing(page: Page, url: str) -> None:
+    """On a sheet of A4 figures are as wide as it at most, and no other place is printed; the page is as it was
+    then."""
+    open_page(page, url, "scheme=int4_group32&second=nvfp4")
+    drawn(page, "error-map")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 718, "height": 1000})
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    wide = (
+        "() => [...document.querySelectorAll('.figure .main-svg')].map(e => e.getBoundingClientRect().right)"
+    )
+    for _ in range(20):  # a figure follows the width of its card
+        frames(page, 3)
+    edges = page.evaluate(wide)
+    assert len(edges) >= 2 and max(edges) <= 718
+    assert page.locator("#place-tensor").is_visible() and not page.locator("#place-learn").is_visible()
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert page.evaluate("document.querySelector('#error-map .figure').style.zoom") == ""
+
+
+@pytest.mark.shared_page
+def test_a_section_that_is_folded_is_opened(page: Page, url: str) -> None:
+    """The list led to a closed drawer, as if there were nothing."""
+    open_page(page, url, "scheme=int4_group32")
+    page.locator("#contents [data-section=compare]").click()
+    expect(page.locator("#compare-status")).to_be_visible()
 
 
 @pytest.mark.shared_page

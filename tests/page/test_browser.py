@@ -115,7 +115,7 @@ def drawn(page: Page, name: str) -> None:
 def test_alive_on_load(page: Page, url: str) -> None:
     """The first page shows a real layer: the answer, numbers, figures, an inspected element, the frontier."""
     open_page(page, url)
-    expect(page.locator("#answer")).to_contain_text("NVFP4 keeps +1.0 dB")
+    expect(page.locator("#answer")).to_contain_text("NVFP4 gains +1.0 dB")
     expect(page.locator("#which .tensor")).to_contain_text("all-MiniLM-L6-v2")
     expect(page.locator("#which .words")).to_contain_text("4-bit weights")
     expect(page.locator("#which .scheme").first).to_contain_text("zero point")

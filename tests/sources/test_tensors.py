@@ -167,7 +167,7 @@ BROKEN = {
     "metadata.safetensors": (_header({"__metadata__": {"a": "b"}}), "holds no tensors"),
     "nothing.npz": (_zip({"readme.txt": b"hello"}), "holds no arrays"),
     "garbage.pt": (b"this is no zip file", "could not be loaded"),
-    "words.csv": (b"a,b\n1,2\n3,pear\n", "every cell below the header must be a number"),
+    "words.csv": (b"a,b\n1,2\n3,pear\n", "must be a number: row 2 of numbers, column 2 has 'pear'"),
     "ragged.csv": (b"a,b\n1,2\n3\n", "row 2 of numbers has 1 cells, row 1 has 2$"),
     "ragged_late.csv": (b"1,2\n" * 5000 + b"3\n" * 5000, "row 5001 of numbers has 1 cells, row 1 has 2$"),
     "ragged_later.csv": (b"1,2\n" * 8192 + b"3\n" * 5000, "row 8193 of numbers has 1 cells, row 1 has 2$"),

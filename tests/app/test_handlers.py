@@ -50,6 +50,7 @@ from explorer.paths import KERNELS
 from explorer.recordings.quantize import recorded_kernel
 from explorer.reports.check import read_record
 from explorer.schemes import Scheme
+from tests.sampled import sampled
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def unchanged(output: Any) -> bool:
     return isinstance(output, dict) and output == gr.skip()
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", sampled(SCHEMES, {*list(SCHEMES)[::5], "nvfp4", "q4_k", "nf4_block64"}))
 def test_the_tensor_place_shows_every_scheme(name: str) -> None:
     """All outputs for every scheme, alone and beside another; plots are binned and reduced: else every click
     sends megabytes."""

@@ -64,8 +64,8 @@ def test_nothing_moves_where_no_motion_is_wanted(page: Page, url: str) -> None:
 
 @pytest.mark.shared_page
 def test_paper_cuts_nothing(page: Page, url: str) -> None:
-    """On a sheet of A4 figures are as wide as it at most, and no other place is printed; the page is as it was
-    then."""
+    """On a sheet of A4 figures are at most as wide as it, and no other place is printed; then all is as it
+    was."""
     open_page(page, url, "scheme=int4_group32&second=nvfp4")
     drawn(page, "error-map")
     page.emulate_media(media="print")

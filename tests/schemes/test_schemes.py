@@ -245,7 +245,7 @@ def naive(x: Tensor, scheme: Scheme) -> Tensor:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(x=matrices())
 def test_blocks_are_independent_and_in_place(name: str, x: Tensor) -> None:
     """Blocked quantization equals quantizing each block by itself, ragged last blocks included."""
@@ -254,7 +254,7 @@ def test_blocks_are_independent_and_in_place(name: str, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(x=matrices())
 def test_error_is_at_most_half_a_step(name: str, x: Tensor) -> None:
     """Inside the range no element moves further than half the local gap; zero stays exactly zero."""

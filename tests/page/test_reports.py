@@ -57,7 +57,7 @@ def test_commands_are_of_the_schemes_that_are_chosen(page: Page, url: str) -> No
 
 @pytest.mark.parametrize("printed", sampled([False, True], [False]))
 def test_a_report_is_made_and_stopped(page: Page, url: str, tmp_path: Path, printed: bool) -> None:
-    """A survey's report as files, with how far it is; one that is stopped gives no file. A print takes longer."""
+    """A survey's report as files, with how far it is; one that is stopped gives no file."""
     open_page(page, url, "tab=model&section=survey")
     expect(page.locator("#survey-sentence")).to_contain_text("bits per weight")
     idle(page)

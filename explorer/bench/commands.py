@@ -18,7 +18,7 @@ from explorer.bench.chip_limits import measure_limits
 from explorer.bench.cpu import CpuTiming, time_schemes
 from explorer.bench.gemm import CPU_ROWS, time_on_cpu
 from explorer.bench.grouped import run_cases
-from explorer.bench.plan import plan, plan_of_records, run_jobs
+from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
 from explorer.bench.quantize import DTYPES, time_quantize
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
@@ -28,8 +28,8 @@ from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
 from explorer.products.table import find as find_gemm
 from explorer.recordings.files import Recording, as_json, record
+from explorer.recordings.gemm import LAYERS_NAME, GemmTiming
 from explorer.recordings.gemm import NAME as GEMM
-from explorer.recordings.gemm import GemmTiming
 from explorer.recordings.grouped import NAME as GROUPED_PRODUCTS
 from explorer.recordings.grouped import GroupedTiming
 from explorer.recordings.machine import Machine, this_machine
@@ -102,9 +102,10 @@ def bench_gemm(
     sweep_m: bool = False,
     everything_recorded: bool = False,
     seconds: float | None = None,
+    small_layers: bool = False,
 ) -> Benchmark[GemmTiming]:
     """Products on the GPU; without one, those that torch has a CPU kernel for. ``everything_recorded``: what
-    ships as ``assets/measurements/gemm.json``."""
+    ships as ``assets/measurements/gemm.json``; ``small_layers``: what ships as ``gemm-layers.json``."""
     triples = [_triple(shape) for shape in shapes or [SQUARE]]
     chosen = [find_gemm(name).name for name in names] if names else None
     known = dict.fromkeys(v.name for name in chosen or GEMMS for v in GEMMS[name].variants)
@@ -114,12 +115,17 @@ def bench_gemm(
         on_cpu = (time_on_cpu(GEMMS[name], shape) for shape in triples for name in chosen or CPU_ROWS)
         total = len(triples) * len(chosen or CPU_ROWS)
         return Benchmark(GEMM, this_machine(CPU), on_cpu, total, gemm_line)
-    jobs = plan_of_records(chosen) if everything_recorded else plan(chosen, triples, variants, sweep_m)
+    if small_layers:
+        jobs = plan_of_layers(chosen)
+    elif everything_recorded:
+        jobs = plan_of_records(chosen)
+    else:
+        jobs = plan(chosen, triples, variants, sweep_m)
     limits = measure_limits(work_device())
     machine = this_machine(work_device(), limits=limits)
     total = sum(len(job.variants) for job in jobs)
     rows = run_jobs(jobs, work_device(), limits, seconds)
-    return Benchmark(GEMM, machine, rows, total, gemm_line)
+    return Benchmark(LAYERS_NAME if small_layers else GEMM, machine, rows, total, gemm_line)
 
 
 def bench_grouped(

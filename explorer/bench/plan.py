@@ -34,6 +34,11 @@ SWEPT = (
     "w4a8_int", "w4a8_fp8", "ternary", "binary",
 )  # fmt: skip
 """Products that are recorded over M."""
+SMALL_ROWS = (
+    "bf16", "w4a16_group128_asym", "w_nvfp4", "w_mxfp4", "w4a16_group128", "nf4", "w8a16", "w_fp8",
+    "fp8_e4m3_row", "int8", "w3a16", "w2a16",
+)  # fmt: skip
+"""Products that are recorded at the shapes of small layers."""
 LAYER_ROWS = (
     "bf16", "fp8_e4m3_row", "fp8_blockwise", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4",
     "w4a8_int", "binary",
@@ -63,7 +68,7 @@ def plan(
 
 def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
     """Everything that ships as ``assets/measurements/gemm.json``, of all products or of some. What only the
-    model of times needs (small layers, few tokens, several weights of each product) comes last."""
+    model of times needs (few tokens, several weights of each product) comes last."""
     rows = list(names or GEMMS)
     swept, layers = ([n for n in some if n in rows] for some in (SWEPT, LAYER_ROWS))
     jobs = [
@@ -83,15 +88,22 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
     return list(once.values())
 
 
+def plan_of_layers(names: Sequence[str] | None = None) -> list[TimingJob]:
+    """Everything that ships as ``assets/measurements/gemm-layers.json``: small layers, each product at one of
+    them before any at the next."""
+    rows = [name for name in SMALL_ROWS if name in (names or GEMMS)]
+    shapes = [(m, n, k) for n, k in SMALL_LAYERS for m in (1, SERVED, 4096)]
+    return _jobs(rows, shapes, "fastest", flush=False)
+
+
 def _jobs_of_model(rows: Sequence[str]) -> list[TimingJob]:
-    """Small layers, few tokens of products that are recorded with many only, and more sizes of W of the
+    """Few tokens of products that are recorded with many only, and more sizes of W of the
     products that are swept at one."""
     swept, few, all_m = [name for name in SWEPT if name in rows], (1, SERVED), (1, SERVED, 4096)
     others = [name for name in rows if name not in SWEPT and LATEST.keys() & _kernels(name)]
     one_size = [name for name in swept if name not in LAYER_ROWS]
     sides = LAYERS["Llama-2-7B"]
     return [
-        *_jobs(swept, [(m, n, k) for n, k in SMALL_LAYERS for m in all_m], "fastest", flush=False),
         *_jobs(others, [(m, *DECODE[1:]) for m in few], "fastest", flush=False),
         *_jobs(one_size, [(m, n, k) for n, k in sides for m in all_m], "fastest", flush=False),
     ]

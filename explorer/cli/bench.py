@@ -105,6 +105,9 @@ def gemm(
     seconds: Annotated[
         float | None, typer.Option(help="Stop after so long and keep what was measured.")
     ] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Small layers (N and K of 384 to 8,192) instead of --shape.")
+    ] = False,
     record: Record = False,
     device: Device = None,
     as_json: Json = False,
@@ -115,7 +118,7 @@ def gemm(
 
     use_device(device)
     names, shapes = split(gemms) if gemms is not None else None, gemm_shapes(shape)
-    benchmark = bench_gemm(names, shapes, variants, sweep_m, record and not shapes, seconds)
+    benchmark = bench_gemm(names, shapes, variants, sweep_m, record and not shapes, seconds, layers)
     if not benchmark.machine.gpu:
         say(f"no kernels of ours here ({gpu_status().reason}); torch's own on this CPU:", error=True)
     run(benchmark, record, as_json)

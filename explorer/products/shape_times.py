@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from explorer.products.advice import fastest, products_of
 from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import NAIVE, TILED
-from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms
+from explorer.recordings.files import Recording
+from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms, recorded_layers
 from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
 
@@ -181,9 +182,15 @@ def typical_error(errors: Iterable[LeftOut]) -> float | None:
 # --- recordings ---------------------------------------------------------------------------------------
 
 
+def _recordings() -> tuple[Recording[GemmTiming], ...]:
+    """The recording of all products, and that of small layers if it is of the same GPU."""
+    main, layers = recorded_gemms(), recorded_layers()
+    return (main, layers) if layers and layers.machine.gpu == main.machine.gpu else (main,)
+
+
 def _key() -> int:
-    """What caches are keyed by: a recording that was read again is another object."""
-    return id(recorded_gemms().rows)
+    """What caches are keyed by: recordings that were read again are other objects."""
+    return hash(tuple(id(recording.rows) for recording in _recordings()))
 
 
 def _recorded() -> Mapping[str, Mapping[Shape, GemmTiming]]:
@@ -194,7 +201,7 @@ def _recorded() -> Mapping[str, Mapping[Shape, GemmTiming]]:
 @lru_cache(maxsize=2)
 def _by_product(_recording: int) -> dict[str, dict[Shape, GemmTiming]]:
     by_shape: dict[Shape, list[GemmTiming]] = {}
-    for row in recorded_gemms().rows:
+    for row in (row for recording in _recordings() for row in recording.rows):
         by_shape.setdefault(row.shape, []).append(row)
     best: dict[str, dict[Shape, GemmTiming]] = {}
     for shape, here in by_shape.items():
@@ -348,7 +355,8 @@ def _tokens_reach(shapes: Iterable[Shape], m: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _product_time(name: str, shape: Shape, recording: int) -> ShapeTime:
-    machine, own = recorded_gemms().machine, _recorded().get(name, {})
+    own = _recorded().get(name, {})
+    machine = next((r.machine for r in _recordings() if own.get(shape) in r.rows), recorded_gemms().machine)
     time = ShapeTime(shape, "none", product=name, gpu=machine.gpu or "", date=machine.date or "")
     label = GEMMS[name].label
     if shape in own:

@@ -78,6 +78,14 @@ class GemmTiming(AgainstBaseline):
         return "×".join(map(str, self.shape))
 
 
+LAYERS_NAME = "gemm-layers"
+
+
+def recorded_layers() -> Recording[GemmTiming]:
+    """The recording of small layers, ``assets/measurements/gemm-layers.json``; empty if there is none."""
+    return recorded(LAYERS_NAME, GemmTiming)
+
+
 def recorded_gemms() -> Recording[GemmTiming]:
     """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded."""
     return recorded(NAME, GemmTiming)

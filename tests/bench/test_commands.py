@@ -12,10 +12,10 @@ import torch
 
 from explorer import gpu
 from explorer.bench import commands, plan
-from explorer.bench.plan import SWEPT, plan_of_records
+from explorer.bench.plan import SMALL_ROWS, SWEPT, plan_of_layers, plan_of_records
 from explorer.methods import METHODS
 from explorer.products.auto import variants_for
-from explorer.products.shapes import DECODE, LARGE, SERVING, SQUARE
+from explorer.products.shapes import DECODE, LARGE, SERVING, SMALL_LAYERS, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.gemm import recorded_gemms
 from explorer.recordings.quantize import recorded_quantize
@@ -132,14 +132,15 @@ def test_auto_takes_the_recorded_fastest_at_the_nearest_shape() -> None:
                 )
 
 
-def test_the_recording_fills_the_grid_of_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the model of times extrapolates to today is in the next recording, each job once."""
+def test_the_recordings_fill_the_grid_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers have a recording of their own, a job for each shape; few tokens and several weights of
+    each product are in the large one. Where one is missing the model of times extrapolates."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: H200)
-    jobs = plan_of_records()
-    timed = {(job.gemm.name, job.shape) for job in jobs}
-    assert len(timed) == len(jobs)
-    for name in SWEPT:
-        assert {(name, (m, 1536, 384)) for m in (1, 64, 4096)} <= timed
-        assert (name, (64, 4096, 11008)) in timed
-    assert ("w4a16_group64", (1, 8192, 8192)) in timed
-    assert ("fp32", (1, 8192, 8192)) not in timed
+    large, small = plan_of_records(), plan_of_layers()
+    for jobs in (large, small):
+        timed = {(job.gemm.name, job.shape) for job in jobs}
+        assert len(timed) == len(jobs)
+    assert {(name, (m, n, k)) for name in SMALL_ROWS for n, k in SMALL_LAYERS for m in (1, 64, 4096)} == timed
+    of_large = {(job.gemm.name, job.shape) for job in large}
+    assert all((name, (64, 4096, 11008)) in of_large for name in SWEPT)
+    assert ("w4a16_group64", (1, 8192, 8192)) in of_large and ("fp32", (1, 8192, 8192)) not in of_large

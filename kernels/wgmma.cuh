@@ -192,8 +192,8 @@ __device__ __forceinline__ void cluster_barrier() {
 }
 
 // A tensor map is a parameter of the launch (__grid_constant__): in global memory, where one launch's map may
-// follow another's at an address, TMA may go on with the one that it read there before. Fetches a map ahead of
-// its first use.
+// follow another's at an address, TMA may go on with the one that it read there before. This fetches a map
+// ahead of its first use.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
 }

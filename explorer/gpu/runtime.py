@@ -161,6 +161,9 @@ def _kernel(index: int, build: Build, name: str, types: str) -> cuda.Kernel:
     return kernel
 
 
+_NUMBERS = frozenset((int, float, bytes))
+
+
 def launch(
     build: Build,
     name: str,
@@ -182,7 +185,11 @@ def launch(
     guide, programmatic dependent launch). ``KernelError`` if it cannot be compiled or launched.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
-    values = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 if a is None else a for a in arguments]
+    # Numbers first: to ask whether they are tensors would take longer than all the rest.
+    values = [
+        0 if a is None else a if type(a) in _NUMBERS else a.data_ptr() if isinstance(a, torch.Tensor) else a
+        for a in arguments
+    ]
     with context(index):
         kernel = _kernel(index, build, name, types)
         early = early and _launches_early(index)

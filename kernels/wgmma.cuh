@@ -191,9 +191,10 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
 }
 
-// A tensor map is a parameter of the launch (__grid_constant__): in global memory, where one launch's map may
-// follow another's at an address, TMA may go on with the one that it read there before. This fetches a map
-// ahead of its first use.
+// Tensor maps are parameters of the kernel (__grid_constant__). In global memory, where the next launch's map
+// may be written to the same address, TMA may still use the descriptor that it read there before.
+//
+// Fetches a map ahead of its first use.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
 }

@@ -1,9 +1,9 @@
-"""CUDA's driver library by ctypes: load cubins, encode tensor maps, launch kernels.
+"""The CUDA driver by ctypes: load cubins, encode tensor maps, launch kernels.
 
-Every kernel is launched here, by ``cuLaunchKernelEx`` with a pointer to each argument, because pycuda has
-neither launch attributes (clusters, early launches) nor arguments of 128 bytes, and does not say what the
-driver calls its functions. The driver copies arguments when it is called, also into a CUDA graph: memory of
-an argument is needed until the call returns, and no longer. Calls act on the context that is current
+Every kernel is launched here, by ``cuLaunchKernelEx`` with a pointer to each argument: pycuda has no launch
+attributes (clusters, programmatic dependent launch), passes no arguments of 128 bytes, and gives no handle of
+the functions that it loads. The driver copies arguments when it is called, also while a CUDA graph is
+captured, so their memory is needed until the call returns and no longer. Calls act on the current context
 (``runtime.context``).
 """
 

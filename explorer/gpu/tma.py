@@ -1,8 +1,9 @@
 """Tensor maps: the descriptors by which Hopper's TMA copies boxes of a matrix to shared memory.
 
-A map is an argument of the launch (``const __grid_constant__ CUtensorMap``), as in CUTLASS and DeepGEMM. In
-global memory it would have to be written before each launch, and TMA may go on with what it has read at an
-address before: a product in a CUDA graph would read the X of another.
+A map is a parameter of the kernel (``const __grid_constant__ CUtensorMap``), as in CUTLASS and DeepGEMM. In
+global memory it would have to be written before each launch, and where the next map is written to the same
+address, TMA may still use the descriptor that it read there before: a product in a CUDA graph then reads the
+X of another.
 """
 
 from __future__ import annotations

@@ -369,6 +369,18 @@ def test_a_map_is_that_of_the_matrix(on_stub: _Context) -> None:
     assert struct.unpack("<Q", others[1][:8])[0] == x.data_ptr() + 256
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_padded_w_is_not_read_early(
+    on_stub: _Context, monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
+    """The copy is written just before the launch, which would not wait for it."""
+    launched: list[bool] = []
+    monkeypatch.setattr(swap_ab, "padded_pair", lambda x, w: (x, w.clone() if copied else w))
+    monkeypatch.setattr(swap_ab, "launch", lambda *_, early, **__: launched.append(early))
+    gemm.gemm_swap_ab(_zeros(1, 256), _zeros(64, 256), 64, DENSE, gemm.Epilogue(), early=True)
+    assert launched == [not copied]
+
+
 # --- letters -----------------------------------------------------------------------------------------------
 
 LETTER = {"uint64_t": "Q", "uint32_t": "I", "int": "i", "float": "f", "Blocks": BLOCKS}

@@ -266,9 +266,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     __syncthreads();
     Epilogue e = EPILOGUE;
 
+    // Registers move to the consumers: of 168 · 384, 232 · 256 + 40 · 128; of 80 · 384, 104 · 256 + 32 · 128.
     if (threadIdx.x >= kConsumers) {
         if (BLOCKS * WAYS == 2 && CTAS == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
-        if (BLOCKS * WAYS == 2 && CTAS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
+        if (BLOCKS * WAYS == 2 && CTAS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;\n");
         if (threadIdx.x == kConsumers) {
             int filled = min(part.last - part.first, STAGES), tile = part.first + filled;
             int stage = filled % STAGES;

@@ -274,6 +274,10 @@ BLOCKWISE = gemm.Tiles(E4M3, scales=gemm.ScalePlace.BLOCK)
 NONE, BLOCK, COLUMN = gemm.ScaleK.NONE, gemm.ScaleK.BLOCK, gemm.ScaleK.COLUMN
 
 
+UINT8, RANK, NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS = 0, 2, 0, 3, 3, 0
+"""Of every map: cuda.h's enumerators, and two dimensions."""
+
+
 def _zeros(*shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.uint8)
 
@@ -352,10 +356,8 @@ def test_maps_are_encoded_for_the_boxes_that_kernels_load(
         width, rows, box_rows = want
         numbers = struct.unpack("<16Q", found)
         assert numbers[0]
-        uint8, rank, swizzle_128b, promote_256b = 0, 2, 3, 3
-        assert numbers[1:14] == (
-            uint8, rank, width, rows, width, 128, box_rows, 1, 1, 0, swizzle_128b, promote_256b, 0
-        )  # fmt: skip
+        boxes, how = (width, rows, width, 128, box_rows, 1, 1), (NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS)
+        assert numbers[1:14] == (UINT8, RANK, *boxes, *how)
     assert on_stub.depth == 0
 
 

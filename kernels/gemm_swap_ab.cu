@@ -152,13 +152,19 @@ __device__ __forceinline__ void take_flag(int* flag) {
     *flag = 0;
 }
 
-// w: tiles of repack.cu [N/64][K/128] (decoded), or the tensor map of W. ``k_tiles``: what warpgroups
-// multiply of K between two barriers (128 elements, 64 with HALVES; 128 bytes where W is not decoded); a
-// stage of the ring holds WAYS of them. STREAMED: ``partial`` [CTAs][TOKENS / 2][consumer threads] and
-// ``flags`` [CTAs], which are 0 before and after, or null where no tile is split.
+// W: tiles of repack.cu [N/64][K/128] (decoded), or a tensor map of its rows.
+#if WBITS
+#define W_PARAMETER const uint8_t* w
+#else
+#define W_PARAMETER const __grid_constant__ CUtensorMap w
+#endif
+
+// ``k_tiles``: what warpgroups multiply of K between two barriers (128 elements, 64 with HALVES; 128 bytes
+// where W is not decoded); a stage of the ring holds WAYS of them. STREAMED: ``partial`` [CTAs][TOKENS / 2]
+// [consumer threads] and ``flags`` [CTAs], which are 0 before and after, or null where no tile is split.
 extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
-    gemm_swap_ab(const void* map_x, const void* w, const float* x_scale, const float* w_scale, int k_tiles,
-                 void* partial, int* flags, EPILOGUE_PARAMETERS) {
+    gemm_swap_ab(const __grid_constant__ CUtensorMap map_x, W_PARAMETER, const float* x_scale,
+                 const float* w_scale, int k_tiles, void* partial, int* flags, EPILOGUE_PARAMETERS) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
@@ -198,27 +204,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         for (int way = 0; way < WAYS; ++way) {
             int k_tile = tile * WAYS + way;
             uint32_t to = base + kW + stage * kStageW + way * BLOCKS * kTileW;
-            if constexpr (kDecode) {
-                // Blocks beyond the matrix read the last one, and their sums are not stored; K-tiles
-                // beyond it read the last one too, and meet zeros of X.
-                int last_block = (n + 63) / 64 - 1, of_k = min(k_tile, k_tiles - 1);
+#if WBITS
+            // Blocks beyond the matrix read the last one, and their sums are not stored; K-tiles beyond it
+            // read the last one too, and meet zeros of X.
+            int last_block = (n + 63) / 64 - 1, of_k = min(k_tile, k_tiles - 1);
 #pragma unroll
-                for (int block = 0; block < BLOCKS; ++block) {
-                    size_t of =
-                        size_t(min(first_row / 64 + block, last_block)) * (k_tiles / HALVES) + of_k / HALVES;
-                    const uint8_t* from = static_cast<const uint8_t*>(w) + of * (kAllCodes + kScalesAndZeros);
-                    if constexpr (HALVES == 1) {
-                        load_bytes(to + block * kTileW, from, kTileW, bar);
-                    } else {
-                        load_bytes(to + block * kTileW, from + of_k % HALVES * kCodeBytes, kCodeBytes, bar);
-                        if constexpr (kScalesAndZeros > 0)
-                            load_bytes(to + block * kTileW + kCodeBytes, from + kAllCodes, kScalesAndZeros,
-                                       bar);
-                    }
+            for (int block = 0; block < BLOCKS; ++block) {
+                size_t of =
+                    size_t(min(first_row / 64 + block, last_block)) * (k_tiles / HALVES) + of_k / HALVES;
+                const uint8_t* from = w + of * (kAllCodes + kScalesAndZeros);
+                if constexpr (HALVES == 1) {
+                    load_bytes(to + block * kTileW, from, kTileW, bar);
+                } else {
+                    load_bytes(to + block * kTileW, from + of_k % HALVES * kCodeBytes, kCodeBytes, bar);
+                    if constexpr (kScalesAndZeros > 0)
+                        load_bytes(to + block * kTileW + kCodeBytes, from + kAllCodes, kScalesAndZeros, bar);
                 }
-            } else {
-                load_box(to, w, bar, k_tile * 128, first_row);
             }
+#else
+            load_box(to, w, bar, k_tile * 128, first_row);
+#endif
         }
     };
     auto fill_x = [&](int stage, int tile) {
@@ -240,15 +245,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     };
     // The producer does not wait for the others: barriers and first loads come before what they set up.
     if (threadIdx.x == kConsumers) {
+        prefetch_map(map_x);
+#if !WBITS
+        prefetch_map(w);
+#endif
         for (int s = 0; s < STAGES; ++s)
             barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 4 * BLOCKS * WAYS);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
         // Kernels launched early may read W, which was stored at load time, but nothing that the kernel
-        // before it writes (maps may be new).
+        // before it writes.
         int filled = min(part.last - part.first, STAGES);
-        if (!kDecode) dependency_wait();
         for (int i = 0; i < filled; ++i) fill_w(i, part.first + i);
-        if (kDecode) dependency_wait();
+        dependency_wait();
         let_dependents_launch();
         for (int i = 0; i < filled; ++i) fill_x(i, part.first + i);
     } else if constexpr (kDecode && Decoder::tabled) {
@@ -258,9 +266,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     __syncthreads();
     Epilogue e = EPILOGUE;
 
+    // Registers move to the consumers: of 168 · 384, 232 · 256 + 40 · 128; of 80 · 384, 104 · 256 + 32 · 128.
     if (threadIdx.x >= kConsumers) {
         if (BLOCKS * WAYS == 2 && CTAS == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
-        if (BLOCKS * WAYS == 2 && CTAS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
+        if (BLOCKS * WAYS == 2 && CTAS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;\n");
         if (threadIdx.x == kConsumers) {
             int filled = min(part.last - part.first, STAGES), tile = part.first + filled;
             int stage = filled % STAGES;

@@ -109,9 +109,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)
 #endif
-        gemm_wgmma(const void* map_x, const void* map_w, const float* x_scale, const float* w_scale,
-                   const int* ends, int groups, int capacity, int k_tiles, int tiles_m, int tiles_n,
-                   EPILOGUE_PARAMETERS) {
+        gemm_wgmma(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
+                   const float* x_scale, const float* w_scale, const int* ends, int groups, int capacity,
+                   int k_tiles, int tiles_m, int tiles_n, EPILOGUE_PARAMETERS) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
@@ -125,6 +125,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // in a uniform register
     if (GROUPED && threadIdx.x < 32) count_tiles(schedule, tiles_before);
     if (threadIdx.x == 0) {
+        prefetch_map(map_x), prefetch_map(map_w);
         for (int s = 0; s < STAGES; ++s)
             barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, 8 * CLUSTER);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             int stage = 0;
             uint32_t phase = 0;
             // A box of one side: a part of it multicast where the cluster shares it.
-            auto load = [&](bool shared, uint32_t to, const void* map, int bytes, int rows, int k_tile,
+            auto load = [&](bool shared, uint32_t to, const CUtensorMap& map, int bytes, int rows, int k_tile,
                             int row) {
                 uint32_t bar = full + stage * 8;
                 if (shared && CLUSTER > 1)

@@ -5,6 +5,8 @@
 // 256 bits. A warpgroup (4 warps) holds D as N/2 registers a thread: in each 8 columns, lane 4q + t has
 // columns 2t and 2t + 1 of rows q and q + 8 of its warp's sixteen (PTX ISA, wgmma register fragments).
 #pragma once
+#include <cuda.h>  // CUtensorMap
+
 #include "tensor_core.cuh"
 
 #define REG4(d, c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
@@ -189,16 +191,24 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
 }
 
+// Tensor maps are parameters of the kernel (__grid_constant__). In global memory, where the next launch's map
+// may be written to the same address, TMA may still use the descriptor that it read there before.
+//
+// Fetches a map ahead of its first use.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+}
+
 // TMA: a box of a tensor map at (byte of K, row) into shared memory, here or in every CTA of the cluster in
 // ``mask``.
 #define TMA_BOX "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-__device__ __forceinline__ void load_box(uint32_t to, const void* map, uint32_t bar, int x, int y) {
-    asm volatile(TMA_BOX " [%0], [%1, {%3, %4}], [%2];\n" ::"r"(to), "l"(map), "r"(bar), "r"(x), "r"(y)
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap& map, uint32_t bar, int x, int y) {
+    asm volatile(TMA_BOX " [%0], [%1, {%3, %4}], [%2];\n" ::"r"(to), "l"(&map), "r"(bar), "r"(x), "r"(y)
                  : "memory");
 }
-__device__ __forceinline__ void load_box_multicast(uint32_t to, const void* map, uint32_t bar, int x, int y,
-                                                   uint16_t mask) {
-    asm volatile(TMA_BOX ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;\n" ::"r"(to), "l"(map),
+__device__ __forceinline__ void load_box_multicast(uint32_t to, const CUtensorMap& map, uint32_t bar, int x,
+                                                   int y, uint16_t mask) {
+    asm volatile(TMA_BOX ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;\n" ::"r"(to), "l"(&map),
                  "r"(bar), "r"(x), "r"(y), "h"(mask)
                  : "memory");
 }

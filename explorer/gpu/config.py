@@ -15,8 +15,8 @@ from explorer.gpu.runtime import Build, launch, multiprocessors
 
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 """The element types that the kernels read and write, as C++ types."""
-BLOCKS = "QQiiQ"
-"""The struct letters of ``Layout.blocks``: blocks.cuh's ``Blocks``."""
+BLOCKS = "(QQiiQ)"
+"""The letters of ``Layout.blocks``: blocks.cuh's ``Blocks``, one parameter."""
 
 
 SMALL = 2**25
@@ -167,13 +167,13 @@ class Layout:
 
     @property
     def blocks(self) -> tuple[int, int, int, int, int]:
-        """The members of blocks.cuh's ``Blocks``; their struct letters are ``BLOCKS``."""
+        """The members of blocks.cuh's ``Blocks``; their letters are ``BLOCKS``."""
         return self.rows, self.columns, self.height, self.width, self.grid[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A kernel with its grid and arguments; ``types`` has a struct letter for each (``runtime.launch``). It
+    """A kernel with its grid and arguments; ``types`` has a letter for each (``runtime.launch``). It
     begins with dependent.cuh's ``follow``."""
 
     build: Build

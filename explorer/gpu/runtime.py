@@ -1,22 +1,15 @@
-"""The way to the GPU: whether there is one, its context, loading a cubin, launching a kernel.
+"""The way to the GPU: whether there is one, its context, compiled kernels, launching one.
 
 pycuda is imported here and nowhere else, and only when a GPU is used. Everything runs in torch's primary
 context, pushed before and popped after every call, so that any worker thread may launch and none ends with
-a context on its stack. torch owns all memory.
-
-Launches follow torch's current stream. pycuda can only launch on streams of its own: on torch's default
-stream that is the legacy stream both share; on any other the launch goes to a stream of ours that first
-waits for torch's and that torch's then waits for, which CUDA graphs capture like any fork and join. Kernels
-that start while the one before them ends (``launch(early=True)``) are launched on torch's own stream by
-CUDA's bindings, as pycuda has no launch attributes.
+a context on its stack. torch owns all memory. Launches go to torch's current stream (``driver.Kernel``),
+which a CUDA graph may be capturing.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import shutil
-import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +18,7 @@ from typing import Any
 
 import torch
 
+from explorer.gpu import driver as cuda
 from explorer.gpu.compile import (
     Build,
     KernelError,
@@ -121,58 +115,53 @@ def _multiprocessors(index: int) -> int:
 
 
 @contextmanager
-def context(index: int) -> Iterator[Any]:
+def context(index: int) -> Iterator[None]:
     """torch's primary context of a device, current in this thread while the block runs."""
-    driver, context = _primary_context(index)
-    context.push()
+    held = _CONTEXTS.get(index)
+    if held is None:
+        held = _primary_context(index)
+    held.push()
     try:
-        yield driver
+        yield
     finally:
-        driver.Context.pop()
+        held.pop()
 
 
-_LOCK, _ORDER = threading.RLock(), threading.Lock()
-"""Of what is loaded, while nvcc may run; of a launch on a stream beside torch's."""
+_LOCK = threading.RLock()
+"""Of what is loaded, while nvcc may run."""
 _CONTEXTS: dict[int, Any] = {}
-_FUNCTIONS: dict[tuple[int, Build, str, int], Any] = {}
-_MODULES: dict[tuple[int, Build, int], Any] = {}
-_LARGE: set[tuple[int, Build, str, int]] = set()
-"""Functions that may use more than 48 KiB of dynamic shared memory."""
-_STREAMS = threading.local()
+_KERNELS: dict[tuple[int, Build, str, str], cuda.Kernel] = {}
+_MODULES: dict[tuple[int, Build], int] = {}
 
 
-def _primary_context(index: int) -> tuple[Any, Any]:
-    import pycuda.driver as driver
+def _primary_context(index: int) -> Any:
+    import pycuda.driver
 
     with _LOCK:
         if index not in _CONTEXTS:
             torch.cuda.init()
             torch.zeros(1, device=torch.device("cuda", index))  # makes torch create the primary context
-            driver.init()
-            _CONTEXTS[index] = driver.Device(index).retain_primary_context()
-    return driver, _CONTEXTS[index]
+            pycuda.driver.init()
+            _CONTEXTS[index] = pycuda.driver.Device(index).retain_primary_context()
+        return _CONTEXTS[index]
 
 
-CLUSTER_SIDES = (11, 12, 13)
-"""CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, HEIGHT and DEPTH (cuda.h), which pycuda has no names for."""
-
-
-def _function(index: int, build: Build, name: str, cluster: int, driver: Any) -> Any:
-    """A kernel; one of its own for each size of clusters, which is a property of the loaded function."""
-    key = (index, build, name, cluster)
-    function = _FUNCTIONS.get(key)
-    if function is None:
+def _kernel(index: int, build: Build, name: str, types: str) -> cuda.Kernel:
+    """A kernel, loaded into the current context by its first call."""
+    key = (index, build, name, types)
+    kernel = _KERNELS.get(key)
+    if kernel is None:
         with _LOCK:
-            module = _MODULES.get((index, build, cluster))
-            if module is None:
-                cubin = compile_cubin(build, arch_of(torch.device("cuda", index))).read_bytes()
-                module = _MODULES[(index, build, cluster)] = driver.module_from_buffer(cubin)
-            function = module.get_function(name)
-            if cluster > 1:
-                for side, size in zip(CLUSTER_SIDES, (cluster, 1, 1), strict=True):
-                    function.set_attribute(driver.function_attribute(side), size)
-            _FUNCTIONS[key] = function
-    return function
+            if key not in _KERNELS:
+                if (index, build) not in _MODULES:
+                    cubin = compile_cubin(build, arch_of(torch.device("cuda", index))).read_bytes()
+                    _MODULES[index, build] = cuda.load_module(cuda.library(), cubin, build.file)
+                _KERNELS[key] = cuda.Kernel(cuda.library(), _MODULES[index, build], name, types)
+            kernel = _KERNELS[key]
+    return kernel
+
+
+_NUMBERS = frozenset((int, float, bytes))
 
 
 def launch(
@@ -187,124 +176,31 @@ def launch(
     cluster: int = 1,
     early: bool = False,
 ) -> None:
-    """Launch kernel ``name`` of ``build`` in the order of torch's current stream.
+    """Launch kernel ``name`` of ``build`` on torch's current stream.
 
-    ``types`` has one struct letter for each argument (P pointer, Q uint64, I uint32, i int32, f float);
-    tensors become their addresses. ``shared`` bytes of dynamic shared memory; ``cluster`` CTAs along x in a
-    cluster, of a kernel that does not say so itself. ``early``: it may begin while the kernel before it on
-    the stream ends, and itself waits for what that writes (CUDA programming guide, programmatic dependent
-    launch). ``KernelError`` if it cannot be compiled or launched.
+    ``types`` has one letter for each argument (``driver.LETTERS``), those of a struct's members in
+    parentheses; tensors become their addresses. ``shared`` bytes of dynamic shared memory; ``cluster`` CTAs
+    along x in a cluster, of a kernel that does not say so itself. ``early``: from Hopper on it may begin
+    while the kernel before it on the stream ends, and itself waits for what that writes (CUDA programming
+    guide, programmatic dependent launch). ``KernelError`` if it cannot be compiled or launched.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
-    values = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 if a is None else a for a in arguments]
-    with context(index) as driver:
-        if early and _launches_early(index):
-            _launch_early(index, build, name, (*grid, 1, 1)[:3], block, types, values, shared, cluster)
-            return
-        function = _function(index, build, name, cluster, driver)
-        function.prepare(types)
-        if shared > 48 * 1024 and (key := (index, build, name, cluster)) not in _LARGE:
-            function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
-            _LARGE.add(key)
-        shape = (*grid, 1, 1)[:3]
-        current = torch.cuda.current_stream(index)
-        if current.cuda_stream == 0:
-            function.prepared_async_call(shape, (block, 1, 1), None, *values, shared_size=shared)
-            return
-        ours, seen_by_torch = _stream(index, driver)
-        with _ORDER:  # what another thread launches on the same stream comes before or after, not beside
-            seen_by_torch.wait_stream(current)
-            function.prepared_async_call(shape, (block, 1, 1), ours, *values, shared_size=shared)
-            current.wait_stream(seen_by_torch)
-
-
-_EARLY_FUNCTIONS: dict[tuple[int, Build, str], Any] = {}
-_EARLY_MODULES: dict[tuple[int, Build], Any] = {}
-PARAMETER_END, PARAMETER_BUFFER, PARAMETER_SIZE = 0, 1, 2
-"""CU_LAUNCH_PARAM_... (cuda.h)."""
+    # Numbers first: to ask whether they are tensors would take longer than all the rest.
+    values = [
+        0 if a is None else a if type(a) in _NUMBERS else a.data_ptr() if isinstance(a, torch.Tensor) else a
+        for a in arguments
+    ]
+    with context(index):
+        kernel = _kernel(index, build, name, types)
+        early = early and _launches_early(index)
+        stream = torch.cuda.current_stream(index).cuda_stream
+        kernel.launch(values, (*grid, 1, 1)[:3], block, stream, shared, cluster, early)
 
 
 @functools.cache
 def _launches_early(index: int) -> bool:
-    """From Hopper on, where CUDA's own bindings are, which torch brings: pycuda has no launch attributes."""
-    try:
-        from cuda.bindings import driver as cuda
-    except ImportError:
-        return False
-    return hasattr(cuda, "cuLaunchKernelEx") and torch.cuda.get_device_capability(index) >= (9, 0)
-
-
-def _launch_early(
-    index: int,
-    build: Build,
-    name: str,
-    grid: Sequence[int],
-    block: int,
-    types: str,
-    values: Sequence[Any],
-    shared: int,
-    cluster: int,
-) -> None:
-    """On torch's current stream of the device."""
-    from cuda.bindings import driver as cuda
-
-    function = _early_function(index, build, name, shared)
-    attribute = cuda.CUlaunchAttribute()
-    attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    clusters = cuda.CUlaunchAttribute()
-    clusters.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    clusters.value.clusterDim.x, clusters.value.clusterDim.y, clusters.value.clusterDim.z = cluster, 1, 1
-    attributes = [attribute, clusters] if cluster > 1 else [attribute]
-    config = cuda.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-    config.sharedMemBytes, config.hStream = shared, torch.cuda.current_stream(index).cuda_stream
-    config.attrs, config.numAttrs = attributes, len(attributes)
-    # As pycuda does: side by side in one buffer, where several may be the members of one parameter.
-    packed = ctypes.create_string_buffer(struct.pack(types, *values))
-    size = ctypes.c_size_t(struct.calcsize(types))
-    addresses = (PARAMETER_BUFFER, ctypes.addressof(packed), PARAMETER_SIZE, ctypes.addressof(size))
-    extra = (ctypes.c_void_p * 5)(*addresses, PARAMETER_END)
-    _done(name, cuda.cuLaunchKernelEx(config, function, 0, ctypes.addressof(extra)))
-
-
-def _early_function(index: int, build: Build, name: str, shared: int) -> Any:
-    """A kernel as CUDA's bindings know it, which may use so much dynamic shared memory: a build always asks
-    for the same."""
-    from cuda.bindings import driver as cuda
-
-    key = (index, build, name)
-    if key not in _EARLY_FUNCTIONS:
-        with _LOCK:
-            if key in _EARLY_FUNCTIONS:
-                return _EARLY_FUNCTIONS[key]
-            module = _EARLY_MODULES.get((index, build))
-            if module is None:
-                cubin = compile_cubin(build, arch_of(torch.device("cuda", index))).read_bytes()
-                module = _EARLY_MODULES[index, build] = _done(name, cuda.cuModuleLoadData(cubin))
-            function = _done(name, cuda.cuModuleGetFunction(module, name.encode()))
-            most = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _done(name, cuda.cuFuncSetAttribute(function, most, shared))
-            _EARLY_FUNCTIONS[key] = function
-    return _EARLY_FUNCTIONS[key]
-
-
-def _done(name: str, result: tuple[Any, ...]) -> Any:
-    """What a driver call about kernel ``name`` gives; ``KernelError`` if it failed."""
-    if int(result[0]):
-        raise KernelError(f"{name} could not be launched: {result[0].name}")
-    return result[1] if len(result) > 1 else None
-
-
-def _stream(index: int, driver: Any) -> tuple[Any, torch.cuda.Stream]:
-    """This thread's own stream on a device, as pycuda's and as torch's object."""
-    if not hasattr(_STREAMS, "by_device"):
-        _STREAMS.by_device = {}
-    if index not in _STREAMS.by_device:
-        ours = driver.Stream(1)  # non-blocking: not ordered against the legacy stream
-        _STREAMS.by_device[index] = (ours, torch.cuda.ExternalStream(ours.handle, device=index))
-    return _STREAMS.by_device[index]
+    """From Hopper on."""
+    return torch.cuda.get_device_capability(index) >= (9, 0)
 
 
 def occupancy(build: Build, name: str, device: torch.device, block: int) -> float:

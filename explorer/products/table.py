@@ -15,7 +15,6 @@ from explorer.formats import FORMATS
 from explorer.gpu import native_formats
 from explorer.gpu.compile import Build
 from explorer.gpu.gemm import BlockScaledFormat, OperandType
-from explorer.gpu.tma import MAP_WRITER
 from explorer.products import baselines
 from explorer.products.baselines import Baseline
 from explorer.products.layouts import has_byte_scales, tiles_of
@@ -251,4 +250,4 @@ def find(name: str) -> Gemm:
 def all_builds(capability: tuple[int, int]) -> list[Build]:
     """Every compilation that the table can need on a chip."""
     every = (build for gemm in GEMMS.values() for build in gemm.builds(capability))
-    return list(dict.fromkeys([*every, MAP_WRITER]))
+    return list(dict.fromkeys(every))

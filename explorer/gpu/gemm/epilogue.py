@@ -11,7 +11,7 @@ from torch import Tensor
 from explorer.gpu.gemm.names import Activation
 
 EPILOGUE_TYPES = "PPPPPPPPiiiiii"
-"""The struct letters of ``Epilogue.arguments``."""
+"""The letters of ``Epilogue.arguments`` (``driver.LETTERS``)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from explorer.gpu.gemm.rows import padded_pair
 from explorer.gpu.runtime import Build, launch
 
 CODES_TYPES = "PPPiiii"
-"""The struct letters of ``Codes.arguments``."""
+"""The letters of ``Codes.arguments`` (``driver.LETTERS``)."""
 
 
 @dataclass(frozen=True, eq=False)

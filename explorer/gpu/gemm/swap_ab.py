@@ -15,7 +15,7 @@ from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, ScalePlace, 
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import MOST_SHARED_BYTES, scales_along_k
 from explorer.gpu.runtime import Build, launch, multiprocessors
-from explorer.gpu.tma import map_is_kept, tensor_map
+from explorer.gpu.tma import tensor_map
 from explorer.gpu.zero_words import zero_words
 
 TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
@@ -314,16 +314,17 @@ def gemm_swap_ab(
     """X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K]: rows of the same type uint8 [n, bytes],
     or tiles of ``repack``. ``ScalePlace.BLOCK``: x_scale float32 [⌈K/128⌉, M], w_scale [⌈N/128⌉, ⌈K/128⌉].
     ``early``: nothing on the stream still writes W; the product may begin to load its tiles while the kernel
-    before it ends, in a graph where X was multiplied before it was captured. ``out``: Y [M, n] is written
-    here. ``ValueError`` where W's tiles are not those of n rows and X's K, or Y does not fit ``out``."""
+    before it ends. ``out``: Y [M, n] is written here. ``ValueError`` where W's tiles are not those of n rows
+    and X's K, or Y does not fit ``out``."""
     if tiles.bits:
         x, k_tiles = padded_rows(x), w.shape[1]
-        of_w: Tensor = w
         expected = (math.ceil(n / TILE_ROWS), math.ceil(x.shape[1] / tiles.x_tile_bytes), tiles.tile_bytes)
         if tuple(w.shape) != expected or x.device != w.device or not x.numel():
             raise ValueError(f"expected W as tiles {list(expected)} on X's device, got {list(w.shape)}")
     else:
+        address = w.data_ptr()
         x, w = padded_pair(x, w)
+        early = early and w.data_ptr() == address  # a padded copy is written just before
         k_tiles = math.ceil(x.shape[1] / TILE_BYTES)
         if w.shape[0] != n:
             raise ValueError(f"expected W of {n} rows, got {w.shape[0]}")
@@ -339,8 +340,6 @@ def gemm_swap_ab(
         x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
     division = division or division_of(m, n, k_tiles, tiles, device)
     k_tiles *= division.halves(tiles)
-    if not tiles.bits:
-        of_w = tensor_map(w, TILE_ROWS * division.blocks)
     if out is None:
         out = x.new_empty((m, n), dtype=epilogue.dtype)
     elif tuple(out.shape) != (m, n) or out.dtype != epilogue.dtype or not out.is_contiguous():
@@ -355,11 +354,7 @@ def gemm_swap_ab(
         grid = (min(ctas, outputs * fills if division.split else outputs), 1)
         if division.split:
             partial, flags = _partial_sums(device, ctas, ctas * division.tokens // 2 * division.consumers)
-    if early and torch.cuda.is_current_stream_capturing():
-        # A kernel of the graph writes the maps that are new, just before; a product that was launched early
-        # has been seen to read what stood there before.
-        of_dense = tiles.bits > 0 or map_is_kept(w, TILE_ROWS * division.blocks)
-        early = of_dense and map_is_kept(x, division.tokens)
+    of_w = w if tiles.bits else tensor_map(w, TILE_ROWS * division.blocks)
     operands = tensor_map(x, division.tokens), of_w, x_scale, w_scale
     launch(
         tiles.build(division, epilogue.dtype),
@@ -367,7 +362,7 @@ def gemm_swap_ab(
         device,
         grid,
         division.consumers + 128,
-        "PPPPiPP" + EPILOGUE_TYPES,
+        ("MPPPiPP" if tiles.bits else "MMPPiPP") + EPILOGUE_TYPES,
         (*operands, k_tiles, partial, flags, *epilogue.arguments(out)),
         division.shared_bytes(tiles),
         cluster=division.ranks,

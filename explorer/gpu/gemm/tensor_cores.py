@@ -78,7 +78,7 @@ class WgmmaTile:
             math.ceil(n / (self.columns * clusters[1])) * clusters[1],
         )
 
-    def maps(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def maps(self, x: Tensor, w: Tensor) -> tuple[bytes, bytes]:
         """Tensor maps of both sides; of the shared one, a CTA loads its part."""
         parts = (self.cluster, 1) if self.shared is ProductSide.X else (1, self.cluster)
         return tensor_map(x, self.rows // parts[0]), tensor_map(w, self.columns // parts[1])
@@ -156,7 +156,7 @@ def _launch(
         device,
         (grid,),
         384,
-        "PPPPPiiiii" + EPILOGUE_TYPES,
+        "MMPPPiiiii" + EPILOGUE_TYPES,
         (
             *tile.maps(x, w),
             *scales,

@@ -1,0 +1,467 @@
+"""What the CUDA driver is given, by a library that stands in for it and writes it down.
+
+If these fail, a kernel reads other arguments than it was given, TMA copies other boxes of a matrix, or a
+refused launch is taken for a product.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import json
+import re
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from explorer.gpu import driver, gemm, runtime, tma
+from explorer.gpu.compile import Build, KernelError
+from explorer.gpu.config import BLOCKS
+from explorer.gpu.gemm import simt, swap_ab, tensor_cores
+from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES
+from explorer.paths import KERNELS
+
+ROOT = Path(__file__).parents[2]
+MAP_A, MAP_B = bytes(range(128)), bytes(range(128, 256))
+
+
+@pytest.fixture(scope="module")
+def library(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """driver_stub.c as a library, compiled with nvcc's cuda.h."""
+    path = tmp_path_factory.mktemp("stub") / "libcuda.so"
+    source = Path(__file__).with_name("driver_stub.c")
+    options = ("-shared", "-Xcompiler", "-fPIC", "-cudart", "none")
+    subprocess.run([nvcc, *options, "-o", path, source], check=True)
+    stub = driver.declared(ctypes.CDLL(str(path)))
+    stub.stub_launch.restype = ctypes.c_char_p
+    return stub
+
+
+def kernel_of(library: Any, types: str, name: str = "kernel") -> driver.Kernel:
+    """A kernel that takes what ``types`` says."""
+    sizes = driver.arguments_of(types).sizes
+    library.stub_parameters((ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes)))
+    return driver.Kernel(library, driver.load_module(library, b"cubin", "a.cu"), name, types)
+
+
+def last(library: Any) -> dict[str, Any]:
+    """The last launch."""
+    return json.loads(library.stub_launch())
+
+
+ARGUMENTS = [
+    ("P", [2**63 + 5], ["<Q"]),
+    ("Q", [2**64 - 1], ["<Q"]),
+    ("q", [-(2**63)], ["<q"]),
+    ("I", [2**32 - 1], ["<I"]),
+    ("i", [-7], ["<i"]),
+    ("f", [1.5], ["<f"]),
+    ("M", [MAP_A], ["128s"]),
+    ("iPifQ", [1, 2, 3, 4.5, 5], ["<i", "<Q", "<i", "<f", "<Q"]),
+    ("P(QQiiQ)i", [1, 2, 3, 4, 5, 6, 7], ["<Q", "<QQiiQ", "<i"]),
+    ("i(iQ)(Qi)f", [1, 2, 3, 4, 5, 6.0], ["<i", "<i4xQ", "<Qi4x", "<f"]),
+    ("iMPiM", [9, MAP_A, 8, 7, MAP_B], ["<i", "128s", "<Q", "<i", "128s"]),
+    ("MM" + "P" * 20, [MAP_A, MAP_B, *range(20)], ["128s", "128s", *["<Q"] * 20]),
+    ("", [], []),
+]
+"""Types, values, and each parameter's bytes in struct's letters."""
+
+
+@pytest.mark.parametrize(
+    ("types", "values", "parameters"), ARGUMENTS, ids=[row[0] or "none" for row in ARGUMENTS]
+)
+def test_every_kind_of_argument_arrives(
+    library: Any, types: str, values: list[Any], parameters: list[str]
+) -> None:
+    """Each parameter's bytes, at an address that the driver and an encoded map need. A second launch's
+    arguments replace the first's."""
+    kernel = kernel_of(library, types)
+    for turn in (values, values[::-1] if len(set(types)) == 1 else values):
+        kernel.launch(turn, (1, 1, 1), 32, 0)
+    left, want = list(turn), []
+    for form in parameters:
+        members = len(re.sub(r"\d*[x<]|\d+", "", form))
+        want.append(struct.pack(form, *left[:members]).hex())
+        left = left[members:]
+    assert last(library)["parameters"] == want
+    assert not any(last(library)["beyond"])
+
+
+LAUNCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"early": True}, {"early": 1}),
+    ({"cluster": 2}, {"cluster": [2, 1, 1]}),
+    ({"cluster": 8, "early": True}, {"early": 1, "cluster": [8, 1, 1]}),
+    ({"cluster": 1, "shared": 1000}, {}),
+]
+
+
+def test_the_launch_is_what_was_asked_for(library: Any) -> None:
+    """Grid, block, stream, shared memory and attributes, none of which a launch before leaves behind."""
+    kernel = kernel_of(library, "i")
+    for number, (how, attributes) in enumerate(LAUNCHES * 2):
+        kernel.launch([1], (3, 2, 65535), 384, 0x7F0000000000 + number, **how)
+        said = last(library)
+        assert said["grid"] == [3, 2, 65535] and said["block"] == [384, 1, 1]
+        assert said["stream"] == 0x7F0000000000 + number and said["shared"] == how.get("shared", 0)
+        assert said["attributes"] == attributes
+
+
+def test_large_shared_memory_is_asked_for_once(library: Any) -> None:
+    """The driver refuses more than 48 KiB that were not asked for; asking costs time."""
+    kernel = kernel_of(library, "i")
+    for shared, asked in ((0, 0), (49152, 0), (49153, 1), (49153, 1), (232448, 2), (100000, 2)):
+        kernel.launch([1], (1, 1, 1), 32, 0, shared)
+        assert library.stub_asked() == asked
+
+
+def _launched(library: Any, code: int) -> None:
+    kernel = kernel_of(library, "i")
+    library.stub_fail(code)
+    kernel.launch([1], (7, 1, 1), 33, 0, 99, 2)
+
+
+REFUSED = {
+    "a launch": (
+        lambda library: _launched(library, 1),
+        r"kernel could not be launched with \(7, 1, 1\) blocks of 33 threads in clusters of 2 and 99 bytes "
+        r"of shared memory: invalid argument \(CUDA_ERROR_INVALID_VALUE\)",
+    ),
+    "an error without a name": (lambda library: _launched(library, 12345), "CUDA error 12345"),
+    "a file": (
+        lambda library: driver.load_module(library, b"text", "a.cu"),
+        r"a.cu could not be loaded: invalid argument \(CUDA_ERROR_INVALID_VALUE\)",
+    ),
+    "a name": (
+        lambda library: kernel_of(library, "i", "absent"),
+        r"absent is not in its module: not found \(CUDA_ERROR_NOT_FOUND\)",
+    ),
+    "shared memory": (
+        lambda library: kernel_of(library, "i").launch([1], (1, 1, 1), 32, 0, 232449),
+        r"kernel may not have 232449 bytes of shared memory: invalid argument",
+    ),
+    "too few values": (
+        lambda library: kernel_of(library, "ii").launch([1], (1, 1, 1), 32, 0),
+        r"kernel takes 'ii', got \[1\]: .*2 items",
+    ),
+    "too large a value": (
+        lambda library: kernel_of(library, "i").launch([2**31], (1, 1, 1), 32, 0),
+        r"kernel takes 'i', got \[2147483648\]",
+    ),
+    "too large a float": (
+        lambda library: kernel_of(library, "f").launch([1e300], (1, 1, 1), 32, 0),
+        r"kernel takes 'f', got \[1e\+300\]",
+    ),
+    "no map": (
+        lambda library: kernel_of(library, "M").launch([0], (1, 1, 1), 32, 0),
+        r"kernel takes 'M', got \[0\]",
+    ),
+    "a map of too many rows": (
+        lambda library: driver.encode_map(library, 4096, 10, 256, 257),
+        r"no tensor map for 10 rows of 256 bytes in boxes of 257 rows: invalid argument",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_the_driver_refuses_is_an_error_that_says_why(library: Any, what: str) -> None:
+    """Else a product would be whatever lies in the output's memory."""
+    call, words = REFUSED[what]
+    with pytest.raises(KernelError, match=words):
+        call(library)
+
+
+@pytest.mark.parametrize("compiled", ["i", "iii", "iP", "M"])
+def test_types_that_the_kernel_does_not_have_are_refused(library: Any, compiled: str) -> None:
+    """Arguments too few, too many or of another size would be read from what lies beside them."""
+    sizes = driver.arguments_of(compiled).sizes
+    kernel_of(library, "ii")
+    library.stub_parameters((ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes)))
+    with pytest.raises(KernelError, match=r"kernel takes arguments of .* bytes, and 'ii' has 4, 4"):
+        driver.Kernel(library, driver.load_module(library, b"cubin", "a.cu"), "kernel", "ii")
+
+
+@pytest.mark.parametrize("types", ["x", "P(", "P(QQ", "(P(Q))", "()", "P Q"])
+def test_types_of_unknown_letters_are_refused(types: str) -> None:
+    with pytest.raises(ValueError, match="expected letters of PQqIifM"):
+        driver.arguments_of(types)
+
+
+def test_threads_do_not_mix_their_arguments(library: Any) -> None:
+    """A kernel's memory for arguments is one for all threads. If this fails, a visitor gets another's
+    product."""
+    kernel = kernel_of(library, "QQ")
+    library.stub_wait()
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            kernel.launch([number, number], (number, 1, 1), 32, 0)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert library.stub_unequal() == 0
+
+
+# --- the way from a launcher to the driver -----------------------------------------------------------------
+
+
+class _Context:
+    """A context that counts how often it is on the thread's stack."""
+
+    depth = 0
+
+    def push(self) -> None:
+        self.depth += 1
+
+    def pop(self) -> None:
+        self.depth -= 1
+
+
+@pytest.fixture
+def on_stub(library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Context]:
+    """``runtime.launch`` and ``tma.tensor_map`` with the stub for a driver and no GPU."""
+    context, cubin = _Context(), tmp_path / "a.cubin"
+    cubin.write_bytes(b"cubin")
+    library.stub_parameters(None, ctypes.c_size_t(0))
+    for place, name, value in (
+        (driver, "library", lambda: library),
+        (runtime, "_CONTEXTS", {0: context}),
+        (runtime, "_KERNELS", {}),
+        (runtime, "_MODULES", {}),
+        (runtime, "arch_of", lambda device: "sm_90a"),
+        (runtime, "compile_cubin", lambda build, arch: cubin),
+        (runtime, "_launches_early", lambda index: True),
+        (torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0x5000 + device)),
+    ):
+        monkeypatch.setattr(place, name, value)
+    tma._encoded.cache_clear()
+    yield context
+    tma._encoded.cache_clear()
+
+
+def test_a_launch_goes_to_torchs_stream_and_leaves_no_context(library: Any, on_stub: _Context) -> None:
+    """On another stream a CUDA graph would not hold it, or it would read X before it is written; a thread
+    that ends with a context on its stack ends the process."""
+    x, device, build = torch.zeros(3), torch.device("cuda", 0), Build("a.cu", ())
+    sizes = (ctypes.c_size_t * 3)(8, 8, 4)
+    library.stub_parameters(sizes, ctypes.c_size_t(3))
+    runtime.launch(build, "kernel", device, (5,), 64, "PPi", (x, None, -1), 60000, early=True)
+    said = last(library)
+    assert said["stream"] == 0x5000 and said["grid"] == [5, 1, 1] and said["attributes"] == {"early": 1}
+    assert said["parameters"] == [struct.pack("<Q", x.data_ptr()).hex(), "00" * 8, "ff" * 4]
+    assert on_stub.depth == 0
+    library.stub_fail(1)
+    with pytest.raises(KernelError, match="invalid argument"):
+        runtime.launch(build, "kernel", device, (5,), 64, "PPi", (x, None, -1))
+    assert on_stub.depth == 0
+
+
+BF16, S8, E4M3 = gemm.OperandType.BF16, gemm.OperandType.S8, gemm.OperandType.E4M3
+DENSE, INT8 = gemm.Tiles(BF16), gemm.Tiles(S8)
+INT4 = gemm.Tiles(BF16, 4, "IntegerCodec<4>", scales=gemm.ScalePlace.SUM, scale="__half")
+BLOCKWISE = gemm.Tiles(E4M3, scales=gemm.ScalePlace.BLOCK)
+NONE, BLOCK, COLUMN = gemm.ScaleK.NONE, gemm.ScaleK.BLOCK, gemm.ScaleK.COLUMN
+
+
+UINT8, RANK, NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS = 0, 2, 0, 3, 3, 0
+"""Of every map: cuda.h's enumerators, and two dimensions."""
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.uint8)
+
+
+def _swap(tiles: gemm.Tiles, m: int, n: int, k: int) -> None:
+    width = k * (2 if tiles.x_type is BF16 else 1)
+    w = _zeros(-(-n // 64), -(-k // 128), tiles.tile_bytes) if tiles.bits else _zeros(n, width)
+    scales = (torch.zeros(k // 128, m), torch.zeros(-(-n // 128), k // 128))
+    given = scales if tiles is BLOCKWISE else (None, None)
+    gemm.gemm_swap_ab(_zeros(m, width), w, n, tiles, gemm.Epilogue(), *given)
+
+
+def _wgmma(kind: str, scale_k: gemm.ScaleK, m: int, width: int) -> None:
+    scales = {
+        NONE: (None, None),
+        BLOCK: (torch.zeros(width // 128, m), torch.zeros(32, width // 128)),
+        COLUMN: (None, torch.zeros(width // 128, 4096)),
+    }
+    gemm.gemm_wgmma(_zeros(m, width), _zeros(4096, width), kind, gemm.Epilogue(), scale_k, *scales[scale_k])
+
+
+def _grouped(kind: str, m: int, width: int, blocks: bool) -> None:
+    scales = (torch.zeros(width // 128, m), torch.zeros(4, 4, width // 128)) if blocks else (None, None)
+    ends = torch.zeros(4, dtype=torch.int32)
+    gemm.gemm_grouped(_zeros(m, width), _zeros(4, 512, width), ends, kind, gemm.Epilogue(), 0, *scales)
+
+
+MAPS: list[tuple[str, Any, tuple[int, ...], tuple[int, ...] | None]] = [
+    ("swap bf16, 1", lambda: _swap(DENSE, 1, 4096, 4096), (8192, 1, 8), (8192, 4096, 64)),
+    ("swap bf16, 16", lambda: _swap(DENSE, 16, 4096, 4096), (8192, 16, 16), (8192, 4096, 64)),
+    ("swap bf16, 64", lambda: _swap(DENSE, 64, 4096, 4096), (8192, 64, 64), (8192, 4096, 64)),
+    ("swap bf16, 128", lambda: _swap(DENSE, 128, 4096, 4096), (8192, 128, 128), (8192, 4096, 64)),
+    ("swap bf16, 4096", lambda: _swap(DENSE, 4096, 4096, 4096), (8192, 4096, 256), (8192, 4096, 128)),
+    ("swap int8, 1", lambda: _swap(INT8, 1, 8192, 8192), (8192, 1, 8), (8192, 8192, 64)),
+    ("swap int8, 4096", lambda: _swap(INT8, 4096, 8192, 8192), (8192, 4096, 256), (8192, 8192, 128)),
+    ("swap int4, 1", lambda: _swap(INT4, 1, 4096, 4096), (8192, 1, 8), None),
+    ("swap int4, 64", lambda: _swap(INT4, 64, 4096, 4096), (8192, 64, 64), None),
+    ("swap int4, 4096", lambda: _swap(INT4, 4096, 4096, 4096), (8192, 4096, 128), None),
+    ("swap blocks, 1", lambda: _swap(BLOCKWISE, 1, 512, 1024), (1024, 1, 8), (1024, 512, 64)),
+    ("swap blocks, 128", lambda: _swap(BLOCKWISE, 128, 512, 1024), (1024, 128, 128), (1024, 512, 128)),
+    ("wgmma bf16, 1", lambda: _wgmma("bf16", NONE, 1, 8192), (8192, 1, 128), (8192, 4096, 128)),
+    ("wgmma bf16, 4096", lambda: _wgmma("bf16", NONE, 4096, 8192), (8192, 4096, 128), (8192, 4096, 128)),
+    ("wgmma blocks, 1", lambda: _wgmma("e4m3", BLOCK, 1, 4096), (4096, 1, 128), (4096, 4096, 128)),
+    ("wgmma blocks, 4096", lambda: _wgmma("e4m3", BLOCK, 4096, 4096), (4096, 4096, 256), (4096, 4096, 128)),
+    ("wgmma columns, 128", lambda: _wgmma("s8", COLUMN, 128, 4096), (4096, 128, 128), (4096, 4096, 128)),
+    ("grouped bf16, 32", lambda: _grouped("bf16", 32, 8192, False), (8192, 32, 64), (8192, 2048, 256)),
+    ("grouped bf16, 1200", lambda: _grouped("bf16", 1200, 8192, False), (8192, 1200, 64), (8192, 2048, 256)),
+    ("grouped blocks, 32", lambda: _grouped("e4m3", 32, 4096, True), (4096, 32, 64), (4096, 2048, 256)),
+    ("grouped blocks, 800", lambda: _grouped("e4m3", 800, 4096, True), (4096, 800, 128), (4096, 2048, 128)),
+]  # fmt: skip
+"""A product, and its maps of X and W on 132 multiprocessors: bytes of a row, rows, rows of a box. Where W is
+repacked it has no map."""
+
+
+@pytest.mark.parametrize(("call", "of_x", "of_w"), [row[1:] for row in MAPS], ids=[row[0] for row in MAPS])
+def test_maps_are_encoded_for_the_boxes_that_kernels_load(
+    on_stub: _Context,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Any,
+    of_x: tuple[int, ...],
+    of_w: tuple[int, ...] | None,
+) -> None:
+    """A box of other rows would fill other shared memory than the barrier waits for; another swizzle or
+    stride would multiply other elements."""
+    launched: list[tuple[str, Any]] = []
+    for module in (swap_ab, tensor_cores):
+        monkeypatch.setattr(module, "padded_pair", lambda x, w, *_: (x, w))
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+        monkeypatch.setattr(module, "launch", lambda *a, **_: launched.append((a[5], a[6])))
+    monkeypatch.setattr(swap_ab, "padded_rows", lambda x: x)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    call()
+    [(types, arguments)] = launched
+    assert types.startswith("MM" if of_w else "MP")
+    for found, want in zip(arguments, (of_x, of_w) if of_w else (of_x,), strict=False):
+        width, rows, box_rows = want
+        numbers = struct.unpack("<16Q", found)
+        assert numbers[0]
+        boxes, how = (width, rows, width, 128, box_rows, 1, 1), (NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS)
+        assert numbers[1:14] == (UINT8, RANK, *boxes, *how)
+    assert on_stub.depth == 0
+
+
+def test_a_map_is_that_of_the_matrix(on_stub: _Context) -> None:
+    """Maps are kept by value: another address, shape or box at the same place is another map."""
+    x = _zeros(64, 256)
+    first, y = tma.tensor_map(x, 8), x[1:]
+    assert tma.tensor_map(_zeros(64, 256)[:], 8) != first == tma.tensor_map(x, 8)
+    others = [tma.tensor_map(x, 16), tma.tensor_map(y, 8), tma.tensor_map(x.view(128, 128), 8)]
+    assert len({first, *others}) == 4
+    assert struct.unpack("<Q", others[1][:8])[0] == x.data_ptr() + 256
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_padded_w_is_not_read_early(
+    on_stub: _Context, monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
+    """The copy is written just before the launch, which would not wait for it."""
+    launched: list[bool] = []
+    monkeypatch.setattr(swap_ab, "padded_pair", lambda x, w: (x, w.clone() if copied else w))
+    monkeypatch.setattr(swap_ab, "launch", lambda *_, early, **__: launched.append(early))
+    gemm.gemm_swap_ab(_zeros(1, 256), _zeros(64, 256), 64, DENSE, gemm.Epilogue(), early=True)
+    assert launched == [not copied]
+
+
+# --- letters -----------------------------------------------------------------------------------------------
+
+LETTER = {"uint64_t": "Q", "uint32_t": "I", "int": "i", "float": "f", "Blocks": BLOCKS}
+IN_WORDS = {"EPILOGUE_PARAMETERS": EPILOGUE_TYPES, "OPERAND_PARAMETERS(x)": simt.CODES_TYPES}
+IN_WORDS["OPERAND_PARAMETERS(w)"] = simt.CODES_TYPES
+
+
+def declared() -> dict[str, set[str]]:
+    """The letters of every kernel's parameters; of one with W_PARAMETER, both."""
+    kernels: dict[str, set[str]] = {}
+    for path in sorted(KERNELS.glob("*.cu")):
+        text = re.sub(r"//.*", "", path.read_text())
+        for head in re.findall(r'extern "C" __global__(.*?)\{', text, re.S):
+            plain = re.sub(
+                r"#.*|__launch_bounds__\([^)]*\)|__cluster_dims__\([^)]*\)|\bvoid\b(?! ?\*)", "", head
+            )
+            match = re.fullmatch(r"\s*(\w+)\((.*)\)\s*", plain, re.S)
+            assert match, f"{path.name}: {head}"
+            for of_w in "PM":
+                letters = "".join(of_parameter(p, of_w) for p in match.group(2).split(","))
+                kernels.setdefault(match.group(1), set()).add(letters)
+    return kernels
+
+
+def of_parameter(text: str, of_w: str) -> str:
+    """A parameter's letters."""
+    text = text.strip()
+    if text in IN_WORDS or text == "W_PARAMETER":
+        return IN_WORDS.get(text, of_w)
+    if "CUtensorMap" in text:
+        assert text.startswith("const __grid_constant__ "), text
+        return "M"
+    return "P" if "*" in text else LETTER[text.split()[0]]
+
+
+def passed() -> dict[str, set[str]]:
+    """The letters with which each kernel is launched: in a call, beside its name."""
+    kernels: dict[str, set[str]] = {}
+    names = set(declared())
+    for path in sorted((ROOT / "explorer" / "gpu").rglob("*.py")):
+        module = ast.parse(path.read_text())
+        for function in (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)):
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            found = [(names & _words(call.args), _letters(path, call)) for call in calls]
+            literal = set().union(*(named for named, letters in found if letters))
+            for named, letters in found:
+                for name in named or (names & _words([function])) - literal if letters else ():
+                    kernels.setdefault(name, set()).update(letters)
+    return kernels
+
+
+def _words(nodes: list[Any]) -> set[str]:
+    inside = (inner for node in nodes for inner in ast.walk(node))
+    return {n.value for n in inside if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def _letters(path: Path, call: ast.Call) -> set[str]:
+    """What a call's arguments come to that are types."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    values = set()
+    for argument in call.args:
+        if not isinstance(argument, ast.Constant | ast.JoinedStr | ast.BinOp):
+            continue
+        for bits in (0, 4):
+            expression = compile(ast.Expression(argument), path.name, "eval")
+            try:
+                of_module = vars(__import__(name, fromlist=["_"]))
+                value = eval(expression, of_module, {"tiles": SimpleNamespace(bits=bits)})
+            except (NameError, AttributeError, TypeError):
+                continue
+            if isinstance(value, str) and re.fullmatch(r"P[PQqIifM()]+|M[PQqIifM()]+", value):
+                values.add(value)
+    return values
+
+
+def test_letters_are_those_of_the_parameters() -> None:
+    """A pointer passed as an int, or one argument too few, would shift all that follow."""
+    kernels, launched = declared(), passed()
+    assert set(kernels) == set(launched)
+    for name, letters in launched.items():
+        assert letters == kernels[name], name
+    assert len(kernels["gemm_swap_ab"]) == 2 and all(k.startswith("M") for k in kernels["gemm_swap_ab"])

@@ -156,6 +156,15 @@ def _aligned(at: int, multiple: int) -> int:
     return -(-at // multiple) * multiple
 
 
+def _as_float32(types: str, values: Sequence[Any]) -> list[Any]:
+    """``values`` with floats as C rounds them: infinite where float32 ends."""
+    letters = types.replace("(", "").replace(")", "")
+    return [
+        ctypes.c_float(value).value if letter == "f" else value
+        for letter, value in zip(letters, values, strict=True)
+    ]
+
+
 class Kernel:
     """A function of a loaded module, ready to be launched: memory for its arguments and the launch's
     configuration are made once. Threads may share it."""
@@ -227,7 +236,10 @@ class Kernel:
         config = self._config
         with self._lock:
             try:
-                self._packer.pack_into(self._memory, self._at, *values)
+                try:
+                    self._packer.pack_into(self._memory, self._at, *values)
+                except OverflowError:  # struct's word for a float that float32 rounds to an infinity
+                    self._packer.pack_into(self._memory, self._at, *_as_float32(self._types, values))
             except (struct.error, OverflowError) as error:
                 raise KernelError(f"{self.name} takes {self._types!r}, got {values}: {error}") from error
             if shared > self._shared:

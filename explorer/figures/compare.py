@@ -126,7 +126,7 @@ def frontier_figure(
     traces = [_line(edge, window), *_faint(points, window), *_rings(points, window), *_listed(points, window)]
     fig.add_traces(traces)
     low, high = map(window.x, window.bits)
-    xaxis: dict[str, Any] = {"range": [low, high], "showgrid": False, "title_standoff": 6}
+    xaxis: dict[str, Any] = {"range": [low, high], "showgrid": False, "title_standoff": 6, "automargin": False}
     if window.logarithmic:
         ticks = [t for t in TICKS if window.bits[0] <= t <= window.bits[1]]
         xaxis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
@@ -137,7 +137,7 @@ def frontier_figure(
         meta={"filename": file_name(f"{name} frontier"), "callouts": callouts},
         annotations=callouts[_MIDDLE][1],
         xaxis=xaxis,
-        yaxis={"range": list(window.db), "nticks": 7},
+        yaxis={"range": list(window.db), "nticks": 7, "automargin": False},
         uirevision=f"frontier {goal.name} {window.db}",
     )
     return fig

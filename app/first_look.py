@@ -1,9 +1,9 @@
-"""The first look: what a page without a link shows, as markup in its HTML, seconds before Gradio has built the
-page itself.
+"""The first look: what a page without a link shows, as markup in its HTML. A browser paints it seconds before
+Gradio has built the page.
 
-It is made of the same words, by the same templates, as the first screen; its figure is drawn by
-``explorer.figures.still``. It lies over the page in a closed shadow root, and ``assets/first-look.js`` takes it
-away once the page shows the same, and then does what was clicked on it.
+It is made of the same words by the same templates as the first screen; ``explorer.figures.still`` draws its
+figure. It lies over the page in a closed shadow root. ``assets/first-look.js`` takes it away once the page
+shows the same, and does what was clicked on it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ _made: list[FirstLook] = []
 
 
 def prepare(header: str, sections: list[tuple[str, str]]) -> None:
-    """Have pages show a first look from now on; ``header`` and ``sections`` as ``FirstLook`` has them. Where it
-    cannot be made, pages open without one, and the log says why."""
+    """Have pages show a first look from now on, with ``header`` and ``sections`` as in ``FirstLook``. Where
+    it cannot be made, pages open without one, and the log says why."""
     _made.clear()
     try:
         look = FirstLook(header, tuple(sections), analyses_of(Record.fresh()))
@@ -84,7 +84,7 @@ def prepare(header: str, sections: list[tuple[str, str]]) -> None:
 
 
 def with_first_look(page: str, query: str) -> str:
-    """The HTML ``page`` with the first look if there is one and the address's ``query`` chooses nothing else."""
+    """The HTML ``page`` with the first look, if there is one and ``query`` of the address shows the same."""
     if not _made or not says_fresh(query):
         return page
     try:

@@ -30,8 +30,8 @@ HEAD = (
 )
 """Style sheet and scripts, which ``app.serving.headers`` puts into the HTML: they run before Gradio's."""
 LATE_HEAD = '<script>document.head.append(document.getElementById("page-style"))</script>'
-"""What Gradio's script puts into the head once it has put its own style sheets there: of two rules of the same
-weight the page's is the later one."""
+"""What Gradio's script puts into the head after its own style sheets: of two rules of equal specificity, the
+page's wins."""
 
 ACCENT = gr.themes.Color(
     "#eff8ff", "#d9edfb", "#b3daf6", "#7fc0ee", "#3f9fdc", "#0072b2",

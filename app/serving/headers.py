@@ -68,8 +68,9 @@ class SecurityHeaders:
 
 
 class PageHtml:
-    """Completes the HTML that Gradio answers with: the page's head, which runs before Gradio's scripts, and the
-    first look. It allows its inline scripts by their hashes, and stands where bodies are not compressed yet."""
+    """Adds the page's head, which runs before Gradio's scripts, and the first look to the HTML that Gradio
+    answers with, and allows its inline scripts by their hashes. Stands where bodies are not compressed yet.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -123,10 +123,13 @@ def frontier_figure(
         [widest, _annotations(points, edge, window, widths, OTHERS[widest])] for widest, widths in CLASSES
     ]
     fig = figure("bits per element, scales included", "", f"{name} frontier", HEIGHT)
+    fig.update_layout(
+        xaxis_automargin=False, yaxis_automargin=False
+    )  # the names are placed for these margins
     traces = [_line(edge, window), *_faint(points, window), *_rings(points, window), *_listed(points, window)]
     fig.add_traces(traces)
     low, high = map(window.x, window.bits)
-    xaxis: dict[str, Any] = {"range": [low, high], "showgrid": False, "title_standoff": 6, "automargin": False}
+    xaxis: dict[str, Any] = {"range": [low, high], "showgrid": False, "title_standoff": 6}
     if window.logarithmic:
         ticks = [t for t in TICKS if window.bits[0] <= t <= window.bits[1]]
         xaxis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
@@ -137,7 +140,7 @@ def frontier_figure(
         meta={"filename": file_name(f"{name} frontier"), "callouts": callouts},
         annotations=callouts[_MIDDLE][1],
         xaxis=xaxis,
-        yaxis={"range": list(window.db), "nticks": 7, "automargin": False},
+        yaxis={"range": list(window.db), "nticks": 7},
         uirevision=f"frontier {goal.name} {window.db}",
     )
     return fig

@@ -14,7 +14,7 @@ most, as in plotly's ``autoTicks``."""
 _STEPS = (1, 2, 5, 10)
 _DASHES = {"dot": "3px 3px"}
 """A line of 1.5 pixels in plotly's dots."""
-_HALO = "paint-order: stroke; stroke: var(--background-fill-primary); stroke-width: 4px; stroke-linejoin: round"
+_HALO = "paint-order:stroke;stroke:var(--background-fill-primary);stroke-width:4px;stroke-linejoin:round"
 """Keeps the line to a point out of its name."""
 _WAYS = {"triangle-right": 0, "triangle-down": 90, "triangle-left": 180, "triangle-up": 270}
 """Degrees by which a triangle is turned that points to the right."""
@@ -24,10 +24,10 @@ def still(figure: Mapping[str, Any]) -> str:
     """``figure``, as plotly's JSON, as HTML: a box of the figure's height and as wide as its place, in which
     points keep their share of the width and names their distance in pixels from the points.
 
-    Drawn are traces of markers and of lines with steps, axes, and annotations: those of the set in the layout's
-    ``meta["callouts"]`` that ``assets/figure.js`` would take at the width, chosen by container queries. A point
-    has its scheme in ``data-scheme``. Colours are those of the page's style sheet, by plotly's names of classes.
-    ``ValueError`` for a figure with anything else.
+    Drawn are axes, markers, lines with steps, and the annotations of the set in the layout's
+    ``meta["callouts"]`` that ``assets/figure.js`` takes at that width: container queries choose it. A point
+    has its scheme's text in ``data-scheme``. The page's style sheet colours it by plotly's names of classes.
+    ``ValueError`` for a figure that holds anything else.
     """
     layout = figure["layout"]
     plane = _Plane(layout)
@@ -78,7 +78,7 @@ class _Plane:
 
 
 def step(rough: float) -> float:
-    """The step between labels that plotly takes for one of at least ``rough``: 1, 2 or 5 times a power of 10."""
+    """The step between labels that plotly takes, at least ``rough``: 1, 2 or 5 times a power of 10."""
     power = 10 ** math.floor(math.log10(rough))
     return next(factor * power for factor in _STEPS if factor * power >= rough * (1 - 1e-9))
 
@@ -129,12 +129,11 @@ def _rows(plane: _Plane) -> str:
 def _columns(plane: _Plane) -> str:
     """Labels of the horizontal axis, and its title. How many labels there are depends on the width."""
     axis, (low, high) = plane.x, plane.x["range"]
-    title = (
-        f'<text x="50%" y="{plane.height + 36.3:.1f}" text-anchor="middle">{escape(axis["title"]["text"])}</text>'
-    )
+    words = escape(axis["title"]["text"])
+    title = f'<text x="50%" y="{plane.height + 36.3:.1f}" text-anchor="middle">{words}</text>'
     if "tickvals" in axis:
-        labels = zip(axis["tickvals"], axis["ticktext"], strict=True)
-        return title + "".join(_column(plane, plane.across(value), text) for value, text in labels)
+        named = zip(axis["tickvals"], axis["ticktext"], strict=True)
+        return title + "".join(_column(plane, plane.across(value), text) for value, text in named)
     if plane.logarithmic:
         raise ValueError("a logarithmic axis has tickvals")
     found, narrower = [title], None
@@ -181,8 +180,9 @@ def _steps(trace: Mapping[str, Any], plane: _Plane) -> str:
     line = trace["line"]
     style = f"fill:none;stroke:{line['color']};stroke-width:{line['width']}px"
     dashes = f";stroke-dasharray:{_DASHES[line['dash']]}" if line.get("dash") else ""
+    box = f'viewBox="0 0 100 {plane.height}" width="100%" height="{plane.height}"'
     return (
-        f'<svg viewBox="0 0 100 {plane.height}" width="100%" height="{plane.height}" preserveAspectRatio="none">'
+        f'<svg {box} preserveAspectRatio="none">'
         f'<path d="{"".join(ways)}" vector-effect="non-scaling-stroke" style="{style}{dashes}"/></svg>'
     )
 
@@ -237,11 +237,11 @@ def _name(note: Mapping[str, Any], plane: _Plane) -> str:
     text = text.removeprefix("<b>").removesuffix("</b>")
     weight = ";font-weight:bold" if bold else ""
     style = f"fill:{_rgb(note['font']['color'])}{weight};{_HALO};white-space:pre"
-    return (
-        f'<svg x="{plane.across(note["x"], on_axis=True):.3f}%" y="{plane.down(note["y"]):.2f}" '
-        f'style="overflow:visible">{line}'
-        f'<text x="{right}" y="{down + 4.4:.1f}" text-anchor="middle" style="{style}">{escape(text)}</text></svg>'
+    x, y = plane.across(note["x"], on_axis=True), plane.down(note["y"])
+    named = (
+        f'<text x="{right}" y="{down + 4.4:.1f}" text-anchor="middle" style="{style}">{escape(text)}</text>'
     )
+    return f'<svg x="{x:.3f}%" y="{y:.2f}" style="overflow:visible">{line}{named}</svg>'
 
 
 def _rgb(color: str) -> str:

@@ -23,7 +23,7 @@ SCRIPT = "**/assets/index-*.js"
 """Gradio's script, which builds the page."""
 PARTS = (
     "#head, .chips, .contents, #drop, .samples, .tensor-card, .goals, .footnote, #answer, "
-    ".frontier-title, #frontier .figure, .figure-tools, #shortlist"
+    ".frontier-title, #frontier .figure, #frontier .figure-tools, #shortlist"
 )
 JUMP = f"""() => {{
   const boxes = root => Object.fromEntries('{PARTS}'.split(', ').map(part => {{
@@ -33,7 +33,8 @@ JUMP = f"""() => {{
   const look = explorer.firstLook, end = look.end;
   look.end = () => {{
     if (!look.host) return;
-    window.jumped = {{before: boxes(look.root), painted: Boolean(document.querySelector('#frontier .main-svg'))}};
+    const painted = Boolean(document.querySelector('#frontier .main-svg'));
+    window.jumped = {{before: boxes(look.root), painted}};
     end.call(look);
     jumped.after = boxes(document);
     jumped.seen = document.elementFromPoint(700, 200)?.closest('.first') !== null;
@@ -132,7 +133,12 @@ LIGHT, DARK = "rgb(247, 248, 250)", "rgb(11, 15, 23)"
 
 @pytest.mark.parametrize(
     ("system", "query", "expected"),
-    [("light", "", LIGHT), ("dark", "", DARK), ("light", "__theme=dark", DARK), ("dark", "__theme=light", LIGHT)],
+    [
+        ("light", "", LIGHT),
+        ("dark", "", DARK),
+        ("light", "__theme=dark", DARK),
+        ("dark", "__theme=light", LIGHT),
+    ],
 )
 def test_it_has_the_pages_colours(browser: Browser, url: str, system: Any, query: str, expected: str) -> None:
     """Dark where the visitor's system or the address says so, as Gradio decides it."""

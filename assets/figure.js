@@ -13,7 +13,7 @@ explorer.touch = matchMedia('(hover: none)').matches;
    a figure whose `meta.brush` asks for it, with "brush" and the rows and columns that it was zoomed to. */
 explorer.figure = (element, props, watch, send) => {
   const plot = element.querySelector('.figure');
-  let drawn = null, kind = null, width = 0, starts = [], home = {}, zoomed = false, near = false, fitted = '';
+  let drawn = null, kind = null, width = 0, starts = [], home = {}, zoomed = false, near = null, fitted = '';
   let painted = null;
 
   /* Only what is on the screen, or nearly, is drawn; one figure after another, so that the page takes clicks
@@ -24,8 +24,8 @@ explorer.figure = (element, props, watch, send) => {
       .then(() => drawn === props.value || draw()).catch(console.error);
   };
 
-  /* True once what the figure is to show was painted. */
-  plot.isPainted = () => Boolean(painted) && painted === props.value;
+  /* True once what the figure is to show was painted, or it is too far from the screen to be. */
+  plot.isPainted = () => near === false || (Boolean(painted) && painted === props.value);
 
   const draw = async changes => {
     if (!props.value || !plot.clientWidth || !window.Plotly) return;

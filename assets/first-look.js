@@ -60,11 +60,13 @@ explorer.firstLook = {
     if (explorer.ready) this.pageReady();
   },
 
-  /* The page can do what waits. What it shows then is another thing, so that this ends. */
+  /* The page can do what waits; it then shows another thing, so that the first look ends. A figure that cannot
+     be drawn does not keep it. */
   pageReady() {
     const acts = this.waiting.splice(0);
     acts.forEach(act => act());
     if (acts.length) this.end();
+    else setTimeout(() => this.end(), 5000);
   },
 
   /* Take it away. A size that is being typed is typed on in the page. */

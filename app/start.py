@@ -19,6 +19,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
+from app.first_look import with_first_look
 from app.learn import picture
 from app.sections import answer
 from app.serving import addresses, opened, uploads, waiting
@@ -167,5 +168,5 @@ def middleware() -> list[Middleware]:
         Middleware(SecurityHeaders),
         Middleware(Guard),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
-        Middleware(PageHtml),
+        Middleware(PageHtml, complete=with_first_look),
     ]

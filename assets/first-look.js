@@ -1,5 +1,5 @@
-/* The first look: markup in the page's HTML that shows, before Gradio has built the page, what the page shows
-   then (app/first_look.py). It lies over the page, in a shadow root that nothing else sees, until the page has
+/* The first look: markup in the page's HTML that shows what the page shows once Gradio has built it
+   (app/first_look.py). It lies over the page, in a shadow root that nothing else sees, until the page has
    drawn the same. What was clicked before is done as soon as the page is ready. */
 explorer.firstLook = {
   /* The element, and its shadow root; null where there is none, or no more. */
@@ -18,8 +18,9 @@ explorer.firstLook = {
     }
     Object.assign(this, {host, root});
     root.querySelector('style').after(document.getElementById('page-style').cloneNode(true));
-    const wanted = new URLSearchParams(location.search).get('__theme');
-    const dark = wanted === 'dark' || (wanted !== 'light' && matchMedia('(prefers-color-scheme: dark)').matches);
+    const theme = new URLSearchParams(location.search).get('__theme');
+    const system = matchMedia('(prefers-color-scheme: dark)').matches;
+    const dark = theme === 'dark' || (theme !== 'light' && system);
     for (const part of [host, root.querySelector('.look')]) part.classList.toggle('dark', dark);
     root.querySelector('[data-place=tensor]').setAttribute('aria-current', 'page');
     root.addEventListener('click', event => this.clicked(event));
@@ -35,8 +36,8 @@ explorer.firstLook = {
     requestAnimationFrame(look);
   },
 
-  /* A click is done by what does it on the page, whose markup has the same names. The browser's picker of files
-     needs no page. */
+  /* A click is done by what does it on the page, whose markup has the same names. The browser's picker of
+     files needs no page. */
   clicked(event) {
     const {target, shiftKey, detail, pageX, pageY} = event;
     const what = target.closest('button, a, [data-scheme]');
@@ -60,8 +61,8 @@ explorer.firstLook = {
     if (explorer.ready) this.pageReady();
   },
 
-  /* The page can do what waits; it then shows another thing, so that the first look ends. A figure that cannot
-     be drawn does not keep it. */
+  /* The page can do what waits; it then shows another thing, so that the first look ends. A figure that
+     cannot be drawn does not keep it. */
   pageReady() {
     const acts = this.waiting.splice(0);
     acts.forEach(act => act());

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
 
@@ -12,7 +13,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
-from app.first_look import with_first_look
 from app.theme import HEAD, LATE_HEAD
 
 GRADIOS = "window.gradio_config"
@@ -68,12 +68,12 @@ class SecurityHeaders:
 
 
 class PageHtml:
-    """Adds the page's head, which runs before Gradio's scripts, and the first look to the HTML that Gradio
-    answers with, and allows its inline scripts by their hashes. Stands where bodies are not compressed yet.
+    """Adds to Gradio's HTML the page's head, which runs before Gradio's scripts, and what ``complete`` adds for
+    an address's query. Allows its inline scripts by their hashes. Stands where bodies are not compressed yet.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, complete: Callable[[str, str], str]) -> None:
+        self.app, self.complete = app, complete
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Message = {}
@@ -95,7 +95,7 @@ class PageHtml:
                 html = body.decode("utf-8", "replace")
                 if GRADIOS in html:
                     query = scope["query_string"].decode("latin-1")
-                    html = await run_in_threadpool(with_first_look, _with_head(html), query)
+                    html = await run_in_threadpool(self.complete, _with_head(html), query)
                     body = html.encode()
                     headers["content-length"] = str(len(body))
                 headers["content-security-policy"] = policy((*inline_scripts(html), *_late_scripts()))

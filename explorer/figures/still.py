@@ -113,13 +113,16 @@ def _label(value: float) -> str:
 def _rows(plane: _Plane) -> str:
     """Labels and lines of the vertical axis; none at its ends, as in plotly."""
     axis, (low, high) = plane.y, plane.y["range"]
+    opacity = (
+        axis["gridcolor"].rpartition(",")[2].rstrip(")")
+    )  # of an rgba(…): the style sheet has the colour
     parts = []
     for value in _ticks(low, high, step((high - low) / axis["nticks"])):
         at = plane.down(value)
         if 1 < at < plane.height - 1:
             parts.append(
                 f'<line x2="100%" y1="{at:.0f}" y2="{at:.0f}" shape-rendering="crispEdges" '
-                f'style="stroke:var(--border-color-primary);stroke-opacity:{axis["gridcolor"].split(",")[-1][:-1]}"/>'
+                f'style="stroke:var(--border-color-primary);stroke-opacity:{opacity}"/>'
             )
         tick = f'<line x1="-5" x2="-1" y1="{at:.0f}" y2="{at:.0f}" style="stroke:{axis["tickcolor"]}"/>'
         parts.append(f'{tick}<text x="-7.4" y="{at + 4.2:.1f}" text-anchor="end">{_label(value)}</text>')

@@ -68,8 +68,8 @@ class SecurityHeaders:
 
 
 class PageHtml:
-    """Adds to Gradio's HTML the page's head, which runs before Gradio's scripts, and what ``complete`` adds for
-    an address's query. Allows its inline scripts by their hashes. Stands where bodies are not compressed yet.
+    """Adds to Gradio's HTML the page's head, which runs before Gradio's scripts, and what ``complete`` adds
+    for an address's query. Allows its inline scripts by their hashes. Bodies are not compressed yet here.
     """
 
     def __init__(self, app: ASGIApp, complete: Callable[[str, str], str]) -> None:

@@ -30,7 +30,7 @@ from app.state.controls import (
 )
 from app.state.record import MOST_LISTED, SEPARATOR, Record
 from app.state.selection import file_source
-from explorer.analysis.goals import GOALS, is_goal
+from explorer.analysis.goals import DEFAULT, GOALS, is_goal
 from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.inputs import INPUTS
 from explorer.methods.recipe import Recipe
@@ -118,6 +118,25 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
     )
     told = [(refused or NO_FILE) if lost else missing, *dict.fromkeys(wrong.values())]
     return Visited(record, kept, ". ".join(part for part in told if part), tuple(wrong))
+
+
+_ASIDE = ("__theme", "utm_source", "utm_medium", "utm_campaign")
+"""Keys of an address that choose nothing."""
+
+
+def says_fresh(text: str) -> bool:
+    """True if the query ``text`` shows what a page without a link shows: it chooses nothing, or the same."""
+    query = {key: value for key, value in parse_qsl(text.removeprefix("?"), True) if key not in _ASIDE}
+    fresh = Record.fresh()
+    usual = {
+        "tab": "tensor",
+        "source": fresh.source,
+        "sample": fresh.sample,
+        "scheme": fresh.scheme,
+        "second": fresh.second,
+        "goal": GOALS[DEFAULT].name,
+    }
+    return query.items() <= usual.items() and ("second" in query or "scheme" not in query)
 
 
 def _opened(query: Mapping[str, str]) -> tuple[str | None, str]:

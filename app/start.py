@@ -19,17 +19,18 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
+from app.first_look import with_first_look
 from app.learn import picture
 from app.sections import answer
 from app.serving import addresses, opened, uploads, waiting
 from app.serving.guard import Guard
-from app.serving.headers import ScriptHashes, SecurityHeaders
+from app.serving.headers import PageHtml, SecurityHeaders
 from app.serving.measure import ROUTES
 from app.serving.memory import return_forever, return_large_blocks
 from app.serving.visitors import HostedWatch
 from app.state.controls import DEFAULT_SCHEME
 from app.state.record import Record, next_record
-from app.theme import HEAD, make_theme
+from app.theme import LATE_HEAD, make_theme
 from app.ui import build
 from explorer import gpu
 from explorer.core.backend import gpu_device
@@ -135,7 +136,7 @@ def launch_options(port: int | None = None) -> dict[str, object]:
     """Launch options of the page on ``port`` (None: one that is free); tests launch it the same way."""
     return {
         "theme": make_theme(),
-        "head": HEAD,
+        "head": LATE_HEAD,
         "server_name": os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
         "server_port": port,
         "ssr_mode": False,
@@ -167,5 +168,5 @@ def middleware() -> list[Middleware]:
         Middleware(SecurityHeaders),
         Middleware(Guard),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
-        Middleware(ScriptHashes),
+        Middleware(PageHtml, complete=with_first_look),
     ]

@@ -24,10 +24,14 @@ def _assets(suffix: str, first: str) -> str:
 
 # In the head, as Gradio puts what it takes as css= below a class of its own, where rules for <html> are lost.
 HEAD = (
-    glossary.head() + scheme_groups.head() + f"<style>{_assets('css', 'style.css')}</style>"
+    glossary.head() + scheme_groups.head() + f'<style id="page-style">{_assets("css", "style.css")}</style>'
     f'<script id="plotly" defer src="gradio_api/file={(PLOTLY / "plotly.min.js").as_posix()}"></script>'
     f"<script>{_assets('js', 'explorer.js')}</script>"
 )
+"""Style sheet and scripts, which ``app.serving.headers`` puts into the HTML: they run before Gradio's."""
+LATE_HEAD = '<script>document.head.append(document.getElementById("page-style"))</script>'
+"""What Gradio's script puts into the head after its own style sheets: of two rules of equal specificity, the
+page's wins."""
 
 ACCENT = gr.themes.Color(
     "#eff8ff", "#d9edfb", "#b3daf6", "#7fc0ee", "#3f9fdc", "#0072b2",
@@ -40,12 +44,16 @@ class AssetFont(fonts.Font):
 
     def __init__(self, name: str, file: str) -> None:
         super().__init__(name)
-        self.file = file
+        self.address = f"gradio_api/file={ASSETS.as_posix()}/fonts/{file}"
 
     def stylesheet(self) -> dict[str, str | None]:
-        source = f"url('gradio_api/file={ASSETS.as_posix()}/fonts/{self.file}') format('woff2')"
+        source = f"url('{self.address}') format('woff2')"
         rule = f"@font-face{{font-family:'{self.name}';font-display:swap;font-weight:100 900;src:{source}}}"
         return {"url": None, "css": rule}
+
+
+TEXT_FONT = AssetFont("Inter", "inter-latin-wght-normal.woff2")
+CODE_FONT = AssetFont("JetBrains Mono", "jetbrains-mono-latin-wght-normal.woff2")
 
 
 def make_theme() -> gr.themes.Base:
@@ -55,12 +63,8 @@ def make_theme() -> gr.themes.Base:
         neutral_hue=gr.themes.colors.slate,
         radius_size=gr.themes.sizes.radius_md,
         text_size=gr.themes.sizes.text_sm,
-        font=[AssetFont("Inter", "inter-latin-wght-normal.woff2"), "system-ui", "sans-serif"],
-        font_mono=[
-            AssetFont("JetBrains Mono", "jetbrains-mono-latin-wght-normal.woff2"),
-            "ui-monospace",
-            "monospace",
-        ],
+        font=[TEXT_FONT, "system-ui", "sans-serif"],
+        font_mono=[CODE_FONT, "ui-monospace", "monospace"],
     )
     return theme.set(
         body_background_fill="#f7f8fa",

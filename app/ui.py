@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from app import api, chosen, limits
+from app import api, chosen, first_look, limits
 from app.parts import html
 from app.parts.bar import build_bar
 from app.parts.page import Page, build_record
@@ -28,17 +28,22 @@ def build() -> gr.Blocks:
         fill_width=True,
         delete_cache=(min(keep, 600), keep),
     ) as blocks:
-        block(_header(), js_on_load="explorer.header(element)", elem_id="header")
+        header = _header()
+        block(header, js_on_load="explorer.header(element)", elem_id="header")
         left = hidden("explorer.onTensor(() => trigger('left'))").left
         bar = build_bar(first_sight()["chips"])
         kept: dict[str, Any] = {name: gr.State(None) for name in ("method_results", "gemm_timings")}
         page = Page(bar, block(elem_id="notice"), left, record=build_record(), **kept)
         built: dict[str, Any] = {}
+        titles: dict[str, list[tuple[str, str]]] = {}
         for place in PLACES:
+            before = len(page.titles)
             with gr.Column(elem_id=f"place-{place.NAME}", elem_classes="place"):
                 built[place.NAME] = place.build(page)
+            titles[place.NAME] = page.titles[before:]
         chosen.build(page, blocks, *built["tensor"])
         api.register()
+        first_look.prepare(header, titles["tensor"])
     return blocks
 
 

@@ -15,11 +15,7 @@ Object.assign(explorer, {
   header(element) {
     const nav = element.querySelector('nav');
     explorer.places = JSON.parse(nav.dataset.places);
-    element.addEventListener('click', event => {
-      const button = event.target.closest('button');
-      if (button?.dataset.place) explorer.openPlace(button.dataset.place, true);
-      if (button?.dataset.act) explorer.act(button.dataset.act);
-    });
+    element.addEventListener('click', explorer.barClicked);
     explorer.showPlace(explorer.placeOf(new URLSearchParams(location.search)).place);
   },
 

@@ -11,9 +11,10 @@ Object.assign(explorer, {
 
   /* --- a tensor -------------------------------------------------------------------------------------- */
 
-  /* Give a file to the file control, as if it had been chosen there. */
+  /* Give a file to the file control, as if it had been chosen there, as soon as the page is there. */
   async openFile(file) {
     if (!file) return;
+    if (!explorer.ready) await new Promise(resume => explorer.firstLook.wait('.drop', resume));
     const transfer = new DataTransfer();
     transfer.items.add(file);
     explorer.openPlace('tensor', true);
@@ -126,6 +127,11 @@ Object.assign(explorer, {
     }
   },
 
+  /* A click on a point of the frontier. */
+  takePoint(text, shift) {
+    explorer.choose({do: 'scheme', text, side: shift ? 'b' : explorer.takes});
+  },
+
   inspect(row, column) {
     explorer.choose({do: 'element', row, column});
     setTimeout(() => explorer.arrive('element'));
@@ -182,7 +188,7 @@ document.addEventListener('change', event => {
   if (event.target.matches?.('[data-goal-size]')) explorer.sizeTyped(event.target);
 });
 document.addEventListener('paste', event => {
-  if (document.documentElement.dataset.place !== 'tensor') return;
+  if (!explorer.firstLook.host && document.documentElement.dataset.place !== 'tensor') return;
   const {files} = event.clipboardData;
   const typing = event.target.closest?.('input, textarea, [contenteditable=true]');
   if (files.length) {

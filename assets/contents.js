@@ -2,10 +2,7 @@
 explorer.contents = {
   start(element) {
     this.list = element.querySelector('nav');
-    element.addEventListener('click', event => {
-      const button = event.target.closest('[data-section]');
-      if (button) explorer.openSection(button.dataset.section);
-    });
+    element.addEventListener('click', explorer.barClicked);
     addEventListener('scroll', () => this.markLater(), {passive: true});
     addEventListener('resize', () => this.markLater(), {passive: true});
     new MutationObserver(() => this.fill())

@@ -4,11 +4,16 @@ window.explorer = {
   /* --- the bar and its panels ------------------------------------------------------------------------ */
 
   chips(element) {
-    element.addEventListener('click', event => {
-      const button = event.target.closest('button');
-      if (button?.dataset.panel) explorer.togglePanel(button.dataset.panel);
-      if (button?.dataset.act) explorer.act(button.dataset.act);
-    });
+    element.addEventListener('click', explorer.barClicked);
+  },
+
+  /* A click into the header, the bar or its list of sections. */
+  barClicked(event) {
+    const {place, panel, act, section} = event.target.closest('button')?.dataset || {};
+    if (place) explorer.openPlace(place, true);
+    if (panel) explorer.togglePanel(panel);
+    if (act) explorer.act(act);
+    if (section !== undefined) explorer.openSection(section);
   },
 
   togglePanel(name) {
@@ -121,7 +126,7 @@ window.explorer = {
   act(act, side) {
     if (act !== 'copy') explorer.closePanels();
     if (act === 'copy') explorer.copyLink();
-    else if (act === 'keys') document.getElementById('keys').showModal();
+    else if (act === 'keys') document.getElementById('keys')?.showModal();
     else explorer.choose({do: act, side: side || 'a'});
   },
 

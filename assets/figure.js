@@ -13,7 +13,8 @@ explorer.touch = matchMedia('(hover: none)').matches;
    a figure whose `meta.brush` asks for it, with "brush" and the rows and columns that it was zoomed to. */
 explorer.figure = (element, props, watch, send) => {
   const plot = element.querySelector('.figure');
-  let drawn = null, kind = null, width = 0, starts = [], home = {}, zoomed = false, near = false, fitted = '';
+  let drawn = null, kind = null, width = 0, starts = [], home = {}, zoomed = false, near = null, fitted = '';
+  let painted = null;
 
   /* Only what is on the screen, or nearly, is drawn; one figure after another, so that the page takes clicks
      and keys in between. */
@@ -23,14 +24,17 @@ explorer.figure = (element, props, watch, send) => {
       .then(() => drawn === props.value || draw()).catch(console.error);
   };
 
+  /* True once what the figure is to show was painted, or it is too far from the screen to be. */
+  plot.isPainted = () => near === false || (Boolean(painted) && painted === props.value);
+
   const draw = async changes => {
     if (!props.value || !plot.clientWidth || !window.Plotly) return;
-    const spec = explorer.errorMap.describe(JSON.parse(props.value));
+    const {value} = props, spec = explorer.errorMap.describe(JSON.parse(value));
     if (kind === spec.layout.uirevision) explorer.keepSwitches(plot, spec);
     else zoomed = false;
     kind = spec.layout.uirevision;
     starts = (spec.layout.shapes || []).map(shape => shape.x0);
-    drawn = props.value;
+    drawn = value;
     width = plot.clientWidth;
     fitted = explorer.fit(spec.layout, width);
     const names = explorer.callouts(spec.layout, width);
@@ -41,6 +45,7 @@ explorer.figure = (element, props, watch, send) => {
       edits: {shapePosition: 'draggable' in plot.dataset}};
     const first = !plot._fullLayout;
     await Plotly.react(plot, spec.data, layout, config);
+    painted = value;
     plot.style.minHeight = '';
     if (!zoomed) home = explorer.ranges(plot);
     if (spec.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.focusable(plot);

@@ -30,10 +30,11 @@ Object.assign(explorer, {
     explorer.sendActs();
   },
 
-  /* The page is open: what its address says is the first act. */
+  /* The page is open: what its address says is the first act, before what was pressed meanwhile. */
   begin() {
     history.scrollRestoration = 'manual';
-    explorer.choose({do: 'visit', query: location.search});
+    explorer.acts.unshift({do: 'visit', query: location.search});
+    explorer.sendActs();
   },
 
   /* Call `go()` when there are acts, but not while an answer is awaited: Gradio would send them with the
@@ -192,7 +193,10 @@ Object.assign(explorer, {
     explorer.version += 1;
     const first = !explorer.ready;
     explorer.ready = true;
-    if (first) explorer.start();
+    if (first) {
+      explorer.start();
+      setTimeout(() => explorer.firstLook.pageReady());
+    }
     explorer.sections.forEach(explorer.refresh);
   },
 
@@ -213,6 +217,7 @@ Object.assign(explorer, {
       explorer.showPlace(place);
       explorer.shownAnew();
     }
+    explorer.firstLook.end();
     explorer.showSource(explorer.record?.source);
     explorer.notice(answer ? '' : 'The server does not answer. Still shown: the previous view.');
   },

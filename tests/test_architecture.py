@@ -40,7 +40,7 @@ FLOORS = [
     {"app.sections", "app.learn"},
     {"app.places"},
     {"app.link", "app.api"},
-    {"app.chosen"},
+    {"app.chosen", "app.first_look"},
     {"app.ui"},
     {"app.start"},
 ]

@@ -36,6 +36,7 @@ class Page:
         for the visitor: the sections that run them fill these, and reports hold them.
     position: the boxes of row and column, and the one that says that the largest error is followed.
     kept: by their keys in the address, the controls of sections that it keeps.
+    titles: the names and titles of the sections that the bar lists, in the order of the page.
     record: hidden components that hold the ``Record`` that is shown, in the order of its fields.
     """
 
@@ -48,6 +49,7 @@ class Page:
     seen: dict[str, Control] = field(default_factory=dict)
     position: list[Control] = field(default_factory=list)
     kept: dict[str, Control] = field(default_factory=dict)
+    titles: list[tuple[str, str]] = field(default_factory=list)
     _section: str | None = None
     _last_seen: dict[str, Any] = field(default_factory=dict)
 
@@ -68,6 +70,8 @@ class Page:
         """A part of a place that a link can open; what follows the selection inside waits until it is
         seen. ``title``: what the bar's list of sections calls it; without one it is not listed."""
         with gr.Column(elem_id=f"section-{name}", elem_classes="section"):
+            if title:
+                self.titles.append((name, title))
             said = f"{json.dumps(name)}, {json.dumps(title)}"
             self.seen[name] = hidden(f"explorer.section(element, {said}, () => trigger('seen'))")
             outer, self._section = self._section, name

@@ -59,8 +59,7 @@ INPUTS = ("fp8-inputs", "int8-inputs")
 CERTAIN = 0.25
 """The relative error of a modelled time from which on the sentence does not speak of it."""
 OTHER_MODELS = "?tab=model&section=whole-model"
-TAKEN = """({data, shift}) => data && explorer.choose({do: 'scheme', text: data[1],
-  side: shift ? 'b' : explorer.takes || 'a'})"""
+TAKEN = "({data, shift}) => data && explorer.takePoint(data[1], shift)"
 """A click on a point, whose data are [label, text] of its scheme."""
 
 _ROWS = BoundedCache[dict[str, ComparisonRow]](64)
@@ -248,8 +247,12 @@ def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
 
 def first_sight() -> dict[str, Shown]:
     """What a page without a link shows, as far as it is known when the page is built: it comes with it."""
+    return shown_by(analyses_of(Record.fresh()))
+
+
+def shown_by(found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
+    """What a page without a link shows by all that is known by now; ``found``: its tensor and analyses."""
     chosen = Record.fresh()
-    found = analyses_of(chosen)
     return {**answered(chosen, found), **of_tensor(chosen, found)}
 
 

@@ -1,18 +1,22 @@
-"""Headers of every response: the sources that the page may load and run."""
+"""Headers of every response, which say what the page may load and run, and the HTML of the page itself."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
-from app.theme import HEAD
+from app.theme import HEAD, LATE_HEAD
 
+GRADIOS = "window.gradio_config"
+"""What only the page's own HTML holds."""
 SPACES = " https://huggingface.co https://*.hf.space"
 """Sites that show a Space in a frame."""
 
@@ -63,18 +67,19 @@ class SecurityHeaders:
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
-class ScriptHashes:
-    """Allows the inline scripts of the HTML that Gradio answers with, by their hashes. It stands where bodies
-    are not compressed yet."""
+class PageHtml:
+    """Adds to Gradio's HTML the page's head, which runs before Gradio's scripts, and what ``complete`` adds
+    for an address's query. Allows its inline scripts by their hashes. Bodies are not compressed yet here.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, complete: Callable[[str, str], str]) -> None:
+        self.app, self.complete = app, complete
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Message = {}
         body = b""
 
-        async def hashed(message: Message) -> None:
+        async def completed(message: Message) -> None:
             nonlocal start, body
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
@@ -86,12 +91,24 @@ class ScriptHashes:
                 return
             body += message.get("body", b"")
             if not message.get("more_body", False):
-                scripts = (*inline_scripts(body.decode("utf-8", "replace")), *_scripts_of_head())
-                MutableHeaders(scope=start)["content-security-policy"] = policy(scripts)
+                headers = MutableHeaders(scope=start)
+                html = body.decode("utf-8", "replace")
+                if GRADIOS in html:
+                    query = scope["query_string"].decode("latin-1")
+                    html = await run_in_threadpool(self.complete, _with_head(html), query)
+                    body = html.encode()
+                    headers["content-length"] = str(len(body))
+                headers["content-security-policy"] = policy((*inline_scripts(html), *_late_scripts()))
                 await send(start)
                 await send({"type": "http.response.body", "body": body})
 
-        await self.app(scope, receive, hashed if scope["type"] == "http" else send)
+        await self.app(scope, receive, completed if scope["type"] == "http" else send)
+
+
+def _with_head(html: str) -> str:
+    """``html`` with the page's head at the end of its own."""
+    before, end, after = html.partition("</head>")
+    return f"{before}{HEAD}{end}{after}"
 
 
 def inline_scripts(html: str) -> tuple[str, ...]:
@@ -103,9 +120,9 @@ def inline_scripts(html: str) -> tuple[str, ...]:
 
 
 @cache
-def _scripts_of_head() -> tuple[str, ...]:
-    """Scripts that Gradio puts into the page's head at start."""
-    return inline_scripts(HEAD)
+def _late_scripts() -> tuple[str, ...]:
+    """Scripts that Gradio's own puts into the page's head."""
+    return inline_scripts(LATE_HEAD)
 
 
 def _digest(script: str) -> str:

@@ -123,6 +123,9 @@ def frontier_figure(
         [widest, _annotations(points, edge, window, widths, OTHERS[widest])] for widest, widths in CLASSES
     ]
     fig = figure("bits per element, scales included", "", f"{name} frontier", HEIGHT)
+    fig.update_layout(
+        xaxis_automargin=False, yaxis_automargin=False
+    )  # the names are placed for these margins
     traces = [_line(edge, window), *_faint(points, window), *_rings(points, window), *_listed(points, window)]
     fig.add_traces(traces)
     low, high = map(window.x, window.bits)

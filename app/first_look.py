@@ -1,0 +1,102 @@
+"""The first look: what a page without a link shows, as markup in its HTML. A browser paints it seconds before
+Gradio has built the page.
+
+It is made of the same words by the same templates as the first screen; ``explorer.figures.still`` draws its
+figure. It lies over the page in a closed shadow root. ``assets/first-look.js`` takes it away once the page
+shows the same, and does what was clicked on it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from markupsafe import Markup
+
+from app.link import says_fresh
+from app.parts import html
+from app.sections import answer, overview
+from app.state.analyses import Pairs, analyses_of
+from app.state.record import Record
+from app.theme import CODE_FONT, TEXT_FONT
+from explorer.figures.still import still
+from explorer.sources.tensors import Matrix
+
+_FOCUSABLE = re.compile(r"<(button|input|a)\b")
+_LOG = logging.getLogger("explorer")
+
+
+@dataclass(frozen=True, eq=False)
+class FirstLook:
+    """What the first look shows around the answer: the header, and the names and titles of the place's
+    sections. ``found``: the analyses of what a page without a link shows."""
+
+    header: str
+    sections: tuple[tuple[str, str], ...]
+    found: tuple[Matrix, Pairs]
+
+    def markup(self) -> str:
+        """The first look by all that is known by now."""
+        words = answer.shown_by(self.found) | {"chips": overview.words_of(*self.found)["chips"]}
+        return _rendered(self, tuple(sorted(words.items())))
+
+
+@lru_cache(maxsize=2)
+def _rendered(look: FirstLook, words: tuple[tuple[str, str], ...]) -> str:
+    shown = dict(words) | {"header": look.header, "drop": html.drop()}
+    shown["figure"] = still(json.loads(shown["figure"]))
+    markup = {name: Markup(_without_focus(text)) for name, text in shown.items()}
+    return html.render("first_look", sections=look.sections, **markup)
+
+
+def _without_focus(text: str) -> str:
+    """``text`` with nothing that Tab leads to: whoever uses keys waits for the page itself."""
+    return _FOCUSABLE.sub(r'<\1 tabindex="-1"', text.replace('tabindex="0"', 'tabindex="-1"'))
+
+
+def _links(theme: str) -> str:
+    """What the first look needs at once, and the page later: Gradio's style sheet of the theme, whose version
+    is ``theme``, and the fonts."""
+    fonts = (
+        f'<link rel="preload" as="font" type="font/woff2" crossorigin href="{font.address}">'
+        for font in (TEXT_FONT, CODE_FONT)
+    )
+    return f'<link rel="stylesheet" href="theme.css?v={theme}">{"".join(fonts)}'
+
+
+_made: list[FirstLook] = []
+
+
+def prepare(header: str, sections: list[tuple[str, str]]) -> None:
+    """Have pages show a first look from now on, with ``header`` and ``sections`` as in ``FirstLook``. Where
+    it cannot be made, pages open without one, and the log says why."""
+    _made.clear()
+    try:
+        look = FirstLook(header, tuple(sections), analyses_of(Record.fresh()))
+        look.markup()
+    except Exception:
+        _LOG.exception("pages open without a first look, which could not be made")
+    else:
+        _made.append(look)
+
+
+def with_first_look(page: str, query: str) -> str:
+    """The HTML ``page`` with the first look, if there is one and ``query`` of the address shows the same."""
+    if not _made or not says_fresh(query):
+        return page
+    try:
+        look = _made[0].markup()
+    except Exception:
+        _LOG.exception("a page opens without a first look, which could not be made")
+        return page
+    head, end, body = page.partition("</head>")
+    opening = re.search(r"<body\b[^>]*>", body)
+    theme = re.search(r'"theme_hash":"(\w+)"', head)
+    if not end or opening is None or theme is None:
+        _LOG.error("a page opens without a first look: Gradio's HTML is not what it was")
+        return page
+    at = opening.end()
+    return f"{head}{_links(theme[1])}{end}{body[:at]}{look}{body[at:]}"

@@ -81,7 +81,7 @@ def test_the_answer_is_there_before_gradio_and_does_not_jump(page: Page, url: st
         [...root.querySelectorAll('.figure [data-scheme]')].map(point => point.dataset.scheme),
         getComputedStyle(explorer.firstLook.host).visibility]; }}"""
     )
-    assert said.startswith("NVFP4 keeps +1.0 dB") and seen == "visible"
+    assert said.startswith("NVFP4 gains +1.0 dB") and seen == "visible"
     assert len(rows) == 5 and set(points) >= {"int4_group128_asym", "nvfp4"}
     page.evaluate(JUMP)
     let_go()
@@ -100,12 +100,12 @@ def test_clicks_before_the_page_are_done(page: Page, url: str) -> None:
     page.keyboard.down("Shift")
     page.mouse.click(*spot(page, "tr[data-scheme=mxfp4] td.num"))
     page.keyboard.up("Shift")
-    page.mouse.click(*spot(page, ".figure [data-scheme=nf4_block64]"))
+    page.mouse.click(*spot(page, ".figure [data-scheme=nvfp4]"))
     assert page.evaluate(f"{ROOT}.querySelectorAll('[data-waiting]').length") == 3
     let_go()
     gone(page)
     expect(page.locator(".tensor-card h2")).to_contain_text("384 × 1,536")
-    expect(page.locator("#shortlist tr.is-a")).to_have_attribute("data-scheme", "nf4_block64")
+    expect(page.locator("#shortlist tr.is-a")).to_have_attribute("data-scheme", "nvfp4")
     settled(page)
     record = agree(page)
     assert (record["sample"], record["second"]) == ("mlp_down", "mxfp4")

@@ -94,21 +94,21 @@ def test_the_answer_is_there_before_gradio_and_does_not_jump(page: Page, url: st
 
 
 def test_clicks_before_the_page_are_done(page: Page, url: str) -> None:
-    """A sample, a row with Shift and a point are marked, and done in their order once the page can."""
+    """A sample, a row and a point with Shift are marked, and done in their order once the page can."""
     let_go = hold(page, url)
     page.mouse.click(*spot(page, "[data-sample=mlp_down]"))
-    page.keyboard.down("Shift")
     page.mouse.click(*spot(page, "tr[data-scheme=mxfp4] td.num"))
+    page.keyboard.down("Shift")
+    page.mouse.click(*spot(page, ".figure [data-scheme=int4_group128_asym]"))  # no other lies over it
     page.keyboard.up("Shift")
-    page.mouse.click(*spot(page, ".figure [data-scheme=nvfp4]"))
     assert page.evaluate(f"{ROOT}.querySelectorAll('[data-waiting]').length") == 3
     let_go()
     gone(page)
     expect(page.locator(".tensor-card h2")).to_contain_text("384 × 1,536")
-    expect(page.locator("#shortlist tr.is-a")).to_have_attribute("data-scheme", "nvfp4")
+    expect(page.locator("#shortlist tr.is-a")).to_have_attribute("data-scheme", "mxfp4")
     settled(page)
     record = agree(page)
-    assert (record["sample"], record["second"]) == ("mlp_down", "mxfp4")
+    assert (record["sample"], record["second"]) == ("mlp_down", "int4_group128_asym")
 
 
 def test_a_file_dropped_before_the_page_is_opened(page: Page, url: str, tmp_path: Path) -> None:

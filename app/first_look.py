@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from app.link import says_fresh
 from app.parts import html
-from app.sections import answer, overview
+from app.sections import answer
 from app.state.analyses import Pairs, analyses_of
 from app.state.record import Record
 from app.theme import CODE_FONT, TEXT_FONT
@@ -31,22 +31,22 @@ _LOG = logging.getLogger("explorer")
 
 @dataclass(frozen=True, eq=False)
 class FirstLook:
-    """What the first look shows around the answer: the header, and the names and titles of the place's
-    sections. ``found``: the analyses of what a page without a link shows."""
+    """What the first look shows around the answer: the header, the bar's buttons, and the names and titles of
+    the place's sections. ``found``: the analyses of what a page without a link shows."""
 
     header: str
+    chips: str
     sections: tuple[tuple[str, str], ...]
     found: tuple[Matrix, Pairs]
 
     def markup(self) -> str:
         """The first look by all that is known by now."""
-        words = answer.shown_by(self.found) | {"chips": overview.words_of(*self.found)["chips"]}
-        return _rendered(self, tuple(sorted(words.items())))
+        return _rendered(self, tuple(sorted(answer.shown_by(self.found).items())))
 
 
 @lru_cache(maxsize=2)
 def _rendered(look: FirstLook, words: tuple[tuple[str, str], ...]) -> str:
-    shown = dict(words) | {"header": look.header, "drop": html.drop()}
+    shown = dict(words) | {"header": look.header, "chips": look.chips, "drop": html.drop()}
     shown["figure"] = still(json.loads(shown["figure"]))
     markup = {name: Markup(_without_focus(text)) for name, text in shown.items()}
     return html.render("first_look", sections=look.sections, **markup)
@@ -75,7 +75,9 @@ def prepare(header: str, sections: list[tuple[str, str]]) -> None:
     it cannot be made, pages open without one, and the log says why."""
     _made.clear()
     try:
-        look = FirstLook(header, tuple(sections), analyses_of(Record.fresh()))
+        matrix, pairs = found = analyses_of(Record.fresh())
+        chips = html.chips(matrix.name, [recipe for recipe, _ in pairs])
+        look = FirstLook(header, chips, tuple(sections), found)
         look.markup()
     except Exception:
         _LOG.exception("pages open without a first look, which could not be made")

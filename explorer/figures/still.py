@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from explorer.figures.callouts import text_width
+
 X_PIXELS, FEWEST, MOST = 80, 4, 9
 """Pixels of a horizontal axis for each label, and how many steps between labels there are at least and at
 most, as in plotly's ``autoTicks``."""
 _STEPS = (1, 2, 5, 10)
 _DASHES = {"dot": "3px 3px"}
 """A line of 1.5 pixels in plotly's dots."""
+_OF_ESTIMATE = 0.84
+"""The share of ``text_width`` that a name takes at least; its halo keeps a line out of the rest."""
 _HALO = "paint-order:stroke;stroke:var(--background-fill-primary);stroke-width:4px;stroke-linejoin:round"
 """Keeps the line to a point out of its name."""
 _WAYS = {"triangle-right": 0, "triangle-down": 90, "triangle-left": 180, "triangle-up": 270}
@@ -230,14 +234,19 @@ def _name(note: Mapping[str, Any], plane: _Plane) -> str:
         at = f'x="{note["xshift"] + 2}" y="{-note["yshift"] - 5}"'
         return f"<text {at}>{escape(note['text'])}</text>"
     right, down, away = note["ax"], note["ay"], note["standoff"]
-    line = ""
-    if away:
-        start = away / math.hypot(right, down)
-        ends = f'x1="{right * start:.1f}" y1="{down * start:.1f}" x2="{right}" y2="{down}"'
-        line = f'<line {ends} style="stroke:{note["arrowcolor"]}"/>'
     text = note["text"]
     bold = text.startswith("<b>")
     text = text.removeprefix("<b>").removesuffix("</b>")
+    line = ""
+    if away:
+        size = note["font"]["size"]
+        wide, tall = _OF_ESTIMATE * text_width(text, size, bold) / 2, 0.6 * size
+        inside = min(wide / abs(right) if right else math.inf, tall / abs(down) if down else math.inf)
+        start, end = away / math.hypot(right, down), max(1 - inside, 0)
+        if start < end:
+            ends = (right * start, down * start, right * end, down * end)
+            x1, y1, x2, y2 = (f"{value:.1f}" for value in ends)
+            line = f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" style="stroke:{note["arrowcolor"]}"/>'
     weight = ";font-weight:bold" if bold else ""
     style = f"fill:{_rgb(note['font']['color'])}{weight};{_HALO};white-space:pre"
     x, y = plane.across(note["x"], on_axis=True), plane.down(note["y"])

@@ -48,7 +48,9 @@ def take(page: Page, name: str, path: Path) -> None:
     # On a phone it may be further down than what is computed at once.
     page.locator(picture.done.split()[0].rstrip(",")).first.scroll_into_view_if_needed()
     page.locator(picture.done).first.wait_for(state="attached")
-    page.locator(picture.top).evaluate("e => scrollTo(0, e.getBoundingClientRect().top + scrollY - 64)")
+    page.locator(picture.top).evaluate(
+        "e => scrollTo(0, e.getBoundingClientRect().top + scrollY - explorer.contents.bottom() - 12)"
+    )
     page.wait_for_timeout(2000)
     page.screenshot(path=path)
 

@@ -148,6 +148,7 @@ def page_table(timings: Sequence[PageTiming]) -> str:
         [
             t.action,
             f"`{t.tensor}`",
+            words.duration(t.first_s),
             words.duration(t.median_s),
             words.duration(t.high_s),
             words.bytes_(t.received_bytes),
@@ -157,8 +158,9 @@ def page_table(timings: Sequence[PageTiming]) -> str:
         ]
         for t in timings
     ]
-    headers = ["action", "tensor", "median", "longest", "received", "layout shift", "longest task", "memory"]
-    return markdown(headers, rows or [[NOT_RECORDED, *[""] * 7]])
+    times = ["first change", "median", "longest"]
+    headers = ["action", "tensor", *times, "received", "layout shift", "longest task", "memory"]
+    return markdown(headers, rows or [[NOT_RECORDED, *[""] * (len(headers) - 1)]])
 
 
 # --- products ----------------------------------------------------------------------------------------

@@ -38,6 +38,9 @@ BESIDE = "beside the blocks"
 """Title of the panel of layers that have no depth."""
 NARROW, PHONE_TOP = 560, 216
 """Pixels of width below which labels are upright, and then over the map, for them and the buttons."""
+LOWEST = PHONE_TOP // 2
+"""Pixels of the map of few layers: plotly places buttons at most three times a map's height above its lower
+edge."""
 SHADES = 254
 """The largest code of a colour."""
 ORDERS = ("in order", "by loss")
@@ -140,7 +143,7 @@ def _shades(logs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 def _rows_of_layers(costs: _Costs, chosen: Mapping[str, str], name: str, label: str) -> go.Figure:
     """One map, a row for each layer."""
     count = len(costs.layers)
-    inside, top = ROW * count, 130 + SWITCH_HEIGHT
+    inside, top = max(ROW * count, LOWEST), 130 + SWITCH_HEIGHT
     fig = figure("", "", name, height=inside + top + 20)
     natural, by_loss = list(range(count)), np.argsort(-costs.logs.mean(1), kind="stable").tolist()
     orders = (natural, by_loss)
@@ -162,7 +165,7 @@ def _rows_of_layers(costs: _Costs, chosen: Mapping[str, str], name: str, label: 
         for n, words in enumerate(ORDERS)
     ]
     add_switches(fig, {"order": order_switch, "mode": _colour_switch(fig)})
-    _colour_axes(fig, costs, label, inside // 25)
+    _colour_axes(fig, costs, label, int(inside // 25))
     _place_buttons(fig, inside, top)
     meta = {**fig.layout.meta, "narrow": {"below": NARROW, "changes": _narrow_rows(inside)}}
     margin = {"t": top, "l": 120, "r": 20, "b": 20}

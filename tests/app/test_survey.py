@@ -17,6 +17,7 @@ from app import limits
 from app.parts.slider import FreeSlider
 from app.sections import survey
 from explorer.checkpoints import EXPORTS
+from explorer.figures.survey import heat_figure
 from explorer.survey import SENSITIVITIES, Survey, load_survey
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import in_this_process
@@ -54,6 +55,17 @@ def test_every_signal_has_its_map_and_its_warning(signal: str | None) -> None:
     losses = figure["data"][0]["customdata"]
     assert losses["shape"] == f"{len(FOUND.linear)}, {len(FOUND.head.schemes)}"
     assert len(out.heat) < 250_000
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 5])
+def test_a_survey_of_few_layers_has_its_map(layers: int) -> None:
+    """Its buttons were placed in heights of the map, of which plotly allows three: a small survey of one's
+    own was an error."""
+    linear = [layer for layer in FOUND.layers if layer in FOUND.linear][:layers]
+    figure = heat_figure(Survey(FOUND.head, tuple(linear)), FOUND.head.default)
+    narrow = figure.layout.meta["narrow"]["changes"]
+    assert all(narrow[f"updatemenus.{menu}.y"] <= 3 for menu in (0, 1))
+    assert len(figure.data[0].meta["names"]) == layers
 
 
 def test_the_recipe_is_a_file_of_this_budget() -> None:

@@ -168,9 +168,12 @@ def test_a_link_to_a_section_lets_the_hand_scroll_away(page: Page, url: str) -> 
 @pytest.mark.thorough
 @pytest.mark.shared_page
 def test_back_while_a_large_answer_is_on_its_way(page: Page, url: str) -> None:
-    """The large tensor's answer comes after Back: the page ends with the tensor, the scheme and the element
-    that the address names."""
+    """The large tensor's answer comes after Back, which leads to the entry before: an address is written when
+    its answer is shown. The page ends with the tensor, the scheme and the element that it names."""
     open_page(page, url, "scheme=nvfp4&row=10&column=20")
+    settled(page)
+    open_page(page, url, "scheme=int4_row&row=3&column=4")
+    settled(page)
     open_panel(page, "tensor")
     choose(page, "sample", "4096")
     page.wait_for_function("explorer.sent")

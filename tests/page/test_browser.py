@@ -488,7 +488,7 @@ def test_a_comparison_ends_with_stop_and_with_its_tensor(page: Page, url: str) -
     assert page.locator("#compare-schemes").inner_text() == own
     stop.click()
     expect(page.locator("#compare-stopped")).to_contain_text("Stopped")
-    idle(page)
+    expect(every).to_be_enabled()
     finished = status.inner_text()
     assert f" of {len(SCHEMES)} schemes" in finished
     assert not finished.startswith(f"{len(SCHEMES)} of"), "it had ended by itself"
@@ -647,7 +647,7 @@ def test_figures_save_under_a_name_that_says_what_they_show(page: Page, url: str
             page.locator("#error-plot").get_by_role("button", name=kind).click()
         assert (
             download.value.suggested_filename
-            == f"MLP-up-projection-layer-3-int4-group128-asym-error.{kind.lower()}"
+            == f"MLP-up-projection-layer-3-int4-group128-asym-nvfp4-error.{kind.lower()}"
         )
 
 

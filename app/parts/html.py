@@ -349,7 +349,7 @@ TIME_HEADS = {1: "1 token", 64: "64", 4096: "4,096"}
 
 def answer(said: Answer, why: str = "numbers") -> str:
     """The sentence above the frontier, A and B in their colours; ``why``: the section that explains it."""
-    return render("answer", parts=said.parts, why=why)
+    return render("answer", parts=said.parts, better=said.better, why=why)
 
 
 def figure_head(goal: Goal, everything: bool) -> str:

@@ -30,10 +30,12 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Answer:
-    """The sentence in pieces, and a ``footnote`` on what was measured elsewhere; empty if there is none."""
+    """The sentence in pieces, a ``footnote`` on what was measured elsewhere, and in ``better`` a scheme that
+    beats A and B; empty if there is none."""
 
     parts: tuple[Phrase, ...]
     footnote: str = ""
+    better: str = ""
 
     def __str__(self) -> str:
         return "".join(part.text for part in self.parts)
@@ -51,8 +53,8 @@ def answer(
         return Answer((first, Phrase(said), second, Phrase(f": {level(b.report)}.")))
     gain, more = b.report.sqnr_db - a.report.sqnr_db, b.report.bits.total - a.report.bits.total
     middle = f" {_gain(gain)} {_cost(gain, more)} against "
-    end = f"{_faster(a, b)}.{_better_than_both(a, b, rows)}"
-    return Answer((second, Phrase(middle), first, Phrase(end)), footnote(a.report, b.report))
+    parts = (second, Phrase(middle), first, Phrase(f"{_faster(a, b)}."))
+    return Answer(parts, footnote(a.report, b.report), _better_than_both(a, b, rows))
 
 
 def footnote(a: Report, b: Report | None = None) -> str:
@@ -102,7 +104,10 @@ def _better_than_both(a: Candidate, b: Candidate, rows: Sequence[ComparisonRow])
     bits = min(a.report.bits.total, b.report.bits.total)
     over = [r for r in rows if r.report.bits.total < bits + SAME_BITS and r.report.sqnr_db > most + SAME_DB]
     best = max((r for r in over if r.report.sqnr_db < math.inf), key=lambda r: r.report.sqnr_db, default=None)
-    return "" if best is None else f" More than both, in no more bits: {short(best.label)}."
+    if best is None:
+        return ""
+    more = signed(best.report.sqnr_db - most, 1)
+    return f"Better than both in no more bits: {short(best.label)}, {more} dB."
 
 
 def _cost(gain: float, more: float) -> str:

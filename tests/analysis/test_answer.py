@@ -52,9 +52,9 @@ def test_what_beats_both_is_named() -> None:
     """A sentence on A and B alone reads as advice to take one of them, where a third is better than both."""
     better, worse = ("nf4_block64_double", 20.6, 4.13), ("int4_group64", 20.57, 4.25)
     rows = [ComparisonRow(SCHEMES[n], report(db, bits)) for n, db, bits in (INT4, better, worse)]
-    said = str(answer(candidate(*INT4), candidate("nvfp4", 20.5, 4.5), rows))
-    assert said.endswith("asymmetric. More than both, in no more bits: NF4 block 64, doubly quantized.")
-    assert "More than both" not in str(answer(candidate(*INT4), candidate("nvfp4", 20.7, 4.5), rows))
+    said = answer(candidate(*INT4), candidate("nvfp4", 20.5, 4.5), rows)
+    assert said.better == "Better than both in no more bits: NF4 block 64, doubly quantized, +0.1 dB."
+    assert not answer(candidate(*INT4), candidate("nvfp4", 20.7, 4.5), rows).better
 
 
 def test_times_are_said_where_both_have_them() -> None:

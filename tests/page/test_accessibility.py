@@ -52,7 +52,7 @@ def check(page: Page, part: str = "") -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-@pytest.mark.parametrize("place", sampled(PLACES, ["tensor", "learn"]))
+@pytest.mark.parametrize("place", sampled(PLACES, ["tensor"]))
 def test_a_place(page: Page, url: str, place: str, theme: str) -> None:
     """If it fails, somebody with a screen reader, a keyboard or weak sight misses what ``axe`` names."""
     open_page(page, url, f"{PLACES[place]}&__theme={theme}")

@@ -185,6 +185,7 @@ def test_a_picture_leads_to_an_element(page: Page, url: str) -> None:
     assert page.evaluate("scrollY") == 0, "the way to the element goes on after another address was gone to"
 
 
+@pytest.mark.thorough
 def test_paste_and_pick(page: Page, url: str, tmp_path: Path) -> None:
     """Numbers out of a spreadsheet or a terminal, a file of the picker; words are refused in the page."""
     open_page(page, url)

@@ -157,6 +157,7 @@ def test_two_schemes_by_the_mouse(page: Page, url: str, browser: Browser) -> Non
     expect(page.locator("#kpis .side-b")).to_have_count(6)
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_keys_swap_and_step(page: Page, url: str) -> None:
     """x swaps A and B, ] and [ step through the schemes, ? shows the keys; typing in a box does neither."""
@@ -565,6 +566,7 @@ def test_methods_run_refuse_and_repair_b(page: Page, url: str) -> None:
     expect(page.locator("#methods-bars")).to_be_hidden()
 
 
+@pytest.mark.thorough
 def test_training_runs_and_stops(page: Page, url: str) -> None:
     """Each network is shown as it is trained, and a stop keeps those that are done."""
     open_page(page, url, "tab=training")
@@ -691,6 +693,7 @@ def test_links_of_the_earlier_page(page: Page, url: str, query: str, place: str,
     expect(page.locator(f"#{element}")).to_be_in_viewport(timeout=15_000)
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_places_and_back(page: Page, url: str) -> None:
     """Places change without a request, stand in the address, and Back leads to the last one."""

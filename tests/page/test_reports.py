@@ -9,7 +9,6 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.page.test_browser import idle, open_page
-from tests.sampled import sampled
 
 HIT = """([target, x, y]) => {
   const at = document.elementFromPoint(x, y);
@@ -53,7 +52,8 @@ def test_commands_are_of_the_schemes_that_are_chosen(page: Page, url: str) -> No
     expect(page.locator("#chip-b")).to_have_text("compare with …")
 
 
-@pytest.mark.parametrize("printed", sampled([False, True], [False]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("printed", [False, True])
 def test_a_report_is_made_and_stopped(page: Page, url: str, tmp_path: Path, printed: bool) -> None:
     """A survey's report as files, with how far it is; one that is stopped gives no file."""
     open_page(page, url, "tab=model&section=survey")

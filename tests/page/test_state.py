@@ -140,7 +140,6 @@ def _overtaken(page: Page) -> Iterator[None]:
 FAILURES = {"offline": _aborted, "full": _full, "overtaken": _overtaken}
 CASES = [(way, failure) for way in WAYS for failure in FAILURES]
 CHOSEN = [
-    ("picker", "full"),
     ("back", "offline"),
     ("drop", "overtaken"),
 ]

@@ -169,7 +169,7 @@ ACTIONS: dict[str, Action] = {
     "swap A and B": Action("keydown", _key("x"), SELECTION, _PAIR, _close_panels),
     "element by arrow key": Action("keydown", _key("ArrowRight"), _ELEMENT, (INSPECTOR,), _focus_element),
     "element by a click on the map": Action("click", _click_here, _ELEMENT, (INSPECTOR,), _hover_map),
-    "scheme B removed": Action("click", _click("#chips [data-act=clear]"), SELECTION, _PAIR),
+    "scheme B removed": Action("click", _click("#chips [data-act=clear]"), SELECTION, (ANSWER,)),
     "place changed": Action("click", _click("nav [data-place=learn]"), "html", ("html",)),
     "bit flipped in Learn": Action(
         "click", _click("#toy button[data-bit='0']"), "#place-learn", ("#toy-value",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Error, Locator, Page, expect
 
 from app.learn import training
 from app.places import PLACES
@@ -54,10 +54,17 @@ def look_at(target: Locator) -> None:
     page, rested, before = target.page, 0, None
     page.mouse.wheel(0, 1)
     for _ in range(200):
-        target.scroll_into_view_if_needed()
-        page.evaluate("new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
-        box = target.bounding_box()
-        rested = rested + 1 if box == before else 0
+        try:
+            target.scroll_into_view_if_needed()
+            page.evaluate(
+                "new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))"
+            )
+            box = target.bounding_box()
+        except Error as error:
+            if "not attached" not in str(error):
+                raise
+            box = None  # drawn anew meanwhile
+        rested = rested + 1 if box and box == before else 0
         if rested == 3:
             return
         before = box

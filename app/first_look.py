@@ -86,7 +86,8 @@ def prepare(header: str, sections: list[tuple[str, str]]) -> None:
 
 
 def with_first_look(page: str, query: str) -> str:
-    """The HTML ``page`` with the first look, if there is one and ``query`` of the address shows the same."""
+    """The HTML ``page`` with the first look, if there is one and ``query`` of the address shows the same.
+    What fails here is logged and costs the visitor seconds: the page itself needs no first look."""
     if not _made or not says_fresh(query):
         return page
     try:

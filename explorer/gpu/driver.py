@@ -101,6 +101,15 @@ def load_module(libcuda: Any, cubin: bytes, name: str) -> int:
     return module.value
 
 
+def current_context(libcuda: Any) -> int:
+    """The handle of this thread's current context, 0 without one."""
+    held = ctypes.c_void_p()
+    failed = libcuda.cuCtxGetCurrent(ctypes.byref(held))
+    if failed:
+        raise KernelError(f"the current context is not known: {error_text(libcuda, failed)}")
+    return held.value or 0
+
+
 def encode_map(libcuda: Any, address: int, rows: int, width: int, box_rows: int) -> bytes:
     """The ``CUtensorMap`` of a matrix of bytes [rows, width] at ``address`` with boxes of 128 bytes ×
     ``box_rows``, the 128-byte swizzle, and zeros outside; ``KernelError`` if the driver refuses."""

@@ -146,7 +146,7 @@ def _primary_context(index: int) -> Any:
         return _CONTEXTS[index]
 
 
-def _kernel(index: int, build: Build, name: str, types: str) -> cuda.Kernel:
+def loaded_kernel(index: int, build: Build, name: str, types: str) -> cuda.Kernel:
     """A kernel, loaded into the current context by its first call."""
     key = (index, build, name, types)
     kernel = _KERNELS.get(key)
@@ -191,7 +191,7 @@ def launch(
         for a in arguments
     ]
     with context(index):
-        kernel = _kernel(index, build, name, types)
+        kernel = loaded_kernel(index, build, name, types)
         early = early and _launches_early(index)
         stream = torch.cuda.current_stream(index).cuda_stream
         kernel.launch(values, (*grid, 1, 1)[:3], block, stream, shared, cluster, early)

@@ -22,7 +22,8 @@ from explorer.version import __version__
 if TYPE_CHECKING:
     from explorer.analysis.report import Report, compare
     from explorer.analysis.schemes import ComparisonRow, compare_schemes, mark_frontier
-    from explorer.core.backend import place, use_device
+    from explorer.core.backend import use_device
+    from explorer.core.file import load
     from explorer.core.ops import fake_quantize
     from explorer.core.quantize import QuantizedTensor, dequantize, quantize, quantize_with_scales
     from explorer.formats import FORMATS, Format
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "analysis.report": ("Report", "compare"),
     "analysis.schemes": ("ComparisonRow", "compare_schemes", "mark_frontier"),
-    "core.backend": ("place", "use_device"),
+    "core.backend": ("use_device",),
+    "core.file": ("load",),
     "core.ops": ("fake_quantize",),
     "core.quantize": ("QuantizedTensor", "dequantize", "quantize", "quantize_with_scales"),
     "formats": ("FORMATS", "Format"),
@@ -46,8 +48,8 @@ _SUBPACKAGES = ("analysis", "core", "formats", "gpu", "schemes", "sources")
 __all__ = [
     "CALIBRATORS", "FORMATS", "SCHEMES", "BitBudget", "Calibrator", "ComparisonRow", "ExponentRule", "Format",
     "MappingType", "QuantizedTensor", "Range", "Report", "ScaleRule", "Scales", "Scheme", "SourceError",
-    "__version__", "compare", "compare_schemes", "dequantize", "fake_quantize", "load_matrix",
-    "mark_frontier", "open_source", "place", "quantize", "quantize_with_scales", "use_device",
+    "__version__", "compare", "compare_schemes", "dequantize", "fake_quantize", "load",
+    "load_matrix", "mark_frontier", "open_source", "quantize", "quantize_with_scales", "use_device",
 ]  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def _import_all() -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 if "torch" in sys.modules:  # nothing to wait for, and torch.ops.explorer is there at once

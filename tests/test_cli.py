@@ -24,9 +24,10 @@ from explorer.cli import bench, main, page, report
 from explorer.cli.app import app
 from explorer.cli.output import PrintedTable, counted, render
 from explorer.core import backend
+from explorer.core.file import load as load_quantized
+from explorer.core.file import save_quantized
 from explorer.core.lowering import with_kernels
 from explorer.export.files import write_tensors
-from explorer.export.quantized import load_quantized, save_quantized
 from explorer.survey.rows import SURVEYS
 from lab import cli as lab
 

@@ -22,9 +22,10 @@ from torch import Tensor
 from explorer.checkpoints.gguf_model import GgufModel, open_gguf
 from explorer.checkpoints.gguf_models import out_of_pairs
 from explorer.checkpoints.restored import BESIDE, MAINS, Restored, StoredLayout, described, kind_of, layout_of
-from explorer.export.about import KEY, read_about
+from explorer.core.file import load as load_quantized
+from explorer.core.file import load_extra_tensors
+from explorer.core.file_about import KEY, read_about
 from explorer.export.ggml_blocks import block_scales
-from explorer.export.quantized import load_extra_tensors, load_quantized
 from explorer.formats import E8M0, float_format
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
@@ -117,7 +118,7 @@ def _gguf_of(where: str, limits: SourceLimits) -> Path | None:
 
 
 def _own_files(paths: tuple[Path, ...]) -> Iterator[Path]:
-    """Those of ``paths`` that ``export.quantized`` wrote."""
+    """Those of ``paths`` that ``core.file`` wrote."""
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:

@@ -22,8 +22,8 @@ from torch import Tensor
 from explorer.checkpoints import safetensors_folder
 from explorer.checkpoints.export import Export, Plan, Shape, own_bits
 from explorer.checkpoints.integer_words import ragged
+from explorer.core.file_levels import packed_levels
 from explorer.core.quantize import QuantizedTensor
-from explorer.export.levels import packed_levels
 from explorer.formats.codebooks import BNB_FP4_LEVELS, NF4_LEVELS
 from explorer.schemes import Scheme
 from explorer.schemes.levels import DYNAMIC_MAP

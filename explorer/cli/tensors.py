@@ -117,7 +117,6 @@ def quantize(
     """Quantize one tensor and report the error."""
     from explorer.analysis.sliced import analyse_anywhere
     from explorer.core.serialize import to_json
-    from explorer.export.quantized import save_quantized
 
     chosen = parse_scheme(scheme)
     _check_file(out, layout)
@@ -130,7 +129,7 @@ def quantize(
 
         write_one(layout, analysis.q, Path(out), matrix.name or "tensor")
     elif out:
-        save_quantized(analysis.q, out, matrix.name or "tensor")
+        analysis.q.save(out, matrix.name or "tensor")
     if as_json:
         measured = {**to_json(report), "total_bits": report.bits.total}
         print_json({"tensor": matrix.description, "scheme": _scheme_record(chosen), "report": measured})

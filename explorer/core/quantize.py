@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,17 +20,23 @@ from explorer.core.backend import backend_for
 from explorer.core.blocks import chunks
 from explorer.core.ranges import check_finite, check_range, find_scales
 from explorer.core.ranges import find_ranges as find_ranges
-from explorer.formats.packing import unpack
+from explorer.formats.packing import packed_row_bytes, unpack
 from explorer.schemes import BitBudget, Scales, Scheme, scale_for
 from explorer.schemes.calibrators import Range
+from explorer.schemes.levels import NestedLevel, SuperBlockLevel
+from explorer.schemes.scheme import scheme_called
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class QuantizedTensor:
     """A quantized matrix as it would be stored.
 
     packed        uint8 [rows, packed_row_bytes]   codes, each row from a byte boundary
     scales        per block [grid rows, grid columns], see ``Scales``
+
+    ``save`` and ``explorer.load`` keep it in a safetensors file. It can be pickled, copied, and kept by
+    ``torch.save``, which ``torch.load`` reads with ``weights_only=True`` after ``from explorer import
+    QuantizedTensor``.
     """
 
     packed: Tensor
@@ -57,6 +65,56 @@ class QuantizedTensor:
     def nbytes(self) -> int:
         """Bytes of codes, scales, zero points and tensor scale as stored."""
         return math.ceil(self.bits_per_element.total * self.shape[0] * self.shape[1] / 8 - 1e-6)
+
+    @property
+    def device(self) -> torch.device:
+        return self.packed.device
+
+    def to(self, device: torch.device | str) -> QuantizedTensor:
+        """The same codes and scales on ``device``."""
+        return QuantizedTensor(self.packed.to(device), self.scales.to(device), self.scheme, self.shape)
+
+    def cpu(self) -> QuantizedTensor:
+        return self.to("cpu")
+
+    def cuda(self) -> QuantizedTensor:
+        """The same codes and scales on torch's current GPU."""
+        return self.to("cuda")
+
+    def save(self, path: str | Path, name: str = "tensor") -> None:
+        """Write a safetensors file that ``explorer.load`` reads, as ``explorer quantize --out`` does; its
+        tensors are called ``<name>.packed``, ``<name>.scale`` and so on.
+
+        ``ValueError`` for a scheme whose format or calibrator has no row, since it could not be read back;
+        ``OSError`` if the path cannot be written.
+        """
+        from explorer.core.file import save_quantized  # which reads files as QuantizedTensor
+
+        save_quantized(self, path, name)
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        bits = f"{self.bits_per_element.total:.4g} bits an element"
+        return f"QuantizedTensor({self.scheme}, {rows} x {columns}, {bits}, {self.device})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.packed, self.scales, self.scheme, self.shape)
+
+
+def _unpickled(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int]) -> QuantizedTensor:
+    """A pickled tensor; ``ValueError`` where its parts do not fit together, since kernels would read beyond
+    their ends."""
+    grids = [part for part in (scales.stored, scales.zero_points, scales.offsets) if part is not None]
+    fits = packed.dtype == torch.uint8 and packed.shape == (
+        shape[0],
+        packed_row_bytes(scheme.format, shape[1]),
+    )
+    if not fits or any(part.shape != scheme.grid(shape) for part in grids):
+        raise ValueError(f"the codes or scales of this pickled tensor are not those of {scheme}, {shape}")
+    return QuantizedTensor(packed, scales, scheme, shape)
+
+
+torch.serialization.add_safe_globals([_unpickled, Scales, SuperBlockLevel, NestedLevel, scheme_called])
 
 
 def check_matrix(x: Tensor) -> tuple[int, int]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explorer.core.file_levels import block_integers, super_scales
 from explorer.core.quantize import QuantizedTensor
-from explorer.export.levels import block_integers, super_scales
 from explorer.formats import IntegerFormat
 from explorer.schemes.levels import SuperBlockLevel
 from explorer.schemes.rules import SUPER_BLOCK

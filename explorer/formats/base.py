@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,14 @@ class Format:
     def __post_init__(self) -> None:
         if self.torch_dtype is not None:
             self._check_dtype(self.torch_dtype)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A row of ``FORMATS`` is pickled as its name and read back as the row: code compares by ``is``."""
+        from explorer.formats.table import FORMATS, format_named
+
+        if FORMATS.get(self.name) is self:
+            return format_named, (self.name,)
+        return super().__reduce_ex__(protocol)
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
         """``ValueError`` unless torch reads codes of up to 8 bits as this format does; wider ones by size."""

@@ -103,6 +103,11 @@ FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 """Every format by its name, which is ml_dtypes' where it has one."""
 
 
+def format_named(name: str) -> Format:
+    """The row of ``FORMATS`` called ``name``; ``KeyError`` if there is none. What pickled formats call."""
+    return FORMATS[name]
+
+
 def float_format(name: str) -> FloatFormat:
     """The floating-point format called ``name``; ``KeyError`` if there is none."""
     row = FORMATS[name]

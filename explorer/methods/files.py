@@ -1,4 +1,4 @@
-"""A quantized layer in a safetensors file, and back: codes and scales as ``export.quantized`` writes them,
+"""A quantized layer in a safetensors file, and back: codes and scales as ``core.file`` writes them,
 and
 
     <name>.change<i>.<key>   transform i:  input_divisor [K], or hadamard_signs [K] and hadamard_order [2]
@@ -16,14 +16,15 @@ from pathlib import Path
 
 from torch import Tensor
 
+from explorer.core.file import load as load_quantized
+from explorer.core.file import load_extra_tensors, save_quantized
 from explorer.core.quantize import QuantizedTensor
-from explorer.export.quantized import load_extra_tensors, load_quantized, save_quantized
 from explorer.methods import METHODS
 from explorer.methods.layer import QuantizedLayer, Residue, Transform
 
 
 def save_layer(layer: QuantizedLayer, path: str | Path, name: str = "weight") -> None:
-    """Write ``layer``: ``load_layer`` gives the same outputs, ``load_quantized`` the same codes."""
+    """Write ``layer``: ``load_layer`` gives the same outputs, ``core.file.load`` the same codes."""
     save_quantized(layer.q, path, name, layer.extra_tensors())
 
 

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,12 @@ class Calibrator:
     explanation: str
     headroom: float = 1.0
     of_magnitudes: bool = True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A row of ``CALIBRATORS`` is pickled as its name, since its function may have none."""
+        if CALIBRATORS.get(self.name) is self:
+            return calibrator_named, (self.name,)
+        return super().__reduce_ex__(protocol)
 
 
 def minmax_range(blocks: Tensor, zero_included: bool = True) -> Range:

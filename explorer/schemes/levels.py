@@ -45,6 +45,10 @@ class SuperBlockLevel:
         minimum = None if self.minimum is None else change(self.minimum)
         return dataclasses.replace(self, scale=change(self.scale), minimum=minimum)
 
+    def to(self, device: torch.device | str) -> SuperBlockLevel:
+        """The same level on ``device``."""
+        return self.map_grids(lambda grid: grid.to(device))
+
     def join(self, parts: Sequence[SuperBlockLevel], dim: int) -> SuperBlockLevel:
         """The level of a matrix from those of its parts."""
         minimums = [part.minimum for part in parts if part.minimum is not None]
@@ -79,6 +83,10 @@ class NestedLevel:
     def map_grids(self, change: Callable[[Tensor], Tensor]) -> NestedLevel:
         """The level with ``change`` applied to every tensor that has an entry for each block."""
         return NestedLevel(change(self.scale), change(self.mean))
+
+    def to(self, device: torch.device | str) -> NestedLevel:
+        """The same level on ``device``."""
+        return self.map_grids(lambda grid: grid.to(device))
 
     def join(self, parts: Sequence[NestedLevel], dim: int) -> NestedLevel:
         """The level of a matrix from those of its parts; ``ValueError`` if they were found apart."""

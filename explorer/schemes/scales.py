@@ -83,6 +83,12 @@ class Scales:
             upper=None if self.upper is None else self.upper.map_grids(change),
         )
 
+    def to(self, device: torch.device | str) -> Scales:
+        """The same scales on ``device``."""
+        moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
+        upper = None if self.upper is None else self.upper.to(device)
+        return dataclasses.replace(self, **moved, upper=upper)  # type: ignore[arg-type]
+
     @property
     def scale(self) -> Tensor:
         """float32 [grid rows, grid columns]: both levels together."""

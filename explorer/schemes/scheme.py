@@ -7,6 +7,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import packed_row_bytes
@@ -61,6 +62,12 @@ class Scheme(SchemeParts):
         Raises ``ValueError`` that says which part of the text is wrong and what is accepted there.
         """
         return _parse(text)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as text, name and label where the text can be read back: a row of ``SCHEMES`` stays it."""
+        if unlisted(self):
+            return super().__reduce_ex__(protocol)
+        return scheme_called, (self.text, self.name, self.label)
 
     def __str__(self) -> str:
         return self.text if unlisted(self) else NAMES.get(self.text, self.text)
@@ -148,6 +155,14 @@ def _parse(text: str) -> Scheme:
     if parts.text in NAMES:
         return SCHEMES[NAMES[parts.text]]
     return _scheme_of(dataclasses.replace(parts, name=parts.text, label=custom_label(parts)))
+
+
+def scheme_called(text: str, name: str, label: str) -> Scheme:
+    """The scheme that ``text`` spells, under a name and a label. What pickled schemes call."""
+    scheme = Scheme.parse(text)
+    if (scheme.name, scheme.label) == (name, label):
+        return scheme
+    return dataclasses.replace(scheme, name=name, label=label)
 
 
 def label_of_text(text: str) -> str:

@@ -43,7 +43,7 @@ from explorer.analysis.element import inspect_element
 from explorer.analysis.memory import estimate
 from explorer.analysis.schemes import ComparisonRow
 from explorer.checkpoints import EXPORTS, write_one
-from explorer.export.quantized import load_quantized
+from explorer.core.file import load as load_quantized
 from explorer.figures.style import file_name
 from explorer.formats.code import code_facts
 from explorer.paths import KERNELS

@@ -28,7 +28,7 @@ from explorer.checkpoints.integer_words import int32_words
 from explorer.checkpoints.restored import Restored
 from explorer.checkpoints.stored import GgufCheckpoint, open_checkpoint
 from explorer.cli import main
-from explorer.export.quantized import save_quantized
+from explorer.core.file import save_quantized
 from explorer.figures.diff import depth_figure
 from explorer.progress import StoppedError, stoppable
 from explorer.sources.base import SourceError

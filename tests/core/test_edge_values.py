@@ -190,7 +190,8 @@ def test_bytes_in_the_file(name: str, tmp_path: pytest.TempPathFactory) -> None:
     """``nbytes`` is what the tensors of the file take, zero points at b bits included."""
     from safetensors import safe_open
 
-    from explorer.export.quantized import load_quantized, save_quantized
+    from explorer.core.file import load as load_quantized
+    from explorer.core.file import save_quantized
 
     q = quantize(torch.randn(33, 100), SCHEMES[name])
     path = f"{tmp_path}/q.safetensors"

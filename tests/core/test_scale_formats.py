@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 
 from explorer import FORMATS, Scheme, compare, quantize
+from explorer.core.file import load as load_quantized
+from explorer.core.file import save_quantized
 from explorer.core.lowering import config_of, raw_scales
-from explorer.export.quantized import load_quantized, save_quantized
 from explorer.formats import E8M0, FloatFormat
 from explorer.schemes import ExponentRule, ScaleRule, text
 from tests.new_rows import ROWS, UE5M3

@@ -17,7 +17,8 @@ from torch import Tensor
 from app.sections import methods as section
 from explorer import SCHEMES
 from explorer.__main__ import main
-from explorer.export.quantized import load_quantized, save_quantized
+from explorer.core.file import load as load_quantized
+from explorer.core.file import save_quantized
 from explorer.methods import COMBINATIONS, METHODS, USUAL, apply, choices, names_in
 from explorer.methods.files import load_layer, save_layer
 from explorer.methods.layer import QuantizedLayer, Stored

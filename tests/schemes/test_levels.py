@@ -16,8 +16,9 @@ from torch import Tensor
 
 from explorer import SCHEMES, Scheme, compare, quantize, quantize_with_scales
 from explorer.analysis.report import Report
+from explorer.core.file import load as load_quantized
+from explorer.core.file import load_extra_tensors, save_quantized
 from explorer.export.ggml import ggml_bytes
-from explorer.export.quantized import load_extra_tensors, load_quantized, save_quantized
 from explorer.schemes import join_scales
 from explorer.schemes.calibrators import MINMAX
 from explorer.schemes.levels import DYNAMIC_MAP

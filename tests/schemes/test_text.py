@@ -21,8 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer import CALIBRATORS, FORMATS, SCHEMES, ExponentRule, MappingType, ScaleRule, Scheme, quantize
+from explorer.core.file import load as load_quantized
+from explorer.core.file import save_quantized
 from explorer.core.ops import fake_quantize, learned_quantize
-from explorer.export.quantized import load_quantized, save_quantized
 from explorer.formats import E4M3, E8M0, IntegerFormat
 from explorer.paths import ASSETS
 from explorer.schemes import ALIASES, OWN_CODES, SCALE_RULES, CodeRule, Convention, Ties

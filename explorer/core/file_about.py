@@ -1,4 +1,4 @@
-"""The metadata of a file of ``export.quantized``: name, shape and scheme, checked as they are read."""
+"""The metadata of a file of ``core.file``: name, shape and scheme, checked as they are read."""
 
 from __future__ import annotations
 

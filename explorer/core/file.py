@@ -1,0 +1,182 @@
+"""A quantized tensor in a safetensors file, and back.
+
+    <name>.packed        U8 [rows, row bytes]        codes, see ``formats.packing``
+    <name>.scale         the scales' codes [grid rows, grid columns], with their format's ``stored_dtype``
+    <name>.zero_point    U8 [bytes]                 asymmetric schemes: packed codes, block after block
+    <name>.block_offset  likewise [grid rows, grid columns]   schemes with offsets
+    <name>.tensor_scale  F32 []                            two-level schemes
+    <name>.super_scale   F16 [rows, super-blocks]          scales of super-blocks; then <name>.scale is
+                         U8 [bytes], packed integers: all blocks' scales, then all blocks' minimums
+    <name>.super_minimum F16 [rows, super-blocks]          where there are minimums
+    <name>.super_scale   F32 [scales / 256]                doubly quantized scales; then <name>.scale is
+                         U8 [grid rows, grid columns], codes of ``levels.DYNAMIC_MAP``
+    <name>.mean          F32 []                            of these scales
+    <name>.<key>         whatever else belongs to the layer, see ``methods.files``
+
+``QuantizedTensor.save`` and ``explorer quantize --out`` write it, ``explorer.load`` reads it.
+
+Files of version 0.2 and earlier hold zero points as I8 [grid rows, grid columns]; they are read too. The
+file's metadata holds the shape and the scheme: its fields, and its text, from which it is read back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from explorer.core.file_about import KEY, About, read_about
+from explorer.core.file_levels import LEVEL_KEYS, Part, level_parts, packed_levels, unpacked_levels
+from explorer.core.lowering import raw_scales
+from explorer.core.quantize import QuantizedTensor
+from explorer.core.serialize import to_json
+from explorer.export.files import write_tensors
+from explorer.formats import IntegerFormat
+from explorer.formats.packing import pack, packed_row_bytes, unpack
+from explorer.schemes import Scales, Scheme
+from explorer.schemes.text import checked_text
+
+OWN = ("packed", "scale", "zero_point", "block_offset", "tensor_scale", *LEVEL_KEYS)
+"""The parts of every file, in the order above; what else it holds is ``extra``."""
+
+
+def save_quantized(
+    q: QuantizedTensor, path: str | Path, name: str = "tensor", extra: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write ``q``; every stored value is exact, so ``load`` gives the same bits back.
+
+    ``extra`` tensors, such as scales that a method folds into the preceding layer, are written as
+    ``<name>.<key>``. ``ValueError`` for a scheme that cannot be read back (``checked_text``), ``OSError``
+    for a path that cannot be written.
+    """
+    checked_text(q.scheme)
+    scales = packed_levels(q.scales, q.scheme) or _one_level(q)
+    tensors = {f"{name}.{key}": value for key, value in {"packed": q.packed.contiguous(), **scales}.items()}
+    tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
+    about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
+    write_tensors(tensors, path, {KEY: json.dumps(about)})
+
+
+def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
+    """Tensors of scales that are not themselves quantized, as stored in a file."""
+    scales, tensors = q.scales, dict[str, Tensor]()
+    if q.scheme.scale is not None:
+        tensors["scale"] = raw_scales(scales, q.scheme)
+    if scales.zero_points is not None:
+        tensors["zero_point"] = _packed_zero_points(scales.zero_points, q.scheme)
+    if scales.offsets is not None and q.scheme.scale is not None:
+        tensors["block_offset"] = q.scheme.scale.format.to_stored(scales.offsets)
+    if scales.tensor_scale is not None:
+        tensors["tensor_scale"] = scales.tensor_scale
+    return tensors
+
+
+def load(path: str | Path, device: torch.device | str = "cpu") -> QuantizedTensor:
+    """Read a quantized tensor from a file of ``QuantizedTensor.save`` or ``explorer quantize --out``.
+
+    Codes, scales and scheme are those that were saved, bit for bit; a scheme without a row in ``SCHEMES`` is
+    named by its text. ``ValueError`` if the file is not one, is cut short, its scheme cannot be read, or a
+    tensor that the scheme implies is missing or has another shape or dtype; ``OSError`` if it cannot be
+    opened. What a method stored beside the codes is left out (``methods.files.load_layer`` reads it).
+    """
+    about, tensors = _read(path)
+    try:
+        scheme, shape = about.scheme.scheme(), about.shape
+        own = {key: tensors.get(f"{about.name}.{key}") for key in OWN}
+        for key, accepted in _parts(scheme, shape).items():
+            _check(f"{about.name}.{key}", own[key], accepted)
+    except ValueError as error:
+        raise _foreign(path, error) from error
+    packed = own["packed"]
+    assert packed is not None
+    scales = unpacked_levels(own, scheme, shape) or _scales(own, scheme, shape)
+    return QuantizedTensor(packed, scales, scheme, shape).to(device)
+
+
+def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
+    """The scales from the checked parts of a file."""
+    stored, zero_points, offsets = own["scale"], own["zero_point"], own["block_offset"]
+
+    def values(part: Tensor) -> Tensor:
+        if part.dtype == torch.float32 or scheme.scale is None:  # of version 0.2 and earlier
+            return part.to(torch.float32)
+        return scheme.scale.format.from_stored(part)
+
+    if zero_points is not None and zero_points.dtype == torch.uint8:
+        zero_points = _unpacked_zero_points(zero_points, scheme, scheme.grid(shape))
+    return Scales.of(
+        scheme,
+        torch.ones(scheme.grid(shape)) if stored is None else values(stored),
+        zero_points,
+        own["tensor_scale"],
+        None if offsets is None else values(offsets),
+    )
+
+
+def _parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
+    """Allowed parts for each of ``OWN``; empty if the scheme has no such part.
+
+    Files of version 0.2 and earlier hold other zero points and may hold scales as float32.
+    """
+    grid, rule = scheme.grid(shape), scheme.scale
+    packed = (torch.uint8, (shape[0], packed_row_bytes(scheme.format, shape[1])))
+    if rule is not None and rule.has_upper_level:
+        return {**{key: [] for key in OWN}, "packed": [packed], **level_parts(scheme, shape)}
+    zero_bytes = packed_row_bytes(scheme.format, grid[0] * grid[1])
+    offset = rule is not None and scheme.mapping.has_offset
+    return {
+        **{key: [] for key in LEVEL_KEYS},
+        "packed": [packed],
+        "scale": [(dtype, grid) for dtype in (rule.format.stored_dtype, torch.float32)] if rule else [],
+        "zero_point": [(torch.uint8, (zero_bytes,)), (torch.int8, grid)] if scheme.asymmetric else [],
+        "block_offset": [(rule.format.stored_dtype, grid)] if rule and offset else [],
+        "tensor_scale": [(torch.float32, ())] if rule and rule.per_tensor else [],
+    }
+
+
+def _check(name: str, tensor: Tensor | None, accepted: Sequence[Part]) -> None:
+    words = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in dict.fromkeys(accepted))
+    if tensor is None:
+        if accepted:
+            raise ValueError(f"{name} is missing, {words}")
+        return
+    if (tensor.dtype, tuple(tensor.shape)) not in accepted:
+        wanted = f"it has to be {words}" if words else "the scheme has no such part"
+        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; {wanted}")
+
+
+def _packed_zero_points(zero_points: Tensor, scheme: Scheme) -> Tensor:
+    """uint8 [bytes]: int8 zero points [grid], row by row, as one run of packed codes."""
+    fmt = scheme.format
+    assert isinstance(fmt, IntegerFormat)
+    return pack(fmt.codes_of(zero_points.reshape(1, -1)), fmt).view(-1)
+
+
+def _unpacked_zero_points(packed: Tensor, scheme: Scheme, grid: tuple[int, int]) -> Tensor:
+    codes = unpack(packed.view(1, -1), scheme.format, grid[0] * grid[1])
+    return scheme.format.decode(codes).to(torch.int8).reshape(grid)
+
+
+def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The ``extra`` tensors of a file of ``save_quantized``, by key; ``ValueError`` if it is not one."""
+    about, tensors = _read(path)
+    prefix = f"{about.name}."
+    own = {prefix + key for key in OWN}
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key not in own}
+
+
+def _read(path: str | Path) -> tuple[About, dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = read_about(file.metadata())
+            return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (ValueError, SafetensorError) as error:
+        raise _foreign(path, error) from error
+
+
+def _foreign(path: str | Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is not a tensor saved by this program: {error}")

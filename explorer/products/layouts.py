@@ -84,9 +84,11 @@ def scale_vector(q: QuantizedTensor) -> Tensor | None:
 
 
 def tensor_scale(q: QuantizedTensor) -> Tensor | None:
-    """float32 [1]: the scale above the blocks (NVFP4); None where there is none."""
+    """float32 [1]: what the scales of blocks are multiplied by (NVFP4); None where there is none."""
     scale = q.scales.tensor_scale
-    return None if scale is None else scale.reshape(1).float()
+    if scale is None:
+        return None
+    return (scale.reciprocal() if q.scales.divided else scale).reshape(1).float()
 
 
 def x_block_scales(q: QuantizedTensor) -> Tensor:

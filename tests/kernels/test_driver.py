@@ -253,9 +253,9 @@ def on_stub(library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         (torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0x5000 + device)),
     ):
         monkeypatch.setattr(place, name, value)
-    tma._encoded.cache_clear()
+    tma.encoded_map.cache_clear()
     yield context
-    tma._encoded.cache_clear()
+    tma.encoded_map.cache_clear()
 
 
 def test_a_launch_goes_to_torchs_stream_and_leaves_no_context(library: Any, on_stub: _Context) -> None:

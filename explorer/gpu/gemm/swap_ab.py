@@ -17,7 +17,7 @@ from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import MOST_SHARED_BYTES, scales_along_k
 from explorer.gpu.ready import Ready
 from explorer.gpu.runtime import Build, launch, multiprocessors
-from explorer.gpu.tma import tensor_map
+from explorer.gpu.tma import encoded_map
 from explorer.gpu.zero_words import zero_words
 
 TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
@@ -376,9 +376,9 @@ def gemm_swap_ab(
         raise ValueError(
             f"out must be contiguous {epilogue.dtype} [{m}, {n}], got {out.dtype} {list(out.shape)}"
         )
-    division = division or division_of(m, n, k_tiles, tiles, device)
-    product = planned(m, n, k_tiles, tiles, division, epilogue.dtype, device, early)
-    product.start(x, w, epilogue.addresses(out), x_scale, w_scale)
+    scales = [0 if scale is None else scale.data_ptr() for scale in (x_scale, w_scale)]
+    product = planned(m, n, x.shape[1], tiles, epilogue.dtype, device, early, division)
+    product.start(x.data_ptr(), w.data_ptr(), epilogue.addresses(out), *scales)
     return out
 
 
@@ -389,13 +389,16 @@ class SwapAB:
         self,
         m: int,
         n: int,
-        k_tiles: int,
+        row_bytes: int,
         tiles: Tiles,
-        division: Division,
         dtype: torch.dtype,
         device: torch.device,
         early: bool,
+        division: Division | None = None,
     ) -> None:
+        """``row_bytes`` of X, a multiple of 16; ``dtype`` of Y."""
+        k_tiles = math.ceil(row_bytes / (tiles.x_tile_bytes if tiles.bits else TILE_BYTES))
+        division = division or division_of(m, n, k_tiles, tiles, device)
         blocks, tokens = math.ceil(n / (TILE_ROWS * division.blocks)), math.ceil(m / division.tokens)
         self._k_tiles = k_tiles * division.halves(tiles)
         self._ctas = self._sums = 0
@@ -406,8 +409,9 @@ class SwapAB:
             grid = (min(ctas, outputs * fills if division.split else outputs), 1)
             if division.split:
                 self._ctas, self._sums = ctas, ctas * division.tokens // 2 * division.consumers
-        self._device, self._x_box = device, division.tokens
-        self._w_box = 0 if tiles.bits else TILE_ROWS * division.blocks
+        self._device, self._index = device, device.index or 0
+        self._x_map = (m, row_bytes, division.tokens)
+        self._w_map = None if tiles.bits else (n, row_bytes, TILE_ROWS * division.blocks)
         self._launch = Ready(
             tiles.build(division, dtype),
             "gemm_swap_ab",
@@ -420,23 +424,16 @@ class SwapAB:
             early=early,
         )
 
-    def start(
-        self,
-        x: Tensor,
-        w: Tensor,
-        epilogue: Sequence[int],
-        x_scale: Tensor | None = None,
-        w_scale: Tensor | None = None,
-    ) -> None:
-        """X and W as ``gemm_swap_ab`` has padded them, and ``Epilogue.addresses``."""
-        of_w = tensor_map(w, self._w_box) if self._w_box else w.data_ptr()
+    def start(self, x: int, w: int, epilogue: Sequence[int], x_scale: int = 0, w_scale: int = 0) -> None:
+        """Addresses of X, W and their scales, as ``gemm_swap_ab`` has padded them (0: none), and
+        ``Epilogue.addresses``."""
+        of_w = w if self._w_map is None else encoded_map(self._index, w, *self._w_map)
         partial = flags = 0
         if self._ctas:
             sums, counted = _partial_sums(self._device, self._ctas, self._sums)
             partial, flags = sums.data_ptr(), counted.data_ptr()
-        scales = (0 if scale is None else scale.data_ptr() for scale in (x_scale, w_scale))
-        values = (tensor_map(x, self._x_box), of_w, *scales, self._k_tiles, partial, flags, *epilogue)
-        self._launch.start(values)
+        of_x = encoded_map(self._index, x, *self._x_map)
+        self._launch.start((of_x, of_w, x_scale, w_scale, self._k_tiles, partial, flags, *epilogue))
 
 
 planned = functools.lru_cache(1024)(SwapAB)

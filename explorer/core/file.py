@@ -71,11 +71,14 @@ def part_names(scheme: Scheme, shape: tuple[int, int]) -> set[str]:
     return {key for key, accepted in _parts(scheme, shape).items() if accepted}
 
 
-def tensor_of(parts: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> QuantizedTensor:
-    """The inverse of ``parts_of``; ``ValueError`` where a part is missing or has another shape or dtype."""
+def tensor_of(
+    parts: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int], prefix: str = ""
+) -> QuantizedTensor:
+    """The inverse of ``parts_of``; ``ValueError`` where a part, called with the ``prefix``, is missing or has
+    another shape or dtype."""
     own = {key: parts.get(key) for key in OWN}
     for key, accepted in _parts(scheme, shape).items():
-        _check(key, own[key], accepted)
+        _check(prefix + key, own[key], accepted)
     packed = own["packed"]
     assert packed is not None
     scales = unpacked_levels(own, scheme, shape) or _scales(own, scheme, shape)
@@ -108,7 +111,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> QuantizedTenso
     prefix = f"{about.name}."
     own = {key.removeprefix(prefix): part for key, part in tensors.items() if key.startswith(prefix)}
     try:
-        return tensor_of(own, about.scheme.scheme(), about.shape).to(device)
+        return tensor_of(own, about.scheme.scheme(), about.shape, prefix).to(device)
     except ValueError as error:
         raise _foreign(path, error) from error
 

@@ -17,7 +17,15 @@ from explorer.gpu.gemm.swap_ab import SwapAB
 from explorer.products import layouts
 from explorer.products.auto import variants_for
 from explorer.products.table import GEMMS
-from explorer.products.weights import HOPPER, Form, Registers, Restored, Rows, Tiles, form_called
+from explorer.products.weights import (
+    HOPPER,
+    RegistersForm,
+    RestoredForm,
+    RowsForm,
+    TilesForm,
+    WeightForm,
+    form_called,
+)
 from explorer.schemes import Scheme
 
 MANY_TOKENS = 2048
@@ -34,7 +42,7 @@ OUTPUTS = (torch.bfloat16, torch.float16)
 class Call:
     """A product with W [N, K] in one form."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: WeightForm) -> None:
         self.form, (self.n, self.k) = form, form.shape
 
     def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
@@ -64,7 +72,7 @@ class _OnHopper(Call):
 
     tiles: kernel.Tiles
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: WeightForm) -> None:
         super().__init__(form)
         self._launches: dict[tuple[int, torch.dtype, torch.device], SwapAB] = {}
         self._lock = threading.Lock()
@@ -100,7 +108,7 @@ class _OnHopper(Call):
 class TilesCall(_OnHopper):
     """Decoded in registers; X in bfloat16 (float16 is rounded to it), or quantized here to 8 bits."""
 
-    def __init__(self, form: Tiles) -> None:
+    def __init__(self, form: TilesForm) -> None:
         super().__init__(form)
         self.tiles = form.tiles
 
@@ -134,7 +142,7 @@ class TilesCall(_OnHopper):
 class RowsCall(_OnHopper):
     """Both sides of one 8-bit type: X is quantized here."""
 
-    def __init__(self, form: Rows) -> None:
+    def __init__(self, form: RowsForm) -> None:
         super().__init__(form)
         blocks = form.scale_k is kernel.ScaleK.BLOCK
         place = kernel.ScalePlace.BLOCK if blocks else kernel.ScalePlace.ROW
@@ -168,10 +176,9 @@ class RowsCall(_OnHopper):
         row_a, col_a, row_b, col_b = (
             v if v is None or i % 2 == 0 else v[: self.n] for i, v in enumerate(terms)
         )
-        epilogue = kernel.Epilogue(
-            x.dtype, scale, column, None if bias is None else bias[: self.n],
-            row_a=row_a, col_a=col_a, row_b=row_b, col_b=col_b,
-        )  # fmt: skip
+        bias = None if bias is None else bias[: self.n]
+        vectors = (scale, column, bias, "none", row_a, col_a, row_b, col_b)
+        epilogue = kernel.Epilogue(x.dtype, *vectors)
         return kernel.gemm_wgmma(rows, w, self.rows.kind, epilogue)
 
     def weight(self, held: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -196,7 +203,7 @@ _TYPES = {"s8": torch.int8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5
 class RegistersCall(Call):
     """Decoded in registers by mma.sync; compiled for Ampere and Ada, and run on Hopper alone."""
 
-    def __init__(self, form: Registers) -> None:
+    def __init__(self, form: RegistersForm) -> None:
         super().__init__(form)
         self._how, self._group = layouts.weight_of(form.w), form.w.block[1] or self.k
 
@@ -245,11 +252,11 @@ class RestoredCall(Call):
         return "dequantized, then multiplied by torch"
 
 
-_CALLS: dict[type[Form], type[Call]] = {
-    Tiles: TilesCall,
-    Rows: RowsCall,
-    Registers: RegistersCall,
-    Restored: RestoredCall,
+_CALLS: dict[type[WeightForm], type[Call]] = {
+    TilesForm: TilesCall,
+    RowsForm: RowsCall,
+    RegistersForm: RegistersCall,
+    RestoredForm: RestoredCall,
 }
 
 

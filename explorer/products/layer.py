@@ -13,7 +13,7 @@ from explorer.core.file import part_names, parts_of, tensor_of
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.products.calls import call_of
 from explorer.products.linear import apply_linear
-from explorer.products.weights import HeldWeight, Restored
+from explorer.products.weights import LoadedWeight, RestoredForm
 from explorer.schemes import Scales, Scheme
 
 
@@ -58,7 +58,7 @@ class QuantizedLinear(nn.Module):
         return cls(quantize(linear.weight.detach(), scheme), linear.bias, x_scheme, kernels)
 
     def _hold(self, q: QuantizedTensor) -> None:
-        held = HeldWeight.of(q, self.x_scheme, None if self.kernels else Restored)
+        held = LoadedWeight.of(q, self.x_scheme, None if self.kernels else RestoredForm)
         self._form, self._why = held.form.text, held.why
         self._count = len(held.tensors)
         for index, tensor in enumerate(held.tensors):
@@ -115,7 +115,7 @@ class QuantizedLinear(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The schemes and the shape as JSON text in uint8, so that safetensors can hold it."""
-        about = {"scheme": self.scheme.text, "x_scheme": self.x_scheme.text if self.x_scheme else ""}
+        about = {"scheme": str(self.scheme), "x_scheme": str(self.x_scheme or "")}
         text = json.dumps({**about, "shape": [self.out_features, self.in_features]})
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
@@ -148,7 +148,7 @@ class QuantizedLinear(nn.Module):
                 self._check_about(about)
             self._hold(tensor_of(own, self.scheme, shape).to(self.device))
         except ValueError as error:
-            error_msgs.append(f"{prefix}: {error}")
+            error_msgs.append(f"{prefix.rstrip('.') or 'the layer'}: {error}")
 
     def _check_about(self, about: Tensor) -> None:
         """``ValueError`` where a state is of another scheme or shape."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
 from explorer.products.calls import OUTPUTS, call_of
-from explorer.products.weights import HeldWeight, Restored, form_called, kernels_run_on
+from explorer.products.weights import LoadedWeight, RestoredForm, form_called
 from explorer.schemes import Scheme
 
 # --- the operator ------------------------------------------------------------------------------------
@@ -97,10 +97,10 @@ def apply_linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form:
 # --- the library -------------------------------------------------------------------------------------
 
 _HELD = "_held_for_products"
-"""The attribute of a ``QuantizedTensor`` with its ``HeldWeight`` by X's scheme, and whether by kernels."""
+"""The attribute of a ``QuantizedTensor`` with its ``LoadedWeight`` by X's scheme, and whether by kernels."""
 
 
-def held(w: QuantizedTensor, x_scheme: Scheme | None, kernels: bool = True) -> HeldWeight:
+def held(w: QuantizedTensor, x_scheme: Scheme | None, kernels: bool = True) -> LoadedWeight:
     """``w`` laid out for its products, once: the layout lives as long as ``w`` does."""
     every = w.__dict__.get(_HELD)
     if every is None:
@@ -108,7 +108,7 @@ def held(w: QuantizedTensor, x_scheme: Scheme | None, kernels: bool = True) -> H
         object.__setattr__(w, _HELD, every)
     key = (x_scheme, kernels)
     if key not in every:
-        every[key] = HeldWeight.of(w, x_scheme, None if kernels else Restored)
+        every[key] = LoadedWeight.of(w, x_scheme, None if kernels else RestoredForm)
     return every[key]
 
 
@@ -124,8 +124,8 @@ def linear(
     ``explain`` says which it is. Sums are in float32. X and the bias have gradients, W has none.
     ``ValueError`` where X's last axis is not K, or the bias has not N values.
     """
-    if x.device != w.packed.device:
-        raise ValueError(f"X lies on {x.device}, and W on {w.packed.device}")
+    if x.device != w.device:
+        raise ValueError(f"X lies on {x.device}, and W on {w.device}")
     kernels = x.dtype in OUTPUTS or x_scheme is not None
     found = held(w, x_scheme, kernels)
     return apply_linear(x, found.tensors, bias, found.form.text)
@@ -133,9 +133,7 @@ def linear(
 
 def explain(w: QuantizedTensor, x_scheme: Scheme | None = None) -> str:
     """Which kernels multiply by ``w`` where it lies, or why none does: one line."""
-    where = torch.cuda.get_device_name(w.packed.device) if kernels_run_on(w.packed.device) else "this CPU"
-    if w.packed.is_cuda and not kernels_run_on(w.packed.device):
-        where = "this GPU"
+    where = "this CPU" if w.device.type == "cpu" else torch.cuda.get_device_name(w.device)
     found = held(w, x_scheme)
     inputs = "bfloat16" if x_scheme is None else str(x_scheme)
     reason = f" ({found.why})" if found.why else ""

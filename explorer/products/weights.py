@@ -2,13 +2,13 @@
 
 ``form_of`` chooses among
 
-    Tiles       W's codes are decoded in registers on Hopper: X in bfloat16, int8 or E4M3
-    Rows        W's codes are of X's type, which Hopper's tensor cores multiply as they are
-    Registers   the same as Tiles for one row after another, from Ampere on: few tokens
-    Restored    every other scheme, device and dtype: W is dequantized in the call, and torch multiplies
+    TilesForm       W's codes are decoded in registers on Hopper: X in bfloat16, int8 or E4M3
+    RowsForm        W's codes are of X's type, which Hopper's tensor cores multiply as they are
+    RegistersForm   the same as TilesForm for one row after another, from Ampere on: few tokens
+    RestoredForm    every other scheme, device and dtype: W is dequantized in the call, and torch multiplies
 
-A form is what the text of an operator's argument says (``Form.text``), so that W's tensors and that text are
-all that a call needs.
+A form is what the text of an operator's argument says (``WeightForm.text``), so that W's tensors and that
+text are all that a call needs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from explorer.core import ops as operators
+from explorer.core.backend import kernel_capability
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import FloatFormat, IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes
@@ -34,7 +35,7 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 
 
 @dataclass(frozen=True)
-class Form:
+class WeightForm:
     """How W [N, K] of scheme ``w`` lies in memory, and what X is quantized by in the call (None: not).
 
     ``load`` and ``unload`` are inverse: what a form holds are the codes, once.
@@ -78,7 +79,7 @@ def _unusual(w: Scheme) -> str:
     return ""
 
 
-class Tiles(Form):
+class TilesForm(WeightForm):
     """[repacked tiles, the epilogue's scales of columns if there are any]."""
 
     name = "tiles"
@@ -118,7 +119,7 @@ class Tiles(Form):
         return ""
 
 
-class Rows(Form):
+class RowsForm(WeightForm):
     """[rows of bytes, then scales of columns, then sums and zero points of columns where there are those];
     with scales along K [rows, scales of blocks]."""
 
@@ -168,7 +169,7 @@ class Rows(Form):
         return ""
 
 
-class Registers(Form):
+class RegistersForm(WeightForm):
     """[packed rows, scales, zero points or nothing [0], scale of the whole tensor or nothing [0], the
     scales as they restore float32]."""
 
@@ -207,7 +208,7 @@ class Registers(Form):
         return ""
 
 
-class Restored(Form):
+class RestoredForm(WeightForm):
     """[packed codes, scales as they restore, zero points or offsets, scale of the whole tensor]: what the
     operator ``dequantize`` takes."""
 
@@ -224,15 +225,16 @@ class Restored(Form):
         return ""
 
 
-FORMS: dict[str, type[Form]] = {form.name: form for form in (Tiles, Rows, Registers, Restored)}
-FIRST_CHIP = {Tiles: HOPPER, Rows: HOPPER, Registers: AMPERE}
+_FORMS = (TilesForm, RowsForm, RegistersForm, RestoredForm)
+FORMS: dict[str, type[WeightForm]] = {form.name: form for form in _FORMS}
+FIRST_CHIP = {TilesForm: HOPPER, RowsForm: HOPPER, RegistersForm: AMPERE}
 """Forms whose kernels need a GPU: from which compute capability on. Those of Hopper have its instructions
 alone."""
 
 
 @functools.lru_cache(4096)
-def form_called(text: str) -> Form:
-    """The form that ``Form.text`` names; ``ValueError`` for any other text."""
+def form_called(text: str) -> WeightForm:
+    """The form that ``WeightForm.text`` names; ``ValueError`` for any other text."""
     parts = text.split("|")
     if len(parts) != 5 or parts[0] not in FORMS or not (parts[1] + parts[2]).isdigit():
         raise ValueError(f"expected form|N|K|scheme of W|scheme of X, got {text!r}")
@@ -242,14 +244,14 @@ def form_called(text: str) -> Form:
 
 def form_of(
     w: Scheme, x: Scheme | None, shape: tuple[int, int], capability: tuple[int, int] | None
-) -> tuple[Form, str]:
-    """The form for W [N, K] on a chip (None: a CPU), and, of ``Restored``, why no kernel takes it."""
+) -> tuple[WeightForm, str]:
+    """The form for W [N, K] on a chip (None: a CPU), and, of ``RestoredForm``, why no kernel takes it."""
     if capability is None:
-        return Restored(w, x, shape), "the kernels are for GPUs"
+        return RestoredForm(w, x, shape), "the kernels are for GPUs"
     if not all(shape):
-        return Restored(w, x, shape), "W is empty"
+        return RestoredForm(w, x, shape), "W is empty"
     reasons = []
-    for form in (Rows, Tiles, Registers):
+    for form in (RowsForm, TilesForm, RegistersForm):
         first = FIRST_CHIP[form]
         if capability < first or (first == HOPPER and capability[0] != HOPPER[0]):
             continue
@@ -257,7 +259,7 @@ def form_of(
         if not why:
             return form(w, x, shape), ""
         reasons.append(why)
-    return Restored(w, x, shape), reasons[1] if len(reasons) > 1 else "no kernel runs on this chip"
+    return RestoredForm(w, x, shape), reasons[1] if len(reasons) > 1 else "no kernel runs on this chip"
 
 
 def x_type_of(x: Scheme | None) -> OperandType:
@@ -284,29 +286,22 @@ def padded_to_eight(v: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldWeight:
+class LoadedWeight:
     """W as a layer holds it. ``why``: of a W without a kernel, why."""
 
-    form: Form
+    form: WeightForm
     tensors: list[Tensor]
     why: str = ""
 
     @classmethod
-    def of(cls, q: QuantizedTensor, x: Scheme | None, form: type[Form] | None = None) -> Self:
+    def of(cls, q: QuantizedTensor, x: Scheme | None, form: type[WeightForm] | None = None) -> Self:
         """``q`` laid out on its device, in the form that is fastest there or the one given."""
         if form is not None:
             return cls(made := form(q.scheme, x, q.shape), made.load(q))
-        capability = torch.cuda.get_device_capability(q.device) if kernels_run_on(q.device) else None
+        capability = kernel_capability(q.device)
         found, why = form_of(q.scheme, x, q.shape, capability)
         tensors = found.load(q)
         if capability is not None and not torch.cuda.is_current_stream_capturing():
             # Products are launched early: layouts of W are in memory before the first.
             torch.cuda.current_stream(q.device).synchronize()
         return cls(found, tensors, why)
-
-
-def kernels_run_on(device: torch.device) -> bool:
-    """Whether the device is a GPU that this machine can compile or load kernels for."""
-    from explorer import gpu
-
-    return device.type == "cuda" and gpu.available().ok

@@ -23,7 +23,7 @@ from explorer.products.calls import MANY_TOKENS, call_of
 from explorer.products.linear import held
 from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
-from explorer.products.weights import HeldWeight, Registers, Restored, Tiles
+from explorer.products.weights import LoadedWeight, RegistersForm, RestoredForm, TilesForm
 from tests.gpu.test_gemms import bound, draw
 
 pytestmark = pytest.mark.gpu
@@ -70,7 +70,7 @@ def test_codes_come_back_from_every_form(name: str) -> None:
     scheme = SCHEMES[name]
     w = torch.randn(72, 384, device="cuda") * torch.logspace(-3, 3, 384, device="cuda")
     q = explorer.quantize(w, scheme)
-    weight = HeldWeight.of(q, None)
+    weight = LoadedWeight.of(q, None)
     back = weight.form.unload(weight.tensors, q.scales)
     assert torch.equal(back.packed, q.packed), weight.form.name
     restored = call_of(weight.form.text).weight(weight.tensors, torch.float32)
@@ -86,7 +86,7 @@ def test_unpacked_tiles_are_the_repacked(row: Gemm) -> None:
     """Rows and columns beyond the last whole tile included."""
     for n, k in ((1, 16), (64, TILE_K), (70, 384 + 24), (130, 1000)):
         q = explorer.quantize(torch.randn(n, k, device="cuda"), row.w)
-        tiles = Tiles(row.w, None, (n, k)).tiles
+        tiles = TilesForm(row.w, None, (n, k)).tiles
         packed = layouts.tiled_weights(q, tiles)
         codes = unpack_codes(packed, tiles, n, k)
         assert torch.equal(codes, q.codes.to(torch.uint8) & ((1 << tiles.bits) - 1))
@@ -144,10 +144,10 @@ def test_graphs_and_compiled_models_give_the_same_bits(kind: str, m: int) -> Non
             assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("form", [Registers, Restored])
+@pytest.mark.parametrize("form", [RegistersForm, RestoredForm])
 def test_forms_of_other_chips_are_right_here(form: type) -> None:
     q = explorer.quantize(draw(1, 264, 512)[1], SCHEMES["int4_group128_asym"])
-    weight = HeldWeight.of(q, None, form)
+    weight = LoadedWeight.of(q, None, form)
     for m in (1, 7, 32, 33):
         x = draw(m, 1, 512)[0].bfloat16()
         got = torch.ops.explorer.linear(x, weight.tensors, None, weight.form.text).double()
@@ -194,10 +194,8 @@ def test_any_view_and_stream() -> None:
     """Strided, offset and expanded X, and a slow producer on another stream."""
     q = explorer.quantize(draw(1, 264, 512)[1], SCHEMES["int4_group128"])
     whole = draw(40, 1, 1100)[0].bfloat16()
-    views: list[Tensor] = [
-        whole[:, 3:515], whole[::2, :512], whole.t()[:40].t().expand(40, 40)[:, :1].expand(40, 512),
-        whole[:, :1024].view(40, 2, 512), whole[:0, :512],
-    ]  # fmt: skip
+    views: list[Tensor] = [whole[:, 3:515], whole[::2, :512], whole[:, :1].expand(40, 512)]
+    views += [whole.t()[:512].t(), whole[:, :1024].view(40, 2, 512), whole[:0, :512]]
     for x in views:
         assert torch.equal(explorer.linear(x, q), explorer.linear(x.contiguous().clone(), q))
     side, x = torch.cuda.Stream(), views[0].contiguous()

@@ -244,13 +244,13 @@ def on_stub(library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     library.stub_parameters(None, ctypes.c_size_t(0))
     for place, name, value in (
         (driver, "library", lambda: library),
-        (runtime, "_CONTEXTS", {0: context}),
+        (runtime, "_CONTEXTS", {0: (context, 0xC0)}),
         (runtime, "_KERNELS", {}),
         (runtime, "_MODULES", {}),
         (runtime, "arch_of", lambda device: "sm_90a"),
         (runtime, "compile_cubin", lambda build, arch: cubin),
         (runtime, "_launches_early", lambda index: True),
-        (torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0x5000 + device)),
+        (runtime, "_stream", lambda index: 0x5000 + index),
     ):
         monkeypatch.setattr(place, name, value)
     tma._encoded.cache_clear()

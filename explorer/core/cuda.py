@@ -10,7 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from explorer.core.lowering import config_of, has_kernels, layout_of, lowered, raw_scales, scales_from
+from explorer.core.lowering import (
+    Lowered,
+    config_of,
+    has_kernels,
+    layout_of,
+    lowered,
+    raw_scales,
+    scales_from,
+)
 from explorer.core.ranges import check_finite, find_ranges
 from explorer.core.reference import Reference
 from explorer.error_sums import ErrorSums
@@ -29,11 +37,12 @@ class Cuda(Reference):
     """See ``Backend`` for what each operation takes and gives."""
 
     def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
-        if not runtime.is_current(x.get_device()):
+        index = x.get_device()
+        if not runtime.is_current(index):
             with torch.cuda.device(x.device):
                 return self.quantize(x, scheme, check)
-        capturing = runtime.is_capturing()
-        if lowered(scheme) is None:
+        capturing, kept = runtime.is_capturing(), lowered(scheme)
+        if kept is None:
             if capturing:
                 raise ValueError(
                     f"{scheme} is not quantized by kernels but by torch operations that the host waits for: "
@@ -41,12 +50,12 @@ class Cuda(Reference):
                 )
             return super().quantize(x, scheme, check)
         if capturing or not check:
-            packed, scales, output = quantize_on_device(x, scheme)
+            packed, scales, output = _by_plan(x, kept)
             return packed, scales, output.bad
         flag = flag_of_thread()
         try:
-            packed, scales, _ = quantize_on_device(x, scheme, flag=flag.address)
-            runtime.wait(x.get_device())
+            packed, scales, _ = _by_plan(x, kept, flag.address)
+            runtime.wait(index)
         except BaseException:
             abandon_flag()
             raise
@@ -124,24 +133,22 @@ class Cuda(Reference):
 
 
 def quantize_on_device(
-    x: Tensor, scheme: Scheme, scales: Scales | None = None, flag: int | None = None
+    x: Tensor, scheme: Scheme, scales: Scales | None = None
 ) -> tuple[Tensor, Scales, Output]:
     """Packed codes and scales of a CUDA matrix, without waiting for the GPU; given ``scales`` are used as
     they are.
 
     float32, bfloat16 and float16 are read as they are; other dtypes are converted to float32 first. Whether
-    the input held NaN or Inf stands in ``Output.bad``, which the caller has to read, or at the address
-    ``flag``.
+    the input held NaN or Inf stands in ``Output.bad``, which the caller has to read.
     """
     if not runtime.is_current(x.get_device()):
         with torch.cuda.device(x.device):
-            return quantize_on_device(x, scheme, scales, flag)
-    x = (x if x.dtype in ELEMENTS else x.to(torch.float32)).contiguous()
+            return quantize_on_device(x, scheme, scales)
     kept = lowered(scheme)
     if scales is None and kept is not None:
-        output = kept.plan(x).start(x, flag)
-        scales = scales_from(output, scheme)
-    elif scales is None:
+        return _by_plan(x, kept)
+    x = _readable(x)
+    if scales is None:
         output = quantize_kernel(x, config_of(scheme), _layout(x, scheme), scheme.seed or 0)
         scales = scales_from(output, scheme)
     else:
@@ -149,6 +156,19 @@ def quantize_on_device(
         config, layout = config_of(scheme), _layout(x, scheme)
         output = quantize_kernel(x, config, layout, scheme.seed or 0, per_cell, zeros)
     return output.packed, _fitted(scales, output, scheme), output
+
+
+def _by_plan(x: Tensor, kept: Lowered, flag: int | None = None) -> tuple[Tensor, Scales, Output]:
+    """``quantize_on_device`` on torch's current device by kernels that find the scales; ``flag`` is the
+    address that says instead of ``Output.bad`` whether values were finite."""
+    x = _readable(x)
+    output = kept.plan(x).start(x, flag)
+    return output.packed, _fitted(scales_from(output, kept.scheme), output, kept.scheme), output
+
+
+def _readable(x: Tensor) -> Tensor:
+    """``x`` as kernels read it."""
+    return (x if x.dtype in ELEMENTS else x.to(torch.float32)).contiguous()
 
 
 def fake_quantize_on_device(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Tensor]:

@@ -61,13 +61,14 @@ class Lowered:
 
     def plan(self, x: Tensor) -> Plan:
         """The launches that quantize a matrix of the shape, element type, alignment and device of ``x``."""
-        key = (*x.shape, x.dtype, x.device, is_aligned(x))
+        aligned = is_aligned(x)
+        key = (x.shape, x.dtype, aligned, x.get_device())
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= MOST_KEPT:
                 self.plans.clear()
             layout, seed = layout_of((x.shape[0], x.shape[1]), self.scheme), self.scheme.seed or 0
-            plan = Plan(self.config, layout, x.dtype, is_aligned(x), x.device, seed)
+            plan = Plan(self.config, layout, x.dtype, aligned, x.device, seed)
             self.plans[key] = plan
         return plan
 
@@ -125,8 +126,10 @@ def scales_from(out: Output, scheme: Scheme) -> Scales:
         return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
     tensor_scale = None
     if out.amax is not None:  # of an empty matrix no kernel has made it
-        tensor_scale = out.amax[2] if out.launches else tensor_scale_for(out.amax[:2], scheme)
-    stored = scheme.scale.format.from_stored(out.scales)
+        tensor_scale = out.amax.select(0, 2) if out.launches else tensor_scale_for(out.amax[:2], scheme)
+    stored = out.scales
+    if stored.dtype != torch.float32:
+        stored = scheme.scale.format.from_stored(stored)
     return Scales(stored, out.zeros, tensor_scale, raw=out.scales)
 
 

@@ -151,6 +151,11 @@ class Plan:
         if self.elements:
             self._choose()
         self.launches = tuple(self._planned)
+        # What every call needs, as plain values: to derive them takes a share of a small matrix's time.
+        self._index = 0 if device.index is None else device.index
+        self._packed_shape, self._grid = (layout.rows, layout.row_bytes), layout.grid
+        self._makes_zeros = config.asymmetric and not given
+        self._makes_amax = config.two_level and not given
 
     def start(
         self,
@@ -163,17 +168,16 @@ class Plan:
 
         ``flag`` is the address of an int32 that a kernel sets in place of ``Output.bad``.
         """
-        config, layout, device = self.config, self.layout, x.device
-        packed = x.new_empty((layout.rows, layout.row_bytes), dtype=torch.uint8)
-        scales = x.new_empty(layout.grid, dtype=config.scale_dtype)
-        if config.asymmetric and not self.given:
-            zeros = x.new_empty(layout.grid, dtype=torch.int8)
-        amax = x.new_zeros(4, dtype=torch.float32) if config.two_level and not self.given else None
-        sums = x.new_zeros(2, dtype=torch.float64) if config.refit else None
-        bad = zero_words(device, 1) if flag is None else None
+        packed = x.new_empty(self._packed_shape, dtype=torch.uint8)
+        scales = x.new_empty(self._grid, dtype=self.config.scale_dtype)
+        if self._makes_zeros:
+            zeros = x.new_empty(self._grid, dtype=torch.int8)
+        amax = x.new_zeros(4, dtype=torch.float32) if self._makes_amax else None
+        sums = x.new_zeros(2, dtype=torch.float64) if self.config.refit else None
+        bad = zero_words(x.device, 1) if flag is None else None
         ranges = None
         if self._ranges_first:
-            ranges, steps = self._range_memory(x), x.new_empty(layout.cells, dtype=torch.float32)
+            ranges, steps = self._range_memory(x), x.new_empty(self.layout.cells, dtype=torch.float32)
         if self.launches:
             addresses = [
                 0 if part is None else part.data_ptr()
@@ -181,14 +185,14 @@ class Plan:
             ]
             if flag is not None:
                 addresses[Slot.BAD] = flag
-            start(_index(device), self._prepared or self._prepare(device), addresses)
+            start(self._index, self._prepared or self._prepare(), addresses)
         return Output(packed, scales, zeros, amax, bad, sums, self.launches)
 
-    def _prepare(self, device: torch.device) -> tuple[Prepared, ...]:
+    def _prepare(self) -> tuple[Prepared, ...]:
         """The launches with their kernels loaded; numbers stand where they are known."""
         self._prepared = tuple(
             prepare(
-                _index(device),
+                self._index,
                 launch.build,
                 launch.kernel,
                 launch.grid,
@@ -474,7 +478,3 @@ class Plan:
                 layout.row_bytes,
                 self.seed,
             )
-
-
-def _index(device: torch.device) -> int:
-    return 0 if device.index is None else device.index

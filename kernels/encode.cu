@@ -16,14 +16,27 @@ using T = ELEMENT;
 constexpr bool kGiven = GIVEN;
 constexpr int kRunBytes = packed_bytes<Q>(RUN);
 
+// 0, or NaN if ``v`` or any value before it is NaN or Inf. A cast looks for them here: it has no range.
+__device__ __forceinline__ float poisoned(float poison, float v) {
+    return SCALE_RULE == CAST ? __fmaf_rn(v, 0.0f, poison) : poison;
+}
+
+__device__ __forceinline__ void report(float poison, int* unusable) {
+    if (SCALE_RULE == CAST && poison != poison) *unusable = 1;
+}
+
 extern "C" __global__ void __launch_bounds__(256)
-    encode_flat(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t runs,
-                uint64_t seed) {
+    encode_flat(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, int* unusable,
+                uint64_t runs, uint64_t seed) {
     follow();
     uint64_t run = thread_index();
     if (run >= runs) return;
     Run<T, RUN> values;
     values.load(x + run * RUN);
+    float poison = 0.0f;
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) poison = poisoned(poison, values.at(i));
+    report(poison, unusable);
     float step = SCALE_RULE == CAST ? 1.0f : steps[0], zero = kAsymmetric ? float(zeros[0]) : 0.0f;
     encode_run(values, Divider(step, kGiven), zero, seed, run * RUN, packed + run * kRunBytes);
 }
@@ -64,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // A thread takes one packing unit of a row and stores it byte by byte where it does not lie on a word.
 extern "C" __global__ void __launch_bounds__(256)
     encode_any(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, double* sums,
-               Blocks blocks, uint64_t row_bytes, uint64_t seed) {
+               int* unusable, Blocks blocks, uint64_t row_bytes, uint64_t seed) {
     follow();
     constexpr int unit = kPerByte<Q> ? 20 : 8, unit_bytes = packed_bytes<Q>(unit);
     constexpr bool runs = unit == RUN;  // a unit is as long as a run: it may be loaded as one
@@ -81,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(256)
         Run<T, runs ? unit : 4> loaded;
         if (vector) loaded.load(from);
         uint32_t word[(unit_bytes + 3) / 4] = {};
+        float poison = 0.0f;
 #pragma unroll
         for (int i = 0; i < unit; ++i) {
             if (first + i < columns) {
@@ -91,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(256)
                     zero = kAsymmetric ? float(zeros[cell]) : 0.0f;
                 }
                 float v = vector ? loaded.at(runs ? i : 0) : to_float(from[i]), scaled = v;
+                poison = poisoned(poison, v);
                 if constexpr (SCALE_RULE != CAST)
                     scaled = kPowerOfTwo ? __fmul_rn(v, __frcp_rn(step)) : __fdiv_rn(v, step);
                 uint32_t code = encode_one(scaled, zero, seed, row * columns + first + i);
@@ -101,6 +116,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 put_code<Q>(word, i, code);
             }
         }
+        report(poison, unusable);
         uint64_t start = first / unit * unit_bytes;
         uint8_t* to = packed + row * row_bytes + start;
         if (unit_bytes == 4 && start + 4 <= row_bytes && reinterpret_cast<uintptr_t>(to) % 4 == 0)

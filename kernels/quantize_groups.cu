@@ -15,9 +15,9 @@
 using T = ELEMENT;
 
 // ``runs``: of the matrix; ``lanes``: threads a block of the scheme, one run each. Threads take runs in turn,
-// and load the next one before they encode the last.
+// and load the next one before they encode the last. ``amax``: settle.cuh's ``tensor_scale_from``.
 extern "C" __global__ void __launch_bounds__(256)
-    quantize_groups(const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax,
+    quantize_groups(const T* x, uint8_t* packed, void* scales, int8_t* zeros, float* amax,
                     int* unusable, uint64_t runs, int lanes, uint64_t seed) {
     follow();
     uint64_t run = thread_index(), stride = thread_count();
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256)
     // One thread divides for all.
     __shared__ TensorScale tensor_scale;
     if constexpr (SCALE_RULE == TWO_LEVEL) {
-        if (threadIdx.x == 0) tensor_scale = tensor_scale_from(amax);
+        if (threadIdx.x == 0) tensor_scale = tensor_scale_from(amax, blockIdx.x == 0);
         __syncthreads();
     }
     int shift = __ffs(lanes) - 1;

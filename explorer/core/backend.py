@@ -35,8 +35,12 @@ BYTES_AN_ELEMENT = 4 + 4 + 4 + 2
 class Backend(Protocol):
     """The operations of each kind of device. Matrices are [rows, cols], grids [grid rows, grid columns]."""
 
-    def quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Scales]:
-        """Packed codes uint8 [rows, row bytes] and scales of floating ``x``; ``ValueError`` for NaN, Inf."""
+    def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
+        """Packed codes uint8 [rows, row bytes] and scales of floating ``x``; ``ValueError`` for NaN, Inf.
+
+        The third is int32 [1] where nothing was waited for: not 0, once the GPU has come there, if ``x`` held
+        any. So it is without ``check``, and while a CUDA graph is captured.
+        """
         ...
 
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:

@@ -10,16 +10,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from explorer.core.lowering import config_of, has_kernels, layout_of, raw_scales, scales_from
+from explorer.core.lowering import (
+    Lowered,
+    config_of,
+    has_kernels,
+    layout_of,
+    lowered,
+    raw_scales,
+    scales_from,
+)
 from explorer.core.ranges import check_finite, find_ranges
 from explorer.core.reference import Reference
 from explorer.error_sums import ErrorSums
 from explorer.formats import Format
 from explorer.gpu import fake_quantize as fake_kernels
-from explorer.gpu import statistics
+from explorer.gpu import runtime, statistics
 from explorer.gpu.config import ELEMENTS, Layout
 from explorer.gpu.dequantize import dequantize as dequantize_kernel
-from explorer.gpu.quantize import RANGES, Output
+from explorer.gpu.host_flag import abandon_flag, flag_of_thread
+from explorer.gpu.quantize import Output
 from explorer.gpu.quantize import quantize as quantize_kernel
 from explorer.schemes import Scales, Scheme, fit_scales
 
@@ -27,18 +36,34 @@ from explorer.schemes import Scales, Scheme, fit_scales
 class Cuda(Reference):
     """See ``Backend`` for what each operation takes and gives."""
 
-    def quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Scales]:
-        # The kernel sums for a least-squares scale of the whole tensor, and without zero points.
-        fit_in_torch = scheme.least_squares_scale and (scheme.block != (None, None) or scheme.asymmetric)
-        if scheme.calibrator.name not in RANGES or fit_in_torch or not has_kernels(scheme):
-            return super().quantize(x, scheme)
-        if scheme.scale is None:  # the other kernels notice NaN and Inf while they look for the range
-            check_finite(x)
-        packed, scales, output = quantize_on_device(x, scheme)
-        if int(output.bad):
+    def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
+        index = x.get_device()
+        if not runtime.is_current(index):
+            with torch.cuda.device(x.device):
+                return self.quantize(x, scheme, check)
+        capturing, kept = runtime.is_capturing(), lowered(scheme)
+        if kept is None:
+            if capturing:
+                raise ValueError(
+                    f"{scheme} is not quantized by kernels but by torch operations that the host waits for: "
+                    "a CUDA graph cannot capture it"
+                )
+            return super().quantize(x, scheme, check)
+        if capturing or not check:
+            packed, scales, output = _by_plan(x, kept)
+            return packed, scales, output.bad
+        flag = flag_of_thread()
+        try:
+            packed, scales, _ = _by_plan(x, kept, flag.address)
+            runtime.wait(index)
+        except BaseException:
+            abandon_flag()
+            raise
+        if flag.lower():
             check_finite(x)
             find_ranges(x.to(torch.float32), scheme)  # says which ranges are too large
-        return packed, scales
+            raise ValueError("values were NaN or Inf when they were quantized, and are others now")
+        return packed, scales, None
 
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
         if scheme.least_squares_scale or not has_kernels(scheme) or not bool(torch.isfinite(x).all()):
@@ -50,12 +75,11 @@ class Cuda(Reference):
     ) -> Tensor:
         if not has_kernels(scheme):
             return super().dequantize(packed, scales, scheme, shape, dtype)
-        config, layout, raw = config_of(scheme), layout_of(shape, scheme), raw_scales(scales, scheme)
-        with torch.cuda.device(packed.device):
-            restored = dequantize_kernel(
-                packed, raw, scales.zero_points, scales.tensor_scale, config, layout, dtype
-            )
-        return restored[0]
+        kept = lowered(scheme)
+        config = config_of(scheme) if kept is None else kept.config
+        layout, raw = layout_of(shape, scheme), raw_scales(scales, scheme)
+        zeros, tensor_scale = scales.zero_points, scales.tensor_scale
+        return dequantize_kernel(packed, raw, zeros, tensor_scale, config, layout, dtype)[0]
 
     def fake_quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
         if x.dtype not in ELEMENTS or scheme.least_squares_scale or not has_kernels(scheme):
@@ -117,16 +141,34 @@ def quantize_on_device(
     float32, bfloat16 and float16 are read as they are; other dtypes are converted to float32 first. Whether
     the input held NaN or Inf stands in ``Output.bad``, which the caller has to read.
     """
-    x = (x if x.dtype in ELEMENTS else x.to(torch.float32)).contiguous()
-    config, layout, seed = config_of(scheme), _layout(x, scheme), scheme.seed or 0
-    with torch.cuda.device(x.device):
-        if scales is None:
-            output = quantize_kernel(x, config, layout, seed)
-            scales = scales_from(output, scheme)
-        else:
-            per_cell = scales.scale.contiguous().view(-1)
-            output = quantize_kernel(x, config, layout, seed, per_cell, scales.zero_points)
-        return output.packed, _fitted(scales, output, scheme), output
+    if not runtime.is_current(x.get_device()):
+        with torch.cuda.device(x.device):
+            return quantize_on_device(x, scheme, scales)
+    kept = lowered(scheme)
+    if scales is None and kept is not None:
+        return _by_plan(x, kept)
+    x = _readable(x)
+    if scales is None:
+        output = quantize_kernel(x, config_of(scheme), _layout(x, scheme), scheme.seed or 0)
+        scales = scales_from(output, scheme)
+    else:
+        per_cell, zeros = scales.scale.contiguous().view(-1), scales.zero_points
+        config, layout = config_of(scheme), _layout(x, scheme)
+        output = quantize_kernel(x, config, layout, scheme.seed or 0, per_cell, zeros)
+    return output.packed, _fitted(scales, output, scheme), output
+
+
+def _by_plan(x: Tensor, kept: Lowered, flag: int | None = None) -> tuple[Tensor, Scales, Output]:
+    """``quantize_on_device`` on torch's current device by kernels that find the scales; ``flag`` is the
+    address that says instead of ``Output.bad`` whether values were finite."""
+    x = _readable(x)
+    output = kept.plan(x).start(x, flag)
+    return output.packed, _fitted(scales_from(output, kept.scheme), output, kept.scheme), output
+
+
+def _readable(x: Tensor) -> Tensor:
+    """``x`` as kernels read it."""
+    return (x if x.dtype in ELEMENTS else x.to(torch.float32)).contiguous()
 
 
 def fake_quantize_on_device(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Tensor]:

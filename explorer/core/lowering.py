@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from explorer.formats import CodebookFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.gpu import config as kernel
 from explorer.gpu.config import Config, Layout
-from explorer.gpu.quantize import RANGES, Output
+from explorer.gpu.quantize import RANGES, Output, Plan, is_aligned
 from explorer.schemes import OWN_CODES, SCHEMES, Convention, ScaleRule, Scales, Scheme, tensor_scale_for
 
 
@@ -49,6 +51,54 @@ def config_of(scheme: Scheme) -> Config:
     )
 
 
+@dataclass(eq=False)
+class Lowered:
+    """A scheme in the kernels' terms, and what its calls launched: found once, not in each call."""
+
+    scheme: Scheme
+    config: Config
+    plans: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+
+    def plan(self, x: Tensor) -> Plan:
+        """The launches that quantize a matrix of the shape, element type, alignment and device of ``x``."""
+        aligned = is_aligned(x)
+        key = (x.shape, x.dtype, aligned, x.get_device())
+        plan = self.plans.get(key)
+        if plan is None:
+            if len(self.plans) >= MOST_KEPT:
+                self.plans.clear()
+            layout, seed = layout_of((x.shape[0], x.shape[1]), self.scheme), self.scheme.seed or 0
+            plan = Plan(self.config, layout, x.dtype, aligned, x.device, seed)
+            self.plans[key] = plan
+        return plan
+
+
+MOST_KEPT = 1024
+"""Schemes, and plans of each, that are kept."""
+_LOWERED: dict[int, tuple[Scheme, Lowered | None]] = {}
+
+
+def lowered(scheme: Scheme) -> Lowered | None:
+    """``scheme`` in the kernels' terms; None if they do not find its scales: a calibrator that searches, a
+    least-squares scale for each block, conventions of other libraries.
+
+    Kept by identity: to compare schemes takes longer than to launch a kernel.
+    """
+    kept = _LOWERED.get(id(scheme))
+    if kept is None or kept[0] is not scheme:
+        if len(_LOWERED) >= MOST_KEPT:
+            _LOWERED.clear()
+        kept = scheme, Lowered(scheme, config_of(scheme)) if _finds_scales(scheme) else None
+        _LOWERED[id(scheme)] = kept
+    return kept[1]
+
+
+def _finds_scales(scheme: Scheme) -> bool:
+    # The kernel sums for a least-squares scale of the whole tensor, and without zero points.
+    fit_in_torch = scheme.least_squares_scale and (scheme.block != (None, None) or scheme.asymmetric)
+    return scheme.calibrator.name in RANGES and not fit_in_torch and has_kernels(scheme)
+
+
 def _scale_rule(rule: ScaleRule | None) -> kernel.KernelScaleRule:
     if rule is None:
         return kernel.KernelScaleRule.CAST
@@ -74,8 +124,12 @@ def scales_from(out: Output, scheme: Scheme) -> Scales:
     """The kernels' stored scales, which are codes of their format, as float32."""
     if scheme.scale is None:
         return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
-    tensor_scale = tensor_scale_for(out.amax, scheme) if out.amax is not None else None
-    stored = scheme.scale.format.from_stored(out.scales)
+    tensor_scale = None
+    if out.amax is not None:  # of an empty matrix no kernel has made it
+        tensor_scale = out.amax.select(0, 2) if out.launches else tensor_scale_for(out.amax[:2], scheme)
+    stored = out.scales
+    if stored.dtype != torch.float32:
+        stored = scheme.scale.format.from_stored(stored)
     return Scales(stored, out.zeros, tensor_scale, raw=out.scales)
 
 

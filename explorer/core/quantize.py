@@ -33,6 +33,7 @@ class QuantizedTensor:
 
     packed        uint8 [rows, packed_row_bytes]   codes, each row from a byte boundary
     scales        per block [grid rows, grid columns], see ``Scales``
+    unchecked     int32 [1] that is not 0 if the values were not finite; None where that was checked
 
     ``save`` and ``explorer.load`` keep it in a safetensors file. It can be pickled, copied, and kept by
     ``torch.save``, which ``torch.load`` reads with ``weights_only=True`` after ``from explorer import
@@ -43,6 +44,19 @@ class QuantizedTensor:
     scales: Scales
     scheme: Scheme
     shape: tuple[int, int]
+    unchecked: Tensor | None = None
+
+    def check(self) -> None:
+        """Wait for the GPU; ``ValueError`` if the values held NaN, Inf, or a range beyond what is scaled.
+
+        For what ``quantize`` did not check: without its ``check``, and in a CUDA graph. Of a graph's tensor
+        it speaks of all replays so far; ``q.unchecked.zero_()`` begins anew.
+        """
+        if self.unchecked is not None and int(self.unchecked):
+            raise ValueError(
+                "values were NaN or Inf, or too large to be scaled, when they were quantized; "
+                "explorer.quantize with check=True says which"
+            )
 
     @property
     def codes(self) -> Tensor:
@@ -72,7 +86,9 @@ class QuantizedTensor:
 
     def to(self, device: torch.device | str) -> QuantizedTensor:
         """The same codes and scales on ``device``."""
-        return QuantizedTensor(self.packed.to(device), self.scales.to(device), self.scheme, self.shape)
+        unchecked = None if self.unchecked is None else self.unchecked.to(device)
+        packed, scales = self.packed.to(device), self.scales.to(device)
+        return QuantizedTensor(packed, scales, self.scheme, self.shape, unchecked)
 
     def cpu(self) -> QuantizedTensor:
         return self.to("cpu")
@@ -86,10 +102,11 @@ class QuantizedTensor:
         tensors are called ``<name>.packed``, ``<name>.scale`` and so on.
 
         ``ValueError`` for a scheme whose format or calibrator has no row, since it could not be read back;
-        ``OSError`` if the path cannot be written.
+        ``OSError`` if the path cannot be written. ``check`` is called first.
         """
         from explorer.core.file import save_quantized  # which reads files as QuantizedTensor
 
+        self.check()
         save_quantized(self, path, name)
 
     def __repr__(self) -> str:
@@ -98,10 +115,12 @@ class QuantizedTensor:
         return f"QuantizedTensor({self.scheme}, {rows} x {columns}, {bits}, {self.device})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.packed, self.scales, self.scheme, self.shape)
+        return _unpickled, (self.packed, self.scales, self.scheme, self.shape, self.unchecked)
 
 
-def _unpickled(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int]) -> QuantizedTensor:
+def _unpickled(
+    packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], unchecked: Tensor | None
+) -> QuantizedTensor:
     """A pickled tensor; ``ValueError`` where its parts do not fit together, since kernels would read beyond
     their ends."""
     grids = [part for part in (scales.stored, scales.zero_points, scales.offsets) if part is not None]
@@ -111,7 +130,7 @@ def _unpickled(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int,
     )
     if not fits or any(part.shape != scheme.grid(shape) for part in grids):
         raise ValueError(f"the codes or scales of this pickled tensor are not those of {scheme}, {shape}")
-    return QuantizedTensor(packed, scales, scheme, shape)
+    return QuantizedTensor(packed, scales, scheme, shape, unchecked)
 
 
 torch.serialization.add_safe_globals([_unpickled, Scales, SuperBlockLevel, NestedLevel, scheme_called])
@@ -127,18 +146,29 @@ def check_matrix(x: Tensor) -> tuple[int, int]:
 
 
 def quantize(
-    x: Tensor, scheme: Scheme, *, clip_range: Range | None = None, allow_nonfinite: bool = False
+    x: Tensor,
+    scheme: Scheme,
+    *,
+    clip_range: Range | None = None,
+    allow_nonfinite: bool = False,
+    check: bool = True,
 ) -> QuantizedTensor:
     """Quantize a matrix [rows, cols] of any floating dtype by ``scheme``.
 
     ``clip_range`` fixes the range of every block (static quantization); otherwise the scheme's calibrator
     finds it. ``allow_nonfinite`` lets NaN and Inf through to formats that have NaN: Inf saturates, NaN stays
     NaN, and ranges are taken over the finite values. Raises ``ValueError`` for any other non-finite input.
+
+    To know whether values are finite, the host waits for the GPU. With ``check`` False it does not: the codes
+    of non-finite values are then meaningless, and ``QuantizedTensor.check`` says so when it is asked. So it
+    is in a CUDA graph, which can capture the call for schemes with kernels. Values on the CPU, and those that
+    torch operations quantize, are always checked.
     """
-    shape, x = check_matrix(x), x.detach()
+    shape = check_matrix(x)
+    x = x.detach() if x.requires_grad else x
     if clip_range is None and not allow_nonfinite:
-        packed, scales = backend_for(x).quantize(x, scheme)
-        return QuantizedTensor(packed, scales, scheme, shape)
+        packed, scales, unchecked = backend_for(x).quantize(x, scheme, check)
+        return QuantizedTensor(packed, scales, scheme, shape, unchecked)
     if not allow_nonfinite:
         check_finite(x)
     elif not scheme.format.has_nan and bool(torch.isnan(x).any()):
@@ -165,7 +195,8 @@ def quantize_as_one(parts: Sequence[Tensor], scheme: Scheme) -> list[QuantizedTe
     for part in parts:
         rows = slice(start, start + part.shape[0])
         scales = q.scales if whole else q.scales.map_grids(lambda grid, rows=rows: grid[rows])  # type: ignore[misc]
-        found.append(QuantizedTensor(q.packed[rows], scales, scheme, (part.shape[0], part.shape[1])))
+        shape = (part.shape[0], part.shape[1])
+        found.append(QuantizedTensor(q.packed[rows], scales, scheme, shape, q.unchecked))
         start = rows.stop
     return found
 

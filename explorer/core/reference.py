@@ -22,10 +22,10 @@ class Reference:
     """See ``Backend`` for what each operation takes and gives."""
 
     @keeps_subnormals
-    def quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Scales]:
+    def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
         check_finite(x)
         x = x.to(torch.float32)
-        return self.encode(x, find_scales(x, scheme), scheme)
+        return *self.encode(x, find_scales(x, scheme), scheme), None
 
     @keeps_subnormals
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
@@ -39,7 +39,7 @@ class Reference:
 
     @keeps_subnormals
     def fake_quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-        packed, scales = self.quantize(x, scheme)
+        packed, scales, _ = self.quantize(x, scheme)
         shape = (x.shape[0], x.shape[1])
         restored = self.dequantize(packed, scales, scheme, shape, x.dtype)
         return restored, not_clipped(x.to(torch.float32), scales, scheme)

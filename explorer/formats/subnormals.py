@@ -37,6 +37,8 @@ def keeps_subnormals(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _smallest * 1.0:
+            return function(*args, **kwargs)
         with subnormals_kept():
             return function(*args, **kwargs)
 

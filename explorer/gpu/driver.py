@@ -76,6 +76,7 @@ def declared(libcuda: Any) -> Any:
     """The library, with the types of the functions that are called most."""
     pointer = ctypes.c_void_p
     libcuda.cuLaunchKernelEx.argtypes = (pointer, pointer, pointer, pointer)
+    libcuda.cuStreamSynchronize.argtypes = (pointer,)
     libcuda.cuTensorMapEncodeTiled.argtypes = (
         *(pointer, ctypes.c_int, ctypes.c_uint, pointer, pointer, pointer, pointer, pointer),
         *(ctypes.c_int,) * 4,
@@ -92,6 +93,20 @@ def error_text(libcuda: Any, code: int) -> str:
     return f"{text.value.decode()} ({name.value.decode()})"
 
 
+def current_context(libcuda: Any) -> int | None:
+    """The driver's handle of the context that is current in this thread; None without one."""
+    found = ctypes.c_void_p()
+    libcuda.cuCtxGetCurrent(ctypes.byref(found))
+    return found.value
+
+
+def synchronize(libcuda: Any, stream: int) -> None:
+    """Wait for all work of a stream; ``KernelError`` if some of it failed."""
+    failed = libcuda.cuStreamSynchronize(stream)
+    if failed:
+        raise KernelError(f"work on the GPU failed: {error_text(libcuda, failed)}")
+
+
 def load_module(libcuda: Any, cubin: bytes, name: str) -> int:
     """The driver's handle of a compiled file called ``name``; ``KernelError`` if it cannot be loaded."""
     module = ctypes.c_void_p()
@@ -99,15 +114,6 @@ def load_module(libcuda: Any, cubin: bytes, name: str) -> int:
     if failed or not module.value:
         raise KernelError(f"{name} could not be loaded: {error_text(libcuda, failed)}")
     return module.value
-
-
-def current_context(libcuda: Any) -> int:
-    """The handle of this thread's current context, 0 without one."""
-    held = ctypes.c_void_p()
-    failed = libcuda.cuCtxGetCurrent(ctypes.byref(held))
-    if failed:
-        raise KernelError(f"the current context is not known: {error_text(libcuda, failed)}")
-    return held.value or 0
 
 
 def encode_map(libcuda: Any, address: int, rows: int, width: int, box_rows: int) -> bytes:
@@ -201,6 +207,7 @@ class Kernel:
         self._attributes[1].id = CLUSTER_DIMENSION
         self._attributes[1].value[1] = self._attributes[1].value[2] = 1
         self._config = LaunchConfig(blockDimY=1, blockDimZ=1)
+        self._last: tuple[Any, ...] = ()
         self._config_address = ctypes.addressof(self._config)
         self._parameters_address = ctypes.addressof(self._parameters)
 
@@ -253,12 +260,16 @@ class Kernel:
                 raise KernelError(f"{self.name} takes {self._types!r}, got {values}: {error}") from error
             if shared > self._shared:
                 self._allow_shared(shared)
-            config.gridDimX, config.gridDimY, config.gridDimZ = grid
-            config.blockDimX, config.sharedMemBytes, config.hStream = block, shared, stream
-            config.numAttrs = early + (cluster > 1)
-            if config.numAttrs:
-                self._attributes[1].value[0] = cluster
-                config.attrs = ctypes.addressof(self._attributes[0 if early else 1])
+            how = (grid, block, stream, shared, cluster, early)
+            if how != self._last:  # to write what stands there already takes as long as the launch
+                self._last = ()
+                config.gridDimX, config.gridDimY, config.gridDimZ = grid
+                config.blockDimX, config.sharedMemBytes, config.hStream = block, shared, stream
+                config.numAttrs = early + (cluster > 1)
+                if config.numAttrs:
+                    self._attributes[1].value[0] = cluster
+                    config.attrs = ctypes.addressof(self._attributes[0 if early else 1])
+                self._last = how
             failed = self._libcuda.cuLaunchKernelEx(
                 self._config_address, self._function, self._parameters_address, None
             )

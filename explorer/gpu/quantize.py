@@ -6,8 +6,10 @@ others the ranges come first, then scales, then codes (ranges.cu, scales.cu, enc
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,10 +26,13 @@ from explorer.gpu.config import (
     walk_columns,
 )
 from explorer.gpu.dequantize import dequantize
-from explorer.gpu.runtime import Build
+from explorer.gpu.runtime import Build, Prepared, prepare, start
 from explorer.gpu.zero_words import zero_words
 
-__all__ = ["ELEMENTS", "RANGES", "Config", "Layout", "Output", "builds", "dequantize", "launches", "quantize"]
+__all__ = [
+    "ELEMENTS", "RANGES", "Config", "Layout", "Output", "Plan", "builds", "check_input", "dequantize",
+    "is_aligned", "launches", "quantize",
+]  # fmt: skip
 
 RANGES = tuple(kind.name.lower() for kind in KernelRange)
 """The calibrators that a kernel has, by name."""
@@ -40,6 +45,20 @@ TILE_THREADS = 64
 """Threads of a thread block that holds a small block of the scheme: beyond them each keeps several runs."""
 
 
+class Slot(enum.IntEnum):
+    """What a call brings: an argument of a planned launch in place of its memory's address."""
+
+    X = 0
+    PACKED = 1
+    SCALES = 2
+    ZEROS = 3
+    AMAX = 4
+    BAD = 5
+    RANGES = 6
+    STEPS = 7
+    SUMS = 8
+
+
 @dataclass(frozen=True, eq=False)
 class Output:
     """What quantization leaves.
@@ -47,9 +66,9 @@ class Output:
     packed   uint8 [rows, row bytes]        codes
     scales   [grid rows, grid columns]      in the scale's own dtype
     zeros    int8 [grid], or None           zero points of asymmetric schemes
-    amax     float32 [2], or None           the largest -x and x, for a tensor scale
-    bad      int32 [1]                      1 if a kernel met NaN, Inf or a range beyond 2^127; of a graph, in
-                                            this replay or one before
+    amax     float32 [4], or None           the largest -x and x, and the tensor scale that they give
+    bad      int32 [1], or None             1 if a kernel met NaN, Inf or a range beyond 2^127; of a graph, in
+                                            this replay or one before; None where a flag was given for it
     sums     float64 [2], or None           Σx·v and Σv·v of the codes' values v, for a least-squares scale
     """
 
@@ -57,7 +76,7 @@ class Output:
     scales: Tensor
     zeros: Tensor | None
     amax: Tensor | None
-    bad: Tensor
+    bad: Tensor | None
     sums: Tensor | None
     launches: tuple[Launch, ...]
 
@@ -79,18 +98,25 @@ def quantize(
 
     With ``steps`` (float32 [cells]; and ``zeros``, int8) the scales are given and only codes are made.
     """
+    check_input(x)
+    plan = Plan(config, layout, x.dtype, is_aligned(x), x.device, seed, given=steps is not None)
+    return plan.start(x, steps=steps, zeros=zeros)
+
+
+def check_input(x: Tensor) -> None:
+    """``ValueError`` unless ``x`` is what the kernels read."""
     if x.dtype not in ELEMENTS or not x.is_cuda or not x.is_contiguous():
         raise ValueError("expected a contiguous CUDA tensor of float32, bfloat16 or float16")
-    output = _Plan(x, config, layout, seed, steps is None).output(steps, zeros)
-    for launch in output.launches:
-        launch.start(x.device)
-    return output
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether 16 bytes of ``x`` may be read at once."""
+    return x.data_ptr() % 16 == 0
 
 
 def launches(config: Config, layout: Layout, dtype: torch.dtype) -> tuple[Launch, ...]:
     """What ``quantize`` would launch for an aligned matrix of this layout, without any memory."""
-    x = torch.empty((layout.rows, layout.columns), dtype=dtype, device="meta")
-    return _Plan(x, config, layout, 0, True).output(None, None).launches
+    return Plan(config, layout, dtype, True, torch.device("meta")).launches
 
 
 def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
@@ -98,39 +124,99 @@ def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
     return [launch.build for launch in launches(config, layout, dtype)]
 
 
-class _Plan:
-    """One quantization: its outputs, and the launches that fill them."""
+class Plan:
+    """The launches that quantize matrices of one layout, element type and alignment on one device: chosen
+    once, started by each call with the addresses of its memory. Threads may share it.
 
-    def __init__(self, x: Tensor, config: Config, layout: Layout, seed: int, finds_steps: bool) -> None:
-        self.x, self.config, self.layout, self.seed = x, config, layout, seed
-        self.run = config.run(x.dtype, layout.rows * layout.columns)
-        self.launches: list[Launch] = []
-        self.packed = x.new_empty((layout.rows, layout.row_bytes), dtype=torch.uint8)
-        self.scales = x.new_empty(layout.grid, dtype=config.scale_dtype)
-        self.zeros = x.new_empty(layout.grid, dtype=torch.int8) if config.asymmetric else None
-        one_pass = config.cast or self._groups_fit or self._tiles_fit
-        cells = layout.cells if finds_steps and not one_pass else 0
-        self.sums = x.new_zeros(2, dtype=torch.float64) if config.refit else None
-        self.amax = x.new_zeros(2, dtype=torch.float32) if config.two_level else None
-        # Each launch counts in a small matrix: one range, which is zero again in the end, is not filled.
-        ranges = torch.float64 if config.range is not KernelRange.MINMAX else torch.float32
-        if cells == 1:
-            self.ranges = zero_words(x.device, 4).view(ranges)
-        else:
-            self.ranges = (x.new_zeros if self._columns_fit else x.new_empty)(2 * cells, dtype=ranges)
-        self.bad = zero_words(x.device, 1)
+    ``aligned``: 16 bytes of the matrix may be read at once. ``given``: scales are given and only codes are
+    made.
+    """
 
-    def output(self, steps: Tensor | None, zeros: Tensor | None) -> Output:
-        if self.x.numel():
-            self._choose(steps, zeros)
-        started = tuple(self.launches)
-        return Output(self.packed, self.scales, self.zeros, self.amax, self.bad, self.sums, started)
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        dtype: torch.dtype,
+        aligned: bool,
+        device: torch.device,
+        seed: int = 0,
+        given: bool = False,
+    ) -> None:
+        self.config, self.layout, self.dtype, self.aligned = config, layout, dtype, aligned
+        self.device, self.seed, self.given = device, seed, given
+        self.elements = layout.rows * layout.columns
+        self.run = config.run(dtype, self.elements)
+        self._planned: list[Launch] = []
+        self._prepared: tuple[Prepared, ...] | None = None
+        if self.elements:
+            self._choose()
+        self.launches = tuple(self._planned)
+        # What every call needs, as plain values: to derive them takes a share of a small matrix's time.
+        self._index = 0 if device.index is None else device.index
+        self._packed_shape, self._grid = (layout.rows, layout.row_bytes), layout.grid
+        self._makes_zeros = config.asymmetric and not given
+        self._makes_amax = config.two_level and not given
 
-    def _choose(self, steps: Tensor | None, zeros: Tensor | None) -> None:
-        if steps is not None:
-            self._encode(steps, zeros, given=True)
-        elif self.config.cast:
-            self._encode(self.x.new_ones(1, dtype=torch.float32), None)
+    def start(
+        self,
+        x: Tensor,
+        flag: int | None = None,
+        steps: Tensor | None = None,
+        zeros: Tensor | None = None,
+    ) -> Output:
+        """Quantize ``x``, contiguous and as planned, on torch's current stream of its device.
+
+        ``flag`` is the address of an int32 that a kernel sets in place of ``Output.bad``.
+        """
+        packed = x.new_empty(self._packed_shape, dtype=torch.uint8)
+        scales = x.new_empty(self._grid, dtype=self.config.scale_dtype)
+        if self._makes_zeros:
+            zeros = x.new_empty(self._grid, dtype=torch.int8)
+        amax = x.new_zeros(4, dtype=torch.float32) if self._makes_amax else None
+        sums = x.new_zeros(2, dtype=torch.float64) if self.config.refit else None
+        bad = zero_words(x.device, 1) if flag is None else None
+        ranges = None
+        if self._ranges_first:
+            ranges, steps = self._range_memory(x), x.new_empty(self.layout.cells, dtype=torch.float32)
+        if self.launches:
+            addresses = [
+                0 if part is None else part.data_ptr()
+                for part in (x, packed, scales, zeros, amax, bad, ranges, steps, sums)
+            ]
+            if flag is not None:
+                addresses[Slot.BAD] = flag
+            start(self._index, self._prepared or self._prepare(), addresses)
+        return Output(packed, scales, zeros, amax, bad, sums, self.launches)
+
+    def _prepare(self) -> tuple[Prepared, ...]:
+        """The launches with their kernels loaded; numbers stand where they are known."""
+        self._prepared = tuple(
+            prepare(
+                self._index,
+                launch.build,
+                launch.kernel,
+                launch.grid,
+                launch.threads,
+                launch.types,
+                [0 if a is None or isinstance(a, Slot) else a for a in launch.arguments],
+                [(at, int(a)) for at, a in enumerate(launch.arguments) if isinstance(a, Slot)],
+            )
+            for launch in self.launches
+        )
+        return self._prepared
+
+    def _range_memory(self, x: Tensor) -> Tensor:
+        """Two ranges a cell that are zero where kernels add to them. Each launch counts in a small matrix:
+        one range, which is zero again in the end, is not filled."""
+        kind = torch.float64 if self.config.range is not KernelRange.MINMAX else torch.float32
+        if self.layout.cells == 1:
+            return zero_words(x.device, 4).view(kind)
+        make = x.new_zeros if self._columns_fit else x.new_empty
+        return make(2 * self.layout.cells, dtype=kind)
+
+    def _choose(self) -> None:
+        if self.given or self.config.cast:
+            self._encode()
         elif self._groups_fit:
             self._by_groups()
         elif self._tiles_fit:
@@ -138,15 +224,20 @@ class _Plan:
         else:
             self._by_ranges()
 
+    @cached_property
+    def _ranges_first(self) -> bool:
+        """Whether ranges and steps lie in memory between the launches."""
+        one_pass = self.given or self.config.cast or self._groups_fit or self._tiles_fit
+        return bool(self.elements) and not one_pass
+
     @property
     def _whole_runs(self) -> bool:
         """Rows are whole runs and everything is aligned for 16-byte accesses."""
-        whole = self.layout.columns % self.run == 0
-        return whole and self.x.data_ptr() % 16 == 0 and not self.config.per_byte
+        return self.layout.columns % self.run == 0 and self.aligned and not self.config.per_byte
 
     @property
     def _column_run(self) -> int:
-        return self.config.column_run(self.x.dtype, self.run)
+        return self.config.column_run(self.dtype, self.run)
 
     @property
     def _groups_fit(self) -> bool:
@@ -166,7 +257,7 @@ class _Plan:
     @property
     def _tile_threads(self) -> int:
         """The largest thread block whose registers hold four runs a thread."""
-        return THREADS if self.run * self.x.element_size() > 32 else MAX_TILE_THREADS
+        return THREADS if self.run * self.dtype.itemsize > 32 else MAX_TILE_THREADS
 
     @property
     def _tile_runs(self) -> int:
@@ -191,28 +282,28 @@ class _Plan:
         *arguments: object,
     ) -> None:
         grid = blocks if isinstance(blocks, tuple) else (blocks,)
-        self.launches.append(Launch(build, kernel, grid, threads, types, arguments))
+        self._planned.append(Launch(build, kernel, grid, threads, types, arguments))
 
     def _build(self, file: str, **tunables: int) -> Build:
-        return self.config.build(file, self.x.dtype, **{"RUN": self.run} | tunables)
+        return self.config.build(file, self.dtype, **{"RUN": self.run} | tunables)
 
     def _by_groups(self) -> None:
-        if self.amax is not None:
-            self._tensor_range(self.amax)
-        runs = self.x.numel() // self.run
-        blocks, count = math.ceil(runs / THREADS), multiprocessors(self.x.device)
+        if self.config.two_level:
+            self._tensor_range(Slot.AMAX)
+        runs = self.elements // self.run
+        blocks, count = math.ceil(runs / THREADS), multiprocessors(self.device)
         self._add(
             self._build("quantize_groups.cu"),
             "quantize_groups",
             min(blocks, count * (GROUP_BLOCKS if blocks > count * GROUP_BLOCKS else FEW_GROUP_BLOCKS)),
             THREADS,
             "PPPPPPQiQ",
-            self.x,
-            self.packed,
-            self.scales,
-            self.zeros,
-            self.amax,
-            self.bad,
+            Slot.X,
+            Slot.PACKED,
+            Slot.SCALES,
+            Slot.ZEROS,
+            Slot.AMAX,
+            Slot.BAD,
             runs,
             self.layout.width // self.run,
             self.seed,
@@ -222,7 +313,7 @@ class _Plan:
         runs = self._tile_runs
         # Small thread blocks overlap each other's loads and barriers better than large ones; sub-byte runs of
         # float32 fill too many registers to keep four.
-        crowded = self.config.bits < 8 and self.x.dtype == torch.float32 and runs <= 2 * MAX_TILE_THREADS
+        crowded = self.config.bits < 8 and self.dtype == torch.float32 and runs <= 2 * MAX_TILE_THREADS
         kept = 1 if runs <= TILE_THREADS else 2 if runs <= 2 * TILE_THREADS or crowded else 4
         most = self._tile_threads if kept == 4 else MAX_TILE_THREADS
         self._add(
@@ -231,11 +322,11 @@ class _Plan:
             self.layout.cells,
             math.ceil(runs / kept / 32) * 32,
             f"PPPPP{BLOCKS}QQ",
-            self.x,
-            self.packed,
-            self.scales,
-            self.zeros,
-            self.bad,
+            Slot.X,
+            Slot.PACKED,
+            Slot.SCALES,
+            Slot.ZEROS,
+            Slot.BAD,
             *self.layout.blocks,
             self.layout.row_bytes,
             self.seed,
@@ -243,16 +334,15 @@ class _Plan:
 
     def _by_ranges(self) -> None:
         """A maximum (or mean) for every block first, scales from those, then the codes."""
-        if self.amax is not None:
-            self._tensor_range(self.amax)
-        cells, ranges = self.layout.cells, self.ranges
-        if cells == 1 and self.x.data_ptr() % 16 == 0:
+        if self.config.two_level:
+            self._tensor_range(Slot.AMAX)
+        cells, ranges = self.layout.cells, Slot.RANGES
+        if cells == 1 and self.aligned:
             self._tensor_range(ranges)
         elif self._columns_fit:
             self._column_range(ranges)
         else:
             self._block_range(ranges)
-        steps = self.x.new_empty(cells, dtype=torch.float32)
         self._add(
             self._build("scales.cu"),
             "scales_of_ranges",
@@ -260,92 +350,94 @@ class _Plan:
             THREADS,
             f"PPPPP{BLOCKS}Q",
             ranges,
-            self.amax,
-            self.scales,
-            self.zeros,
-            steps,
+            Slot.AMAX,
+            Slot.SCALES,
+            Slot.ZEROS,
+            Slot.STEPS,
             *self.layout.blocks,
             cells,
         )
-        self._encode(steps, self.zeros)
+        self._encode()
 
-    def _tensor_range(self, range_: Tensor) -> None:
-        run = 32 // self.x.element_size()
-        enough = math.ceil(self.x.numel() / (THREADS * run * 2))
-        blocks = max(1, min(enough, multiprocessors(self.x.device) * 12))
+    def _tensor_range(self, range_: Slot) -> None:
+        run = 32 // self.dtype.itemsize
+        enough = math.ceil(self.elements / (THREADS * run * 2))
+        blocks = max(1, min(enough, multiprocessors(self.device) * 12))
         self._add(
             self._build("ranges.cu", RUN=run),
             "tensor_range",
             blocks,
             THREADS,
             "PPPQ",
-            self.x,
+            Slot.X,
             range_,
-            self.bad,
-            self.x.numel(),
+            Slot.BAD,
+            self.elements,
         )
 
-    def _column_range(self, ranges: Tensor) -> None:
-        layout, run = self.layout, 16 // self.x.element_size()
+    def _column_range(self, ranges: Slot) -> None:
+        layout, run = self.layout, 16 // self.dtype.itemsize
         self._add(
             self._build("ranges.cu", RUN=run),
             "column_range",
-            walk_columns(layout, run, self.x.device),
+            walk_columns(layout, run, self.device),
             32 * WALKING_WARPS,
             "PPPQQQi",
-            self.x,
+            Slot.X,
             ranges,
-            self.bad,
+            Slot.BAD,
             layout.rows,
             layout.columns,
             layout.cells,
             layout.width,
         )
 
-    def _block_range(self, ranges: Tensor) -> None:
+    def _block_range(self, ranges: Slot) -> None:
         cells = self.layout.cells
         self._add(
-            self._build("ranges.cu", RUN=16 // self.x.element_size()),
+            self._build("ranges.cu", RUN=16 // self.dtype.itemsize),
             "block_range",
             math.ceil(cells / (THREADS // 32)),
             THREADS,
             f"PPP{BLOCKS}Q",
-            self.x,
+            Slot.X,
             ranges,
-            self.bad,
+            Slot.BAD,
             *self.layout.blocks,
             cells,
         )
 
-    def _encode(self, steps: Tensor, zeros: Tensor | None, given: bool = False) -> None:
-        build, layout = self._build("encode.cu", GIVEN=int(given)), self.layout
+    def _encode(self) -> None:
+        given = int(self.given)
+        build, layout = self._build("encode.cu", GIVEN=given), self.layout
         by_runs = self._whole_runs and not self.config.refit
         if by_runs and (self.config.cast or layout.cells == 1):
-            runs = self.x.numel() // self.run
+            runs = self.elements // self.run
             self._add(
                 build,
                 "encode_flat",
                 math.ceil(runs / THREADS),
                 THREADS,
-                "PPPPQQ",
-                self.x,
-                self.packed,
-                steps,
-                zeros,
+                "PPPPPQQ",
+                Slot.X,
+                Slot.PACKED,
+                Slot.STEPS,
+                Slot.ZEROS,
+                Slot.BAD,
                 runs,
                 self.seed,
             )
         elif by_runs and layout.height >= layout.rows and not self.config.two_level:
             self._add(
-                self._build("encode.cu", RUN=self._column_run, GIVEN=int(given)),
+                self._build("encode.cu", RUN=self._column_run, GIVEN=given),
                 "encode_columns",
-                walk_columns(layout, self._column_run, self.x.device),
+                walk_columns(layout, self._column_run, self.device),
                 32 * WALKING_WARPS,
                 "PPPPQQQiQ",
-                self.x,
-                self.packed,
-                steps,
-                zeros,
+                Slot.X,
+                Slot.PACKED,
+                Slot.STEPS,
+                Slot.ZEROS,
                 layout.rows,
                 layout.columns,
                 layout.row_bytes,
@@ -357,13 +449,13 @@ class _Plan:
             self._add(
                 self._build("encode_units.cu"),
                 "encode_units",
-                min(math.ceil(warps / (THREADS // 32)), multiprocessors(self.x.device) * 20),
+                min(math.ceil(warps / (THREADS // 32)), multiprocessors(self.device) * 20),
                 THREADS,
                 "PPPPQQQ",
-                self.x,
-                self.packed,
-                steps,
-                self.sums,
+                Slot.X,
+                Slot.PACKED,
+                Slot.STEPS,
+                Slot.SUMS,
                 layout.rows,
                 layout.columns,
                 layout.row_bytes,
@@ -375,12 +467,13 @@ class _Plan:
                 "encode_any",
                 math.ceil(units / THREADS),
                 THREADS,
-                f"PPPPP{BLOCKS}QQ",
-                self.x,
-                self.packed,
-                steps,
-                zeros,
-                self.sums,
+                f"PPPPPP{BLOCKS}QQ",
+                Slot.X,
+                Slot.PACKED,
+                Slot.STEPS,
+                Slot.ZEROS,
+                Slot.SUMS,
+                Slot.BAD,
                 *layout.blocks,
                 layout.row_bytes,
                 self.seed,

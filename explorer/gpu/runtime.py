@@ -1,9 +1,9 @@
 """The way to the GPU: whether there is one, its context, compiled kernels, launching one.
 
 pycuda is imported here and nowhere else, and only when a GPU is used. Everything runs in torch's primary
-context, pushed before and popped after every call, so that any worker thread may launch and none ends with
-a context on its stack. torch owns all memory. Launches go to torch's current stream (``driver.Kernel``),
-which a CUDA graph may be capturing.
+context. Where it is not current it is pushed before and popped after a call, so that any worker thread may
+launch and none ends with a context on its stack. torch owns all memory. Launches go to torch's current stream
+(``driver.Kernel``), which a CUDA graph may be capturing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,11 +44,16 @@ __all__ = [
     "compile_cubin",
     "compile_jobs",
     "context",
+    "is_capturing",
+    "is_current",
     "launch",
     "multiprocessors",
     "native_formats",
     "occupancy",
+    "prepare",
     "resources",
+    "start",
+    "wait",
 ]
 
 ACCELERATED = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a", (12, 0): "sm_120a"}
@@ -117,24 +122,47 @@ def _multiprocessors(index: int) -> int:
 @contextmanager
 def context(index: int) -> Iterator[None]:
     """torch's primary context of a device, current in this thread while the block runs."""
-    held = _CONTEXTS.get(index)
-    if held is None:
-        held = _primary_context(index)
-    held.push()
+    pushed = entered(index)
     try:
         yield
     finally:
-        held.pop()
+        if pushed is not None:
+            pushed.pop()
+
+
+def entered(index: int) -> Any | None:
+    """Make torch's primary context of a device current: what has to be popped then, None if it was that."""
+    held, handle = _CONTEXTS.get(index) or _primary_context(index)
+    if cuda.current_context(cuda.library()) == handle:
+        return None
+    held.push()
+    return held
+
+
+def is_current(index: int) -> bool:
+    """Whether a device is torch's current one."""
+    return index == torch.cuda.current_device()
+
+
+def is_capturing() -> bool:
+    """Whether torch's current stream is being captured into a CUDA graph: nothing may wait for it then."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def stream_of(index: int) -> int:
+    """The handle of torch's current stream, without an object for it, as torch's own compiled code asks."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
 
 
 _LOCK = threading.RLock()
 """Of what is loaded, while nvcc may run."""
-_CONTEXTS: dict[int, Any] = {}
+_CONTEXTS: dict[int, tuple[Any, int | None]] = {}
+"""pycuda's object of a primary context, and the driver's handle, by device."""
 _KERNELS: dict[tuple[int, Build, str, str], cuda.Kernel] = {}
 _MODULES: dict[tuple[int, Build], int] = {}
 
 
-def _primary_context(index: int) -> Any:
+def _primary_context(index: int) -> tuple[Any, int | None]:
     import pycuda.driver
 
     with _LOCK:
@@ -142,7 +170,10 @@ def _primary_context(index: int) -> Any:
             torch.cuda.init()
             torch.zeros(1, device=torch.device("cuda", index))  # makes torch create the primary context
             pycuda.driver.init()
-            _CONTEXTS[index] = pycuda.driver.Device(index).retain_primary_context()
+            held = pycuda.driver.Device(index).retain_primary_context()
+            held.push()
+            _CONTEXTS[index] = held, cuda.current_context(cuda.library())
+            held.pop()
         return _CONTEXTS[index]
 
 
@@ -192,13 +223,68 @@ def launch(
     ]
     with context(index):
         kernel = loaded_kernel(index, build, name, types)
-        early = early and _launches_early(index)
-        stream = torch.cuda.current_stream(index).cuda_stream
-        kernel.launch(values, (*grid, 1, 1)[:3], block, stream, shared, cluster, early)
+        early = early and launches_early(index)
+        kernel.launch(values, (*grid, 1, 1)[:3], block, stream_of(index), shared, cluster, early)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A launch on one device that lacks the addresses of a call's memory: ``places`` pairs the position of
+    each in ``values`` with its index among them."""
+
+    kernel: cuda.Kernel
+    values: list[Any]
+    places: tuple[tuple[int, int], ...]
+    grid: tuple[int, int, int]
+    block: int
+    early: bool
+
+
+def prepare(
+    index: int,
+    build: Build,
+    name: str,
+    grid: Sequence[int],
+    block: int,
+    types: str,
+    values: Sequence[Any],
+    places: Iterable[tuple[int, int]],
+) -> Prepared:
+    """A launch of kernel ``name`` of ``build`` for ``start``, early where the device can (``launch``).
+    ``KernelError`` if it cannot be compiled or loaded."""
+    with context(index):
+        kernel = loaded_kernel(index, build, name, types)
+    across, down, deep = (*grid, 1, 1)[:3]
+    return Prepared(kernel, list(values), tuple(places), (across, down, deep), block, launches_early(index))
+
+
+def start(index: int, launches: Iterable[Prepared], addresses: Sequence[int]) -> None:
+    """Start launches in order on torch's current stream of a device; ``KernelError`` if one is refused."""
+    pushed = entered(index)
+    try:
+        stream = stream_of(index)
+        for one in launches:
+            values = one.values.copy()
+            for at, which in one.places:
+                values[at] = addresses[which]
+            one.kernel.launch(values, one.grid, one.block, stream, 0, 1, one.early)
+    finally:
+        if pushed is not None:
+            pushed.pop()
+
+
+def wait(index: int) -> None:
+    """Wait for all work on torch's current stream of a device; ``KernelError`` if some of it failed."""
+    pushed = entered(index)
+    try:
+        cuda.synchronize(cuda.library(), stream_of(index))
+    finally:
+        if pushed is not None:
+            pushed.pop()
 
 
 @functools.cache
-def _launches_early(index: int) -> bool:
+def launches_early(index: int) -> bool:
     """From Hopper on."""
     return torch.cuda.get_device_capability(index) >= (9, 0)
 

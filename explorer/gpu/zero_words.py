@@ -11,7 +11,8 @@ AT_ONCE = 65536
 """Words that are filled with zeros by one launch."""
 
 _LOCK = threading.Lock()
-_LEFT: dict[int, Tensor] = {}
+_LEFT: dict[int, tuple[Tensor, int]] = {}
+"""Words of each device, and how many of them are given away."""
 _CAPTURED: list[Tensor] = []
 """What graphs use, which do not keep it alive themselves."""
 
@@ -24,13 +25,13 @@ def zero_words(device: torch.device, count: int) -> Tensor:
     index, taken = device.index or 0, -(-count // 4) * 4  # 16 bytes, as doubles and vectors need
     capturing = torch.cuda.is_current_stream_capturing()
     with _LOCK:
-        left = _LEFT.get(index)
-        if left is None or left.numel() < taken:
+        all_words, at = _LEFT.get(index, (None, 0))
+        if all_words is None or at + taken > all_words.numel():
             if capturing:  # filled by the graph
                 return torch.zeros(count, dtype=torch.int32, device=device)
-            left = torch.zeros(max(taken, AT_ONCE), dtype=torch.int32, device=device)
+            all_words, at = torch.zeros(max(taken, AT_ONCE), dtype=torch.int32, device=device), 0
             torch.cuda.current_stream(device).synchronize()  # other streams use them too
-        words, _LEFT[index] = left[:count], left[taken:]
+        words, _LEFT[index] = all_words.narrow(0, at, count), (all_words, at + taken)
         if capturing:
             _CAPTURED.append(words)
     return words

@@ -1,5 +1,6 @@
 // A libcuda that launches nothing and says what it was given, with the structures of the real cuda.h.
 //
+// ``stub_current`` sets the context that is current, ``stub_waited`` is the stream that was waited for last.
 // ``stub_parameters`` sets the sizes of every function's parameters, ``stub_fail`` what launches return then,
 // ``stub_launch`` describes the last launch as JSON. A map is encoded as the arguments it is encoded from.
 #include <cuda.h>
@@ -12,12 +13,15 @@
 #define MOST 64
 static size_t sizes[MOST], count;
 static int failing, asked, unequal, waits;
+static uint64_t current, waited;
 static char said[1 << 16];
 
 void stub_parameters(const size_t* of, size_t n) {
     memcpy(sizes, of, n * sizeof(size_t));
-    count = n, asked = unequal = failing = waits = 0, said[0] = 0;
+    count = n, asked = unequal = failing = waits = 0, said[0] = 0, current = waited = 0;
 }
+void stub_current(uint64_t context) { current = context; }
+uint64_t stub_waited(void) { return waited; }
 void stub_fail(int code) { failing = code; }
 // From now on a launch reads its first parameter, waits and counts whether the last one is another.
 void stub_wait(void) { waits = 1; }
@@ -36,6 +40,15 @@ CUresult cuGetErrorName(CUresult code, const char** name) {
             : code == CUDA_ERROR_NOT_FOUND   ? "CUDA_ERROR_NOT_FOUND"
                                              : 0;
     return *name ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) {
+    *context = (CUcontext)current;
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream stream) {
+    if (failing) return failing;
+    waited = (uint64_t)stream;
+    return CUDA_SUCCESS;
 }
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
     *module = (CUmodule)0x700000000010;

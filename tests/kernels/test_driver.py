@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import json
 import math
 import re
 import struct
-import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,21 +26,10 @@ from explorer.gpu.config import BLOCKS
 from explorer.gpu.gemm import simt, swap_ab, tensor_cores
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES
 from explorer.paths import KERNELS
+from tests.kernels.stub import StubContext, last
 
 ROOT = Path(__file__).parents[2]
 MAP_A, MAP_B = bytes(range(128)), bytes(range(128, 256))
-
-
-@pytest.fixture(scope="module")
-def library(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """driver_stub.c as a library, compiled with nvcc's cuda.h."""
-    path = tmp_path_factory.mktemp("stub") / "libcuda.so"
-    source = Path(__file__).with_name("driver_stub.c")
-    options = ("-shared", "-Xcompiler", "-fPIC", "-cudart", "none")
-    subprocess.run([nvcc, *options, "-o", path, source], check=True)
-    stub = driver.declared(ctypes.CDLL(str(path)))
-    stub.stub_launch.restype = ctypes.c_char_p
-    return stub
 
 
 def kernel_of(library: Any, types: str, name: str = "kernel") -> driver.Kernel:
@@ -51,11 +37,6 @@ def kernel_of(library: Any, types: str, name: str = "kernel") -> driver.Kernel:
     sizes = driver.arguments_of(types).sizes
     library.stub_parameters((ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes)))
     return driver.Kernel(library, driver.load_module(library, b"cubin", "a.cu"), name, types)
-
-
-def last(library: Any) -> dict[str, Any]:
-    """The last launch."""
-    return json.loads(library.stub_launch())
 
 
 ARGUMENTS = [
@@ -224,41 +205,7 @@ def test_threads_do_not_mix_their_arguments(library: Any) -> None:
 # --- the way from a launcher to the driver -----------------------------------------------------------------
 
 
-class _Context:
-    """A context that counts how often it is on the thread's stack."""
-
-    depth = 0
-
-    def push(self) -> None:
-        self.depth += 1
-
-    def pop(self) -> None:
-        self.depth -= 1
-
-
-@pytest.fixture
-def on_stub(library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Context]:
-    """``runtime.launch`` and ``tma.tensor_map`` with the stub for a driver and no GPU."""
-    context, cubin = _Context(), tmp_path / "a.cubin"
-    cubin.write_bytes(b"cubin")
-    library.stub_parameters(None, ctypes.c_size_t(0))
-    for place, name, value in (
-        (driver, "library", lambda: library),
-        (runtime, "_CONTEXTS", {0: context}),
-        (runtime, "_KERNELS", {}),
-        (runtime, "_MODULES", {}),
-        (runtime, "arch_of", lambda device: "sm_90a"),
-        (runtime, "compile_cubin", lambda build, arch: cubin),
-        (runtime, "_launches_early", lambda index: True),
-        (torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0x5000 + device)),
-    ):
-        monkeypatch.setattr(place, name, value)
-    tma.encoded_map.cache_clear()
-    yield context
-    tma.encoded_map.cache_clear()
-
-
-def test_a_launch_goes_to_torchs_stream_and_leaves_no_context(library: Any, on_stub: _Context) -> None:
+def test_a_launch_goes_to_torchs_stream_and_leaves_no_context(library: Any, on_stub: StubContext) -> None:
     """On another stream a CUDA graph would not hold it, or it would read X before it is written; a thread
     that ends with a context on its stack ends the process."""
     x, device, build = torch.zeros(3), torch.device("cuda", 0), Build("a.cu", ())
@@ -342,7 +289,7 @@ repacked it has no map."""
 
 @pytest.mark.parametrize(("call", "of_x", "of_w"), [row[1:] for row in MAPS], ids=[row[0] for row in MAPS])
 def test_maps_are_encoded_for_the_boxes_that_kernels_load(
-    on_stub: _Context,
+    on_stub: StubContext,
     monkeypatch: pytest.MonkeyPatch,
     call: Any,
     of_x: tuple[int, ...],
@@ -381,7 +328,7 @@ class _Started:
         self._launched.append((self._types, values))
 
 
-def test_a_map_is_that_of_the_matrix(on_stub: _Context) -> None:
+def test_a_map_is_that_of_the_matrix(on_stub: StubContext) -> None:
     """Maps are kept by value: another address, shape or box at the same place is another map."""
     x = _zeros(64, 256)
     first, y = tma.tensor_map(x, 8), x[1:]
@@ -393,7 +340,7 @@ def test_a_map_is_that_of_the_matrix(on_stub: _Context) -> None:
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_padded_w_is_not_read_early(
-    on_stub: _Context, monkeypatch: pytest.MonkeyPatch, copied: bool
+    on_stub: StubContext, monkeypatch: pytest.MonkeyPatch, copied: bool
 ) -> None:
     """The copy is written just before the launch, which would not wait for it."""
     launched: list[bool] = []

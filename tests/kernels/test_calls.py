@@ -1,0 +1,193 @@
+"""A call of ``quantize`` from Python to the driver, with a library that stands in for it.
+
+If these fail, a call gives a kernel another call's memory, NaN passes unnoticed, or the host waits where
+nobody asked it to.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import dataclasses
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from explorer import SCHEMES, Scheme
+from explorer.core import backend, cuda, lowering
+from explorer.core.quantize import QuantizedTensor, quantize
+from explorer.gpu import driver, runtime
+from explorer.gpu.compile import KernelError
+from explorer.gpu.quantize import Plan, launches
+from tests.kernels.conftest import HANDLE
+from tests.kernels.stub import StubContext, last
+
+GROUPS = "PPPPPPQiQ"
+"""quantize_groups' parameters: x, packed, scales, zeros, amax, unusable, and numbers."""
+KERNEL_ERROR = 700
+
+
+class Flag:
+    """A flag of the host that a kernel sets, or not."""
+
+    address = 0x8000
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.abandoned = 0
+
+    def lower(self) -> bool:
+        was_set, self.is_set = self.is_set, False
+        return was_set
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+
+@pytest.fixture
+def flag(library: Any, on_stub: StubContext, monkeypatch: pytest.MonkeyPatch) -> Flag:
+    """``quantize`` by the kernels' backend on tensors of the CPU, outside any graph."""
+    flag, sizes = Flag(), driver.arguments_of(GROUPS).sizes
+    library.stub_parameters((ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes)))
+    library.stub_waited.restype = ctypes.c_uint64
+    library.stub_current.argtypes = (ctypes.c_uint64,)
+    library.stub_current(HANDLE)
+    for place, name, value in (
+        (backend.gpu, "available", lambda: runtime.Availability(True, "a GPU")),
+        (runtime, "is_current", lambda index: True),
+        (runtime, "is_capturing", lambda: False),
+        (cuda, "flag_of_thread", lambda: flag),
+        (cuda, "abandon_flag", flag.abandon),
+        (lowering, "_LOWERED", {}),
+    ):
+        monkeypatch.setattr(place, name, value)
+    monkeypatch.setattr("explorer.core.quantize.backend_for", lambda x: backend.CUDA)
+    return flag
+
+
+def addresses(library: Any) -> list[int]:
+    """The pointers of the last launch of ``quantize_groups``."""
+    return [struct.unpack("<Q", bytes.fromhex(p))[0] for p in last(library)["parameters"][:6]]
+
+
+def given(q: QuantizedTensor, x: Tensor, bad: int) -> list[int]:
+    """The pointers of a call by groups, without zero points and a tensor scale."""
+    assert q.scales.raw is not None
+    return [x.data_ptr(), q.packed.data_ptr(), q.scales.raw.data_ptr(), 0, 0, bad]
+
+
+def test_each_call_gives_its_own_memory(library: Any, flag: Flag, on_stub: StubContext) -> None:
+    """Calls share a plan, not addresses; another shape, alignment or scheme is another plan."""
+    scheme, base = SCHEMES["int4_group128"], torch.randn(8 * 256 + 1, dtype=torch.bfloat16)
+    first, second, taller = base[:2048].view(8, 256), base[:2048].view(8, 256).clone(), torch.randn(16, 256)
+    for x in (first, second, first, taller.bfloat16(), taller):
+        q = quantize(x, scheme)
+        assert addresses(library) == given(q, x, flag.address)
+        assert last(library)["stream"] == 0x5000 and last(library)["attributes"] == {"early": 1}
+        assert library.stub_waited() == 0x5000 - 1
+    plans = lowering.lowered(scheme)
+    assert plans is not None and len(plans.plans) == 3
+    (kernel, *_) = launches(plans.config, lowering.layout_of((8, 256), scheme), torch.bfloat16)
+    assert kernel.kernel == "quantize_groups" and on_stub.pushed == 0
+    shifted = lowering.Lowered(scheme, plans.config).plan(base[1:].view(8, 256))
+    assert [launch.kernel for launch in shifted.launches] != ["quantize_groups"]
+
+
+def test_schemes_of_one_name_are_not_mixed_up(library: Any, flag: Flag) -> None:
+    """Plans are kept by the scheme itself: a name or a text may be borrowed."""
+    own = dataclasses.replace(SCHEMES["int4_group128"], format=SCHEMES["int8_row"].format)
+    borrowed = dataclasses.replace(own, name="int4_group128")
+    x = torch.randn(8, 256).bfloat16()
+    widths = [quantize(x, scheme).packed.shape[1] for scheme in (SCHEMES["int4_group128"], borrowed, own)]
+    assert widths == [128, 256, 256]
+
+
+def test_a_context_is_pushed_only_where_it_is_not_current(
+    library: Any, flag: Flag, on_stub: StubContext
+) -> None:
+    """A thread that never used the GPU has none; elsewhere to push takes as long as to launch."""
+    x = torch.randn(8, 256).bfloat16()
+    quantize(x, SCHEMES["int4_group128"])
+    assert on_stub.pushed == 0
+    library.stub_current(0)
+    quantize(x, SCHEMES["int4_group128"])
+    assert on_stub.pushed > 0 and on_stub.depth == 0
+
+
+def test_values_that_are_not_finite_are_refused(library: Any, flag: Flag) -> None:
+    """The kernel's flag is read after the wait; then the position is looked for, in the tensor as given."""
+    x = torch.randn(8, 256).bfloat16()
+    x[3, 7] = float("nan")
+    flag.is_set = True
+    with pytest.raises(ValueError, match="1 of 2048 values are NaN or Inf, the first at row 3, column 7"):
+        quantize(x, SCHEMES["int4_group128"])
+    assert not flag.is_set and not flag.abandoned
+    flag.is_set = True
+    with pytest.raises(ValueError, match="are others now"):
+        quantize(torch.zeros(8, 256).bfloat16(), SCHEMES["int4_group128"])
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_nothing_waits_unasked(
+    library: Any, flag: Flag, capturing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ``check`` and in a graph: the flag lies on the device, and is read when ``check`` or a file
+    asks."""
+    monkeypatch.setattr(runtime, "is_capturing", lambda: capturing)
+    x = torch.randn(8, 256).bfloat16()
+    q = quantize(x, SCHEMES["int4_group128"], check=capturing)
+    assert library.stub_waited() == 0 and q.unchecked is not None
+    assert addresses(library) == given(q, x, q.unchecked.data_ptr())
+    q.check()
+    q.unchecked.fill_(1)
+    kept = [pickle.loads(pickle.dumps(q)), copy.deepcopy(q), q.to("cpu")]
+    for tensor in (q, q, *kept):
+        with pytest.raises(ValueError, match="NaN or Inf, or too large to be scaled"):
+            tensor.check()
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        q.save(tmp_path / "q.safetensors")
+    assert not list(tmp_path.glob("*q.safe*"))
+    q.unchecked.zero_()
+    q.check()
+
+
+@pytest.mark.parametrize("name", ["q4_k", "nf4_block64_double", "int4~1x48~asymmetric~bfloat16~mse"])
+def test_a_graph_of_what_has_no_kernels_is_refused_in_words(
+    name: str, flag: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else CUDA says only that the stream is being captured, and the capture is lost."""
+    monkeypatch.setattr(runtime, "is_capturing", lambda: True)
+    with pytest.raises(ValueError, match="a CUDA graph cannot capture it"):
+        quantize(torch.randn(8, 256), Scheme.parse(name))
+
+
+def test_a_flag_that_a_kernel_may_yet_set_is_left_alone(library: Any, flag: Flag) -> None:
+    """A launch or a wait that fails leaves kernels behind: the next call must not read their flag."""
+    x = torch.randn(8, 256).bfloat16()
+    quantize(x, SCHEMES["int4_group128"])
+    library.stub_fail(KERNEL_ERROR)
+    with pytest.raises(KernelError, match="CUDA error 700"):
+        quantize(x, SCHEMES["int4_group128"])
+    assert flag.abandoned == 1
+
+
+@pytest.mark.parametrize("scheme", lowering.with_kernels(), ids=str)
+def test_every_argument_of_every_plan_is_brought_or_known(scheme: Scheme) -> None:
+    """Of each scheme, aligned or not, with scales found or given: numbers and places, as many as letters."""
+    config = lowering.config_of(scheme)
+    for shape in ((64, 4096), (3, 33), (256, 256)):
+        for aligned in (True, False):
+            for given_scales in (True, False):
+                layout = lowering.layout_of(shape, scheme)
+                plan = Plan(config, layout, torch.bfloat16, aligned, torch.device("meta"), given=given_scales)
+                assert plan.launches
+                for launch in plan.launches:
+                    letters = launch.types.replace("(", "").replace(")", "")
+                    assert len(letters) == len(launch.arguments)
+                    slots = [letter == "P" for letter in letters]
+                    assert slots == [type(a) is not int for a in launch.arguments]

@@ -28,7 +28,15 @@ from app.parts.widgets import LATEST, PRIVATE, hidden
 from app.sections.answer import AnswerView, answered, of_tensor
 from app.sections.overview import TensorView, element_of, place_of, words_of
 from app.state.analyses import Pairs, analyses_of, analysing, each, output_sqnr
-from app.state.record import Acts, Record, goal_now, keeping_goal, next_record, shape_of
+from app.state.record import (
+    Acts,
+    Record,
+    goal_now,
+    keeping_goal,
+    next_record,
+    shape_of,
+    without_implied_goal,
+)
 from app.state.selection import NothingChosenError, tensor_key
 from explorer.sources.tensors import Matrix
 
@@ -137,7 +145,7 @@ def _with_goal(held: Record, wanted: Record, visits: bool) -> Record:
     except ValueError as error:
         limits.notify(f"{error}; the usual goal instead")
         return dataclasses.replace(wanted, goal="", shortlist="")
-    return wanted if visits else keeping_goal(held, wanted)
+    return without_implied_goal(wanted if visits else keeping_goal(held, wanted))
 
 
 def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:

@@ -299,6 +299,14 @@ def keeping_goal(held: Record, wanted: Record) -> Record:
     return dataclasses.replace(wanted, goal=before.name)
 
 
+def without_implied_goal(wanted: Record) -> Record:
+    """The record without the name of a goal that A alone means: the address has nothing to say then."""
+    implied = (
+        wanted.goal in GOALS and nearest_goal(wanted.recipes[0].scheme, shape_of(wanted)).name == wanted.goal
+    )
+    return dataclasses.replace(wanted, goal="") if implied else wanted
+
+
 def _list(held: Record, act: Act, upload: str | None) -> Record:
     """Another shortlist: at most ``MOST_LISTED`` recipes."""
     texts = act.get("texts")

@@ -123,6 +123,7 @@ Object.assign(explorer, {
     explorer.record = answer.record;
     explorer.dropped = answer.dropped || [];
     explorer.held = answer.held.map((value, i) => value ?? explorer.held?.[i] ?? now[i]);
+    if (sent.acts.some(act => act.do === 'file')) explorer.refuseFile('');
     if (answer.record.source === 'file') explorer.held[explorer.fileControl] = now[explorer.fileControl];
     explorer.show(sent, before);
   },
@@ -217,6 +218,8 @@ Object.assign(explorer, {
       explorer.showPlace(place);
       explorer.shownAnew();
     }
+    const file = sent.acts.findLast(act => act.do === 'file');
+    if (file) explorer.refuseFile(file.name || 'the file', answer?.why || 'the server does not answer');
     explorer.firstLook.end();
     explorer.showSource(explorer.record?.source);
     explorer.notice(answer ? '' : 'The server does not answer. Still shown: the previous view.');
@@ -238,6 +241,9 @@ Object.assign(explorer, {
     const line = document.createElement('div');
     Object.assign(line, {className: 'status page-notice', textContent: words});
     line.setAttribute('role', 'status');
+    line.append(Object.assign(document.createElement('button'), {type: 'button', textContent: '×'}));
+    Object.assign(line.lastChild.dataset, {dismiss: ''});
+    line.lastChild.setAttribute('aria-label', 'Dismiss');
     document.getElementById('notice').before(line);
   },
 

@@ -276,6 +276,23 @@ def test_bad_input_is_a_message_and_nothing_is_lost(act: dict[str, Any], words: 
     assert all(unchanged(value) for value in kept), "outputs must stay as they are"
 
 
+def test_a_refused_file_is_named_with_the_scheme(tmp_path: Path, said: list[str]) -> None:
+    """The script keeps the reason at the place of the file: without the file's name and the scheme nobody
+    knows whether another file or another scheme would do."""
+    values = np.ones((8, 16), np.float32)
+    values[0, 0] = np.nan
+    np.save(path := tmp_path / "hole.npy", values)
+    out = did({"do": "file"}, upload=str(path), scheme="int4_group32")
+    why = json.loads(out.answer)["why"]
+    assert re.fullmatch(r"hole\.npy: scheme A \(INT4 group 32\) cannot be computed: 1 of 128 .*", why)
+    assert why in unescape(out.notice) and why in said[0] and unchanged(out.record.file)
+    (tmp_path / "bad.npy").write_bytes(b"nonsense")
+    assert "scheme" not in json.loads(did({"do": "file"}, upload=str(tmp_path / "bad.npy")).answer)["why"]
+    np.save(tmp_path / "plain.npy", np.ones((8, 16), np.float32))
+    needs = did({"do": "file"}, upload=str(tmp_path / "plain.npy"), scheme="int4_row+gptq")
+    assert json.loads(needs.answer)["why"].startswith("plain.npy: ")
+
+
 def test_a_links_recipe() -> None:
     """The survey, its signal, the budget and what it is kept to, as Back shows them too; the usual ones for
     what is not said. A survey of one's own stays open."""

@@ -321,7 +321,13 @@ def verdicts(rows: Sequence[Verdict], title: str) -> str:
 
 def status(message: str) -> str:
     """The state of a run, or why it was refused; a screen reader announces it."""
-    return render("status", message=message)
+    return render("status", message=message, computing=False)
+
+
+def computing(message: str) -> str:
+    """``status`` of what is computed because it is seen: empty figures of its section say so as well, until
+    something else stands here."""
+    return render("status", message=message, computing=True)
 
 
 def commands(lines: Sequence[str]) -> str:

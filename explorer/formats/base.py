@@ -124,7 +124,19 @@ class Format:
     def decode(self, codes: Tensor) -> Tensor:
         """float32 values of ``codes``, in their shape. Up to 8 bits this is a lookup in ``values``."""
         flat = codes.reshape(-1).to(torch.int32)
-        return self.values.to(codes.device).index_select(0, flat).view(codes.shape)
+        return self._values_on(codes.device).index_select(0, flat).view(codes.shape)
+
+    def _values_on(self, device: torch.device) -> Tensor:
+        """``values`` on a device, copied there once: what is captured in a CUDA graph may not copy from the
+        host."""
+        held = self._copies.get(device)
+        if held is None:
+            held = self._copies[device] = self.values.to(device)
+        return held
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
 
     @property
     def fields(self) -> tuple[BitField, ...]:

@@ -1,0 +1,216 @@
+"""A network of transformers on a GPU whose step of one token is compiled and captured in a CUDA graph.
+
+The cache of keys and values has a fixed room (transformers' ``StaticCache``), so that a step reads and writes
+the same memory each time. Blocks of one kind share one compilation: each is called with its own part of the
+cache, as if it were the first block. A prompt runs as it is, a step by replaying the graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explorer.core.backend import synchronize
+
+ROOM_STEP = 256
+"""Rooms of caches are multiples of so many tokens."""
+WARM_UP = 3
+"""Steps before the capture: kernels are compiled, and libraries choose theirs."""
+
+
+class OwnPart:
+    """The part of a cache that belongs to one block, as that block sees a whole cache. All parts count the
+    tokens before a call by one tensor, ``used`` int64 []."""
+
+    is_compileable = True
+
+    def __init__(self, layer: Any, used: Tensor) -> None:
+        self.layer, self.used = layer, used
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """All keys and values [batch, heads, room, size], with those of this call written."""
+        if not self.layer.is_initialized:
+            self.layer.lazy_initialization(keys, values)
+            _share_counter(self.layer, self.used)
+        at = torch.arange(keys.shape[2], device=keys.device) + self.used
+        self.layer.keys.index_copy_(2, at, keys)
+        self.layer.values.index_copy_(2, at, values)
+        return self.layer.keys, self.layer.values
+
+
+def _share_counter(layer: Any, used: Tensor) -> None:
+    """The counter, and no marks of fixed addresses, which would compile each block for itself."""
+    layer.cumulative_length = used
+    for tensor in (layer.keys, layer.values):
+        if hasattr(tensor, "_dynamo_static_input_type"):
+            del tensor._dynamo_static_input_type
+
+
+class CompiledBlocks:
+    """A network whose blocks are compiled for steps of one token, in place; one cache at a time is ``run``
+    through them. ``compiler``: what torch.compile gets beside the blocks' forward."""
+
+    def __init__(self, network: nn.Module, **compiler: Any) -> None:
+        self._parts: list[OwnPart] = []
+        self._lock = threading.RLock()
+        for index, block in enumerate(blocks_of(network)):
+            _number_as_first(block)
+            forward = torch.compile(type(block).forward, fullgraph=True, dynamic=False, **compiler)
+            block.forward = self._called(index, block.forward, forward, block)
+
+    def _called(
+        self, index: int, plain: Callable[..., Any], compiled: Callable[..., Any], block: nn.Module
+    ) -> Callable[..., Any]:
+        def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+            kwargs["past_key_values"] = self._parts[index]
+            if hidden.shape[1] == 1:
+                return compiled(block, hidden, *args, **kwargs)
+            return plain(hidden, *args, **kwargs)
+
+        return forward
+
+    @contextmanager
+    def using(self, parts: list[OwnPart]) -> Iterator[None]:
+        """Blocks read and write these parts of a cache meanwhile; other threads wait."""
+        with self._lock:
+            self._parts = parts
+            yield
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The network's blocks: the list of as many modules as its configuration says. ``ValueError`` without."""
+    count = getattr(getattr(network, "config", None), "num_hidden_layers", None)
+    for module in network.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise ValueError(f"{type(network).__name__} has no list of its blocks")
+
+
+def _number_as_first(block: nn.Module) -> None:
+    """Blocks know their number alone to find their part of the cache, and one compilation is to serve all."""
+    for module in block.modules():
+        if hasattr(module, "layer_idx"):
+            module.__dict__["layer_idx"] = 0
+
+
+class GraphedNetwork:
+    """``batch`` texts of one length, run side by side. ``room``: tokens of each, prompt included.
+
+    ``prefill`` begins them anew, ``step`` continues them. One thread at a time.
+    """
+
+    def __init__(
+        self, network: nn.Module, room: int, batch: int = 1, compiled: CompiledBlocks | None = None
+    ) -> None:
+        from transformers import StaticCache
+
+        self._network, self.room, self.batch, self.used = network, room, batch, 0
+        self._device = next(network.parameters()).device
+        self._cache: Any = StaticCache(config=network.config, max_cache_len=room)
+        self._used = torch.zeros((), dtype=torch.long, device=self._device)
+        self._parts = [OwnPart(layer, self._used) for layer in self._cache.layers]
+        self._compiled = compiled or CompiledBlocks(network)
+        takes = inspect.signature(network.forward).parameters
+        self._last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._ids = torch.zeros((batch, 1), dtype=torch.long, device=self._device)
+        self._logits: Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def prefill(self, ids: Tensor) -> Tensor:
+        """Logits [batch, vocabulary] of the token after ``ids`` [batch, tokens]."""
+        self.back_to(0)
+        return self._run(ids)
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Logits [batch, vocabulary] of the token after ``ids`` [batch, 1]; the next step overwrites them.
+        ``ValueError`` where the cache has no room left."""
+        if self.used + 1 > self.room:
+            raise ValueError(f"the cache has room for {self.room} tokens")
+        self._ids.copy_(ids)
+        if self._device.type != "cuda":
+            return self._run(self._ids)
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None and self._logits is not None
+        self._graph.replay()
+        self.used += 1
+        return self._logits
+
+    def _run(self, ids: Tensor) -> Tensor:
+        with torch.no_grad(), self._compiled.using(self._parts):
+            output = self._network(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._last)
+            self._used.add_(ids.shape[1])
+        self.used += ids.shape[1]
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def replay(self) -> None:
+        """One step more of whatever token came last, without its results: what a benchmark times."""
+        assert self._graph is not None
+        self._graph.replay()
+
+    def _capture(self) -> None:
+        """The steps that warm up write the place of the next token and are taken back."""
+        used, stream = self.used, torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._run(self._ids)
+                self.back_to(used)
+        torch.cuda.current_stream().wait_stream(stream)
+        synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._logits = self._run(self._ids)
+        self._graph = graph
+        self.back_to(used)
+
+    def back_to(self, used: int) -> None:
+        """Forget all tokens after the first ``used``."""
+        self.used = used
+        self._used.fill_(used)
+
+
+class GraphedPool:
+    """The graphed networks of one network: each text has one to itself while it is written."""
+
+    def __init__(self, network: nn.Module, **compiler: Any) -> None:
+        self._network, self._compiled = network, CompiledBlocks(network, **compiler)
+        self._free: list[GraphedNetwork] = []
+        self._lock = threading.Lock()
+
+    def decoder(self, network: nn.Module, room: int) -> GraphDecoder:
+        """A decoder for one text of at most ``room`` tokens."""
+        with self._lock:
+            fit = [one for one in self._free if one.room >= room]
+            held = min(fit, key=lambda one: one.room, default=None)
+            if held is not None:
+                self._free.remove(held)
+        if held is None:
+            held = GraphedNetwork(network, -(-room // ROOM_STEP) * ROOM_STEP, 1, self._compiled)
+        decoder = GraphDecoder(held)
+        weakref.finalize(decoder, self._free.append, held)
+        return decoder
+
+
+class GraphDecoder:
+    """One text by a ``GraphedNetwork``; see ``placing.Decoder``."""
+
+    def __init__(self, graphed: GraphedNetwork) -> None:
+        self._graphed, self._begun = graphed, False
+
+    def __call__(self, ids: Sequence[int]) -> Tensor:
+        given = torch.tensor([list(ids)], device=self._graphed._device)
+        if not self._begun:
+            self._begun = True
+            return self._graphed.prefill(given)[0].float()
+        for index in range(len(ids)):
+            logits = self._graphed.step(given[:, index : index + 1])
+        return logits[0].float()

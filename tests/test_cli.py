@@ -128,6 +128,7 @@ def test_every_command_is_run_by_a_test() -> None:
         "lab exports",
     }
     elsewhere |= {"page"}  # tests/test_package.py
+    elsewhere |= {"run"}  # tests/running/test_command.py
     elsewhere |= {"survey", "recipe", "check", "apply"}  # tests/survey/test_commands.py
     elsewhere |= {"diff", "picture"}  # tests/checkpoints/test_diff.py, tests/figures/test_picture.py
     kinds = {

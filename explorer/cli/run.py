@@ -172,12 +172,11 @@ def _written(name: str, engine: Engine, asked: tuple[str, int, Sampling], as_jso
     writing, stopped = engine.write(*asked), False
     if not as_json:
         say(f"{name}, by {engine.name} ({engine.why}):")
-        stream(asked[0])
     try:
         with writing:
             for token in writing:
                 if not as_json:
-                    stream(token.text)
+                    stream(token.text if len(writing.tokens) > 1 else asked[0] + token.text)
     except KeyboardInterrupt:
         stopped = True
     if not as_json:

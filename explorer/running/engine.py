@@ -201,6 +201,6 @@ def check_room(prompt_tokens: int, tokens: int, positions: int | None, model: st
     not known."""
     if positions is not None and prompt_tokens + tokens > positions:
         raise ValueError(
-            f"the prompt has {prompt_tokens:,} tokens; with {tokens:,} more that is beyond the "
-            f"{positions:,} positions of {model}"
+            f"prompt and text would have {prompt_tokens:,} + {tokens:,} tokens, {model} has {positions:,} "
+            "positions: shorten the prompt or the text"
         )

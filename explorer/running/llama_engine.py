@@ -51,6 +51,7 @@ class LlamaEngine(Engine):
         self, subject: Subject, file: Path, room: int, folder: tempfile.TemporaryDirectory[str] | None
     ) -> None:
         self.subject, self._folder = subject, folder
+        self._open: set[_Parts] = set()
         gguf = open_gguf(file)
         self.held_bytes = sum(gguf.source.stored_bytes(info.name) for info in gguf.source.infos)
         self.stored_bytes = self.held_bytes
@@ -100,6 +101,8 @@ class LlamaEngine(Engine):
             raise
 
     def close(self) -> None:
+        for parts in list(self._open):
+            parts.stop()
         self._server = None
         if self._folder is not None:
             self._folder.cleanup()
@@ -121,10 +124,10 @@ class LlamaEngine(Engine):
             "top_k": 0, "top_p": 1.0, "min_p": 0.0,
         }  # fmt: skip
         parts = _Parts(self._server, asked)
+        self._open.add(parts)
         known, before = 0, time.perf_counter()
         try:
-            for part in parts:
-                now = time.perf_counter()
+            for now, part in parts:
                 if "error" in part:
                     self._refuse(part["error"], tokens)
                 timings = part.get("timings") or {}
@@ -144,9 +147,10 @@ class LlamaEngine(Engine):
                 seconds = (now - before) / (hidden + 1)
                 yield from (Token(None, "", (), seconds) for _ in range(hidden))
                 yield _token(choice, seconds)
-                known, before = known + hidden + 1, time.perf_counter()
+                known, before = known + hidden + 1, now
         finally:
             parts.stop()
+            self._open.discard(parts)
 
     def _refuse(self, error: dict[str, Any], tokens: int) -> None:
         check_room(int(error.get("n_prompt_tokens", 0)), tokens, self._room, self.subject.name)
@@ -158,7 +162,7 @@ class _Parts:
     thread of its own asks. ``stop`` ends the request after the token that is computed."""
 
     def __init__(self, server: Any, asked: dict[str, Any]) -> None:
-        self._waiting: queue.Queue[str | dict[str, Any] | BaseException | None] = queue.Queue()
+        self._waiting: queue.Queue[tuple[float, Any]] = queue.Queue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._ask, args=(server, json.dumps(asked)), daemon=True)
         self._thread.start()
@@ -167,19 +171,24 @@ class _Parts:
         try:
             server.handle_completions(asked, self._take)
         except BaseException as error:  # raised again where the parts are read
-            self._waiting.put(error)
+            self._put(error)
         else:
-            self._waiting.put(None)
+            self._put(None)
 
     def _take(self, part: str | dict[str, Any]) -> bool:
-        self._waiting.put(part)
+        self._put(part)
         return self._stopped.is_set()
 
-    def __iter__(self) -> Generator[dict[str, Any], None, None]:
-        while (part := self._waiting.get()) is not None:
+    def _put(self, part: object) -> None:
+        self._waiting.put((time.perf_counter(), part))
+
+    def __iter__(self) -> Generator[tuple[float, dict[str, Any]], None, None]:
+        """Each part with the time at which it came, whenever it is read."""
+        while (entry := self._waiting.get())[1] is not None:
+            now, part = entry
             if isinstance(part, BaseException):
                 raise ValueError(f"llama.cpp failed: {part}") from part
-            yield json.loads(part) if isinstance(part, str) else part
+            yield now, json.loads(part) if isinstance(part, str) else part
 
     def stop(self) -> None:
         self._stopped.set()
@@ -231,15 +240,23 @@ def _server(file: Path, room: int) -> Any:
     asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = torch.get_num_threads()
     asked.api_keys = [secrets.token_hex()]
     settings = {
-        "n_ctx": room, "n_parallel": 1, "warmup": True, "n_gpu_layers": 0, "fit_params": False,
+        "n_ctx": room, "n_parallel": 1, "warmup": False, "n_gpu_layers": 0, "fit_params": False,
         "verbosity": 0,
     }  # fmt: skip
     for name, value in settings.items():
         setattr(asked, name, value)
     try:
-        return xllamacpp.Server(asked)
+        server = xllamacpp.Server(asked)
     except RuntimeError as error:
         raise ValueError(f"llama.cpp cannot open {file.name}: {error}") from error
+    _warm_up(server)
+    return server
+
+
+def _warm_up(server: Any) -> None:
+    """A token that is not measured. It also shows that the server's loop runs: one that is freed before that
+    waits for it for ever."""
+    server.handle_completions(json.dumps({"prompt": [0], "n_predict": 1}), lambda part: False)
 
 
 def _instructions() -> str:

@@ -1,0 +1,96 @@
+"""``explorer run`` as its user types it, on a small model."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from explorer.cli import main
+from explorer.cli import run as command
+from explorer.running.choice import NAMES
+from tests.running.conftest import PROMPT, recipe_of
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["run", *arguments, "--device", "cpu"])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_text_and_its_figures(
+    llama: Path, layers: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe's text beside the original's, in words and as JSON with the same content."""
+    recipe = tmp_path / "recipe.json"
+    recipe_of(layers, "int3_group64_asym", "int2_group64").save(recipe)
+    asked = (str(llama), "--recipe", str(recipe), "--prompt", PROMPT, "--tokens", "6", "--compare")
+    code, out, _ = run(capsys, *asked)
+    assert code == 0
+    for words in ("recipe, by torch (GGUF cannot carry", PROMPT, "tokens/s", "they part at token", "⟦", "KL"):
+        assert words in out, words
+    code, out, _ = run(capsys, *asked, "--json")
+    found: dict[str, Any] = json.loads(out)
+    changed, original = found["runs"]
+    assert code == 0 and [changed["name"], original["name"]] == ["recipe", "original"]
+    for one in (changed, original):
+        assert len(one["ids"]) == len(one["tokens"]) == 6 and not one["stopped"]
+        assert one["text"] == "".join(token["text"] for token in one["tokens"])
+        assert len(one["tokens"][0]["top"]) == 5 and one["figures"]["tokens_per_second"] > 0
+    assert changed["stored_bytes"] < original["stored_bytes"]
+    assert len(found["comparison"]["steps"]) == 6 and found["comparison"]["mean_kl"] > 0
+
+
+def test_ctrl_c_ends_a_text_with_what_there_is(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written and measured so far is printed; the exit code is that of a stopped command."""
+    seen: list[str] = []
+
+    def stream(text: str) -> None:
+        seen.append(text)
+        if len(seen) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(command, "stream", stream)
+    code, out, err = run(capsys, str(llama), "--prompt", PROMPT, "--tokens", "90")
+    assert code == 130 and "stopped" in err and seen[0].startswith(PROMPT)
+    (row,) = (line for line in out.splitlines() if line.startswith("original   torch"))
+    assert "3" in row.split() and "tokens/s" in out
+
+
+BAD = {
+    "--recipe none.json --prompt a": "none.json",
+    "--scheme q8_0 --recipe r.json --prompt a": "name one: --recipe or --scheme",
+    "--prompt a --compare": "--original for a checkpoint",
+    "--prompt a --engine vllm": "there are auto, torch, llama.cpp",
+    "--prompt a --tokens 0": "--tokens",
+    "--prompt a --scheme int9": "int9",
+    "--tokens 4": "Missing option",
+}
+
+
+@pytest.mark.parametrize("options", BAD)
+def test_bad_input_is_one_line_and_code_2(
+    options: str, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, str(llama), *options.split())
+    assert code == 2 and not out and len(err.splitlines()) == 1 and BAD[options] in err
+
+
+def test_an_empty_prompt_is_refused_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "owner/name", "--prompt", "  ")
+    assert code == 2 and not out and "the prompt is empty" in err
+
+
+def test_the_engines_of_the_command_are_those_of_the_table() -> None:
+    assert command.ENGINES == NAMES
+
+
+def test_texts_are_text_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that writes escape sequences does not reach the terminal with them."""
+    command.stream("a\n\tb\x1b[31m")
+    assert capsys.readouterr().out == "a\n\tb\\x1b[31m"

@@ -1,0 +1,337 @@
+"""Both engines: the same model as the one that is measured, the same text as other programs write, and texts
+that end when they are told to.
+
+If these fail, a text that is read and a loss that is measured are of two models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from explorer.checkpoints import write_checkpoint
+from explorer.methods.recipe import Recipe
+from explorer.models.capture import load_model
+from explorer.progress import StoppedError, stoppable
+from explorer.running import Engine, Sampling, Token, compare, open_engine, open_like, subject_of
+from explorer.running.choice import NAMES
+from explorer.running.compare import parting_of
+from explorer.running.detokenize import Detokenizer
+from explorer.running.llama_engine import LlamaEngine
+from explorer.running.torch_engine import TorchEngine
+from explorer.schemes import SCHEMES
+from explorer.survey import ModelRecipe
+from explorer.survey.check import check_recipe
+from explorer.survey.loss import reference_for
+from tests.checkpoints.reading import Expected
+from tests.running.conftest import PROMPT, recipe_of
+
+CPU = torch.device("cpu")
+TEXTS = ("Every layer of a model is rounded", "by a scheme of its own")
+
+
+def torch_engine(model: Path, recipe: ModelRecipe | Recipe | None = None) -> TorchEngine:
+    return TorchEngine.load(subject_of(str(model), recipe), CPU, TEXTS)
+
+
+def written(engine: Engine, tokens: int = 16, sampling: Sampling | None = None) -> list[Token]:
+    with engine.write(PROMPT, tokens, sampling or Sampling()) as writing:
+        return list(writing)
+
+
+RECIPES: dict[str, Callable[[list[str]], ModelRecipe]] = {
+    "mixed": lambda layers: recipe_of(layers, "nvfp4", "int4_group64_asym", "q4_k"),
+    "methods": lambda layers: recipe_of(layers[:4], "int3_group64+gptq", "int4_group64"),
+    "inputs": lambda layers: dataclasses.replace(recipe_of(layers, "int8_row"), inputs=SCHEMES["int8_row"]),
+    "fused": lambda layers: dataclasses.replace(recipe_of(layers, "nvfp4"), fused=True),
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_the_network_is_the_one_that_check_measures(
+    kind: str, llama: Path, layers: list[str], tokens: Tensor, expected: Expected
+) -> None:
+    """Its loss is equal to the last bit; and its logits are those of weights rounded one by one."""
+    recipe = dataclasses.replace(RECIPES[kind](layers), schemes=("int8_row",))
+    engine, model = torch_engine(llama, recipe), load_model(str(llama), head=True)
+    checked = check_recipe(recipe, model, TEXTS, calibration=TEXTS).rows[0].loss
+    found = reference_for(model, TEXTS).measure(engine.network)
+    assert found.value == checked.value > 1e-6 and found.scores == checked.scores
+    if kind == "mixed":
+        with torch.no_grad():
+            ours = expected(recipe.layers, torch.float32)(tokens).logits[0]
+        assert torch.equal(engine.logits(tokens[0].tolist(), tokens.shape[1]), ours)
+
+
+@pytest.mark.parametrize("scheme", [None, "int4_group64"])
+def test_greedy_text_is_that_of_transformers(
+    scheme: str | None, llama: Path, layers: list[str], expected: Expected
+) -> None:
+    """The same tokens as ``generate`` with the same weights, and bit for bit the same distributions."""
+    engine = torch_engine(llama, Recipe.parse(scheme) if scheme else None)
+    theirs = expected(dict.fromkeys(layers, Recipe.parse(scheme)) if scheme else {}, torch.float32)
+    ids = torch.tensor([engine.encode(PROMPT)])
+    answer = theirs.generate(
+        ids, max_new_tokens=16, do_sample=False, output_logits=True, return_dict_in_generate=True
+    )
+    tokens = written(engine)
+    assert [token.id for token in tokens] == answer.sequences[0, ids.shape[1] :].tolist()
+    for token, logits in zip(tokens, answer.logits, strict=True):
+        best = logits[0].log_softmax(-1).topk(5)
+        assert [one.log_probability for one in token.top] == best.values.tolist()
+        assert [one.id for one in token.top] == best.indices.tolist()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(llama)
+    everything = tokenizer.decode([*ids[0], *(token.id for token in tokens)], skip_special_tokens=True)
+    assert PROMPT + "".join(token.text for token in tokens) == everything
+
+
+def test_a_text_ends_where_the_model_ends_it(ending_llama: Path) -> None:
+    """The token that ends a text is the last one of both engines, and adds nothing to it."""
+    pytest.importorskip("xllamacpp")
+    with open_engine(subject_of(str(ending_llama)), "llama.cpp", CPU) as engine:
+        theirs = written(engine)
+    ours = written(torch_engine(ending_llama))
+    assert 1 < len(ours) < 16 and [one.id for one in theirs] == [one.id for one in ours]
+    assert (ours[-1].id, ours[-1].text) == (theirs[-1].id, theirs[-1].text) == (1, "")
+
+
+@pytest.mark.parametrize("scheme", ["q8_0", "q4_0"])
+def test_llama_cpp_writes_what_torch_writes(scheme: str, llama: Path) -> None:
+    """On the recipe's GGUF file, up to llama.cpp's rounding of inputs to 8 bits: candidates have nearly the
+    same probabilities as long as the texts are the same, and these part only between two that are as good."""
+    pytest.importorskip("xllamacpp")
+    subject = subject_of(str(llama), Recipe.parse(scheme))
+    with open_engine(subject, device=CPU) as engine, open_engine(subject, "torch", CPU) as reference:
+        assert isinstance(engine, LlamaEngine) and "all formats are GGUF types" in engine.why
+        assert isinstance(reference, TorchEngine) and engine.stored_bytes < reference.held_bytes
+        theirs, ours = engine.write(PROMPT, 12), reference.write(PROMPT, 12)
+        pairs = list(zip(theirs, ours, strict=True))
+        figures = theirs.figures
+        assert figures.prompt_tokens == ours.figures.prompt_tokens == len(reference.encode(PROMPT))
+        assert figures.told and figures.told.tokens_per_second and figures.tokens == 12
+        for there, here in pairs:
+            known = {one.id: one.log_probability for one in here.top}
+            shared = [one for one in there.top if one.id in known]
+            assert len(shared) >= 2
+            for one in shared:
+                assert one.log_probability == pytest.approx(known[one.id], abs=0.15)
+            if there.id != here.id:
+                assert here.top[0].log_probability - known[there.id] < 0.3
+                break
+            assert there.text == here.text
+        else:
+            assert theirs.text == ours.text
+
+
+def test_where_two_texts_part(llama: Path) -> None:
+    """The first difference is each model's own first choice; KL is that of the whole distributions, by
+    torch's own function."""
+    subject = subject_of(str(llama), Recipe.parse("int2_group64_asym"))
+    with open_engine(subject, device=CPU) as changed, open_like(changed, subject.original, CPU) as original:
+        assert changed.name == original.name == "torch" and "INT2" in changed.why
+        texts = [engine.write(PROMPT, 12) for engine in (original, changed)]
+        for text in texts:
+            assert len(list(text)) == 12
+        found = compare(*texts, CPU)
+        assert isinstance(original, TorchEngine) and isinstance(changed, TorchEngine)
+        parting = found.parting
+        assert parting and parting.original and parting.changed
+        assert texts[0].ids[: parting.index] == texts[1].ids[: parting.index]
+        for token in (parting.original, parting.changed):
+            assert token.id == token.top[0].id and token.top[0].probability >= token.top[1].probability
+        assert parting.original.id != parting.changed.id
+        ids = [*original.encode(PROMPT), *(token.id or 0 for token in texts[0].tokens)]
+        with torch.no_grad():
+            p, q = (
+                engine.network(torch.tensor([ids])).logits[0, -13:-1].double().log_softmax(-1)
+                for engine in (original, changed)
+            )
+        wanted = torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(1)
+        assert [step.kl for step in found.steps] == pytest.approx(wanted.tolist(), rel=1e-4)
+        assert found.mean_kl == pytest.approx(float(wanted.mean()), rel=1e-4)
+        assert [step.id for step in found.steps] == texts[0].ids
+        step = found.steps[parting.index]
+        assert (step.original[0].id, step.changed[0].id) == (parting.original.id, parting.changed.id)
+
+
+def token(id: int | None, text: str = "x") -> Token:
+    return Token(id, text, (), 0.0)
+
+
+PARTINGS: dict[str, tuple[list[Token], list[Token], int | None]] = {
+    "the same": ([token(1), token(2)], [token(1), token(2)], None),
+    "another token": ([token(1), token(2)], [token(1), token(3)], 1),
+    "one has ended": ([token(1)], [token(1), token(3)], 1),
+    "no id, the same text": ([token(None, "a")], [token(7, "a")], None),
+    "no id, another text": ([token(None, "a")], [token(7, "b")], 0),
+}
+
+
+@pytest.mark.parametrize("case", PARTINGS)
+def test_the_first_difference_is_found(case: str) -> None:
+    """Also where one text is longer, and where llama.cpp gives a token no id."""
+    original, changed, index = PARTINGS[case]
+    found = parting_of(original, changed)
+    assert (found and found.index) == index
+    if found:
+        sides = list(zip_longest(original, changed))[found.index]
+        assert (found.original, found.changed) == sides
+
+
+@pytest.mark.parametrize("text", ["plain words", " über 中文 😀 ende", "a\n\tb  c"])
+def test_pieces_are_the_text(text: str, llama: Path) -> None:
+    """Characters of several tokens come whole, and what comes piece by piece is what all tokens say."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(llama)
+    prompt, ids = tokenizer(PROMPT)["input_ids"], tokenizer(text)["input_ids"]
+    words = Detokenizer(tokenizer, prompt)
+    pieces = [words.add(one, last=index == len(ids) - 1) for index, one in enumerate(ids)]
+    assert "".join(pieces) == text and len(ids) > len(text) / 4
+    assert all(len(piece) <= 3 for piece in pieces if not piece.isascii())
+    cut = Detokenizer(tokenizer, prompt)
+    assert cut.add(tokenizer("😀")["input_ids"][0], last=True) == "\ufffd"
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_texts_of_one_engine_do_not_meet(name: str, llama: Path) -> None:
+    """Two at a time, token by token, are what each is alone; one that is closed keeps what it has; a seed
+    gives its text again."""
+    if name == LlamaEngine.name:
+        pytest.importorskip("xllamacpp")
+    with open_engine(subject_of(str(llama), Recipe.parse("q8_0")), name, CPU) as engine:
+        alone = written(engine, 8)
+        first, second = engine.write(PROMPT, 8), engine.write("by a scheme", 8)
+        mixed = list(zip(first, second, strict=True))
+        assert [one.id for one, _ in mixed] == [one.id for one in alone]
+        assert first.text != second.text
+        part = engine.write(PROMPT, 64)
+        assert [next(part).id, next(part).id] == [one.id for one in alone[:2]]
+        part.close()
+        assert list(part) == [] and part.figures.tokens == 2 and part.figures.tokens_per_second
+        assert part.figures.prompt_tokens and part.figures.prompt_per_second
+        hot = Sampling(1.5, 7)
+        drawn, again = (["".join(t.text for t in written(engine, 8, hot))] for _ in range(2))
+        assert drawn == again != ["".join(one.text for one in alone)]
+
+        def stop() -> None:
+            raise StoppedError("the visitor has gone")
+
+        stopped = engine.write(PROMPT, 8)
+        next(stopped)
+        with stoppable(stop), pytest.raises(StoppedError), stopped:
+            next(stopped)
+        assert len(stopped.tokens) == 1
+
+
+def test_a_closed_engine_leaves_no_file(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GGUF file of a recipe lies in a temporary folder for as long as llama.cpp runs it."""
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with open_engine(subject_of(str(llama), Recipe.parse("q4_0")), device=CPU):
+        assert list(tmp_path.rglob("*.gguf"))
+    assert not list(tmp_path.iterdir())
+
+
+CHECKPOINTS = {
+    "compressed-tensors": ("int4_group64_asym", 0.0),
+    "gptq": ("int4_group64", 1e-3),
+    "awq": ("int4_group128_asym", 1e-3),
+    "bitsandbytes": ("nf4_block64", 1e-3),
+    "gguf": ("q4_0", 0.0),
+}
+"""Target -> a scheme that it carries, and the largest relative difference: of scales in float16."""
+
+
+@pytest.mark.parametrize("target", CHECKPOINTS)
+def test_checkpoints_run_too(target: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Written by this project and read back, with the weights of the recipe that they were written by."""
+    name, accepted = CHECKPOINTS[target]
+    recipe = recipe_of(layers, name)
+    out = write_checkpoint(target, llama, recipe.layers, tmp_path / "out").folder
+    subject = subject_of(str(out))
+    with open_engine(subject, "torch", CPU) as engine:
+        assert isinstance(engine, TorchEngine)
+        with torch_engine(llama, recipe) as ours:
+            for layer in layers:
+                weight, mine = (one.network.get_submodule(layer).weight.detach() for one in (engine, ours))
+                assert float((weight - mine).abs().max()) <= accepted * float(mine.abs().max()), layer
+            if accepted == 0:
+                assert [one.id for one in written(engine)] == [one.id for one in written(ours)]
+        assert engine.stored_bytes < ours.subject.original.stored_bytes / 2
+        assert len(written(engine, 4)) == 4
+
+
+def test_bytes_are_those_of_the_file(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Codes and scales of a recipe's layers and all other tensors, as a file of its format has them."""
+    recipe = recipe_of(layers, "q8_0", "q4_0")
+    out = write_checkpoint("gguf", llama, recipe.layers, tmp_path / "out").folder
+    file = subject_of(str(out / "model.gguf"))
+    assert subject_of(str(llama), recipe).stored_bytes == file.stored_bytes
+
+
+def refused(model: Path, tmp_path: Path, minilm: Path) -> dict[str, tuple[Callable[[], object], str]]:
+    """What is wrong -> what does it, and words of the refusal."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for path in model.iterdir():
+        if not path.name.startswith("tokenizer"):
+            (bare / path.name).symlink_to(path)
+    coded, cast = tmp_path / "coded", Recipe.parse("int4_group64")
+    layer = "model.layers.0.mlp.up_proj"
+    write_checkpoint("compressed-tensors", model, {layer: cast}, coded)
+    write_checkpoint("gguf", model, {layer: Recipe.parse("q4_0")}, tmp_path / "gguf")
+    file = str(tmp_path / "gguf" / "model.gguf")
+    other = dataclasses.replace(recipe_of([layer], "q4_0"), weights_sha256="ab" * 32)
+    unknown = recipe_of(["model.layers.9.mlp.up_proj"], "int4_group64")
+    subject = subject_of(str(model))
+    return {
+        "an encoder": (lambda: subject_of(str(minilm)), "has no text to write"),
+        "no tokenizer": (lambda: subject_of(str(bare)), "has no tokenizer"),
+        "nothing there": (lambda: subject_of(str(tmp_path / "none")), "no folder"),
+        "another model's recipe": (lambda: subject_of(str(model), other), "not those that the recipe was"),
+        "an unknown layer": (lambda: torch_engine(model, unknown), "no linear layer 'model.layers.9"),
+        "codes by a recipe": (lambda: subject_of(str(coded), cast), "quantized already"),
+        "a file by a recipe": (lambda: subject_of(file, cast), "is run as it is"),
+        "no such engine": (lambda: open_engine(subject, "vllm"), "there are auto, torch, llama.cpp"),
+        "no GGUF type": (
+            lambda: open_engine(subject_of(str(model), Recipe.parse("nvfp4")), "llama.cpp"),
+            "no type of ggml holds",
+        ),
+        "codes by llama.cpp": (lambda: open_engine(subject_of(str(coded)), "llama.cpp"), "in no GGUF file"),
+    }
+
+
+def test_what_cannot_run_is_refused(llama: Path, tmp_path: Path, minilm: Path) -> None:
+    """Each with what was wrong; nothing is loaded for it in vain."""
+    for what, (attempt, words) in refused(llama, tmp_path, minilm).items():
+        with pytest.raises(ValueError, match=words):
+            attempt()
+            pytest.fail(what)
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_what_cannot_be_written_is_refused(name: str, llama: Path) -> None:
+    """An empty prompt, no token, more tokens than the model has positions: in the same words by each
+    engine."""
+    if name == LlamaEngine.name:
+        pytest.importorskip("xllamacpp")
+    with open_engine(subject_of(str(llama), Recipe.parse("q8_0")), name, CPU) as engine:
+        for prompt, tokens, words in (
+            (" \n", 4, "the prompt is empty"),
+            (PROMPT, 0, "at least 1 token"),
+            (PROMPT, 128, r"\+ 128 tokens, tiny-llama has 128 positions"),
+            (PROMPT * 20, 4, r"\+ 4 tokens, tiny-llama has 128 positions"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                list(engine.write(prompt, tokens))
+        assert len(written(engine, 2)) == 2
+    for heat, seed in ((-1.0, 0), (float("nan"), 0), (1.0, -1)):
+        with pytest.raises(ValueError, match=r"a temperature is|a seed is"):
+            Sampling(heat, seed)

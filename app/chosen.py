@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import gradio as gr
 
@@ -28,8 +28,9 @@ from app.parts.views import Control, Shown, View, listen, shows
 from app.parts.widgets import LATEST, PRIVATE, hidden
 from app.sections.answer import AnswerView, answered, of_tensor
 from app.sections.overview import TensorView, element_of, place_of, words_of
-from app.state.analyses import Pairs, analyses_of, analysing, each, output_sqnr
+from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr
 from app.state.record import (
+    Act,
     Acts,
     Record,
     goal_now,
@@ -40,8 +41,10 @@ from app.state.record import (
     without_implied_goal,
 )
 from app.state.selection import NothingChosenError, tensor_key
+from explorer import words
 from explorer.sources.tensors import Matrix
 
+Result = TypeVar("Result")
 STILL = "Still shown: the previous view."
 
 
@@ -110,7 +113,7 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
                 wanted, kept = there.record, there.kept
                 missing, dropped = there.missing, there.dropped
             else:
-                wanted = next_record(wanted, act, upload)
+                wanted = yield from _after(wanted, act, upload)
         found = yield from _analysing_file(held, wanted)
     except (ValueError, OSError) as error:
         if not asked.whole or isinstance(error, NothingChosenError):
@@ -130,6 +133,23 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
         shown = TensorView.unchanged(**words_of(*found, outputs), **place_of(wanted, found))
     view = AnswerView.unchanged(**first)
     yield _committed(asked, held, wanted, kept, view, shown, missing, dropped)
+
+
+def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, None, Record]:
+    """``next_record``; what opens a file or a model says so in the line over the page."""
+    opens = {
+        "file": f"Opening {Path(upload or '').name}",
+        "model": f"Listing the layers of {act.get('model')}",
+    }
+    what = opens.get(str(act.get("do")))
+    if what is None:
+        return next_record(held, act, upload)
+    return (yield from _said(loading(words.plain(what, 80), lambda _: next_record(held, act, upload))))
+
+
+def _said(steps: Generator[str, None, Result]) -> Generator[ChosenView, None, Result]:
+    """What ``steps`` say, in the line over the page."""
+    return (yield from each(steps, lambda said: ChosenView.unchanged(notice=html.notice(said))))
 
 
 def _looked(asked: Acts, held: Record) -> ChosenView:
@@ -153,8 +173,8 @@ def _with_goal(held: Record, wanted: Record, visits: bool) -> Record:
 
 
 def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
-    """``analysing``, its words in the line below the bar."""
-    return (yield from each(analysing(chosen), lambda words: ChosenView.unchanged(notice=html.notice(words))))
+    """``analysing``, its words in the line over the page."""
+    return (yield from _said(analysing(chosen)))
 
 
 def _analysing_file(held: Record, wanted: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:

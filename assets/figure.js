@@ -14,7 +14,7 @@ explorer.touch = matchMedia('(hover: none)').matches;
 explorer.figure = (element, props, watch, send) => {
   const plot = element.querySelector('.figure');
   let drawn = null, kind = null, width = 0, starts = [], home = {}, zoomed = false, near = null, fitted = '';
-  let painted = null;
+  let painted = null, selects = false;
 
   /* Only what is on the screen, or nearly, is drawn; one figure after another, so that the page takes clicks
      and keys in between. */
@@ -40,7 +40,7 @@ explorer.figure = (element, props, watch, send) => {
     const names = explorer.callouts(spec.layout, width);
     const layout = {...spec.layout, ...changes, ...names, width, autosize: false};
     element.classList.remove('empty');
-    if (explorer.touch) layout.dragmode = false;
+    if (explorer.touch) layout.dragmode = selects ? 'zoom' : false;
     const config = {displayModeBar: false, responsive: false, doubleClick: 'reset',
       edits: {shapePosition: 'draggable' in plot.dataset}};
     const first = !plot._fullLayout;
@@ -53,6 +53,13 @@ explorer.figure = (element, props, watch, send) => {
     explorer.markSwitch(plot);
     showReset();
     if (zoomed) brush();
+  };
+
+  /* On a touch screen a drag scrolls the page. After Zoom, one drag selects the part to zoom to. */
+  const select = now => {
+    selects = now;
+    tools.querySelector('[data-kind=zoom]').setAttribute('aria-pressed', now);
+    if (plot._fullLayout) Plotly.relayout(plot, {dragmode: now ? 'zoom' : false});
   };
 
   /* Which part of a map is seen, for what goes with it; nothing for all of it. */
@@ -81,6 +88,7 @@ explorer.figure = (element, props, watch, send) => {
         zoomed = !explorer.sameRanges(explorer.ranges(plot), home);
         showReset();
         if (zoomed || before) brush();
+        if (selects) select(false);
       }
       const moved = keys.map(key => key.match(/^shapes\[(\d+)\]\.x0$/)).find(Boolean);
       if (moved) send('range', {from: starts[moved[1]], to: changes[moved[0]]});
@@ -92,6 +100,7 @@ explorer.figure = (element, props, watch, send) => {
   tools.addEventListener('click', event => {
     const tool = event.target.closest('button')?.dataset.kind;
     if (!tool || !plot._fullLayout) return;
+    if (tool === 'zoom') return select(!selects);
     if (tool === 'reset') {
       zoomed = false;
       brush();
@@ -104,6 +113,7 @@ explorer.figure = (element, props, watch, send) => {
   });
   const showReset = () => {
     tools.querySelector('[data-kind=reset]').hidden = !zoomed;
+    tools.querySelector('[data-kind=zoom]').hidden = !explorer.touch || 'draggable' in plot.dataset;
   };
 
   const resized = () => {

@@ -194,7 +194,7 @@ def loss_scaling() -> LossScalingView:
 def build(page: Page) -> None:
     """Lay the chapter out."""
     widths = gr.CheckboxGroup(
-        list(WIDTHS), value=list(USUAL), label="Bits of a weight", elem_id="training-widths"
+        list(WIDTHS), value=list(USUAL), label="Bits per weight", elem_id="training-widths"
     )
     with gr.Row():
         seeds = gr.Slider(1, MOST_SEEDS, value=USUAL_SEEDS, step=1, label="Seeds", min_width=120)

@@ -31,7 +31,7 @@ from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
-from explorer.products.advice import Verdict
+from explorer.products.advice import ENOUGH_DB, Verdict
 from explorer.recordings.quantize import QuantizeTiming, kernel_file
 from explorer.schemes import Scheme
 
@@ -315,8 +315,9 @@ def sentence(message: str) -> str:
 
 
 def verdicts(rows: Sequence[Verdict], title: str) -> str:
-    """The product to take at each shape, as a table; nothing for none."""
-    return render("verdicts", rows=rows, title=title) if rows else ""
+    """The product to take at each shape, as a table, and why where its error is larger than the ``title``
+    wants; nothing for none."""
+    return render("verdicts", rows=rows, title=title, enough=ENOUGH_DB) if rows else ""
 
 
 def status(message: str) -> str:

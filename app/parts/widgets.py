@@ -46,6 +46,8 @@ def card(title: str, about: str) -> Iterator[None]:
 
 
 FIGURE = """<div class="figure-tools"><button type="button" data-kind="reset" hidden>Reset zoom</button>\
+\
+<button type="button" data-kind="zoom" aria-pressed="false" hidden title="Drag out a part">Zoom</button>\
 <button type="button" data-kind="svg" title="Save as SVG">SVG</button>\
 <button type="button" data-kind="png" title="Save as PNG">PNG</button></div>\
 <div class="figure" style="min-height:{height}px"{options}></div>"""

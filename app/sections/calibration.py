@@ -162,7 +162,8 @@ def build(page: Page) -> None:
         )
         objectives = plot_card(
             "Objectives",
-            "what each method minimises or fixes, over the threshold, with the point it chooses",
+            "what each method minimises or keeps fixed, by threshold: values beyond it are clipped; a point "
+            "marks its choice",
             "objectives",
             height=380,
         )
@@ -182,7 +183,7 @@ def build(page: Page) -> None:
         held=block(elem_id="calibration-held"),
         amount=plot_card(
             "Amount of data needed for calibration",
-            "each method's threshold from only the first rows",
+            "the threshold that each method chooses when it has seen only the first rows",
             "amount",
         ),
     )

@@ -206,7 +206,7 @@ def _about(row: LayerDiff) -> str:
     steps = "" if row.max_error_steps is None else f" ({words.number(row.max_error_steps)} steps)"
     remark = f" {row.note[0].upper()}{row.note[1:]}." if row.note else ""
     error = "an exact copy" if row.equal else f"{words.number(row.sqnr_db, 4)} dB; largest error {at}{steps}"
-    return f"{row.name}, {shape}: {row.kind}, {words.number(row.bits, 4)} bits a weight, {error}.{remark}"
+    return f"{row.name}, {shape}: {row.kind}, {words.number(row.bits, 4)} bits per weight, {error}.{remark}"
 
 
 def build(page: Page) -> None:

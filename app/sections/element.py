@@ -104,8 +104,8 @@ def build_element(page: Page, values: Control, errors: Control) -> ElementParts:
         error_map = plot_card(
             "Where the error is",
             "the largest |error| in each cell; along the edges the RMS error of each row and column. A click "
-            "opens the element. Dragging zooms, and the histogram of errors shows that part; a double click "
-            "resets both.",
+            "opens the element. Dragging (by touch after Zoom) zooms, and the histogram of errors shows that "
+            "part; a double click resets both.",
             "error-map",
             height=480,
             point=PICKED,

@@ -374,9 +374,9 @@ def _advice(
             rows.append(verdict(points(other), other, what, other[0].shape_text))
     return html.verdicts(
         [row for row in rows if row],
-        f"The fastest product to take: output error of {ENOUGH_DB:.0f} dB or better, a tenth of the signal, "
-        f"or less than {MARGIN_DB:.1f} dB below. Time includes quantizing X. Error at this shape: on "
-        f"{whose}.",
+        f"Take the fastest product whose output error is at most a tenth of the signal ({ENOUGH_DB:.0f} dB), "
+        f"or misses that by less than {MARGIN_DB:.1f} dB. Times include quantizing X. The error at this "
+        f"shape is on {whose}.",
     )
 
 
@@ -595,7 +595,8 @@ def _build_figures() -> dict[str, Control]:
     """The four figures in which A and B are marked (``_marked_figures``)."""
     tradeoff = plot_card(
         "Error against speed",
-        "every product by its time and its output's error; the larger, the more bytes of W; rings: A and B",
+        "one circle per product: left is faster, higher is more exact; larger circles have more bytes of W; "
+        "rings: A and B",
         "tradeoff",
     )
     bars = plot_card(
@@ -605,7 +606,7 @@ def _build_figures() -> dict[str, Control]:
     )
     sweep = plot_card(
         "From decode to prefill",
-        "time against the number of tokens; × where torch's BF16 overtakes",
+        "time against the number of tokens; × marks where torch's BF16 becomes faster",
         "speed-sweep",
     )
     roofline = plot_card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")

@@ -670,12 +670,15 @@ def _build_budget(bits: FreeSlider, heat: Any) -> tuple[BudgetView, _RecipeRuns]
     sentence = block(elem_id="survey-sentence")
     strip = plot_card(
         "The recipe",
-        "one block per layer, as wide as it has weights, in its scheme's colour",
+        "one block per layer: its width is the number of weights, its colour the scheme",
         "survey-strip",
         height=190,
     )
     curve = plot_card(
-        "Every budget", "the best choice for each size, and single schemes", "survey-curve", height=380
+        "Every budget",
+        "the loss of the best choice for each size, and of one scheme for all layers",
+        "survey-curve",
+        height=380,
     )
     recipe = gr.DownloadButton(
         "Download recipe", interactive=False, min_width=140, elem_id="recipe-file", render=False

@@ -16,7 +16,7 @@ from app.state.cache import BoundedCache
 from app.state.choices import check_cost
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
-from app.state.selection import Selection, matrix_of, tensor_key
+from app.state.selection import Selection, is_read, matrix_of, tensor_key
 from explorer import SourceError
 from explorer.analysis.report import sqnr_of
 from explorer.analysis.sliced import analyse_anywhere
@@ -58,7 +58,12 @@ def sides_of(pairs: Sequence[tuple[Recipe, Analysis]]) -> list[Side]:
 
 
 def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
-    """``analyses_of``, as the return value; yields in words how far a method is that has not run yet."""
+    """``analyses_of``, as the return value; yields in words how far the tensor's reading is, and a method
+    that has not run yet."""
+    if not is_read(chosen):
+        name = chosen.file_tensor if chosen.source == "file" else chosen.layer
+        what = f"Reading {name or chosen.sample}" if chosen.source != "builtin" else "Making the tensor"
+        yield from loading(what, lambda progress: matrix_of(chosen, progress))
     missing = [r for r in chosen.recipes if r.method and _LAYERS.peek(_key(chosen, r)) is None]
     if not missing:
         return analyses_of(chosen)
@@ -68,6 +73,21 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
         steps, lambda step: f"{label} on this layer's inputs: {step[0]} of {step[1]} steps"
     )
     return found
+
+
+def loading(what: str, load: Callable[[Progress], Result]) -> Generator[str, None, Result]:
+    """Run ``load`` in a thread of its own and return its result; yield ``what``, and how far it is, if that
+    takes longer than a moment: as a share where ``load`` reports one, else by the seconds."""
+    began = time.monotonic()
+
+    def say(step: tuple[int, int]) -> str:
+        done, total = step
+        if total:
+            return f"{what}: {100 * done / total:.0f} %"
+        seconds = time.monotonic() - began
+        return f"{what} … {seconds:.0f} s" if seconds >= 1 else f"{what} …"
+
+    return (yield from each(reported(load, silent=(0, 0)), say))
 
 
 def each(steps: Generator[Step, None, Result], say: Callable[[Step], Said]) -> Generator[Said, None, Result]:
@@ -80,12 +100,14 @@ def each(steps: Generator[Step, None, Result], say: Callable[[Step], Said]) -> G
         yield say(step)
 
 
-def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int], None, Result]:
+def reported(
+    compute: Callable[[Progress], Result], silent: tuple[int, int] | None = None
+) -> Generator[tuple[int, int], None, Result]:
     """Run ``compute`` in a thread of its own; yield (done, total) of what it reports, at most so often, and
     return its result. Closing the generator stops it at its next report.
 
-    Between reports the last one comes again: Gradio ends a stopped run only where it yields, and until then
-    the page takes no click that starts the next one.
+    Between reports the last one comes again, before the first one ``silent``, if that is given: Gradio ends a
+    stopped run only where it yields, and until then the page takes no click that starts the next one.
     """
     said: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
     results: list[Result] = []
@@ -109,7 +131,7 @@ def reported(compute: Callable[[Progress], Result]) -> Generator[tuple[int, int]
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     try:
         shown = 0.0
-        last: tuple[int, int] | None = None
+        last = silent
         while True:
             try:
                 step = said.get(timeout=SAID_AGAIN_S)

@@ -94,8 +94,12 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
         matrix = load()
         return dataclasses.replace(matrix, values=place(matrix.values).move(matrix.values))
 
-    key = (*tensor_key(chosen), most)
-    return _MATRICES.get(key, read, lambda matrix: matrix.values.nbytes)
+    return _MATRICES.get((*tensor_key(chosen), most), read, lambda matrix: matrix.values.nbytes)
+
+
+def is_read(chosen: Selection) -> bool:
+    """True if ``matrix_of`` has the tensor at hand."""
+    return _MATRICES.peek((*tensor_key(chosen), limits.current().elements)) is not None
 
 
 def file_source(path: str | None) -> TensorSource:

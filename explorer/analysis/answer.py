@@ -59,15 +59,17 @@ def answer(
 
 def footnote(a: Report, b: Report | None = None) -> str:
     """What such decibels left of another model, which is named; empty for what has none."""
-    reports = [r for r in (a, b) if r is not None and math.isfinite(r.sqnr_db)]
-    told = dict.fromkeys(band_of(report).cosine for report in reports)
-    if not told or any(report.zeroed > 0.75 for report in reports):
+    reports = {side: r for side, r in (("A", a), ("B", b)) if r is not None and math.isfinite(r.sqnr_db)}
+    told = {side: band_of(report).cosine for side, report in reports.items()}
+    if not told or any(report.zeroed > 0.75 for report in reports.values()):
         return ""
-    kept = " and ".join(told)
+    several = len(set(told.values())) > 1
+    kept = " and ".join(
+        [f"{cosine} ({side})" for side, cosine in told.items()] if several else [*told.values()][:1]
+    )
     return (
-        "Elsewhere: in the sentence encoder all-MiniLM-L6-v2, with all linear layers at about as many "
-        f"decibels, embeddings keep a cosine similarity of {kept} to the original's. Other models and layers "
-        "differ."
+        "Elsewhere: in the sentence encoder all-MiniLM-L6-v2, with all linear layers at about this SQNR, "
+        f"embeddings keep a cosine similarity of {kept} to the original's. Other models and layers differ."
     )
 
 

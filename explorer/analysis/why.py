@@ -150,7 +150,8 @@ def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
             first, second, times, [_error_in_steps(grids[i], sides[i]) for i in (fine, coarse)]
         )
     of = [
-        f"{grid.steps} over {_digits(grid.width)} times the RMS ({_sharing(grid.scheme)})" for grid in grids
+        f"{grid.steps} steps over {_digits(grid.width)} times the RMS ({_sharing(grid.scheme)})"
+        for grid in grids
     ]
     text = (
         f"Why: {first}'s steps are {_digits(times)} times as fine as {second}'s: {first} has {of[fine]}, "
@@ -227,9 +228,7 @@ def _outliers(side: Analysis) -> str:
         return text
     middle = max(abs(float(edge)) for edge in before.middle.edges[[0, -1]])
     within = _at_least(middle / _rms(side))
-    return (
-        f"{text}; apart from at most {percent(beyond)} of the elements, every |x| is below {within} times it"
-    )
+    return f"{text}; at most {percent(beyond)} of the elements are larger than {within} times the RMS"
 
 
 def _sharing(scheme: Scheme) -> str:

@@ -47,7 +47,7 @@ def _coded(found: Diff) -> str:
     weights = [math.prod(layer.shape) for layer in layers]
     bits = sum(layer.bits * n for layer, n in zip(layers, weights, strict=True)) / sum(weights)
     of = ", ".join(f"{count(n)} {kind}" for kind, n in kinds.most_common())
-    words = f"{count(len(layers))} layers of codes ({of}), {number(bits, 4)} bits a weight"
+    words = f"{count(len(layers))} layers of codes ({of}), {number(bits, 4)} bits per weight"
     return f"{words}{_decibels(layers)}."
 
 

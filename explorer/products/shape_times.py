@@ -25,6 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from explorer import words
 from explorer.products.advice import fastest, products_of
 from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import NAIVE, TILED
@@ -54,11 +55,13 @@ WIDTH, NEAR = 1.0, 0.05
 
 @dataclass(frozen=True)
 class ShapeTime:
-    """What X [M, K] · W [N, K]ᵀ takes, X quantized beforehand.
+    """What X [M, K] · W [N, K]ᵀ takes.
 
     shape          M, N, K
     kind           "measured" (this shape was recorded), "modelled", or "none" (``reason`` says why)
-    seconds        of the product; None for "none"
+    seconds        of the product, with ``quantize_x_s``; None for "none"
+    quantize_x_s   the part that quantizes X from bfloat16 before the product; None where X is taken as it is,
+                   is quantized inside the product, or is given quantized (``product_time``)
     product        name among ``GEMMS``, "" where there is none
     kernel         the kernel that was the fastest here, or at the nearest recorded shape
     gpu, date      of the recording
@@ -78,6 +81,7 @@ class ShapeTime:
     error: float | None = None
     extrapolated: bool = False
     reason: str = ""
+    quantize_x_s: float | None = None
 
     @property
     def microseconds(self) -> float | None:
@@ -86,11 +90,14 @@ class ShapeTime:
 
     @property
     def how(self) -> str:
-        """In words: "measured", "modelled, ± 5 %", "extrapolated, ± 40 %", or why there is no time."""
+        """In words: "measured", "modelled, ± 5 %", "extrapolated, ± 40 %", or why there is no time; and how
+        much of the time quantizes X."""
+        x = "" if self.quantize_x_s is None else f", {words.duration(self.quantize_x_s)} of it to quantize X"
         if self.kind != "modelled":
-            return self.reason or self.kind
+            return (self.reason or self.kind) + x
         word = "extrapolated" if self.extrapolated else "modelled"
-        return f"{word}, error unknown" if self.error is None else f"{word}, ± {100 * self.error:.0f} %"
+        error = "error unknown" if self.error is None else f"± {100 * self.error:.0f} %"
+        return f"{word}, {error}{x}"
 
 
 @dataclass(frozen=True)
@@ -119,14 +126,63 @@ def shape_times(
     """What a weight [n, k] under ``scheme`` takes in a product with M tokens on the recorded GPU, for each M.
 
     The product is that of quantized weights with unquantized X where there is one; with ``quantized_inputs``
-    one whose X is quantized, too. To quantize X is not in the time. Of a scheme without a product every time
-    is "none" with a reason. ``ValueError`` if a side is below 1.
+    one whose X is quantized, too, and the time includes that (``with_quantized_x``). Of a scheme without a
+    product every time is "none" with a reason. ``ValueError`` if a side is below 1.
     """
     name, reason = product_for(scheme, quantized_inputs)
     shapes = [_checked((m, n, k)) for m in tokens]
     if not name:
         return [ShapeTime(shape, "none", reason=reason) for shape in shapes]
-    return [product_time(name, shape) for shape in shapes]
+    times = [product_time(name, shape) for shape in shapes]
+    return [with_quantized_x(time) for time in times] if quantized_inputs else times
+
+
+def with_quantized_x(time: ShapeTime) -> ShapeTime:
+    """``time`` with what quantizing X [M, K] takes before the product: as it was recorded with the same
+    product, M and K, otherwise modelled. Unchanged where X needs no quantizing before the product."""
+    own = _recorded().get(time.product, {})
+    if time.seconds is None or GEMMS[time.product].x.scale is None or any(t.dynamic for t in own.values()):
+        return time
+    m, _, k = time.shape
+    here = [t.activation_s for s, t in own.items() if (s[0], s[2]) == (m, k) and t.activation_s]
+    of_shape = own[time.shape].activation_s if time.shape in own else None
+    measured = of_shape or (float(np.median(here)) if here else None)
+    seconds = measured or _activation_seconds(time.product, m, k)
+    if seconds is None:
+        reason = f"{GEMMS[time.product].label}: quantizing X was not recorded"
+        return replace(time, kind="none", seconds=None, error=None, reason=reason)
+    total = time.seconds + seconds
+    error_of_x = 0.0 if measured else quantize_x_error(time.product)
+    if time.kind == "measured" and measured:
+        return replace(time, seconds=total, quantize_x_s=seconds)
+    error = 0.0 if time.kind == "measured" else time.error
+    return replace(
+        time,
+        kind="modelled",
+        seconds=total,
+        quantize_x_s=seconds,
+        error=None
+        if error is None or error_of_x is None
+        else (error * time.seconds + error_of_x * seconds) / total,
+    )
+
+
+def quantize_x_error(name: str) -> float | None:
+    """The relative error to be expected of a modelled time to quantize a product's X: the median over
+    recorded (M, K), each left out; None where too few are recorded."""
+    return _quantize_x_error(name, _key())
+
+
+@lru_cache(maxsize=256)
+def _quantize_x_error(name: str, _recording: int) -> float | None:
+    timed = _activations(name)
+    errors = []
+    for m, k in {(m, k) for m, k, _ in timed}:
+        rest = [row for row in timed if row[:2] != (m, k)]
+        if not rest:
+            return None
+        errors += [abs(_activation_fit(rest, m, k) / row[2] - 1) for row in timed if row[:2] == (m, k)]
+    return float(np.median(errors)) if errors else None
 
 
 def product_for(scheme: Scheme, quantized_inputs: bool = False) -> tuple[str, str]:
@@ -469,13 +525,22 @@ def _as_timing(name: str, time: ShapeTime) -> ModelledTiming:
 
 
 def _activation_seconds(name: str, m: int, k: int) -> float | None:
-    """What quantizing X [m, k] takes: an overhead and a rate, fitted to the product's own recordings."""
+    """What quantizing X [m, k] takes, modelled; None where nothing of that was recorded."""
+    timed = _activations(name)
+    return _activation_fit(timed, m, k) if timed else None
+
+
+def _activations(name: str) -> list[tuple[int, int, float]]:
+    """M, K and seconds of each recorded quantization of a product's X."""
+    rows = _recorded().get(name, {}).items()
+    return [(shape[0], shape[2], timing.activation_s) for shape, timing in rows if timing.activation_s]
+
+
+def _activation_fit(timed: Sequence[tuple[int, int, float]], m: int, k: int) -> float:
+    """Seconds for X [m, k]: an overhead and a rate, fitted to recorded (M, K, seconds)."""
     from scipy.optimize import nnls
 
-    timed = [t for t in _recorded()[name].values() if t.activation_s]
-    if not timed:
-        return None
-    seconds = np.array([t.activation_s for t in timed], dtype=np.float64)
-    terms = np.array([[1.0, t.shape[0] * t.shape[2] / 1e6] for t in timed])
+    seconds = np.array([s for _, _, s in timed], dtype=np.float64)
+    terms = np.array([[1.0, rows * columns / 1e6] for rows, columns, _ in timed])
     coefficients, _ = nnls(terms / seconds[:, None], np.ones(len(timed)))
     return float(np.array([1.0, m * k / 1e6]) @ coefficients)

@@ -67,7 +67,7 @@ def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
         (
             "accuracy",
             accuracy_figure(results),
-            "Test images recognised, by bits of a weight: mean over seeds, bars from minimum to maximum; "
+            "Test images recognised, by bits per weight: mean over seeds, bars from minimum to maximum; "
             "lines across: float32.",
         ),
         (

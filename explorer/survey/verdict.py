@@ -126,7 +126,7 @@ def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -
     best = min(single, key=lambda u: u.loss)
     bought += f" {label_of_text(best.scheme)} for all layers: {best.loss:.3g} at {best.bits:.2f} bits"
     if choice.loss < best.loss and best.bits > choice.bits - _SIMILAR:
-        bought += f", so that choosing saves {100 * (1 - choice.loss / best.loss):.0f} % of it"
+        bought += f"; choosing per layer saves {100 * (1 - choice.loss / best.loss):.0f} % of that"
     return f"{bought}."
 
 

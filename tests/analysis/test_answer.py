@@ -82,6 +82,8 @@ def test_a_alone_among_the_others(rows: list[ComparisonRow], goal: str, words: s
 def test_what_was_measured_elsewhere_is_a_footnote_that_says_where() -> None:
     said = answer(candidate(*INT4), candidate("nvfp4", 20.5, 4.5)).footnote
     assert said.startswith("Elsewhere: in the sentence encoder all-MiniLM-L6-v2") and " its " not in said
+    assert "of 0.96 to 0.97 (A) and 0.97 to 0.98 (B) to the original's" in said, "which is whose"
+    assert "(A)" not in answer(candidate(*INT4)).footnote
     assert answer(candidate("fp32", math.inf, 32)).footnote == ""
 
 

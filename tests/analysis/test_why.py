@@ -38,12 +38,14 @@ def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
     x = X.clone()
     x[3, 7] = 20.0
     text = why(done("int4~tensor~symmetric~float32~minmax", x), done("int4_group32", x))
-    assert text.startswith("Why: B's steps are 8.3 times as fine as A's: B has 14 over 4.8 times the RMS")
-    assert "A 14 over 40 times the RMS (one scale for all)" in text
+    assert text.startswith(
+        "Why: B's steps are 8.3 times as fine as A's: B has 14 steps over 4.8 times the RMS"
+    )
+    assert "A 14 steps over 40 times the RMS (one scale for all)" in text
     assert text.endswith(
         "% of the elements became 0 under A. "
-        "The largest |x| is 20 times the RMS of all elements; apart from at most 0.05 % of the elements, "
-        "every |x| is below 4.4 times it."
+        "The largest |x| is 20 times the RMS of all elements; at most 0.05 % of the elements are larger than "
+        "4.4 times the RMS."
     )
     assert why(done("int4_group32", x), done("int4_group32", x)).startswith(
         "Why: steps are equally wide, 0.34"
@@ -140,14 +142,14 @@ def test_a_finer_step_is_the_reason_only_of_a_smaller_error(tensor: str, pair: t
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_lies_within_is_counted(seed: int) -> None:
-    """ "Apart from at most p %, every |x| is below m times the RMS" of a tensor whose tails differ."""
+    """ "At most p % of the elements are larger than m times the RMS" of a tensor whose tails differ."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(200, 500, generator=generator)
     x[torch.rand(200, 500, generator=generator) < 0.0004] *= -8
     x[x > 6] /= 2
     words = why(analyse(x, Scheme.parse("int4_group128")))
     share, within = re.search(
-        r"at most ([\d.]+) % of the elements, every .x. is below ([\d.]+) times", words
+        r"at most ([\d.]+) % of the elements are larger than ([\d.]+) times the RMS", words
     ).groups()
     rms = float(x.square().mean().sqrt())
     assert float((x.abs() > float(within) * rms).float().mean()) <= float(share) / 100 * 1.05, words

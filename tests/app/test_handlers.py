@@ -12,6 +12,7 @@ import math
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from html import unescape
 from pathlib import Path
@@ -30,9 +31,11 @@ from app.chosen import ChosenView, choose
 from app.learn import playground
 from app.link import KEYS, NO_FILE, Visited
 from app.link import visited as read_address
-from app.parts import html
+from app.parts import html, tensor_controls
 from app.parts.views import View
 from app.sections import answer, compare, overview, sizes, take_away
+from app.state import analyses, record
+from app.state import selection as selections
 from app.state.analyses import analyses_of
 from app.state.cache import BoundedCache
 from app.state.record import Record, listing, next_record
@@ -51,6 +54,7 @@ from explorer.paths import KERNELS
 from explorer.recordings.quantize import recorded_kernel
 from explorer.reports.check import read_record
 from explorer.schemes import Scheme
+from explorer.sources import open_tensors
 from tests.sampled import sampled
 
 
@@ -291,6 +295,43 @@ def test_a_refused_file_is_named_with_the_scheme(tmp_path: Path, said: list[str]
     np.save(tmp_path / "plain.npy", np.ones((8, 16), np.float32))
     needs = did({"do": "file"}, upload=str(tmp_path / "plain.npy"), scheme="int4_row+gptq")
     assert json.loads(needs.answer)["why"].startswith("plain.npy: ")
+
+
+def test_loading_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file, a model's list of layers, one of its layers: else a page that reads for a minute looks dead."""
+    monkeypatch.setattr(analyses, "SAID_AGAIN_S", 0.02)
+    monkeypatch.setattr(analyses, "REPORTED_EVERY_S", -1.0)
+    np.save(path := tmp_path / "slow.npy", np.random.default_rng(0).standard_normal((8, 16)).astype("f4"))
+    source = open_tensors(path)
+
+    def slow(*_: Any, **__: Any) -> Any:
+        time.sleep(0.2)
+        return source
+
+    read = source.read_rows
+
+    def in_parts(info: Any, rows: Any, progress: Any) -> Any:
+        for done in (1, 2, 3) if progress else ():
+            progress(done, 4)
+        return read(info, rows, None)
+
+    monkeypatch.setattr(source, "read_rows", in_parts)
+    monkeypatch.setattr(selections, "open_tensors", slow)
+    assert "Opening slow.npy …" in heard({"do": "file"}, str(path))
+    monkeypatch.setattr(record, "model_source", slow)
+    monkeypatch.setattr(tensor_controls, "model_source", lambda *_: source)
+    monkeypatch.setattr(selections, "model_source", lambda *_: source)
+    said = heard({"do": "model", "model": "owner/name", "revision": ""}, None)
+    assert "Listing the layers of owner/name …" in said
+    assert "Reading slow: 50 %" in said and "Reading slow: 75 %" in said
+
+
+def heard(act: dict[str, Any], upload: str | None) -> list[str]:
+    """What the line over the page says while ``act`` is done."""
+    text = json.dumps({"number": 7, "whole": False, "acts": [act]})
+    views = choose(text, upload, *dataclasses.astuple(Record(scheme="int8_row")))
+    said = [view.notice for view in views if not unchanged(view.notice)]
+    return [unescape(re.sub(r"<button.*?</button>|<[^>]*>", "", words)) for words in said]
 
 
 def test_a_links_recipe() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import numpy as np
 import pytest
 
 from app import limits
+from app.parts import html
 from app.sections import speed
 from app.sections.speed_table import COLUMNS
 from app.state.selection import Selection, matrix_of
 from explorer import gpu, words
-from explorer.products.advice import at_shape, choice, fastest, points, summary, verdict
+from explorer.products.advice import Point, Verdict, at_shape, choice, fastest, points, summary, verdict
 from explorer.products.table import GEMMS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording
@@ -50,7 +52,7 @@ def test_recorded_numbers_fill_the_section_and_name_their_gpu() -> None:
     rows = out.table
     assert {r[0] for r in rows} == {g.label for g in GEMMS.values()}, "every product is in the table"
     assert all(len(r) == len(COLUMNS) for r in rows)
-    assert "take" in out.sentence and "decode" in out.sentence
+    assert "Take" in out.sentence and "decode" in out.sentence
 
 
 def test_every_recorded_shape_and_ladder_can_be_shown() -> None:
@@ -67,6 +69,16 @@ def test_the_error_can_be_that_of_the_chosen_layer() -> None:
     random, layer = shown(), shown(errors=speed.LAYER)
     assert random.tradeoff != layer.tradeoff
     assert "the chosen layer" in layer.sentence
+
+
+def test_the_choice_says_its_rule_once() -> None:
+    """Above the table, for somebody who has not met SQNR; a row says more only where it is an exception."""
+    sentence = unescape(shown().sentence)
+    assert "the fastest product whose output error is at most a tenth of the signal (20 dB)" in sentence
+    assert "no faster product reaches" not in sentence and "Because" not in sentence
+    chosen = Point("int8", "INT8", "wgmma", 1e-5, 19.7, 1, True)
+    said = html.verdicts([Verdict("decode", "1×2×3", chosen, None, None, "an exception")], "rule")
+    assert "an exception" in said
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:

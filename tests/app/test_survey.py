@@ -74,7 +74,7 @@ def test_the_recipe_is_a_file_of_this_budget() -> None:
     recipe = ModelRecipe.load(out.recipe["value"])
     assert set(recipe.layers) == {layer.name for layer in FOUND.linear}
     assert recipe.bits is not None and 4.4 < recipe.bits <= 4.5
-    assert f"{recipe.predicted_loss:.3g}" in out.sentence and "choosing saves" in out.sentence
+    assert f"{recipe.predicted_loss:.3g}" in out.sentence and "choosing per layer saves" in out.sentence
     blocks = [cell for bar in json.loads(out.strip)["data"] for cell in bar["customdata"]]
     assert {name: str(recipe.layers[name].scheme) for name in recipe.layers} == dict(blocks)
 

@@ -51,6 +51,27 @@ def test_on_a_phone_the_list_is_in_the_bar(phone: Page, url: str) -> None:  # no
 
 
 @pytest.mark.shared_page
+def test_dark_has_an_accent_of_its_own(page: Page, url: str) -> None:
+    """The page's and the first look's: that of the light page is too dim on dark, and Gradio's theme sets it
+    by a longer selector than one class."""
+    open_page(page, url)
+    light, dark, first = page.evaluate(
+        """() => {
+          const look = document.body.appendChild(document.createElement('first-look'));
+          const accent = element => getComputedStyle(element).getPropertyValue('--color-accent').trim();
+          const light = accent(document.body), was = document.body.classList.contains('dark');
+          document.body.classList.add('dark');
+          look.classList.add('dark');
+          const found = [light, accent(document.querySelector('.goals')), accent(look)];
+          document.body.classList.toggle('dark', was);
+          look.remove();
+          return found;
+        }"""
+    )
+    assert light == "#0072b2" and dark == first == "#3793d1"
+
+
+@pytest.mark.shared_page
 def test_nothing_moves_where_no_motion_is_wanted(page: Page, url: str) -> None:
     """Gradio's own transitions included: the tests' browser asks for reduced motion."""
     open_page(page, url)

@@ -233,4 +233,37 @@ def test_touch_chooses_a_and_b(browser: Browser, url: str) -> None:
     )
     phone.touchscreen.tap(*spot)
     expect(phone.locator("#shortlist tr.is-b")).to_have_attribute("data-scheme", "q4_k")
+    settled(phone)
+    select_by_touch(phone)
     context.close()
+
+
+def select_by_touch(phone: Page) -> None:
+    """A part of the error map, dragged out by a finger once Zoom was pressed: the histogram is of that part,
+    and the next drag scrolls again."""
+    figure, box = phone.locator("#error-map .figure"), phone.locator("#error-map")
+    look_at(figure)
+    expect(figure.locator(".main-svg").first).to_be_visible()
+    zoom = box.get_by_role("button", name="Zoom", exact=True)
+    zoom.tap()
+    expect(zoom).to_have_attribute("aria-pressed", "true")
+    left, top, wide, tall = phone.evaluate(
+        """() => { const p = document.querySelector('#error-map .figure'), l = p._fullLayout;
+        p.scrollIntoView({block: 'center'});
+        const b = p.getBoundingClientRect(), x = l.xaxis, y = l.yaxis;
+        return [b.left + x._offset, b.top + y._offset, x._length, y._length]; }"""
+    )
+    touch = phone.context.new_cdp_session(phone)
+    ends = [(left + wide * part, top + tall * part) for part in (0.25, 0.4, 0.6)]
+    for kind, at in (
+        ("touchStart", ends[0]),
+        ("touchMove", ends[1]),
+        ("touchMove", ends[2]),
+        ("touchEnd", None),
+    ):
+        points = [{"x": at[0], "y": at[1]}] if at else []
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    expect(box.get_by_role("button", name="Reset zoom")).to_be_visible()
+    expect(zoom).to_have_attribute("aria-pressed", "false")
+    look_at(phone.locator("#error-plot .figure"))
+    expect(phone.locator("#error-plot .annotation-text").first).to_contain_text("only rows")

@@ -11,7 +11,7 @@ from explorer.formats import CodebookFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.gpu import config as kernel
 from explorer.gpu.config import Config, Layout
-from explorer.gpu.quantize import RANGES, Output, Plan, is_aligned
+from explorer.gpu.quantize import RANGES, LaunchPlan, Output, is_aligned
 from explorer.schemes import OWN_CODES, SCHEMES, Convention, ScaleRule, Scales, Scheme, tensor_scale_for
 
 
@@ -57,9 +57,9 @@ class Lowered:
 
     scheme: Scheme
     config: Config
-    plans: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+    plans: dict[tuple[object, ...], LaunchPlan] = field(default_factory=dict)
 
-    def plan(self, x: Tensor) -> Plan:
+    def plan(self, x: Tensor) -> LaunchPlan:
         """The launches that quantize a matrix of the shape, element type, alignment and device of ``x``."""
         aligned = is_aligned(x)
         key = (x.shape, x.dtype, aligned, x.get_device())
@@ -68,7 +68,7 @@ class Lowered:
             if len(self.plans) >= MOST_KEPT:
                 self.plans.clear()
             layout, seed = layout_of((x.shape[0], x.shape[1]), self.scheme), self.scheme.seed or 0
-            plan = Plan(self.config, layout, x.dtype, aligned, x.device, seed)
+            plan = LaunchPlan(self.config, layout, x.dtype, aligned, x.device, seed)
             self.plans[key] = plan
         return plan
 

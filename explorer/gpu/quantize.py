@@ -30,8 +30,18 @@ from explorer.gpu.runtime import Build, Prepared, prepare, start
 from explorer.gpu.zero_words import zero_words
 
 __all__ = [
-    "ELEMENTS", "RANGES", "Config", "Layout", "Output", "Plan", "builds", "check_input", "dequantize",
-    "is_aligned", "launches", "quantize",
+    "ELEMENTS",
+    "RANGES",
+    "Config",
+    "LaunchPlan",
+    "Layout",
+    "Output",
+    "builds",
+    "check_input",
+    "dequantize",
+    "is_aligned",
+    "launches",
+    "quantize",
 ]  # fmt: skip
 
 RANGES = tuple(kind.name.lower() for kind in KernelRange)
@@ -99,7 +109,7 @@ def quantize(
     With ``steps`` (float32 [cells]; and ``zeros``, int8) the scales are given and only codes are made.
     """
     check_input(x)
-    plan = Plan(config, layout, x.dtype, is_aligned(x), x.device, seed, given=steps is not None)
+    plan = LaunchPlan(config, layout, x.dtype, is_aligned(x), x.device, seed, given=steps is not None)
     return plan.start(x, steps=steps, zeros=zeros)
 
 
@@ -116,7 +126,7 @@ def is_aligned(x: Tensor) -> bool:
 
 def launches(config: Config, layout: Layout, dtype: torch.dtype) -> tuple[Launch, ...]:
     """What ``quantize`` would launch for an aligned matrix of this layout, without any memory."""
-    return Plan(config, layout, dtype, True, torch.device("meta")).launches
+    return LaunchPlan(config, layout, dtype, True, torch.device("meta")).launches
 
 
 def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
@@ -124,7 +134,7 @@ def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
     return [launch.build for launch in launches(config, layout, dtype)]
 
 
-class Plan:
+class LaunchPlan:
     """The launches that quantize matrices of one layout, element type and alignment on one device: chosen
     once, started by each call with the addresses of its memory. Threads may share it.
 

@@ -23,7 +23,7 @@ from explorer.core import backend, cuda, lowering
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.gpu import driver, runtime
 from explorer.gpu.compile import KernelError
-from explorer.gpu.quantize import Plan, launches
+from explorer.gpu.quantize import LaunchPlan, launches
 from tests.kernels.conftest import HANDLE
 from tests.kernels.stub import StubContext, last
 
@@ -184,7 +184,9 @@ def test_every_argument_of_every_plan_is_brought_or_known(scheme: Scheme) -> Non
         for aligned in (True, False):
             for given_scales in (True, False):
                 layout = lowering.layout_of(shape, scheme)
-                plan = Plan(config, layout, torch.bfloat16, aligned, torch.device("meta"), given=given_scales)
+                plan = LaunchPlan(
+                    config, layout, torch.bfloat16, aligned, torch.device("meta"), given=given_scales
+                )
                 assert plan.launches
                 for launch in plan.launches:
                     letters = launch.types.replace("(", "").replace(")", "")

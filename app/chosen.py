@@ -13,6 +13,7 @@ import json
 import uuid
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import gradio as gr
@@ -28,7 +29,16 @@ from app.parts.widgets import LATEST, PRIVATE, hidden
 from app.sections.answer import AnswerView, answered, of_tensor
 from app.sections.overview import TensorView, element_of, place_of, words_of
 from app.state.analyses import Pairs, analyses_of, analysing, each, output_sqnr
-from app.state.record import Acts, Record, goal_now, keeping_goal, next_record, shape_of
+from app.state.record import (
+    Acts,
+    Record,
+    goal_now,
+    keeping_goal,
+    next_record,
+    of_file,
+    shape_of,
+    without_implied_goal,
+)
 from app.state.selection import NothingChosenError, tensor_key
 from explorer.sources.tensors import Matrix
 
@@ -59,9 +69,10 @@ class ChosenView(View):
 
     answer: for the page's script, as JSON: the ``number`` of the request that was done, the ``record``, what
     the controls hold for it (``held``, null where that is as before), and the keys that the address is to
-    lose (``dropped``); {"refused": …} for one that was refused. notice: the line below the bar. record,
-    tensor, first, second, kept: what is chosen, and the controls. answered: the first screen. shown: the bar,
-    the words below that screen, and the element. Figures further down follow when they are seen.
+    lose (``dropped``); {"refused": …, "why": …} for one that was refused. notice: the line that lies over
+    the page. record, tensor, first, second, kept: what is chosen, and the controls. answered: the first
+    screen. shown: the bar, the words below that screen, and the element. Figures further down follow when
+    they are seen.
     """
 
     begins: ClassVar[str | None] = "(...values) => explorer.send(values)"
@@ -78,7 +89,8 @@ class ChosenView(View):
     @classmethod
     def refused(cls, message: str) -> Self:
         return cls.unchanged(
-            answer=json.dumps({"refused": uuid.uuid4().hex}), notice=html.status(f"{message}. {STILL}")
+            answer=json.dumps({"refused": uuid.uuid4().hex, "why": message}),
+            notice=html.notice(f"{message}. {STILL}"),
         )
 
 
@@ -99,7 +111,7 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
                 missing, dropped = there.missing, there.dropped
             else:
                 wanted = next_record(wanted, act, upload)
-        found = yield from _analysing(wanted)
+        found = yield from _analysing_file(held, wanted)
     except (ValueError, OSError) as error:
         if not asked.whole or isinstance(error, NothingChosenError):
             raise
@@ -137,12 +149,23 @@ def _with_goal(held: Record, wanted: Record, visits: bool) -> Record:
     except ValueError as error:
         limits.notify(f"{error}; the usual goal instead")
         return dataclasses.replace(wanted, goal="", shortlist="")
-    return wanted if visits else keeping_goal(held, wanted)
+    return without_implied_goal(wanted if visits else keeping_goal(held, wanted))
 
 
 def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
     """``analysing``, its words in the line below the bar."""
-    return (yield from each(analysing(chosen), lambda words: ChosenView.unchanged(notice=html.status(words))))
+    return (yield from each(analysing(chosen), lambda words: ChosenView.unchanged(notice=html.notice(words))))
+
+
+def _analysing_file(held: Record, wanted: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
+    """``_analysing``; what cannot be computed of another file than the one that is ``held`` names it."""
+    try:
+        return (yield from _analysing(wanted))
+    except ValueError as error:
+        if wanted.source != "file" or not wanted.file or wanted.file == held.file:
+            raise
+        name = Path(wanted.file).name
+        raise error if str(error).startswith(name) else of_file(wanted.file, str(error)) from error
 
 
 def _inside(chosen: Record, shape: tuple[int, int]) -> Record:
@@ -180,7 +203,7 @@ def _committed(
         answer=json.dumps(
             {"number": asked.number, "record": fields, "held": _held(wanted, shown), "dropped": dropped}
         ),
-        notice=html.status(f"{missing}.") if missing else "",
+        notice=html.notice(f"{missing}.") if missing else "",
         record=RecordView(**fields | {"file": wanted.file}),
         tensor=tensor_view(wanted)
         if anew or tensor_key(wanted) != tensor_key(held) or wanted.source != held.source

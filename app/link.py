@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -30,6 +30,7 @@ from app.state.controls import (
 )
 from app.state.record import MOST_LISTED, SEPARATOR, Record
 from app.state.selection import file_source
+from explorer import words
 from explorer.analysis.goals import DEFAULT, GOALS, is_goal
 from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.inputs import INPUTS
@@ -38,7 +39,7 @@ from explorer.sources.samples import SAMPLES
 from explorer.survey import SENSITIVITIES
 
 _BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
-"""Pattern of a budget in the URL, below ``MOST_BITS``."""
+"""Pattern of a budget in the URL, below ``MOST_BITS``: what a survey that is not known here may have."""
 NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
 """Said in the page as long as nothing else is chosen."""
 
@@ -70,6 +71,21 @@ class Visited:
     kept: Kept
     missing: str = ""
     dropped: tuple[str, ...] = ()
+
+
+_ASIDE = ("__theme", "utm_source", "utm_medium", "utm_campaign")
+"""Keys of an address that choose nothing."""
+_WRITTEN_ELSEWHERE = ("tab", "section", "row", "column", "list", "for", opened.KEY)
+_OF_LEARN = ("format", "code", "number", "step")
+"""Keys that ``assets/playground.js`` and ``assets/story.js`` read and write."""
+_OF_GRADIO = ("view",)
+KEYS = frozenset(
+    {f.name for f in (*fields(Record), *fields(Kept))} - {"element", "shortlist", "file", "target"}
+    | {*_WRITTEN_ELSEWHERE, *_OF_LEARN, *_OF_GRADIO, *_ASIDE}
+)
+"""Every key that an address may have."""
+_MOST_NAMED = 3
+"""Unknown keys that are named; further ones are counted."""
 
 
 def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited:
@@ -116,12 +132,22 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         **{key: _whole(query.get(key)) or usual for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)},
         **_survey_of(query),
     )
-    told = [(refused or NO_FILE) if lost else missing, *dict.fromkeys(wrong.values())]
-    return Visited(record, kept, ". ".join(part for part in told if part), tuple(wrong))
+    unknown = [key for key in dict(parse_qsl(text.removeprefix("?"), True)) if key not in KEYS]
+    told = [(refused or NO_FILE) if lost else missing, *dict.fromkeys(wrong.values()), _unknown(unknown)]
+    return Visited(record, kept, ". ".join(part for part in told if part), (*wrong, *unknown))
 
 
-_ASIDE = ("__theme", "utm_source", "utm_medium", "utm_campaign")
-"""Keys of an address that choose nothing."""
+def _unknown(keys: list[str]) -> str:
+    """Words for the keys of a link that no part of the page reads; "" for none."""
+    if not keys:
+        return ""
+    named = ", ".join(f"'{words.plain(key, 40)}'" for key in keys[:_MOST_NAMED])
+    more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
+    return (
+        f"The link's key {named} means nothing here and is left out"
+        if len(keys) == 1
+        else f"The link's keys {named}{more} mean nothing here and are left out"
+    )
 
 
 def says_fresh(text: str) -> bool:
@@ -182,7 +208,7 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
         "ranked": query.get("ranked") if query.get("ranked") in SENSITIVITIES else None,
         # The ends are those of the recipe before; ``survey.budget`` finds this one's.
         "budget": gr.update(
-            value=float(bits) if re.fullmatch(_BITS, bits) else survey.USUAL_BITS,
+            value=survey.USUAL_BITS if not bits or _accepted_bits(query, bits) else float(bits),
             minimum=0,
             maximum=survey.MOST_BITS,
             interactive=True,
@@ -197,8 +223,8 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
 def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield invalid values of sections in the URL: the key, the value, and the accepted values."""
     share, shape, bits = query.get("range"), query.get("shape"), query.get("budget")
-    if bits and not re.fullmatch(_BITS, bits):
-        yield "budget", bits, "bits per weight, such as 4.5"
+    if bits and (accepted := _accepted_bits(query, bits)):
+        yield "budget", bits, accepted
     if share and _share_of(share) is None:
         yield "range", share, "a share of the largest value, 0.02 to 1"
     if shape and _shape_of(shape) is None:
@@ -210,6 +236,18 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for key in ("row", "column", "m", "n", "k"):
         if query.get(key) and _whole(query[key]) is None:
             yield key, query[key], "a whole number"
+
+
+def _accepted_bits(query: Mapping[str, str], bits: str) -> str:
+    """What a link's budget may be, if ``bits`` is something else; "" if it can be had. The ends are those of
+    the link's survey with the link's constraints, of which the slider's are made."""
+    number = float(bits) if re.fullmatch(_BITS, bits) else None
+    try:
+        low, high = survey.ends_of_link(query)
+    except ValueError:  # a survey of one's own, or constraints that leave nothing: the section says so
+        return "" if number is not None else "bits per weight, such as 4.5"
+    inside = number is not None and low <= number <= high
+    return "" if inside else f"bits per weight, {low:.2f} to {high:.2f} for this survey and its constraints"
 
 
 def _whole(text: str | None) -> int | None:

@@ -15,6 +15,12 @@ Object.assign(explorer, {
   async openFile(file) {
     if (!file) return;
     if (!explorer.ready) await new Promise(resume => explorer.firstLook.wait('.drop', resume));
+    const accepted = document.getElementById('drop').dataset.accepted.split(' ');
+    if (!accepted.some(suffix => file.name.toLowerCase().endsWith(suffix))) {
+      explorer.openPlace('tensor', true);
+      explorer.refuseFile(file.name, `this page opens ${accepted.join(', ')}`);
+      return;
+    }
     const transfer = new DataTransfer();
     transfer.items.add(file);
     explorer.openPlace('tensor', true);
@@ -23,6 +29,15 @@ Object.assign(explorer, {
     if (!input) return;
     input.files = transfer.files;
     input.dispatchEvent(new Event('change', {bubbles: true}));
+  },
+
+  /* The place of the file keeps the name of the one that was refused, and why, until another comes or the
+     visitor dismisses it: all figures are still of the tensor before. */
+  refuseFile(name, why) {
+    const refused = document.querySelector('#drop .refused');
+    refused.hidden = !name;
+    refused.querySelector('b').textContent = name && `Not opened: ${name}`;
+    refused.querySelector('span').textContent = name && `${why}. The previous tensor is still shown.`;
   },
 
   /* The browser's own picker of files. The file control keeps what it holds if nothing is picked. */
@@ -178,6 +193,9 @@ document.addEventListener('focusin', ({target}) => {
   explorer.focusedHere = said.length ? '.first ' + said.join('') : null;
 });
 document.addEventListener('click', event => {
+  const dismissed = event.target.closest?.('[data-dismiss]')?.parentElement;
+  if (dismissed?.matches('.refused')) explorer.refuseFile('');
+  else dismissed?.remove();
   if (event.target.closest?.('.first')) explorer.answerClicked(event);
 });
 /* Shift marks text from the last click on: not where it means B. */

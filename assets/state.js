@@ -48,7 +48,32 @@ Object.assign(explorer, {
     explorer.requests += 1;
     explorer.sent = {number: explorer.requests, acts: explorer.acts.splice(0), visits: explorer.visits};
     document.documentElement.toggleAttribute('data-asking', true);
+    explorer.sayWaiting(explorer.sent);
     explorer.go();
+  },
+
+  /* After so long without a word a line says that the server is silent, and for how long. The page goes on
+     waiting. */
+  silentMs: 15000,
+  sayWaiting(sent) {
+    const began = performance.now(), words = 'The server has not answered for ';
+    let said = null;
+    const timer = setInterval(() => {
+      const silent = performance.now() - Math.max(began, explorer.stream.heard);
+      if (explorer.sent !== sent || silent < explorer.silentMs) {
+        said?.remove();
+        said = null;
+        if (explorer.sent !== sent) clearInterval(timer);
+        return;
+      }
+      const text = `${words}${Math.round(silent / 1000)} s. Still waiting; still shown: the previous view.`;
+      if (said) said.firstChild.data = text;  // whether or not the visitor has dismissed it
+      else {
+        explorer.notice(text);
+        said = document.querySelector('.page-notice');
+        setTimeout(() => said?.setAttribute('aria-live', 'off'), 500);  // it is read once, not each second
+      }
+    }, Math.min(1000, explorer.silentMs));
   },
 
   /* The values of the request: the acts are the first. */
@@ -123,6 +148,7 @@ Object.assign(explorer, {
     explorer.record = answer.record;
     explorer.dropped = answer.dropped || [];
     explorer.held = answer.held.map((value, i) => value ?? explorer.held?.[i] ?? now[i]);
+    if (sent.acts.some(act => act.do === 'file')) explorer.refuseFile('');
     if (answer.record.source === 'file') explorer.held[explorer.fileControl] = now[explorer.fileControl];
     explorer.show(sent, before);
   },
@@ -217,6 +243,8 @@ Object.assign(explorer, {
       explorer.showPlace(place);
       explorer.shownAnew();
     }
+    const file = sent.acts.findLast(act => act.do === 'file');
+    if (file) explorer.refuseFile(file.name || 'the file', answer?.why || 'the server does not answer');
     explorer.firstLook.end();
     explorer.showSource(explorer.record?.source);
     explorer.notice(answer ? '' : 'The server does not answer. Still shown: the previous view.');
@@ -238,6 +266,9 @@ Object.assign(explorer, {
     const line = document.createElement('div');
     Object.assign(line, {className: 'status page-notice', textContent: words});
     line.setAttribute('role', 'status');
+    line.append(Object.assign(document.createElement('button'), {type: 'button', textContent: '×'}));
+    Object.assign(line.lastChild.dataset, {dismiss: ''});
+    line.lastChild.setAttribute('aria-label', 'Dismiss');
     document.getElementById('notice').before(line);
   },
 

@@ -12,6 +12,9 @@ explorer.stream = {
   /* The ids of requests whose answer came before the word that they were taken. */
   early: new Set(),
 
+  /* When the server last said something of what it was asked, in the page's milliseconds. */
+  heard: 0,
+
   /* Settled once the client has read the last "close_stream". */
   closed: Promise.resolve(),
 
@@ -68,6 +71,7 @@ explorer.stream = {
         const kind = /"msg":"(\w+)"/.exec(message)?.[1];
         const id = kind === 'process_completed' && /"event_id":"([^"]+)"/.exec(message)?.[1];
         if (id && !this.open.delete(id)) this.early.add(id);
+        if (kind !== 'heartbeat') this.heard = performance.now();
         if (kind === 'close_stream') {
           if (this.open.size) return true;
           this.closed = new Promise(resume => setTimeout(resume));

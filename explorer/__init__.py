@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from explorer.core.ops import fake_quantize
     from explorer.core.quantize import QuantizedTensor, dequantize, quantize, quantize_with_scales
     from explorer.formats import FORMATS, Format
+    from explorer.models.serve import quantize_model
+    from explorer.products.layer import QuantizedLinear
+    from explorer.products.linear import explain, linear
     from explorer.schemes import SCHEMES, BitBudget, ExponentRule, MappingType, ScaleRule, Scales, Scheme
     from explorer.schemes.calibrators import CALIBRATORS, Calibrator, Range
     from explorer.sources import SourceError, load_matrix, open_source
@@ -39,6 +42,9 @@ _HOMES = {
     "core.ops": ("fake_quantize",),
     "core.quantize": ("QuantizedTensor", "dequantize", "quantize", "quantize_with_scales"),
     "formats": ("FORMATS", "Format"),
+    "models.serve": ("quantize_model",),
+    "products.layer": ("QuantizedLinear",),
+    "products.linear": ("explain", "linear"),
     "schemes": ("SCHEMES", "BitBudget", "ExponentRule", "MappingType", "ScaleRule", "Scales", "Scheme"),
     "schemes.calibrators": ("CALIBRATORS", "Calibrator", "Range"),
     "sources": ("SourceError", "load_matrix", "open_source"),
@@ -47,9 +53,10 @@ _SUBPACKAGES = ("analysis", "core", "formats", "gpu", "schemes", "sources")
 
 __all__ = [
     "CALIBRATORS", "FORMATS", "SCHEMES", "BitBudget", "Calibrator", "ComparisonRow", "ExponentRule", "Format",
-    "MappingType", "QuantizedTensor", "Range", "Report", "ScaleRule", "Scales", "Scheme", "SourceError",
-    "__version__", "compare", "compare_schemes", "dequantize", "fake_quantize", "load",
-    "load_matrix", "mark_frontier", "open_source", "quantize", "quantize_with_scales", "use_device",
+    "MappingType", "QuantizedLinear", "QuantizedTensor", "Range", "Report", "ScaleRule", "Scales", "Scheme",
+    "SourceError", "__version__", "compare", "compare_schemes", "dequantize", "explain", "fake_quantize",
+    "linear", "load", "load_matrix", "mark_frontier", "open_source", "quantize", "quantize_model",
+    "quantize_with_scales", "use_device",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ LEVELS = [
     {"explorer.models"},
     {"explorer.checkpoints"},
     {"explorer.survey"},
+    {"explorer.running"},
     {"explorer.bench"},
     {"explorer.figures"},
     {"explorer.reports"},

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.ext import Extension
 from markupsafe import Markup
 
-from app import glossary
+from app import glossary, limits
 from app.parts.pictures import Bars
 from explorer import words
 from explorer.analysis.answer import Answer
@@ -321,7 +321,13 @@ def verdicts(rows: Sequence[Verdict], title: str) -> str:
 
 def status(message: str) -> str:
     """The state of a run, or why it was refused; a screen reader announces it."""
-    return render("status", message=message)
+    return render("status", message=message, computing=False)
+
+
+def computing(message: str) -> str:
+    """``status`` of what is computed because it is seen: empty figures of its section say so as well, until
+    something else stands here."""
+    return render("status", message=message, computing=True)
 
 
 def commands(lines: Sequence[str]) -> str:
@@ -363,9 +369,15 @@ def footnote(words: str, link: str) -> str:
     return render("footnote", words=words, link=link)
 
 
+def notice(message: str) -> str:
+    """A line that lies over the page until it is dismissed, or the next answer takes its place."""
+    return render("notice", message=message)
+
+
 def drop(kinds: Sequence[str] = (".safetensors", ".npy", ".npz", ".csv")) -> str:
-    """The permanent place to drop or paste a tensor, and the other ways to open one."""
-    return render("drop", kinds=kinds)
+    """The permanent place to drop or paste a tensor, and the other ways to open one. It also keeps the name
+    of a file that was refused."""
+    return render("drop", kinds=kinds, accepted=limits.current().sources.suffixes)
 
 
 class SampleButton(NamedTuple):

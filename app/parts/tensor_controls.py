@@ -72,7 +72,7 @@ def _wire(controls: TensorControls, list_layers: gr.Button) -> None:
     controls.source.input(None, controls.in_order(), None, js=sources, **PRIVATE)
     for event, values, act in (
         (controls.sample.input, [controls.sample], "name => ({do: 'sample', name})"),
-        (controls.file.upload, [], "() => ({do: 'file'})"),
+        (controls.file.upload, [controls.file], "file => ({do: 'file', name: file?.orig_name || ''})"),
         (controls.file_tensor.input, [controls.file_tensor], "name => ({do: 'tensor', name})"),
         (
             controls.layer.input,

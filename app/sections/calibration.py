@@ -151,7 +151,7 @@ def _row(choice: ChosenRange) -> list[Any]:
 
 def build(page: Page) -> None:
     """Lay the section out; it calibrates when it is seen, and follows a range that is dragged."""
-    sentence = block(elem_id="calibration-sentence")
+    sentence = block(html.computing("Computing the ranges …"), elem_id="calibration-sentence")
     with gr.Row():
         ranges = plot_card(
             "The range each method chooses",

@@ -8,7 +8,7 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -237,6 +237,22 @@ class Budget(Form):
         return bought(found, asked)
 
 
+def _ends(one: Bought) -> tuple[float, float]:
+    """The ends of the slider of bits."""
+    return math.floor(100 * one.front.least) / 100, math.ceil(100 * one.front.most) / 100
+
+
+def ends_of_link(query: Mapping[str, str]) -> tuple[float, float]:
+    """The ends of the slider of bits for the survey and the constraints that an address's ``query`` names;
+    ``ValueError`` for a survey that is not recorded, and for constraints that leave no recipe."""
+    which = query.get("survey", "")
+    named = which if which in (*recorded(), OWN) else next(iter(recorded()), OWN)
+    inputs = query.get("inputs", "") if query.get("inputs") in INPUTS else NOT_QUANTIZED
+    target = str(targets_for(inputs, query.get("for", USUAL_TARGET))["value"])
+    keep, fuse = query.get("keep", ""), query.get("fuse") == "true"
+    return _ends(Budget(named, None, query.get("ranked"), target, keep, fuse, None, inputs).bought())
+
+
 @shows(SurveyView)
 def show(which: str, own: str | None, signal: str | None) -> SurveyView:
     """A survey: "own" and the file, or the name of a recorded one; and the signal to show. Returns what it
@@ -265,7 +281,7 @@ def budget(asked: Budget) -> BudgetView:
     found, front, choice = one.survey, one.front, one.choice
     path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
     one.recipe.save(path)
-    low, high = math.floor(100 * front.least) / 100, math.ceil(100 * front.most) / 100
+    low, high = _ends(one)
     value, single = min(max(asked.bits or USUAL_BITS, low), high), low == high
     return BudgetView.of_another_recipe(
         bits=gr.update(minimum=low, maximum=high + STEP * single, value=value, interactive=not single),

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from app.state.analyses import analyses_of
@@ -201,16 +202,26 @@ def _file(held: Record, act: Act, upload: str | None) -> Record:
         raise NothingChosenError(NO_FILE)
     names = best_tensors(file_source(upload).infos)
     refused: ValueError | None = None
+    plain = Recipe.parse(held.scheme).scheme
     for name in names[:TRIED]:
         wanted = dataclasses.replace(held, source="file", file=upload, file_tensor=name)
         try:
-            # Values that are not finite are refused only when scales are computed from them.
-            plain = str(Recipe.parse(wanted.scheme).scheme)
-            analyses_of(dataclasses.replace(wanted, scheme=plain, second=""))
-            return wanted
+            matrix_of(wanted)
         except ValueError as error:
             refused = refused or error
+            continue
+        try:
+            # Values that are not finite are refused only when scales are computed from them.
+            analyses_of(dataclasses.replace(wanted, scheme=str(plain), second=""))
+            return wanted
+        except ValueError as error:
+            refused = refused or of_file(upload, f"scheme A ({plain.label}) cannot be computed: {error}")
     raise refused or SourceError("the file has no tensors")
+
+
+def of_file(upload: str, words: str) -> SourceError:
+    """The refusal of a file, by its name."""
+    return SourceError(f"{Path(upload).name}: {words}")
 
 
 def _tensor(held: Record, act: Act, upload: str | None) -> Record:
@@ -297,6 +308,14 @@ def keeping_goal(held: Record, wanted: Record) -> Record:
     if wanted.goal or before.name == after.name:
         return wanted
     return dataclasses.replace(wanted, goal=before.name)
+
+
+def without_implied_goal(wanted: Record) -> Record:
+    """The record without the name of a goal that A alone means: the address has nothing to say then."""
+    implied = (
+        wanted.goal in GOALS and nearest_goal(wanted.recipes[0].scheme, shape_of(wanted)).name == wanted.goal
+    )
+    return dataclasses.replace(wanted, goal="") if implied else wanted
 
 
 def _list(held: Record, act: Act, upload: str | None) -> Record:

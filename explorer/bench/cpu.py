@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 
 from explorer.analysis.report import compare
 from explorer.core.quantize import quantize
+from explorer.recordings.machine import peak_bytes
 from explorer.schemes import Scheme
 
 
@@ -33,10 +33,10 @@ class CpuTiming:
 def time_schemes(schemes: Iterable[Scheme], shape: tuple[int, int], repeats: int = 3) -> Iterator[CpuTiming]:
     """Time each scheme on the same N(0, 1) float32 matrix of ``shape``."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    baseline = _peak_bytes()
+    baseline = peak_bytes()
     for scheme in schemes:
         runs = [_run(x, scheme) for _ in range(repeats)]
-        peak = _peak_bytes()
+        peak = peak_bytes()
         quantized, dequantized, reported, total = (
             statistics.median(column) for column in zip(*runs, strict=True)
         )
@@ -55,13 +55,3 @@ def _run(x: torch.Tensor, scheme: Scheme) -> tuple[float, float, float, float]:
     compare(x, q, restored)
     end = time.perf_counter()
     return quantized - start, dequantized - quantized, end - dequantized, end - start
-
-
-def _peak_bytes() -> int | None:
-    """The process's largest resident size so far."""
-    try:
-        import resource
-    except ImportError:  # Windows has no resource module
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -93,7 +93,7 @@ def open_checkpoint(where: str, revision: str | None = None, limits: SourceLimit
 
     ``SourceError`` that says what is wrong with it, and what is accepted.
     """
-    gguf = _gguf_of(where, limits)
+    gguf = gguf_of(where, limits)
     if gguf is not None:
         return GgufCheckpoint(open_gguf(gguf))
     source = open_source(where, revision, limits)
@@ -102,7 +102,7 @@ def open_checkpoint(where: str, revision: str | None = None, limits: SourceLimit
     return OwnFiles(source.origin, own) if own else Safetensors(source)
 
 
-def _gguf_of(where: str, limits: SourceLimits) -> Path | None:
+def gguf_of(where: str, limits: SourceLimits) -> Path | None:
     """The GGUF file that ``where`` names, or the only one of a folder without safetensors files."""
     if not limits.folders:
         return None

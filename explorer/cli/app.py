@@ -19,6 +19,7 @@ from explorer.cli import (
     models,
     page,
     report,
+    run,
     speed,
     survey,
     tensors,
@@ -36,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (page, tensors, report, models, checkpoints, survey, train, speed, compile, laboratory):
+for group in (page, tensors, report, models, checkpoints, survey, run, train, speed, compile, laboratory):
     app.add_typer(group.app)
 app.add_typer(bench.app, name="bench", rich_help_panel="Measuring")
 

@@ -75,6 +75,13 @@ def say(*lines: str, error: bool = False) -> None:
         _print(words.plain(line), error)
 
 
+def stream(text: str) -> None:
+    """A piece of text on standard output, at once and without a line's end. Line breaks and tabs are kept;
+    other characters that are not seen are written as escapes."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else words.plain(c) for c in text)
+    print(shown, end="", flush=True)
+
+
 def _print(text: str, error: bool = False) -> None:
     print(text, file=sys.stderr if error else sys.stdout)
 

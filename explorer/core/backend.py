@@ -100,6 +100,13 @@ def backend_for(x: Tensor) -> Backend:
     return CUDA if x.is_cuda and gpu.available().ok else REFERENCE
 
 
+def kernel_capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a GPU that kernels run on, None for other devices."""
+    if device.type != "cuda" or not gpu.available().ok:
+        return None
+    return torch.cuda.get_device_capability(device)
+
+
 _chosen: str | None = None
 
 

@@ -54,11 +54,35 @@ def save_quantized(
     for a path that cannot be written.
     """
     checked_text(q.scheme)
-    scales = packed_levels(q.scales, q.scheme) or _one_level(q)
-    tensors = {f"{name}.{key}": value for key, value in {"packed": q.packed.contiguous(), **scales}.items()}
+    tensors = {f"{name}.{key}": value for key, value in parts_of(q).items()}
     tensors |= {f"{name}.{key}": value.contiguous() for key, value in (extra or {}).items()}
     about = {"name": name, "shape": list(q.shape), "scheme": to_json(q.scheme)}
     write_tensors(tensors, path, {KEY: json.dumps(about)})
+
+
+def parts_of(q: QuantizedTensor) -> dict[str, Tensor]:
+    """The tensors of a file by their keys (``packed``, ``scale``, ...); every stored value is exact."""
+    scales = packed_levels(q.scales, q.scheme) or _one_level(q)
+    return {"packed": q.packed.contiguous(), **scales}
+
+
+def part_names(scheme: Scheme, shape: tuple[int, int]) -> set[str]:
+    """The keys of ``parts_of`` a tensor of this scheme and shape."""
+    return {key for key, accepted in _parts(scheme, shape).items() if accepted}
+
+
+def tensor_of(
+    parts: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int], prefix: str = ""
+) -> QuantizedTensor:
+    """The inverse of ``parts_of``; ``ValueError`` where a part, called with the ``prefix``, is missing or has
+    another shape or dtype."""
+    own = {key: parts.get(key) for key in OWN}
+    for key, accepted in _parts(scheme, shape).items():
+        _check(prefix + key, own[key], accepted)
+    packed = own["packed"]
+    assert packed is not None
+    scales = unpacked_levels(own, scheme, shape) or _scales(own, scheme, shape)
+    return QuantizedTensor(packed, scales, scheme, shape)
 
 
 def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
@@ -84,17 +108,12 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> QuantizedTenso
     opened. What a method stored beside the codes is left out (``methods.files.load_layer`` reads it).
     """
     about, tensors = _read(path)
+    prefix = f"{about.name}."
+    own = {key.removeprefix(prefix): part for key, part in tensors.items() if key.startswith(prefix)}
     try:
-        scheme, shape = about.scheme.scheme(), about.shape
-        own = {key: tensors.get(f"{about.name}.{key}") for key in OWN}
-        for key, accepted in _parts(scheme, shape).items():
-            _check(f"{about.name}.{key}", own[key], accepted)
+        return tensor_of(own, about.scheme.scheme(), about.shape, prefix).to(device)
     except ValueError as error:
         raise _foreign(path, error) from error
-    packed = own["packed"]
-    assert packed is not None
-    scales = unpacked_levels(own, scheme, shape) or _scales(own, scheme, shape)
-    return QuantizedTensor(packed, scales, scheme, shape).to(device)
 
 
 def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:

@@ -248,19 +248,21 @@ def fake_quantize(x: Tensor, scheme: Scheme) -> Tensor:
     return restored.reshape(x.shape)
 
 
-def restored(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """``q.dequantize(dtype)`` as an operator, which ``torch.compile`` does not break on."""
+def parts(q: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four results of the operator ``quantize``, of which ``dequantize`` restores ``q``."""
     empty = q.packed.new_empty(0)
     zero = q.scales.zero_points if q.scales.offsets is None else q.scales.offsets
-    return torch.ops.explorer.dequantize(
+    return (
         q.packed,
         _stored(q.scales),
         empty.view(0, 0) if zero is None else zero,
         empty if q.scales.tensor_scale is None else q.scales.tensor_scale.reshape(1),
-        q.scheme.text,
-        q.shape[1],
-        dtype,
     )
+
+
+def restored(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """``q.dequantize(dtype)`` as an operator, which ``torch.compile`` does not break on."""
+    return torch.ops.explorer.dequantize(*parts(q), q.scheme.text, q.shape[1], dtype)
 
 
 def static_quantize(x: Tensor, clip_range: Range, scheme: Scheme) -> Tensor:

@@ -122,7 +122,7 @@ def _multiprocessors(index: int) -> int:
 @contextmanager
 def context(index: int) -> Iterator[None]:
     """torch's primary context of a device, current in this thread while the block runs."""
-    pushed = _entered(index)
+    pushed = entered(index)
     try:
         yield
     finally:
@@ -130,7 +130,7 @@ def context(index: int) -> Iterator[None]:
             pushed.pop()
 
 
-def _entered(index: int) -> Any | None:
+def entered(index: int) -> Any | None:
     """Make torch's primary context of a device current: what has to be popped then, None if it was that."""
     held, handle = _CONTEXTS.get(index) or _primary_context(index)
     if cuda.current_context(cuda.library()) == handle:
@@ -149,7 +149,7 @@ def is_capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def _stream(index: int) -> int:
+def stream_of(index: int) -> int:
     """The handle of torch's current stream, without an object for it, as torch's own compiled code asks."""
     return int(torch._C._cuda_getCurrentRawStream(index))
 
@@ -177,7 +177,7 @@ def _primary_context(index: int) -> tuple[Any, int | None]:
         return _CONTEXTS[index]
 
 
-def _kernel(index: int, build: Build, name: str, types: str) -> cuda.Kernel:
+def loaded_kernel(index: int, build: Build, name: str, types: str) -> cuda.Kernel:
     """A kernel, loaded into the current context by its first call."""
     key = (index, build, name, types)
     kernel = _KERNELS.get(key)
@@ -222,9 +222,9 @@ def launch(
         for a in arguments
     ]
     with context(index):
-        kernel = _kernel(index, build, name, types)
-        early = early and _launches_early(index)
-        kernel.launch(values, (*grid, 1, 1)[:3], block, _stream(index), shared, cluster, early)
+        kernel = loaded_kernel(index, build, name, types)
+        early = early and launches_early(index)
+        kernel.launch(values, (*grid, 1, 1)[:3], block, stream_of(index), shared, cluster, early)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,16 +253,16 @@ def prepare(
     """A launch of kernel ``name`` of ``build`` for ``start``, early where the device can (``launch``).
     ``KernelError`` if it cannot be compiled or loaded."""
     with context(index):
-        kernel = _kernel(index, build, name, types)
+        kernel = loaded_kernel(index, build, name, types)
     across, down, deep = (*grid, 1, 1)[:3]
-    return Prepared(kernel, list(values), tuple(places), (across, down, deep), block, _launches_early(index))
+    return Prepared(kernel, list(values), tuple(places), (across, down, deep), block, launches_early(index))
 
 
 def start(index: int, launches: Iterable[Prepared], addresses: Sequence[int]) -> None:
     """Start launches in order on torch's current stream of a device; ``KernelError`` if one is refused."""
-    pushed = _entered(index)
+    pushed = entered(index)
     try:
-        stream = _stream(index)
+        stream = stream_of(index)
         for one in launches:
             values = one.values.copy()
             for at, which in one.places:
@@ -275,16 +275,16 @@ def start(index: int, launches: Iterable[Prepared], addresses: Sequence[int]) ->
 
 def wait(index: int) -> None:
     """Wait for all work on torch's current stream of a device; ``KernelError`` if some of it failed."""
-    pushed = _entered(index)
+    pushed = entered(index)
     try:
-        cuda.synchronize(cuda.library(), _stream(index))
+        cuda.synchronize(cuda.library(), stream_of(index))
     finally:
         if pushed is not None:
             pushed.pop()
 
 
 @functools.cache
-def _launches_early(index: int) -> bool:
+def launches_early(index: int) -> bool:
     """From Hopper on."""
     return torch.cuda.get_device_capability(index) >= (9, 0)
 

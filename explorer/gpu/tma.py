@@ -24,10 +24,11 @@ def tensor_map(matrix: torch.Tensor, box_rows: int) -> bytes:
     bytes] with the 128-byte swizzle; what lies outside reads as zero. Rows are a multiple of 16 bytes.
     ``KernelError`` if the driver refuses."""
     rows, width = matrix.shape
-    return _encoded(matrix.device.index or 0, matrix.data_ptr(), rows, width, box_rows)
+    return encoded_map(matrix.device.index or 0, matrix.data_ptr(), rows, width, box_rows)
 
 
 @functools.lru_cache(KEPT)
-def _encoded(index: int, address: int, rows: int, width: int, box_rows: int) -> bytes:
+def encoded_map(index: int, address: int, rows: int, width: int, box_rows: int) -> bytes:
+    """``tensor_map`` of a matrix at an address of a device."""
     with context(index):
         return driver.encode_map(driver.library(), address, rows, width, box_rows)

@@ -92,14 +92,15 @@ def load_model(
         "trust_remote_code": False,
         "local_files_only": folder is not None,
     }
-    with _loading(where):
+    with loading(where):
         config = _config(name, options)
         check_config(config, source)
         causal = head and is_causal(config)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         opens = getattr(transformers, auto_class(config)) if causal else AutoModel
         if source.restored:
-            network, found = _restored(opens, config, source)
+            weights = {info.name: as_in_network(source, info.name) for info in source.infos}
+            network, found = network_of(opens, config, weights)
         else:
             network, found = opens.from_pretrained(
                 name, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
@@ -115,9 +116,9 @@ def load_model(
     return Model(network.eval().to(device), tokenizer, torch.device(device), shown, causal, part, dtype)
 
 
-def _restored(opens: Any, config: Any, source: TensorSource) -> tuple[nn.Module, dict[str, Any]]:
-    """The network by the class ``opens`` of a model whose files hold codes, with their values in float32, and
-    what transformers says of its loading.
+def network_of(opens: Any, config: Any, weights: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:
+    """The network by transformers' class ``opens`` of a model whose files hold codes, with the restored
+    ``weights`` in float32, and what transformers says of its loading.
 
     transformers 5.23 restores FP8 by itself, but spreads scales evenly over the rows: where tiles are cut at
     an edge it fails, or gives other values.
@@ -126,9 +127,8 @@ def _restored(opens: Any, config: Any, source: TensorSource) -> tuple[nn.Module,
     del config.quantization_config
     with torch.device("meta"):
         network = type(opens.from_config(config, trust_remote_code=False))
-    weights = {info.name: as_in_network(source, info.name) for info in source.infos}
     loaded: tuple[nn.Module, dict[str, Any]] = network.from_pretrained(
-        None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
+        None, config=config, state_dict=dict(weights), dtype=torch.float32, output_loading_info=True
     )
     return loaded
 
@@ -144,7 +144,7 @@ def is_causal(config: Any) -> bool:
 
 
 @contextmanager
-def _loading(where: str) -> Iterator[None]:
+def loading(where: str) -> Iterator[None]:
     """Refusals of transformers, which raises whatever a config or tokenizer makes it raise, in our words."""
     try:
         yield

@@ -20,7 +20,7 @@ def unscaled(ops: Operands) -> Epilogue:
 def scaled(ops: Operands) -> Epilogue:
     """Scales that are constant along K (one, per token, per channel), zero-point terms, bias, activation."""
     epilogue = dataclasses.replace(
-        unscaled(ops), row_scale=scale_vector(ops.x), col_scale=scale_vector(ops.w)
+        unscaled(ops), row_scale=scale_vector(ops.x.q), col_scale=scale_vector(ops.w.q)
     )
     return with_zero_terms(ops, epilogue)
 
@@ -29,10 +29,10 @@ def with_zero_terms(ops: Operands, epilogue: Epilogue) -> Epilogue:
     """The vectors of Σ(a - za)(b - zb) = Σab - za · (Σb - K·zb) - zb · Σa; as it is for symmetric schemes."""
     if not (ops.x.scheme.asymmetric or ops.w.scheme.asymmetric):
         return epilogue
-    za, zb = zero_points(ops.x), zero_points(ops.w)
-    epilogue = dataclasses.replace(epilogue, row_a=za, col_a=code_sums(ops.w) - ops.shape[2] * zb)
+    za, zb = zero_points(ops.x.q), zero_points(ops.w.q)
+    epilogue = dataclasses.replace(epilogue, row_a=za, col_a=code_sums(ops.w.q) - ops.shape[2] * zb)
     if ops.w.scheme.asymmetric:
-        epilogue = dataclasses.replace(epilogue, row_b=code_sums(ops.x), col_b=zb)
+        epilogue = dataclasses.replace(epilogue, row_b=code_sums(ops.x.q), col_b=zb)
     return epilogue
 
 
@@ -57,7 +57,9 @@ def bits_and(ops: Operands) -> Epilogue:
 def weight_only(ops: Operands) -> Epilogue:
     """Scales of X, and of a whole W above its blocks (NVFP4): those of W's blocks are applied in the
     product."""
-    return dataclasses.replace(unscaled(ops), row_scale=scale_vector(ops.x), col_scale=tensor_scale(ops.w))
+    return dataclasses.replace(
+        unscaled(ops), row_scale=scale_vector(ops.x.q), col_scale=tensor_scale(ops.w.q)
+    )
 
 
 def tiled(ops: Operands, tiles: Tiles) -> Epilogue:
@@ -66,9 +68,11 @@ def tiled(ops: Operands, tiles: Tiles) -> Epilogue:
         return scaled(ops)
     epilogue = weight_only(ops)
     folded = tiles.scales is ScalePlace.WEIGHT and isinstance(ops.w.scheme.format, FloatFormat)
-    return dataclasses.replace(epilogue, col_scale=folded_scale(ops.w)) if folded else epilogue
+    return dataclasses.replace(epilogue, col_scale=folded_scale(ops.w.q)) if folded else epilogue
 
 
 def tensor_scales(ops: Operands) -> Epilogue:
     """The scales of whole tensors, which ``dequantized_rows`` leaves out."""
-    return dataclasses.replace(unscaled(ops), row_scale=tensor_scale(ops.x), col_scale=tensor_scale(ops.w))
+    return dataclasses.replace(
+        unscaled(ops), row_scale=tensor_scale(ops.x.q), col_scale=tensor_scale(ops.w.q)
+    )

@@ -172,12 +172,12 @@ def _kind(gemm: Gemm) -> tuple[str, kernel.ScaleK]:
 
 def _grouped(gemm: Gemm, ops: GroupedOperands, tile: kernel.WgmmaTile) -> Call:
     kind, scale_k = _kind(gemm)
-    x = ops.of_x(lambda o: layouts.byte_rows(o.x))
-    w = torch.stack([layouts.byte_rows(o.w) for o in ops.groups])
+    x = ops.of_x(lambda o: layouts.byte_rows(o.x.q))
+    w = torch.stack([layouts.byte_rows(o.w.q) for o in ops.groups])
     x_scales = w_scales = None
     if scale_k is kernel.ScaleK.BLOCK:
-        x_scales = ops.of_x(lambda o: layouts.x_block_scales(o.x).t()).t().contiguous()
-        w_scales = torch.stack([layouts.w_block_scales(o.w) for o in ops.groups])
+        x_scales = ops.of_x(lambda o: layouts.x_block_scales(o.x.q).t()).t().contiguous()
+        w_scales = torch.stack([layouts.w_block_scales(o.w.q) for o in ops.groups])
     epilogue, ends = kernel.Epilogue(gemm.out), ops.ends
     return lambda: kernel.gemm_grouped(
         x, w, ends, kind, epilogue, ops.capacity, x_scales, w_scales, tile=tile

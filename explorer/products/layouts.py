@@ -1,4 +1,4 @@
-"""An operand in the layouts that kernels read: pure functions of an ``Operand``.
+"""An operand in the layouts that kernels read: pure functions of a ``QuantizedTensor``.
 
 Layouts of W are computed once, when a model is loaded; layouts of X are part of quantizing it.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from explorer.core.cuda import fake_quantize_on_device, quantize_on_device
 from explorer.core.lowering import config_of, layout_of, raw_scales
+from explorer.core.quantize import QuantizedTensor
 from explorer.formats import FORMATS, CodebookFormat, FloatFormat, Format, IntegerFormat
 from explorer.gpu.dequantize import builds as dequantize_builds
 from explorer.gpu.dequantize import dequantize as dequantize_kernel
@@ -39,27 +40,26 @@ ACTIVATION_ROWS = 16
 """Rows of activations are padded to a multiple of this: the kernels' minimum step along K."""
 
 
-def byte_rows(operand: Operand) -> Tensor:
+def byte_rows(q: QuantizedTensor) -> Tensor:
     """uint8 [rows, bytes]: packed codes, each row filled to whole reads of tensor cores."""
-    return padded_rows(operand.q.packed)
+    return padded_rows(q.packed)
 
 
-def code_sums(operand: Operand) -> Tensor:
+def code_sums(q: QuantizedTensor) -> Tensor:
     """int32 [rows]: Σ of each row's int8 codes."""
-    return operand.q.packed.view(torch.int8).sum(1, dtype=torch.int32)
+    return q.packed.view(torch.int8).sum(1, dtype=torch.int32)
 
 
-def zero_points(operand: Operand) -> Tensor:
+def zero_points(q: QuantizedTensor) -> Tensor:
     """int32 [rows], 0 where the scheme has none."""
-    zeros, rows = operand.q.scales.zero_points, operand.rows
+    zeros, rows = q.scales.zero_points, q.shape[0]
     if zeros is None:
-        return torch.zeros(rows, dtype=torch.int32, device=operand.q.packed.device)
+        return torch.zeros(rows, dtype=torch.int32, device=q.packed.device)
     return zeros.reshape(-1).to(torch.int32).expand(rows).contiguous()
 
 
-def codes_on_grid(operand: Operand) -> Codes:
+def codes_on_grid(q: QuantizedTensor) -> Codes:
     """Codes with scales on their grid of blocks, for kernels that decode as they go; a cast has no scale."""
-    q = operand.q
     layout, zeros = layout_of(q.shape, q.scheme), q.scales.zero_points
     return Codes(
         q.packed.contiguous(),
@@ -76,38 +76,40 @@ def codes_on_grid(operand: Operand) -> Codes:
 # --- scales ----------------------------------------------------------------------------------------
 
 
-def scale_vector(operand: Operand) -> Tensor | None:
+def scale_vector(q: QuantizedTensor) -> Tensor | None:
     """float32 [rows] or [1]: scales that are constant along K; None for a cast."""
-    if operand.scheme.scale is None:
+    if q.scheme.scale is None:
         return None
-    return operand.q.scales.scale.reshape(-1).to(torch.float32).contiguous()
+    return q.scales.scale.reshape(-1).to(torch.float32).contiguous()
 
 
-def tensor_scale(operand: Operand) -> Tensor | None:
-    """float32 [1]: the scale above the blocks (NVFP4); None where there is none."""
-    scale = operand.q.scales.tensor_scale
-    return None if scale is None else scale.reshape(1).float()
+def tensor_scale(q: QuantizedTensor) -> Tensor | None:
+    """float32 [1]: what the scales of blocks are multiplied by (NVFP4); None where there is none."""
+    scale = q.scales.tensor_scale
+    if scale is None:
+        return None
+    return (scale.reciprocal() if q.scales.divided else scale).reshape(1).float()
 
 
-def x_block_scales(x: Operand) -> Tensor:
+def x_block_scales(q: QuantizedTensor) -> Tensor:
     """float32 [K/128, M], in rows of whole 16 bytes as bulk copies read them."""
-    return padded_columns(x.q.scales.scale.t(), 4)
+    return padded_columns(q.scales.scale.t(), 4)
 
 
-def w_block_scales(w: Operand) -> Tensor:
+def w_block_scales(q: QuantizedTensor) -> Tensor:
     """float32 [N/128, K/128]."""
-    return w.q.scales.scale.contiguous()
+    return q.scales.scale.contiguous()
 
 
-def w_group_scales(w: Operand, groups: int) -> Tensor:
+def w_group_scales(q: QuantizedTensor, groups: int) -> Tensor:
     """float32 [groups, N], zeros beyond K's own groups."""
-    scales = w.q.scales.scale.t()
+    scales = q.scales.scale.t()
     return torch.nn.functional.pad(scales, (0, 0, 0, groups - scales.shape[0])).contiguous()
 
 
-def scale_bytes(operand: Operand) -> Tensor:
+def scale_bytes(q: QuantizedTensor) -> Tensor:
     """uint8 [rows, blocks]: scales in their own 8-bit format."""
-    return raw_scales(operand.q.scales, operand.scheme)
+    return raw_scales(q.scales, q.scheme)
 
 
 # --- weights that are decoded in registers -----------------------------------------------------------
@@ -151,10 +153,10 @@ def per_byte_of(fmt: Format) -> int:
     return fmt.per_byte if isinstance(fmt, CodebookFormat) else 0
 
 
-def weight_rows(w: Operand) -> Tensor:
+def weight_rows(q: QuantizedTensor) -> Tensor:
     """W's packed rows filled to whole reads of a quad; ternary digits as plain 2-bit codes."""
-    how = weight_of(w.scheme)
-    packed = two_bit_rows(w.q.codes.to(torch.uint8)) if how.two_bit == 1 else w.q.packed
+    how = weight_of(q.scheme)
+    packed = two_bit_rows(q.codes.to(torch.uint8)) if how.two_bit == 1 else q.packed
     return padded_rows(packed, how.elements * how.bits // 2)
 
 
@@ -210,47 +212,47 @@ def _tile_scale_dtype(scheme: Scheme, scales: ScalePlace) -> torch.dtype:
     return torch.bfloat16 if scales is ScalePlace.WEIGHT else torch.float32
 
 
-def tiled_weights(w: Operand, tiles: Tiles) -> Tensor:
+def tiled_weights(q: QuantizedTensor, tiles: Tiles) -> Tensor:
     """W as ``repack`` lays it out; ternary digits as plain 2-bit codes. Codes that are no numbers are not
     told from numbers: ``quantize`` makes none of finite weights."""
-    k, group = w.values.shape[1], w.scheme.block[1]
-    packed = two_bit_rows(w.q.codes.to(torch.uint8)) if tiles.two_bit == 1 else w.q.packed
+    k, group = q.shape[1], q.scheme.block[1]
+    packed = two_bit_rows(q.codes.to(torch.uint8)) if tiles.two_bit == 1 else q.packed
     if tiles.scales is ScalePlace.ROW:
         return repack(packed, None, None, tiles, k, k)
-    scales = weight_scales(w).to(_tile_scale_dtype(w.scheme, tiles.scales))
-    if isinstance(w.scheme.format, FloatFormat) and tiles.scales is ScalePlace.WEIGHT:
-        scales = torch.ldexp(scales, folded_exponent(w))
-    return repack(packed, scales, weight_zeros(w), tiles, k, group or k)
+    scales = weight_scales(q).to(_tile_scale_dtype(q.scheme, tiles.scales))
+    if isinstance(q.scheme.format, FloatFormat) and tiles.scales is ScalePlace.WEIGHT:
+        scales = torch.ldexp(scales, folded_exponent(q))
+    return repack(packed, scales, weight_zeros(q), tiles, k, group or k)
 
 
-def folded_exponent(w: Operand) -> Tensor:
+def folded_exponent(q: QuantizedTensor) -> Tensor:
     """int32 [1]: the power of two that scales come times where weights are multiplied by them: the largest is
     near bfloat16's largest then, as codes' bits stand for 2^(bias - 127) of their values. Scales that are
     some 2^130 times smaller than the largest of W lose bits."""
-    largest = weight_scales(w).float().nan_to_num(0.0, 0.0, 0.0).amax().reshape(1)
+    largest = weight_scales(q).float().nan_to_num(0.0, 0.0, 0.0).amax().reshape(1)
     return (127 - torch.frexp(largest).exponent).clamp(max=200).to(torch.int32)
 
 
-def folded_scale(w: Operand) -> Tensor:
+def folded_scale(q: QuantizedTensor) -> Tensor:
     """float32 [1]: the scale of a whole W (NVFP4) times what ``folded_exponent`` and the codes' bits
     leave."""
-    fmt = w.scheme.format
+    fmt = q.scheme.format
     assert isinstance(fmt, FloatFormat)
-    whole = tensor_scale(w)
-    one = torch.ones(1, device=w.q.packed.device) if whole is None else whole
-    return torch.ldexp(one, 127 - fmt.bias - folded_exponent(w))
+    whole = tensor_scale(q)
+    one = torch.ones(1, device=q.packed.device) if whole is None else whole
+    return torch.ldexp(one, 127 - fmt.bias - folded_exponent(q))
 
 
-def weight_scales(w: Operand) -> Tensor:
+def weight_scales(q: QuantizedTensor) -> Tensor:
     """[N, groups]: scales of 16 and 32 bits as they are stored, those of 8 bits in bfloat16, which holds them
     exactly."""
-    return w.q.scales.stored.to(_weight_scale_dtype(w.scheme)).expand(w.rows, -1).contiguous()
+    return q.scales.stored.to(_weight_scale_dtype(q.scheme)).expand(q.shape[0], -1).contiguous()
 
 
-def weight_zeros(w: Operand) -> Tensor | None:
+def weight_zeros(q: QuantizedTensor) -> Tensor | None:
     """int8 [N, groups]; None where the scheme is symmetric."""
-    zeros = w.q.scales.zero_points
-    return None if zeros is None else zeros.expand(w.rows, -1).contiguous()
+    zeros = q.scales.zero_points
+    return None if zeros is None else zeros.expand(q.shape[0], -1).contiguous()
 
 
 def _weight_scale_dtype(scheme: Scheme) -> torch.dtype:
@@ -259,21 +261,20 @@ def _weight_scale_dtype(scheme: Scheme) -> torch.dtype:
     return torch.bfloat16 if has_byte_scales(scheme) else scheme.scale.format.stored_dtype
 
 
-def activation_rows(x: Operand, multiple: int = ACTIVATION_ROWS) -> Tensor:
+def activation_rows(q: QuantizedTensor, multiple: int = ACTIVATION_ROWS) -> Tensor:
     """X [M, K filled with zeros to ``multiple``] as the register kernel reads it: bfloat16, int8 or E4M3."""
-    if x.scheme.format.bits == 16:
-        return padded_rows(x.q.packed, 2 * multiple).view(torch.bfloat16)
-    integer = isinstance(x.scheme.format, IntegerFormat)
-    return padded_rows(x.q.packed, multiple).view(torch.int8 if integer else torch.float8_e4m3fn)
+    if q.scheme.format.bits == 16:
+        return padded_rows(q.packed, 2 * multiple).view(torch.bfloat16)
+    integer = isinstance(q.scheme.format, IntegerFormat)
+    return padded_rows(q.packed, multiple).view(torch.int8 if integer else torch.float8_e4m3fn)
 
 
 # --- both sides in bfloat16 --------------------------------------------------------------------------
 
 
-def dequantized_rows(operand: Operand, one: Tensor) -> Tensor:
+def dequantized_rows(q: QuantizedTensor, one: Tensor) -> Tensor:
     """uint8 rows in bfloat16, without the scale of the whole tensor, which is applied in the epilogue: with
     MX and NVFP4 this is exact. ``one`` float32 [1] takes that scale's place."""
-    q = operand.q
     values = dequantize_kernel(
         q.packed,
         raw_scales(q.scales, q.scheme),

@@ -74,7 +74,7 @@ class Variant:
 
 def _decoding(name: str, tiled: bool) -> Variant:
     def prepare(ops: Operands) -> Call:
-        x, w = layouts.codes_on_grid(ops.x), layouts.codes_on_grid(ops.w)
+        x, w = layouts.codes_on_grid(ops.x.q), layouts.codes_on_grid(ops.w.q)
         epilogue, k = epilogues.unscaled(ops), ops.shape[2]
         return lambda: kernel.gemm_reference(x, w, k, epilogue, tiled)
 
@@ -98,18 +98,18 @@ def _add_subtract_builds(_x: Scheme, _w: Scheme, out: torch.dtype) -> tuple[Buil
 
 
 def _dp4a(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.scaled(ops)
+    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.scaled(ops)
     return lambda: kernel.gemm_simt32(x, w, kernel.WordOp.DP4A, epilogue)
 
 
 def _popc(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.bits_xor(ops)
+    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.bits_xor(ops)
     return lambda: kernel.gemm_simt32(x, w, kernel.WordOp.POPC, epilogue)
 
 
 def _add_subtract(ops: Operands) -> Call:
-    w, epilogue = layouts.weight_rows(ops.w), epilogues.scaled(ops)
-    x = layouts.activation_rows(ops.x, w.shape[1] * 4).view(torch.uint8)
+    w, epilogue = layouts.weight_rows(ops.w.q), epilogues.scaled(ops)
+    x = layouts.activation_rows(ops.x.q, w.shape[1] * 4).view(torch.uint8)
     return lambda: kernel.gemm_addsub(x, w, epilogue)
 
 
@@ -135,7 +135,7 @@ def mma(kind: str) -> Variant:
     """mma.sync on operands of one type: from Ampere on, FP8 from Ada on."""
 
     def prepare(ops: Operands) -> Call:
-        x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.scaled(ops)
+        x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.scaled(ops)
         return lambda: kernel.gemm_mma(x, w, kind, epilogue)
 
     capability = (8, 9) if kind in FP8_KINDS else (8, 0)
@@ -146,7 +146,7 @@ def wgmma(kind: str) -> Variant:
     """Hopper's asynchronous tensor cores on operands of one type."""
 
     def prepare(ops: Operands) -> Call:
-        x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.scaled(ops)
+        x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.scaled(ops)
         return lambda: kernel.gemm_wgmma(x, w, kind, epilogue)
 
     accumulated = ALL_OF_K if kind in FP8_KINDS else 0
@@ -161,8 +161,8 @@ def wgmma(kind: str) -> Variant:
 
 
 def _wgmma_blockwise(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.unscaled(ops)
-    x_scales, w_scales = layouts.x_block_scales(ops.x), layouts.w_block_scales(ops.w)
+    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.unscaled(ops)
+    x_scales, w_scales = layouts.x_block_scales(ops.x.q), layouts.w_block_scales(ops.w.q)
     return lambda: kernel.gemm_wgmma(x, w, "e4m3", epilogue, kernel.ScaleK.BLOCK, x_scales, w_scales)
 
 
@@ -178,12 +178,12 @@ WGMMA_BLOCKWISE = Variant(
 
 
 def _binary_mma(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.bits_and(ops)
+    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.bits_and(ops)
     return lambda: kernel.gemm_mma(x, w, "b1", epilogue)
 
 
 def _binary_wgmma(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.bits_and(ops)
+    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.bits_and(ops)
     return lambda: kernel.gemm_wgmma(x, w, "b1", epilogue)
 
 
@@ -196,7 +196,7 @@ def block_scaled(element: str) -> Variant:
 
     def prepare(ops: Operands) -> Call:
         x, w, epilogue = ops.x.q.packed, ops.w.q.packed, epilogues.tensor_scales(ops)
-        x_scales, w_scales = layouts.scale_bytes(ops.x), layouts.scale_bytes(ops.w)
+        x_scales, w_scales = layouts.scale_bytes(ops.x.q), layouts.scale_bytes(ops.w.q)
         return lambda: kernel.gemm_block_scaled(x, w, x_scales, w_scales, element, epilogue)
 
     return Variant(
@@ -218,14 +218,14 @@ def dynamic(kind: str, inner: str) -> Variant:
     variant = {"mma.sync": mma, "swap A/B": swap_ab_dense, "wgmma": wgmma}[inner](kind)
 
     def prepare(ops: Operands) -> Call:
-        w = layouts.byte_rows(ops.w)
+        w = layouts.byte_rows(ops.w.q)
         tiles = kernel.Tiles(kernel.OperandType(kind))
         torch.cuda.current_stream(w.device).synchronize()  # W lies there before it is launched early
         launch = kernel.gemm_mma if inner == "mma.sync" else kernel.gemm_wgmma
 
         def call() -> Tensor:
             fresh = dataclasses.replace(ops, x=ops.x.requantized())
-            x, epilogue = layouts.byte_rows(fresh.x), epilogues.scaled(fresh)
+            x, epilogue = layouts.byte_rows(fresh.x.q), epilogues.scaled(fresh)
             if inner == "swap A/B":
                 return kernel.gemm_swap_ab(x, w, ops.shape[1], tiles, epilogue, early=True)
             return launch(x, w, kind, epilogue)
@@ -240,8 +240,8 @@ def dynamic(kind: str, inner: str) -> Variant:
 
 def _in_registers(ops: Operands) -> Call:
     how, group = weight_of(ops.w.scheme), ops.w.scheme.block[1] or ops.shape[2]
-    x, rows = layouts.activation_rows(ops.x), layouts.weight_rows(ops.w)
-    scales, zeros = layouts.weight_scales(ops.w), layouts.weight_zeros(ops.w)
+    x, rows = layouts.activation_rows(ops.x.q), layouts.weight_rows(ops.w.q)
+    scales, zeros = layouts.weight_scales(ops.w.q), layouts.weight_zeros(ops.w.q)
     epilogue = epilogues.weight_only(ops)
     return lambda: kernel.gemm_dequant_in_registers(x, rows, scales, zeros, how, group, epilogue)
 
@@ -293,7 +293,7 @@ def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0, on_weights: bool =
 
     def prepare(ops: Operands) -> Call:
         tiles = tiles_for(ops.x.scheme, ops.w.scheme)
-        x, w = layouts.activation_rows(ops.x).view(torch.uint8), layouts.tiled_weights(ops.w, tiles)
+        x, w = layouts.activation_rows(ops.x.q).view(torch.uint8), layouts.tiled_weights(ops.w.q, tiles)
         return _swapped(x, w, ops.shape[1], tiles, epilogues.tiled(ops, tiles))
 
     return Variant(
@@ -312,7 +312,7 @@ def swap_ab_dense(kind: str) -> Variant:
     tiles = kernel.Tiles(kernel.OperandType(kind))
 
     def prepare(ops: Operands) -> Call:
-        x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.scaled(ops)
+        x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.scaled(ops)
         return _swapped(x, w, ops.shape[1], tiles, epilogue)
 
     return Variant(
@@ -329,8 +329,8 @@ BLOCKWISE_TILES = kernel.Tiles(kernel.OperandType.E4M3, scales=kernel.ScalePlace
 
 
 def _swap_ab_blockwise(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x), layouts.byte_rows(ops.w), epilogues.unscaled(ops)
-    x_scales, w_scales = layouts.x_block_scales(ops.x), layouts.w_block_scales(ops.w)
+    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.unscaled(ops)
+    x_scales, w_scales = layouts.x_block_scales(ops.x.q), layouts.w_block_scales(ops.w.q)
     return _swapped(x, w, ops.shape[1], BLOCKWISE_TILES, epilogue, x_scales, w_scales)
 
 
@@ -349,11 +349,11 @@ def dequantize_then_wgmma(both: bool, rounding: float) -> Variant:
 
     def prepare(ops: Operands) -> Call:
         one = torch.ones(1, device=ops.x.q.packed.device)
-        plain_x, epilogue = None if both else layouts.byte_rows(ops.x), epilogues.tensor_scales(ops)
+        plain_x, epilogue = None if both else layouts.byte_rows(ops.x.q), epilogues.tensor_scales(ops)
 
         def call() -> Tensor:
-            x = layouts.dequantized_rows(ops.x, one) if plain_x is None else plain_x
-            return kernel.gemm_wgmma(x, layouts.dequantized_rows(ops.w, one), "bf16", epilogue)
+            x = layouts.dequantized_rows(ops.x.q, one) if plain_x is None else plain_x
+            return kernel.gemm_wgmma(x, layouts.dequantized_rows(ops.w.q, one), "bf16", epilogue)
 
         return call
 
@@ -376,11 +376,11 @@ def widen_then_wgmma(kind: str, grouped: bool) -> Variant:
     K."""
 
     def prepare(ops: Operands) -> Call:
-        how, packed = weight_of(ops.w.scheme), layouts.weight_rows(ops.w)
+        how, packed = weight_of(ops.w.scheme), layouts.weight_rows(ops.w.q)
         elements = packed.shape[1] * 8 // how.bits
-        x = layouts.activation_rows(ops.x, elements).view(torch.uint8)
-        scales = layouts.w_group_scales(ops.w, -(-x.shape[1] // 128)) if grouped else None
-        by_row = dataclasses.replace(epilogues.unscaled(ops), row_scale=epilogues.scale_vector(ops.x))
+        x = layouts.activation_rows(ops.x.q, elements).view(torch.uint8)
+        scales = layouts.w_group_scales(ops.w.q, -(-x.shape[1] // 128)) if grouped else None
+        by_row = dataclasses.replace(epilogues.unscaled(ops), row_scale=epilogues.scale_vector(ops.x.q))
         epilogue = by_row if grouped else epilogues.scaled(ops)
 
         def call() -> Tensor:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -91,6 +92,16 @@ def this_machine(
         cuda=torch.version.cuda or "",
         pycuda=_version("pycuda"),
     )
+
+
+def peak_bytes() -> int | None:
+    """The process's largest resident size so far; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows has no resource module
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _commit() -> str:

@@ -21,7 +21,7 @@ from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.survey.apply import StoredBits, constraints_of, input_scales_of, refusal_of, stored_bits
-from explorer.survey.assemble import assemble, shapes_of
+from explorer.survey.assemble import Assembled, assemble, shapes_of
 from explorer.survey.budget import frontier
 from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
@@ -133,15 +133,8 @@ def check_recipe(
     for index, (what, name, layers, (predicted, interval)) in enumerate(todo):
         checkpoint()
         try:
-            assembled = assemble(
-                model,
-                layers,
-                calibration or built_in_texts(model.causal),
-                fused=recipe.fused,
-                inputs=None if what == WEIGHTS_ALONE else inputs,
-                of_inputs=recipe.inputs,
-                folded=bool(recipe.target),
-            )
+            seen = None if what == WEIGHTS_ALONE else inputs
+            assembled = assemble_recipe(recipe, model, calibration, layers, seen)
         except ValueError as error:
             if what != ONE_SCHEME:
                 raise
@@ -156,6 +149,29 @@ def check_recipe(
     named, known = str(recipe.inputs or ""), calibrated_by(recipe, texts, calibration)
     sha256 = hash_of(reference.texts)
     return Check(tuple(rows), sha256, not texts, uniform, recipe.target, model.part, named, known, refused)
+
+
+def assemble_recipe(
+    recipe: ModelRecipe,
+    model: Model,
+    calibration: AnyTexts,
+    layers: Mapping[str, Recipe],
+    inputs: QuantizedInputs | None,
+    progress: Progress | None = None,
+) -> Assembled:
+    """The model that a recipe makes, with ``layers`` in place of its own and ``inputs`` quantized (None: as
+    they are): what ``check_recipe`` measures and `explorer run` runs. Methods see ``calibration`` (built-in
+    texts if empty), ``progress`` counts layers. Errors are those of ``assemble``."""
+    return assemble(
+        model,
+        layers,
+        calibration or built_in_texts(model.causal),
+        progress=progress,
+        fused=recipe.fused,
+        inputs=inputs,
+        of_inputs=recipe.inputs,
+        folded=bool(recipe.target),
+    )
 
 
 def calibrated_by(recipe: ModelRecipe, texts: AnyTexts, calibration: AnyTexts) -> bool:

@@ -174,6 +174,19 @@ def survey_model(
     return load_survey(out)
 
 
+def linear_names(source: TensorSource) -> tuple[str, ...]:
+    """The layers of a model that one scheme for all is for: its linear layers, without the head.
+
+    ``SourceError`` for a model without any, and one that stores them transposed.
+    """
+    network = _network_of(source)
+    _check_orientation(source)
+    names = tuple(_layer(info) for info in in_order(source) if role_of(info, network) is Role.LINEAR)
+    if not names:
+        raise SourceError(f"{source.origin} has no linear layers in floating point")
+    return names
+
+
 def _roles(
     plan: SurveyPlan, network: Skeleton | None, infos: Sequence[TensorInfo]
 ) -> list[tuple[TensorInfo, Role | None]]:

@@ -12,8 +12,10 @@ import pytest
 from app import limits
 from app.sections import calibration
 from app.state.selection import Selection
+from app.theme import ASSETS
 from explorer import CALIBRATORS
 from explorer.analysis.calibration import SHOWN
+from tests.app.asked import page
 from tests.app.test_handlers import plots_of, selection, unchanged
 
 
@@ -33,6 +35,18 @@ def test_the_tab_shows_every_method(sample: str, scheme: str) -> None:
     assert rows["your range"]["high"] == pytest.approx(0.4 * widest["high"], rel=1e-3)
     assert best["SQNR dB"] >= widest["SQNR dB"]
     assert "held-out" in out.held and "dynamic" in out.held
+
+
+def test_cards_that_are_computed_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the conclusion or a refusal stands there: else empty cards look as if nothing were to come."""
+    (sentence,) = (b for b in page().blocks.values() if getattr(b, "elem_id", "") == "calibration-sentence")
+    assert 'class="status computing"' in sentence.value
+    rules = (ASSETS / "style.css").read_text()
+    assert ".section:has(.computing) .figure:empty::before" in rules
+    monkeypatch.setattr(limits, "notify", lambda _: None)
+    for scheme in ("bf16", "int8_tensor"):
+        shown = calibration.show(*selection(scheme=scheme, sample="attention_query"), 0.5).sentence
+        assert shown and "computing" not in shown
 
 
 def test_a_cast_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from app import limits
 from app.chosen import ChosenView, choose
 from app.learn import playground
-from app.link import NO_FILE, Visited
+from app.link import KEYS, NO_FILE, Visited
 from app.link import visited as read_address
 from app.parts import html
 from app.parts.views import View
@@ -37,6 +37,7 @@ from app.state.analyses import analyses_of
 from app.state.cache import BoundedCache
 from app.state.record import Record, listing, next_record
 from app.state.selection import Selection, matrix_of
+from app.theme import ASSETS
 from explorer import FORMATS, SCHEMES, SourceError, load_matrix, quantize
 from explorer import compare as library_compare
 from explorer.analysis.element import inspect_element
@@ -275,15 +276,32 @@ def test_bad_input_is_a_message_and_nothing_is_lost(act: dict[str, Any], words: 
     assert all(unchanged(value) for value in kept), "outputs must stay as they are"
 
 
+def test_a_refused_file_is_named_with_the_scheme(tmp_path: Path, said: list[str]) -> None:
+    """The script keeps the reason at the place of the file: without the file's name and the scheme nobody
+    knows whether another file or another scheme would do."""
+    values = np.ones((8, 16), np.float32)
+    values[0, 0] = np.nan
+    np.save(path := tmp_path / "hole.npy", values)
+    out = did({"do": "file"}, upload=str(path), scheme="int4_group32")
+    why = json.loads(out.answer)["why"]
+    assert re.fullmatch(r"hole\.npy: scheme A \(INT4 group 32\) cannot be computed: 1 of 128 .*", why)
+    assert why in unescape(out.notice) and why in said[0] and unchanged(out.record.file)
+    (tmp_path / "bad.npy").write_bytes(b"nonsense")
+    assert "scheme" not in json.loads(did({"do": "file"}, upload=str(tmp_path / "bad.npy")).answer)["why"]
+    np.save(tmp_path / "plain.npy", np.ones((8, 16), np.float32))
+    needs = did({"do": "file"}, upload=str(tmp_path / "plain.npy"), scheme="int4_row+gptq")
+    assert json.loads(needs.answer)["why"].startswith("plain.npy: ")
+
+
 def test_a_links_recipe() -> None:
     """The survey, its signal, the budget and what it is kept to, as Back shows them too; the usual ones for
     what is not said. A survey of one's own stays open."""
-    query = {"survey": "all-MiniLM-L6-v2", "ranked": "fisher", "budget": "4.16", "for": "gguf"}
+    query = {"survey": "all-MiniLM-L6-v2", "ranked": "fisher", "budget": "4.25", "for": "gguf"}
     seen = visited(urlencode(query | {"keep": "layer.0.", "fuse": "true"}))
     assert (seen.kept.survey, seen.kept.ranked) == ("all-MiniLM-L6-v2", "fisher")
     # Of the slider's ends, which the recipe before has narrowed, only the next one's are true.
     ends = {"minimum": 0, "maximum": 32, "interactive": True, "__type__": "update"}
-    assert seen.kept.budget == ends | {"value": 4.16}
+    assert seen.kept.budget == ends | {"value": 4.25}
     assert (seen.kept.target["value"], seen.kept.keep, seen.kept.fuse) == ("gguf", "layer.0.", True)
     assert seen.kept.inputs == "none" and visited("inputs=int8_row").kept.inputs == "int8_row"
     assert visited("inputs=int8_row&for=gguf").kept.target["value"] == "compressed-tensors"
@@ -323,6 +341,18 @@ LINKS = [
     ({"budget": "1e3", "for": "tar", "survey": "x"}, ["budget '1e3'", "survey 'x'", "for 'tar'"]),
     ({"inputs": "int4_row"}, ["inputs 'int4_row'"]),
     ({"budget": "32"}, ["budget '32'"]),
+    (
+        {"budget": "20"},
+        ["budget '20' is not valid; using the default. Accepted: bits per weight, 2.53 to 8.07"],
+    ),
+    ({"budget": "2.4"}, ["budget '2.4'"]),
+    ({"budget": "2.4", "for": "any"}, []),
+    ({"budget": "8.06", "keep": "encoder.layer.0.*"}, []),
+    (
+        {"pear": "1", "__theme": "dark", "utm_source": "x", "view": "api", "opened": "x", "step": "2"},
+        ["'pear'"],
+    ),
+    ({"pear": ""}, ["key 'pear' means nothing here"]),
 ]
 
 
@@ -335,6 +365,15 @@ def test_what_a_link_cannot_show_is_said(query: dict[str, str], words: list[str]
     told = [NO_FILE] if query.get("source") == "file" else words
     assert bool(seen.missing) == bool(told) and all(part in seen.missing for part in told)
     assert len(seen.dropped) == len(words) and set(seen.dropped) <= set(query)
+
+
+def test_the_keys_of_the_pages_own_address_are_known() -> None:
+    """If this fails, a part of the page writes a key that the next visit takes for an unknown one."""
+    scripts = "".join(path.read_text() for path in ASSETS.glob("*.js"))
+    read = set(re.findall(r"query\.get\('(\w+)'\)", scripts))
+    assert {"tab", "section", "step", "format"} <= read <= KEYS
+    record = {f.name for f in dataclasses.fields(Selection)} - {"file"}  # no address carries a file
+    assert record <= KEYS and {"for", "row", "list", "opened", "goal"} <= KEYS
 
 
 KEPT = [
@@ -523,10 +562,10 @@ def test_a_left_frontier_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 GOAL_ACTS = [
-    ({}, "8-bit", ("int8_row", "fp8_e4m3_row", "8-bit", "")),
+    ({}, "8-bit", ("int8_row", "fp8_e4m3_row", "", "")),
     ({"second": "nvfp4"}, "fp8-inputs", ("fp8_e4m3_row", "fp8_e4m3_tensor", "fp8-inputs", "")),
     ({"scheme": "bf16"}, "3-bit", ("bf16", "", "3-bit", "")),
-    ({"shortlist": "int4_group128_asym,mxfp4"}, "6-bit", ("int6_group128_asym", "mxfp6_e2m3", "6-bit", "")),
+    ({"shortlist": "int4_group128_asym,mxfp4"}, "6-bit", ("int6_group128_asym", "mxfp6_e2m3", "", "")),
     ({"goal": "8-bit", "scheme": "int8_row"}, "at-most-3MB", ("fp32", "mxfp8_e4m3", "at-most-3MB", "")),
 ]
 
@@ -552,9 +591,13 @@ def test_a_goal_that_cannot_be_is_refused(said: list[str]) -> None:
 
 
 def test_the_goal_stays_while_schemes_are_tried() -> None:
-    """Else the figure's axes jump with every scheme that is looked at."""
+    """Else the figure's axes jump with every scheme that is looked at. One that A alone means is not named:
+    else every step leaves it in the address."""
     assert did({"do": "scheme", "text": "int8_row"}).record.goal == "4-bit"
     assert did({"do": "scheme", "text": "nvfp4"}).record.goal == ""
+    away = vars(did({"do": "next"}).record)
+    assert away["goal"] == "4-bit" and did({"do": "previous"}, **away).record.goal == ""
+    assert shown(goal="4-bit").record.goal == "" and shown(goal="all").record.goal == "all"
     assert visited("scheme=int8_row").record.goal == ""
     assert "8-bit weights</button>" in shown(scheme="int8_row").answered.goals
 

@@ -123,9 +123,12 @@ def integer_sums(operands: Operands, by: str) -> Tensor:
     x, w = operands.x, operands.w
     plain = gemm_kernels.Epilogue(torch.int32)
     if by == "naive":
-        codes = layouts.codes_on_grid(x), layouts.codes_on_grid(w)
+        codes = layouts.codes_on_grid(x.q), layouts.codes_on_grid(w.q)
         return gemm_kernels.gemm_reference(*codes, operands.shape[2], plain, False)
-    epilogue, rows = epilogues.with_zero_terms(operands, plain), (layouts.byte_rows(x), layouts.byte_rows(w))
+    epilogue, rows = (
+        epilogues.with_zero_terms(operands, plain),
+        (layouts.byte_rows(x.q), layouts.byte_rows(w.q)),
+    )
     if by == "dp4a":
         return gemm_kernels.gemm_simt32(*rows, gemm_kernels.WordOp.DP4A, epilogue)
     if by == "swap A/B":
@@ -305,11 +308,11 @@ def test_products_that_launch_early_wait_for_their_input(name: str) -> None:
     ops = row.operands(x, w)
     tiles = layouts.tiles_of(row.w, gemm_kernels.OperandType.BF16) if name != "bf16" else None
     tiles = tiles or gemm_kernels.Tiles(gemm_kernels.OperandType.BF16)
-    of_w = layouts.tiled_weights(ops.w, tiles) if tiles.bits else layouts.byte_rows(ops.w)
+    of_w = layouts.tiled_weights(ops.w.q, tiles) if tiles.bits else layouts.byte_rows(ops.w.q)
     epilogue = epilogues.tiled(ops, tiles)
     torch.cuda.synchronize()
 
-    first = layouts.activation_rows(ops.x).view(torch.uint8)
+    first = layouts.activation_rows(ops.x.q).view(torch.uint8)
     held = first.clone(), first.clone()
 
     def chain(early: bool, division: gemm_kernels.Division) -> Tensor:
@@ -342,7 +345,7 @@ def test_tiles_of_another_shape_are_refused() -> None:
     row = GEMMS["w4a16_group128"]
     ops = row.operands(*draw(4, 128, 256))
     tiles = layouts.tiles_of(row.w, gemm_kernels.OperandType.BF16)
-    w, x = layouts.tiled_weights(ops.w, tiles), layouts.activation_rows(ops.x).view(torch.uint8)
+    w, x = layouts.tiled_weights(ops.w.q, tiles), layouts.activation_rows(ops.x.q).view(torch.uint8)
     for n, columns in ((192, x.shape[1]), (128, x.shape[1] // 2)):
         with pytest.raises(ValueError, match="tiles"):
             gemm_kernels.gemm_swap_ab(x[:, :columns], w, n, tiles, gemm_kernels.Epilogue())

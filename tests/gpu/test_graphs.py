@@ -183,9 +183,9 @@ def test_a_chain_of_grouped_products_in_a_graph_is_right(name: str, variant: str
     drawn = [
         GroupedOperands.draw(row.gemm, case, row.layout, torch.device("cuda"), s) for s in range(PRODUCTS)
     ]
-    weights = [torch.stack([layouts.byte_rows(one.w) for one in ops.groups]) for ops in drawn]
+    weights = [torch.stack([layouts.byte_rows(one.w.q) for one in ops.groups]) for ops in drawn]
     blocks = row.gemm.x.scale is not None
-    w_scales = [torch.stack([layouts.w_block_scales(one.w) for one in ops.groups]) for ops in drawn]
+    w_scales = [torch.stack([layouts.w_block_scales(one.w.q) for one in ops.groups]) for ops in drawn]
     ends, capacity, epilogue = drawn[0].ends, drawn[0].capacity, gemm_kernels.Epilogue(row.gemm.out)
 
     def multiplied(x: Tensor) -> Tensor:

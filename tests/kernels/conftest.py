@@ -42,10 +42,10 @@ def on_stub(library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         (runtime, "_MODULES", {}),
         (runtime, "arch_of", lambda device: "sm_90a"),
         (runtime, "compile_cubin", lambda build, arch: cubin),
-        (runtime, "_launches_early", lambda index: True),
-        (runtime, "_stream", lambda index: 0x5000 + index),
+        (runtime, "launches_early", lambda index: True),
+        (runtime, "stream_of", lambda index: 0x5000 + index),
     ):
         monkeypatch.setattr(place, name, value)
-    tma._encoded.cache_clear()
+    tma.encoded_map.cache_clear()
     yield context
-    tma._encoded.cache_clear()
+    tma.encoded_map.cache_clear()

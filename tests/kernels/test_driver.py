@@ -301,7 +301,9 @@ def test_maps_are_encoded_for_the_boxes_that_kernels_load(
     for module in (swap_ab, tensor_cores):
         monkeypatch.setattr(module, "padded_pair", lambda x, w, *_: (x, w))
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
-        monkeypatch.setattr(module, "launch", lambda *a, **_: launched.append((a[5], a[6])))
+    monkeypatch.setattr(tensor_cores, "launch", lambda *a, **_: launched.append((a[5], a[6])))
+    monkeypatch.setattr(swap_ab, "planned", swap_ab.SwapAB)
+    monkeypatch.setattr(swap_ab, "Ready", lambda *a, **_: _Started(a[3], launched))
     monkeypatch.setattr(swap_ab, "padded_rows", lambda x: x)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     call()
@@ -314,6 +316,16 @@ def test_maps_are_encoded_for_the_boxes_that_kernels_load(
         boxes, how = (width, rows, width, 128, box_rows, 1, 1), (NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS)
         assert numbers[1:14] == (UINT8, RANK, *boxes, *how)
     assert on_stub.depth == 0
+
+
+class _Started:
+    """In place of ``Ready``: notes the types and values of each launch."""
+
+    def __init__(self, types: str, launched: list[tuple[str, Any]]) -> None:
+        self._types, self._launched = types, launched
+
+    def start(self, values: Any) -> None:
+        self._launched.append((self._types, values))
 
 
 def test_a_map_is_that_of_the_matrix(on_stub: StubContext) -> None:
@@ -332,8 +344,14 @@ def test_a_padded_w_is_not_read_early(
 ) -> None:
     """The copy is written just before the launch, which would not wait for it."""
     launched: list[bool] = []
+
+    def ready(*_: Any, early: bool, **__: Any) -> _Started:
+        launched.append(early)
+        return _Started("", [])
+
     monkeypatch.setattr(swap_ab, "padded_pair", lambda x, w: (x, w.clone() if copied else w))
-    monkeypatch.setattr(swap_ab, "launch", lambda *_, early, **__: launched.append(early))
+    monkeypatch.setattr(swap_ab, "planned", swap_ab.SwapAB)
+    monkeypatch.setattr(swap_ab, "Ready", ready)
     gemm.gemm_swap_ab(_zeros(1, 256), _zeros(64, 256), 64, DENSE, gemm.Epilogue(), early=True)
     assert launched == [not copied]
 

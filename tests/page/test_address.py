@@ -224,6 +224,28 @@ def held_acts(page: Page, count: int) -> list[Route]:
 
 
 @pytest.mark.shared_page
+def test_a_server_that_hangs_is_said(page: Page, url: str) -> None:
+    """With the seconds, which go on; what was asked is shown when the answer comes after all, and the line
+    goes. Else the page looks as if the click had been nothing."""
+    open_page(page, url, "scheme=int4_row&row=3&column=4")
+    settled(page)
+    usual = page.evaluate("explorer.silentMs")
+    assert usual == 15_000
+    waiting = held_acts(page, 1)
+    page.evaluate("explorer.silentMs = 300")
+    page.keyboard.press("]")
+    line = page.locator(".page-notice")
+    expect(line).to_contain_text("The server has not answered for 1 s")
+    expect(line).to_contain_text("The server has not answered for 2 s")
+    expect(page.locator("#chip-a")).to_have_text(SCHEMES["int4_row"].label)
+    waiting[0].continue_()
+    page.unroute_all()
+    expect(line).to_have_count(0)
+    expect(page.locator("#chip-a")).not_to_have_text(SCHEMES["int4_row"].label)
+    page.evaluate("usual => { explorer.silentMs = usual; }", usual)
+
+
+@pytest.mark.shared_page
 def test_an_answer_of_before_does_not_write_the_address_gone_to(page: Page, url: str) -> None:
     """An answer that comes after Back is not that of the address gone to: it does not write there, and the
     page does not count it as shown."""

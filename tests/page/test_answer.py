@@ -89,7 +89,8 @@ def test_own_file_to_the_answer_in_four_actions(page: Page, url: str, tmp_path: 
     expect(page.locator("#shortlist tr.is-b")).to_have_attribute("data-scheme", "int8_group128")
     settled(page)
     record = agree(page)
-    assert (record["source"], record["goal"]) == ("file", "8-bit")
+    assert (record["source"], record["goal"]) == ("file", ""), "A means the goal: the address need not"
+    expect(page.locator(".goals [aria-pressed=true]")).to_have_text("8-bit weights")
     assert page.evaluate("scrollY") == 0
     for part in ("#answer", "#frontier", "#shortlist", ".goals", "#drop"):
         expect(page.locator(part)).to_be_in_viewport(ratio=1)

@@ -368,13 +368,40 @@ def test_upload_choose_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> N
     choose(page, "file-tensor", "second")
     expect(page.locator("#which .tensor")).to_contain_text("second · 8×8")
     (tmp_path / "bad.npy").write_bytes(b"nonsense")
+    expect(page.locator("#frontier-status")).to_contain_text("schemes", timeout=60_000)
     page.locator("#file button[aria-label*='lear'], #file button[aria-label*='emove']").first.click()
+    page.locator("#file input[type=file]").wait_for(state="attached")
+    frames(page, 10)
+    page.evaluate(MOVED)
     page.locator("#file input[type=file]").set_input_files(str(tmp_path / "bad.npy"))
     expect(page.locator("#notice")).to_contain_text("no valid .npy header")
+    refused = page.locator("#drop .refused")
+    expect(refused).to_be_visible()
+    expect(refused).to_contain_text(re.compile(r"Not opened: bad\.npy.*no valid \.npy header"))
     expect(page.locator(".toast-body")).to_have_count(1)
+    assert page.evaluate("window.moved") == [], "a refusal moves nothing"
     expect(page.locator("#which .tensor")).to_contain_text("second · 8×8")
     expect(page.locator("#chip-tensor")).to_contain_text("second")
     assert page.locator(".wrap .error").locator("visible=true").count() == 0, "no error pills"
+    page.keyboard.press("x")
+    expect(page.locator("#notice .status")).to_have_count(0)
+    expect(refused).to_be_visible()
+    refused.get_by_role("button", name="Dismiss").click()
+    expect(refused).to_be_hidden()
+    page.evaluate("explorer.openFile(new File(['1'], 'notes.txt'))")
+    expect(refused).to_contain_text(re.compile(r"Not opened: notes\.txt.*\.safetensors"))
+    expect(page.locator("#chip-tensor")).to_contain_text("second")
+    expect(page.locator("#file")).to_contain_text("mine")
+    page.evaluate("explorer.openFile(new File(['1,2\\n3,4'], 'good.csv'))")
+    expect(page.locator("#which .tensor")).to_contain_text("good.csv")
+    expect(refused).to_be_hidden()
+
+
+MOVED = """window.moved = []; new PerformanceObserver(list => { for (const e of list.getEntries())
+  if (e.value > 0.01 && !e.hadRecentInput)
+    window.moved.push(e.sources.map(s => s.node?.id || s.node?.nodeName));
+}).observe({type: 'layout-shift'});"""
+"""Collects in ``window.moved`` what moves by itself, by more than a hundredth of the window."""
 
 
 def test_a_file_dropped_anywhere(page: Page, url: str, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_clicked_cell_of_a_model_that_is_not_here(page: Page, url: str) -> Non
 def test_picked_inputs_are_in_the_recipe(page: Page, url: str) -> None:
     """By the mouse: the painted recipe holds only what is multiplied with such inputs, formats are those that
     carry them, and the address says it, as Back and a link take it."""
-    open_page(page, url, "tab=model&section=survey&for=gguf&budget=8.25")
+    open_page(page, url, "tab=model&section=survey&for=gguf&budget=4.25")
     sentence, strip = page.locator("#survey-sentence"), page.locator("#survey-strip .figure")
     expect(sentence).to_contain_text("bits per weight", timeout=60_000)
     look_at(strip)

@@ -22,7 +22,7 @@ from explorer.gpu.gemm import EPILOGUE_TYPES, Epilogue, OperandType, Tiles, row_
 from explorer.paths import KERNELS
 from explorer.products import baselines, epilogues, layouts
 from explorer.products.layouts import weight_of
-from explorer.products.operands import Operand, Operands, reference
+from explorer.products.operands import Operands, reference
 from explorer.products.table import GEMMS, ON_WEIGHTS, Gemm, all_builds, find
 from explorer.products.variants import NAIVE, TILED, in_registers
 from explorer.recordings.gemm import RENAMED, recorded_gemms
@@ -53,7 +53,7 @@ def test_weight_scales_are_exact(rule: str) -> None:
     """If this fails, a product computes with other scales than those that were stored."""
     scheme = Scheme.parse(f"int4~1x128~symmetric~{rule}~minmax")
     q = quantize(torch.randn(4, 256) * 2.0**-18, scheme)
-    scales = layouts.weight_scales(Operand(torch.zeros(4, 256), q))
+    scales = layouts.weight_scales(q)
     assert torch.equal(scales.float(), q.scales.stored)
     assert scheme.scale and scheme.scale.format.bits in (8, 8 * scales.itemsize)
 

@@ -89,4 +89,4 @@ def test_operands_are_as_a_plain_product_reads_them() -> None:
     first = ops.groups[0]
     assert torch.equal(ops.of_x(lambda o: o.x.q.packed)[:2], first.x.q.packed)
     with pytest.raises(ValueError, match="CUDA"):
-        byte_rows(first.x)
+        byte_rows(first.x.q)

@@ -26,7 +26,15 @@ from explorer.gpu.gemm.simt import (
     reference_build,
     simt32_build,
 )
-from explorer.gpu.gemm.swap_ab import Division, Tiles, gemm_swap_ab, repack, swap_ab_builds
+from explorer.gpu.gemm.swap_ab import (
+    Division,
+    Tiles,
+    gemm_swap_ab,
+    repack,
+    swap_ab_builds,
+    unpack_codes,
+    unpack_values,
+)
 from explorer.gpu.gemm.tensor_cores import (
     WgmmaTile,
     block_scaled_build,
@@ -80,6 +88,8 @@ __all__ = [
     "simt32_build",
     "swap_ab_builds",
     "two_bit_rows",
+    "unpack_codes",
+    "unpack_values",
     "wgmma_build",
     "wgmma_tiles",
     "widen",

@@ -50,6 +50,11 @@ class Epilogue:
         strides = (_stride(self.row_scale), _stride(self.col_scale))
         return (out, *vectors, *strides, self.multiply, int(self._activation), m, n)
 
+    def addresses(self, out: Tensor) -> list[int]:
+        """``arguments`` with tensors as their addresses."""
+        every = self.arguments(out)
+        return [a.data_ptr() if isinstance(a, Tensor) else int(a or 0) for a in every]  # type: ignore[call-overload]
+
     @property
     def _activation(self) -> Activation:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,9 @@ from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
 from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, ScalePlace, macros
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import MOST_SHARED_BYTES, scales_along_k
+from explorer.gpu.ready import Ready
 from explorer.gpu.runtime import Build, launch, multiprocessors
-from explorer.gpu.tma import tensor_map
+from explorer.gpu.tma import encoded_map
 from explorer.gpu.zero_words import zero_words
 
 TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
@@ -113,6 +115,16 @@ class Tiles:
             ZEROS=self.zeros,
         )
         return Build("repack.cu", options)
+
+    @property
+    def folded(self) -> bool:
+        """Whether scales come times a power of two that brings a float's bits to its value."""
+        return self.scales is ScalePlace.WEIGHT and "FloatCodec" in self.codec
+
+    def unpack_build(self, values: bool) -> Build:
+        """The compilation of unpack.cu, to values or to codes."""
+        decoding = macros(VALUES=values, CODEC=self.codec, TWO_BIT=self.two_bit, FOLDED=self.folded)
+        return Build("unpack.cu", (*self.repack_build().macros, *decoding))
 
     def build(self, division: Division, dtype: torch.dtype) -> Build:
         """The compilation of gemm_swap_ab.cu for a division of the output."""
@@ -238,9 +250,29 @@ def repack(
     return out
 
 
+def unpack_values(w: Tensor, tiles: Tiles, n: int, k: int) -> Tensor:
+    """Tiles of ``repack`` as bfloat16 [n, K filled with zeros to a multiple of 8]: (value - zero point) times
+    the scales that lie in the tiles. What else scales rows is left to an epilogue."""
+    return _unpacked(w, tiles, n, k, torch.bfloat16)
+
+
+def unpack_codes(w: Tensor, tiles: Tiles, n: int, k: int) -> Tensor:
+    """Tiles of ``repack`` as the codes that they were packed from, a byte each: uint8 [n, k]. Ternary digits
+    are plain 2-bit codes."""
+    return _unpacked(w, tiles, n, k, torch.uint8)[:, :k]
+
+
+def _unpacked(w: Tensor, tiles: Tiles, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    blocks, k_tiles = w.shape[0], w.shape[1]
+    out = w.new_empty((n, -(-k // 8) * 8), dtype=dtype)
+    build, arguments = tiles.unpack_build(dtype == torch.bfloat16), (w, out, n, k, out.shape[1], k_tiles)
+    launch(build, "unpack", w.device, (blocks * k_tiles,), 128, "PPiiii", arguments)
+    return out
+
+
 def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
     """Every compilation that a call may choose."""
-    builds = [tiles.repack_build()] if tiles.bits else []
+    builds = [tiles.repack_build(), tiles.unpack_build(True), tiles.unpack_build(False)] if tiles.bits else []
     for forms in (_forms(tokens, tiles) for tokens in tokens_for(tiles)):
         builds += [tiles.build(dataclasses.replace(form, streamed=True), dtype) for form in forms]
         if _shares_k(forms[0], tiles):
@@ -338,37 +370,74 @@ def gemm_swap_ab(
         raise ValueError("int32 sums of sixteen times int4 by int8 hold K up to 131,072")
     if tiles.scales is ScalePlace.BLOCK:
         x_scale, w_scale = scales_along_k(ScaleK.BLOCK, x_scale, w_scale, (m, n, k_tiles))
-    division = division or division_of(m, n, k_tiles, tiles, device)
-    k_tiles *= division.halves(tiles)
     if out is None:
         out = x.new_empty((m, n), dtype=epilogue.dtype)
     elif tuple(out.shape) != (m, n) or out.dtype != epilogue.dtype or not out.is_contiguous():
         raise ValueError(
             f"out must be contiguous {epilogue.dtype} [{m}, {n}], got {out.dtype} {list(out.shape)}"
         )
-    blocks, tokens = math.ceil(n / (TILE_ROWS * division.blocks)), math.ceil(m / division.tokens)
-    grid, partial, flags = (blocks * division.ranks, tokens), None, None
-    if division.streamed:
-        ctas, outputs = multiprocessors(device) * division.ctas, blocks * tokens
-        fills = math.ceil(k_tiles / division.ways)
-        grid = (min(ctas, outputs * fills if division.split else outputs), 1)
-        if division.split:
-            partial, flags = _partial_sums(device, ctas, ctas * division.tokens // 2 * division.consumers)
-    of_w = w if tiles.bits else tensor_map(w, TILE_ROWS * division.blocks)
-    operands = tensor_map(x, division.tokens), of_w, x_scale, w_scale
-    launch(
-        tiles.build(division, epilogue.dtype),
-        "gemm_swap_ab",
-        device,
-        grid,
-        division.consumers + 128,
-        ("MPPPiPP" if tiles.bits else "MMPPiPP") + EPILOGUE_TYPES,
-        (*operands, k_tiles, partial, flags, *epilogue.arguments(out)),
-        division.shared_bytes(tiles),
-        cluster=division.ranks,
-        early=early,
-    )
+    scales = [0 if scale is None else scale.data_ptr() for scale in (x_scale, w_scale)]
+    product = planned(m, n, x.shape[1], tiles, epilogue.dtype, device, early, division)
+    product.start(x.data_ptr(), w.data_ptr(), epilogue.addresses(out), *scales)
     return out
+
+
+class SwapAB:
+    """``gemm_swap_ab`` at one shape, ready to be launched: everything but addresses is settled."""
+
+    def __init__(
+        self,
+        m: int,
+        n: int,
+        row_bytes: int,
+        tiles: Tiles,
+        dtype: torch.dtype,
+        device: torch.device,
+        early: bool,
+        division: Division | None = None,
+    ) -> None:
+        """``row_bytes`` of X, a multiple of 16; ``dtype`` of Y."""
+        k_tiles = math.ceil(row_bytes / (tiles.x_tile_bytes if tiles.bits else TILE_BYTES))
+        division = division or division_of(m, n, k_tiles, tiles, device)
+        blocks, tokens = math.ceil(n / (TILE_ROWS * division.blocks)), math.ceil(m / division.tokens)
+        self._k_tiles = k_tiles * division.halves(tiles)
+        self._ctas = self._sums = 0
+        grid = (blocks * division.ranks, tokens)
+        if division.streamed:
+            ctas, outputs = multiprocessors(device) * division.ctas, blocks * tokens
+            fills = math.ceil(self._k_tiles / division.ways)
+            grid = (min(ctas, outputs * fills if division.split else outputs), 1)
+            if division.split:
+                self._ctas, self._sums = ctas, ctas * division.tokens // 2 * division.consumers
+        self._device, self._index = device, device.index or 0
+        self._x_map = (m, row_bytes, division.tokens)
+        self._w_map = None if tiles.bits else (n, row_bytes, TILE_ROWS * division.blocks)
+        self._launch = Ready(
+            tiles.build(division, dtype),
+            "gemm_swap_ab",
+            device,
+            ("MPPPiPP" if tiles.bits else "MMPPiPP") + EPILOGUE_TYPES,
+            grid,
+            division.consumers + 128,
+            division.shared_bytes(tiles),
+            cluster=division.ranks,
+            early=early,
+        )
+
+    def start(self, x: int, w: int, epilogue: Sequence[int], x_scale: int = 0, w_scale: int = 0) -> None:
+        """Addresses of X, W and their scales, as ``gemm_swap_ab`` has padded them (0: none), and
+        ``Epilogue.addresses``."""
+        of_w = w if self._w_map is None else encoded_map(self._index, w, *self._w_map)
+        partial = flags = 0
+        if self._ctas:
+            sums, counted = _partial_sums(self._device, self._ctas, self._sums)
+            partial, flags = sums.data_ptr(), counted.data_ptr()
+        of_x = encoded_map(self._index, x, *self._x_map)
+        self._launch.start((of_x, of_w, x_scale, w_scale, self._k_tiles, partial, flags, *epilogue))
+
+
+planned = functools.lru_cache(1024)(SwapAB)
+"""The product of a shape, kept for the next call."""
 
 
 _PARTIAL_SUMS: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}

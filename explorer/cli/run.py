@@ -1,0 +1,293 @@
+"""``explorer run``: a model that writes, under a scheme or a recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from explorer.cli.device import Device, use_device
+from explorer.cli.options import MODELS, Json, Revision, check_model, check_readable, examples, read_files
+from explorer.cli.output import (
+    PrintedTable,
+    hide_bars_of_transformers,
+    print_json,
+    print_table,
+    reporting,
+    say,
+    stream,
+)
+from explorer.words import bytes_, number
+
+if TYPE_CHECKING:
+    from explorer.methods.recipe import Recipe
+    from explorer.running import Candidate, Comparison, Engine, Sampling, Subject, Token, Writing
+    from explorer.survey import ModelRecipe
+
+app = typer.Typer()
+ENGINES = ("auto", "torch", "llama.cpp")
+"""``explorer.running.choice.NAMES``, whose module imports torch."""
+ORIGINAL = "original"
+MARKS = "⟦⟧"
+"""Around the token in which two texts part."""
+STOPPED = 130
+"""The exit code of a command that Ctrl-C ended."""
+
+
+@app.command(
+    rich_help_panel=MODELS,
+    epilog=examples(
+        'run path/to/model --scheme q8_0 --prompt "The capital of France is"',
+        'run path/to/model --recipe recipe.json --prompt "Once upon a time" --tokens 128 --compare',
+        'run model.gguf --prompt "Once upon a time" --json',
+    ),
+)
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(help="A folder of a model or a checkpoint, a Hub id (owner/name) or a .gguf file."),
+    ],
+    prompt: Annotated[str, typer.Option(help="The beginning of the text.")],
+    tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 64,
+    recipe: Annotated[
+        str | None, typer.Option(help="Quantize by this file, which `explorer recipe` wrote.")
+    ] = None,
+    scheme: Annotated[
+        str | None,
+        typer.Option(help="Or all linear layers but the head by one scheme, e.g. q8_0 or int4_group64+gptq."),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help=f"What runs it: {', '.join(ENGINES)}. auto takes llama.cpp for what a GGUF file holds, on a "
+            "CPU with xllamacpp installed."
+        ),
+    ] = "auto",
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also run the original: where the texts part, KL at each token."),
+    ] = False,
+    original: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="What to compare with: the model that a checkpoint or .gguf file was made of.",
+            show_default="the model without the recipe",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="0: the most probable token each time; above: drawn.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="Texts that methods see layers' inputs of.", show_default="built-in texts"),
+    ] = None,
+    revision: Revision = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Run a model, quantized or not: text as it comes, tokens a second, memory. Ctrl-C ends the text."""
+    hide_bars_of_transformers(as_json)
+    check_model(model)
+    if recipe is not None and scheme is not None:
+        raise ValueError("name one: --recipe or --scheme")
+    if compare and recipe is scheme is original is None:
+        raise ValueError(
+            "--compare holds a quantized model against its original: name --recipe or --scheme, or "
+            "--original for a checkpoint that is quantized already"
+        )
+    if engine not in ENGINES:
+        raise ValueError(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+    if original is not None:
+        check_model(original)
+    for path in (recipe, calibration):
+        check_readable(path)
+    (seen,) = read_files(calibration)
+    from explorer.running import Sampling, open_engine, open_like, subject_of
+    from explorer.running import compare as held_against
+    from explorer.running.engine import check_prompt
+
+    check_prompt(prompt, tokens)
+    asked = (prompt, tokens, Sampling(temperature, seed))
+    where, room = use_device(device), tokens + len(prompt.encode()) + 16  # a token has at least a byte
+    subject = subject_of(model, _recipe(recipe, scheme), revision)
+    beside = subject_of(original) if original is not None else subject.original if compare else None
+    with ExitStack() as stack:
+        with reporting("layers", as_json) as progress:
+            first = stack.enter_context(open_engine(subject, engine, where, seen, progress, room))
+        runs = [_written(_name(subject), first, asked, as_json)]
+        if beside is not None and not runs[0].stopped:
+            second = stack.enter_context(open_like(first, beside, where, room))
+            runs.append(_written(ORIGINAL, second, asked, as_json))
+        compared = None
+        if len(runs) == 2 and not runs[1].stopped:
+            compared = held_against(runs[1].writing, runs[0].writing, where, seen)
+        if as_json:
+            comparison = compared and {**vars(compared), "mean_kl": compared.mean_kl}
+            found = {"model": model, "prompt": prompt, "runs": [_record(one) for one in runs]}
+            print_json({**found, "comparison": comparison})
+        else:
+            _print_figures(runs)
+            if compared is not None:
+                _print_comparison(compared, runs)
+    if runs[-1].stopped:
+        raise typer.Exit(STOPPED)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One text; ``stopped`` by Ctrl-C before its end."""
+
+    name: str
+    writing: Writing
+    stopped: bool
+
+
+def _recipe(path: str | None, scheme: str | None) -> ModelRecipe | Recipe | None:
+    if path is not None:
+        from explorer.survey import ModelRecipe
+
+        return ModelRecipe.load(path)
+    if scheme is None:
+        return None
+    from explorer.methods.recipe import Recipe
+
+    return Recipe.parse(scheme)
+
+
+def _name(subject: Subject) -> str:
+    """What a run is called: by its recipe, or by what the files hold."""
+    if subject.recipe is None:
+        return subject.kind.value if subject.kind.value != "weights" else ORIGINAL
+    return next(iter(subject.recipe.counts)) if len(subject.recipe.counts) == 1 else "recipe"
+
+
+def _written(name: str, engine: Engine, asked: tuple[str, int, Sampling], as_json: bool) -> _Run:
+    """One text, printed as it comes; Ctrl-C ends it with what there is."""
+    writing, stopped = engine.write(*asked), False
+    if not as_json:
+        say(f"{name}, by {engine.name} ({engine.why}):")
+        stream(asked[0])
+    try:
+        with writing:
+            for token in writing:
+                if not as_json:
+                    stream(token.text)
+    except KeyboardInterrupt:
+        stopped = True
+    if not as_json:
+        stream("\n\n")
+    return _Run(name, writing, stopped)
+
+
+def _print_figures(runs: Sequence[_Run]) -> None:
+    """Speed and memory of each run, and what ran it."""
+    from explorer.recordings.machine import peak_bytes
+
+    columns = (
+        "", "engine", "tokens of prompt", "prompt tokens/s", "tokens written", "tokens/s", "weights in files",
+        "in memory",
+    )  # fmt: skip
+    rows = []
+    for run in runs:
+        engine, figures = run.writing.engine, run.writing.figures
+        speeds = (figures.prompt_tokens, figures.prompt_per_second, figures.tokens, figures.tokens_per_second)
+        rows.append((run.name, engine.name, *speeds, bytes_(engine.stored_bytes), bytes_(engine.held_bytes)))
+    print_table(PrintedTable(columns, rows))
+    for run in runs:
+        engine, told = run.writing.engine, run.writing.figures.told
+        say(f"{run.name}: {engine.kernels}")
+        if told and told.prompt_per_second and told.tokens_per_second:
+            say(
+                f"{run.name}, by {engine.name}'s own clock: {number(told.prompt_per_second)} tokens/s of "
+                f"prompt, {number(told.tokens_per_second)} written"
+            )
+    peak = peak_bytes()
+    if peak is not None:
+        say(f"peak memory of this process: {bytes_(peak)}")
+
+
+def _print_comparison(compared: Comparison, runs: Sequence[_Run]) -> None:
+    """Both texts, where they part, and KL along the original's."""
+    changed, original = runs
+    parting = compared.parting
+    index = parting.index if parting else None
+    marked = tuple(_marked(run.writing.tokens, index) for run in (original, changed))
+    print_table(PrintedTable((ORIGINAL, changed.name), [marked]))
+    if parting is None:
+        say("the texts are the same, token for token")
+    else:
+        sides = ((ORIGINAL, parting.original), (changed.name, parting.changed))
+        said = "; ".join(f"{name} {_token_words(token)}" for name, token in sides)
+        say(f"they part at token {parting.index + 1}, marked {MARKS[0]} {MARKS[1]}: {said}")
+        tops = [token.top if token else () for _, token in sides]
+        rows = [
+            (rank + 1, *(cell for top in tops for cell in _candidate(top, rank)))
+            for rank in range(max(map(len, tops)))
+        ]
+        columns = ("", ORIGINAL, "probability", changed.name, "probability")
+        if rows:
+            print_table(PrintedTable(columns, rows))
+    if not compared.steps:
+        return
+    rows_of_steps = [
+        (index + 1, _quoted(step.text), step.kl, _first(step.original), _first(step.changed))
+        for index, step in enumerate(compared.steps)
+    ]
+    columns = ("token", "of the original", "KL, nats", "its first choice", f"{changed.name}'s")
+    print_table(PrintedTable(columns, rows_of_steps))
+    worst = max(compared.steps, key=lambda step: step.kl)
+    say(
+        f"KL of {changed.name} against the original, nats a token: {number(compared.mean_kl or 0)} on "
+        f"average, at most {number(worst.kl)}, at {_quoted(worst.text)} (both models by torch)"
+    )
+
+
+def _marked(tokens: Sequence[Token], index: int | None) -> str:
+    pieces = [token.text for token in tokens]
+    if index is not None and index < len(pieces):
+        pieces[index] = f"{MARKS[0]}{pieces[index]}{MARKS[1]}"
+    return "".join(pieces)
+
+
+def _token_words(token: Token | None) -> str:
+    return "has ended" if token is None else f"has {_quoted(token.text)}"
+
+
+def _quoted(text: str) -> str:
+    """A token's text with its blanks; the end of a text has none."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _candidate(top: Sequence[Candidate], rank: int) -> tuple[str | None, float | None]:
+    return (_quoted(top[rank].text), top[rank].probability) if rank < len(top) else (None, None)
+
+
+def _first(top: Sequence[Candidate]) -> str:
+    return f"{_quoted(top[0].text)} {100 * top[0].probability:.1f} %"
+
+
+def _record(run: _Run) -> dict[str, Any]:
+    from explorer.recordings.machine import peak_bytes
+
+    engine, figures = run.writing.engine, run.writing.figures
+    rates = {name: getattr(figures, name) for name in ("prompt_per_second", "tokens_per_second")}
+    return {
+        "name": run.name,
+        "engine": engine.name,
+        "why": engine.why,
+        "kernels": engine.kernels,
+        "text": run.writing.text,
+        "ids": run.writing.ids,
+        "tokens": run.writing.tokens,
+        "stopped": run.stopped,
+        "figures": {**vars(figures), **rates},
+        "held_bytes": engine.held_bytes,
+        "stored_bytes": engine.stored_bytes,
+        "peak_bytes": peak_bytes(),
+    }

@@ -1,0 +1,104 @@
+"""A model whose linear layers hold codes and multiply by them: ``quantize_model``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from explorer.methods.recipe import Recipe
+from explorer.models.quantize import rounding
+from explorer.products.layer import QuantizedLinear
+from explorer.progress import Progress
+from explorer.schemes import Scheme
+
+
+class RecipeOfLayers(Protocol):
+    """What ``explorer.survey.recipe.ModelRecipe`` has of a recipe's file."""
+
+    @property
+    def layers(self) -> Mapping[str, Recipe]: ...
+
+    @property
+    def inputs(self) -> Scheme | None: ...
+
+    @property
+    def fused(self) -> bool: ...
+
+
+def quantize_model(
+    model: nn.Module,
+    recipe: RecipeOfLayers | Mapping[str, Scheme | Recipe] | Scheme | str,
+    x_scheme: Scheme | None = None,
+    kernels: bool = True,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Replace linear layers of ``model`` in place by ``QuantizedLinear``, rounded to nearest; ``model``.
+
+    ``recipe``: what ``ModelRecipe.load`` reads, a scheme for each layer by its name (without ".weight"), or
+    one scheme (or its text) for every ``nn.Linear`` but the output head. ``x_scheme`` quantizes inputs;
+    without it, by the recipe's own. Where layers that engines multiply as one share a scale of the whole
+    tensor (a recipe's ``fused``), they do here. Layers not named stay as they are. ``ValueError``, before
+    anything is changed, for a name that is no linear layer of the model, and for a layer whose codes a method
+    chooses (``explorer apply`` writes those).
+    """
+    chosen, inputs, fused = _chosen(model, recipe)
+    inputs = x_scheme or inputs
+    modules = dict(model.named_modules())
+    _check(chosen, modules)
+
+    def weight(name: str) -> Tensor:
+        linear = modules[name]
+        assert isinstance(linear, nn.Linear)
+        return linear.weight.detach()
+
+    rounded = rounding(chosen, fused, weight)
+    for index, name in enumerate(chosen):
+        linear = modules[name]
+        assert isinstance(linear, nn.Linear)
+        parent, _, last = name.rpartition(".")
+        layer = QuantizedLinear(rounded(name), linear.bias, inputs, kernels)
+        setattr(model.get_submodule(parent), last, layer.train(linear.training))
+        if progress is not None:
+            progress(index + 1, len(chosen))
+    return model
+
+
+def _chosen(
+    model: nn.Module, recipe: RecipeOfLayers | Mapping[str, Scheme | Recipe] | Scheme | str
+) -> tuple[dict[str, Recipe], Scheme | None, bool]:
+    if isinstance(recipe, str):
+        recipe = Scheme.parse(recipe)
+    if isinstance(recipe, Scheme):
+        return {name: Recipe(recipe) for name in linear_layers(model)}, None, False
+    if isinstance(recipe, Mapping):
+        made = {n: one if isinstance(one, Recipe) else Recipe(one) for n, one in recipe.items()}
+        return made, None, False
+    return dict(recipe.layers), recipe.inputs, recipe.fused
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """The names of a model's ``nn.Linear`` modules but its output head."""
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if find is not None else None
+    return [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+
+
+def _check(chosen: Mapping[str, Recipe], modules: Mapping[str, nn.Module]) -> None:
+    if not chosen:
+        raise ValueError("there is no linear layer to quantize")
+    missing = [name for name in chosen if not isinstance(modules.get(name), nn.Linear)]
+    if missing:
+        known = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+        raise ValueError(
+            f"{missing[0]!r} is no linear layer of this model; it has {len(known)}, such as "
+            f"{', '.join(known[:3])}"
+        )
+    by_method = {name: one for name, one in chosen.items() if one.method}
+    if by_method:
+        name, one = next(iter(by_method.items()))
+        raise ValueError(
+            f"{name} is to be rounded by {one.label}, which needs the layer's inputs: `explorer apply` "
+            "writes such a model"
+        )

@@ -1,0 +1,140 @@
+"""Y = X · Wᵀ + bias with a quantized W: ``explorer.linear``, and the operator ``torch.ops.explorer.linear``.
+
+The operator takes W's tensors and the text of their form (weights.py), so that it has no state: it can be
+compiled (it has a fake), captured in a CUDA graph, and called from any thread. What a call needs beside
+addresses is settled at the first one of a shape and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.core.quantize import QuantizedTensor
+from explorer.products.calls import OUTPUTS, call_of
+from explorer.products.weights import LoadedWeight, RestoredForm, form_called
+from explorer.schemes import Scheme
+
+# --- the operator ------------------------------------------------------------------------------------
+
+_LIBRARY = torch.library.Library("explorer", "FRAGMENT")
+_LIBRARY.define(
+    "linear(Tensor x, Tensor[] weight, Tensor? bias, str form) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_LIBRARY.define(
+    "held_weight(Tensor[] weight, str form, ScalarType dtype) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+# torch.library.custom_op costs some 36 µs a call, define and impl about 10 (PyTorch issue 139500).
+
+
+def _linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form: str) -> Tensor:
+    call, shape = call_of(form), x.shape
+    if not shape or shape[-1] != call.k:
+        raise ValueError(f"expected X [..., {call.k}] for W [{call.n}, {call.k}], got {list(shape)}")
+    if bias is not None and bias.shape[-1] not in (call.n, -(-call.n // 8) * 8):
+        raise ValueError(f"expected a bias of {call.n} values, got {list(bias.shape)}")
+    rows = x if x.dim() == 2 else x.reshape(-1, call.k)
+    if not rows.shape[0] or not call.n:
+        return x.new_empty((*shape[:-1], call.n))
+    y = call(rows, weight, bias)
+    return y if x.dim() == 2 else y.view(*shape[:-1], call.n)
+
+
+def _linear_fake(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form: str) -> Tensor:
+    shape = form_called(form).shape
+    torch._check(x.shape[-1] == shape[1], lambda: f"expected X [..., {shape[1]}], got {list(x.shape)}")
+    return x.new_empty((*x.shape[:-1], shape[0]))
+
+
+def _held_weight(weight: Sequence[Tensor], form: str, dtype: torch.dtype) -> Tensor:
+    return call_of(form).weight(weight, dtype)
+
+
+def _held_weight_fake(weight: Sequence[Tensor], form: str, dtype: torch.dtype) -> Tensor:
+    return weight[0].new_empty(form_called(form).shape, dtype=dtype)
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("linear", _linear, _key)
+    _LIBRARY.impl("held_weight", _held_weight, _key)
+torch.library.register_fake("explorer::linear", _linear_fake, lib=_LIBRARY)
+torch.library.register_fake("explorer::held_weight", _held_weight_fake, lib=_LIBRARY)
+
+
+class _Linear(torch.autograd.Function):
+    """The operator with the gradient of X (through a quantized X unchanged) and of the bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, form: str, *weight: Tensor) -> Tensor:
+        ctx.form, ctx.dtype = form, x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.save_for_backward(*weight)
+        return torch.ops.explorer.linear(x, list(weight), bias, form)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight = list(ctx.saved_tensors)
+        dx = db = None
+        if ctx.needs_input_grad[0]:
+            dx = gradient @ torch.ops.explorer.held_weight(weight, ctx.form, gradient.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[1]:
+            db = gradient.reshape(-1, gradient.shape[-1]).sum(0).to(ctx.bias_dtype)
+        return dx, db, None, *(None for _ in weight)
+
+
+def apply_linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form: str) -> Tensor:
+    """The operator, with gradients where they are asked for."""
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return _Linear.apply(x, bias, form, *weight)
+    return torch.ops.explorer.linear(x, list(weight), bias, form)
+
+
+# --- the library -------------------------------------------------------------------------------------
+
+_HELD = "_held_for_products"
+"""The attribute of a ``QuantizedTensor`` with its ``LoadedWeight`` by X's scheme, and whether by kernels."""
+
+
+def held(w: QuantizedTensor, x_scheme: Scheme | None, kernels: bool = True) -> LoadedWeight:
+    """``w`` laid out for its products, once: the layout lives as long as ``w`` does."""
+    every = w.__dict__.get(_HELD)
+    if every is None:
+        every = {}
+        object.__setattr__(w, _HELD, every)
+    key = (x_scheme, kernels)
+    if key not in every:
+        every[key] = LoadedWeight.of(w, x_scheme, None if kernels else RestoredForm)
+    return every[key]
+
+
+def linear(
+    x: Tensor, w: QuantizedTensor, bias: Tensor | None = None, x_scheme: Scheme | None = None
+) -> Tensor:
+    """Y [..., N] = X [..., K] · Wᵀ + bias, in X's dtype, with W [N, K] as it was quantized.
+
+    ``x_scheme`` quantizes X in the call, a row as a token (INT8 or FP8, one scale a row or a tensor, FP8 also
+    1×128). On a GPU a kernel decodes W's codes as it multiplies, for X in bfloat16 or float16; float16 is
+    rounded to bfloat16 there. W is laid out for it at the first call, and that is kept with ``w``. Where no
+    kernel takes the scheme, the dtype or the device, W is restored in X's dtype and multiplied by torch:
+    ``explain`` says which it is. Sums are in float32. X and the bias have gradients, W has none.
+    ``ValueError`` where X's last axis is not K, or the bias has not N values.
+    """
+    if x.device != w.device:
+        raise ValueError(f"X lies on {x.device}, and W on {w.device}")
+    kernels = x.dtype in OUTPUTS or x_scheme is not None
+    found = held(w, x_scheme, kernels)
+    return apply_linear(x, found.tensors, bias, found.form.text)
+
+
+def explain(w: QuantizedTensor, x_scheme: Scheme | None = None) -> str:
+    """Which kernels multiply by ``w`` where it lies, or why none does: one line."""
+    where = "this CPU" if w.device.type == "cpu" else torch.cuda.get_device_name(w.device)
+    found = held(w, x_scheme)
+    inputs = "bfloat16" if x_scheme is None else str(x_scheme)
+    reason = f" ({found.why})" if found.why else ""
+    return f"{w.scheme} × {inputs} on {where}: {call_of(found.form.text).kernels()}{reason}"

@@ -1,0 +1,206 @@
+"""What all engines have in common: tokens with their candidates, and what is measured while they come."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar, Self
+
+from explorer.progress import checkpoint
+from explorer.running.subject import Subject
+
+CANDIDATES = 5
+"""The most probable next tokens that come with each token."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible next token. ``log_probability``: natural logarithm, at temperature 1."""
+
+    id: int
+    text: str
+    log_probability: float
+
+    @property
+    def probability(self) -> float:
+        return math.exp(self.log_probability)
+
+
+@dataclass(frozen=True)
+class Token:
+    """One written token. ``text``: what it adds to the text; empty while a character is not whole, and for
+    the token that ends a text. ``top``: the most probable tokens in its place, the first first; none where
+    the engine does not say. ``seconds``: what it took to compute; of the first token, with the prompt.
+    ``id`` is None for tokens that llama.cpp holds back until their character is whole."""
+
+    id: int | None
+    text: str
+    top: tuple[Candidate, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Told:
+    """What an engine itself says of a writing: the prompt's tokens, and its own clock's tokens a second."""
+
+    prompt_tokens: int
+    prompt_per_second: float | None = None
+    tokens_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen: the most probable one at ``temperature`` 0, else drawn with ``seed``."""
+
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"a temperature is a number from 0, not {self.temperature}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"a seed is a whole number from 0 to {2**32 - 1}, not {self.seed}")
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Measured by our clock, without loading and warming up. ``prompt_seconds``: from the prompt to the first
+    token, None before it; ``seconds``: of the ``tokens`` after the first. ``told`` by the engine itself."""
+
+    prompt_tokens: int | None
+    prompt_seconds: float | None
+    tokens: int
+    seconds: float
+    told: Told | None = None
+
+    @property
+    def prompt_per_second(self) -> float | None:
+        """Tokens of the prompt a second."""
+        if not self.prompt_tokens or not self.prompt_seconds:
+            return None
+        return self.prompt_tokens / self.prompt_seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Written tokens a second; None before the second token."""
+        return (self.tokens - 1) / self.seconds if self.tokens > 1 and self.seconds > 0 else None
+
+
+class Writing(Iterator[Token]):
+    """A text while it is written: iterate for its tokens, ``close`` to end it early. What was written and
+    measured so far is there at any time, also after an exception."""
+
+    def __init__(self, engine: Engine, prompt: str, steps: Generator[Token | Told, None, None]) -> None:
+        self.engine, self.prompt, self._steps = engine, prompt, steps
+        self._told: Told | None = None
+        self.tokens: list[Token] = []
+
+    def __next__(self) -> Token:
+        while True:
+            checkpoint()
+            step = next(self._steps)
+            if isinstance(step, Token):
+                self.tokens.append(step)
+                return step
+            self._told = step
+
+    def close(self) -> None:
+        """End the text; the engine stops at once, or after the token that it computes."""
+        self._steps.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def text(self) -> str:
+        """All that is written so far, without the prompt."""
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def ids(self) -> list[int | None]:
+        return [token.id for token in self.tokens]
+
+    @property
+    def figures(self) -> Figures:
+        """What is measured so far."""
+        first, rest = self.tokens[:1], self.tokens[1:]
+        told = self._told
+        return Figures(
+            told.prompt_tokens if told else None,
+            first[0].seconds if first else None,
+            len(self.tokens),
+            sum(token.seconds for token in rest),
+            told if told and told.tokens_per_second is not None else None,
+        )
+
+
+class Engine(ABC):
+    """A model ready to write; of ``open_engine``, or of an engine's own ``load``.
+
+    subject       what it runs
+    why           why this engine and not another, in words
+    kernels       what multiplies, in words
+    held_bytes    the weights as this engine holds them in memory
+    stored_bytes  the same weights in files: layers of a recipe as codes and scales, all others as they are
+    """
+
+    name: ClassVar[str]
+    subject: Subject
+    why: str = ""
+    kernels: str = ""
+    held_bytes: int = 0
+    stored_bytes: int = 0
+
+    @abstractmethod
+    def generate(
+        self, prompt: str, tokens: int, sampling: Sampling = GREEDY
+    ) -> Generator[Token | Told, None, None]:
+        """At most ``tokens`` tokens that continue ``prompt``, as they come; before the first or with any
+        other, what the engine tells. Closing the generator stops the engine. ``ValueError`` for a prompt
+        without tokens, and one that leaves no room for ``tokens``."""
+
+    def write(self, prompt: str, tokens: int, sampling: Sampling = GREEDY) -> Writing:
+        """``generate`` with its record. ``ValueError`` for an empty prompt and for ``tokens`` below 1."""
+        check_prompt(prompt, tokens)
+        return Writing(self, prompt, self.generate(prompt, tokens, sampling))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the engine holds; it writes no more after that."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_prompt(prompt: str, tokens: int) -> None:
+    """``ValueError`` for an empty prompt and for fewer tokens than one."""
+    if not prompt.strip():
+        raise ValueError("the prompt is empty: give the beginning of a text")
+    if tokens < 1:
+        raise ValueError(f"at least 1 token is written, not {tokens}")
+
+
+def check_room(prompt_tokens: int, tokens: int, positions: int | None, model: str) -> None:
+    """``ValueError`` where prompt and text are longer than the ``positions`` of ``model``, None if those are
+    not known."""
+    if positions is not None and prompt_tokens + tokens > positions:
+        raise ValueError(
+            f"the prompt has {prompt_tokens:,} tokens; with {tokens:,} more that is beyond the "
+            f"{positions:,} positions of {model}"
+        )

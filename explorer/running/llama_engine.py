@@ -1,0 +1,251 @@
+"""The engine that runs GGUF files: llama.cpp on the CPU, through the package xllamacpp."""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from explorer.checkpoints.export import Plan
+from explorer.checkpoints.gguf_model import open_gguf
+from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.to_gguf import FILE, NAME
+from explorer.checkpoints.write import checked, write_checkpoint
+from explorer.methods.recipe import Recipe
+from explorer.models.texts import AnyTexts
+from explorer.progress import Progress
+from explorer.running.engine import CANDIDATES, GREEDY, Candidate, Engine, Sampling, Token, Told, check_room
+from explorer.running.subject import Kind, Subject
+from explorer.schemes import Scheme
+from explorer.sources import open_source
+from explorer.sources.base import SourceError
+from explorer.survey.apply import codes_of, folder_of
+from explorer.survey.run import linear_names
+
+PACKAGE = "xllamacpp"
+_CASTS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+"""Dtypes of safetensors files -> the schemes that leave them as they are."""
+ROOM = 4096
+"""Tokens of prompt and text together, of models that have as many positions: their keys and values are
+allocated beforehand."""
+
+
+class LlamaEngine(Engine):
+    """A GGUF file, run on as many threads as torch has. Inputs of products are rounded to 8 bits by
+    llama.cpp itself."""
+
+    name = "llama.cpp"
+
+    def __init__(
+        self, subject: Subject, file: Path, room: int, folder: tempfile.TemporaryDirectory[str] | None
+    ) -> None:
+        self.subject, self._folder = subject, folder
+        gguf = open_gguf(file)
+        self.held_bytes = sum(gguf.source.stored_bytes(info.name) for info in gguf.source.infos)
+        self.stored_bytes = self.held_bytes
+        self._room = min(room, gguf.setting("context_length", room))
+        self._server: Any = _server(file, self._room)
+        self.kernels = f"llama.cpp's products of GGUF types on the CPU ({_instructions()})"
+
+    @staticmethod
+    def refusal(subject: Subject) -> str:
+        """Why llama.cpp cannot run ``subject`` here; empty if it can."""
+        if find_spec(PACKAGE) is None:
+            return f"{PACKAGE} is not installed (pip install {PACKAGE})"
+        if subject.kind is Kind.GGUF:
+            return ""
+        if subject.kind is Kind.CODED:
+            return "the codes of this checkpoint are in no GGUF file"
+        try:
+            folder = folder_of(subject.place, subject.revision)
+            inputs = subject.recipe.inputs if subject.recipe else None
+            checked(NAME, Plan(ModelFolder(folder), _layers(subject), inputs), needs_inputs=False)
+        except (ValueError, SourceError) as error:
+            return str(error)
+        return ""
+
+    @classmethod
+    def load(
+        cls,
+        subject: Subject,
+        device: torch.device,
+        calibration: AnyTexts = (),
+        progress: Progress | None = None,
+        room: int = ROOM,
+    ) -> Self:
+        """A recipe's layers, or the model as it is, are first written as a GGUF file into a temporary folder,
+        which ``close`` removes; ``progress`` counts layers by methods. ``ValueError`` for what ``refusal``
+        names."""
+        if why := cls.refusal(subject):
+            raise ValueError(f"llama.cpp cannot run {subject.name}: {why}")
+        if subject.file is not None:
+            return cls(subject, subject.file, room, None)
+        folder = tempfile.TemporaryDirectory(prefix="explorer-run-")
+        try:
+            file = _written(subject, Path(folder.name) / "gguf", device, calibration, progress)
+            return cls(subject, file, room, folder)
+        except BaseException:
+            folder.cleanup()
+            raise
+
+    def close(self) -> None:
+        self._server = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def generate(
+        self, prompt: str, tokens: int, sampling: Sampling = GREEDY
+    ) -> Generator[Token | Told, None, None]:
+        asked = {
+            "prompt": prompt,
+            "n_predict": tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+            "n_probs": CANDIDATES,
+            "cache_prompt": False,
+            "stream": True,
+            "timings_per_token": True,
+            # At a temperature above 0: of all tokens, not of llama.cpp's usual first 40.
+            "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+        }  # fmt: skip
+        parts = _Parts(self._server, asked)
+        known, before = 0, time.perf_counter()
+        try:
+            for part in parts:
+                now = time.perf_counter()
+                if "error" in part:
+                    self._refuse(part["error"], tokens)
+                timings = part.get("timings") or {}
+                if known == 0 and timings:
+                    read = int(timings["prompt_n"])
+                    if read == 0:
+                        raise ValueError(f"the prompt {prompt[:80]!r} has no token of {self.subject.name}")
+                    check_room(read, tokens, self._room, self.subject.name)
+                    yield Told(read)
+                choice = part["choices"][0]
+                if choice["finish_reason"] is not None:
+                    if choice["text"]:
+                        yield Token(None, choice["text"], (), 0.0)
+                    yield _told(timings)
+                    return
+                hidden = int(timings["predicted_n"]) - known - 1
+                seconds = (now - before) / (hidden + 1)
+                yield from (Token(None, "", (), seconds) for _ in range(hidden))
+                yield _token(choice, seconds)
+                known, before = known + hidden + 1, time.perf_counter()
+        finally:
+            parts.stop()
+
+    def _refuse(self, error: dict[str, Any], tokens: int) -> None:
+        check_room(int(error.get("n_prompt_tokens", 0)), tokens, self._room, self.subject.name)
+        raise ValueError(f"llama.cpp refuses the prompt: {error.get('message', error)}")
+
+
+class _Parts:
+    """What llama.cpp answers to one request, part by part: it calls back from the thread that asked it, so a
+    thread of its own asks. ``stop`` ends the request after the token that is computed."""
+
+    def __init__(self, server: Any, asked: dict[str, Any]) -> None:
+        self._waiting: queue.Queue[str | dict[str, Any] | BaseException | None] = queue.Queue()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask, args=(server, json.dumps(asked)), daemon=True)
+        self._thread.start()
+
+    def _ask(self, server: Any, asked: str) -> None:
+        try:
+            server.handle_completions(asked, self._take)
+        except BaseException as error:  # raised again where the parts are read
+            self._waiting.put(error)
+        else:
+            self._waiting.put(None)
+
+    def _take(self, part: str | dict[str, Any]) -> bool:
+        self._waiting.put(part)
+        return self._stopped.is_set()
+
+    def __iter__(self) -> Generator[dict[str, Any], None, None]:
+        while (part := self._waiting.get()) is not None:
+            if isinstance(part, BaseException):
+                raise ValueError(f"llama.cpp failed: {part}") from part
+            yield json.loads(part) if isinstance(part, str) else part
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+def _token(choice: dict[str, Any], seconds: float) -> Token:
+    (said,) = choice["logprobs"]["content"][-1:]
+    top = tuple(Candidate(one["id"], one["token"], one["logprob"]) for one in said["top_logprobs"])
+    return Token(said["id"], choice["text"], top, seconds)
+
+
+def _told(timings: dict[str, Any]) -> Told:
+    return Told(
+        int(timings["prompt_n"]), float(timings["prompt_per_second"]), float(timings["predicted_per_second"])
+    )
+
+
+def _written(
+    subject: Subject, out: Path, device: torch.device, calibration: AnyTexts, progress: Progress | None
+) -> Path:
+    """The GGUF file of a subject's recipe, or of the model as it is, by this project's exporter."""
+    folder, recipe = folder_of(subject.place, subject.revision), subject.recipe
+    if recipe is None:
+        write_checkpoint(NAME, folder, _layers(subject), out)
+        return out / FILE
+    codes = codes_of(recipe, cache(lambda: subject.load(device)), calibration, progress, folder)
+    write_checkpoint(NAME, folder, recipe.layers, out, quantized=codes, changed=codes.changed)
+    return out / FILE
+
+
+def _layers(subject: Subject) -> dict[str, Recipe]:
+    """The layers of the recipe. The exporter wants at least one, so of a model as it is one layer is cast to
+    the dtype that it has."""
+    if subject.recipe is not None:
+        return dict(subject.recipe.layers)
+    source = open_source(subject.place, subject.revision)
+    name = linear_names(source)[0]
+    return {name: Recipe(Scheme.parse(_CASTS[source.info(f"{name}.weight").dtype]))}
+
+
+def _server(file: Path, room: int) -> Any:
+    """llama.cpp with the model in ``file``. It also listens at an address of this machine, which answers
+    nobody: the key is not told. ``ValueError`` where it cannot open the file."""
+    import xllamacpp
+
+    asked = xllamacpp.CommonParams()
+    asked.model.path = str(file)
+    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = torch.get_num_threads()
+    asked.api_keys = [secrets.token_hex()]
+    settings = {
+        "n_ctx": room, "n_parallel": 1, "warmup": True, "n_gpu_layers": 0, "fit_params": False,
+        "verbosity": 0,
+    }  # fmt: skip
+    for name, value in settings.items():
+        setattr(asked, name, value)
+    try:
+        return xllamacpp.Server(asked)
+    except RuntimeError as error:
+        raise ValueError(f"llama.cpp cannot open {file.name}: {error}") from error
+
+
+def _instructions() -> str:
+    """The version of the package, and the vector instructions that llama.cpp was built for and found."""
+    import xllamacpp
+
+    found = (entry.strip().removeprefix("CPU : ") for entry in xllamacpp.get_system_info().split("|"))
+    names = [entry.partition(" = ")[0] for entry in found if entry.endswith("= 1")]
+    return f"{PACKAGE} {metadata.version(PACKAGE)}: {', '.join(names)}"

@@ -1,0 +1,183 @@
+"""What is run: a model as it is or under a recipe, a checkpoint of codes, or a GGUF file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from explorer.checkpoints.gguf_model import GgufModel, open_gguf
+from explorer.checkpoints.stored import gguf_of, open_checkpoint
+from explorer.methods.recipe import Recipe
+from explorer.models.capture import Model, is_causal, load_model, loading, network_of
+from explorer.models.skeleton import auto_class, config_of
+from explorer.sources import open_source
+from explorer.sources.base import SourceError, TensorInfo
+from explorer.sources.coded import SETTINGS
+from explorer.sources.safetensors_header import bytes_of
+from explorer.sources.source_limits import LOCAL
+from explorer.survey.apply import check_weights
+from explorer.survey.recipe import ModelRecipe
+from explorer.survey.run import linear_names
+
+_TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
+    "tekken.json",
+)  # fmt: skip
+_ENCODERS = ("bert", "nomic-bert", "jina-bert", "t5encoder", "modern-bert")
+"""Beginnings of GGUF's names of architectures that predict no next token."""
+NO_TEXT = "has no text to write: it predicts no next token (an encoder, or a model without such a head)"
+
+
+class Kind(StrEnum):
+    """How the weights are stored: as they were trained, as codes in safetensors files, or in a GGUF file."""
+
+    PLAIN = "weights"
+    CODED = "codes"
+    GGUF = "GGUF"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """``place``: folder, Hub id or .gguf file as given; ``file``: the GGUF file; ``recipe``: what its layers
+    are quantized by, None for the model as it is. Of ``subject_of``, which checks it."""
+
+    place: str
+    revision: str | None
+    kind: Kind
+    recipe: ModelRecipe | None = None
+    file: Path | None = None
+
+    @property
+    def original(self) -> Subject:
+        """The same model without the recipe."""
+        return replace(self, recipe=None)
+
+    @property
+    def name(self) -> str:
+        """The model's name for messages, without the folders around it."""
+        path = Path(self.place)
+        return path.resolve().name if path.exists() else self.place
+
+    @cached_property
+    def gguf(self) -> GgufModel:
+        assert self.file is not None
+        return open_gguf(self.file)
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """The weights in files: layers of the recipe as their codes and scales, all others as they are."""
+        if self.file is not None:
+            return sum(self.gguf.source.stored_bytes(info.name) for info in self.gguf.source.infos)
+        if self.kind is Kind.CODED:
+            return sum(weight.bytes for weight in open_checkpoint(self.place).weights.values())
+        source = open_source(self.place, self.revision)
+        layers = {f"{name}.weight": one for name, one in (self.recipe.layers if self.recipe else {}).items()}
+        return round(sum(_bytes(info, layers.get(info.name)) for info in source.infos))
+
+    def load(self, device: torch.device) -> Model:
+        """The network in float32 as its files say, without the recipe, and its tokenizer. ``SourceError`` if
+        that fails; ``ValueError`` for a model that writes no text."""
+        if self.file is not None:
+            model = _load_gguf(self.file, device)
+        elif self.kind is Kind.CODED:
+            model = _load_coded(Path(self.place).expanduser(), device)
+        else:
+            model = load_model(self.place, self.revision, device, head=True)
+        if not model.causal:
+            raise ValueError(f"{self.name} {NO_TEXT}")
+        return model
+
+
+def subject_of(
+    place: str, recipe: ModelRecipe | Recipe | None = None, revision: str | None = None
+) -> Subject:
+    """What is run: the model at ``place`` (a folder, a Hub id, or a .gguf file), with a recipe's layers, or
+    all its linear layers by one scheme (a ``Recipe``), quantized.
+
+    ``SourceError`` for what is no model, ``ValueError`` for one that writes no text, has no tokenizer, is
+    quantized already or is not the recipe's.
+    """
+    file = gguf_of(place, LOCAL)
+    if file is not None:
+        if recipe is not None:
+            raise ValueError(f"{file.name} is run as it is; a recipe or scheme is for a model's folder")
+        subject = Subject(place, revision, Kind.GGUF, file=file)
+        if subject.gguf.architecture.startswith(_ENCODERS):
+            raise ValueError(f"{file.name} {NO_TEXT}")
+        return subject
+    source = open_source(place, revision)
+    coded = SETTINGS in source.config() and not source.restored
+    subject = Subject(place, revision, Kind.CODED if coded else Kind.PLAIN)
+    folder = source.paths[0].parent if source.paths else None
+    if folder is not None:
+        _check_folder(folder, subject.name)
+    if recipe is None:
+        return subject
+    if coded:
+        raise ValueError(f"{subject.name} is quantized already: a recipe is for the model it was made of")
+    if isinstance(recipe, Recipe):
+        recipe = ModelRecipe(place, revision, "", dict.fromkeys(linear_names(source), recipe))
+    else:
+        check_weights(recipe, place)
+    return replace(subject, recipe=recipe)
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    config = config_of(folder)
+    if config is not None and not is_causal(config):
+        raise ValueError(f"{name} {NO_TEXT}")
+    if not any((folder / file).is_file() for file in _TOKENIZERS):
+        raise ValueError(f"{name} has no tokenizer: its folder needs tokenizer.json, or another of its files")
+
+
+def _bytes(info: TensorInfo, recipe: Recipe | None) -> float:
+    """Bytes of one tensor: by its recipe, or as the files hold it."""
+    if recipe is None:
+        return bytes_of(info)
+    return recipe.scheme.bits_per_element(info.matrix_shape).total * info.elements / 8
+
+
+def _load_coded(folder: Path, device: torch.device) -> Model:
+    """A folder of codes, restored by this project's own readers."""
+    import transformers
+    from transformers import AutoTokenizer
+
+    checkpoint = open_checkpoint(str(folder))
+    if checkpoint.broken:
+        raise SourceError(f"{checkpoint.origin}: {checkpoint.broken[0]}")
+    weights = {name: checkpoint.restore(name).values for name in checkpoint.weights}
+    with loading(folder.name):
+        config = config_of(folder)
+        if config is None:
+            raise SourceError(f"{folder.name}: transformers does not know this kind of model")
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        network, told = network_of(getattr(transformers, auto_class(config)), config, weights)
+    _check_whole(folder.name, told)
+    return Model(network.eval().to(device), tokenizer, device, folder.name, is_causal(config))
+
+
+def _load_gguf(file: Path, device: torch.device) -> Model:
+    """A GGUF file, restored by transformers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with loading(file.name):
+        network, told = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    _check_whole(file.name, told)
+    return Model(network.eval().to(device), tokenizer, device, file.name, True)
+
+
+def _check_whole(name: str, told: dict[str, Any]) -> None:
+    if missing := sorted(told["missing_keys"]):
+        raise SourceError(f"{name} lacks {len(missing):,} weights of its network, such as {missing[0]}")

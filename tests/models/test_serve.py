@@ -1,0 +1,83 @@
+"""``quantize_model``: a model whose layers multiply by codes is the one whose loss ``check`` measures."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import explorer
+from explorer import SCHEMES, QuantizedLinear
+from explorer.core.quantize import quantize_as_one
+from explorer.methods.recipe import Recipe
+from explorer.models.serve import linear_layers
+from explorer.survey.recipe import ModelRecipe
+
+INT8, NVFP4 = SCHEMES["int8_row"], SCHEMES["nvfp4"]
+
+
+@pytest.fixture(scope="module")
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=64, num_key_value_heads=2, max_position_embeddings=64, **sizes)
+    return LlamaForCausalLM(config).eval()
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(24).view(2, 12)).logits
+
+
+@pytest.mark.parametrize("scheme", ["nvfp4", "int4_group32_asym", "int8_row"])
+@pytest.mark.parametrize("inputs", [None, INT8])
+def test_logits_are_those_of_fake_quantization(
+    llama: nn.Module, scheme: str, inputs: explorer.Scheme | None
+) -> None:
+    ours = explorer.quantize_model(copy.deepcopy(llama), scheme, inputs)
+    fake = copy.deepcopy(llama)
+    for name in linear_layers(fake):
+        linear = fake.get_submodule(name)
+        linear.weight.data = explorer.quantize(linear.weight.data, SCHEMES[scheme]).dequantize()
+        if inputs is not None:
+            linear.register_forward_pre_hook(lambda _, args: (explorer.fake_quantize(args[0], inputs),))
+    assert torch.equal(logits(ours), logits(fake)) and not torch.equal(logits(ours), logits(llama))
+    assert type(ours.lm_head) is nn.Linear
+    assert all(isinstance(ours.get_submodule(name), QuantizedLinear) for name in linear_layers(llama))
+
+
+def test_a_recipe_is_followed_layer_by_layer(llama: nn.Module) -> None:
+    """Layers that share a scale of the whole tensor, others alone, and those not named as they were."""
+    block = "model.layers.0.self_attn"
+    names = [f"{block}.{part}_proj" for part in "qkv"]
+    recipe = ModelRecipe(
+        "x", None, "", {**dict.fromkeys(names, Recipe(NVFP4)), f"{block}.o_proj": Recipe(INT8)}, fused=True
+    )
+    ours = explorer.quantize_model(copy.deepcopy(llama), recipe)
+    parts = quantize_as_one([llama.get_submodule(name).weight for name in names], NVFP4)
+    for name, part in zip(names, parts, strict=True):
+        assert torch.equal(ours.get_submodule(name).quantized.dequantize(), part.dequantize())
+    assert ours.get_submodule(f"{block}.o_proj").scheme == INT8
+    assert type(ours.get_submodule("model.layers.1.self_attn.q_proj")) is nn.Linear
+    by_name = explorer.quantize_model(copy.deepcopy(llama), {names[0]: INT8})
+    assert by_name.get_submodule(names[0]).scheme == INT8
+
+
+def test_a_wrong_recipe_changes_nothing(llama: nn.Module) -> None:
+    model = copy.deepcopy(llama)
+    gptq = Recipe.parse("int4_group128+gptq")
+    for recipe, words in (
+        (
+            {"model.layers.9.mlp.up_proj": INT8},
+            r"'model.layers.9.mlp.up_proj' is no linear layer of this model",
+        ),
+        ({"model.layers.0.mlp.up_proj": INT8, "model.layers.1.mlp.up_proj": gptq}, "by GPTQ"),
+        ({}, "no linear layer"),
+        ("int5_group7_foo", "int5_group7_foo"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            explorer.quantize_model(model, recipe)
+        assert not any(isinstance(module, QuantizedLinear) for module in model.modules())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import dataclasses
+import io
 import pickle
 import struct
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import SCHEMES, Scheme
+from explorer import SCHEMES, Scales, Scheme
 from explorer.core import backend, cuda, lowering
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.gpu import driver, runtime
@@ -154,6 +155,33 @@ def test_nothing_waits_unasked(
     assert not list(tmp_path.glob("*q.safe*"))
     q.unchecked.zero_()
     q.check()
+
+
+def test_stored_scales_are_converted_when_they_are_asked_for(
+    flag: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, but in a graph: what is computed there is not there yet, so that it is never kept outside."""
+    x = torch.randn(8, 256).bfloat16()
+    q = quantize(x, SCHEMES["int4_group128"])
+    raw = q.scales.raw
+    assert raw is not None and "stored" not in vars(q.scales)
+    raw.fill_(0.37)
+    want = raw.float()
+    monkeypatch.setattr(runtime, "is_capturing", lambda: True)
+    assert torch.equal(q.scales.stored, want) and q.scales.stored is not q.scales.stored
+    captured = quantize(x, SCHEMES["int4_group128"])
+    assert "stored" in vars(captured.scales), "each replay converts its own scales"
+    monkeypatch.setattr(runtime, "is_capturing", lambda: False)
+    file = io.BytesIO()
+    torch.save(q, file)
+    file.seek(0)
+    kept = (torch.load(file, weights_only=True), copy.deepcopy(q), copy.copy(q), q.to("cpu"))
+    for one in kept:
+        assert torch.equal(one.scales.stored, want) and torch.equal(one.scales.raw, raw)
+    assert type(kept[0].scales) is Scales and kept[0].scales.zero_points is None
+    assert q.scales.stored is q.scales.stored and torch.equal(q.scales.scale, want)
+    with pytest.raises(AttributeError, match="scales have no 'other'"):
+        _ = q.scales.other  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["q4_k", "nf4_block64_double", "int4~1x48~asymmetric~bfloat16~mse"])

@@ -26,7 +26,8 @@ from explorer.gpu.config import (
     walk_columns,
 )
 from explorer.gpu.dequantize import dequantize
-from explorer.gpu.runtime import Build, Prepared, prepare, start
+from explorer.gpu.ready import Ready, Template, start_all
+from explorer.gpu.runtime import Build
 from explorer.gpu.zero_words import zero_words
 
 __all__ = [
@@ -157,7 +158,7 @@ class LaunchPlan:
         self.elements = layout.rows * layout.columns
         self.run = config.run(dtype, self.elements)
         self._planned: list[Launch] = []
-        self._prepared: tuple[Prepared, ...] | None = None
+        self._templates: tuple[Template, ...] | None = None
         if self.elements:
             self._choose()
         self.launches = tuple(self._planned)
@@ -195,25 +196,29 @@ class LaunchPlan:
             ]
             if flag is not None:
                 addresses[Slot.BAD] = flag
-            start(self._index, self._prepared or self._prepare(), addresses)
+            start_all(self._index, self._templates or self._prepare(), addresses)
         return Output(packed, scales, zeros, amax, bad, sums, self.launches)
 
-    def _prepare(self) -> tuple[Prepared, ...]:
+    def _prepare(self) -> tuple[Template, ...]:
         """The launches with their kernels loaded; numbers stand where they are known."""
-        self._prepared = tuple(
-            prepare(
-                self._index,
+        self._templates = tuple(self._template(launch) for launch in self.launches)
+        return self._templates
+
+    def _template(self, launch: Launch) -> Template:
+        arguments = launch.arguments
+        return Template(
+            Ready(
                 launch.build,
                 launch.kernel,
+                torch.device("cuda", self._index),
+                launch.types,
                 launch.grid,
                 launch.threads,
-                launch.types,
-                [0 if a is None or isinstance(a, Slot) else a for a in launch.arguments],
-                [(at, int(a)) for at, a in enumerate(launch.arguments) if isinstance(a, Slot)],
-            )
-            for launch in self.launches
+                early=True,
+            ),
+            [0 if isinstance(a, Slot) else a for a in arguments],
+            tuple((at, int(a)) for at, a in enumerate(arguments) if isinstance(a, Slot)),
         )
-        return self._prepared
 
     def _range_memory(self, x: Tensor) -> Tensor:
         """Two ranges a cell that are zero where kernels add to them. Each launch counts in a small matrix:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import SCHEMES, Scales, Scheme
+from explorer import SCHEMES, Scales, Scheme, compare
 from explorer.core import backend, cuda, lowering
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.gpu import driver, runtime
@@ -137,8 +137,8 @@ def test_values_that_are_not_finite_are_refused(library: Any, flag: Flag) -> Non
 def test_nothing_waits_unasked(
     library: Any, flag: Flag, capturing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without ``check`` and in a graph: the flag lies on the device, and is read when ``check`` or a file
-    asks."""
+    """Without ``check`` and in a graph: the flag lies on the device, and is read when ``check``, a file or a
+    report asks."""
     monkeypatch.setattr(runtime, "is_capturing", lambda: capturing)
     x = torch.randn(8, 256).bfloat16()
     q = quantize(x, SCHEMES["int4_group128"], check=capturing)
@@ -150,8 +150,9 @@ def test_nothing_waits_unasked(
     for tensor in (q, q, *kept):
         with pytest.raises(ValueError, match="NaN or Inf, or too large to be scaled"):
             tensor.check()
-    with pytest.raises(ValueError, match="NaN or Inf"):
-        q.save(tmp_path / "q.safetensors")
+    for look in (lambda: q.save(tmp_path / "q.safetensors"), lambda: compare(x, q)):
+        with pytest.raises(ValueError, match="NaN or Inf"):
+            look()
     assert not list(tmp_path.glob("*q.safe*"))
     q.unchecked.zero_()
     q.check()

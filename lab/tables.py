@@ -128,6 +128,26 @@ def quantize_baselines_table(timings: Sequence[QuantizeTiming]) -> str:
     return markdown(["scheme", "from", "baseline", "its µs", "our µs", "times as fast"], rows)
 
 
+def quantize_calls_table(timings: Sequence[QuantizeTiming]) -> str:
+    """``explorer.quantize`` from BF16 as a program calls it: its share of a copy at 16384×16384, and the time
+    for 256×256; a sentence where that was not recorded."""
+    rows = [
+        [
+            f"`{t.scheme}`",
+            f"{100 * t.call_share:.0f} %",
+            f"{100 * t.call_share * t.call.checked.median_s / t.call.unchecked.median_s:.0f} %",
+            f"{1e6 * t.small_call.checked.median_s:.1f}",
+            f"{1e6 * t.small_call.unchecked.median_s:.1f}",
+        ]
+        for t in timings
+        if (t.shape, t.dtype) == (BIG, "bfloat16") and t.call and t.small_call and t.call_share
+    ]
+    if not rows:
+        return f"The calls are {NOT_RECORDED}: `explorer bench quantize --record`."
+    headers = ["scheme", "of the copy", "unchecked", "µs for 256×256", "unchecked"]
+    return markdown(headers, rows)
+
+
 def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
     """Milliseconds for everything that the Tensor place shows, by scheme and shape."""
     shapes = sorted({t.shape for t in timings})

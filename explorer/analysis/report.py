@@ -97,7 +97,8 @@ class Measured:
 def compare(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Report:
     """The error of ``q`` against the matrix ``x`` [rows, cols] that it was quantized from.
 
-    ``restored`` is ``q.dequantize()`` where the caller has it already. ``ValueError`` if the shapes differ.
+    ``restored`` is ``q.dequantize()`` where the caller has it already. ``ValueError`` if the shapes
+    differ, or the values were not finite (``q.check``).
     """
     return measure(x, q, restored).report
 
@@ -106,6 +107,7 @@ def measure(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Me
     """``compare``, with the histograms and code counts behind it."""
     if tuple(x.shape) != q.shape:
         raise ValueError(f"the tensor has shape {tuple(x.shape)}, its quantization {q.shape}")
+    q.check()
     x = x.to(torch.float32)
     restored = q.dequantize() if restored is None else restored
     sums = Sums()

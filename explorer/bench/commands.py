@@ -197,7 +197,8 @@ def grouped_line(timing: GroupedTiming) -> Line:
 
 
 def quantize_line(timing: QuantizeTiming) -> Line:
-    """One quantize or dequantize kernel."""
+    """One quantize or dequantize kernel, and the call from Python."""
+    call, small = timing.call, timing.small_call
     return {
         "scheme": timing.scheme,
         "operation": timing.operation,
@@ -207,4 +208,9 @@ def quantize_line(timing: QuantizeTiming) -> Line:
         "GB/s": timing.gigabytes_per_s,
         "of the copy": timing.share,
         "× baseline": timing.speedup,
+        "call µs": call.checked.median_s * 1e6 if call else None,
+        "call of the copy": timing.call_share,
+        "unchecked µs": call.unchecked.median_s * 1e6 if call else None,
+        "256² call µs": small.checked.median_s * 1e6 if small else None,
+        "256² unchecked µs": small.unchecked.median_s * 1e6 if small else None,
     }

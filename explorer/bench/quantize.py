@@ -1,5 +1,6 @@
 """Speed of the quantize and dequantize kernels, as a share of memory bandwidth.
 
+The kernels are replayed from a CUDA graph; the call of ``explorer.quantize`` is timed on the clock, too.
 Bytes are those that must move: each element once in (twice where a maximum over the tensor or a column comes
 first), each code and scale once out. The limit is a device-to-device copy measured in the same run; baselines
 are torch's own cast (FP8) and a ``torch.compile``d version of the same mathematics."""
@@ -14,20 +15,23 @@ import torch
 from torch import Tensor
 
 from explorer.bench.quantize_baselines import Function, torch_cast, torch_compiled
-from explorer.bench.timing import Call, buffer_sets, time_events, time_graph
+from explorer.bench.timing import Call, buffer_sets, time_calls, time_events, time_graph
 from explorer.core.backend import require_gpu
 from explorer.core.lowering import config_of, layout_of
+from explorer.core.quantize import quantize as quantize_call
 from explorer.gpu import runtime
 from explorer.gpu.config import Config, Launch, Layout
 from explorer.gpu.dequantize import dequantize
 from explorer.gpu.quantize import Output, quantize
-from explorer.recordings.quantize import QuantizeTiming
+from explorer.recordings.quantize import SMALL, CallTimes, QuantizeTiming
 from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TWO_PASSES = ("tensor_range", "column_range", "block_range")
 """Kernels that read everything once before codes are made."""
+CALLS, SMALL_CALLS = 20, 500
+"""Calls of one timing, of a large matrix and of a small one."""
 
 
 def time_quantize(
@@ -50,7 +54,7 @@ def time_quantize(
 def time_one(x: Tensor, scheme: Scheme) -> QuantizeTiming:
     """Quantize of one CUDA matrix, as a visitor's own tensor runs: the same buffer again and again, so a
     small one is found in the L2 cache."""
-    return next(_time_scheme(scheme, [x], copy_speed([x, x.clone()]), baselines=False))
+    return next(_time_scheme(scheme, [x], copy_speed([x, x.clone()]), baselines=False, calls=False))
 
 
 def copy_speed(inputs: Sequence[Tensor]) -> float:
@@ -84,6 +88,8 @@ class _Subject:
         moved: int,
         cast_s: float | None = None,
         compile_s: float | None = None,
+        call: CallTimes | None = None,
+        small_call: CallTimes | None = None,
     ) -> QuantizeTiming:
         """A row of ``launches``, in order; registers and occupancy are the last one's."""
         last = launches[-1]
@@ -105,30 +111,45 @@ class _Subject:
             share=speed / self.copy,
             torch_cast_s=cast_s,
             torch_compile_s=compile_s,
+            call=call,
+            small_call=small_call,
         )
 
 
 def _time_scheme(
-    scheme: Scheme, inputs: Sequence[Tensor], copy: float, baselines: bool
+    scheme: Scheme, inputs: Sequence[Tensor], copy: float, baselines: bool, calls: bool = True
 ) -> Iterator[QuantizeTiming]:
     shape = (inputs[0].shape[0], inputs[0].shape[1])
     subject = _Subject(scheme, inputs, config_of(scheme), layout_of(shape, scheme), copy)
     seed = scheme.seed or 0
-    calls = [partial(quantize, x, subject.config, subject.layout, seed) for x in inputs]
-    outputs = [call() for call in calls]
-    yield _quantize_timing(subject, calls, outputs[0], baselines)
+    kernels = [partial(quantize, x, subject.config, subject.layout, seed) for x in inputs]
+    outputs = [call() for call in kernels]
+    yield _quantize_timing(subject, kernels, outputs[0], baselines, calls)
     yield _dequantize_timing(subject, outputs)
 
 
 def _quantize_timing(
-    subject: _Subject, calls: Sequence[Call], output: Output, baselines: bool
+    subject: _Subject, kernels: Sequence[Call], output: Output, baselines: bool, calls: bool
 ) -> QuantizeTiming:
     two_passes = any(name.startswith(TWO_PASSES) for name in output.kernels)
     moved = subject.inputs[0].nbytes * (2 if two_passes else 1) + _stored_bytes(subject.scheme, output)
-    time = time_graph(calls)
+    time = time_graph(kernels)
     cast = _baseline_seconds(torch_cast(subject.scheme), subject.inputs) if baselines else None
     compiled = _baseline_seconds(torch_compiled(subject.scheme), subject.inputs) if baselines else None
-    return subject.timing("quantize", output.launches, time, moved, cast, compiled)
+    call = _call_times(subject.scheme, subject.inputs, CALLS) if calls else None
+    small = [torch.randn(SMALL, device=x.device).to(x.dtype) for x in subject.inputs[:1]]
+    small_call = _call_times(subject.scheme, small, SMALL_CALLS) if calls else None
+    return subject.timing("quantize", output.launches, time, moved, cast, compiled, call, small_call)
+
+
+def _call_times(scheme: Scheme, inputs: Sequence[Tensor], count: int) -> CallTimes:
+    """About ``count`` calls over ``inputs``, each result freed by the next."""
+    device, rounds = inputs[0].device, max(1, count // len(inputs))
+    checked, unchecked = (
+        time_calls([partial(quantize_call, x, scheme, check=check) for x in inputs], device, rounds)
+        for check in (True, False)
+    )
+    return CallTimes(checked, unchecked)
 
 
 def _dequantize_timing(subject: _Subject, outputs: Sequence[Output]) -> QuantizeTiming:

@@ -108,6 +108,20 @@ def wall_seconds(call: Call, device: torch.device, repeats: int, warm_up: int = 
     return TimeSpread(statistics.median(ordered), ordered[0], ordered[-1])
 
 
+def time_calls(calls: Sequence[Call], device: torch.device, rounds: int, repeats: int = 10) -> TimeSpread:
+    """Seconds on the clock of one call: ``calls`` one after another, ``rounds`` times, until the last of them
+    has ended on the GPU; the spread of the repeats."""
+
+    def run() -> None:
+        for _ in range(rounds):
+            for call in calls:
+                call()
+
+    whole = wall_seconds(run, device, repeats)
+    count = rounds * len(calls)
+    return TimeSpread(whole.median_s / count, whole.low_s / count, whole.high_s / count)
+
+
 def buffer_sets(bytes_each: int, device: torch.device) -> int:
     """Number of buffer sets that exceed twice the L2 cache; at least 2."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size

@@ -69,7 +69,7 @@ def quantize(
     record: Record = False,
     as_json: Json = False,
 ) -> None:
-    """The quantize and dequantize kernels, against a copy and torch's own."""
+    """The quantize and dequantize kernels and the call from Python, against a copy and torch's own."""
     from explorer.bench.commands import bench_quantize
 
     chosen, shapes = None if schemes is None else parse_schemes(schemes), matrix_shapes(shape)

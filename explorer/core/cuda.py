@@ -25,7 +25,7 @@ from explorer.error_sums import ErrorSums
 from explorer.formats import Format
 from explorer.gpu import fake_quantize as fake_kernels
 from explorer.gpu import runtime, statistics
-from explorer.gpu.config import ELEMENTS, Layout
+from explorer.gpu.config import ELEMENTS, Config, Layout
 from explorer.gpu.dequantize import dequantize as dequantize_kernel
 from explorer.gpu.host_flag import abandon_flag, flag_of_thread
 from explorer.gpu.quantize import Output
@@ -75,9 +75,7 @@ class Cuda(Reference):
     ) -> Tensor:
         if not has_kernels(scheme):
             return super().dequantize(packed, scales, scheme, shape, dtype)
-        kept = lowered(scheme)
-        config = config_of(scheme) if kept is None else kept.config
-        layout, raw = layout_of(shape, scheme), raw_scales(scales, scheme)
+        config, layout, raw = _config(scheme), layout_of(shape, scheme), raw_scales(scales, scheme)
         zeros, tensor_scale = scales.zero_points, scales.tensor_scale
         return dequantize_kernel(packed, raw, zeros, tensor_scale, config, layout, dtype)[0]
 
@@ -90,7 +88,7 @@ class Cuda(Reference):
         if x.dtype not in ELEMENTS or not has_kernels(scheme):
             return super().learned_quantize(x, step_size, scheme)
         return fake_kernels.learned_forward(
-            x.contiguous(), step_size.contiguous(), config_of(scheme), _layout(x, scheme)
+            x.contiguous(), step_size.contiguous(), _config(scheme), _layout(x, scheme)
         )
 
     def learned_gradients(
@@ -99,7 +97,7 @@ class Cuda(Reference):
         if x.dtype not in ELEMENTS or not has_kernels(scheme):
             return super().learned_gradients(x, upstream, step_size, scheme)
         return fake_kernels.learned_backward(
-            x.contiguous(), upstream, step_size.contiguous(), config_of(scheme), _layout(x, scheme)
+            x.contiguous(), upstream, step_size.contiguous(), _config(scheme), _layout(x, scheme)
         )
 
     def error_sums(self, x: Tensor, restored: Tensor, low: Tensor, high: Tensor, scheme: Scheme) -> ErrorSums:
@@ -149,11 +147,11 @@ def quantize_on_device(
         return _by_plan(x, kept)
     x = _readable(x)
     if scales is None:
-        output = quantize_kernel(x, config_of(scheme), _layout(x, scheme), scheme.seed or 0)
+        output = quantize_kernel(x, _config(scheme), _layout(x, scheme), scheme.seed or 0)
         scales = scales_from(output, scheme)
     else:
         per_cell, zeros = scales.scale.contiguous().view(-1), scales.zero_points
-        config, layout = config_of(scheme), _layout(x, scheme)
+        config, layout = _config(scheme), _layout(x, scheme)
         output = quantize_kernel(x, config, layout, scheme.seed or 0, per_cell, zeros)
     return output.packed, _fitted(scales, output, scheme), output
 
@@ -177,7 +175,7 @@ def fake_quantize_on_device(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[
         x,
         scales.scale.contiguous(),
         scales.zero_points,
-        config_of(scheme),
+        _config(scheme),
         _layout(x, scheme),
         scheme.format.saturation_threshold,
         scheme.seed or 0,
@@ -189,6 +187,12 @@ def _fitted(scales: Scales, output: Output, scheme: Scheme) -> Scales:
     if output.sums is None or scheme.scale is None:
         return scales
     return fit_scales(output.sums[0].view(1, 1), output.sums[1].view(1, 1), scales, scheme.scale)
+
+
+def _config(scheme: Scheme) -> Config:
+    """The scheme in the kernels' terms; kept where kernels find its scales."""
+    kept = lowered(scheme)
+    return config_of(scheme) if kept is None else kept.config
 
 
 def _layout(x: Tensor, scheme: Scheme) -> Layout:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from explorer.formats import CodebookFormat
+from explorer.formats import CodebookFormat, FloatFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.gpu import config as kernel
+from explorer.gpu import runtime
 from explorer.gpu.config import Config, Layout
-from explorer.gpu.quantize import RANGES, Output, Plan, is_aligned
+from explorer.gpu.quantize import RANGES, LaunchPlan, Output, is_aligned
 from explorer.schemes import OWN_CODES, SCHEMES, Convention, ScaleRule, Scales, Scheme, tensor_scale_for
 
 
@@ -57,9 +59,9 @@ class Lowered:
 
     scheme: Scheme
     config: Config
-    plans: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+    plans: dict[tuple[object, ...], LaunchPlan] = field(default_factory=dict)
 
-    def plan(self, x: Tensor) -> Plan:
+    def plan(self, x: Tensor) -> LaunchPlan:
         """The launches that quantize a matrix of the shape, element type, alignment and device of ``x``."""
         aligned = is_aligned(x)
         key = (x.shape, x.dtype, aligned, x.get_device())
@@ -68,7 +70,7 @@ class Lowered:
             if len(self.plans) >= MOST_KEPT:
                 self.plans.clear()
             layout, seed = layout_of((x.shape[0], x.shape[1]), self.scheme), self.scheme.seed or 0
-            plan = Plan(self.config, layout, x.dtype, aligned, x.device, seed)
+            plan = LaunchPlan(self.config, layout, x.dtype, aligned, x.device, seed)
             self.plans[key] = plan
         return plan
 
@@ -120,17 +122,49 @@ def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout:
     )
 
 
+class CodedScales(Scales):
+    """Scales as kernels wrote them: ``stored`` is converted from ``raw`` when it is first asked for. Kernels
+    read ``raw``, and float32 would take up to four times its memory."""
+
+    _format: FloatFormat
+
+    @classmethod
+    def of_codes(
+        cls, raw: Tensor, fmt: FloatFormat, zero_points: Tensor | None, tensor_scale: Tensor | None
+    ) -> CodedScales:
+        """Scales whose codes in ``fmt`` are ``raw``."""
+        self = object.__new__(cls)  # without ``stored``, which __getattr__ then makes
+        vars(self).update(raw=raw, zero_points=zero_points, tensor_scale=tensor_scale, _format=fmt)
+        return self
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Called for what the object does not hold."""
+        if name != "stored":
+            raise AttributeError(f"scales have no {name!r}")
+        assert self.raw is not None
+        stored = self._format.from_stored(self.raw)
+        # What a graph's capture computes is there after a replay only, and in the graph's memory.
+        if not runtime.is_capturing():
+            vars(self)["stored"] = stored
+        return stored
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Scales, tuple(getattr(self, row.name) for row in fields(Scales))
+
+
 def scales_from(out: Output, scheme: Scheme) -> Scales:
-    """The kernels' stored scales, which are codes of their format, as float32."""
+    """The kernels' stored scales, which are codes of their format."""
     if scheme.scale is None:
         return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
     tensor_scale = None
     if out.amax is not None:  # of an empty matrix no kernel has made it
         tensor_scale = out.amax.select(0, 2) if out.launches else tensor_scale_for(out.amax[:2], scheme)
-    stored = out.scales
-    if stored.dtype != torch.float32:
-        stored = scheme.scale.format.from_stored(stored)
-    return Scales(stored, out.zeros, tensor_scale, raw=out.scales)
+    raw, fmt = out.scales, scheme.scale.format
+    if raw.dtype == torch.float32:
+        return Scales(raw, out.zeros, tensor_scale, raw=raw)
+    if runtime.is_capturing():  # each replay converts its own
+        return Scales(fmt.from_stored(raw), out.zeros, tensor_scale, raw=raw)
+    return CodedScales.of_codes(raw, fmt, out.zeros, tensor_scale)
 
 
 def raw_scales(scales: Scales, scheme: Scheme) -> Tensor:

@@ -49,7 +49,8 @@ class QuantizedTensor:
     def check(self) -> None:
         """Wait for the GPU; ``ValueError`` if the values held NaN, Inf, or a range beyond what is scaled.
 
-        For what ``quantize`` did not check: without its ``check``, and in a CUDA graph. Of a graph's tensor
+        For what ``quantize`` did not check: without its ``check``, and in a CUDA graph. ``save`` and
+        ``explorer.compare`` call it; ``dequantize`` does not, since it would wait. Of a graph's tensor
         it speaks of all replays so far; ``q.unchecked.zero_()`` begins anew.
         """
         if self.unchecked is not None and int(self.unchecked):

@@ -26,12 +26,23 @@ from explorer.gpu.config import (
     walk_columns,
 )
 from explorer.gpu.dequantize import dequantize
-from explorer.gpu.runtime import Build, Prepared, prepare, start
+from explorer.gpu.ready import Ready, Template, start_all
+from explorer.gpu.runtime import Build
 from explorer.gpu.zero_words import zero_words
 
 __all__ = [
-    "ELEMENTS", "RANGES", "Config", "Layout", "Output", "Plan", "builds", "check_input", "dequantize",
-    "is_aligned", "launches", "quantize",
+    "ELEMENTS",
+    "RANGES",
+    "Config",
+    "LaunchPlan",
+    "Layout",
+    "Output",
+    "builds",
+    "check_input",
+    "dequantize",
+    "is_aligned",
+    "launches",
+    "quantize",
 ]  # fmt: skip
 
 RANGES = tuple(kind.name.lower() for kind in KernelRange)
@@ -99,7 +110,7 @@ def quantize(
     With ``steps`` (float32 [cells]; and ``zeros``, int8) the scales are given and only codes are made.
     """
     check_input(x)
-    plan = Plan(config, layout, x.dtype, is_aligned(x), x.device, seed, given=steps is not None)
+    plan = LaunchPlan(config, layout, x.dtype, is_aligned(x), x.device, seed, given=steps is not None)
     return plan.start(x, steps=steps, zeros=zeros)
 
 
@@ -116,7 +127,7 @@ def is_aligned(x: Tensor) -> bool:
 
 def launches(config: Config, layout: Layout, dtype: torch.dtype) -> tuple[Launch, ...]:
     """What ``quantize`` would launch for an aligned matrix of this layout, without any memory."""
-    return Plan(config, layout, dtype, True, torch.device("meta")).launches
+    return LaunchPlan(config, layout, dtype, True, torch.device("meta")).launches
 
 
 def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
@@ -124,7 +135,7 @@ def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
     return [launch.build for launch in launches(config, layout, dtype)]
 
 
-class Plan:
+class LaunchPlan:
     """The launches that quantize matrices of one layout, element type and alignment on one device: chosen
     once, started by each call with the addresses of its memory. Threads may share it.
 
@@ -147,7 +158,7 @@ class Plan:
         self.elements = layout.rows * layout.columns
         self.run = config.run(dtype, self.elements)
         self._planned: list[Launch] = []
-        self._prepared: tuple[Prepared, ...] | None = None
+        self._templates: tuple[Template, ...] | None = None
         if self.elements:
             self._choose()
         self.launches = tuple(self._planned)
@@ -185,25 +196,29 @@ class Plan:
             ]
             if flag is not None:
                 addresses[Slot.BAD] = flag
-            start(self._index, self._prepared or self._prepare(), addresses)
+            start_all(self._index, self._templates or self._prepare(), addresses)
         return Output(packed, scales, zeros, amax, bad, sums, self.launches)
 
-    def _prepare(self) -> tuple[Prepared, ...]:
+    def _prepare(self) -> tuple[Template, ...]:
         """The launches with their kernels loaded; numbers stand where they are known."""
-        self._prepared = tuple(
-            prepare(
-                self._index,
+        self._templates = tuple(self._template(launch) for launch in self.launches)
+        return self._templates
+
+    def _template(self, launch: Launch) -> Template:
+        arguments = launch.arguments
+        return Template(
+            Ready(
                 launch.build,
                 launch.kernel,
+                torch.device("cuda", self._index),
+                launch.types,
                 launch.grid,
                 launch.threads,
-                launch.types,
-                [0 if a is None or isinstance(a, Slot) else a for a in launch.arguments],
-                [(at, int(a)) for at, a in enumerate(launch.arguments) if isinstance(a, Slot)],
-            )
-            for launch in self.launches
+                early=True,
+            ),
+            [0 if isinstance(a, Slot) else a for a in arguments],
+            tuple((at, int(a)) for at, a in enumerate(arguments) if isinstance(a, Slot)),
         )
-        return self._prepared
 
     def _range_memory(self, x: Tensor) -> Tensor:
         """Two ranges a cell that are zero where kernels add to them. Each launch counts in a small matrix:

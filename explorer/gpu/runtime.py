@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +50,7 @@ __all__ = [
     "multiprocessors",
     "native_formats",
     "occupancy",
-    "prepare",
     "resources",
-    "start",
     "wait",
 ]
 
@@ -225,52 +223,6 @@ def launch(
         kernel = loaded_kernel(index, build, name, types)
         early = early and launches_early(index)
         kernel.launch(values, (*grid, 1, 1)[:3], block, stream_of(index), shared, cluster, early)
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A launch on one device that lacks the addresses of a call's memory: ``places`` pairs the position of
-    each in ``values`` with its index among them."""
-
-    kernel: cuda.Kernel
-    values: list[Any]
-    places: tuple[tuple[int, int], ...]
-    grid: tuple[int, int, int]
-    block: int
-    early: bool
-
-
-def prepare(
-    index: int,
-    build: Build,
-    name: str,
-    grid: Sequence[int],
-    block: int,
-    types: str,
-    values: Sequence[Any],
-    places: Iterable[tuple[int, int]],
-) -> Prepared:
-    """A launch of kernel ``name`` of ``build`` for ``start``, early where the device can (``launch``).
-    ``KernelError`` if it cannot be compiled or loaded."""
-    with context(index):
-        kernel = loaded_kernel(index, build, name, types)
-    across, down, deep = (*grid, 1, 1)[:3]
-    return Prepared(kernel, list(values), tuple(places), (across, down, deep), block, launches_early(index))
-
-
-def start(index: int, launches: Iterable[Prepared], addresses: Sequence[int]) -> None:
-    """Start launches in order on torch's current stream of a device; ``KernelError`` if one is refused."""
-    pushed = entered(index)
-    try:
-        stream = stream_of(index)
-        for one in launches:
-            values = one.values.copy()
-            for at, which in one.places:
-                values[at] = addresses[which]
-            one.kernel.launch(values, one.grid, one.block, stream, 0, 1, one.early)
-    finally:
-        if pushed is not None:
-            pushed.pop()
 
 
 def wait(index: int) -> None:

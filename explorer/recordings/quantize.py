@@ -15,6 +15,8 @@ from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
 
 NAME = "quantize"
+SMALL = (256, 256)
+"""A matrix whose call is the host's work alone."""
 _DEFINITION = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
 _OLD_NAME = re.compile(r"(?<=quantize_tile)[124](?=_)|_(?:f32|bf16|f16)$")
 
@@ -36,10 +38,20 @@ def kernel_file(kernel: str) -> str:
 
 
 @dataclass(frozen=True)
+class CallTimes:
+    """``explorer.quantize`` as a program calls it, again and again: on the clock, allocations and the host's
+    work included. ``checked`` waits for the GPU in each call, ``unchecked`` (``check=False``) does not."""
+
+    checked: TimeSpread
+    unchecked: TimeSpread
+
+
+@dataclass(frozen=True)
 class QuantizeTiming:
     """One kernel run on one GPU. ``operation``: "quantize" or "dequantize"; ``registers`` and ``occupancy``
     of the last of ``kernels``; ``share``: of the copy's bytes per second. Seconds of torch's cast and of
-    torch.compile are medians of the same run, None where the scheme has no such baseline."""
+    torch.compile are medians of the same run, None where the scheme has no such baseline. ``call`` and
+    ``small_call`` are calls from Python for this shape and for ``SMALL``, None in earlier recordings."""
 
     scheme: str
     operation: str
@@ -55,12 +67,20 @@ class QuantizeTiming:
     share: float
     torch_cast_s: float | None
     torch_compile_s: float | None
+    call: CallTimes | None = None
+    small_call: CallTimes | None = None
 
     @property
     def speedup(self) -> float | None:
         """Times as fast as the baseline; None where there is none."""
         baseline = self.torch_cast_s or self.torch_compile_s
         return baseline / self.time.median_s if baseline else None
+
+    @property
+    def call_share(self) -> float | None:
+        """The call's share of the copy's bytes per second, as ``share`` is the kernels'; None where it was
+        not timed."""
+        return None if self.call is None else self.share * self.time.median_s / self.call.checked.median_s
 
 
 def recorded_quantize() -> Recording[QuantizeTiming]:

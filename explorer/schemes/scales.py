@@ -85,7 +85,8 @@ class Scales:
 
     def to(self, device: torch.device | str) -> Scales:
         """The same scales on ``device``."""
-        moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
+        parts = {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
+        moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
         upper = None if self.upper is None else self.upper.to(device)
         return dataclasses.replace(self, **moved, upper=upper)  # type: ignore[arg-type]
 

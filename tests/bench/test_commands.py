@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from explorer import gpu
-from explorer.bench import commands, plan
+from explorer.bench import commands, plan, timing
 from explorer.bench.plan import SMALL_ROWS, SWEPT, plan_of_layers, plan_of_records
 from explorer.methods import METHODS
 from explorer.products.auto import variants_for
 from explorer.products.shapes import DECODE, LARGE, SERVING, SMALL_LAYERS, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.gemm import recorded_gemms
-from explorer.recordings.quantize import recorded_quantize
+from explorer.recordings.quantize import CallTimes, recorded_quantize
+from explorer.recordings.times import TimeSpread
 from explorer.schemes import SCHEMES
 from lab import benchmarks
 from lab.methods import time_methods
@@ -62,12 +63,30 @@ def test_wrong_input_is_refused_before_anything_is_timed(call, words: str) -> No
 
 
 def test_lines_are_made_of_typed_timings() -> None:
-    timing = next(t for t in recorded_gemms().rows if t.baseline_graph)
-    line = commands.gemm_line(timing)
-    assert line["µs"] == timing.graph.median_s * 1e6 and line["baseline"] == timing.baseline
-    assert commands.gemm_line(dataclasses.replace(timing, baseline_graph=None))["× baseline"] is None
+    product = next(t for t in recorded_gemms().rows if t.baseline_graph)
+    line = commands.gemm_line(product)
+    assert line["µs"] == product.graph.median_s * 1e6 and line["baseline"] == product.baseline
+    assert commands.gemm_line(dataclasses.replace(product, baseline_graph=None))["× baseline"] is None
     row = recorded_quantize().rows[0]
-    assert commands.quantize_line(row)["GB/s"] == row.gigabytes_per_s
+    line = commands.quantize_line(dataclasses.replace(row, call=None, small_call=None))
+    assert line["GB/s"] == row.gigabytes_per_s and line["call µs"] is line["call of the copy"] is None
+    twice = TimeSpread(*(2 * seconds for seconds in dataclasses.astuple(row.time)))
+    called = dataclasses.replace(row, call=CallTimes(twice, row.time), small_call=CallTimes(twice, twice))
+    line = commands.quantize_line(called)
+    assert line["call µs"] == 2 * line["unchecked µs"] == 2 * line["µs"]
+    assert line["call of the copy"] == row.share / 2 and line["256² unchecked µs"] == 2 * line["µs"]
+
+
+def test_calls_are_timed_until_the_last_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a call's time is that of its launch, or of many calls."""
+    steps: list[str] = []
+    clock = iter(range(0, 10_000, 60))
+    monkeypatch.setattr(timing, "synchronize", lambda device: steps.append("wait"))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: (steps.append("clock"), next(clock))[1])
+    calls = [lambda: steps.append("a"), lambda: steps.append("b")]
+    spread = timing.time_calls(calls, torch.device("cpu"), rounds=3, repeats=2)
+    once = ["wait", "clock", *"ababab", "wait", "clock"]
+    assert steps == once * 3 and spread == TimeSpread(10, 10, 10)
 
 
 def test_the_plan_of_records_covers_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

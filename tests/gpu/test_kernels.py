@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import FORMATS, SCHEMES, MappingType, Scheme, quantize
+from explorer import FORMATS, SCHEMES, MappingType, Scheme, fake_quantize, quantize
 from explorer.core.backend import REFERENCE
 from explorer.core.cuda import quantize_on_device
+from explorer.core.lowering import lowered
 from explorer.gpu import runtime
 from tests.core.test_scale_formats import SCALE_FORMATS, scheme_with
 from tests.gpu.sanitizer import assert_clean
@@ -41,6 +42,9 @@ SHAPES = [
     (17, 1283),
     (0, 8),
 ]
+
+KERNEL_SCHEMES = [name for name, scheme in SCHEMES.items() if lowered(scheme) is not None]
+"""The named schemes whose scales and codes kernels find."""
 
 
 def draw(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -267,6 +271,26 @@ def test_non_finite_is_refused() -> None:
                 quantize(x, SCHEMES[name])
 
 
+@pytest.mark.parametrize("name", KERNEL_SCHEMES)
+def test_one_value_that_is_not_finite_is_refused_wherever_it_lies(name: str) -> None:
+    """By every kernel that a scheme takes, the last value of ragged rows too; the call after it is right."""
+    for rows, columns in ((5, 33), (64, 512), (130, 384), (3, 5000)):
+        for dtype in DTYPES:
+            x = draw(rows, columns, dtype).cuda()
+            good = x.clone()
+            x[-1, -1] = float("nan")
+            with pytest.raises(ValueError, match=f"the first at row {rows - 1}, column {columns - 1}:"):
+                quantize(x, SCHEMES[name])
+            late = quantize(x, SCHEMES[name], check=False)
+            with pytest.raises(ValueError, match="NaN or Inf, or too large to be scaled"):
+                late.check()
+            quantize(good, SCHEMES[name], check=False).check()
+            assert torch.equal(quantize(good, SCHEMES[name]).packed, quantize(good, SCHEMES[name]).packed)
+    large = torch.full((4, 128), 1e300, dtype=torch.float64, device="cuda")
+    with pytest.raises(ValueError, match="beyond float32"):
+        quantize(large, SCHEMES[name])
+
+
 def test_many_threads_at_once() -> None:
     """64 threads hammering the same kernels give the right answers, and none leaves a context behind."""
     x = draw(256, 1024, torch.float32)
@@ -286,6 +310,116 @@ def test_many_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_threads_do_not_see_each_others_nan() -> None:
+    """Half of 32 threads quantize NaN: they are told, and the others are not."""
+    good = draw(64, 1024, torch.bfloat16).cuda()
+    bad = good.clone()
+    bad[5, 7] = float("inf")
+    scheme, wrong = SCHEMES["int4_group128"], list[int]()
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            refused = False
+            try:
+                quantize(bad if index % 2 else good, scheme)
+            except ValueError:
+                refused = True
+            if refused != bool(index % 2):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_nan_from_a_slow_producer_is_noticed() -> None:
+    """Written on a side stream long after the call: the host has to wait for it, and for nothing less."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        late = torch.zeros(128, 1024, device="cuda")
+        torch.cuda._sleep(10_000_000)
+        late[7, 9] = float("nan")
+        with pytest.raises(ValueError, match="row 7, column 9"):
+            quantize(late, SCHEMES["int8_row"])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_tensor_on_another_gpu() -> None:
+    """Kernels run where the tensor lies, whatever device is current."""
+    x = draw(64, 512, torch.bfloat16)
+    for name in ("int4_group128", "nvfp4", "int8_tensor", "bf16"):
+        q = quantize(x.to("cuda:1"), SCHEMES[name])
+        assert q.device.index == 1 and torch.equal(q.packed.cpu(), quantize(x.float(), SCHEMES[name]).packed)
+        assert torch.equal(q.dequantize().cpu(), quantize(x.float(), SCHEMES[name]).dequantize())
+
+
+@pytest.mark.parametrize("name", KERNEL_SCHEMES)
+def test_the_call_is_captured_and_replayed(name: str) -> None:
+    """``quantize`` as anyone calls it, in a graph, on five inputs: the bits of a call outside, larger and
+    smaller values after each other. NaN in a replay is said by ``check``."""
+    scheme = SCHEMES[name]
+    for rows, columns in ((64, 512), (5, 33), (130, 384)):
+        inputs = [
+            draw(rows, columns, torch.bfloat16, seed) * times
+            for seed, times in enumerate((1.0, 8.0, 0.25, 2.0**-9, 3.0))
+        ]
+        static = inputs[0].cuda()
+        quantize(static, scheme)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            q = quantize(static, scheme)
+        for x in inputs:
+            static.copy_(x)
+            graph.replay()
+            want = quantize(x.cuda(), scheme)
+            q.check()
+            assert torch.equal(q.packed, want.packed)
+            for part in ("stored", "zero_points", "tensor_scale"):
+                ours, theirs = getattr(q.scales, part), getattr(want.scales, part)
+                assert (ours is None) == (theirs is None) and (ours is None or torch.equal(ours, theirs)), (
+                    part
+                )
+            assert torch.equal(q.dequantize(), want.dequantize())
+        static[rows - 1, columns - 1] = float("nan")
+        graph.replay()
+        with pytest.raises(ValueError, match="NaN or Inf"):
+            q.check()
+        assert q.unchecked is not None
+        q.unchecked.zero_()
+        static.copy_(inputs[1])
+        graph.replay()
+        q.check()
+        assert torch.equal(q.packed, quantize(inputs[1].cuda(), scheme).packed)
+
+
+def test_operators_are_captured() -> None:
+    """Fake quantization and the operators, as a training step in a graph calls them."""
+    x, scheme = draw(64, 512, torch.bfloat16), SCHEMES["int4_group128"]
+    static = torch.zeros(64, 512, dtype=torch.bfloat16, device="cuda")
+    fake_quantize(static, scheme), torch.ops.explorer.quantize(static, scheme.name)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        restored = fake_quantize(static, scheme)
+        packed = torch.ops.explorer.quantize(static, scheme.name)[0]
+    static.copy_(x)
+    graph.replay()
+    assert torch.equal(restored, fake_quantize(x.cuda(), scheme))
+    assert torch.equal(packed, quantize(x.cuda(), scheme).packed)
+
+
+def test_what_has_no_kernels_is_refused_in_a_graph() -> None:
+    """In words; the capture ends in order, and the scheme works outside."""
+    x = torch.randn(8, 256, device="cuda")
+    with (
+        pytest.raises(ValueError, match="a CUDA graph cannot capture it"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        quantize(x + 1, SCHEMES["q4_k"])  # so that the graph is not empty
+    assert quantize(x, SCHEMES["q4_k"]).packed.is_cuda
 
 
 def test_cuda_graph_and_side_streams() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import dataclasses
+import io
 import pickle
 import struct
 from pathlib import Path
@@ -18,12 +19,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import SCHEMES, Scheme
+from explorer import SCHEMES, Scales, Scheme, compare
 from explorer.core import backend, cuda, lowering
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.gpu import driver, runtime
 from explorer.gpu.compile import KernelError
-from explorer.gpu.quantize import Plan, launches
+from explorer.gpu.quantize import LaunchPlan, launches
 from tests.kernels.conftest import HANDLE
 from tests.kernels.stub import StubContext, last
 
@@ -136,8 +137,8 @@ def test_values_that_are_not_finite_are_refused(library: Any, flag: Flag) -> Non
 def test_nothing_waits_unasked(
     library: Any, flag: Flag, capturing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without ``check`` and in a graph: the flag lies on the device, and is read when ``check`` or a file
-    asks."""
+    """Without ``check`` and in a graph: the flag lies on the device, and is read when ``check``, a file or a
+    report asks."""
     monkeypatch.setattr(runtime, "is_capturing", lambda: capturing)
     x = torch.randn(8, 256).bfloat16()
     q = quantize(x, SCHEMES["int4_group128"], check=capturing)
@@ -149,11 +150,39 @@ def test_nothing_waits_unasked(
     for tensor in (q, q, *kept):
         with pytest.raises(ValueError, match="NaN or Inf, or too large to be scaled"):
             tensor.check()
-    with pytest.raises(ValueError, match="NaN or Inf"):
-        q.save(tmp_path / "q.safetensors")
+    for look in (lambda: q.save(tmp_path / "q.safetensors"), lambda: compare(x, q)):
+        with pytest.raises(ValueError, match="NaN or Inf"):
+            look()
     assert not list(tmp_path.glob("*q.safe*"))
     q.unchecked.zero_()
     q.check()
+
+
+def test_stored_scales_are_converted_when_they_are_asked_for(
+    flag: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, but in a graph: what is computed there is not there yet, so that it is never kept outside."""
+    x = torch.randn(8, 256).bfloat16()
+    q = quantize(x, SCHEMES["int4_group128"])
+    raw = q.scales.raw
+    assert raw is not None and "stored" not in vars(q.scales)
+    raw.fill_(0.37)
+    want = raw.float()
+    monkeypatch.setattr(runtime, "is_capturing", lambda: True)
+    assert torch.equal(q.scales.stored, want) and q.scales.stored is not q.scales.stored
+    captured = quantize(x, SCHEMES["int4_group128"])
+    assert "stored" in vars(captured.scales), "each replay converts its own scales"
+    monkeypatch.setattr(runtime, "is_capturing", lambda: False)
+    file = io.BytesIO()
+    torch.save(q, file)
+    file.seek(0)
+    kept = (torch.load(file, weights_only=True), copy.deepcopy(q), copy.copy(q), q.to("cpu"))
+    for one in kept:
+        assert torch.equal(one.scales.stored, want) and torch.equal(one.scales.raw, raw)
+    assert type(kept[0].scales) is Scales and kept[0].scales.zero_points is None
+    assert q.scales.stored is q.scales.stored and torch.equal(q.scales.scale, want)
+    with pytest.raises(AttributeError, match="scales have no 'other'"):
+        _ = q.scales.other  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["q4_k", "nf4_block64_double", "int4~1x48~asymmetric~bfloat16~mse"])
@@ -184,7 +213,9 @@ def test_every_argument_of_every_plan_is_brought_or_known(scheme: Scheme) -> Non
         for aligned in (True, False):
             for given_scales in (True, False):
                 layout = lowering.layout_of(shape, scheme)
-                plan = Plan(config, layout, torch.bfloat16, aligned, torch.device("meta"), given=given_scales)
+                plan = LaunchPlan(
+                    config, layout, torch.bfloat16, aligned, torch.device("meta"), given=given_scales
+                )
                 assert plan.launches
                 for launch in plan.launches:
                     letters = launch.types.replace("(", "").replace(")", "")

@@ -17,7 +17,8 @@ from explorer.paths import ASSETS
 from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.gemm import recorded_gemms
-from explorer.recordings.quantize import recorded_quantize
+from explorer.recordings.quantize import CallTimes, recorded_quantize
+from explorer.recordings.times import TimeSpread
 from explorer.schemes import SCHEMES
 from explorer.training.digits import STRAIGHT, Underflow
 from lab import docs, facts, tables
@@ -87,6 +88,19 @@ def test_tables_have_a_row_for_each_thing_recorded() -> None:
     quantize = recorded_quantize().rows
     names = {*SCHEMES, *(t.scheme for t in quantize)}
     assert len(tables.quantize_table(quantize).splitlines()) == 2 + len(names)
+
+
+def test_calls_are_shown_where_they_were_recorded() -> None:
+    """A recording without calls is said to be one; with them each scheme has its share and its time."""
+    rows = [t for t in recorded_quantize().rows if (t.operation, t.dtype) == ("quantize", "bfloat16")]
+    without = [dataclasses.replace(t, call=None, small_call=None) for t in rows]
+    assert "not recorded yet" in tables.quantize_calls_table(without)
+    small = TimeSpread(20e-6, 19e-6, 21e-6)
+    call = CallTimes(rows[0].time, rows[0].time)
+    called = dataclasses.replace(rows[0], shape=tables.BIG, call=call, small_call=CallTimes(small, small))
+    line = tables.quantize_calls_table([called]).splitlines()[-1]
+    share = f"{100 * rows[0].share:.0f} %"
+    assert line == f"| `{rows[0].scheme}` | {share} | {share} | 20.0 | 20.0 |"
 
 
 def test_tables_name_what_was_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from explorer.bench.gemm import CPU_ROWS, time_on_cpu
 from explorer.bench.grouped import run_cases
 from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
 from explorer.bench.quantize import DTYPES, time_quantize
+from explorer.bench.steps import BASELINE, BATCHES, SHAPES, time_steps
+from explorer.bench.steps import DEFAULT as STEP_SCHEMES
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.paths import checkout
@@ -35,6 +37,8 @@ from explorer.recordings.grouped import GroupedTiming
 from explorer.recordings.machine import Machine, this_machine
 from explorer.recordings.quantize import NAME as QUANTIZE
 from explorer.recordings.quantize import QuantizeTiming
+from explorer.recordings.steps import NAME as STEPS
+from explorer.recordings.steps import StepTiming
 from explorer.schemes import SCHEMES, Scheme
 
 Row = TypeVar("Row")
@@ -145,6 +149,28 @@ def bench_grouped(
     return Benchmark(GROUPED_PRODUCTS, machine, timings, total, grouped_line)
 
 
+def bench_steps(
+    shapes: Sequence[str] | None = None,
+    schemes: Sequence[str] | None = None,
+    batches: Sequence[int] | None = None,
+    head: Scheme | None = None,
+) -> Benchmark[StepTiming]:
+    """Steps of models' shapes with random weights; ``ValueError`` without a GPU, or for names there are
+    not."""
+    require_gpu()
+    if unknown := [name for name in shapes or () if name not in SHAPES]:
+        raise ValueError(f"no shape {unknown[0]!r}; there are {', '.join(SHAPES)}")
+    for text in schemes or ():
+        for part in text.split("+"):
+            Scheme.parse(part)
+    if any(batch < 1 for batch in batches or ()):
+        raise ValueError("a batch has at least one text")
+    names, chosen, sizes = list(shapes or SHAPES), list(schemes or STEP_SCHEMES), list(batches or BATCHES)
+    rows = chain.from_iterable(time_steps(name, chosen, sizes, head) for name in names)
+    total = len(names) * (1 + len(chosen)) * len(sizes)
+    return Benchmark(STEPS, this_machine(work_device()), rows, total, step_line)
+
+
 def matrices(shapes: Shapes) -> list[tuple[int, int]]:
     """``shapes`` as rows and columns; ``ValueError`` for any other number of axes."""
     for shape in shapes:
@@ -193,6 +219,29 @@ def grouped_line(timing: GroupedTiming) -> Line:
         "× baseline": timing.speedup,
         "SQNR dB": timing.sqnr_db,
         "baseline": timing.baseline if timing.baseline_graph else timing.baseline_note[:40],
+    }
+
+
+def step_line(timing: StepTiming) -> Line:
+    """One model at one batch size."""
+    parts = timing.parts
+    inputs = f" × {timing.inputs}" if timing.inputs else ""
+    return {
+        "shape": timing.shape,
+        "scheme": f"{timing.scheme}{inputs}",
+        "head": timing.head or BASELINE,
+        "batch": timing.batch,
+        "step ms": timing.step.median_s * 1e3,
+        "× BF16": timing.speedup,
+        "tokens/s": timing.tokens_per_second,
+        "linear": parts.linear_s * 1e3 if parts else None,
+        "attention": parts.attention_s * 1e3 if parts else None,
+        "rest": parts.rest_s * 1e3 if parts else None,
+        "gaps": parts.gaps_s * 1e3 if parts else None,
+        "at the copy's speed": timing.floor_s * 1e3,
+        "prefill ms": timing.prefill.median_s * 1e3 if timing.prefill else None,
+        "GB": timing.weight_bytes / 1e9,
+        "× smaller": timing.smaller,
     }
 
 

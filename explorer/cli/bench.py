@@ -16,8 +16,10 @@ from explorer.cli.options import (
     examples,
     gemm_shapes,
     matrix_shapes,
+    parse_scheme,
     parse_schemes,
     split,
+    whole_numbers,
 )
 from explorer.cli.output import PrintedTable, counted, print_json, print_table, say
 from explorer.paths import checkout
@@ -122,6 +124,36 @@ def gemm(
     if not benchmark.machine.gpu:
         say(f"no kernels of ours here ({gpu_status().reason}); torch's own on this CPU:", error=True)
     run(benchmark, record, as_json)
+
+
+@app.command(
+    epilog=examples(
+        "bench steps --shapes Llama-3-8B --schemes int4_group128,nvfp4 --batches 1,16",
+        "bench steps --record",
+    )
+)
+def steps(
+    shapes: Annotated[
+        str | None, typer.Option(help="Comma-separated shapes of models.", show_default="all")
+    ] = None,
+    schemes: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated schemes; weights+inputs quantizes inputs.", show_default="five"),
+    ] = None,
+    batches: Annotated[str, typer.Option(help="Comma-separated numbers of texts.")] = "1,8,16,32,64",
+    head: Annotated[
+        str | None, typer.Option(help="Scheme of the output head.", show_default="bfloat16")
+    ] = None,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Decoding and prefill of models' shapes with random weights on the GPU, against bfloat16."""
+    from explorer.bench.commands import bench_steps
+
+    sizes = whole_numbers(batches, "--batches")
+    chosen = None if schemes is None else split(schemes)
+    names = None if shapes is None else split(shapes)
+    run(bench_steps(names, chosen, sizes, parse_scheme(head) if head else None), record, as_json)
 
 
 @app.command(

@@ -172,6 +172,15 @@ def sizes(text: str, count: int, form: str, of: str = "--shape") -> tuple[int, .
     return numbers
 
 
+def whole_numbers(text: str, of: str) -> list[int]:
+    """Comma-separated whole numbers from 1; ``typer.BadParameter`` names the option and what is wrong."""
+    parts = split(text)
+    wrong = [part for part in parts if not part.isdecimal() or int(part) < 1]
+    if wrong or not parts:
+        raise typer.BadParameter(f"{of} takes whole numbers from 1 such as 1,16, got {text!r}")
+    return [int(part) for part in parts]
+
+
 def matrix_shapes(texts: list[str] | None) -> list[tuple[int, ...]] | None:
     """(rows, columns) of each ``--shape``; None where none was given."""
     return [sizes(text, 2, "rows x columns") for text in texts] if texts else None

@@ -14,8 +14,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 NAME = "explorer_decode"
 LEAST_GROUPS = 64
-"""Batch times groups of heads from which on FlexAttention is the faster one: on an H100, with 8 groups and 768
-keys, a block takes 40 µs by it for 1 and for 16 texts, and by cuDNN's kernel 9 µs and 80."""
+"""Batch times groups of heads from which on FlexAttention is the faster one: on an H100, with 8 groups and
+768 keys, a block takes 40 µs by it for 1 and for 16 texts, and by cuDNN's kernel 9 µs and 80."""
 
 
 def attend(

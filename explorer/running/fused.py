@@ -19,7 +19,7 @@ from explorer.products.layer import QuantizedLinear
 from explorer.schemes.scales import join_scales
 
 
-class Together(nn.Module):
+class JoinedLayers(nn.Module):
     """One layer of the rows of several. The first of them that is asked for an input computes all."""
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
@@ -39,10 +39,10 @@ class Together(nn.Module):
         return found
 
 
-class Part(nn.Module):
-    """One of the layers of a ``Together``, in the place that it had."""
+class JoinedLayer(nn.Module):
+    """One of the layers of a ``JoinedLayers``, in the place that it had."""
 
-    def __init__(self, together: Together, index: int) -> None:
+    def __init__(self, together: JoinedLayers, index: int) -> None:
         super().__init__()
         self.together, self.index = together, index
 
@@ -61,10 +61,10 @@ def fuse(network: nn.Module) -> int:
         made = _joined(layers)
         if made is None:
             continue
-        together = Together(made, [layer.out_features for layer in layers])
+        together = JoinedLayers(made, [layer.out_features for layer in layers])
         for index, name in enumerate(group):
             parent, _, last = name.rpartition(".")
-            setattr(network.get_submodule(parent), last, Part(together, index))
+            setattr(network.get_submodule(parent), last, JoinedLayer(together, index))
         count += 1
     return count
 

@@ -54,8 +54,8 @@ def _share_counter(layer: Any, used: Tensor) -> None:
 
 
 class CompiledBlocks:
-    """A network whose blocks are compiled for steps of one token, in place; one cache at a time is ``run``
-    through them. ``compiler``: what torch.compile gets beside the blocks' forward."""
+    """A network whose blocks are compiled for steps of one token, in place. With a cache it is run by
+    ``GraphedNetwork`` alone. ``compiler``: what torch.compile gets beside the blocks' forward."""
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
         self._parts: list[OwnPart] = []
@@ -69,6 +69,8 @@ class CompiledBlocks:
         self, index: int, plain: Callable[..., Any], compiled: Callable[..., Any], block: nn.Module
     ) -> Callable[..., Any]:
         def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("past_key_values") is None:
+                return plain(hidden, *args, **kwargs)
             kwargs["past_key_values"] = self._parts[index]
             if hidden.shape[1] == 1:
                 return compiled(block, hidden, *args, **kwargs)

@@ -4,16 +4,22 @@ device's own products plug into."""
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from explorer.models.capture import Model
+from explorer.models.serve import quantize_model
 from explorer.models.texts import AnyTexts
+from explorer.products.layer import QuantizedLinear
 from explorer.progress import Progress
+from explorer.running.attention import choose as choose_attention
+from explorer.running.fused import fuse
+from explorer.running.graphed import GraphedPool
 from explorer.survey.check import assemble_recipe, inputs_of
 from explorer.survey.recipe import ModelRecipe
 
@@ -22,6 +28,7 @@ RESTORED = (
     "the original's"
 )
 PLAIN = "torch's float32 products"
+BF16 = "torch's bfloat16 products"
 
 
 class Decoder(Protocol):
@@ -35,18 +42,18 @@ class Decoder(Protocol):
 @dataclass(frozen=True, eq=False)
 class Placed:
     """A network that is ready to run. ``kernels``: what multiplies, in words; ``decoder`` makes a decoder of
-    the network for one text."""
+    the network for one text of so many tokens at most."""
 
     network: nn.Module
     kernels: str
-    decoder: Callable[[nn.Module], Decoder]
+    decoder: Callable[[nn.Module, int], Decoder]
 
 
 class CachedDecoder:
     """A network of transformers, with its own cache of keys and values; of a network without one, all tokens
     are run at each step."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, _room: int = 0) -> None:
         self._network, self._ids = network, list[int]()
         self._cache: Any = None
         self._device = next(network.parameters()).device
@@ -82,8 +89,48 @@ def place_linears(
     ``progress`` counts layers. ``ValueError`` for layers that the network has not, and where a method or
     scheme cannot serve one.
     """
+    if device.type == "cuda":
+        return _placed_on_gpu(model, recipe, calibration, progress)
     if recipe is None:
         return Placed(model.network, PLAIN, CachedDecoder)
     inputs = inputs_of(recipe, model, calibration)
     assembled = assemble_recipe(recipe, model, calibration, recipe.layers, inputs, progress)
     return Placed(assembled.network.to(device), RESTORED, CachedDecoder)
+
+
+def _placed_on_gpu(
+    model: Model, recipe: ModelRecipe | None, calibration: AnyTexts, progress: Progress | None
+) -> Placed:
+    """In bfloat16, steps captured in a CUDA graph. Layers that are rounded to nearest multiply by their codes
+    (``QuantizedLinear``); what else a recipe names, and all layers where it fixes the scales of inputs, hold
+    the weights that their codes restore."""
+    network, words = model.network, [BF16]
+    if recipe is not None:
+        modules = dict(network.named_modules())
+        fixed = recipe.inputs is not None and recipe.inputs.block == (None, None)
+        coded = {
+            name: one
+            for name, one in recipe.layers.items()
+            if not one.method and isinstance(modules.get(name), nn.Linear) and not fixed
+        }
+        others = {name: one for name, one in recipe.layers.items() if name not in coded}
+        if others:
+            inputs = inputs_of(recipe, model, calibration)
+            network = assemble_recipe(recipe, model, calibration, others, inputs, progress).network
+        if coded:
+            quantize_model(network, replace(recipe, layers=coded), progress=progress)
+        words = [*_kernels_of(network), *([f"{len(others)} layers restored"] if others else [])]
+    network = network.to(torch.bfloat16)
+    fuse(network)
+    choose_attention(network)
+    try:
+        pool = GraphedPool(network)
+    except ValueError as error:
+        return Placed(network, f"{'; '.join(words)}; steps launched one by one ({error})", CachedDecoder)
+    return Placed(network, f"{'; '.join(words)}; steps compiled, in a CUDA graph", pool.decoder)
+
+
+def _kernels_of(network: nn.Module) -> list[str]:
+    """What multiplies by codes, with the number of layers."""
+    counts = Counter(m.kernel for m in network.modules() if isinstance(m, QuantizedLinear))
+    return [f"{count} layers by {kernel}" for kernel, count in counts.items()]

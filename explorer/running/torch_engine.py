@@ -31,11 +31,11 @@ class TorchEngine(Engine):
     def __init__(self, subject: Subject, model: Model, placed: Placed) -> None:
         self.subject, self.model = subject, model
         self.network, self.kernels = placed.network, placed.kernels
-        self._decoder: Callable[[nn.Module], Decoder] = placed.decoder
+        self._decoder: Callable[[nn.Module, int], Decoder] = placed.decoder
         self.held_bytes, self.stored_bytes = _held(placed.network), subject.stored_bytes
         self._ends = _ends(placed.network)
         self._positions = positions(placed.network)
-        warm = placed.decoder(placed.network)
+        warm = placed.decoder(placed.network, _WARM_UP + 1)
         for ids in ([0] * min(_WARM_UP, self._positions or _WARM_UP), [0]):
             warm(ids)
 
@@ -67,7 +67,8 @@ class TorchEngine(Engine):
     def logits(self, ids: Sequence[int], last: int) -> Tensor:
         """float32 [last, vocabulary]: of the token after each of the last ``last`` of ``ids``, in one run."""
         with torch.no_grad():
-            found = self.network(input_ids=torch.tensor([list(ids)], device=self.model.device)).logits[0]
+            given = torch.tensor([list(ids)], device=self.model.device)
+            found = self.network(input_ids=given, use_cache=False).logits[0]
         return found[-last:].float()
 
     def generate(
@@ -76,7 +77,8 @@ class TorchEngine(Engine):
         ids = self.encode(prompt)
         check_room(len(ids), tokens, self._positions, self.model.name)
         yield Told(len(ids))
-        decoder, words = self._decoder(self.network), Detokenizer(self.model.tokenizer, ids)
+        decoder = self._decoder(self.network, len(ids) + tokens)
+        words = Detokenizer(self.model.tokenizer, ids)
         draws = torch.Generator().manual_seed(sampling.seed)
         given = ids
         for index in range(tokens):

@@ -1,0 +1,229 @@
+"""Timing of a model's steps: prefill and decoding of networks with the shapes of known models and random
+weights, by schemes, beside bfloat16 run the same way (compiled blocks, one CUDA graph, layers of one input
+joined)."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from explorer.bench.chip_limits import measure_limits
+from explorer.bench.timing import spread
+from explorer.core.backend import require_gpu, synchronize
+from explorer.models.serve import linear_layers, quantize_model
+from explorer.products.layer import QuantizedLinear
+from explorer.recordings.steps import StepParts, StepTiming
+from explorer.recordings.times import TimeSpread
+from explorer.running.attention import choose
+from explorer.running.fused import fuse
+from explorer.running.graphed import CompiledBlocks, GraphedNetwork
+from explorer.schemes import Scheme
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "Llama-3-8B": {
+        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "rope_theta": 500000.0,
+    },
+    "Llama-3.2-1B": {
+        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3-4B": {
+        "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+"""Configurations as the models' own files have them (config.json on the Hub); Qwen3-4B's norms of queries and
+keys are left out."""
+BATCHES, CONTEXT, SPARE = (1, 8, 16, 32, 64), 512, 256
+BASELINE = "bf16"
+DEFAULT = ("int4_group128", "nvfp4", "int8_row", "fp8_e4m3_row", "fp8_e4m3_row+fp8_e4m3_row")
+"""Schemes of weights, and after a plus sign of inputs."""
+REPEATS = 20
+_LINEAR = ("gemm", "nvjet", "cutlass", "splitkreduce", "unpack", "quantize", "ranges", "encode", "settle")
+_ATTENTION = ("flex_attention", "sdpa", "flash", "fmha", "attention", "lean_reduction")
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What the bfloat16 model took, by batch."""
+
+    step_s: dict[int, float]
+    prefill_s: dict[int, float]
+    weight_bytes: int
+
+
+def time_steps(
+    shape: str,
+    schemes: Sequence[str] = DEFAULT,
+    batches: Sequence[int] = BATCHES,
+    head: Scheme | None = None,
+) -> Iterator[StepTiming]:
+    """Each scheme at each batch size, bfloat16 first; a generator, to be stopped. ``head``: what the output
+    head of the quantized models is stored as. ``ValueError`` without a GPU or for an unknown shape."""
+    device = require_gpu()
+    if shape not in SHAPES:
+        raise ValueError(f"no shape {shape!r}; there are {', '.join(SHAPES)}")
+    copy, base = measure_limits(device).copy, None
+    for text in (BASELINE, *schemes):
+        network = random_network(SHAPES[shape], device)
+        weights, _, inputs = text.partition("+")
+        if text != BASELINE:
+            quantize_model(network, Scheme.parse(weights), Scheme.parse(inputs) if inputs else None)
+            if head is not None:
+                network.lm_head = QuantizedLinear.of(network.lm_head, head)  # type: ignore[arg-type]
+        fuse(network)
+        choose(network)
+        _collect()
+        timed, compiled = [], CompiledBlocks(network)
+        for batch in batches:
+            timed.append((batch, *_measured(network, batch, compiled)))
+        held, read = bytes_of(network), read_bytes(network)
+        if base is None:
+            base = _Base(
+                {batch: step.median_s for batch, step, *_ in timed},
+                {batch: prefill.median_s for batch, _, _, prefill in timed},
+                held,
+            )
+        for batch, step, parts, prefill in timed:
+            every = read + cache_bytes(SHAPES[shape], batch, CONTEXT)
+            yield StepTiming(
+                shape=shape,
+                scheme=weights,
+                inputs=inputs,
+                head="" if head is None or text == BASELINE else str(head),
+                batch=batch,
+                context=CONTEXT,
+                room=CONTEXT + SPARE,
+                step=step,
+                parts=parts,
+                prefill=prefill,
+                weight_bytes=held,
+                read_bytes=every,
+                floor_s=every / copy,
+                baseline_s=base.step_s[batch],
+                baseline_prefill_s=base.prefill_s[batch],
+                baseline_weight_bytes=base.weight_bytes,
+            )
+        del network, compiled
+        torch._dynamo.reset()
+        _collect()
+
+
+def random_network(sizes: dict[str, Any], device: torch.device) -> Any:
+    """A Llama of these sizes in bfloat16 with seeded normal weights of deviation 0.02."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(max_position_embeddings=8192, **sizes)
+    with torch.device("meta"):
+        network = LlamaForCausalLM(config)
+    network = network.to_empty(device=device).to(torch.bfloat16)
+    network.model.rotary_emb = type(network.model.rotary_emb)(config).to(device)
+    generator = torch.Generator(device=device).manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if "norm" in name:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0, 0.02, generator=generator)
+    network.tie_weights()
+    return network.eval()
+
+
+def _measured(
+    network: nn.Module, batch: int, compiled: CompiledBlocks
+) -> tuple[TimeSpread, StepParts, TimeSpread]:
+    graphed = GraphedNetwork(network, CONTEXT + SPARE, batch, compiled)
+    device = next(network.parameters()).device
+    generator = torch.Generator().manual_seed(batch)
+    ids = torch.randint(1000, (batch, CONTEXT), generator=generator).to(device)
+    graphed.prefill(ids)
+    prefill = spread([_wall(lambda: graphed.prefill(ids), device) for _ in range(3)])
+    graphed.step(ids[:, :1])
+    times = []
+    for _ in range(REPEATS + 2):
+        graphed.back_to(CONTEXT)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graphed.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    step = spread(times[2:])
+    parts = _parts(graphed, step.median_s)
+    del graphed
+    _collect()
+    return step, parts, prefill
+
+
+def _wall(call: Any, device: torch.device) -> float:
+    synchronize(device)
+    start = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def _parts(graphed: GraphedNetwork, step_s: float) -> StepParts:
+    """Kernels of one replay by their names."""
+    from torch.profiler import ProfilerActivity, profile
+
+    graphed.back_to(CONTEXT)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        graphed.replay()
+        torch.cuda.synchronize()
+    linear = attention = rest = 0.0
+    for event in profiled.events() or ():
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        name, seconds = event.name.lower(), event.device_time / 1e6
+        if any(word in name for word in _ATTENTION):
+            attention += seconds
+        elif any(word in name for word in _LINEAR):
+            linear += seconds
+        else:
+            rest += seconds
+    return StepParts(linear, attention, rest, max(0.0, step_s - linear - attention - rest))
+
+
+def bytes_of(network: nn.Module) -> int:
+    """Of all parameters and layouts of codes; what is used twice counts once."""
+    tensors = {t.data_ptr(): t for t in (*network.parameters(), *network.buffers())}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def read_bytes(network: Any) -> int:
+    """What a step reads of the weights: all but the rows of the embedding that no token has."""
+    embedding = network.get_input_embeddings().weight
+    tied = embedding.data_ptr() == getattr(network.lm_head, "weight", embedding).data_ptr()
+    spared = 0 if tied and not isinstance(network.lm_head, QuantizedLinear) else embedding.numel() * 2
+    return bytes_of(network) - spared
+
+
+def cache_bytes(sizes: dict[str, Any], batch: int, tokens: int) -> int:
+    """Keys and values in bfloat16 of so many tokens a text."""
+    head = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+    return 2 * 2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * head * batch * tokens
+
+
+def _collect() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def layers_of(shape: str) -> list[tuple[int, int]]:
+    """N and K of each linear layer of a block of a shape, as the network has them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        network = LlamaForCausalLM(LlamaConfig(**{**SHAPES[shape], "num_hidden_layers": 1}))
+    found = (network.get_submodule(name) for name in linear_layers(network))
+    return [(layer.out_features, layer.in_features) for layer in found]  # type: ignore[misc]

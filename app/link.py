@@ -247,7 +247,8 @@ def _accepted_bits(query: Mapping[str, str], bits: str) -> str:
     except ValueError:  # a survey of one's own, or constraints that leave nothing: the section says so
         return "" if number is not None else "bits per weight, such as 4.5"
     inside = number is not None and low <= number <= high
-    return "" if inside else f"bits per weight, {low:.2f} to {high:.2f} for this survey and its constraints"
+    ends = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    return "" if inside else f"bits per weight, {ends} for this survey and its constraints"
 
 
 def _whole(text: str | None) -> int | None:

@@ -162,8 +162,7 @@ def build(page: Page) -> None:
         )
         objectives = plot_card(
             "Objectives",
-            "what each method minimises or keeps fixed, by threshold: values beyond it are clipped; a point "
-            "marks its choice",
+            "what each method minimises or keeps fixed, by the threshold for clipping; points: the choices",
             "objectives",
             height=380,
         )

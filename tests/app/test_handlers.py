@@ -387,6 +387,7 @@ LINKS = [
         ["budget '20' is not valid; using the default. Accepted: bits per weight, 2.53 to 8.07"],
     ),
     ({"budget": "2.4"}, ["budget '2.4'"]),
+    ({"budget": "20", "for": "gguf"}, ["Accepted: bits per weight, 4.25 for this survey"]),
     ({"budget": "2.4", "for": "any"}, []),
     ({"budget": "8.06", "keep": "encoder.layer.0.*"}, []),
     (

@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def time_steps(
         if text != BASELINE:
             quantize_model(network, Scheme.parse(weights), Scheme.parse(inputs) if inputs else None)
             if head is not None:
-                network.lm_head = QuantizedLinear.of(network.lm_head, head)  # type: ignore[arg-type]
+                network.lm_head = QuantizedLinear.of(network.lm_head, head)
         fuse(network)
         choose(network)
         _collect()
@@ -146,7 +147,7 @@ def _measured(
     generator = torch.Generator().manual_seed(batch)
     ids = torch.randint(1000, (batch, CONTEXT), generator=generator).to(device)
     graphed.prefill(ids)
-    prefill = spread([_wall(lambda: graphed.prefill(ids), device) for _ in range(3)])
+    prefill = spread([_wall(partial(graphed.prefill, ids), device) for _ in range(3)])
     graphed.step(ids[:, :1])
     times = []
     for _ in range(REPEATS + 2):
@@ -226,4 +227,4 @@ def layers_of(shape: str) -> list[tuple[int, int]]:
     with torch.device("meta"):
         network = LlamaForCausalLM(LlamaConfig(**{**SHAPES[shape], "num_hidden_layers": 1}))
     found = (network.get_submodule(name) for name in linear_layers(network))
-    return [(layer.out_features, layer.in_features) for layer in found]  # type: ignore[misc]
+    return [(layer.out_features, layer.in_features) for layer in found]

@@ -173,11 +173,11 @@ def sizes(text: str, count: int, form: str, of: str = "--shape") -> tuple[int, .
 
 
 def whole_numbers(text: str, of: str) -> list[int]:
-    """Comma-separated whole numbers from 1; ``typer.BadParameter`` names the option and what is wrong."""
+    """Comma-separated whole numbers from 1; ``ValueError`` for anything else."""
     parts = split(text)
     wrong = [part for part in parts if not part.isdecimal() or int(part) < 1]
     if wrong or not parts:
-        raise typer.BadParameter(f"{of} takes whole numbers from 1 such as 1,16, got {text!r}")
+        raise ValueError(f"{of} takes whole numbers from 1 such as 1,16, got {text!r}")
     return [int(part) for part in parts]
 
 

@@ -163,7 +163,8 @@ def test_a_still_figure_is_as_plotly_draws_it(empty: Page, goal: str, width: int
 
 RESET = """async () => {
   document.body.insertAdjacentHTML('beforeend', `<div id="box"><div class="figure-tools">
-    <button data-kind="reset" hidden>Reset zoom</button></div>
+    <button data-kind="reset" hidden>Reset zoom</button>
+    <button data-kind="zoom" hidden>Zoom</button></div>
     <div class="figure" style="width:600px"></div></div>`);
   const box = document.getElementById('box'), value = JSON.stringify({data: [{x: [1, 2], y: [3, 4]}],
     layout: {uirevision: 'a', xaxis: {range: [0, 5]}, height: 200}});

@@ -122,6 +122,7 @@ def test_every_command_is_run_by_a_test() -> None:
         "lab docs",
         "bench quantize",
         "bench grouped",
+        "bench model",
         "lab page",
         "lab vllm",
         "lab exports",

@@ -25,7 +25,7 @@ from explorer.words import bytes_, number
 
 if TYPE_CHECKING:
     from explorer.methods.recipe import Recipe
-    from explorer.running import Candidate, Comparison, Engine, Sampling, Subject, Token, Writing
+    from explorer.running import Comparison, Engine, Sampling, Subject, Token, TokenCandidate, Writing
     from explorer.survey import ModelRecipe
 
 app = typer.Typer()
@@ -34,6 +34,10 @@ ENGINES = ("auto", "torch", "llama.cpp")
 ORIGINAL = "original"
 MARKS = "⟦⟧"
 """Around the token in which two texts part."""
+COLUMNS = (
+    "", "engine", "tokens of prompt", "prompt tokens/s", "tokens written", "tokens/s", "weights in files",
+    "in memory",
+)  # fmt: skip
 STOPPED = 130
 """The exit code of a command that Ctrl-C ended."""
 
@@ -188,16 +192,12 @@ def _print_figures(runs: Sequence[_Run]) -> None:
     """Speed and memory of each run, and what ran it."""
     from explorer.recordings.machine import peak_bytes
 
-    columns = (
-        "", "engine", "tokens of prompt", "prompt tokens/s", "tokens written", "tokens/s", "weights in files",
-        "in memory",
-    )  # fmt: skip
     rows = []
     for run in runs:
         engine, figures = run.writing.engine, run.writing.figures
         speeds = (figures.prompt_tokens, figures.prompt_per_second, figures.tokens, figures.tokens_per_second)
         rows.append((run.name, engine.name, *speeds, bytes_(engine.stored_bytes), bytes_(engine.held_bytes)))
-    print_table(PrintedTable(columns, rows))
+    print_table(PrintedTable(COLUMNS, rows))
     for run in runs:
         engine, told = run.writing.engine, run.writing.figures.told
         say(f"{run.name}: {engine.kernels}")
@@ -263,11 +263,11 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _candidate(top: Sequence[Candidate], rank: int) -> tuple[str | None, float | None]:
+def _candidate(top: Sequence[TokenCandidate], rank: int) -> tuple[str | None, float | None]:
     return (_quoted(top[rank].text), top[rank].probability) if rank < len(top) else (None, None)
 
 
-def _first(top: Sequence[Candidate]) -> str:
+def _first(top: Sequence[TokenCandidate]) -> str:
     return f"{_quoted(top[0].text)} {100 * top[0].probability:.1f} %"
 
 

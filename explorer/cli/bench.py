@@ -62,7 +62,7 @@ def model(
         str | None, typer.Option("--schemes", help="Comma-separated schemes.", show_default="q8_0,q4_0")
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens that are written.")] = 64,
-    repeats: Repeats = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the fastest counts.")] = 3,
     record: Record = False,
     device: Device = None,
     as_json: Json = False,

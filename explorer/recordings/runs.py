@@ -14,8 +14,8 @@ class RunTiming:
     """One model that wrote a text, by one engine.
 
     scheme             that of all linear layers but the head; "" for the original
-    prompt_per_second  tokens a second by our clock, medians over the repeats; ``tokens_per_second`` of those
-                       after the first
+    prompt_per_second  tokens a second by our clock, the fastest of the repeats, as other work on the machine
+                       only slows one down; ``tokens_per_second`` of those after the first
     told_*             the same by the engine's own clock; None where it has none
     held_bytes         the weights as the engine holds them; ``stored_bytes`` as files do
     kl                 nats a token of the weights against the original's, over ``kl_tokens`` of the built-in

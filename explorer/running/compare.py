@@ -68,7 +68,8 @@ def parting_of(original: Sequence[Token], changed: Sequence[Token]) -> Parting |
 def steps_along(
     original: TorchEngine, changed: TorchEngine, prompt: str, written: Sequence[Token]
 ) -> tuple[ComparedToken, ...]:
-    """The original's text ``written`` run by both networks, up to the first token that has no id."""
+    """The original's text ``written`` run by both networks, up to the first token that has no id.
+    ``ValueError`` for networks of different vocabularies."""
     ids: list[int] = []
     for token in written:
         if token.id is None:
@@ -78,6 +79,11 @@ def steps_along(
         return ()
     given = [*original.encode(prompt), *ids][:-1]
     before, after = original.logits(given, len(ids)), changed.logits(given, len(ids))
+    if before.shape != after.shape:
+        raise ValueError(
+            f"{changed.model.name} has {after.shape[1]:,} tokens in its vocabulary and {original.model.name} "
+            f"{before.shape[1]:,}: it was not made of that model"
+        )
     decode = original.model.tokenizer.decode
     steps = []
     for index, known in enumerate(ids):

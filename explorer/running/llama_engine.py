@@ -144,8 +144,9 @@ class LlamaEngine(Engine):
                     yield Told(read)
                 choice = part["choices"][0]
                 if choice["finish_reason"] is not None:
-                    if choice["text"]:
-                        yield Token(None, choice["text"], (), 0.0)
+                    hidden = int(timings["predicted_n"]) - known
+                    for left in reversed(range(hidden)):
+                        yield Token(None, "" if left else choice["text"], (), (now - before) / hidden)
                     yield _told(timings)
                     return
                 hidden = int(timings["predicted_n"]) - known - 1

@@ -20,7 +20,7 @@ from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.coded import SETTINGS
 from explorer.sources.safetensors_header import bytes_of
 from explorer.sources.source_limits import LOCAL
-from explorer.survey.apply import check_weights
+from explorer.survey.apply import check_weights, folder_of
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import linear_names
 
@@ -28,7 +28,16 @@ _TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
     "tekken.json",
 )  # fmt: skip
-_ENCODERS = ("bert", "nomic-bert", "jina-bert", "t5encoder", "modern-bert")
+_ENCODERS = (
+    "bert",
+    "nomic-bert",
+    "jina-bert",
+    "t5encoder",
+    "modern-bert",
+    "neo-bert",
+    "eurobert",
+    "gemma-embedding",
+)
 """Beginnings of GGUF's names of architectures that predict no next token."""
 NO_TEXT = "has no text to write: it predicts no next token (an encoder, or a model without such a head)"
 
@@ -74,7 +83,7 @@ class Subject:
         if self.file is not None:
             return sum(self.gguf.source.stored_bytes(info.name) for info in self.gguf.source.infos)
         if self.kind is SubjectKind.CODED:
-            return sum(weight.bytes for weight in open_checkpoint(self.place).weights.values())
+            return sum(weight.bytes for weight in open_checkpoint(self.place, self.revision).weights.values())
         source = open_source(self.place, self.revision)
         layers = {f"{name}.weight": one for name, one in (self.recipe.layers if self.recipe else {}).items()}
         return round(sum(_bytes(info, layers.get(info.name)) for info in source.infos))
@@ -93,7 +102,7 @@ class Subject:
         if self.file is not None:
             model = _load_gguf(self.file, device)
         elif self.kind is SubjectKind.CODED:
-            model = _load_coded(Path(self.place).expanduser(), device)
+            model = _load_coded(folder_of(self.place, self.revision), device)
         else:
             model = load_model(self.place, self.revision, device, head=True)
         if not model.causal:

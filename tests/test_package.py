@@ -176,7 +176,7 @@ def test_the_tested_versions_lie_in_the_ranges() -> None:
     extras = PROJECT["optional-dependencies"]
     declared = [
         *PROJECT["dependencies"],
-        *(r for name in ("page", "gpu", "export", "gguf", "cluster", "dev") for r in extras[name]),
+        *(r for name in ("page", "gpu", "export", "gguf", "run", "cluster", "dev") for r in extras[name]),
     ]
     files = (
         "requirements.txt",
@@ -220,7 +220,7 @@ def test_the_library_imports_only_what_it_declares() -> None:
     """An import without a dependency works here, where everything is installed, and nowhere else."""
     extras = PROJECT["optional-dependencies"]
     optional = [*extras["gpu"], *extras["export"], *extras["gguf"], *extras["cluster"], *extras["report"]]
-    optional += [*extras["texts"], *extras["pictures"]]
+    optional += [*extras["texts"], *extras["pictures"], *extras["run"]]
     declared = map(Requirement, [*PROJECT["dependencies"], *optional])
     allowed = {canonicalize_name(requirement.name) for requirement in declared}
     of_module = packages_distributions()

@@ -20,10 +20,13 @@ from explorer.bench.gemm import CPU_ROWS, time_on_cpu
 from explorer.bench.grouped import run_cases
 from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
 from explorer.bench.quantize import DTYPES, time_quantize
+from explorer.bench.runs import SCHEMES as RUN_SCHEMES
+from explorer.bench.runs import time_runs
 from explorer.bench.steps import BASELINE, BATCHES, SHAPES, time_steps
 from explorer.bench.steps import DEFAULT as STEP_SCHEMES
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
+from explorer.methods.recipe import Recipe
 from explorer.paths import checkout
 from explorer.products.grouped import CASES, GROUPED, is_chosen
 from explorer.products.shapes import SQUARE
@@ -37,8 +40,11 @@ from explorer.recordings.grouped import GroupedTiming
 from explorer.recordings.machine import Machine, this_machine
 from explorer.recordings.quantize import NAME as QUANTIZE
 from explorer.recordings.quantize import QuantizeTiming
+from explorer.recordings.runs import NAME as RUNS
+from explorer.recordings.runs import RunTiming
 from explorer.recordings.steps import NAME as STEPS
 from explorer.recordings.steps import StepTiming
+from explorer.running import ENGINES
 from explorer.schemes import SCHEMES, Scheme
 
 Row = TypeVar("Row")
@@ -79,6 +85,19 @@ def bench_cpu(
     every, sizes = list(schemes or SCHEMES.values()), matrices(shapes or [(4096, 4096)])
     rows = chain.from_iterable(time_schemes(every, shape, repeats) for shape in sizes)
     return Benchmark("cpu", this_machine(CPU), rows, len(every) * len(sizes), as_json)
+
+
+def bench_model(
+    model: str, schemes: Sequence[str] | None = None, tokens: int = 64, repeats: int = 3
+) -> Benchmark[RunTiming]:
+    """A model that writes, as it is and by each scheme, by each engine that can run it."""
+    chosen = tuple(schemes or RUN_SCHEMES)
+    for text in chosen:
+        Recipe.parse(text)
+    device = work_device()
+    rows = time_runs(model, chosen, device, repeats, tokens)
+    machine = this_machine(device, ("transformers", "xllamacpp"))
+    return Benchmark(RUNS, machine, rows, len(ENGINES) * (1 + len(chosen)), run_line, of_gpu=False)
 
 
 def bench_quantize(
@@ -186,6 +205,20 @@ def _triple(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 # --- lines of tables ---------------------------------------------------------------------------------
+
+
+def run_line(timing: RunTiming) -> Line:
+    """One model by one engine."""
+    return {
+        "scheme": timing.scheme or "original",
+        "engine": timing.engine,
+        "prompt tokens/s": timing.prompt_per_second,
+        "tokens/s": timing.tokens_per_second,
+        "its own clock": timing.told_tokens_per_second,
+        "MB in files": timing.stored_bytes / 1e6,
+        "MB in memory": timing.held_bytes / 1e6,
+        "KL, nats": timing.kl,
+    }
 
 
 def gemm_line(timing: GemmTiming) -> Line:

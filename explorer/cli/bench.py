@@ -21,7 +21,7 @@ from explorer.cli.options import (
     split,
     whole_numbers,
 )
-from explorer.cli.output import PrintedTable, counted, print_json, print_table, say
+from explorer.cli.output import PrintedTable, counted, hide_bars_of_transformers, print_json, print_table, say
 from explorer.paths import checkout
 
 if TYPE_CHECKING:
@@ -55,6 +55,26 @@ def cpu(
     from explorer.bench.commands import bench_cpu
 
     run(bench_cpu(parse_schemes(schemes), matrix_shapes(shape), repeats), False, as_json)
+
+
+@app.command(epilog=examples("bench model path/to/model --device cpu", "bench model path/to/model --record"))
+def model(
+    model: Annotated[str, typer.Argument(help="A folder of a causal language model, or a Hub id.")],
+    schemes: Annotated[
+        str | None, typer.Option("--schemes", help="Comma-separated schemes.", show_default="q8_0,q4_0")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens that are written.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the fastest counts.")] = 3,
+    record: Record = False,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """A model that writes, as it is and by each scheme, by each engine: tokens a second, bytes, KL."""
+    hide_bars_of_transformers(as_json)
+    from explorer.bench.commands import bench_model
+
+    use_device(device)
+    run(bench_model(model, None if schemes is None else split(schemes), tokens, repeats), record, as_json)
 
 
 @app.command(epilog=examples("bench quantize --schemes nvfp4 --dtypes bfloat16", "bench quantize --record"))

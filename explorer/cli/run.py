@@ -25,7 +25,7 @@ from explorer.words import bytes_, number
 
 if TYPE_CHECKING:
     from explorer.methods.recipe import Recipe
-    from explorer.running import Candidate, Comparison, Engine, Sampling, Subject, Token, Writing
+    from explorer.running import Comparison, Engine, Sampling, Subject, Token, TokenCandidate, Writing
     from explorer.survey import ModelRecipe
 
 app = typer.Typer()
@@ -34,6 +34,10 @@ ENGINES = ("auto", "torch", "llama.cpp")
 ORIGINAL = "original"
 MARKS = "⟦⟧"
 """Around the token in which two texts part."""
+COLUMNS = (
+    "", "engine", "tokens of prompt", "prompt tokens/s", "tokens written", "tokens/s", "weights in files",
+    "in memory",
+)  # fmt: skip
 STOPPED = 130
 """The exit code of a command that Ctrl-C ended."""
 
@@ -117,35 +121,30 @@ def run(
     where, room = use_device(device), tokens + len(prompt.encode()) + 16  # a token has at least a byte
     subject = subject_of(model, _recipe(recipe, scheme), revision)
     beside = subject_of(original) if original is not None else subject.original if compare else None
+    runs: list[_Run] = []
+    compared, stopped = None, False
     with ExitStack() as stack:
-        with reporting("layers", as_json) as progress:
-            first = stack.enter_context(open_engine(subject, engine, where, seen, progress, room))
-        runs = [_written(_name(subject), first, asked, as_json)]
-        if beside is not None and not runs[0].stopped:
-            second = stack.enter_context(open_like(first, beside, where, room))
-            runs.append(_written(ORIGINAL, second, asked, as_json))
-        compared = None
-        if len(runs) == 2 and not runs[1].stopped:
-            compared = held_against(runs[1].writing, runs[0].writing, where, seen)
-        if as_json:
-            comparison = compared and {**vars(compared), "mean_kl": compared.mean_kl}
-            found = {"model": model, "prompt": prompt, "runs": [_record(one) for one in runs]}
-            print_json({**found, "comparison": comparison})
-        else:
-            _print_figures(runs)
-            if compared is not None:
-                _print_comparison(compared, runs)
-    if runs[-1].stopped:
+        try:
+            with reporting("layers", as_json) as progress:
+                first = stack.enter_context(open_engine(subject, engine, where, seen, progress, room))
+            _write(runs, _name(subject), first, asked, as_json)
+            if beside is not None:
+                second = stack.enter_context(open_like(first, beside, where, room))
+                _write(runs, ORIGINAL, second, asked, as_json)
+                compared = held_against(runs[1].writing, runs[0].writing, where, seen)
+        except KeyboardInterrupt:
+            if not runs:
+                raise
+            stopped = True
+        _show(model, prompt, runs, compared, stopped, as_json)
+    if stopped:
         raise typer.Exit(STOPPED)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One text; ``stopped`` by Ctrl-C before its end."""
-
     name: str
     writing: Writing
-    stopped: bool
 
 
 def _recipe(path: str | None, scheme: str | None) -> ModelRecipe | Recipe | None:
@@ -167,37 +166,54 @@ def _name(subject: Subject) -> str:
     return next(iter(subject.recipe.counts)) if len(subject.recipe.counts) == 1 else "recipe"
 
 
-def _written(name: str, engine: Engine, asked: tuple[str, int, Sampling], as_json: bool) -> _Run:
-    """One text, printed as it comes; Ctrl-C ends it with what there is."""
-    writing, stopped = engine.write(*asked), False
-    if not as_json:
-        say(f"{name}, by {engine.name} ({engine.why}):")
+def _write(
+    runs: list[_Run], name: str, engine: Engine, asked: tuple[str, int, Sampling], as_json: bool
+) -> None:
+    """Add a text to ``runs`` and print it as it comes; Ctrl-C passes through, and what there is stays."""
+    writing = engine.write(*asked)
+    runs.append(_Run(name, writing))
+    if as_json:
+        with writing:
+            list(writing)
+        return
+    say(f"{name}, by {engine.name} ({engine.why}):")
     try:
         with writing:
             for token in writing:
-                if not as_json:
-                    stream(token.text if len(writing.tokens) > 1 else asked[0] + token.text)
-    except KeyboardInterrupt:
-        stopped = True
-    if not as_json:
-        stream("\n\n")
-    return _Run(name, writing, stopped)
+                stream(token.text if len(writing.tokens) > 1 else asked[0] + token.text)
+    finally:
+        stream("\n\n" if writing.tokens else "")
+
+
+def _show(
+    model: str,
+    prompt: str,
+    runs: Sequence[_Run],
+    compared: Comparison | None,
+    stopped: bool,
+    as_json: bool,
+) -> None:
+    """All that was measured, as text or JSON."""
+    if as_json:
+        comparison = compared and {**vars(compared), "mean_kl": compared.mean_kl}
+        found = {"model": model, "prompt": prompt, "runs": [_record(one) for one in runs]}
+        print_json({**found, "comparison": comparison, "stopped": stopped})
+        return
+    _print_figures(runs)
+    if compared is not None:
+        _print_comparison(compared, runs)
 
 
 def _print_figures(runs: Sequence[_Run]) -> None:
     """Speed and memory of each run, and what ran it."""
     from explorer.recordings.machine import peak_bytes
 
-    columns = (
-        "", "engine", "tokens of prompt", "prompt tokens/s", "tokens written", "tokens/s", "weights in files",
-        "in memory",
-    )  # fmt: skip
     rows = []
     for run in runs:
         engine, figures = run.writing.engine, run.writing.figures
         speeds = (figures.prompt_tokens, figures.prompt_per_second, figures.tokens, figures.tokens_per_second)
         rows.append((run.name, engine.name, *speeds, bytes_(engine.stored_bytes), bytes_(engine.held_bytes)))
-    print_table(PrintedTable(columns, rows))
+    print_table(PrintedTable(COLUMNS, rows))
     for run in runs:
         engine, told = run.writing.engine, run.writing.figures.told
         say(f"{run.name}: {engine.kernels}")
@@ -263,11 +279,11 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _candidate(top: Sequence[Candidate], rank: int) -> tuple[str | None, float | None]:
+def _candidate(top: Sequence[TokenCandidate], rank: int) -> tuple[str | None, float | None]:
     return (_quoted(top[rank].text), top[rank].probability) if rank < len(top) else (None, None)
 
 
-def _first(top: Sequence[Candidate]) -> str:
+def _first(top: Sequence[TokenCandidate]) -> str:
     return f"{_quoted(top[0].text)} {100 * top[0].probability:.1f} %"
 
 
@@ -284,7 +300,6 @@ def _record(run: _Run) -> dict[str, Any]:
         "text": run.writing.text,
         "ids": run.writing.ids,
         "tokens": run.writing.tokens,
-        "stopped": run.stopped,
         "figures": {**vars(figures), **rates},
         "held_bytes": engine.held_bytes,
         "stored_bytes": engine.stored_bytes,

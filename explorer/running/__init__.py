@@ -15,10 +15,22 @@ two engines, nor between two writings of one.
 
 from explorer.running.choice import ENGINES, open_engine, open_like
 from explorer.running.compare import Comparison, compare
-from explorer.running.engine import Candidate, Engine, Figures, Sampling, Token, Told, Writing
+from explorer.running.engine import Engine, Figures, Sampling, Token, TokenCandidate, Told, Writing
 from explorer.running.subject import Subject, subject_of
 
 __all__ = [
-    "ENGINES", "Candidate", "Comparison", "Engine", "Figures", "Sampling", "Subject", "Token", "Told",
-    "Writing", "compare", "open_engine", "open_like", "subject_of",
+    "ENGINES",
+    "Comparison",
+    "Engine",
+    "Figures",
+    "Sampling",
+    "Subject",
+    "Token",
+    "TokenCandidate",
+    "Told",
+    "Writing",
+    "compare",
+    "open_engine",
+    "open_like",
+    "subject_of",
 ]  # fmt: skip

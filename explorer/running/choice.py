@@ -9,7 +9,7 @@ from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
 from explorer.running.engine import Engine
 from explorer.running.llama_engine import ROOM, LlamaEngine
-from explorer.running.subject import Kind, Subject
+from explorer.running.subject import Subject, SubjectKind
 from explorer.running.torch_engine import TorchEngine
 
 AUTO = "auto"
@@ -68,7 +68,7 @@ def _because(why: str, engine: Engine) -> Engine:
 
 
 def _for_llama(subject: Subject) -> str:
-    what = "the model is a GGUF file" if subject.kind is Kind.GGUF else "all formats are GGUF types"
+    what = "the model is a GGUF file" if subject.kind is SubjectKind.GGUF else "all formats are GGUF types"
     return f"{what}, and xllamacpp is installed"
 
 
@@ -76,6 +76,6 @@ def _against_llama(subject: Subject, device: torch.device) -> str:
     """Why torch runs ``subject``, not llama.cpp; empty if it does not."""
     if device.type != "cpu":
         return "llama.cpp runs on the CPU here, and a GPU is there"
-    if subject.kind is Kind.PLAIN and subject.recipe is None:
+    if subject.kind is SubjectKind.PLAIN and subject.recipe is None:
         return "nothing is quantized"
     return LlamaEngine.refusal(subject)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explorer.models.texts import AnyTexts
 from explorer.progress import checkpoint
-from explorer.running.engine import Candidate, Token, Writing
+from explorer.running.engine import Token, TokenCandidate, Writing
 from explorer.running.torch_engine import TorchEngine, top_of
 
 
@@ -27,15 +27,15 @@ class Parting:
 
 
 @dataclass(frozen=True)
-class Step:
+class ComparedToken:
     """One token of the original's text: its ``kl``, KL(original | changed) in nats, of the distributions that
     it is of, and their most probable tokens."""
 
     id: int
     text: str
     kl: float
-    original: tuple[Candidate, ...]
-    changed: tuple[Candidate, ...]
+    original: tuple[TokenCandidate, ...]
+    changed: tuple[TokenCandidate, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Comparison:
     """``parting``: None where the texts are the same; ``steps`` along the original's text."""
 
     parting: Parting | None
-    steps: tuple[Step, ...]
+    steps: tuple[ComparedToken, ...]
 
     @property
     def mean_kl(self) -> float | None:
@@ -67,8 +67,9 @@ def parting_of(original: Sequence[Token], changed: Sequence[Token]) -> Parting |
 
 def steps_along(
     original: TorchEngine, changed: TorchEngine, prompt: str, written: Sequence[Token]
-) -> tuple[Step, ...]:
-    """The original's text ``written`` run by both networks, up to the first token that has no id."""
+) -> tuple[ComparedToken, ...]:
+    """The original's text ``written`` run by both networks, up to the first token that has no id.
+    ``ValueError`` for networks of different vocabularies."""
     ids: list[int] = []
     for token in written:
         if token.id is None:
@@ -78,13 +79,18 @@ def steps_along(
         return ()
     given = [*original.encode(prompt), *ids][:-1]
     before, after = original.logits(given, len(ids)), changed.logits(given, len(ids))
+    if before.shape != after.shape:
+        raise ValueError(
+            f"{changed.model.name} has {after.shape[1]:,} tokens in its vocabulary and {original.model.name} "
+            f"{before.shape[1]:,}: it was not made of that model"
+        )
     decode = original.model.tokenizer.decode
     steps = []
     for index, known in enumerate(ids):
         checkpoint()
         p, q = (rows[index].double().log_softmax(-1) for rows in (before, after))
         tops = (top_of(one, lambda one: str(decode([one]))) for one in (p, q))
-        steps.append(Step(known, written[index].text, divergence(p, q), *tops))
+        steps.append(ComparedToken(known, written[index].text, divergence(p, q), *tops))
     return tuple(steps)
 
 

@@ -17,7 +17,7 @@ CANDIDATES = 5
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TokenCandidate:
     """A possible next token. ``log_probability``: natural logarithm, at temperature 1."""
 
     id: int
@@ -38,7 +38,7 @@ class Token:
 
     id: int | None
     text: str
-    top: tuple[Candidate, ...]
+    top: tuple[TokenCandidate, ...]
     seconds: float
 
 

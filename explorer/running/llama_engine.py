@@ -25,8 +25,17 @@ from explorer.checkpoints.write import checked, write_checkpoint
 from explorer.methods.recipe import Recipe
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
-from explorer.running.engine import CANDIDATES, GREEDY, Candidate, Engine, Sampling, Token, Told, check_room
-from explorer.running.subject import Kind, Subject
+from explorer.running.engine import (
+    CANDIDATES,
+    GREEDY,
+    Engine,
+    Sampling,
+    Token,
+    TokenCandidate,
+    Told,
+    check_room,
+)
+from explorer.running.subject import Subject, SubjectKind
 from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError
@@ -36,6 +45,12 @@ from explorer.survey.run import linear_names
 PACKAGE = "xllamacpp"
 _CASTS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 """Dtypes of safetensors files -> the schemes that leave them as they are."""
+_SETTINGS = {"n_parallel": 1, "warmup": False, "n_gpu_layers": 0, "fit_params": False, "verbosity": 0}
+_ASKED = {
+    "n_probs": CANDIDATES, "cache_prompt": False, "stream": True, "timings_per_token": True,
+    "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+}  # fmt: skip
+"""Of each request. At a temperature above 0 a token is drawn from all, as by torch."""
 ROOM = 4096
 """Tokens of prompt and text together, of models that have as many positions: their keys and values are
 allocated beforehand."""
@@ -64,9 +79,9 @@ class LlamaEngine(Engine):
         """Why llama.cpp cannot run ``subject`` here; empty if it can."""
         if find_spec(PACKAGE) is None:
             return f"{PACKAGE} is not installed (pip install {PACKAGE})"
-        if subject.kind is Kind.GGUF:
+        if subject.kind is SubjectKind.GGUF:
             return ""
-        if subject.kind is Kind.CODED:
+        if subject.kind is SubjectKind.CODED:
             return "the codes of this checkpoint are in no GGUF file"
         try:
             folder = folder_of(subject.place, subject.revision)
@@ -111,18 +126,8 @@ class LlamaEngine(Engine):
     def generate(
         self, prompt: str, tokens: int, sampling: Sampling = GREEDY
     ) -> Generator[Token | Told, None, None]:
-        asked = {
-            "prompt": prompt,
-            "n_predict": tokens,
-            "temperature": sampling.temperature,
-            "seed": sampling.seed,
-            "n_probs": CANDIDATES,
-            "cache_prompt": False,
-            "stream": True,
-            "timings_per_token": True,
-            # At a temperature above 0: of all tokens, not of llama.cpp's usual first 40.
-            "top_k": 0, "top_p": 1.0, "min_p": 0.0,
-        }  # fmt: skip
+        asked = {"prompt": prompt, "n_predict": tokens, "temperature": sampling.temperature}
+        asked |= {"seed": sampling.seed, **_ASKED}
         parts = _Parts(self._server, asked)
         self._open.add(parts)
         known, before = 0, time.perf_counter()
@@ -139,8 +144,9 @@ class LlamaEngine(Engine):
                     yield Told(read)
                 choice = part["choices"][0]
                 if choice["finish_reason"] is not None:
-                    if choice["text"]:
-                        yield Token(None, choice["text"], (), 0.0)
+                    hidden = int(timings["predicted_n"]) - known
+                    for left in reversed(range(hidden)):
+                        yield Token(None, "" if left else choice["text"], (), (now - before) / hidden)
                     yield _told(timings)
                     return
                 hidden = int(timings["predicted_n"]) - known - 1
@@ -197,7 +203,7 @@ class _Parts:
 
 def _token(choice: dict[str, Any], seconds: float) -> Token:
     (said,) = choice["logprobs"]["content"][-1:]
-    top = tuple(Candidate(one["id"], one["token"], one["logprob"]) for one in said["top_logprobs"])
+    top = tuple(TokenCandidate(one["id"], one["token"], one["logprob"]) for one in said["top_logprobs"])
     return Token(said["id"], choice["text"], top, seconds)
 
 
@@ -239,11 +245,7 @@ def _server(file: Path, room: int) -> Any:
     asked.model.path = str(file)
     asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = torch.get_num_threads()
     asked.api_keys = [secrets.token_hex()]
-    settings = {
-        "n_ctx": room, "n_parallel": 1, "warmup": False, "n_gpu_layers": 0, "fit_params": False,
-        "verbosity": 0,
-    }  # fmt: skip
-    for name, value in settings.items():
+    for name, value in {"n_ctx": room, **_SETTINGS}.items():
         setattr(asked, name, value)
     try:
         server = xllamacpp.Server(asked)

@@ -20,7 +20,7 @@ from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.coded import SETTINGS
 from explorer.sources.safetensors_header import bytes_of
 from explorer.sources.source_limits import LOCAL
-from explorer.survey.apply import check_weights
+from explorer.survey.apply import check_weights, folder_of
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import linear_names
 
@@ -28,12 +28,21 @@ _TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
     "tekken.json",
 )  # fmt: skip
-_ENCODERS = ("bert", "nomic-bert", "jina-bert", "t5encoder", "modern-bert")
+_ENCODERS = (
+    "bert",
+    "nomic-bert",
+    "jina-bert",
+    "t5encoder",
+    "modern-bert",
+    "neo-bert",
+    "eurobert",
+    "gemma-embedding",
+)
 """Beginnings of GGUF's names of architectures that predict no next token."""
 NO_TEXT = "has no text to write: it predicts no next token (an encoder, or a model without such a head)"
 
 
-class Kind(StrEnum):
+class SubjectKind(StrEnum):
     """How the weights are stored: as they were trained, as codes in safetensors files, or in a GGUF file."""
 
     PLAIN = "weights"
@@ -48,7 +57,7 @@ class Subject:
 
     place: str
     revision: str | None
-    kind: Kind
+    kind: SubjectKind
     recipe: ModelRecipe | None = None
     file: Path | None = None
 
@@ -73,19 +82,27 @@ class Subject:
         """The weights in files: layers of the recipe as their codes and scales, all others as they are."""
         if self.file is not None:
             return sum(self.gguf.source.stored_bytes(info.name) for info in self.gguf.source.infos)
-        if self.kind is Kind.CODED:
-            return sum(weight.bytes for weight in open_checkpoint(self.place).weights.values())
+        if self.kind is SubjectKind.CODED:
+            return sum(weight.bytes for weight in open_checkpoint(self.place, self.revision).weights.values())
         source = open_source(self.place, self.revision)
         layers = {f"{name}.weight": one for name, one in (self.recipe.layers if self.recipe else {}).items()}
         return round(sum(_bytes(info, layers.get(info.name)) for info in source.infos))
+
+    @property
+    def asks_for_inputs(self) -> bool:
+        """Whether a checkpoint of codes says that its layers' inputs are quantized too."""
+        settings = open_source(self.place, self.revision).config().get(SETTINGS)
+        groups = settings.get("config_groups") if isinstance(settings, dict) else None
+        found = groups.values() if isinstance(groups, dict) else ()
+        return any(isinstance(group, dict) and group.get("input_activations") for group in found)
 
     def load(self, device: torch.device) -> Model:
         """The network in float32 as its files say, without the recipe, and its tokenizer. ``SourceError`` if
         that fails; ``ValueError`` for a model that writes no text."""
         if self.file is not None:
             model = _load_gguf(self.file, device)
-        elif self.kind is Kind.CODED:
-            model = _load_coded(Path(self.place).expanduser(), device)
+        elif self.kind is SubjectKind.CODED:
+            model = _load_coded(folder_of(self.place, self.revision), device)
         else:
             model = load_model(self.place, self.revision, device, head=True)
         if not model.causal:
@@ -106,13 +123,13 @@ def subject_of(
     if file is not None:
         if recipe is not None:
             raise ValueError(f"{file.name} is run as it is; a recipe or scheme is for a model's folder")
-        subject = Subject(place, revision, Kind.GGUF, file=file)
+        subject = Subject(place, revision, SubjectKind.GGUF, file=file)
         if subject.gguf.architecture.startswith(_ENCODERS):
             raise ValueError(f"{file.name} {NO_TEXT}")
         return subject
     source = open_source(place, revision)
     coded = SETTINGS in source.config() and not source.restored
-    subject = Subject(place, revision, Kind.CODED if coded else Kind.PLAIN)
+    subject = Subject(place, revision, SubjectKind.CODED if coded else SubjectKind.PLAIN)
     folder = source.paths[0].parent if source.paths else None
     if folder is not None:
         _check_folder(folder, subject.name)

@@ -14,10 +14,20 @@ from explorer.models.capture import Model
 from explorer.models.texts import AnyTexts, positions
 from explorer.progress import Progress
 from explorer.running.detokenize import Detokenizer
-from explorer.running.engine import CANDIDATES, GREEDY, Candidate, Engine, Sampling, Token, Told, check_room
-from explorer.running.placing import Decoder, Placed, place_linears
-from explorer.running.subject import Subject
+from explorer.running.engine import (
+    CANDIDATES,
+    GREEDY,
+    Engine,
+    Sampling,
+    Token,
+    TokenCandidate,
+    Told,
+    check_room,
+)
+from explorer.running.placing import RESTORED, Decoder, Placed, place_linears
+from explorer.running.subject import Subject, SubjectKind
 
+UNROUNDED = "; their inputs stay as they are, though the checkpoint asks for quantized ones"
 _WARM_UP = 8
 """Tokens of the run that is not measured: memory is touched, and kernels are chosen, at the first call."""
 
@@ -51,7 +61,10 @@ class TorchEngine(Engine):
         ``progress`` counts layers."""
         model = subject.load(device)
         placed = place_linears(model, subject.recipe, device, calibration, progress)
-        return cls(subject, model, placed)
+        engine = cls(subject, model, placed)
+        if subject.kind is SubjectKind.CODED:
+            engine.kernels = f"{RESTORED}{UNROUNDED if subject.asks_for_inputs else ''}"
+        return engine
 
     def close(self) -> None:
         """The engine holds memory alone, which is freed with it."""
@@ -95,11 +108,11 @@ class TorchEngine(Engine):
             given = [chosen]
 
 
-def top_of(log_probabilities: Tensor, text_of: Callable[[int], str]) -> tuple[Candidate, ...]:
+def top_of(log_probabilities: Tensor, text_of: Callable[[int], str]) -> tuple[TokenCandidate, ...]:
     """The most probable tokens of float32 [vocabulary]."""
     best = log_probabilities.topk(min(CANDIDATES, len(log_probabilities)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return tuple(Candidate(index, text_of(index), value) for index, value in pairs)
+    return tuple(TokenCandidate(index, text_of(index), value) for index, value in pairs)
 
 
 def _chosen(logits: Tensor, sampling: Sampling, draws: torch.Generator) -> int:

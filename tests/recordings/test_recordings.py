@@ -28,6 +28,7 @@ from explorer.recordings.quantize import (
     recorded_kernel,
     recorded_quantize,
 )
+from explorer.recordings.runs import recorded_runs
 from explorer.schemes import ALIASES
 from lab.analysis import recorded_analyses
 from lab.conformance.records import recorded_conformance, recorded_crossover
@@ -54,6 +55,7 @@ SHIPPED = {
     "page": recorded_page,
     "quantize": recorded_quantize,
     "recipes": recorded_recipes,
+    "runs": recorded_runs,
     "training": recorded_training,
     "vllm": recorded_vllm,
     "written": recorded_written,

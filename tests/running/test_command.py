@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from explorer.bench import runs
 from explorer.cli import main
 from explorer.cli import run as command
+from explorer.recordings.runs import RunTiming
 from explorer.running.choice import NAMES
+from lab.runs import runs_table
 from tests.running.conftest import PROMPT, recipe_of
 
 
@@ -37,10 +40,10 @@ def test_a_text_and_its_figures(
     changed, original = found["runs"]
     assert code == 0 and [changed["name"], original["name"]] == ["recipe", "original"]
     for one in (changed, original):
-        assert len(one["ids"]) == len(one["tokens"]) == 6 and not one["stopped"]
+        assert len(one["ids"]) == len(one["tokens"]) == 6
         assert one["text"] == "".join(token["text"] for token in one["tokens"])
         assert len(one["tokens"][0]["top"]) == 5 and one["figures"]["tokens_per_second"] > 0
-    assert changed["stored_bytes"] < original["stored_bytes"]
+    assert not found["stopped"] and changed["stored_bytes"] < original["stored_bytes"]
     assert len(found["comparison"]["steps"]) == 6 and found["comparison"]["mean_kl"] > 0
 
 
@@ -94,3 +97,20 @@ def test_texts_are_text_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> Non
     """A model that writes escape sequences does not reach the terminal with them."""
     command.stream("a\n\tb\x1b[31m")
     assert capsys.readouterr().out == "a\n\tb\\x1b[31m"
+
+
+def test_a_model_is_measured_by_every_engine_that_runs_it(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schemes that no GGUF file holds by torch alone; KL is that of the weights, whichever engine runs."""
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(runs, "prompt", lambda: PROMPT)
+    asked = ("--schemes", "q8_0,int3_group64", "--tokens", "4", "--repeats", "2", "--device", "cpu", "--json")
+    assert main(["bench", "model", str(llama), *asked]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    both = [("", None), ("", None), ("q8_0", rows[2]["kl"]), ("q8_0", rows[2]["kl"])]
+    assert [(row["scheme"], row["kl"]) for row in rows] == [*both, ("int3_group64", rows[4]["kl"])]
+    assert [row["engine"] for row in rows] == ["torch", "llama.cpp", "torch", "llama.cpp", "torch"]
+    assert 0 < rows[2]["kl"] < rows[4]["kl"] and all(row["tokens_per_second"] > 0 for row in rows)
+    table = runs_table([RunTiming(**row) for row in rows]).splitlines()
+    assert len(table) == 2 + len(rows) and table[2].startswith("| original | torch |")

@@ -23,7 +23,7 @@ from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
 from explorer.running import Engine, Sampling, Token, compare, open_engine, open_like, subject_of
 from explorer.running.choice import NAMES
-from explorer.running.compare import parting_of
+from explorer.running.compare import parting_of, steps_along
 from explorer.running.detokenize import Detokenizer
 from explorer.running.llama_engine import LlamaEngine
 from explorer.running.torch_engine import TorchEngine
@@ -184,6 +184,16 @@ def test_the_first_difference_is_found(case: str) -> None:
     if found:
         sides = list(zip_longest(original, changed))[found.index]
         assert (found.original, found.changed) == sides
+
+
+def test_another_vocabulary_is_no_original(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities of tokens that are not the same are not compared."""
+    with torch_engine(llama) as engine, torch_engine(llama) as other:
+        text = [token(5), token(6)]
+        assert [step.kl for step in steps_along(engine, other, PROMPT, text)] == [0, 0]
+        monkeypatch.setattr(other, "logits", lambda ids, last: engine.logits(ids, last)[:, :-1])
+        with pytest.raises(ValueError, match="287 tokens in its vocabulary and tiny-llama 288"):
+            steps_along(engine, other, PROMPT, text)
 
 
 @pytest.mark.parametrize("text", ["plain words", " über 中文 😀 ende", "a\n\tb  c"])

@@ -13,7 +13,7 @@ from explorer.core.file import part_names, parts_of, tensor_of
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.products.calls import call_of
 from explorer.products.linear import apply_linear
-from explorer.products.weights import LoadedWeight, RestoredForm
+from explorer.products.weights import LoadedWeight, RestoredForm, WeightForm, form_called
 from explorer.schemes import Scales, Scheme
 
 
@@ -71,6 +71,11 @@ class QuantizedLinear(nn.Module):
         return [getattr(self, f"held_{index}") for index in range(self._count)]
 
     @property
+    def form(self) -> WeightForm:
+        """How W lies in memory."""
+        return form_called(self._form)
+
+    @property
     def device(self) -> torch.device:
         """Where W lies."""
         return self.held_0.device  # type: ignore[return-value]
@@ -78,8 +83,7 @@ class QuantizedLinear(nn.Module):
     @property
     def quantized(self) -> QuantizedTensor:
         """W's codes and scales, on its device."""
-        form = call_of(self._form).form
-        return form.unload(self.held, self._scales.to(self.device))
+        return self.form.unload(self.held, self._scales.to(self.device))
 
     def forward(self, x: Tensor) -> Tensor:
         return apply_linear(x, self.held, self.bias, self._form)

@@ -60,6 +60,21 @@ class WeightForm:
         """The codes of ``load``'s tensors again, with the scales that they came with."""
         raise NotImplementedError
 
+    row_step: ClassVar[int] = 0
+    """W of whole multiples of so many rows can be joined with others; 0: none can."""
+
+    def join(self, held: Sequence[Sequence[Tensor]], forms: Sequence[WeightForm]) -> list[Tensor]:
+        """What this form, of all rows, holds of weights in ``forms``: rows after rows, and a scale of a whole
+        W repeated for its rows."""
+        joined = [torch.cat([parts[0] for parts in held])]
+        for at in range(1, len(held[0])):
+            vectors = [
+                parts[at].expand(form.shape[0]) if parts[at].numel() == 1 else parts[at]
+                for parts, form in zip(held, forms, strict=True)
+            ]
+            joined.append(torch.cat(vectors).contiguous())
+        return joined
+
     @classmethod
     def why_not(cls, w: Scheme, x: Scheme | None, k: int) -> str:
         """Why no W of this scheme is held so, with X's scheme; "" if it is."""
@@ -83,6 +98,7 @@ class TilesForm(WeightForm):
     """[repacked tiles, the epilogue's scales of columns if there are any]."""
 
     name = "tiles"
+    row_step = 64
 
     @functools.cached_property
     def tiles(self) -> TileLayout:
@@ -124,6 +140,7 @@ class RowsForm(WeightForm):
     with scales along K [rows, scales of blocks]."""
 
     name = "rows"
+    row_step = 128
 
     @property
     def kind(self) -> OperandType:
@@ -153,6 +170,12 @@ class RowsForm(WeightForm):
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
         packed = held[0][:, : packed_row_bytes(self.w.format, self.shape[1])].contiguous()
         return QuantizedTensor(packed, scales, self.w, self.shape)
+
+    def join(self, held: Sequence[Sequence[Tensor]], forms: Sequence[WeightForm]) -> list[Tensor]:
+        if self.scale_k is ScaleK.NONE:
+            return super().join(held, forms)
+        rows, scales = (torch.cat([parts[at] for parts in held]) for at in range(2))
+        return [rows, padded_columns(scales, 4)]
 
     @classmethod
     def why_not(cls, w: Scheme, x: Scheme | None, k: int) -> str:
@@ -260,6 +283,17 @@ def form_of(
             return form(w, x, shape), ""
         reasons.append(why)
     return RestoredForm(w, x, shape), reasons[1] if len(reasons) > 1 else "no kernel runs on this chip"
+
+
+def joined_form(forms: Sequence[WeightForm]) -> WeightForm | None:
+    """The form of all rows of several W in one form; None where they cannot be joined."""
+    first = forms[0]
+    same = all(
+        (type(f), f.w, f.x, f.shape[1]) == (type(first), first.w, first.x, first.shape[1]) for f in forms
+    )
+    if not same or not first.row_step or any(form.shape[0] % first.row_step for form in forms):
+        return None
+    return type(first)(first.w, first.x, (sum(form.shape[0] for form in forms), first.shape[1]))
 
 
 def x_type_of(x: Scheme | None) -> OperandType:

@@ -1,8 +1,7 @@
 """Layers that read the same input multiplied as one: query, key and value, gate and up.
 
 For one token a product takes about as long as its launch and its last multiprocessor, so that one of all rows
-is faster than three. Where the layers' codes have one scheme and no scale of the whole tensor of their own,
-nothing of the result changes.
+is faster than three. Nothing of the result changes: a scale of a whole tensor becomes one of its rows.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.core.quantize import QuantizedTensor
 from explorer.models.kinds import fused_groups
+from explorer.products.calls import call_of
 from explorer.products.layer import QuantizedLinear
-from explorer.schemes.scales import join_scales
+from explorer.products.linear import apply_linear
+from explorer.products.weights import WeightForm, joined_form
 
 
 class JoinedLayers(nn.Module):
@@ -83,29 +83,28 @@ def _joined(layers: Sequence[Any]) -> nn.Module | None:
         return joined
     if not all(isinstance(layer, QuantizedLinear) for layer in layers):
         return None
-    if len({(layer.scheme, layer.x_scheme, layer.kernels) for layer in layers}) > 1:
+    form = joined_form([layer.form for layer in layers])
+    if form is None:
         return None
-    q = _rows_together([layer.quantized for layer in layers])
-    return None if q is None else QuantizedLinear(q, bias, layers[0].x_scheme, layers[0].kernels)
+    held = form.join([layer.held for layer in layers], [layer.form for layer in layers])
+    return JoinedCodes(form, held, bias)
 
 
-def _rows_together(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-    scheme = parts[0].scheme
-    height = scheme.block[0]
-    if scheme.flat or (
-        scheme.scale is not None and scheme.scale.has_upper_level and not scheme.scale.per_tensor
-    ):
-        return None
-    if height is not None and any(part.shape[0] % height for part in parts):
-        return None
-    whole = [part.scales.tensor_scale for part in parts]
-    if whole[0] is not None and not all(torch.equal(whole[0], other) for other in whole if other is not None):
-        return None
-    if height is None:  # one scale for all rows of each: those have to be the same
-        if not all(torch.equal(parts[0].scales.scale, part.scales.scale) for part in parts):
-            return None
-        scales = parts[0].scales
-    else:
-        scales = join_scales([part.scales for part in parts], 0)
-    packed = torch.cat([part.packed for part in parts])
-    return QuantizedTensor(packed, scales, scheme, (packed.shape[0], parts[0].shape[1]))
+class JoinedCodes(nn.Module):
+    """Y = X · Wᵀ + bias with the codes of several layers, as calls read them."""
+
+    def __init__(self, form: WeightForm, held: Sequence[Tensor], bias: Tensor | None) -> None:
+        super().__init__()
+        self._form, self._count = form.text, len(held)
+        for index, tensor in enumerate(held):
+            self.register_buffer(f"held_{index}", tensor, persistent=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @property
+    def kernel(self) -> str:
+        """What multiplies."""
+        return call_of(self._form).kernels()
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = [getattr(self, f"held_{index}") for index in range(self._count)]
+        return apply_linear(x, held, self.bias, self._form)

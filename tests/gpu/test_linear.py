@@ -24,6 +24,7 @@ from explorer.products.linear import held
 from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from explorer.products.weights import LoadedWeight, RegistersForm, RestoredForm, TilesForm
+from explorer.running.fused import fuse
 from tests.gpu.test_gemms import bound, draw
 
 pytestmark = pytest.mark.gpu
@@ -206,3 +207,29 @@ def test_any_view_and_stream() -> None:
         got = explorer.linear(x * 2, q)
     side.synchronize()
     assert torch.equal(got, want)
+
+
+JOINED = [
+    ("int4_group128", None), ("nvfp4", None), ("int8_row", None), ("fp8_e4m3_tensor", None),
+    ("int8_row", "int8_row"), ("int8_row_asym", "int8_row_asym"), ("fp8_e4m3_tensor", "fp8_e4m3_tensor"),
+    ("fp8_e4m3_128x128", "fp8_e4m3_1x128"), ("int4_group128", "int8_row"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("w", "x"), JOINED)
+def test_layers_of_one_input_joined_are_what_they_were(w: str, x: str | None) -> None:
+    """Query, key and value of other sizes and magnitudes, as one product: the same bits, but where the sums
+    of other divisions of K are added in another order."""
+    block = torch.nn.Module()
+    for name, rows, size in (("q_proj", 384, 1.0), ("k_proj", 128, 0.01), ("v_proj", 256, 30.0)):
+        linear = torch.nn.Linear(520, rows, device="cuda", dtype=torch.bfloat16)
+        linear.weight.data *= size
+        setattr(block, name, QuantizedLinear.of(linear, SCHEMES[w], SCHEMES[x] if x else None))
+    given = draw(5, 1, 520)[0].bfloat16()
+    names = ("q_proj", "k_proj", "v_proj")
+    with torch.no_grad():
+        want = [getattr(block, name)(given) for name in names]
+        assert fuse(block) == 1
+        for name, expected in zip(names, want, strict=True):
+            got = getattr(block, name)(given).float()
+            assert float((got - expected.float()).abs().max() / expected.float().abs().max()) < 2.0**-7

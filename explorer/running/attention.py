@@ -1,7 +1,8 @@
-"""Attention of one token over a cache of fixed room, for transformers' networks: torch's FlexAttention, whose
-kernel for few queries divides the keys among multiprocessors and repeats no keys for grouped queries.
+"""Attention of one token over a cache of fixed room, for transformers' networks.
 
-Registered as ``NAME`` where a network's configuration chooses its attention; prompts take the usual one.
+``NAME`` is registered where a network's configuration chooses its attention. On a GPU a step of a
+``GraphedNetwork`` attends by attend.cu, which reads the keys that there are and repeats none for grouped
+queries; all else takes torch's own attention.
 """
 
 from __future__ import annotations
@@ -10,15 +11,40 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import flex_attention
 
-NAME = "explorer_decode"
-LEAST_GROUPS = 64
-"""Batch times groups of heads from which on FlexAttention is the faster one: on an H100, with 8 groups and
-768 keys, a block takes 40 µs by it for 1 and for 16 texts, and by cuDNN's kernel 9 µs and 80."""
+from explorer.gpu import attend as kernel
+
+NAME, COUNTER = "explorer_decode", "tokens_before"
+"""The attention's name, and the attribute by which a block's attention knows the tokens before a step."""
+
+_LIBRARY = torch.library.Library("explorer", "FRAGMENT")
+_LIBRARY.define(
+    "attend(Tensor q, Tensor keys, Tensor values, Tensor before, float scale) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 
 
-def attend(
+def attend_reference(q: Tensor, keys: Tensor, values: Tensor, before: Tensor, scale: float) -> Tensor:
+    """What ``kernel.attend`` computes, by torch's operations."""
+    texts, heads, size = q.shape
+    groups, room = keys.shape[1], keys.shape[2]
+    grouped = q.float().view(texts, groups, heads // groups, size)
+    scores = grouped @ keys.float().transpose(2, 3) * scale
+    seen = torch.arange(room, device=q.device) <= before
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return (weights @ values.float()).view(texts, heads, size).to(q.dtype)
+
+
+def _attend_fake(q: Tensor, keys: Tensor, values: Tensor, before: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+_LIBRARY.impl("attend", attend_reference, "CPU")
+_LIBRARY.impl("attend", kernel.attend, "CUDA")
+torch.library.register_fake("explorer::attend", _attend_fake, lib=_LIBRARY)
+
+
+def attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -28,24 +54,25 @@ def attend(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """[batch, 1, heads, size] of queries [batch, heads, 1, size], keys and values [batch, groups, room, size]
-    and a mask [batch or 1, 1, 1, room] of those that are seen."""
+    """[batch, tokens, heads, size] of queries [batch, heads, tokens, size], keys and values [batch, groups,
+    room, size], as transformers' attention functions take and give them."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    few = query.shape[0] * key.shape[1] < LEAST_GROUPS
-    if few or query.shape[2] > 1 or attention_mask is None or others.get("sliding_window") or dropout:
+    before = getattr(module, COUNTER, None)
+    if before is None or not _by_kernel(query, key, scaling) or others.get("sliding_window") or dropout:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
-    mask = attention_mask.expand(query.shape[0], 1, 1, key.shape[2])
+    texts, heads, _, size = query.shape
+    out = torch.ops.explorer.attend(query.reshape(texts, heads, size), key, value, before, scaling)
+    return out.view(texts, 1, heads, size), None
 
-    def seen(score: Tensor, batch: Tensor, _head: Tensor, _query: Tensor, at: Tensor) -> Tensor:
-        return torch.where(mask[batch, 0, 0, at], score, float("-inf"))
 
-    grouped = query.shape[1] != key.shape[1]
-    out = flex_attention(query, key, value, score_mod=seen, scale=scaling, enable_gqa=grouped)
-    assert isinstance(out, Tensor)
-    return out.transpose(1, 2), None
+def _by_kernel(query: Tensor, key: Tensor, scaling: float | None) -> bool:
+    """Whether attend.cu has code for a call."""
+    _, heads, tokens, size = query.shape
+    fits = size in kernel.SIZES and kernel.together_of(heads, key.shape[1]) > 0
+    return tokens == 1 and fits and scaling is not None and query.dtype == torch.bfloat16
 
 
 def choose(network: nn.Module) -> bool:
@@ -56,7 +83,7 @@ def choose(network: nn.Module) -> bool:
     config: Any = getattr(network, "config", None)
     if getattr(config, "_attn_implementation", "") != "sdpa":
         return False
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     config._attn_implementation = NAME
     return True

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.backend import synchronize
+from explorer.running.attention import COUNTER
 
 ROOM_STEP = 256
 """Rooms of caches are multiples of so many tokens."""
@@ -59,7 +60,9 @@ class CompiledBlocks:
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
         self._parts: list[OwnPart] = []
+        self._numbered = [m for m in network.modules() if hasattr(m, "layer_idx")]
         self._lock = threading.RLock()
+        _check_cache(network)
         for index, block in enumerate(blocks_of(network)):
             _number_as_first(block)
             forward = torch.compile(type(block).forward, fullgraph=True, dynamic=False, **compiler)
@@ -83,6 +86,8 @@ class CompiledBlocks:
         """Blocks read and write these parts of a cache meanwhile; other threads wait."""
         with self._lock:
             self._parts = parts
+            for module in self._numbered:
+                module.__dict__[COUNTER] = parts[0].used
             yield
 
 
@@ -93,6 +98,16 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     raise ValueError(f"{type(network).__name__} has no list of its blocks")
+
+
+def _check_cache(network: Any) -> None:
+    """``ValueError`` unless each block attends to all tokens before, by keys and values of its own."""
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    layers = StaticCache(config=network.config, max_cache_len=1).layers
+    if other := [type(layer).__name__ for layer in layers if type(layer) is not StaticLayer]:
+        raise ValueError(f"its cache has other parts than keys and values of all tokens: {other[0]}")
 
 
 def _number_as_first(block: nn.Module) -> None:

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from explorer import SCHEMES, quantize_model
-from explorer.running.attention import choose
+from explorer import SCHEMES, quantize, quantize_model
+from explorer.running.attention import attend_reference, choose
 from explorer.running.fused import fuse
 from explorer.running.graphed import GraphedNetwork, GraphedPool
 from explorer.running.placing import CachedDecoder
@@ -25,7 +25,7 @@ from explorer.running.placing import CachedDecoder
 pytestmark = pytest.mark.gpu
 
 
-def llama(batch_heads: int = 8) -> Any:
+def llama() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8}
     config = LlamaConfig(vocab_size=256, num_key_value_heads=4, max_position_embeddings=512, **sizes)
@@ -62,10 +62,7 @@ def test_logits_are_those_of_fake_quantization_within_rounding(plain: nn.Module)
     fake = copy.deepcopy(plain).float()
     for module in fake.model.layers.modules():
         if type(module) is nn.Linear:
-            q = SCHEMES["int4_group128"]
-            from explorer import quantize
-
-            module.weight.data = quantize(module.weight.data, q).dequantize()
+            module.weight.data = quantize(module.weight.data, SCHEMES["int4_group128"]).dequantize()
     ours = quantize_model(copy.deepcopy(plain), "int4_group128")
     ids = torch.arange(40, device="cuda").view(1, 40)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -73,9 +70,46 @@ def test_logits_are_those_of_fake_quantization_within_rounding(plain: nn.Module)
     assert float((got - want).norm() / want.norm()) < 0.02
 
 
+CACHES = [
+    (1, 32, 8, 128, 768), (1, 4, 4, 64, 64), (3, 6, 2, 64, 100), (2, 16, 2, 128, 1000), (16, 32, 8, 128, 300),
+    (64, 8, 8, 128, 96),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("texts", "heads", "groups", "size", "room"), CACHES)
+def test_attention_is_that_of_the_keys_there_are(
+    texts: int, heads: int, groups: int, size: int, room: int
+) -> None:
+    """From one key to all, against float32 on the same values; what lies behind is never read; the same bits
+    each time, in a graph too."""
+    draws = torch.Generator(device="cuda").manual_seed(0)
+    q = torch.randn(texts, heads, size, generator=draws, device="cuda").bfloat16()
+    keys, values = (
+        torch.randn(texts, groups, room, size, generator=draws, device="cuda").bfloat16() for _ in range(2)
+    )
+    before = torch.zeros((), dtype=torch.long, device="cuda")
+    attend = torch.ops.explorer.attend
+    graph = torch.cuda.CUDAGraph()
+    attend(q, keys, values, before, 0.1)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = attend(q, keys, values, before, 0.1)
+    for count in sorted({1, 2, 63, 64, 65, room // 2, room - 1, room}):
+        if count > room:
+            continue
+        before.fill_(count - 1)
+        known, others = keys.clone(), values.clone()
+        known[:, :, count:] = float("nan")
+        others[:, :, count:] = float("nan")
+        got = attend(q, known, others, before, 0.1)
+        want = attend_reference(q.float(), keys[:, :, :count], values[:, :, :count], before, 0.1)
+        assert float((got.float() - want).abs().max()) < 0.02
+        graph.replay()
+        assert torch.equal(captured, got) and torch.equal(attend(q, known, others, before, 0.1), got)
+
+
 @pytest.mark.parametrize("batch", [1, 16])
 def test_texts_side_by_side_are_those_alone(plain: nn.Module, batch: int) -> None:
-    """FlexAttention from 64 groups on, torch's attention below."""
     network = copy.deepcopy(plain)
     choose(network)
     together = GraphedNetwork(network, 64, batch)

@@ -1,0 +1,73 @@
+"""The launcher of attend.cu: attention of one token a text over a cache of fixed room."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from explorer.gpu.compile import Build
+from explorer.gpu.runtime import launch, multiprocessors
+from explorer.gpu.zero_words import zero_words
+
+SIZES, MOST_TOGETHER, KEYS_AT_ONCE, THREADS = (64, 128), 4, 64, 128
+"""Elements of a head; query heads that share a thread block's keys; keys that it reads at once."""
+
+
+def attend_build(size: int, together: int) -> Build:
+    """The compilation of attend.cu for heads of ``size`` elements, ``together`` of which share keys."""
+    return Build("attend.cu", (("HEAD", str(size)), ("GROUP", str(together))))
+
+
+def together_of(heads: int, groups: int) -> int:
+    """Query heads that share a thread block's keys: as many as a group of ``heads`` over ``groups`` has, at
+    most ``MOST_TOGETHER``; 0 where they cannot be divided so."""
+    if heads % groups:
+        return 0
+    each = heads // groups
+    return next((n for n in (4, 3, 2, 1) if n <= each and each % n == 0), 0)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, before: Tensor, scale: float) -> Tensor:
+    """softmax(``scale`` · q · keysᵀ) · values over the first ``before`` + 1 keys, in bfloat16.
+
+    q [texts, heads, size]; keys and values [texts, groups, room, size], contiguous; ``before`` int64 [] on
+    the device: how many tokens came before. Sums are float32, in a fixed order. ``ValueError`` for other
+    shapes and types.
+    """
+    texts, heads, size = q.shape
+    groups, room = keys.shape[1], keys.shape[2]
+    together = together_of(heads, groups)
+    fits = keys.shape == values.shape == (texts, groups, room, size) and before.dtype == torch.int64
+    if (
+        not fits
+        or not together
+        or size not in SIZES
+        or {q.dtype, keys.dtype, values.dtype} != {torch.bfloat16}
+    ):
+        raise ValueError(
+            f"expected bfloat16 q [texts, heads, 64 or 128] and keys and values [texts, groups, room, size], "
+            f"got {q.dtype} {list(q.shape)}, {list(keys.shape)} and {list(values.shape)}"
+        )
+    if not (keys.is_contiguous() and values.is_contiguous()):
+        raise ValueError("keys and values are read where they lie, which has to be contiguous")
+    parts, q = heads // groups // together, q.contiguous()
+    units = texts * groups * parts
+    splits = max(1, min(2 * multiprocessors(q.device) // units, math.ceil(room / KEYS_AT_ONCE)))
+    out = torch.empty_like(q)
+    partial = done = None
+    if splits > 1:
+        partial = torch.empty(units * splits * together * (size + 2), device=q.device)
+        done = zero_words(q.device, units)
+    launch(
+        attend_build(size, together),
+        "attend",
+        q.device,
+        (splits, groups * parts, texts),
+        THREADS,
+        "PPPPPPPiiif",
+        (q, keys, values, before, partial, done, out, groups, parts, room, scale * math.log2(math.e)),
+        early=True,
+    )
+    return out

@@ -453,7 +453,7 @@ USAGE = [
     (("quantize", "sample:mlp_up"), "--scheme"),
     (("quantise",), "quantise"),
     (("formats", "--yaml"), "--yaml"),
-    (("bench",), "one of cpu, quantize, gemm, grouped."),
+    (("bench",), "one of cpu, model, quantize, gemm, grouped."),
     (("quantize", "sample:mlp_up"), "A name from `explorer schemes`, or a scheme spelled out"),
     (("capture",), "A folder with safetensors and a tokenizer, or a Hub id"),
     (("bench", "gpu"), "gpu"),

@@ -455,12 +455,8 @@ USAGE = [
     (("quantize", "sample:mlp_up"), "--scheme"),
     (("quantise",), "quantise"),
     (("formats", "--yaml"), "--yaml"),
-<<<<<<< HEAD
     (("bench",), "one of cpu, model, quantize, gemm, steps, grouped."),
     (("bench", "steps", "--batches", "0"), "whole numbers from 1"),
-=======
-    (("bench",), "one of cpu, model, quantize, gemm, grouped."),
->>>>>>> wt-run
     (("quantize", "sample:mlp_up"), "A name from `explorer schemes`, or a scheme spelled out"),
     (("capture",), "A folder with safetensors and a tokenizer, or a Hub id"),
     (("bench", "gpu"), "gpu"),

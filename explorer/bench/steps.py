@@ -50,7 +50,7 @@ DEFAULT = ("int4_group128", "nvfp4", "int8_row", "fp8_e4m3_row", "fp8_e4m3_row+f
 """Schemes of weights, and after a plus sign of inputs."""
 REPEATS = 20
 _LINEAR = ("gemm", "nvjet", "cutlass", "splitkreduce", "unpack", "quantize", "ranges", "encode", "settle")
-_ATTENTION = ("flex_attention", "sdpa", "flash", "fmha", "attention", "lean_reduction")
+_ATTENTION = ("attend", "flex_attention", "sdpa", "flash", "fmha", "attention", "lean_reduction")
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,19 @@ def compile(
     from explorer.core.builds import all_builds
     from explorer.core.serialize import to_json
     from explorer.gpu import runtime
+    from explorer.gpu.attend import attend_builds
     from explorer.products.grouped import all_builds as grouped_builds
     from explorer.products.table import all_builds as gemm_builds
 
     arches = arch or [found for found in [gpu_arch()] if found]
     if not arches:
         raise ValueError("no GPU found to compile for; name one with --arch, e.g. --arch sm_90a")
-    jobs = [
-        (build, name)
-        for name, chip in ((name, runtime.capability_of(name)) for name in arches)
-        for build in dict.fromkeys([*all_builds(), *gemm_builds(chip), *grouped_builds(chip)])
-    ]
+    jobs = []
+    for name in arches:
+        chip = runtime.capability_of(name)
+        attention = attend_builds() if chip >= (8, 0) else []
+        every = dict.fromkeys([*all_builds(), *gemm_builds(chip), *grouped_builds(chip), *attention])
+        jobs += [(build, name) for build in every]
     records = [
         {
             "arch": name,

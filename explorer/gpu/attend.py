@@ -20,6 +20,11 @@ def attend_build(size: int, together: int) -> Build:
     return Build("attend.cu", (("HEAD", str(size)), ("GROUP", str(together))))
 
 
+def attend_builds() -> list[Build]:
+    """Every compilation that a call may choose."""
+    return [attend_build(size, together) for size in SIZES for together in range(1, MOST_TOGETHER + 1)]
+
+
 def together_of(heads: int, groups: int) -> int:
     """Query heads that share a thread block's keys: as many as a group of ``heads`` over ``groups`` has, at
     most ``MOST_TOGETHER``; 0 where they cannot be divided so."""

@@ -88,7 +88,8 @@ def tensor_scale(q: QuantizedTensor) -> Tensor | None:
     scale = q.scales.tensor_scale
     if scale is None:
         return None
-    return (scale.reciprocal() if q.scales.divided else scale).reshape(1).float()
+    scale = (scale.reciprocal() if q.scales.divided else scale).reshape(1).float()
+    return scale if scale.data_ptr() % 16 == 0 else scale.clone()  # a part of what a kernel wrote
 
 
 def x_block_scales(q: QuantizedTensor) -> Tensor:

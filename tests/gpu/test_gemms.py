@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from explorer import FORMATS, SCHEMES, Scheme
+from explorer.gpu import driver, runtime
 from explorer.gpu import gemm as gemm_kernels
-from explorer.gpu import runtime
 from explorer.gpu.gemm import swap_ab
 from explorer.products import epilogues, layouts
 from explorer.products.operands import Operands
@@ -140,13 +140,12 @@ def integer_sums(operands: Operands, by: str) -> Tensor:
 @pytest.mark.parametrize("name", GEMMS)
 def test_what_is_launched_was_named_for_compiling(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, `explorer compile` leaves a kernel out, and the first product waits for nvcc."""
-    row, launched = GEMMS[name], list[object]()
+    row, launched = GEMMS[name], set[driver.Kernel]()
+    launch = driver.Kernel.launch
 
-    load = runtime._kernel
-
-    def noted(index: int, build: runtime.Build, *rest: Any) -> Any:
-        launched.append(build)
-        return load(index, build, *rest)
+    def noted(kernel: driver.Kernel, *rest: Any) -> None:
+        launched.add(kernel)
+        launch(kernel, *rest)
 
     ops = row.operands(
         torch.randn(64, 4096, device="cuda"), torch.randn(256, 4096, device="cuda")
@@ -154,11 +153,12 @@ def test_what_is_launched_was_named_for_compiling(name: str, monkeypatch: pytest
     for variant in row.variants_on(torch.cuda.get_device_capability()):
         call = variant.prepare(ops)
         with monkeypatch.context() as patch:
-            patch.setattr(runtime, "_kernel", noted)
+            patch.setattr(driver.Kernel, "launch", noted)
             launched.clear()
             call()
-        missing = set(launched) - set(variant.builds(row.x, row.w, row.out))
-        assert launched and not missing, f"{variant.name}: {missing}"
+        built = {key[1] for key, kernel in runtime._KERNELS.items() if kernel in launched}
+        missing = built - set(variant.builds(row.x, row.w, row.out))
+        assert built and not missing, f"{variant.name}: {missing}"
 
 
 @pytest.mark.parametrize("name", ["int8", "int8_asym"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,16 @@ def test_weight_scales_are_exact(rule: str) -> None:
     scales = layouts.weight_scales(q)
     assert torch.equal(scales.float(), q.scales.stored)
     assert scheme.scale and scheme.scale.format.bits in (8, 8 * scales.itemsize)
+
+
+def test_a_scale_that_lies_within_another_tensor_is_read_as_kernels_can() -> None:
+    """The quantizing kernels leave the scale of a tensor behind its range; the products' epilogues load from
+    multiples of 16 bytes."""
+    q = quantize(torch.randn(4, 64), SCHEMES["nvfp4"])
+    within = torch.tensor([1.0, 2.0, 3.0])[2]
+    assert within.data_ptr() % 16
+    scale = layouts.tensor_scale(replace(q, scales=replace(q.scales, tensor_scale=within)))
+    assert scale is not None and scale.data_ptr() % 16 == 0 and scale.tolist() == [3.0]
 
 
 def test_zero_points_are_an_integer_identity() -> None:

@@ -12,6 +12,7 @@ from explorer.recordings.gemm import recorded_gemms
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.quantize import recorded_quantize
 from explorer.recordings.runs import recorded_runs
+from explorer.recordings.steps import recorded_steps
 from explorer.survey import load_survey
 from lab import embeddings, facts, recipe_tables, recipes, tables
 from lab.analysis import recorded_analyses
@@ -22,6 +23,7 @@ from lab.exports import exports_measured, recorded_exports
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.runs import runs_table
+from lab.steps import steps_table
 from lab.training import record_training, recorded_gradients, recorded_training
 from lab.vllm import recorded_vllm, vllm_table
 from lab.written import readme_table, recorded_written, written_table
@@ -127,6 +129,8 @@ def _context() -> dict[str, Any]:
         "written": recorded_written(),
         "runs": recorded_runs(),
         "runs_table": runs_table,
+        "steps": recorded_steps(),
+        "steps_table": steps_table,
         "written_table": written_table,
         "recipe_tables": recipe_tables,
         "survey": load_survey(recipes.SHIPPED),

@@ -76,8 +76,8 @@ def _joined(layers: Sequence[Any]) -> nn.Module | None:
     bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
     if all(type(layer) is nn.Linear for layer in layers):
         weight = torch.cat([layer.weight.detach() for layer in layers])
-        joined = nn.Linear(weight.shape[1], 0, bias is not None, device=weight.device, dtype=weight.dtype)
-        joined.weight, joined.out_features = nn.Parameter(weight, requires_grad=False), weight.shape[0]
+        joined = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+        joined.weight = nn.Parameter(weight, requires_grad=False)
         if bias is not None:
             joined.bias = nn.Parameter(bias, requires_grad=False)
         return joined

@@ -28,7 +28,7 @@ from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
 from explorer.survey.interval import predicted_interval
 from explorer.survey.kinds import Role, matches
-from explorer.survey.knapsack import Path, least_within
+from explorer.survey.knapsack import HullPath, least_within
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
 from explorer.survey.sensitivities import SENSITIVITIES
@@ -401,7 +401,7 @@ def _uniform(tables: Sequence[_Table], names: Sequence[str], rest: float) -> tup
     return tuple(uniform[name] for name in names if name in uniform)
 
 
-def _best_points(paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+def _best_points(paths: Sequence[HullPath]) -> tuple[np.ndarray, np.ndarray]:
     """Sizes and losses of all points that no smaller one is as good as."""
     size = np.concatenate([path.size_at for path in paths])
     cost = np.concatenate([path.cost_at for path in paths])
@@ -544,9 +544,9 @@ class _Table:
     weights: int
     sizes: np.ndarray
     costs: np.ndarray
-    by_bits: Path
+    by_bits: HullPath
     seconds: np.ndarray | None = None
-    by_time: Path | None = None
+    by_time: HullPath | None = None
 
     @classmethod
     def of_layers(
@@ -578,18 +578,18 @@ class _Table:
                 who = f"{', '.join(group)} are fused, and" if len(group) > 1 else f"{group[0]}:"
                 raise ValueError(f"{who} no scheme of {', '.join(names)} serves all of them")
         weights = sum(layer.weights for layer in layers)
-        table = cls(groups, names, weights, sizes, costs, Path.of(sizes, costs))
+        table = cls(groups, names, weights, sizes, costs, HullPath.of(sizes, costs))
         if times is None:
             return table
-        return dataclasses.replace(table, seconds=seconds, by_time=Path.of(seconds, costs))
+        return dataclasses.replace(table, seconds=seconds, by_time=HullPath.of(seconds, costs))
 
     @property
-    def timed(self) -> Path:
+    def timed(self) -> HullPath:
         """The frontier of time, of a table that has it."""
         assert self.by_time is not None
         return self.by_time
 
-    def choose(self, front: Path, budget: float) -> tuple[Choice, float]:
+    def choose(self, front: HullPath, budget: float) -> tuple[Choice, float]:
         """The last point of ``front`` within ``budget``, and then single changes that save most; with what
         any choice costs at least."""
         chosen = front.point(budget)

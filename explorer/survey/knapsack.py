@@ -1,9 +1,9 @@
 """The multiple-choice knapsack: of each unit one scheme, of the least cost, within one budget or several.
 
 One budget: the steps along the lower convex hulls of all units, the one that saves most first, are the
-frontier (``Path``). Several: a mean of their sizes, each as a share of its budget, is one budget that every
-choice within all of them keeps to (Glover, "Surrogate constraints", 1968), so that its frontier is a bound;
-the mean that bounds best is found by halving. What the bound allows beside the best choice is then
+frontier (``HullPath``). Several: a mean of their sizes, each as a share of its budget, is one budget that
+every choice within all of them keeps to (Glover, "Surrogate constraints", 1968), so that its frontier is a
+bound; the mean that bounds best is found by halving. What the bound allows beside the best choice is then
 enumerated: schemes whose reduced costs exceed the gap are in no better choice.
 """
 
@@ -28,7 +28,7 @@ _WHOLE = 1 + _EXACT
 
 
 @dataclass(frozen=True, eq=False)
-class Path:
+class HullPath:
     """The frontier of one budget over units × schemes, whose ``sizes`` are bits or seconds: at point k
     ``path[:k]`` of the steps are taken from ``start``, each (unit, new scheme)."""
 
@@ -39,7 +39,7 @@ class Path:
     cost_at: np.ndarray
 
     @classmethod
-    def of(cls, sizes: np.ndarray, costs: np.ndarray) -> Path:
+    def of(cls, sizes: np.ndarray, costs: np.ndarray) -> HullPath:
         units = range(len(sizes))
         hulls = [_hull(sizes[u], costs[u]) for u in units]
         steps = sorted(
@@ -115,10 +115,10 @@ def least_within(costs: np.ndarray, limits: Limits) -> Solved | None:
         return None
     shares = [sizes / budget for sizes, budget in limits]
     low, high, best = 0.0, 1.0, None
-    tightest: tuple[float, Path] | None = None
+    tightest: tuple[float, HullPath] | None = None
     for step in range(1 if len(shares) == 1 else _HALVINGS):
         weight = float(step) if step < 2 else (low + high) / 2
-        path = Path.of(_mean(shares, weight), costs)
+        path = HullPath.of(_mean(shares, weight), costs)
         if path.least > _WHOLE:
             return None
         bound = path.bound(1.0)
@@ -156,7 +156,7 @@ def _better(costs: np.ndarray, one: np.ndarray | None, other: np.ndarray | None)
 
 
 def _filled(
-    costs: np.ndarray, shares: Sequence[np.ndarray], path: Path, points: np.ndarray
+    costs: np.ndarray, shares: Sequence[np.ndarray], path: HullPath, points: np.ndarray
 ) -> np.ndarray | None:
     """The last point of ``path`` within all budgets, and then single changes that save most; None without
     such a point."""
@@ -177,7 +177,7 @@ def _filled(
 
 
 def _closed(
-    costs: np.ndarray, shares: Sequence[np.ndarray], path: Path, best: np.ndarray | None
+    costs: np.ndarray, shares: Sequence[np.ndarray], path: HullPath, best: np.ndarray | None
 ) -> Solved | None:
     """``best``, or a better choice among those that the bound by ``path`` does not rule out."""
     slope, bound = path.slope(1.0), path.bound(1.0)

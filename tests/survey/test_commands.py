@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import skeleton_of
 from explorer.survey import ModelRecipe, load_survey
 from explorer.survey.rows import SURVEYS
+from explorer.survey.times import PredictedTime
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCHEMES = "int3_group64_asym,int4_group64,nvfp4,int8_row"
@@ -143,11 +145,18 @@ def test_a_budget_of_time_that_cannot_be_had_is_one_line(
 def test_a_check_says_the_truth_and_a_verdict(
     files: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ("check", files["recipe"], "--text", files["held-out"], "--survey", files["survey"])
+    timed = Path(files["recipe"]).with_name("timed.json")
+    time = PredictedTime(1e-3, 16, "NVIDIA H200", how="measured")
+    replace(ModelRecipe.load(files["recipe"]), predicted_time=time).save(timed)
+    command = ("check", str(timed), "--text", files["held-out"], "--survey", files["survey"])
+    command += ("--device", "cpu")
     code, out, _ = run(capsys, *command)
     assert code == 0 and "one scheme for all layers" in out and "nats of KL a token, over 2 texts" in out
+    assert "of batch 16: predicted 1 ms (NVIDIA H200, measured); it is predicted only" in out
     code, out, _ = run(capsys, *command, "--json")
-    rows = json.loads(out)["rows"]
+    checked = json.loads(out)
+    rows, of_time = checked["rows"], checked["time"]
+    assert of_time["predicted"]["seconds"] == 1e-3 and of_time["measured"] is None and of_time["why"]
     assert code == 0 and rows[0]["what"] == "recipe" and rows[0]["loss"]["value"] > 0
 
 

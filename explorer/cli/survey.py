@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -43,8 +45,10 @@ if TYPE_CHECKING:
     from explorer.checkpoints.write import Written
     from explorer.models.capture import Model
     from explorer.models.texts import AnyTexts
+    from explorer.schemes import Scheme
     from explorer.survey import Choice, Frontier, ModelRecipe, Survey
     from explorer.survey.check import Check
+    from explorer.survey.times import StepTimes
 
 app = typer.Typer()
 SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
@@ -197,6 +201,7 @@ def _loss_words(found: Survey, is_loss: bool) -> str:
         "recipe model.jsonl --bits 4.5 --out recipe.json",
         "recipe model.jsonl --size 3.2GB --keep down_proj --for compressed-tensors --fuse",
         "recipe model.jsonl --bits 8.1 --for vllm --inputs int8_row --out w8a8.json",
+        "recipe model.jsonl --time 12ms --batch 16 --on h200 --fuse --out fast.json",
     ),
 )
 def recipe(
@@ -209,6 +214,32 @@ def recipe(
         typer.Option(help="Or the whole model's size, the rest of it as it is stored, e.g. 3.2GB."),
     ] = None,
     loss: Annotated[float | None, typer.Option(help="Or the most predicted loss.")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            help="Or, alone or beside --bits or --size, the time of all linear layers in one step, such as "
+            "12ms or 800us. Attention, norms and sampling are not counted: they are the same for every "
+            "recipe."
+        ),
+    ] = None,
+    tokens_per_second: Annotated[
+        float | None,
+        typer.Option(help="The same as tokens of each text a second: 80 is --time 12.5ms."),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens that the step multiplies: one of each text at once.", show_default="1"
+        ),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            help="Whose times: a recorded GPU, such as h200, or here: this machine's GPU, measured now.",
+            show_default="the recorded GPU",
+        ),
+    ] = None,
     signal: Annotated[
         str, typer.Option(help="What to choose by.", show_default="the survey's best signal")
     ] = "",
@@ -246,7 +277,7 @@ def recipe(
     as_json: Json = False,
 ) -> None:
     """The best scheme for each layer within a budget, by a survey."""
-    _check_budget(bits, size, loss)
+    seconds = _check_budget(bits, size, loss, time, tokens_per_second, batch, on)
     check_readable(survey)
     if target:
         check_target(target)
@@ -262,6 +293,8 @@ def recipe(
 
     found = load_survey(survey)
     left = unplaced(target, found) if target else {}
+    of_inputs = inputs_of(inputs, input_range) if inputs else None
+    times = _times(on, batch or 1, of_inputs) if seconds is not None else None
     constraints = constraints_of(
         target or "",
         found,
@@ -269,13 +302,14 @@ def recipe(
         keep=(*(split(keep) if keep else ()), *left),
         fuse=fuse,
         head=head,
-        inputs=inputs_of(inputs, input_range) if inputs else None,
+        inputs=of_inputs,
+        times=times,
     )
     front = frontier(found, signal, constraints)
     _hint_at_schemes(target, found, front)
     left |= front.left
     say(*kept_words(left), error=True)
-    choice = _choice(front, bits, size, loss)
+    choice = _choice(front, bits, size, loss, seconds)
     chosen = recipe_of(found, choice, signal, method, constraints)
     if target:
         _check_together(target, chosen, constraints.schemes or found.head.schemes)
@@ -336,17 +370,60 @@ def _check_together(target: str, chosen: ModelRecipe, schemes: Sequence[str]) ->
         raise ValueError(f"{target}: {why}{hint}")
 
 
-def _check_budget(bits: float | None, size: str | None, loss: float | None) -> None:
-    if sum(budget is not None for budget in (bits, size, loss)) != 1:
-        raise ValueError("name one budget: --bits, --size or --loss")
+def _check_budget(
+    bits: float | None,
+    size: str | None,
+    loss: float | None,
+    time: str | None,
+    rate: float | None,
+    batch: int | None,
+    on: str | None,
+) -> float | None:
+    """The seconds of a budget of time, None without one; ``ValueError`` for options that do not go
+    together."""
+    timed = time is not None or rate is not None
+    budgets = sum(budget is not None for budget in (bits, size, loss))
+    if budgets > 1 or (not budgets and not timed):
+        raise ValueError(
+            "name one budget: --bits, --size or --loss; or --time (or --tokens-per-second), alone or with "
+            "--bits or --size"
+        )
+    if time is not None and rate is not None:
+        raise ValueError("--time and --tokens-per-second say the same: give one")
+    if timed and loss is not None:
+        raise ValueError("--loss goes with no budget of time: give --bits or --size beside --time")
+    if not timed and (batch is not None or on is not None):
+        raise ValueError("--batch and --on are of a budget of time: give --time or --tokens-per-second")
     if size is not None:
         byte_size(size)
+    if time is not None:
+        from explorer.survey.times import seconds_of
+
+        return seconds_of(time)
+    if rate is not None and not 0 < rate < math.inf:
+        raise ValueError(f"--tokens-per-second is a number above 0, not {rate:g}")
+    return None if rate is None else 1 / rate
 
 
-def _choice(front: Frontier, bits: float | None, size: str | None, loss: float | None) -> Choice:
-    if bits is not None:
-        return front.at(bits)
-    return front.at_bytes(byte_size(size)) if size is not None else front.at_loss(loss or 0.0)
+def _times(on: str | None, batch: int, inputs: Scheme | None) -> StepTimes:
+    """Times of products on the machine ``on``; ``ValueError`` with the machines there are."""
+    from explorer.survey.times import HERE, recorded_times
+
+    if on is None or on.strip().lower() != HERE:
+        return recorded_times(on or "", batch, inputs)
+    from explorer.bench.layers import times_here
+
+    return times_here(batch, inputs)
+
+
+def _choice(
+    front: Frontier, bits: float | None, size: str | None, loss: float | None, seconds: float | None
+) -> Choice:
+    if size is not None:
+        bits = front.bits_of(byte_size(size))
+    if seconds is not None:
+        return front.at_time(seconds, bits)
+    return front.at(bits) if bits is not None else front.at_loss(loss or 0.0)
 
 
 def _record(chosen: ModelRecipe) -> dict[str, object]:
@@ -383,6 +460,8 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     )
     if chosen.inputs is not None:
         say(f"inputs: {label_of_inputs(chosen.inputs)}")
+    if chosen.predicted_time is not None:
+        say(chosen.predicted_time.described)
     if not row.is_loss:
         say(f"{row.label}: {row.trust}", error=True)
 
@@ -408,7 +487,10 @@ def check(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Run the model quantized by a recipe: its true loss, the prediction, and single schemes."""
+    """Run the model quantized by a recipe: its true loss, the prediction, and single schemes.
+
+    Of a recipe for a budget of time, on a GPU, also the time that its linear layers take.
+    """
     for path in (recipe, survey, text, calibration):
         check_readable(path)
     texts, seen = read_files(
@@ -423,6 +505,10 @@ def check(
     loaded = _model(chosen, model, device)
     with reporting("models", as_json) as progress:
         checked = check_recipe(chosen, loaded, texts, of, seen, progress)
+    if chosen.predicted_time is not None:
+        from explorer.bench.layers import checked_time
+
+        checked = dataclasses.replace(checked, time=checked_time(chosen, loaded))
     rows = [
         (
             row.what,
@@ -446,6 +532,8 @@ def check(
     if checked.rows[0].loss.kinds:
         print_table(_by_kind(checked))
     say(*_verdict(checked))
+    if checked.time is not None:
+        say(checked.time.described)
 
 
 def _by_kind(checked: Check) -> PrintedTable:

@@ -138,10 +138,11 @@ def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:
 def products_of(scheme: Scheme) -> list[str]:
     """The products that take weights stored as ``scheme`` stores them, by name; empty where none does. How
     ranges are found and codes rounded is no matter: neither changes what a kernel reads."""
-    return [gemm.name for gemm in GEMMS.values() if _stored(gemm.w) == _stored(scheme)]
+    return [gemm.name for gemm in GEMMS.values() if stored_as(gemm.w) == stored_as(scheme)]
 
 
-def _stored(scheme: Scheme) -> tuple[object, ...]:
+def stored_as(scheme: Scheme) -> tuple[object, ...]:
+    """What decides how codes and scales lie in memory: equal for schemes that one kernel reads."""
     return scheme.format, scheme.block, scheme.scale, scheme.mapping, scheme.flat
 
 

@@ -6,17 +6,21 @@ multiplier solves it for every budget at once: of each layer the schemes on the 
 cost) remain; the steps along all hulls, the one that saves most per bit first, are the whole frontier.
 Between two of its points what is left of a budget goes where it saves most. The multiplier also bounds what
 any choice can reach (Everett 1963), so that every ``Choice`` says by how much it could be beaten at most.
+
+A budget of time is the same knapsack, with the seconds of each layer's product in place of its bits, alone or
+beside a budget of bits (``knapsack.least_within``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from explorer import words
 from explorer.methods.recipe import Recipe
 from explorer.models.kinds import scheme_groups
 from explorer.models.skeleton import is_expert
@@ -24,9 +28,11 @@ from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
 from explorer.survey.interval import predicted_interval
 from explorer.survey.kinds import Role, matches
+from explorer.survey.knapsack import HullPath, least_within
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
 from explorer.survey.sensitivities import SENSITIVITIES
+from explorer.survey.times import PredictedTime, StepTimes
 
 Refusal = Callable[[Scheme, tuple[int, int]], str]
 """Why a target cannot carry a scheme for a weight of that shape, "" if it can: ``Export.refusal``."""
@@ -52,6 +58,7 @@ class Constraints:
     head     choose for the head too
     inputs   how the layers' inputs are quantized; the refusals are of schemes that are multiplied with such
     only     if given, the layers to choose for, whatever ``keep`` and ``head`` say
+    times    what products take: only schemes that have a time, and the frontier knows budgets of time
     """
 
     schemes: tuple[str, ...] = ()
@@ -66,6 +73,7 @@ class Constraints:
     head: bool = False
     only: tuple[str, ...] = ()
     inputs: Scheme | None = None
+    times: StepTimes | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(todays_text(text) for text in self.schemes)))
@@ -82,22 +90,47 @@ class Constraints:
 @dataclass(frozen=True)
 class Choice:
     """A scheme for each layer. ``bits``: mean bits per weight over these layers; ``bytes`` that they take;
-    ``loss``: the sum of their costs. No choice within the same budget costs less than ``loss - gap``."""
+    ``loss``: the sum of their costs. No choice within the same budget costs less than ``loss - gap``.
+    ``time``: of all linear layers in one step, where the frontier was asked for with times."""
 
     schemes: Mapping[str, str]
     bits: float
     bytes: int
     loss: float
     gap: float
+    time: PredictedTime | None = None
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """One scheme for all layers."""
+    """One scheme for all layers. ``seconds``: as those of ``Frontier``."""
 
     scheme: str
     bits: float
     loss: float
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TimeFrontier:
+    """All budgets of time at once: ``seconds`` of the linear layers in a step and ``loss`` [points], from the
+    shortest on; ``rest``: seconds of those layers that no scheme is chosen for, called ``kept``."""
+
+    times: StepTimes
+    seconds: np.ndarray
+    loss: np.ndarray
+    rest: float
+    kept: Mapping[str, tuple[int, int]]
+
+    @property
+    def least(self) -> float:
+        """The fewest seconds that a budget can have."""
+        return float(self.seconds[0])
+
+    @property
+    def most(self) -> float:
+        """Seconds beyond which nothing more is gained."""
+        return float(self.seconds[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +140,7 @@ class Frontier:
     why; ``left``: layers that no scheme serves, and that stay as they are -> why; ``kept_bytes``: of all
     tensors that no scheme is chosen for, as they are stored. ``at`` answers in about a millisecond. Of
     schemes that may not stand side by side each family has a table. ``inputs``: of the constraints; losses
-    are of weights alone.
+    are of weights alone. ``by_time``: the same for budgets of time, where the constraints have times.
     """
 
     signal: str
@@ -119,6 +152,9 @@ class Frontier:
     kept_bytes: int
     _tables: tuple[_Table, ...]
     inputs: Scheme | None = None
+    by_time: TimeFrontier | None = None
+    _shapes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    _fused: bool = False
 
     @property
     def least(self) -> float:
@@ -138,22 +174,61 @@ class Frontier:
     def at(self, bits: float) -> Choice:
         """The best choice of at most ``bits`` a weight; ``ValueError`` below ``least``."""
         budget = (bits + _SLACK) * self.weights
-        within = [table for table in self._tables if budget >= table.size_at[0]]
+        within = [table for table in self._tables if budget >= table.by_bits.least]
         if not within:
             raise ValueError(f"{bits:g} bits per weight are fewer than these schemes take: {self.least:.4g}")
-        best = min((table.choose(budget) for table in within), key=lambda choice: choice.loss)
-        bound = min(table.bound(budget) for table in within)
-        return dataclasses.replace(best, gap=max(best.loss - bound, 0.0))
+        return self._best([table.choose(table.by_bits, budget) for table in within])
+
+    def at_time(self, seconds: float, bits: float | None = None) -> Choice:
+        """The best choice whose linear layers take at most ``seconds`` in a step, and at most ``bits`` a
+        weight where that is given. ``ValueError`` with the least time there is for a budget below it."""
+        front = self.by_time
+        if front is None:
+            raise ValueError("a budget of time needs times of products: constraints with times")
+        if bits is not None and bits < self.least - _SLACK:
+            return self.at(bits)
+        budget = seconds - front.rest
+        size = None if bits is None else (bits + _SLACK) * self.weights
+        solved = (table.within(budget, size) for table in self._tables)
+        found = [choice for choice in solved if choice is not None]
+        if not found:
+            least = front.rest + min(table.least_seconds(size) for table in self._tables)
+            beside = "" if bits is None else f" at {bits:g} bits per weight"
+            stays = f", {words.duration(front.rest)} of it of layers left as they are" if front.rest else ""
+            raise ValueError(
+                f"{words.duration(seconds)} are less than the linear layers take by these schemes{beside}: "
+                f"{words.duration(_rounded_up(least), 4)} at least{stays} (batch {front.times.batch:,} on "
+                f"{front.times.machine})"
+            )
+        return self._best(found)
+
+    def _best(self, found: Sequence[tuple[Choice, float]]) -> Choice:
+        """The choice of the least loss, of one or more families each with its bound."""
+        best = min((choice for choice, _ in found), key=lambda choice: choice.loss)
+        gap = max(best.loss - min(bound for _, bound in found), 0.0)
+        return dataclasses.replace(best, gap=gap, time=self._time_of(best.schemes))
+
+    def _time_of(self, schemes: Mapping[str, str]) -> PredictedTime | None:
+        """What the linear layers take by a choice; None without times."""
+        if self.by_time is None:
+            return None
+        recipes = {name: Recipe(Scheme.parse(text)) for name, text in schemes.items()}
+        return self.by_time.times.of_recipe(recipes, self._shapes, self.by_time.kept, self._fused)
 
     def at_bytes(self, size: float) -> Choice:
         """The best choice with which the whole model, what is kept as it is included, takes at most
         ``size``."""
+        return self.at(self.bits_of(size))
+
+    def bits_of(self, size: float) -> float:
+        """The bits per weight with which the whole model takes ``size`` bytes; ``ValueError`` for fewer than
+        these schemes make of it."""
         least = self.kept_bytes + self.least * self.weights / 8
         if not size >= least:
             raise ValueError(
                 f"{size:,.0f} bytes are fewer than these schemes make of the model: {least:,.0f}"
             )
-        return self.at(max((size - self.kept_bytes) * 8 / self.weights, self.least))
+        return max((size - self.kept_bytes) * 8 / self.weights, self.least)
 
     def at_loss(self, loss: float) -> Choice:
         """The first choice of the frontier whose predicted loss is at most ``loss``."""
@@ -168,7 +243,8 @@ class Frontier:
         """A choice of one's own, for the same layers; its gap is to the best one of its size and family."""
         names = set(schemes.values())
         table = next((t for t in self._tables if names <= set(t.names)), self._tables[0])
-        return table.of(schemes)
+        choice, bound = table.of(schemes)
+        return dataclasses.replace(choice, gap=max(choice.loss - bound, 0.0), time=self._time_of(schemes))
 
 
 def frontier(survey: Survey, signal: str = "", constraints: Constraints | None = None) -> Frontier:
@@ -184,6 +260,11 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     if not layers:
         raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
     names = constraints.schemes or survey.head.schemes
+    if constraints.times is not None and any(is_expert(layer.name) for layer in survey.layers):
+        raise ValueError(
+            f"the time of a step is not known for {survey.head.model}: its experts are multiplied in groups, "
+            "as many tokens each as are routed to it"
+        )
     families = _families(names, constraints.family)
     refusals = _refusals(layers, names, constraints)
     left = _left(layers, families, refusals, constraints.fuse)
@@ -202,13 +283,36 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     groups = scheme_groups([layer.name for layer in layers], constraints.fuse)
     layers = _in_bits_of(constraints, layers)
     allowed = {layer.name: set(names) - set(refusals[layer.name]) for layer in layers}
-    tables = _tables_of(layers, groups, families, allowed, signal)
-    bits, loss = _best_points(tables)
+    tables = _tables_of(layers, groups, families, allowed, signal, constraints.times)
+    bits, loss = _best_points([table.by_bits for table in tables])
     refused = _refused(layers, names, refusals)
     kept += survey.head.kept_bytes
+    by_time = None
+    if constraints.times is not None:
+        linear = (x for x in survey.linear if x.role is Role.LINEAR and x.name not in chosen_for)
+        by_time = _by_time(constraints.times, tables, {x.name: x.shape for x in linear}, constraints.fuse)
     return Frontier(
-        signal, bits, loss, _uniform(tables, names), refused, left, kept, tables, constraints.inputs
+        signal,
+        bits / tables[0].weights,
+        loss,
+        _uniform(tables, names, by_time.rest if by_time else 0.0),
+        refused,
+        left,
+        kept,
+        tables,
+        constraints.inputs,
+        by_time,
+        {layer.name: layer.shape for layer in layers},
+        constraints.fuse,
     )
+
+
+def _by_time(
+    times: StepTimes, tables: Sequence[_Table], kept: Mapping[str, tuple[int, int]], fused: bool
+) -> TimeFrontier:
+    rest = sum(time.seconds or 0.0 for time in times.unquantized(kept, fused))
+    seconds, loss = _best_points([table.timed for table in tables])
+    return TimeFrontier(times, seconds + rest, loss, rest, kept)
 
 
 def _in_bits_of(constraints: Constraints, layers: Sequence[Layer]) -> list[Layer]:
@@ -266,12 +370,13 @@ def _tables_of(
     families: Sequence[tuple[str, ...]],
     allowed: Mapping[str, set[str]],
     signal: str,
+    times: StepTimes | None = None,
 ) -> tuple[_Table, ...]:
     """A table for each family that has a scheme for every unit; ``ValueError`` if none has."""
     tables, errors = [], []
     for family in families:
         try:
-            tables.append(_Table.of_layers(layers, groups, family, allowed, signal))
+            tables.append(_Table.of_layers(layers, groups, family, allowed, signal, times))
         except ValueError as error:
             errors.append(error)
     if not tables:
@@ -279,10 +384,16 @@ def _tables_of(
     return tuple(tables)
 
 
-def _uniform(tables: Sequence[_Table], names: Sequence[str]) -> tuple[Uniform, ...]:
-    """The schemes that every unit of a table can have, in the order of ``names``."""
+def _uniform(tables: Sequence[_Table], names: Sequence[str], rest: float) -> tuple[Uniform, ...]:
+    """The schemes that every unit of a table can have, in the order of ``names``; ``rest``: seconds of other
+    layers."""
     uniform = {
-        name: Uniform(name, float(table.sizes[:, i].sum() / table.weights), float(table.costs[:, i].sum()))
+        name: Uniform(
+            name,
+            float(table.sizes[:, i].sum() / table.weights),
+            float(table.costs[:, i].sum()),
+            None if table.seconds is None else rest + float(table.seconds[:, i].sum()),
+        )
         for table in tables
         for i, name in enumerate(table.names)
         if np.isfinite(table.sizes[:, i]).all()
@@ -290,14 +401,14 @@ def _uniform(tables: Sequence[_Table], names: Sequence[str]) -> tuple[Uniform, .
     return tuple(uniform[name] for name in names if name in uniform)
 
 
-def _best_points(tables: Sequence[_Table]) -> tuple[np.ndarray, np.ndarray]:
-    """Bits and losses of all points that no smaller one is as good as."""
-    size = np.concatenate([table.size_at for table in tables])
-    cost = np.concatenate([table.cost_at for table in tables])
+def _best_points(paths: Sequence[HullPath]) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes and losses of all points that no smaller one is as good as."""
+    size = np.concatenate([path.size_at for path in paths])
+    cost = np.concatenate([path.cost_at for path in paths])
     order = np.lexsort((cost, size))
     size, cost = size[order], cost[order]
     best = np.r_[True, cost[1:] < np.minimum.accumulate(cost)[:-1]]
-    return size[best] / tables[0].weights, cost[best]
+    return size[best], cost[best]
 
 
 def recipe_of(
@@ -320,13 +431,24 @@ def recipe_of(
         choice.bits,
         choice.loss if SENSITIVITIES[signal].is_loss else None,
         head.versions,
-        kept_to.schemes or head.schemes,
+        _chosen_from(survey, choice, kept_to),
         kept_to.target,
         kept_to.fuse,
         predicted_interval(survey, signal, choice.schemes),
         kept_to.inputs,
         head.texts_sha256,
+        choice.time,
     )
+
+
+def _chosen_from(survey: Survey, choice: Choice, constraints: Constraints) -> tuple[str, ...]:
+    """The schemes that a choice was made from: with times only those that have one for some layer."""
+    names, times = constraints.schemes or survey.head.schemes, constraints.times
+    if times is None:
+        return names
+    shapes = {survey.layer(name).shape for name in choice.schemes}
+    schemes = {name: Scheme.parse(name) for name in names}
+    return tuple(n for n in names if any(not times.refusal(schemes[n], shape) for shape in shapes))
 
 
 def _refusals(
@@ -341,6 +463,8 @@ def _refusals(
             why = of_all(scheme, layer.shape) if of_all else ""
             if not why and of_experts and is_expert(layer.name):
                 why = of_experts(scheme)
+            if not why and constraints.times is not None:
+                why = constraints.times.refusal(scheme, layer.shape)
             if why:
                 found[layer.name][name] = why
     return found
@@ -412,19 +536,17 @@ def _refused(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Units (layers, or fused groups) × schemes: ``sizes`` in bits and ``costs``, infinite where a unit
-    cannot have a scheme; and the frontier: at point k ``path[:k]`` of the steps are taken, each (unit, new
-    scheme)."""
+    """Units (layers, or fused groups) × schemes: ``sizes`` in bits, ``seconds`` if times are known, and
+    ``costs``, infinite where a unit cannot have a scheme; and the frontier of each budget."""
 
     groups: Sequence[tuple[str, ...]]
     names: Sequence[str]
     weights: int
     sizes: np.ndarray
     costs: np.ndarray
-    start: np.ndarray
-    path: np.ndarray
-    size_at: np.ndarray
-    cost_at: np.ndarray
+    by_bits: HullPath
+    seconds: np.ndarray | None = None
+    by_time: HullPath | None = None
 
     @classmethod
     def of_layers(
@@ -434,51 +556,70 @@ class _Table:
         names: Sequence[str],
         allowed: Mapping[str, set[str]],
         signal: str,
+        times: StepTimes | None = None,
     ) -> _Table:
         """The table of ``groups`` of ``layers``; ``ValueError`` where a group has no scheme in common."""
         by_name = {layer.name: layer for layer in layers}
-        sizes, costs = np.full((2, len(groups), len(names)), np.inf)
+        sizes, costs, seconds = np.full((3, len(groups), len(names)), np.inf)
+        schemes = [Scheme.parse(name) for name in names]
         for u, group in enumerate(groups):
             for s, name in enumerate(names):
-                if all(name in allowed[x] for x in group):
-                    sizes[u, s] = sum(by_name[x].bits[name] * by_name[x].weights for x in group)
-                    costs[u, s] = sum(by_name[x].costs[signal][name] for x in group)
+                if not all(name in allowed[x] for x in group):
+                    continue
+                if times is not None:
+                    every = times.together(schemes[s], [by_name[x].shape for x in group])
+                    taken = [time.seconds for time in every if time.seconds is not None]
+                    if len(taken) < len(every):
+                        continue
+                    seconds[u, s] = sum(taken)
+                sizes[u, s] = sum(by_name[x].bits[name] * by_name[x].weights for x in group)
+                costs[u, s] = sum(by_name[x].costs[signal][name] for x in group)
             if not np.isfinite(sizes[u]).any():
                 who = f"{', '.join(group)} are fused, and" if len(group) > 1 else f"{group[0]}:"
                 raise ValueError(f"{who} no scheme of {', '.join(names)} serves all of them")
-        hulls = [_hull(sizes[u], costs[u]) for u in range(len(groups))]
-        steps = sorted(
-            (-(costs[u, b] - costs[u, a]) / (sizes[u, b] - sizes[u, a]), -u, -i, u, b)
-            for u, hull in enumerate(hulls)
-            for i, (a, b) in enumerate(itertools.pairwise(hull))
-        )[::-1]
-        start = np.array([hull[0] for hull in hulls])
-        every = np.arange(len(groups))
-        now, size, cost = start.copy(), [sizes[every, start].sum()], [costs[every, start].sum()]
-        for *_, u, b in steps:
-            size.append(size[-1] + sizes[u, b] - sizes[u, now[u]])
-            cost.append(cost[-1] + costs[u, b] - costs[u, now[u]])
-            now[u] = b
-        path = np.array([(u, b) for *_, u, b in steps], dtype=int).reshape(-1, 2)
         weights = sum(layer.weights for layer in layers)
-        return cls(groups, names, weights, sizes, costs, start, path, np.array(size), np.array(cost))
+        table = cls(groups, names, weights, sizes, costs, HullPath.of(sizes, costs))
+        if times is None:
+            return table
+        return dataclasses.replace(table, seconds=seconds, by_time=HullPath.of(seconds, costs))
 
-    def choose(self, budget: float) -> Choice:
-        """The last point of the frontier within ``budget`` bits, and then single changes that save most."""
-        chosen, k = self._point(budget)
+    @property
+    def timed(self) -> HullPath:
+        """The frontier of time, of a table that has it."""
+        assert self.by_time is not None
+        return self.by_time
+
+    def choose(self, front: HullPath, budget: float) -> tuple[Choice, float]:
+        """The last point of ``front`` within ``budget``, and then single changes that save most; with what
+        any choice costs at least."""
+        chosen = front.point(budget)
         every = np.arange(len(chosen))
-        left = budget - self.size_at[k]
         while True:
-            more = self.sizes - self.sizes[every, chosen][:, None]
+            now = front.sizes[every, chosen]
+            left = budget - now.sum()
+            more = front.sizes - now[:, None]
             saved = np.where(more <= left, self.costs[every, chosen][:, None] - self.costs, -np.inf)
             unit, scheme = np.unravel_index(int(saved.argmax()), saved.shape)
             if not saved[unit, scheme] > 0:
-                return self._choice(chosen, budget)
-            left -= more[unit, scheme]
+                return self._choice(chosen), front.bound(budget)
             chosen[unit] = scheme
 
-    def of(self, schemes: Mapping[str, str]) -> Choice:
-        """See ``Frontier.of``."""
+    def within(self, seconds: float, size: float | None) -> tuple[Choice, float] | None:
+        """The best choice of at most ``seconds``, and of ``size`` bits if given, and what any such costs at
+        least; None if there is none."""
+        limits = [(self.timed.sizes, seconds)] + ([] if size is None else [(self.sizes, size)])
+        found = least_within(self.costs, limits)
+        return None if found is None else (self._choice(found.chosen), found.bound)
+
+    def least_seconds(self, size: float | None) -> float:
+        """The shortest time of all units, of at most ``size`` bits; infinite if they take more bits."""
+        if size is None:
+            return self.timed.least
+        found = least_within(self.timed.sizes, [(self.sizes, size)])
+        return np.inf if found is None else found.cost
+
+    def of(self, schemes: Mapping[str, str]) -> tuple[Choice, float]:
+        """See ``Frontier.of``; with what any choice of its size costs at least."""
         chosen = []
         for group in self.groups:
             own = {schemes.get(name, "") for name in group}
@@ -486,43 +627,17 @@ class _Table:
                 raise ValueError(f"{', '.join(group)}: choose one of {', '.join(self.names)}, not {own}")
             chosen.append(list(self.names).index(own.pop()))
         indices = np.array(chosen)
-        return self._choice(indices, float(self.sizes[np.arange(len(chosen)), indices].sum()))
+        size = float(self.sizes[np.arange(len(chosen)), indices].sum())
+        return self._choice(indices), self.by_bits.bound(size)
 
-    def _point(self, budget: float) -> tuple[np.ndarray, int]:
-        """The schemes at the last point within ``budget``, and which point that is."""
-        k = max(int(np.searchsorted(self.size_at, budget, side="right")) - 1, 0)
-        chosen = self.start.copy()
-        for u, b in self.path[:k]:
-            chosen[u] = b
-        return chosen, k
-
-    def _choice(self, chosen: np.ndarray, budget: float) -> Choice:
+    def _choice(self, chosen: np.ndarray) -> Choice:
         every = np.arange(len(chosen))
         size, cost = float(self.sizes[every, chosen].sum()), float(self.costs[every, chosen].sum())
         schemes = {x: self.names[i] for group, i in zip(self.groups, chosen, strict=True) for x in group}
-        gap = max(cost - self.bound(budget), 0.0)
-        return Choice(schemes, size / self.weights, round(size / 8), cost, gap)
-
-    def bound(self, budget: float) -> float:
-        """What any choice within ``budget`` bits costs at least."""
-        return float(np.interp(budget, self.size_at, self.cost_at))
+        return Choice(schemes, size / self.weights, round(size / 8), cost, 0.0)
 
 
-def _hull(sizes: np.ndarray, costs: np.ndarray) -> list[int]:
-    """Indices on the lower convex hull of (size, cost), from the smallest on, each cheaper than the last."""
-    order = sorted(
-        (i for i in range(len(sizes)) if np.isfinite(sizes[i])), key=lambda i: (sizes[i], costs[i])
-    )
-    hull: list[int] = []
-    for i in order:
-        if hull and costs[i] >= costs[hull[-1]]:
-            continue
-        while len(hull) > 1:
-            a, b = hull[-2:]
-            if (costs[b] - costs[a]) * (sizes[i] - sizes[a]) < (costs[i] - costs[a]) * (sizes[b] - sizes[a]):
-                break
-            hull.pop()
-        if hull and sizes[i] == sizes[hull[-1]]:
-            hull.pop()
-        hull.append(i)
-    return hull
+def _rounded_up(number: float) -> float:
+    """``number`` to four digits, no less than it is: a budget that a message names can be had."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 3) if 0 < number < math.inf else 1.0
+    return math.ceil(number / unit) * unit if math.isfinite(number) else number

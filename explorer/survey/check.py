@@ -22,13 +22,14 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.survey.apply import StoredBits, constraints_of, input_scales_of, refusal_of, stored_bits
 from explorer.survey.assemble import Assembled, assemble, shapes_of
-from explorer.survey.budget import frontier
+from explorer.survey.budget import Choice, Frontier, frontier
 from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey
 from explorer.survey.run import SCHEMES, built_in_texts, held_out_texts
 from explorer.survey.sensitivities import SENSITIVITIES
+from explorer.survey.times import CheckedTime, StepTimes, machines, recorded_times
 
 UNIFORM = 3
 """Single schemes that a recipe stands beside: those of the least predicted loss. The target's usual one is
@@ -62,7 +63,8 @@ class Check:
     are counted in, "" for codes and scales alone. ``part``: what of the model texts run, "" for all.
     ``inputs``: the scheme that layers' inputs were quantized by in all models but that of "weights alone", ""
     where they were not. ``calibrated``: the texts are those that the survey, or a method, was calibrated by.
-    ``refused``: single schemes that the recipe's methods do not serve -> why."""
+    ``refused``: single schemes that the recipe's methods do not serve -> why. ``time``: of a step, predicted
+    and measured, of a recipe that predicts one (``explorer.bench.layers.checked_time``)."""
 
     rows: tuple[Checked, ...]
     texts_sha256: str
@@ -73,6 +75,7 @@ class Check:
     inputs: str = ""
     calibrated: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
+    time: CheckedTime | None = None
 
     @property
     def weights_alone(self) -> Checked | None:
@@ -202,7 +205,8 @@ _Todo = tuple[str, str, Mapping[str, Recipe], _Prediction]
 def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_Todo]:
     """The usual signal's choice for the same layers and bits, and the survey's default where it is
     another."""
-    if survey is None or recipe.bits is None:
+    times = times_of(recipe)
+    if survey is None or recipe.bits is None or (recipe.predicted_time is not None and times is None):
         return
     constraints = constraints_of(
         recipe.target,
@@ -211,13 +215,36 @@ def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_T
         schemes=_chosen_from(recipe, survey),
         fuse=recipe.fused,
         inputs=recipe.inputs,
+        times=times,
     )
     for signal in dict.fromkeys(("weight", survey.head.default)):
         if signal != recipe.signal and signal in survey.head.signals:
-            choice = frontier(survey, signal, constraints).at(recipe.bits)
+            choice = _same_budget(frontier(survey, signal, constraints), recipe, recipe.bits)
+            if choice is None:
+                continue
             layers = {n: Recipe(Scheme.parse(s), recipe.layers[n].method) for n, s in choice.schemes.items()}
             loss = choice.loss if SENSITIVITIES[signal].is_loss else None
             yield BY_SIGNAL, signal, layers, (loss, predicted_interval(survey, signal, choice.schemes))
+
+
+def times_of(recipe: ModelRecipe) -> StepTimes | None:
+    """The recorded times that the time of ``recipe`` was predicted by; None for one that predicts none, or by
+    times that are not recorded here."""
+    predicted = recipe.predicted_time
+    if predicted is None or predicted.machine not in machines().values() or predicted.how == "measured":
+        return None
+    return recorded_times(predicted.machine, predicted.batch, recipe.inputs)
+
+
+def _same_budget(front: Frontier, recipe: ModelRecipe, bits: float) -> Choice | None:
+    """The choice within the bits of ``recipe``, and within its time if it predicts one; None where times that
+    were recorded anew allow none."""
+    if recipe.predicted_time is None:
+        return front.at(bits)
+    try:
+        return front.at_time(recipe.predicted_time.seconds * (1 + 1e-9), bits)
+    except ValueError:
+        return None
 
 
 def _single_schemes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
 from explorer.survey.rows import RECIPE_KEY, checked, parsed_json
+from explorer.survey.times import PredictedTime
 
 VERSION = 1
 KEY = RECIPE_KEY
@@ -35,6 +36,7 @@ class ModelRecipe:
     packages that decided. ``inputs``: how the inputs of its layers of codes are quantized when the model
     runs; one of the whole tensor is a fixed scale for each layer, whose range its calibrator finds; None: not
     quantized. ``texts_sha256``: of the texts that the survey was calibrated by, "" where it ran none.
+    ``predicted_time``: what the model's linear layers take in one step, where a budget of time was asked for.
     """
 
     model: str
@@ -51,6 +53,7 @@ class ModelRecipe:
     predicted_interval: tuple[float, float] | None = None
     inputs: Scheme | None = None
     texts_sha256: str = ""
+    predicted_time: PredictedTime | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -85,6 +88,7 @@ class ModelRecipe:
             "predicted_loss": self.predicted_loss,
             "predicted_interval": self.predicted_interval,
             "texts_sha256": self.texts_sha256,
+            "predicted_time": None if self.predicted_time is None else asdict(self.predicted_time),
             "versions": dict(self.versions),
             "layers": {name: str(recipe) for name, recipe in self.layers.items()},
         }
@@ -138,6 +142,7 @@ class _File:
     predicted_interval: tuple[float, float] | None = None
     inputs: str = ""
     texts_sha256: str = ""
+    predicted_time: PredictedTime | None = None
 
 
 def _recipe(layer: str, text: str) -> Recipe:

@@ -6,6 +6,7 @@ If these fail, the number that is called measured is not that of the model which
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,16 @@ from explorer import SCHEMES, SourceError, quantize
 from explorer.methods import apply as by_method
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture, load_model
+from explorer.products.shape_times import ShapeTime
+from explorer.schemes import Scheme
 from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
+from explorer.survey import check as checking
 from explorer.survey.apply import card_of, codes_of, constraints_of, folder_of
 from explorer.survey.assemble import assemble
 from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe
 from explorer.survey.loss import reference_for
 from explorer.survey.run import SurveyPlan, survey_model
+from explorer.survey.times import StepTimes
 from explorer.survey.verdict import truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -173,6 +178,31 @@ def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> Non
     made = assemble(llama, recipe.layers, TEXTS).network
     assert first.loss.value == reference_for(llama, HELD_OUT).measure(made).value
     assert check.better == pytest.approx(1 - first.loss.value / min(row.loss.value for row in single))
+
+
+def test_another_signal_has_the_same_time(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a recipe for a budget of time stands what another signal gives within that time and its bits;
+    nothing, where the times are not recorded here."""
+
+    def product(scheme: Scheme, shape: tuple[int, int]) -> ShapeTime:
+        return ShapeTime((8, *shape), "measured", seconds=1e-9 * scheme.format.bits * math.prod(shape))
+
+    times = StepTimes("NVIDIA H200", 8, product)
+    kept_to = Constraints(times=times, keep=("o_proj",))
+    front = frontier(survey, constraints=kept_to)
+    assert front.by_time is not None
+    choice = front.at_time((front.by_time.least + front.by_time.most) / 2, 6)
+    recipe = recipe_of(survey, choice, constraints=kept_to)
+    assert recipe.predicted_time is not None and recipe.bits is not None
+    monkeypatch.setattr(checking, "recorded_times", lambda machine, batch, inputs: times)
+    ((_, signal, layers, _),) = checking._by_other_signals(recipe, survey)
+    shapes = {x.name: x.shape for x in survey.linear}
+    kept = {name: shapes[name] for name in recipe.predicted_time.kept}
+    taken = times.of_recipe(layers, shapes, kept, False)
+    assert signal == "weight" and set(layers) == set(recipe.layers) and kept
+    assert taken.seconds <= recipe.predicted_time.seconds * (1 + 1e-8)
+    elsewhere = replace(recipe.predicted_time, machine="another GPU")
+    assert not list(checking._by_other_signals(replace(recipe, predicted_time=elsewhere), survey))
 
 
 def test_a_verdict_names_what_contradicts_it(llama: Model, survey: Survey) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from explorer.methods import METHODS
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import skeleton_of
 from explorer.survey import ModelRecipe, load_survey
+from explorer.survey.rows import SURVEYS
+from explorer.survey.times import PredictedTime
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCHEMES = "int3_group64_asym,int4_group64,nvfp4,int8_row"
@@ -96,14 +99,64 @@ def test_a_recipe_is_within_its_budget(files: dict[str, str], capsys: pytest.Cap
     assert code == 0 and "error, not a loss" in out and "says next to nothing of which layer" in err
 
 
+def test_a_recipe_is_within_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By itself, with bits, and as a rate; the file says whose time it is and how it is known."""
+    (shipped,), out = SURVEYS.glob("*.jsonl"), tmp_path / "fast.json"
+    timed = ("--batch", "16", "--on", "h200")
+    code, text, _ = run(capsys, "recipe", str(shipped), "--time", "155us", *timed, "--out", str(out))
+    time = ModelRecipe.load(out).predicted_time
+    assert code == 0 and time is not None and time.seconds <= 155e-6 and time.batch == 16
+    assert "in a step of batch 16 (NVIDIA H200, modelled, ±" in text and "sampling are not counted" in text
+    both = ("--tokens-per-second", "6000", "--bits", "4.4", "--json")
+    code, text, _ = run(capsys, "recipe", str(shipped), *both, *timed)
+    found = json.loads(text)["recipe"]
+    assert code == 0 and found["bits"] <= 4.4 and found["predicted_time"]["seconds"] <= 1 / 6000
+    assert found["predicted_time"]["how"] == "modelled" and 0 < found["predicted_time"]["error"] < 1
+
+
+TIMES = [
+    (
+        "--time 10us --batch 16",
+        "10 µs are less than the linear layers take by these schemes: 146 µs at least",
+    ),
+    ("--time 12", "'12' is no time: write it like 12ms"),
+    ("--time 1ms --on h100", "recorded: h200; 'here' measures this machine's GPU"),
+    ("--time 1ms --on here", "need a GPU"),
+    ("--time 1ms --tokens-per-second 80", "say the same: give one"),
+    ("--time 1ms --loss 0.1", "--loss goes with no budget of time"),
+    ("--bits 4.5 --batch 16", "--batch and --on are of a budget of time"),
+    ("--tokens-per-second 0", "a number above 0"),
+    ("--time 1ms --bits 1", "fewer than these schemes take"),
+    ("--time 1ms --batch 100000", "recorded with"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), TIMES, ids=[options for options, _ in TIMES])
+def test_a_budget_of_time_that_cannot_be_had_is_one_line(
+    options: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code 2, and what there is instead."""
+    monkeypatch.setenv("EXPLORER_DEVICE", "cpu")
+    (shipped,) = SURVEYS.glob("*.jsonl")
+    code, out, err = run(capsys, "recipe", str(shipped), *options.split())
+    assert code == 2 and out == "" and words in err and len(err.strip().splitlines()) == 1
+
+
 def test_a_check_says_the_truth_and_a_verdict(
     files: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ("check", files["recipe"], "--text", files["held-out"], "--survey", files["survey"])
+    timed = Path(files["recipe"]).with_name("timed.json")
+    time = PredictedTime(1e-3, 16, "NVIDIA H200", how="measured")
+    replace(ModelRecipe.load(files["recipe"]), predicted_time=time).save(timed)
+    command = ("check", str(timed), "--text", files["held-out"], "--survey", files["survey"])
+    command += ("--device", "cpu")
     code, out, _ = run(capsys, *command)
     assert code == 0 and "one scheme for all layers" in out and "nats of KL a token, over 2 texts" in out
+    assert "of batch 16: predicted 1 ms (NVIDIA H200, measured); it is predicted only" in out
     code, out, _ = run(capsys, *command, "--json")
-    rows = json.loads(out)["rows"]
+    checked = json.loads(out)
+    rows, of_time = checked["rows"], checked["time"]
+    assert of_time["predicted"]["seconds"] == 1e-3 and of_time["measured"] is None and of_time["why"]
     assert code == 0 and rows[0]["what"] == "recipe" and rows[0]["loss"]["value"] > 0
 
 

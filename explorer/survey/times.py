@@ -1,0 +1,236 @@
+"""What a model's linear layers take in one step, by the scheme of each: the costs of a budget of time.
+
+A step multiplies ``batch`` tokens (one of each text that is decoded at once) by every linear layer. Each
+layer is the product X [batch, K] · W [N, K]ᵀ as it was timed on a recorded machine, or is on a GPU now
+(``StepTimes``). Attention, norms and sampling take the same by every recipe, and are not counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from explorer import words
+from explorer.methods.recipe import Recipe
+from explorer.models.kinds import fused_groups
+from explorer.products.advice import products_of, stored_as
+from explorer.products.shape_times import ShapeTime, product_time, with_quantized_x
+from explorer.products.table import GEMMS
+from explorer.recordings.gemm import recorded_gemms
+from explorer.schemes import SCHEMES, Scheme
+
+Weight = tuple[int, int]
+"""N and K."""
+HERE = "here"
+"""The name of this machine's GPU among the machines."""
+UNQUANTIZED = SCHEMES["bf16"]
+"""What layers that stay as they are count as, whatever dtype the file has: engines run them in 16 bits."""
+How = Literal["recorded", "modelled", "measured"]
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
+_NOT_COUNTED = "attention, norms and sampling are not counted: they are the same for every recipe"
+
+
+@dataclass(frozen=True)
+class PredictedTime:
+    """What all linear layers of a model take together in one step.
+
+    seconds   of the step
+    batch     tokens that it multiplies
+    machine   the GPU; ``date`` of its recording
+    how       "recorded"; "modelled" by recordings of other shapes; "measured" on the GPU that was here
+    error     for "modelled": the relative error to be expected, the mean over the step's time; None: unknown
+    kept      linear layers that stay as they are, which count in bfloat16
+    """
+
+    seconds: float
+    batch: int
+    machine: str
+    date: str = ""
+    how: How = "recorded"
+    error: float | None = None
+    kept: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf") or self.batch < 1:
+            raise ValueError(f"a step takes a time above 0 with 1 token or more, not {self.seconds} s")
+
+    @property
+    def source(self) -> str:
+        """ "NVIDIA H200, modelled, ± 25 %"."""
+        error = "error unknown" if self.error is None else f"± {100 * self.error:.0f} %"
+        return f"{self.machine}, {self.how}{f', {error}' if self.how == 'modelled' else ''}"
+
+    @property
+    def described(self) -> str:
+        """In one line: the time, of what, where, and how it is known."""
+        of = f"{words.duration(self.seconds)} in a step of batch {self.batch:,} ({self.source})"
+        return f"linear layers: {of}; {_NOT_COUNTED}"
+
+
+@dataclass(frozen=True)
+class CheckedTime:
+    """The time of a step that a recipe predicts, and what it is on the GPU that is here; without one
+    ``measured`` is None, and ``why`` says so."""
+
+    predicted: PredictedTime
+    measured: PredictedTime | None
+    why: str = ""
+
+    @property
+    def described(self) -> str:
+        """In one line: both times side by side."""
+        batch = self.predicted.batch
+        said = (
+            f"linear layers in a step of batch {batch:,}: predicted {words.duration(self.predicted.seconds)} "
+            f"({self.predicted.source})"
+        )
+        if self.measured is None:
+            return f"{said}; {self.why}"
+        off = self.predicted.seconds / self.measured.seconds - 1
+        elsewhere = "" if self.measured.machine == self.predicted.machine else "; another GPU than predicted"
+        return (
+            f"{said}, measured {words.duration(self.measured.seconds)} ({self.measured.machine}{elsewhere}): "
+            f"the prediction is {abs(100 * off):.0f} % {'longer' if off >= 0 else 'shorter'}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimes:
+    """Times of products with ``batch`` tokens on one ``machine``; ``product`` gives that of a weight [N, K]
+    under a scheme, with the inputs that it was made for. ``how``: of times that are not modelled."""
+
+    machine: str
+    batch: int
+    product: Callable[[Scheme, Weight], ShapeTime]
+    date: str = ""
+    how: How = "recorded"
+    _known: dict[tuple[Scheme, Weight], ShapeTime] = field(default_factory=dict)
+
+    def of(self, scheme: Scheme, shape: Weight) -> ShapeTime:
+        """The product by one weight [N, K]; its ``kind`` is "none", with a reason, where there is no time."""
+        key = scheme, shape
+        if key not in self._known:
+            self._known[key] = self.product(scheme, shape)
+        return self._known[key]
+
+    def refusal(self, scheme: Scheme, shape: Weight) -> str:
+        """Why there is no time for a weight [N, K] under ``scheme``; "" if there is one."""
+        time = self.of(scheme, shape)
+        return f"no time of a step: {time.reason}" if time.seconds is None else ""
+
+    def together(self, scheme: Scheme, shapes: Sequence[Weight]) -> list[ShapeTime]:
+        """The products by layers of one input and scheme: one, of all their rows, if they have the same K."""
+        return [self.of(scheme, shape) for shape in joined(shapes)]
+
+    def unquantized(self, shapes: Mapping[str, Weight], fused: bool) -> list[ShapeTime]:
+        """The products by layers that stay as they are. ``ValueError`` where there is no time for one."""
+        groups = fused_groups(shapes) if fused else [(name,) for name in shapes]
+        times = [t for g in groups for t in self.together(UNQUANTIZED, [shapes[name] for name in g])]
+        missing = next((time for time in times if time.seconds is None), None)
+        if missing is not None:
+            raise ValueError(f"no time of the layers that stay as they are: {missing.reason}")
+        return times
+
+    def of_recipe(
+        self,
+        layers: Mapping[str, Recipe],
+        shapes: Mapping[str, Weight],
+        kept: Mapping[str, Weight],
+        fused: bool,
+    ) -> PredictedTime:
+        """The step of a model whose ``layers`` have these ``shapes`` [N, K], with the layers ``kept`` beside
+        them. ``ValueError`` where one of its products has no time."""
+        groups = fused_groups(layers) if fused else [(name,) for name in layers]
+        times = []
+        for group in groups:
+            schemes = {layers[name].scheme for name in group}
+            parts = [group] if len(schemes) == 1 else [(name,) for name in group]
+            for part in parts:
+                times += self.together(layers[part[0]].scheme, [shapes[name] for name in part])
+        missing = next((time for time in times if time.seconds is None), None)
+        if missing is not None:
+            raise ValueError(missing.reason)
+        return self.total([*times, *self.unquantized(kept, fused)], tuple(kept))
+
+    def total(self, times: Iterable[ShapeTime], kept: tuple[str, ...] = ()) -> PredictedTime:
+        """``times`` of a step's products in one."""
+        every = list(times)
+        seconds = sum(time.seconds or 0.0 for time in every)
+        modelled = [time for time in every if time.kind == "modelled"]
+        errors = [None if time.error is None else time.error * (time.seconds or 0.0) for time in modelled]
+        error = None if None in errors else sum(e for e in errors if e is not None) / seconds
+        how: How = "modelled" if modelled else self.how
+        return PredictedTime(
+            seconds, self.batch, self.machine, self.date, how, error if modelled else None, kept
+        )
+
+
+def joined(shapes: Sequence[Weight]) -> list[Weight]:
+    """The weights of layers of one input as engines multiply them: one of all rows, if K is the same."""
+    same = len({k for _, k in shapes}) == 1
+    return [(sum(n for n, _ in shapes), shapes[0][1])] if same else list(shapes)
+
+
+def machines() -> dict[str, str]:
+    """Short name -> the GPU that products were recorded on."""
+    gpu = recorded_gemms().machine.gpu
+    return {gpu.split()[-1].lower(): gpu} if gpu else {}
+
+
+def recorded_times(machine: str, batch: int, inputs: Scheme | None = None) -> StepTimes:
+    """The times of a recorded ``machine`` ("" is the first), by its short or full name; with ``inputs`` of
+    products that multiply such, the time to quantize them included. ``ValueError`` with the machines there
+    are, and for a batch below 1."""
+    there = machines()
+    asked = machine.strip().lower() or next(iter(there), "")
+    gpu = next((full for short, full in there.items() if asked in (short, full.lower())), "")
+    if not gpu:
+        known = ", ".join(there) or "none"
+        raise ValueError(
+            f"no times were recorded on {machine!r}; recorded: {known}; {HERE!r} measures this machine's GPU"
+        )
+    if batch < 1:
+        raise ValueError(f"a step multiplies at least 1 token, not {batch}")
+
+    def product(scheme: Scheme, shape: Weight) -> ShapeTime:
+        return _recorded(scheme, inputs, (batch, *shape))
+
+    return StepTimes(gpu, batch, product, recorded_gemms().machine.date)
+
+
+def _recorded(scheme: Scheme, inputs: Scheme | None, shape: tuple[int, int, int]) -> ShapeTime:
+    """The recorded product for weights under ``scheme`` and X by ``inputs``; the best known of several."""
+    plain = scheme == UNQUANTIZED
+    names = _products(scheme, None if plain else inputs)
+    if not names:
+        with_x = f" with inputs of {inputs}" if inputs is not None else ""
+        return ShapeTime(shape, "none", reason=f"no kernel here multiplies weights stored like this{with_x}")
+    every = [product_time(name, shape) for name in names]
+    if inputs is not None and not plain:
+        every = [with_quantized_x(time) for time in every]
+    order = {"measured": 0, "modelled": 1, "none": 2}
+    return min(every, key=lambda time: (order[time.kind], float("inf") if time.error is None else time.error))
+
+
+@lru_cache(maxsize=1024)
+def _products(scheme: Scheme, inputs: Scheme | None) -> tuple[str, ...]:
+    """The products of weights under ``scheme`` with such inputs. X quantized within the call is timed by the
+    product and the quantization before it, as a layer runs."""
+    asked = None if inputs is None else stored_as(inputs)
+    return tuple(
+        name
+        for name in products_of(scheme)
+        if not GEMMS[name].dynamic
+        and (GEMMS[name].x.scale is None if asked is None else stored_as(GEMMS[name].x) == asked)
+    )
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of "12ms", "800us", "0.5 s"; ``ValueError`` for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|us|µs|μs|s)\s*", text)
+    if found is None or not float(found[1]) > 0:
+        raise ValueError(f"{text!r} is no time: write it like 12ms or 800us")
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,243 @@
+"""Budgets of time: what layers take by recordings, choices against every combination, and what is refused.
+
+If these fail, a recipe is slower than its budget, not the best within it, or says a time without its source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from explorer.methods.recipe import Recipe
+from explorer.products.shape_times import ShapeTime, product_time, with_quantized_x
+from explorer.schemes import Scheme
+from explorer.survey import Constraints, Frontier, Layer, Survey, frontier, recipe_of
+from explorer.survey.knapsack import least_within
+from explorer.survey.recipe import ModelRecipe
+from explorer.survey.times import (
+    UNQUANTIZED,
+    CheckedTime,
+    PredictedTime,
+    StepTimes,
+    joined,
+    machines,
+    recorded_times,
+    seconds_of,
+)
+
+FEW = ("int3_group64_asym", "int4_group128_asym", "nvfp4", "int8_row")
+Cells = dict[tuple[str, str], tuple[float, float, float]]
+
+
+def drawn(survey: Survey, seed: int) -> tuple[Survey, Cells, Frontier]:
+    """Four layers × four schemes with drawn costs and times; (layer, scheme) -> bits, seconds, loss."""
+    draw = random.Random(seed)
+    layers, times = list[Layer](), dict[tuple[Scheme, tuple[int, int]], float]()
+    for index, layer in enumerate(survey.linear[:4]):
+        shape = (64 * (index + 1), 64)
+        losses = {s: draw.uniform(0.1, 1) * 4 ** -layer.bits[s] for s in layer.bits}
+        layers.append(dataclasses.replace(layer, shape=shape, costs={"fisher": losses, "weight": losses}))
+        times |= {(Scheme.parse(name), shape): draw.uniform(1e-6, 5e-6) for name in FEW}
+
+    def product(scheme: Scheme, shape: tuple[int, int]) -> ShapeTime:
+        return ShapeTime((1, *shape), "measured", seconds=times[scheme, shape])
+
+    found = Survey(dataclasses.replace(survey.head, layers=4, kept_bytes=0), tuple(layers))
+    cells = {
+        (x.name, s): (x.bits[s] * x.weights, times[Scheme.parse(s), x.shape], x.costs["fisher"][s])
+        for x in layers
+        for s in FEW
+    }
+    made = StepTimes("a GPU", 1, product)
+    return found, cells, frontier(found, "fisher", Constraints(schemes=FEW, times=made))
+
+
+def every(cells: Cells) -> list[tuple[float, float, float]]:
+    """Bits, seconds and loss of all combinations."""
+    names = dict.fromkeys(name for name, _ in cells)
+    rows = itertools.product(*([cells[name, s] for s in FEW] for name in names))
+    return [tuple(map(sum, zip(*row, strict=True))) for row in rows]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_combination_within_the_time_is_better(made_up: Survey, seed: int) -> None:
+    """Never above the budget, and the best of all combinations that keep to it."""
+    _, cells, front = drawn(made_up, seed)
+    combinations = every(cells)
+    shortest = min(seconds for _, seconds, _ in combinations)
+    assert front.by_time is not None and front.by_time.least == pytest.approx(shortest)
+    for share in (1.0, 1.1, 1.3, 1.7, 3.0):
+        budget = shortest * share * (1 + 1e-9)
+        choice = front.at_time(budget)
+        best = min(loss for _, seconds, loss in combinations if seconds <= budget)
+        assert choice.time is not None and choice.time.seconds <= budget
+        assert choice.loss == pytest.approx(best, rel=1e-9) and choice.gap <= 1e-9 * best
+        own = [cells[name, scheme] for name, scheme in choice.schemes.items()]
+        assert choice.time.seconds == pytest.approx(sum(seconds for _, seconds, _ in own))
+        assert choice.loss == pytest.approx(sum(loss for *_, loss in own))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_budgets_are_solved_exactly(made_up: Survey, seed: int) -> None:
+    """The choice is the best of all combinations within both, or there is none and the least time is said."""
+    survey, cells, front = drawn(made_up, seed)
+    combinations = every(cells)
+    weights = sum(layer.weights for layer in survey.linear)
+    shortest = min(seconds for _, seconds, _ in combinations)
+    refused = 0
+    for bits, share in itertools.product((3.31, 3.9, 4.2, 4.5, 6.0), (1.01, 1.15, 1.4, 2.0)):
+        within = [c for c in combinations if c[0] <= (bits + 1e-6) * weights]
+        both = [loss for _, seconds, loss in within if seconds <= shortest * share]
+        if not both:
+            refused += 1
+            with pytest.raises(ValueError, match=rf"these schemes at {bits:g} bits per weight: .* at least"):
+                front.at_time(shortest * share, bits)
+            least = min(seconds for _, seconds, _ in within)
+            assert front.at_time(least * (1 + 1e-9), bits).time.seconds == pytest.approx(least)  # type: ignore[union-attr]
+            continue
+        choice = front.at_time(shortest * share, bits)
+        assert choice.time is not None and choice.time.seconds <= shortest * share
+        assert choice.bits <= bits + 1e-6
+        assert choice.loss == pytest.approx(min(both), rel=1e-9) and choice.gap <= 1e-9 * choice.loss
+    assert refused < 20
+
+
+@pytest.mark.parametrize("share", [1.01, 1.1, 1.3])
+def test_many_layers_have_a_bound(share: float) -> None:
+    """Where not every choice can be followed, what is given keeps to both budgets, and its gap is small."""
+    rng = np.random.default_rng(7)
+    units, schemes = 300, 8
+    costs = (
+        rng.uniform(0.5, 2, (units, 1)) * 4.0 ** -np.arange(2, 2 + schemes) * rng.uniform(0.5, 2, (units, 8))
+    )
+    bits = np.arange(2.0, 2 + schemes) * rng.uniform(1, 4, (units, 1))
+    seconds = rng.uniform(1, 3, (units, schemes))
+    limits = [(seconds, seconds.min(1).sum() * (1.2 + share)), (bits, bits.min(1).sum() * 2 * share)]
+    found = least_within(costs, limits)
+    assert found is not None and found.cost == pytest.approx(costs[np.arange(units), found.chosen].sum())
+    for sizes, budget in limits:
+        assert sizes[np.arange(units), found.chosen].sum() <= budget * (1 + 1e-9)
+    assert found.bound <= found.cost <= 1.01 * found.bound
+    assert least_within(costs, [(seconds, seconds.min(1).sum() * 0.999)]) is None
+    assert least_within(costs, [(seconds, 0.0)]) is None
+
+
+def test_the_least_time_that_is_named_can_be_had(made_up: Survey) -> None:
+    """An error that rounds it down sends its reader back with a budget that is refused again."""
+    front = drawn(made_up, 3)[2]
+    with pytest.raises(
+        ValueError, match=r"1 µs are less than .* by these schemes: (\S+ µs) at least"
+    ) as error:
+        front.at_time(1e-6)
+    named = str(error.value).partition("schemes: ")[2].partition(" at least")[0]
+    assert front.at_time(seconds_of(named)).time is not None
+    with pytest.raises(ValueError, match="fewer than these schemes take"):
+        front.at_time(1.0, 1.0)
+    with pytest.raises(ValueError, match="needs times"):
+        frontier(made_up).at_time(1.0)
+
+
+def test_recorded_times_are_those_of_the_products() -> None:
+    """Of weights alone without inputs, with X quantized where inputs are; the batch is M."""
+    shape = (8192, 8192)
+    (short, full), *_ = machines().items()
+    for named in ("", short, full, short.upper()):
+        assert recorded_times(named, 1).machine == full
+    alone, eight = recorded_times("", 1), Scheme.parse("int8_row")
+    assert alone.of(eight, shape) == product_time("w8a16", (1, *shape))
+    both = recorded_times("", 16, eight).of(eight, shape)
+    assert both == with_quantized_x(product_time("int8", (16, *shape))) and both.quantize_x_s
+    assert recorded_times("", 16, eight).of(UNQUANTIZED, shape) == product_time("bf16", (16, *shape))
+    none = alone.of(Scheme.parse("int5_group128_asym"), shape)
+    assert none.seconds is None and "no kernel here" in none.reason
+    other = recorded_times("", 1, eight).of(Scheme.parse("nvfp4"), shape)
+    assert other.seconds is None and "with inputs of int8_row" in other.reason
+    for machine, batch, said in (
+        ("h100", 1, r"recorded: h200; 'here' measures"),
+        ("", 0, "at least 1 token"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            recorded_times(machine, batch)
+
+
+def test_layers_of_one_input_are_one_product() -> None:
+    """Fused, query, key and value take the time of one product of all their rows; apart, of three."""
+    times = recorded_times("h200", 16)
+    names = {"l.0.q_proj": (4096, 4096), "l.0.k_proj": (1024, 4096), "l.0.v_proj": (1024, 4096)}
+    layers = dict.fromkeys(names, Recipe(Scheme.parse("int4_group128")))
+    whole = times.of(Scheme.parse("int4_group128"), (6144, 4096))
+    fused = times.of_recipe(layers, names, {}, True)
+    assert joined(list(names.values())) == [(6144, 4096)] and joined([(8, 16), (8, 32)]) == [(8, 16), (8, 32)]
+    assert fused.seconds == whole.seconds and fused.error == whole.error and fused.how == "modelled"
+    assert times.of_recipe(layers, names, {}, False).seconds > fused.seconds
+    kept = times.of_recipe(layers, names, {"l.0.o_proj": (4096, 4096)}, True)
+    beside = times.of(UNQUANTIZED, (4096, 4096))
+    assert kept.seconds == pytest.approx((whole.seconds or 0) + (beside.seconds or 0))
+    assert kept.kept == ("l.0.o_proj",)
+
+
+def test_a_recipe_says_its_time(made_up: Survey) -> None:
+    """And from what it was chosen: schemes without a product are not among them. Kept layers count."""
+    times = recorded_times("h200", 16)
+    wide = tuple(
+        dataclasses.replace(x, shape=(4096, 4096)) if x.bits and x.name != "lm_head" else x
+        for x in made_up.layers
+    )
+    survey = Survey(made_up.head, wide)
+    kept_to = Constraints(times=times, keep=("layers.0.",), fuse=True)
+    front = frontier(survey, constraints=kept_to)
+    assert front.by_time is not None and "no kernel here" in front.refused["int2_group64_asym"]
+    choice = front.at_time(front.by_time.most)
+    recipe = recipe_of(survey, choice, constraints=kept_to)
+    time = recipe.predicted_time
+    assert time is not None and time.machine == "NVIDIA H200" and time.batch == 16 and time.how == "modelled"
+    assert len(time.kept) == 7 and set(time.kept).isdisjoint(recipe.layers)
+    assert "int2_group64_asym" not in recipe.schemes and set(choice.schemes.values()) <= set(recipe.schemes)
+    again = ModelRecipe.from_json(recipe.to_json())
+    assert again == recipe and ModelRecipe.from_json(recipe_of(survey, choice).to_json()) is not None
+    assert front.of(choice.schemes).time == time
+    for point in front.uniform:
+        assert point.seconds is not None and point.seconds >= front.by_time.least * (1 - 1e-9)
+    shortest = frontier(survey, constraints=kept_to).at_time(front.by_time.least * (1 + 1e-9)).time
+    assert shortest is not None and shortest.seconds == pytest.approx(front.by_time.least)
+    old = recipe.to_json().replace('"seconds": ', '"seconds": -')
+    with pytest.raises(ValueError, match="a step takes a time above 0"):
+        ModelRecipe.from_json(old)
+
+
+def test_experts_have_no_time_of_a_step(made_up: Survey) -> None:
+    """How many tokens one multiplies is not known from the batch."""
+    expert = dataclasses.replace(made_up.linear[0], name="model.layers.0.mlp.experts.0.up_proj")
+    survey = Survey(made_up.head, (*made_up.layers[:-1], expert))
+    with pytest.raises(ValueError, match="experts are multiplied in groups"):
+        frontier(survey, constraints=Constraints(times=recorded_times("", 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("12ms", 0.012), ("800us", 8e-4), ("1.5 µs", 1.5e-6), (" 2s ", 2.0)]
+)
+def test_times_are_read_with_their_unit(text: str, seconds: float) -> None:
+    """Milliseconds taken for seconds are a budget that everything keeps to."""
+    assert seconds_of(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["12", "0ms", "-1ms", "1 min", "nanms", ""])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    """With how it is written."""
+    with pytest.raises(ValueError, match="write it like 12ms or 800us"):
+        seconds_of(text)
+
+
+def test_a_checked_time_stands_beside_the_prediction() -> None:
+    """Or says that it was not measured, and where it is another GPU's."""
+    predicted = PredictedTime(0.012, 16, "NVIDIA H200", "2026-11-23", "modelled", 0.1)
+    assert "± 10 %" in predicted.described and "norms and sampling are not counted" in predicted.described
+    only = CheckedTime(predicted, None, "it is predicted only: no GPU found").described
+    assert "predicted 12 ms" in only and only.endswith("it is predicted only: no GPU found")
+    measured = dataclasses.replace(predicted, seconds=0.010, machine="NVIDIA H100", how="measured")
+    both = CheckedTime(predicted, measured).described
+    assert "measured 10 ms" in both and "another GPU" in both and "20 % longer" in both

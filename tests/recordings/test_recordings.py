@@ -29,6 +29,7 @@ from explorer.recordings.quantize import (
     recorded_quantize,
 )
 from explorer.recordings.runs import recorded_runs
+from explorer.running.transcript import recorded_texts
 from explorer.schemes import ALIASES
 from lab.analysis import recorded_analyses
 from lab.conformance.records import recorded_conformance, recorded_crossover
@@ -56,6 +57,7 @@ SHIPPED = {
     "quantize": recorded_quantize,
     "recipes": recorded_recipes,
     "runs": recorded_runs,
+    "texts": recorded_texts,
     "training": recorded_training,
     "vllm": recorded_vllm,
     "written": recorded_written,

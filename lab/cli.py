@@ -165,8 +165,9 @@ def texts(
     if record:
         say(f"written: {record_texts(model)}", error=True)
         return
-    rows = [(one.scheme, one.engine, one.text) for one in write_texts(model, work_device())]
-    emit(as_json, rows, PrintedTable(("scheme", "engine", "text"), rows))
+    rows = list(write_texts(model, work_device()))
+    lines = [(one.scheme or "original", one.engine, one.text) for one in rows]
+    emit(as_json, rows, PrintedTable(("linear layers", "engine", "text"), lines))
 
 
 @app.command(epilog=examples("vllm", "vllm --record"))

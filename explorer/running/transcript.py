@@ -13,6 +13,9 @@ from explorer.running.compare import Comparison
 from explorer.running.engine import Figures, Token, Writing
 
 NAME = "texts"
+USUAL_PROMPT = "To make a cup of tea, first,"
+"""Of the recording, and of a fresh page."""
+USUAL_TOKENS = 48
 
 
 @dataclass(frozen=True)

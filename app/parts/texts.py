@@ -154,7 +154,7 @@ def _facts(written: Transcript) -> list[tuple[str, str, str]]:
             f"{words.bytes_(written.held_bytes)} in memory",
             f"{words.bytes_(written.stored_bytes)} in files",
         ),
-        ("Engine", written.engine, f"{written.why}; {written.kernels}"),
+        ("Engine", written.engine, f"{written.why}; {written.products}"),
     ]
 
 
@@ -228,5 +228,5 @@ def _legend() -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """A token's text with its blanks."""
-    return json.dumps(text, ensure_ascii=False) if text else "[end]"
+    """A token's text with its blanks, at none of which a line breaks."""
+    return json.dumps(text, ensure_ascii=False).replace(" ", "\u00a0") if text else "[end]"

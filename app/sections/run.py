@@ -35,7 +35,7 @@ from explorer.schemes.scheme import label_of_text
 from explorer.survey.recipe import ModelRecipe
 
 RECIPE = "recipe"
-COLUMNS = {ORIGINAL: "the original", "a": "scheme A", "b": "scheme B", RECIPE: "the survey's recipe"}
+COLUMNS = {ORIGINAL: "The original", "a": "Scheme A", "b": "Scheme B", RECIPE: "The survey's recipe"}
 USUAL_COLUMNS = (ORIGINAL, "a", "b")
 MOST_LINKED = 200
 """Characters of a prompt that a link holds."""
@@ -53,7 +53,7 @@ STOPPED = "Stopped; what was written and measured is kept."
 
 
 @dataclass(frozen=True)
-class RunView(StatusView):
+class TextsView(StatusView):
     """How far the run is; where the texts come from (a recording, or this machine), the texts, and the
     commands that write them. live: true once a visitor's own run is shown."""
 
@@ -63,19 +63,19 @@ class RunView(StatusView):
     live: Shown
 
 
-@shows(RunView)
-def recorded_run(live: bool) -> RunView:
+@shows(TextsView)
+def recorded_run(live: bool) -> TextsView:
     """The recorded run, unless the visitor's own is shown."""
     recording = recorded_texts()
     if live or not recording:
-        return RunView.unchanged()
+        return TextsView.unchanged()
     columns = []
     for one in recording.rows:
-        label = label_of_text(one.scheme) if one.scheme else COLUMNS[ORIGINAL].capitalize()
-        columns.append(TextColumn(one.scheme or ORIGINAL, label, mark=label, transcript=one))
+        label = label_of_text(one.scheme) if one.scheme else COLUMNS[ORIGINAL]
+        columns.append(TextColumn(one.scheme or ORIGINAL, label, mark=html.short_name(label), transcript=one))
     first = recording.rows[0]
     schemes = [one.scheme for one in recording.rows if one.scheme]
-    return RunView.unchanged(
+    return TextsView.unchanged(
         source=html.sentence(
             f"A recorded run of {first.model}, {recording.source}. Name a model for one of your own."
         ),
@@ -92,7 +92,7 @@ def recorded_run(live: bool) -> RunView:
     )
 
 
-@shows(RunView)
+@shows(TextsView)
 def write(
     where: str,
     prompt: str,
@@ -102,7 +102,7 @@ def write(
     second: str,
     surveyed: str,
     asked: Budget,
-) -> Iterator[RunView]:
+) -> Iterator[TextsView]:
     """Continue ``prompt`` by at most ``tokens`` tokens: by the model at ``where`` (a folder, a Hub id or a
     .gguf file; "": the model of one's own survey, at ``surveyed`` if that is named) and by the columns
     ``which`` (of ``COLUMNS``) of it, with the schemes ``first`` and ``second`` for A and B. One column after
@@ -118,14 +118,15 @@ def write(
     run = _Run(subject_of(place, limits=limits.current().sources), prompt, count)
     for name in names:
         run.add(name, schemes.get(name, ""), asked)
-    end = time.monotonic() + limits.current().run_seconds
     try:
         yield from run.steps()
+    except ValueError:  # of model or prompt, so of all columns
+        run.columns.clear()
+        yield run.view("")
+        raise
     except LeftError:
         raise
     except StoppedError:
-        if time.monotonic() < end - 1:
-            raise
         yield run.stopped(f"the time limit of a run here, {limits.current().run_seconds:.0f} s")
 
 
@@ -140,7 +141,7 @@ class _Run:
     def add(self, name: str, scheme: str, asked: Budget) -> None:
         """A column of ``COLUMNS``, of a scheme or of what the survey's budget buys; one that cannot be made
         says why."""
-        column = TextColumn(name, COLUMNS[name].capitalize(), name.upper(), "waits for its turn")
+        column = TextColumn(name, COLUMNS[name], name.upper(), "waits for its turn")
         self.columns.append(column)
         try:
             if name == RECIPE:
@@ -154,7 +155,7 @@ class _Run:
         except ValueError as error:
             column.state, column.error = "", str(error)
 
-    def steps(self) -> Iterator[RunView]:
+    def steps(self) -> Iterator[TextsView]:
         """What is shown, from waiting columns to whole ones."""
         yield self.view(f"Opening {self.plain.name} …")
         original: Writing | None = None
@@ -175,18 +176,18 @@ class _Run:
                     column.state = ""
         yield self.view(self._ended())
 
-    def stopped(self, why: str) -> RunView:
+    def stopped(self, why: str) -> TextsView:
         """What is there when a run was ended."""
         for column in self.columns:
             column.state = "stopped" if column.state else ""
         return self.view(f"Stopped: {why}. What was written and measured is kept.")
 
-    def view(self, status: str) -> RunView:
+    def view(self, status: str) -> TextsView:
         shown = [c for c in self.columns if self._recipes.get(c.name)]
         options = [
             "--recipe recipe.json" if c.name == RECIPE else _scheme(self._recipes[c.name]) for c in shown
         ]
-        return RunView(
+        return TextsView(
             status=html.status(status),
             source="",
             texts=texts(self.prompt, self.columns),
@@ -194,7 +195,7 @@ class _Run:
             live=True,
         )
 
-    def _opened(self, column: TextColumn) -> Generator[RunView, None, Engine | None]:
+    def _opened(self, column: TextColumn) -> Generator[TextsView, None, Engine | None]:
         """The column's engine; None, and its column says why, where there is none."""
         recipe = self._recipes[column.name]
         bounds, room = limits.current(), self.tokens + len(self.prompt.encode()) + 16
@@ -223,7 +224,7 @@ class _Run:
             column.state, column.error = "", str(error)
             return None
 
-    def _written(self, column: TextColumn, writing: Writing) -> Iterator[RunView]:
+    def _written(self, column: TextColumn, writing: Writing) -> Iterator[TextsView]:
         said, last = f"{column.label} writes …", 0.0
         scheme = "" if column.name in (ORIGINAL, RECIPE) else str(self._recipes[column.name])
         column.state = "writes …"
@@ -233,7 +234,7 @@ class _Run:
                 yield self.view(said)
                 last = time.monotonic()
 
-    def _compared(self, column: TextColumn, original: Writing, writing: Writing) -> Iterator[RunView]:
+    def _compared(self, column: TextColumn, original: Writing, writing: Writing) -> Iterator[TextsView]:
         def hold(progress: Progress) -> Comparison:
             with gpu_lock():
                 return compare(original, writing, work_device())
@@ -244,10 +245,10 @@ class _Run:
 
     def _told(
         self, column: TextColumn, what: str, work: Callable[[Progress], Result]
-    ) -> Generator[RunView, None, Result]:
+    ) -> Generator[TextsView, None, Result]:
         """The result of ``work``; says how far it is in the column."""
 
-        def say(words: str) -> RunView:
+        def say(words: str) -> TextsView:
             column.state = words
             return self.view(f"{what}: {column.label} …")
 
@@ -316,7 +317,7 @@ def build(page: Page, surveyed: Sequence[Control]) -> None:
             elem_id="run-model",
         )
         which = gr.CheckboxGroup(
-            [(words.capitalize(), name) for name, words in COLUMNS.items()],
+            [(words, name) for name, words in COLUMNS.items()],
             value=list(USUAL_COLUMNS),
             label="Columns",
             elem_id="run-columns",
@@ -334,7 +335,7 @@ def build(page: Page, surveyed: Sequence[Control]) -> None:
         stop = stop_button()
     status = block(html.status("Not run yet."), elem_id="run-status")
     stopped = block(elem_id="run-stopped")
-    view = RunView(
+    view = TextsView(
         status=status,
         source=block(elem_id="run-source"),
         texts=block(elem_id="run-texts", js_on_load="explorer.texts(element)"),

@@ -23,7 +23,7 @@ class Transcript:
     """One model's text.
 
     scheme      that of all linear layers but the head; "" for the original, and for a recipe
-    engine      its name; ``why`` it and not another, ``kernels`` what multiplied, in words
+    engine      its name; ``why`` it and not another, ``products`` what multiplied, in words
     held_bytes  the weights as the engine holds them; ``stored_bytes`` as files do
     comparison  with the original's text; None of the original, and while there is none
     """
@@ -33,7 +33,7 @@ class Transcript:
     prompt: str
     engine: str
     why: str
-    kernels: str
+    products: str
     figures: Figures
     held_bytes: int
     stored_bytes: int

@@ -33,6 +33,8 @@ class Limits:
     product_elements: of each matrix of a timed GEMM.
     run_seconds: of one run.
     model_weights: of a model that may be run on text.
+    text_tokens: that a model writes in one run.
+    prompt_characters: of the prompt that it continues.
     solved_columns: input channels of a layer for methods that factor a matrix of them.
     """
 
@@ -52,6 +54,8 @@ class Limits:
     product_elements: int
     run_seconds: float
     model_weights: int
+    text_tokens: int
+    prompt_characters: int
     solved_columns: int
 
 
@@ -72,6 +76,8 @@ LOCAL = Limits(
     product_elements=1 << 28,
     run_seconds=300,
     model_weights=16 << 30,
+    text_tokens=512,
+    prompt_characters=20_000,
     solved_columns=1 << 14,
 )
 HOSTED = Limits(
@@ -91,6 +97,8 @@ HOSTED = Limits(
     product_elements=1 << 26,
     run_seconds=30,
     model_weights=400_000_000,
+    text_tokens=64,
+    prompt_characters=2_000,
     solved_columns=1 << 12,
 )
 

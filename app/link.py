@@ -15,9 +15,10 @@ from urllib.parse import parse_qsl
 
 import gradio as gr
 
+from app import limits
 from app.parts.views import Shown, View
 from app.places import NAMES
-from app.sections import survey
+from app.sections import run, survey
 from app.sections.speed import OF_LAYER
 from app.serving import opened
 from app.state.controls import (
@@ -60,6 +61,8 @@ class Kept(View):
     keep: Shown
     fuse: Shown
     inputs: Shown
+    columns: Shown
+    prompt: Shown
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         shape=_shape(query.get("shape")),
         **{key: _whole(query.get(key)) or usual for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)},
         **_survey_of(query),
+        **_run_of(query),
     )
     unknown = [key for key in dict(parse_qsl(text.removeprefix("?"), True)) if key not in KEYS]
     told = [(refused or NO_FILE) if lost else missing, *dict.fromkeys(wrong.values()), _unknown(unknown)]
@@ -220,6 +224,26 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _run_of(query: Mapping[str, str]) -> dict[str, Any]:
+    """The controls of a run. The prompt stays where a link has none, as it has of a long one."""
+    columns, prompt = query.get("columns"), query.get("prompt", "")
+    return {
+        "columns": columns.split(",") if columns and _columns(columns) else list(run.USUAL_COLUMNS),
+        "prompt": prompt if prompt and not _prompt_refused(prompt) else gr.skip(),
+    }
+
+
+def _columns(text: str) -> bool:
+    return set(text.split(",")) <= run.COLUMNS.keys()
+
+
+def _prompt_refused(text: str) -> str:
+    """What is accepted, where a link's prompt is not; "" where it is."""
+    if limits.current().hosted:
+        return "none on a public page: type it in"
+    return "" if len(text) <= run.MOST_LINKED else f"at most {run.MOST_LINKED} characters"
+
+
 def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield invalid values of sections in the URL: the key, the value, and the accepted values."""
     share, shape, bits = query.get("range"), query.get("shape"), query.get("budget")
@@ -229,6 +253,11 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         yield "range", share, "a share of the largest value, 0.02 to 1"
     if shape and _shape_of(shape) is None:
         yield "shape", shape, "M×N×K such as 1x8192x8192"
+    columns, prompt = query.get("columns"), query.get("prompt")
+    if columns and not _columns(columns):
+        yield "columns", columns, f"of {', '.join(run.COLUMNS)}"
+    if prompt and (accepted := _prompt_refused(prompt)):
+        yield "prompt", prompt, accepted
     surveys, targets = (*survey.recorded(), survey.OWN), (*EXPORTS, survey.ANY)
     for key, known in (("survey", surveys), ("ranked", SENSITIVITIES), ("for", targets), ("inputs", INPUTS)):
         if query.get(key) and query[key] not in known:

@@ -136,10 +136,13 @@ Object.assign(explorer, {
     explorer.watchScroll();
   },
 
-  /* A control of a section that the address keeps: nothing for what it holds on a fresh page. */
-  keep(key, value, fresh, visit) {
+  /* A control of a section that the address keeps: nothing for what it holds on a fresh page, and for what
+     is longer than `most`. */
+  keep(key, value, fresh, visit, most) {
     if (visit) explorer.settle();
-    explorer.writeQuery({[key]: value === fresh ? null : String(value).replaceAll('×', 'x')}, visit);
+    const text = key === 'shape' ? String(value).replaceAll('×', 'x') : String(value);
+    const left = text === String(fresh) || (most !== null && text.length > most);
+    explorer.writeQuery({[key]: left ? null : text}, visit);
   },
 
   /* Values that change with every key or frame are written when they settle. */

@@ -152,6 +152,24 @@ def exports(
     emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
+@app.command(epilog=examples("texts path/to/model --record"))
+def texts(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """One prompt, continued by a model and by schemes of it: the run that the page shows without a model."""
+    from explorer.core.backend import work_device
+    from lab.texts import record_texts, write_texts
+
+    if record:
+        say(f"written: {record_texts(model)}", error=True)
+        return
+    rows = list(write_texts(model, work_device()))
+    lines = [(one.scheme or "original", one.engine, one.text) for one in rows]
+    emit(as_json, rows, PrintedTable(("linear layers", "engine", "text"), lines))
+
+
 @app.command(epilog=examples("vllm", "vllm --record"))
 def vllm(record: Record = False, as_json: Json = False) -> None:
     """Open every scheme of compressed-tensors by vLLM, whose Python EXPLORER_VLLM_PYTHON names."""

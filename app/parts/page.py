@@ -97,12 +97,14 @@ class Page:
         event = self.seen[name].seen if before is None else before.then
         self._last_seen[name] = listen(event, handler, inputs, outputs, **options, **LATEST)
 
-    def keep(self, key: str, control: Control, *events: Any, visit: bool = True) -> None:
-        """Keep what ``control`` holds in the address as ``key``, after each of ``events``; with ``visit``,
-        Back returns to its previous value. ``link`` reads it."""
+    def keep(
+        self, key: str, control: Control, *events: Any, visit: bool = True, most: int | None = None
+    ) -> None:
+        """Keep what ``control`` holds in the address as ``key``, after each of ``events``, if it has at
+        ``most`` so many characters; with ``visit``, Back returns to its previous value. ``link`` reads it."""
         self.kept[key] = control
-        kept = [json.dumps(word) for word in (key, control.value, visit)]
-        script = f"value => explorer.keep({kept[0]}, value, {kept[1]}, {kept[2]})"
+        kept = ", ".join(json.dumps(word) for word in (control.value, visit, most))
+        script = f"value => explorer.keep({json.dumps(key)}, value, {kept})"
         for event in events:
             event(None, control, None, js=script, api_visibility="private")
 

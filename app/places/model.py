@@ -1,11 +1,11 @@
-"""The place for models and hardware: speed, a model's survey, a whole model by one scheme, two
-checkpoints, sizes."""
+"""The place for models and hardware: speed, a model's survey, texts that it writes, a whole model by
+one scheme, two checkpoints, sizes."""
 
 from __future__ import annotations
 
 from app.parts.page import Page
 from app.parts.widgets import heading
-from app.sections import checkpoints, sizes, speed, survey, whole_model
+from app.sections import checkpoints, run, sizes, speed, survey, whole_model
 
 TITLE, NAME = "Model and hardware", "model"
 
@@ -16,7 +16,9 @@ def build(page: Page) -> None:
         heading("Speed", "how much faster each format is on a GPU")
         speed.build(page)
     with page.section("survey", "Survey"):
-        survey.build(page)
+        surveyed = survey.build(page)
+    with page.section("run", "Run"):
+        run.build(page, surveyed)
     with page.section("whole-model", "Whole model"):
         whole_model.build_whole_model(page)
     with page.section("checkpoints", "Two checkpoints"):

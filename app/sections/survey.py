@@ -586,8 +586,9 @@ class _RecipeRuns:
     exported: ExportView
 
 
-def build(page: Page) -> None:
-    """Lay the section out; it shows the recorded survey when it is seen."""
+def build(page: Page) -> list[Any]:
+    """Lay the section out; it shows the recorded survey when it is seen. Returns the box of the model, and
+    the controls of what is asked of the survey, in the order of ``Budget``."""
     heading("Which layer suffers, and what a budget buys", "one survey, every budget at once")
     own = gr.State(None)
     which, signal = _build_choice()
@@ -615,6 +616,7 @@ def build(page: Page) -> None:
     _keep_in_address(page, asked, taken_in)
     _wire_recipe_runs(recipe_runs, [*asked.in_order(), mine.where])
     _wire_click(page, heat, which, own, mine.where)
+    return [mine.where, *asked.in_order()]
 
 
 def _build_choice() -> tuple[gr.Dropdown, gr.Dropdown]:

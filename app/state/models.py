@@ -16,13 +16,18 @@ _MODELS = BoundedCache[Model](4 << 30)
 def runnable_model(where: str, head: bool = False) -> Model:
     """The model in a folder or under a Hub id, with ``head`` a causal one with its head. ``SourceError`` for
     one larger than may be run here, before it is loaded, and for a folder where folders may not be named."""
+    check_runnable(where)
+    bounds, device = limits.current().sources, work_device().type
+    key = (where.strip(), folder_stamp(where, bounds), device, bounds, head)
+    return _MODELS.get(key, lambda: load_model(where, device=device, limits=bounds, head=head), _bytes_of)
+
+
+def check_runnable(where: str) -> None:
+    """``SourceError`` for a model that is larger than may be run here, and for one that may not be opened."""
     source = model_source(where, "")
     weights, most = sum(info.elements for info in source.infos), limits.current().model_weights
     if weights > most:
         raise SourceError(f"{where} has {weights:,} weights; here a model of up to {most:,} can be run")
-    bounds, device = limits.current().sources, work_device().type
-    key = (where.strip(), folder_stamp(where, bounds), device, bounds, head)
-    return _MODELS.get(key, lambda: load_model(where, device=device, limits=bounds, head=head), _bytes_of)
 
 
 def _bytes_of(model: Model) -> int:

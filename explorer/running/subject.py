@@ -19,7 +19,7 @@ from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.coded import SETTINGS
 from explorer.sources.safetensors_header import bytes_of
-from explorer.sources.source_limits import LOCAL
+from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.apply import check_weights, folder_of
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import linear_names
@@ -53,13 +53,15 @@ class SubjectKind(StrEnum):
 @dataclass(frozen=True, eq=False)
 class Subject:
     """``place``: folder, Hub id or .gguf file as given; ``file``: the GGUF file; ``recipe``: what its layers
-    are quantized by, None for the model as it is. Of ``subject_of``, which checks it."""
+    are quantized by, None for the model as it is; ``limits``: what may be opened and fetched. Of
+    ``subject_of``, which checks it."""
 
     place: str
     revision: str | None
     kind: SubjectKind
     recipe: ModelRecipe | None = None
     file: Path | None = None
+    limits: SourceLimits = LOCAL
 
     @property
     def original(self) -> Subject:
@@ -83,15 +85,16 @@ class Subject:
         if self.file is not None:
             return sum(self.gguf.source.stored_bytes(info.name) for info in self.gguf.source.infos)
         if self.kind is SubjectKind.CODED:
-            return sum(weight.bytes for weight in open_checkpoint(self.place, self.revision).weights.values())
-        source = open_source(self.place, self.revision)
+            checkpoint = open_checkpoint(self.place, self.revision, self.limits)
+            return sum(weight.bytes for weight in checkpoint.weights.values())
+        source = open_source(self.place, self.revision, self.limits)
         layers = {f"{name}.weight": one for name, one in (self.recipe.layers if self.recipe else {}).items()}
         return round(sum(_bytes(info, layers.get(info.name)) for info in source.infos))
 
     @property
     def asks_for_inputs(self) -> bool:
         """Whether a checkpoint of codes says that its layers' inputs are quantized too."""
-        settings = open_source(self.place, self.revision).config().get(SETTINGS)
+        settings = open_source(self.place, self.revision, self.limits).config().get(SETTINGS)
         groups = settings.get("config_groups") if isinstance(settings, dict) else None
         found = groups.values() if isinstance(groups, dict) else ()
         return any(isinstance(group, dict) and group.get("input_activations") for group in found)
@@ -104,35 +107,41 @@ class Subject:
         elif self.kind is SubjectKind.CODED:
             model = _load_coded(folder_of(self.place, self.revision), device)
         else:
-            model = load_model(self.place, self.revision, device, head=True)
+            model = load_model(self.place, self.revision, device, self.limits, head=True)
         if not model.causal:
             raise ValueError(f"{self.name} {NO_TEXT}")
         return model
 
 
 def subject_of(
-    place: str, recipe: ModelRecipe | Recipe | None = None, revision: str | None = None
+    place: str,
+    recipe: ModelRecipe | Recipe | None = None,
+    revision: str | None = None,
+    limits: SourceLimits = LOCAL,
 ) -> Subject:
     """What is run: the model at ``place`` (a folder, a Hub id, or a .gguf file), with a recipe's layers, or
     all its linear layers by one scheme (a ``Recipe``), quantized.
 
-    ``SourceError`` for what is no model, ``ValueError`` for one that writes no text, has no tokenizer, is
-    quantized already or is not the recipe's.
+    ``SourceError`` for what is no model, or beyond the ``limits``; ``ValueError`` for one that writes no
+    text, has no tokenizer, is quantized already or is not the recipe's. Where no folders may be opened, a
+    checkpoint of codes is none that can be run.
     """
-    file = gguf_of(place, LOCAL)
+    file = gguf_of(place, limits)
     if file is not None:
         if recipe is not None:
             raise ValueError(f"{file.name} is run as it is; a recipe or scheme is for a model's folder")
-        subject = Subject(place, revision, SubjectKind.GGUF, file=file)
+        subject = Subject(place, revision, SubjectKind.GGUF, file=file, limits=limits)
         if subject.gguf.architecture.startswith(_ENCODERS):
             raise ValueError(f"{file.name} {NO_TEXT}")
         return subject
-    source = open_source(place, revision)
+    source = open_source(place, revision, limits)
     coded = SETTINGS in source.config() and not source.restored
-    subject = Subject(place, revision, SubjectKind.CODED if coded else SubjectKind.PLAIN)
+    subject = Subject(place, revision, SubjectKind.CODED if coded else SubjectKind.PLAIN, limits=limits)
     folder = source.paths[0].parent if source.paths else None
     if folder is not None:
         _check_folder(folder, subject.name)
+    if coded and not limits.folders:
+        raise ValueError(f"{subject.name} is quantized already: models in floating point are run here")
     if recipe is None:
         return subject
     if coded:
@@ -140,7 +149,7 @@ def subject_of(
     if isinstance(recipe, Recipe):
         recipe = ModelRecipe(place, revision, "", dict.fromkeys(linear_names(source), recipe))
     else:
-        check_weights(recipe, place)
+        check_weights(recipe, place, limits)
     return replace(subject, recipe=recipe)
 
 

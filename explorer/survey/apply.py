@@ -31,6 +31,7 @@ from explorer.sources import open_source
 from explorer.sources.base import SourceError
 from explorer.sources.gguf_file import SUFFIX
 from explorer.sources.safetensors_header import NAMES
+from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.assemble import assemble, input_scales
 from explorer.survey.budget import Constraints, Refusal
 from explorer.survey.recipe import ModelRecipe
@@ -176,10 +177,10 @@ def unplaced(target: str, survey: Survey) -> dict[str, str]:
     return found
 
 
-def check_weights(recipe: ModelRecipe, place: str) -> None:
+def check_weights(recipe: ModelRecipe, place: str, limits: SourceLimits = LOCAL) -> None:
     """``ValueError`` if the weights at ``place`` are not those that the recipe was made for, as far as both
     are known."""
-    sha256 = weights_sha256(open_source(place, recipe.revision))
+    sha256 = weights_sha256(open_source(place, recipe.revision, limits))
     if sha256 and recipe.weights_sha256 and sha256 != recipe.weights_sha256:
         raise ValueError(f"the weights of {place} are not those that the recipe was made for")
 

@@ -30,6 +30,7 @@ from explorer.recordings.quantize import (
 )
 from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
+from explorer.running.transcript import recorded_texts
 from explorer.schemes import ALIASES
 from lab.analysis import recorded_analyses
 from lab.conformance.records import recorded_conformance, recorded_crossover
@@ -58,6 +59,7 @@ SHIPPED = {
     "recipes": recorded_recipes,
     "runs": recorded_runs,
     "steps": recorded_steps,
+    "texts": recorded_texts,
     "training": recorded_training,
     "vllm": recorded_vllm,
     "written": recorded_written,

@@ -1,0 +1,43 @@
+"""The recorded run of the page's section *Run*: one prompt, continued by a model and by quantized ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from explorer.core.backend import work_device
+from explorer.methods.recipe import Recipe
+from explorer.recordings.files import Recording, record
+from explorer.recordings.machine import this_machine
+from explorer.running import compare, open_engine, subject_of
+from explorer.running.transcript import NAME, USUAL_PROMPT, USUAL_TOKENS, Transcript
+
+SCHEMES = ("q8_0", "q4_0", "int4_group64")
+PACKAGES = ("transformers", "xllamacpp")
+
+
+def write_texts(
+    model: str, device: torch.device, schemes: Sequence[str] = SCHEMES, tokens: int = USUAL_TOKENS
+) -> Iterator[Transcript]:
+    """The original's text, and that by each of ``schemes``, compared with it. ``SourceError`` and
+    ``ValueError`` as ``subject_of`` and ``open_engine`` raise them."""
+    with (
+        open_engine(subject_of(model), device=device) as engine,
+        engine.write(USUAL_PROMPT, tokens) as original,
+    ):
+        list(original)
+        yield Transcript.of(original).slim
+        for scheme in schemes:
+            subject = subject_of(model, Recipe.parse(scheme))
+            with open_engine(subject, device=device) as other, other.write(USUAL_PROMPT, tokens) as changed:
+                list(changed)
+                yield Transcript.of(changed, scheme, compare(original, changed, device)).slim
+
+
+def record_texts(model: str) -> Path:
+    """Write ``assets/measurements/texts.json`` (a minute for a model of 135 million weights on two cores)."""
+    device = work_device()
+    rows = tuple(write_texts(model, device))
+    return record(NAME, Recording(this_machine(device, PACKAGES), rows))

@@ -48,8 +48,9 @@ __device__ __forceinline__ float weight(float x, float y) { return x == -INFINIT
 // this one, whose keys and values are written; scale: of the scores, times log2(e). partial: kPart floats a
 // split; done: 0 between launches. grid (splits, heads · parts, texts).
 extern "C" __global__ void __launch_bounds__(kThreads)
-    attend(const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values, const int64_t* before,
-           float* partial, uint32_t* done, __nv_bfloat16* out, int heads, int parts, int room, float scale) {
+    attend(const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,
+           const int64_t* before, float* partial, uint32_t* done, __nv_bfloat16* out, int heads, int parts,
+           int room, float scale) {
     follow();
     int split = blockIdx.x, splits = gridDim.x, count = min(int(*before) + 1, room);
     int unit = blockIdx.z * gridDim.y + blockIdx.y, head = blockIdx.z * heads + blockIdx.y / parts;

@@ -127,6 +127,7 @@ def test_every_command_is_run_by_a_test() -> None:
         "bench steps",
         "lab page",
         "lab vllm",
+        "lab texts",
         "lab exports",
     }
     elsewhere |= {"page"}  # tests/test_package.py

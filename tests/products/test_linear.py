@@ -20,19 +20,19 @@ from explorer.products.weights import form_called, form_of
 ADA, HOPPER, BLACKWELL = (8, 9), (9, 0), (12, 0)
 
 
-def quantized(name: str, n: int = 24, k: int = 512) -> explorer.QuantizedTensor:
+def quantized(name: str, n: int = 8, k: int = 256) -> explorer.QuantizedTensor:
     return explorer.quantize(torch.randn(n, k, generator=torch.Generator().manual_seed(0)), SCHEMES[name])
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_without_a_kernel_w_is_restored_and_multiplied(name: str) -> None:
     """By every scheme, for every number of leading axes, none of them an exception."""
-    q, x = quantized(name), torch.randn(2, 3, 512)
-    bias = torch.randn(24)
+    q, x = quantized(name), torch.randn(2, 3, 256)
+    bias = torch.randn(8)
     want = torch.nn.functional.linear(x, q.dequantize(), bias)
     assert torch.equal(explorer.linear(x, q, bias), want)
     assert torch.equal(explorer.linear(x[0, 0], q), torch.nn.functional.linear(x[0, :1], q.dequantize())[0])
-    assert tuple(explorer.linear(x[:, :0], q).shape) == (2, 0, 24)
+    assert tuple(explorer.linear(x[:, :0], q).shape) == (2, 0, 8)
     half = explorer.linear(x.bfloat16(), q)
     assert half.dtype == torch.bfloat16 and torch.allclose(half.float(), want - bias, atol=2.0, rtol=0.1)
     assert explorer.explain(q).endswith("(the kernels are for GPUs)")
@@ -42,13 +42,13 @@ def test_without_a_kernel_w_is_restored_and_multiplied(name: str) -> None:
 def test_a_layers_state_is_its_codes(name: str) -> None:
     """If this fails, a saved model is another one when it is loaded, copied or pickled."""
     torch.manual_seed(0)
-    layer = QuantizedLinear(quantized(name), torch.randn(24))
-    other = QuantizedLinear(explorer.quantize(torch.ones(24, 512), SCHEMES[name]), torch.zeros(24))
+    layer = QuantizedLinear(quantized(name), torch.randn(8))
+    other = QuantizedLinear(explorer.quantize(torch.ones(8, 256), SCHEMES[name]), torch.zeros(8))
     buffer = io.BytesIO()
     torch.save(layer.state_dict(), buffer)
     buffer.seek(0)
     other.load_state_dict(torch.load(buffer, weights_only=True))
-    x = torch.randn(2, 512)
+    x = torch.randn(2, 256)
     for same in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.copy(layer)):
         assert torch.equal(same.quantized.packed, layer.quantized.packed)
         assert torch.equal(same(x), layer(x))
@@ -72,8 +72,8 @@ def test_a_state_of_another_layer_is_refused_in_words() -> None:
     layer = QuantizedLinear(quantized("int4_group128"))
     for other, words in (
         (QuantizedLinear(quantized("int4_group128_asym")), "scheme is 'int4_group128_asym'"),
-        (QuantizedLinear(quantized("int4_group128", n=16)), r"shape is \[16, 512\]"),
-        (nn.Linear(512, 24, bias=False), "Missing key"),
+        (QuantizedLinear(quantized("int4_group128", n=4)), r"shape is \[16, 256\]"),
+        (nn.Linear(256, 8, bias=False), "Missing key"),
     ):
         with pytest.raises(RuntimeError, match=words):
             layer.load_state_dict(other.state_dict())
@@ -85,23 +85,23 @@ def test_a_state_of_another_layer_is_refused_in_words() -> None:
 
 def test_wrong_inputs_are_refused_in_words() -> None:
     q = quantized("nvfp4")
-    with pytest.raises(ValueError, match=r"expected X \[..., 512\] for W \[24, 512\], got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"expected X \[..., 256\] for W \[8, 256\], got \[2, 3\]"):
         explorer.linear(torch.randn(2, 3), q)
-    with pytest.raises(ValueError, match="a bias of 24 values"):
-        explorer.linear(torch.randn(2, 512), q, torch.randn(3))
-    with pytest.raises(ValueError, match="a bias of 24 values"):
+    with pytest.raises(ValueError, match="a bias of 8 values"):
+        explorer.linear(torch.randn(2, 256), q, torch.randn(3))
+    with pytest.raises(ValueError, match="a bias of 8 values"):
         QuantizedLinear(q, torch.randn(3))
     with pytest.raises(ValueError, match="form"):
         form_called("tiles|1|2")
     with pytest.raises(ValueError, match="X lies on meta"):
-        explorer.linear(torch.empty(2, 512, device="meta"), q)
+        explorer.linear(torch.empty(2, 256, device="meta"), q)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_form_is_its_text(name: str) -> None:
     for chip in (None, ADA, HOPPER, BLACKWELL):
         for x in (None, SCHEMES["int8_row"], SCHEMES["fp8_e4m3_row"], SCHEMES["nvfp4"]):
-            form, why = form_of(SCHEMES[name], x, (24, 512), chip)
+            form, why = form_of(SCHEMES[name], x, (8, 256), chip)
             assert form_called(form.text) == form
             assert bool(why) == (form.name == "restored")
 
@@ -135,7 +135,7 @@ FORMS = [
 def test_which_form_w_has(w: str, x: str | None, chip: tuple[int, int], name: str) -> None:
     """If this fails, a layer that has a kernel is restored in every call, or one is given codes that it
     does not read."""
-    assert form_of(SCHEMES[w], SCHEMES[x] if x else None, (256, 512), chip)[0].name == name
+    assert form_of(SCHEMES[w], SCHEMES[x] if x else None, (256, 256), chip)[0].name == name
 
 
 def test_groups_that_kernels_do_not_take_are_restored() -> None:
@@ -146,14 +146,14 @@ def test_groups_that_kernels_do_not_take_are_restored() -> None:
 @pytest.mark.parametrize("x_scheme", [None, SCHEMES["int8_row"]])
 def test_the_operator_is_compiled_without_a_break(x_scheme: Scheme | None) -> None:
     """Fake tensors, schema, and torch.compile of a layer, with its gradient."""
-    q, x = quantized("int4_group128"), torch.randn(3, 512)
+    q, x = quantized("int4_group128"), torch.randn(3, 256)
     weight = held(q, x_scheme)
     torch.library.opcheck(
         torch.ops.explorer.linear.default,
-        (x, weight.tensors, torch.randn(24), weight.form.text),
+        (x, weight.tensors, torch.randn(8), weight.form.text),
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"),
     )
-    layer = QuantizedLinear(q, torch.randn(24), x_scheme)
+    layer = QuantizedLinear(q, torch.randn(8), x_scheme)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert torch.equal(compiled(x), layer(x))
@@ -164,8 +164,8 @@ def test_the_operator_is_compiled_without_a_break(x_scheme: Scheme | None) -> No
 
 
 def test_gradients_are_those_of_the_restored_weight() -> None:
-    q, x = quantized("nvfp4"), torch.randn(2, 3, 512, requires_grad=True)
-    bias = torch.randn(24, requires_grad=True)
+    q, x = quantized("nvfp4"), torch.randn(2, 3, 256, requires_grad=True)
+    bias = torch.randn(8, requires_grad=True)
     explorer.linear(x, q, bias).pow(2).sum().backward()
     got, got_bias = x.grad, bias.grad
     x.grad = bias.grad = None
@@ -176,8 +176,8 @@ def test_gradients_are_those_of_the_restored_weight() -> None:
 
 def test_w_is_laid_out_once() -> None:
     q = quantized("int4_group128")
-    explorer.linear(torch.randn(1, 512), q)
+    explorer.linear(torch.randn(1, 256), q)
     first = held(q, None, kernels=False)
-    explorer.linear(torch.randn(2, 512), q)
+    explorer.linear(torch.randn(2, 256), q)
     assert held(q, None, kernels=False) is first
     assert call_of(first.form.text) is call_of(first.form.text)

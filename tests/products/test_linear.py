@@ -72,7 +72,7 @@ def test_a_state_of_another_layer_is_refused_in_words() -> None:
     layer = QuantizedLinear(quantized("int4_group128"))
     for other, words in (
         (QuantizedLinear(quantized("int4_group128_asym")), "scheme is 'int4_group128_asym'"),
-        (QuantizedLinear(quantized("int4_group128", n=4)), r"shape is \[16, 256\]"),
+        (QuantizedLinear(quantized("int4_group128", n=4)), r"shape is \[4, 256\]"),
         (nn.Linear(256, 8, bias=False), "Missing key"),
     ):
         with pytest.raises(RuntimeError, match=words):

@@ -41,6 +41,9 @@ from explorer.survey import SENSITIVITIES
 
 _BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
 """Pattern of a budget in the URL, below ``MOST_BITS``: what a survey that is not known here may have."""
+_MOST_MICROSECONDS = 1e7
+_MICROSECONDS = r"\d{1,7}(\.\d{1,4})?"
+"""The same of a budget of time."""
 NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
 """Said in the page as long as nothing else is chosen."""
 
@@ -63,6 +66,8 @@ class Kept(View):
     inputs: Shown
     columns: Shown
     prompt: Shown
+    by: Shown
+    batch: Shown
 
 
 @dataclass(frozen=True)
@@ -207,20 +212,27 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
     bits, which, recorded = query.get("budget", ""), query.get("survey"), list(survey.recorded())
     usual = recorded[0] if recorded else survey.OWN
     inputs = query["inputs"] if query.get("inputs") in INPUTS else survey.NOT_QUANTIZED
+    by, batch = survey.of_link(query)
+    timed = by == survey.TIME
+    usual_budget = 0 if timed else survey.USUAL_BITS  # 0: the middle
     return {
         "survey": gr.skip() if which == survey.OWN else which if which in recorded else usual,
         "ranked": query.get("ranked") if query.get("ranked") in SENSITIVITIES else None,
         # The ends are those of the recipe before; ``survey.budget`` finds this one's.
         "budget": gr.update(
-            value=survey.USUAL_BITS if not bits or _accepted_bits(query, bits) else float(bits),
+            value=usual_budget if not bits or _accepted_bits(query, bits) else float(bits),
             minimum=0,
-            maximum=survey.MOST_BITS,
+            maximum=_MOST_MICROSECONDS if timed else survey.MOST_BITS,
+            step=survey.STEP,
+            label=survey.LABELS[by],
             interactive=True,
         ),
         "target": survey.targets_for(inputs, query.get("for", survey.USUAL_TARGET)),
         "keep": query.get("keep", ""),
         "fuse": query.get("fuse") == "true",
         "inputs": inputs,
+        "by": by,
+        "batch": batch,
     }
 
 
@@ -262,6 +274,10 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for key, known in (("survey", surveys), ("ranked", SENSITIVITIES), ("for", targets), ("inputs", INPUTS)):
         if query.get(key) and query[key] not in known:
             yield key, query[key], f"one of {', '.join(known)}"
+    if query.get("by") and query["by"] not in survey.BUDGETS:
+        yield "by", query["by"], f"one of {', '.join(survey.BUDGETS)}"
+    if query.get("batch") and query["batch"] not in map(str, survey.BATCHES):
+        yield "batch", query["batch"], f"one of {', '.join(map(str, survey.BATCHES))}"
     for key in ("row", "column", "m", "n", "k"):
         if query.get(key) and _whole(query[key]) is None:
             yield key, query[key], "a whole number"
@@ -270,14 +286,16 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 def _accepted_bits(query: Mapping[str, str], bits: str) -> str:
     """What a link's budget may be, if ``bits`` is something else; "" if it can be had. The ends are those of
     the link's survey with the link's constraints, of which the slider's are made."""
-    number = float(bits) if re.fullmatch(_BITS, bits) else None
+    timed = survey.of_link(query)[0] == survey.TIME
+    number = float(bits) if re.fullmatch(_MICROSECONDS if timed else _BITS, bits) else None
+    unit = "µs of all linear layers" if timed else "bits per weight"
     try:
         low, high = survey.ends_of_link(query)
     except ValueError:  # a survey of one's own, or constraints that leave nothing: the section says so
-        return "" if number is not None else "bits per weight, such as 4.5"
+        return "" if number is not None else f"{unit}, such as {'150' if timed else '4.5'}"
     inside = number is not None and low <= number <= high
     ends = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
-    return "" if inside else f"bits per weight, {ends} for this survey and its constraints"
+    return "" if inside else f"{unit}, {ends} for this survey and its constraints"
 
 
 def _whole(text: str | None) -> int | None:

@@ -326,6 +326,14 @@ def test_a_search_may_end_elsewhere_on_another_machine() -> None:
         assert [row.name for row in moved(said, now)] == wanted
 
 
+def test_a_report_of_a_budget_of_time_is_made_again() -> None:
+    """Its record and its command hold the time and the batch: else the report made again is of other bits."""
+    one = bought(find_survey("all-MiniLM-L6-v2"), Asked(seconds=155e-6, batch=16))
+    made = survey_report("all-MiniLM-L6-v2", one)
+    assert "--time 155us --batch 16" in command_of(made.recipe) and "--bits" not in command_of(made.recipe)
+    assert made.numbers["choice.seconds"] <= 155e-6 and again(made.recipe).numbers == made.numbers
+
+
 def test_what_a_check_of_the_recipe_measured_is_in_the_report() -> None:
     """If this fails, a predicted loss passes for a measured one, or the other way round."""
     one = bought(find_survey("all-MiniLM-L6-v2"), Asked(4.0))

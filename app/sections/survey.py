@@ -41,6 +41,7 @@ from app.state.models import runnable_model
 from app.state.selection import Selection
 from app.theme import plot_data
 from explorer import words
+from explorer.bench.layers import checked_time
 from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.checkpoints.inputs import INPUTS, inputs_of
 from explorer.figures.style import empty, file_name
@@ -54,6 +55,7 @@ from explorer.sources.stamped import stamp_of
 from explorer.survey import (
     SENSITIVITIES,
     SURVEYS,
+    Choice,
     Survey,
     load_survey,
 )
@@ -82,6 +84,14 @@ NOT_QUANTIZED = "none"
 MOST_BITS = 32
 STEP = 0.01
 """Bits per weight: of the slider."""
+BITS, TIME = "bits", "time"
+"""What the budget is of."""
+BUDGETS = {BITS: "bits per weight", TIME: "time of a step"}
+BATCHES = (1, 8, 16, 32, 64)
+"""Tokens of a step, of a budget of time: one of each text that is decoded at once."""
+LABELS = {BITS: "Budget, bits per weight", TIME: "Budget, µs of all linear layers in a step"}
+_POINTS = 200
+"""Steps of the slider of time, at least."""
 UNFINISHED = "Stopped. Layers that were done are kept: Survey runs the model again and goes on with them."
 NOT_CHECKED = "Not checked yet: the loss above is a prediction."
 COLUMNS = {
@@ -212,7 +222,8 @@ class Budget(Form):
     which layers are ranked; ``bits`` a weight, with the schemes that ``target`` carries ("any": all), without
     the layers whose names match ``keep``; with ``fuse`` query, key and value get one scheme, and so do gate
     and up. ``inputs``: the scheme of the layers' inputs ("none": not quantized), with which the schemes are
-    multiplied."""
+    multiplied. ``by``: of what the budget is; of time ``bits`` are µs of all linear layers in a step of
+    ``batch`` tokens on the recorded GPU, 0 for the middle."""
 
     which: str
     own: str | None
@@ -222,24 +233,51 @@ class Budget(Form):
     fuse: bool
     bits: float | None
     inputs: str
+    by: str = BITS
+    batch: int | None = None
 
     def bought(self) -> Bought:
         """What the budget buys; one beyond the frontier's ends is its end."""
-        found = _survey(self.which, self.own)
+        found, timed = _survey(self.which, self.own), self.by == TIME
         asked = Asked(
-            bits=self.bits or USUAL_BITS,
+            bits=USUAL_BITS if timed else self.bits or USUAL_BITS,
             signal=self.signal if self.signal in found.head.signals else "",
             target="" if self.target == ANY else self.target,
             keep=tuple(part.strip() for part in self.keep.split(",") if part.strip()),
             fuse=bool(self.fuse),
             inputs="" if self.inputs in ("", NOT_QUANTIZED) else self.inputs,
+            seconds=1e-6 * self.bits if timed and self.bits else None,
+            batch=tokens(self.batch) if timed else None,
         )
         return bought(found, asked)
 
 
+def tokens(batch: Any) -> int:
+    """A batch as it was sent; ``ValueError`` for what is none of those that are offered."""
+    if batch is None:
+        return BATCHES[0]
+    if batch not in BATCHES:
+        raise ValueError(f"the batch is one of {', '.join(map(str, BATCHES))}, not {str(batch)[:40]}")
+    return int(batch)
+
+
 def _ends(one: Bought) -> tuple[float, float]:
-    """The ends of the slider of bits."""
-    return math.floor(100 * one.front.least) / 100, math.ceil(100 * one.front.most) / 100
+    """The ends of the slider, of bits or of µs."""
+    front, step = one.front, _step(one)
+    low, high = (front.least, front.most)
+    if front.by_time is not None:
+        low, high = 1e6 * front.by_time.least, 1e6 * front.by_time.most
+    digits = max(0, -math.floor(math.log10(step)))
+    return round(math.floor(low / step) * step, digits), round(math.ceil(high / step) * step, digits)
+
+
+def _step(one: Bought) -> float:
+    """The slider's step: of time a power of ten with which it has enough points."""
+    timed = one.front.by_time
+    if timed is None:
+        return STEP
+    wide = 1e6 * (timed.most - timed.least) / _POINTS
+    return 10.0 ** math.floor(math.log10(wide)) if wide > 0 else STEP
 
 
 def ends_of_link(query: Mapping[str, str]) -> tuple[float, float]:
@@ -250,7 +288,17 @@ def ends_of_link(query: Mapping[str, str]) -> tuple[float, float]:
     inputs = query.get("inputs", "") if query.get("inputs") in INPUTS else NOT_QUANTIZED
     target = str(targets_for(inputs, query.get("for", USUAL_TARGET))["value"])
     keep, fuse = query.get("keep", ""), query.get("fuse") == "true"
-    return _ends(Budget(named, None, query.get("ranked"), target, keep, fuse, None, inputs).bought())
+    by, batch = of_link(query)
+    return _ends(
+        Budget(named, None, query.get("ranked"), target, keep, fuse, None, inputs, by, batch).bought()
+    )
+
+
+def of_link(query: Mapping[str, str]) -> tuple[str, int]:
+    """What an address's budget is of, and the tokens of a step: the usual ones for what is none."""
+    batch = query.get("batch", "")
+    known = int(batch) if batch in map(str, BATCHES) else BATCHES[0]
+    return (TIME if query.get("by") == TIME else BITS), known
 
 
 @shows(SurveyView)
@@ -282,16 +330,31 @@ def budget(asked: Budget) -> BudgetView:
     path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
     one.recipe.save(path)
     low, high = _ends(one)
-    value, single = min(max(asked.bits or USUAL_BITS, low), high), low == high
+    timed, step, single = one.choice.time is not None, _step(one), low == high
+    usual = round((low + high) / 2, 2) if timed else USUAL_BITS
+    value = min(max(asked.bits or usual, low), high)
     return BudgetView.of_another_recipe(
-        bits=gr.update(minimum=low, maximum=high + STEP * single, value=value, interactive=not single),
+        bits=gr.update(
+            minimum=low,
+            maximum=high + step * single,
+            value=value,
+            step=step,
+            label=LABELS[TIME if timed else BITS],
+            interactive=not single,
+        ),
         heat=plot_data(heat_figure(found, front.signal, choice)),
         sentence=html.sentence(verdict(front, choice, one.recipe.predicted_interval)),
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
-        command=html.commands(_commands(path.name, asked, found.head.model, choice.bits)),
+        command=html.commands(_commands(path.name, asked, found.head.model, one.choice)),
     )
+
+
+@shows(BudgetView)
+def switched(asked: Budget) -> BudgetView:
+    """``budget`` of bits after one of time, or the other way round: the usual one."""
+    return budget(*dataclasses.astuple(dataclasses.replace(asked, bits=None)))
 
 
 @shows(BudgetView)
@@ -317,11 +380,15 @@ def fused_for(target: str, fuse: bool) -> bool:
     return bool(fuse) or (target in EXPORTS and EXPORTS[target].fused)
 
 
-def _commands(recipe: str, asked: Budget, model: str, bits: float) -> list[str]:
+def _commands(recipe: str, asked: Budget, model: str, choice: Choice) -> list[str]:
     """From the survey to the checkpoint, as one would type it: files are named after the model."""
     stem = file_name(Path(model).name)
     found, made = f"{stem}.jsonl", shlex.quote(recipe)
-    words = ["explorer recipe", shlex.quote(found), f"--bits {bits:.4g}", f"--out {made}"]
+    bound = f"--bits {choice.bits:.4g}"
+    if choice.time is not None:
+        microseconds = math.ceil(1e8 * choice.time.seconds) / 100
+        bound = f"--time {microseconds:.9g}us --batch {choice.time.batch}"
+    words = ["explorer recipe", shlex.quote(found), bound, f"--out {made}"]
     if asked.signal:
         words.insert(3, f"--signal {asked.signal}")
     if asked.target != ANY:
@@ -437,6 +504,7 @@ def check(asked: Budget, where: str) -> Iterator[CheckView]:
     model = runnable_model(place, head=True)
     steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
     result = yield from _told(steps, lambda: "models run", CheckView)
+    result = dataclasses.replace(result, time=checked_time(recipe, model))
     yield CheckView(
         status=html.status(f"The recipe of {recipe.bits:.2f} bits, run on held-out texts:"),
         sentence=html.sentence(truth(result)),
@@ -552,13 +620,15 @@ class _Asked:
     fuse: gr.Checkbox
     bits: FreeSlider
     inputs: gr.Dropdown
+    by: gr.Radio
+    batch: gr.Dropdown
 
     @property
     def survey(self) -> list[Any]:
         return [self.which, self.own, self.signal]
 
     def in_order(self) -> list[Any]:
-        return [*self.survey, self.target, self.keep, self.fuse, self.bits, self.inputs]
+        return [*self.survey, self.target, self.keep, self.fuse, self.bits, self.inputs, self.by, self.batch]
 
 
 @dataclass(frozen=True)
@@ -602,10 +672,14 @@ def build(page: Page) -> list[Any]:
         height=690,
     )
     target, keep, fuse, inputs = _build_constraints()
-    bits = FreeSlider(
-        2.0, 9.0, value=USUAL_BITS, step=STEP, label="Budget, bits per weight", elem_id="survey-bits"
-    )
-    asked = _Asked(which, own, signal, target, keep, fuse, bits, inputs)
+    with gr.Row(elem_classes="stacked"):
+        kinds = [(label, name) for name, label in BUDGETS.items()]
+        by = gr.Radio(kinds, value=BITS, label="Budget of", elem_id="survey-by")
+        batch = gr.Dropdown(
+            list(BATCHES), value=BATCHES[0], label="Batch (time): tokens of a step", elem_id="survey-batch"
+        )
+    bits = FreeSlider(2.0, 9.0, value=USUAL_BITS, step=STEP, label=LABELS[BITS], elem_id="survey-bits")
+    asked = _Asked(which, own, signal, target, keep, fuse, bits, inputs, by, batch)
     budget_view, recipe_runs = _build_budget(bits, heat)
     shown = SurveyView(status=status, signal=signal, heat=heat)
     reported_of = [*asked.in_order(), recipe_runs.checked.result]
@@ -678,7 +752,7 @@ def _build_budget(bits: FreeSlider, heat: Any) -> tuple[BudgetView, _RecipeRuns]
     )
     curve = plot_card(
         "Every budget",
-        "the loss of the best choice for each size, and of one scheme for all layers",
+        "the loss of the best choice for each size or time, and of one scheme for all layers",
         "survey-curve",
         height=380,
     )
@@ -760,9 +834,12 @@ def _wire_budget(page: Page, asked: _Asked, shown: SurveyView, view: BudgetView)
         (asked.keep.submit, "keep_now"),
         (asked.fuse.input, "fuse"),
         (narrowed.then, "inputs"),
+        (asked.batch.input, "batch"),
     ):
         event = listen(changed, budget, inputs, view, api_name=f"survey_{what}", **_UNLISTED)
         taken_in.append(event.then)
+    event = listen(asked.by.input, switched, inputs, view, api_name="survey_by", **_UNLISTED)
+    taken_in.append(event.then)
     return taken_in
 
 
@@ -781,6 +858,8 @@ def _keep_in_address(page: Page, asked: _Asked, taken_in: list[Any]) -> None:
         ("keep", asked.keep, [asked.keep.blur, asked.keep.submit]),
         ("fuse", asked.fuse, [asked.fuse.input, *taken_in]),
         ("inputs", asked.inputs, [asked.inputs.input]),
+        ("by", asked.by, [asked.by.input]),
+        ("batch", asked.batch, [asked.batch.input]),
     ):
         page.keep(key, control, *moved, visit=False)
 

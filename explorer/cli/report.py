@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
+from explorer import words
 from explorer.checkpoints.inputs import INPUTS
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
@@ -178,7 +179,17 @@ def survey(
     file: Annotated[
         str, typer.Argument(metavar="SURVEY", help="A file of `explorer survey`, or a recorded one's name.")
     ],
-    bits: Annotated[float, typer.Option(help="The budget: mean bits per weight, scales counted.")] = 4.5,
+    bits: Annotated[
+        float | None,
+        typer.Option(help="The budget: mean bits per weight, scales counted.", show_default="4.5"),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(help="Or the time of all linear layers in one step, such as 12ms, as recorded."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="With --time: tokens of the step.", show_default="1")
+    ] = None,
     signal: Annotated[
         str, typer.Option(help="What layers are ranked by.", show_default="the survey's best signal")
     ] = "",
@@ -209,19 +220,27 @@ def survey(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Report on a model's survey: sensitive layers, and the recipe for a budget of bits."""
+    """Report on a model's survey: sensitive layers, and the recipe for a budget of bits or time."""
     hide_bars_of_transformers(as_json)
     from explorer.reports.again import again
     from explorer.reports.content import SURVEY
+    from explorer.reports.survey import USUAL_BITS
+    from explorer.survey.times import seconds_of
 
     if model and not check_model:
         raise ValueError("--model is the model that --check-model runs")
+    if bits is not None and time is not None:
+        raise ValueError("name one budget: --bits or --time")
+    if batch is not None and time is None:
+        raise ValueError("--batch is of a budget of time: give --time")
     use_device(device)
     files = _files(out, pdf, figures)
     recipe = {
         "kind": SURVEY,
         "file": file,
-        "bits": bits,
+        "bits": None if time is not None else USUAL_BITS if bits is None else bits,
+        "time": time,
+        "batch": batch,
         "signal": signal,
         "for": target,
         "keep": split(keep) if keep else [],
@@ -232,7 +251,10 @@ def survey(
     }
     with reporting("models", as_json) as progress:
         content = again(recipe, progress=progress)
-    if content.numbers["choice.bits"] > bits + ROUNDED:
+    if time is not None and content.numbers["choice.seconds"] > seconds_of(time) * (1 + ROUNDED):
+        shortest = words.duration(content.numbers["choice.seconds"])
+        raise ValueError(f"{time} is less than the linear layers take by these schemes: {shortest}")
+    if bits is not None and content.numbers["choice.bits"] > bits + ROUNDED:
         least = content.numbers["choice.bits"]
         raise ValueError(f"{bits:g} bits per weight are fewer than these schemes take: {least:.4g}")
     _write(content, files, as_json)

@@ -532,8 +532,6 @@ def check(
     if checked.rows[0].loss.kinds:
         print_table(_by_kind(checked))
     say(*_verdict(checked))
-    if checked.time is not None:
-        say(checked.time.described)
 
 
 def _by_kind(checked: Check) -> PrintedTable:

@@ -336,37 +336,44 @@ def _decades(low: float, high: float, most: int) -> list[int]:
 
 
 def budget_figure(survey: Survey, front: Frontier, choice: Choice) -> go.Figure:
-    """Bits per weight against predicted loss: the frontier, single schemes for all layers, and the budget."""
-    name = f"{survey.head.model} budget {front.signal}"
-    y_title = cost_label(survey, front.signal)
-    fig = legend_below(figure("bits per weight, scales included", y_title, name, 380))
-    shown = front.loss > 0
+    """Bits per weight, or of a frontier with times the time of a step, against predicted loss: the frontier,
+    single schemes for all layers, and the budget."""
+    timed = front.by_time
+    name = f"{survey.head.model} budget {front.signal}{' time' if timed else ''}"
+    y_title, x_title, unit = cost_label(survey, front.signal), "bits per weight, scales included", "bits"
+    at, losses, single_at, own = front.bits, front.loss, [u.bits for u in front.uniform], choice.bits
+    if timed is not None and choice.time is not None:
+        x_title, unit = f"µs of all linear layers, batch {choice.time.batch:,} ({choice.time.source})", "µs"
+        at, losses, own = 1e6 * timed.seconds, timed.loss, 1e6 * choice.time.seconds
+        single_at = [1e6 * (u.seconds or 0.0) for u in front.uniform]
+    fig = legend_below(figure(x_title, y_title, name, 380))
+    shown = losses > 0
     fig.add_scatter(
-        x=front.bits[shown],
-        y=front.loss[shown],
+        x=at[shown],
+        y=losses[shown],
         mode="lines",
         name="best scheme for each layer",
         line={"color": A, "width": 2, "shape": "hv"},
-        hovertemplate="%{x:.3f} bits: %{y:.3g}<extra></extra>",
+        hovertemplate=f"%{{x:.4g}} {unit}: %{{y:.3g}}<extra></extra>",
     )
-    single = [u for u in front.uniform if u.loss > 0]
+    single = [(u, x) for u, x in zip(front.uniform, single_at, strict=True) if u.loss > 0]
     fig.add_scatter(
-        x=[u.bits for u in single],
-        y=[u.loss for u in single],
+        x=[x for _, x in single],
+        y=[u.loss for u, _ in single],
         mode="markers",
         name="one scheme for all layers",
         marker={"size": 8, "color": MUTED},
-        text=[label_of_text(u.scheme) for u in single],
-        hovertemplate="%{text}<br>%{x:.3f} bits: %{y:.3g}<extra></extra>",
+        text=[label_of_text(u.scheme) for u, _ in single],
+        hovertemplate=f"%{{text}}<br>%{{x:.4g}} {unit}: %{{y:.3g}}<extra></extra>",
     )
     if choice.loss > 0:
         fig.add_scatter(
-            x=[choice.bits],
+            x=[own],
             y=[choice.loss],
             mode="markers",
             name="the budget",
             marker={"size": 15, "color": B, "symbol": "circle-open", "line": {"width": 3}},
-            hovertemplate="%{x:.3f} bits: %{y:.3g}<extra></extra>",
+            hovertemplate=f"%{{x:.4g}} {unit}: %{{y:.3g}}<extra></extra>",
         )
     fig.update_yaxes(type="log", exponentformat="power", dtick=1)
     return fig

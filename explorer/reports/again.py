@@ -10,13 +10,14 @@ from explorer.methods.recipe import Recipe
 from explorer.progress import Progress
 from explorer.reports.content import SPEED, SURVEY, TENSOR, TRAINING, Content
 from explorer.reports.speed import speed_report, timings_in
-from explorer.reports.survey import Asked, bought, find_survey, survey_report
+from explorer.reports.survey import USUAL_BITS, Asked, bought, find_survey, survey_report
 from explorer.reports.tensor import Methods, More, tensor_report
 from explorer.reports.training import Settings, trained, training_report
 from explorer.schemes import Scheme
 from explorer.sources import load_matrix
 from explorer.survey.apply import check_weights
 from explorer.survey.check import check_recipe
+from explorer.survey.times import seconds_of
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,14 @@ def _survey(recipe: Mapping[str, Any], where: Where, progress: Progress | None) 
     from explorer.models.capture import load_model
 
     asked = Asked(
-        float(recipe["bits"]),
+        USUAL_BITS if recipe.get("bits") is None else float(recipe["bits"]),
         recipe["signal"],
         recipe.get("for") or "",
         tuple(recipe.get("keep") or ()),
         bool(recipe.get("fuse")),
         recipe.get("inputs") or "",
+        seconds_of(recipe["time"]) if recipe.get("time") else None,
+        (recipe.get("batch") or 1) if recipe.get("time") else None,
     )
     place = str(recipe["file"])
     one = bought(find_survey(where.file or place), asked)

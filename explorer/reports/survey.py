@@ -28,6 +28,7 @@ from explorer.survey import (
 from explorer.survey.apply import constraints_of, weights_alone
 from explorer.survey.budget import kept_words
 from explorer.survey.check import SAME_SIZE, Check
+from explorer.survey.times import recorded_times
 from explorer.survey.verdict import about, texts_run, truth, verdict
 
 RUN = "check"
@@ -40,7 +41,8 @@ BUDGETS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
 @dataclass(frozen=True)
 class Asked:
     """Request for a recipe from a survey: the options of `explorer recipe`. ``bits`` are limited to the
-    frontier's ends."""
+    frontier's ends. With a ``batch`` it is a budget of ``seconds`` instead, limited alike (None: the middle),
+    by the recorded times of a step of so many tokens."""
 
     bits: float = USUAL_BITS
     signal: str = ""
@@ -48,6 +50,8 @@ class Asked:
     keep: tuple[str, ...] = ()
     fuse: bool = False
     inputs: str = ""
+    seconds: float | None = None
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,17 @@ def bought(found: Survey, asked: Asked) -> Bought:
     """Return the recipe for a budget, limited to the frontier's ends. ``ValueError`` for entries missing
     in the survey."""
     inputs = inputs_of(asked.inputs) if asked.inputs else None
-    constraints = constraints_of(asked.target, found, keep=asked.keep, fuse=asked.fuse, inputs=inputs)
+    times = recorded_times("", asked.batch, inputs) if asked.batch is not None else None
+    constraints = constraints_of(
+        asked.target, found, keep=asked.keep, fuse=asked.fuse, inputs=inputs, times=times
+    )
     front = frontier(found, asked.signal, constraints)
-    choice = front.at(min(max(asked.bits, front.least), front.most))
+    if front.by_time is None:
+        choice = front.at(min(max(asked.bits, front.least), front.most))
+    else:
+        low, high = front.by_time.least, front.by_time.most
+        seconds = (low + high) / 2 if asked.seconds is None else asked.seconds
+        choice = front.at_time(min(max(seconds, low), high))
     return Bought(
         found, asked, front, choice, recipe_of(found, choice, front.signal, constraints=constraints)
     )
@@ -117,7 +129,9 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
         recipe={
             "kind": SURVEY,
             "file": place,
-            "bits": asked.bits,
+            "bits": asked.bits if asked.batch is None else None,
+            "time": None if choice.time is None else f"{1e6 * (asked.seconds or choice.time.seconds):.9g}us",
+            "batch": asked.batch,
             "signal": front.signal,
             "for": asked.target,
             "keep": list(asked.keep),
@@ -152,6 +166,8 @@ def _numbers(one: Bought) -> dict[str, float]:
         "choice.gap": choice.gap,
         "model.bytes": float(front.kept_bytes + choice.bytes),
     }
+    if choice.time is not None:
+        numbers["choice.seconds"] = choice.time.seconds
     numbers |= {f"single.{u.scheme}.bits": u.bits for u in front.uniform}
     numbers |= {f"single.{u.scheme}.loss": u.loss for u in front.uniform}
     return numbers | {
@@ -172,6 +188,7 @@ def _sizes(one: Bought) -> Part:
         ("codes and scales", words.bytes_(choice.bytes)),
         ("the rest of the model, as it is stored", words.bytes_(kept)),
         ("the whole model", words.bytes_(kept + choice.bytes)),
+        *([] if choice.time is None else [("linear layers in a step", words.duration(choice.time.seconds))]),
         (loss, choice.loss),
         (f"{loss}: no choice of this size has less than", choice.loss - choice.gap),
     ]

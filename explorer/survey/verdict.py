@@ -17,9 +17,12 @@ from explorer.survey.interval import Interval
 from explorer.survey.kinds import Role
 from explorer.survey.rows import Survey
 from explorer.survey.sensitivities import SENSITIVITIES
+from explorer.survey.times import PredictedTime
 
 _SIMILAR = 0.1
 """Bits per weight that a single scheme may be smaller and still say what choosing saves."""
+_AS_FAST = 0.005
+"""Share of a time that a single scheme may take more and still be as fast."""
 FEW_TEXTS = 4
 """An expert that fewer calibration texts reached has an uncertain loss."""
 TOLD_SHARE = 0.005
@@ -120,6 +123,8 @@ def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -
         return f"{bought}. This signal predicts no loss: {signal.trust}"
     bought += f"; predicted loss {choice.loss:.3g}{between_words(interval)}"
     bought += f"{weights_alone(front.inputs)}."
+    if choice.time is not None:
+        return f"{bought}{_against_as_fast(front, choice, choice.time.seconds)} {_sentence(choice.time)}"
     single = [u for u in front.uniform if u.bits <= choice.bits + SAME_SIZE]
     if not single:
         return bought
@@ -130,10 +135,24 @@ def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -
     return f"{bought}."
 
 
+def _sentence(time: PredictedTime) -> str:
+    return f"{time.described[:1].upper()}{time.described[1:]}."
+
+
+def _against_as_fast(front: Frontier, choice: Choice, seconds: float) -> str:
+    """The best single scheme that is as fast as a choice, as a sentence; empty without one."""
+    single = [u for u in front.uniform if u.seconds is not None and u.seconds <= seconds * (1 + _AS_FAST)]
+    best = min(single, key=lambda u: u.loss, default=None)
+    if best is None or best.seconds is None:
+        return ""
+    return f" {label_of_text(best.scheme)} for all layers: {best.loss:.3g} in {words.duration(best.seconds)}."
+
+
 def truth(check: Check) -> str:
     """What a check measured, against the best of the single schemes of about the recipe's size that were
     run, and what quantized inputs add."""
-    return f"{_against_singles(check)}{_of_inputs(check)}"
+    time = "" if check.time is None else f" {check.time.described[:1].upper()}{check.time.described[1:]}."
+    return f"{_against_singles(check)}{_of_inputs(check)}{time}"
 
 
 def _of_inputs(check: Check) -> str:

@@ -341,7 +341,8 @@ def test_a_links_recipe() -> None:
     seen = visited(urlencode(query | {"keep": "layer.0.", "fuse": "true"}))
     assert (seen.kept.survey, seen.kept.ranked) == ("all-MiniLM-L6-v2", "fisher")
     # Of the slider's ends, which the recipe before has narrowed, only the next one's are true.
-    ends = {"minimum": 0, "maximum": 32, "interactive": True, "__type__": "update"}
+    label = {"step": 0.01, "label": "Budget, bits per weight"}
+    ends = {"minimum": 0, "maximum": 32, "interactive": True, "__type__": "update"} | label
     assert seen.kept.budget == ends | {"value": 4.25}
     assert (seen.kept.target["value"], seen.kept.keep, seen.kept.fuse) == ("gguf", "layer.0.", True)
     assert seen.kept.inputs == "none" and visited("inputs=int8_row").kept.inputs == "int8_row"
@@ -351,6 +352,11 @@ def test_a_links_recipe() -> None:
     assert back.kept.budget == ends | {"value": 4.5}
     assert (back.kept.target["value"], back.kept.keep, back.kept.fuse) == ("compressed-tensors", "", False)
     assert visited("for=any").kept.target["value"] == "any"
+    assert (back.kept.by, back.kept.batch) == ("bits", 1)
+    timed = visited("by=time&batch=16&budget=150.5&for=any")
+    assert (timed.kept.by, timed.kept.batch, timed.kept.budget["value"]) == ("time", 16, 150.5)
+    assert "µs" in timed.kept.budget["label"] and timed.kept.budget["maximum"] > 1e6
+    assert visited("by=time&batch=16").kept.budget["value"] == 0, "the middle"
     own = visited("survey=own", first=True)
     assert unchanged(own.kept.survey) and "open its file again" in own.missing
 
@@ -381,6 +387,12 @@ LINKS = [
     ({"budget": "4.5", "for": "awq", "ranked": "weight"}, []),
     ({"budget": "1e3", "for": "tar", "survey": "x"}, ["budget '1e3'", "survey 'x'", "for 'tar'"]),
     ({"inputs": "int4_row"}, ["inputs 'int4_row'"]),
+    ({"by": "time", "batch": "16", "budget": "150", "for": "any"}, []),
+    ({"by": "weight", "batch": "3"}, ["by 'weight'", "batch '3'"]),
+    (
+        {"by": "time", "batch": "16", "budget": "4.5", "for": "any"},
+        ["budget '4.5' is not valid; using the default. Accepted: µs of all linear layers, 145.95 to 164.56"],
+    ),
     ({"budget": "32"}, ["budget '32'"]),
     (
         {"budget": "20"},

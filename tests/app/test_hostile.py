@@ -118,7 +118,7 @@ SENT = [
     ("kernel_source", ["<b>"], "^Value: &lt;b&gt; is not in the list of choices"),
     (
         "survey_budget",
-        ["all-MiniLM-L6-v2", None, None, "any", "[" * 60_000, False, 4.5, "none"],
+        ["all-MiniLM-L6-v2", None, None, "any", "[" * 60_000, False, 4.5, "none", "bits", 1],
         "at most 1,000",
     ),
     ("layers_of_file", [{"path": "/etc/x.safetensors", **asked.FILE}], "not uploaded by a user.$"),

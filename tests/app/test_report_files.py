@@ -55,7 +55,7 @@ def record(view: Any) -> dict[str, Any]:
 
 
 def of_survey(run: Any = None, bits: float = 4.0) -> Any:
-    return last(survey.report(RECORDED, None, None, "any", "", False, bits, "none", run, ["page"]))
+    return last(survey.report(RECORDED, None, None, "any", "", False, bits, "none", "bits", 1, run, ["page"]))
 
 
 def of_speed(view: str, own: Any, kinds: list[str]) -> Any:
@@ -133,11 +133,11 @@ def test_a_check_of_another_recipe_is_left_out() -> None:
 ASKED = (None, None, "any", "", False, 4.0, "none")
 REFUSED = [
     (
-        lambda: survey.report(RECORDED, None, None, "any", "", False, 4.0, "none", None, []),
+        lambda: survey.report(RECORDED, None, None, "any", "", False, 4.0, "none", "bits", 1, None, []),
         "at least one kind",
     ),
     (
-        lambda: survey.report("own", None, None, "any", "", False, 4.0, "none", None, ["page"]),
+        lambda: survey.report("own", None, None, "any", "", False, 4.0, "none", "bits", 1, None, ["page"]),
         "open a survey",
     ),
     (lambda: iter([of_speed("live", None, ["page"])]), "nothing is measured here yet"),

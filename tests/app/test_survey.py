@@ -41,8 +41,10 @@ def bought(
     keep: str = "",
     fuse: bool = False,
     inputs: str = "none",
+    by: str = "bits",
+    batch: int | None = 1,
 ) -> Any:
-    return survey.budget(RECORDED, None, signal, target, keep, fuse, bits, inputs)
+    return survey.budget(RECORDED, None, signal, target, keep, fuse, bits, inputs, by, batch)
 
 
 @pytest.mark.parametrize("signal", [None, *FOUND.head.signals])
@@ -82,8 +84,36 @@ def test_the_recipe_is_a_file_of_this_budget() -> None:
 @pytest.mark.parametrize("bits", [-1.0, 0.0, 99.0, None])
 def test_a_budget_beyond_the_ends_is_the_end(bits: float | None, said: list[str]) -> None:
     """A slider at its stop still shows a recipe."""
-    out = survey.budget(RECORDED, None, None, "any", "", False, bits, "none")
+    out = survey.budget(RECORDED, None, None, "any", "", False, bits, "none", "bits", 1)
     assert not said and out.bits["minimum"] <= out.bits["value"] <= out.bits["maximum"]
+
+
+def test_the_budget_is_of_bits_or_of_time(said: list[str]) -> None:
+    """The switch changes slider, curve, recipe and command, each with the machine and how its time is known;
+    back again all is of bits. No recipe is slower than its slider says."""
+    asked = (RECORDED, None, None, "any", "", False, 4.5, "none")
+    timed = survey.switched(*asked, "time", 16)
+    low, high, value = (timed.bits[key] for key in ("minimum", "maximum", "value"))
+    assert low < value < high and "µs" in timed.bits["label"] and not said
+    recipe = ModelRecipe.load(timed.recipe["value"])
+    time = recipe.predicted_time
+    assert time is not None and time.seconds <= 1e-6 * value * (1 + 1e-9) and time.batch == 16
+    assert time.source in timed.sentence and "norms and sampling are not counted" in timed.sentence
+    curve = json.loads(timed.curve)
+    assert time.source in curve["layout"]["xaxis"]["title"]["text"] and "NVIDIA H200, modelled" in time.source
+    assert curve["data"][-1]["x"] == [pytest.approx(1e6 * time.seconds)]
+    for beyond, end in ((1.0, low), (1e6, high)):
+        out = bought(beyond, by="time", batch=16)
+        assert out.bits["value"] == end and not said
+    typed = timed.command.partition("--time ")[2].split()
+    assert typed[1:3] == ["--batch", "16"]
+    again = bought(float(typed[0].removesuffix("us")), by="time", batch=16)
+    assert ModelRecipe.load(again.recipe["value"]).layers == recipe.layers
+    back = survey.switched(*asked, "bits", 16)
+    assert back.bits["value"] == 4.5 and back.bits["label"] == "Budget, bits per weight"
+    assert "µs" not in json.loads(back.curve)["layout"]["xaxis"]["title"]["text"]
+    bought(4.5, by="time", batch=7)
+    assert "the batch is one of 1, 8, 16, 32, 64, not 7" in said[0]
 
 
 @pytest.mark.parametrize("target", EXPORTS)
@@ -140,7 +170,8 @@ def test_a_recipe_that_cannot_be_had_leaves_none(said: list[str]) -> None:
 
 def test_another_recipe_is_not_checked_yet() -> None:
     """Else the truth of one recipe stands beside the prediction of another."""
-    for out in (bought(4.5), survey.dragged(RECORDED, None, None, "any", "", False, 4.6, "none")):
+    dragged = survey.dragged(RECORDED, None, None, "any", "", False, 4.6, "none", "bits", 1)
+    for out in (bought(4.5), dragged):
         assert "Not checked yet" in out.checked and not out.truth and not out.table
         assert not out.exported and out.archive["value"] is None
 
@@ -212,19 +243,19 @@ def test_a_file_that_is_no_survey_is_refused(tmp_path: Path, said: list[str]) ->
 def test_the_recipe_is_checked_and_exported(minilm: Path) -> None:
     """On the real model: 4.16 bits by the recipe lose at least a quarter less than INT4 group 128 asymmetric
     on sentences that the survey did not see; the archive holds the checkpoint."""
-    asked = (RECORDED, None, None, "any", "", False, 4.16, "none", str(minilm))
+    asked = (RECORDED, None, None, "any", "", False, 4.16, "none", "bits", 1, str(minilm))
     *_, last = survey.check(*asked)
     rows = {line[1]: line for line in last.table}
     true = list(survey.COLUMNS).index("true loss")
     assert last.table[0][0] == "recipe"
     assert last.table[0][true] < 0.75 * rows["INT4 group 128, asymmetric"][true]
     assert "less than the best of 3 single schemes of about its size that were run, INT" in last.sentence
-    *_, done = survey.export(RECORDED, None, None, "gguf", "", False, 8.5, "none", str(minilm))
+    *_, done = survey.export(RECORDED, None, None, "gguf", "", False, 8.5, "none", "bits", 1, str(minilm))
     assert Path(done.archive["value"]).stat().st_size > 1e6 and "GGUF" in done.status
 
 
 def test_an_export_needs_a_format(minilm: Path, said: list[str]) -> None:
-    list(survey.export(RECORDED, None, None, "any", "", False, 4.5, "none", str(minilm)))
+    list(survey.export(RECORDED, None, None, "any", "", False, 4.5, "none", "bits", 1, str(minilm)))
     assert "choose a checkpoint format" in said[0]
 
 

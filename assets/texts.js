@@ -10,10 +10,10 @@ Object.assign(explorer, {
         other.tabIndex = other === token ? 0 : -1;
       }
       const name = mark.querySelector('h3 .mark')?.textContent || mark.getAttribute('aria-label');
-      const line = (tag, text) => Object.assign(document.createElement(tag), {textContent: text});
+      const line = text => Object.assign(document.createElement('p'), {textContent: text});
       box.querySelector('.kl-read').replaceChildren(
-        line('dt', token.getAttribute('aria-label')),
-        line('dd', `original: ${token.dataset.first}`), line('dd', `${name}: ${token.dataset.second}`));
+        line(token.getAttribute('aria-label')),
+        line(`original: ${token.dataset.first}`), line(`${name}: ${token.dataset.second}`));
     };
     for (const event of ['pointerover', 'focusin', 'click']) {
       element.addEventListener(event, ({target}) => strip(target) && read(strip(target)));

@@ -103,6 +103,42 @@ def survey_of(layers: int, path: Path) -> Path:
     return path
 
 
+@pytest.mark.shared_page
+def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
+    """Painted: an outline and words around the token in which texts part, and colours by KL. Mouse and arrow
+    keys read a token's number; Run without a model says what to name, and leaves the recording."""
+    open_page(page, url, "tab=model&section=run")
+    expect(page.locator("#run-source")).to_contain_text(re.compile(r"A recorded run of .*, \d{4}-\d\d-\d\d,"))
+    column = page.locator("#run-texts [data-name=q4_0]")
+    mark = column.locator("mark.parting")
+    look_at(mark)
+    expect(mark.locator(".who")).to_have_text("Q4_0 parts")
+    style = "e => { const s = getComputedStyle(e); return [s.borderTopStyle, parseFloat(s.borderTopWidth)]; }"
+    assert mark.evaluate(style)[0] == "solid" and mark.evaluate(style)[1] >= 1
+    tokens = column.locator(".kl-tokens button")
+    bar = (
+        "e => { const s = getComputedStyle(e, '::after'); return [s.backgroundColor, parseFloat(s.height)]; }"
+    )
+    few, most = (column.locator(f".kl-tokens .level-{level}").first.evaluate(bar) for level in (2, 4))
+    assert few[0] != most[0] and few[1] < most[1]
+    look_at(tokens.nth(3))
+    at = tokens.nth(3).bounding_box()
+    assert at
+    page.mouse.move(at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
+    read = column.locator(".kl-read")
+    expect(read).to_contain_text(re.compile(r"token 4, .*: [\d.]+ nats"))
+    page.mouse.click(at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
+    page.mouse.move(5, 5)
+    page.keyboard.press("ArrowRight")
+    expect(read).to_contain_text(re.compile(r"token 5, .*original: .* %.*Q4_0: .* %", re.DOTALL))
+    expect(tokens.nth(4)).to_be_focused()
+    start = page.locator("#run-start")
+    look_at(start)
+    start.click()
+    expect(page.locator("#run-status")).to_contain_text("name a causal language model")
+    expect(column).to_be_visible()
+
+
 @pytest.mark.thorough
 def test_surveys_of_ones_own_one_after_another(page: Page, url: str, tmp_path: Path) -> None:
     """The second file replaces map and recipe of the first; a link to the recipe opens it again; a budget

@@ -3,6 +3,7 @@ what was written, or takes more of a public page than its limits."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from explorer.progress import StoppedError
 from explorer.running import ENGINES, compare, open_engine, subject_of
 from explorer.running.torch_engine import TorchEngine
 from explorer.running.transcript import recorded_texts
+from explorer.sources import SourceError, source_limits
 from tests.running.conftest import PROMPT
 
 (RECORDED,) = survey.recorded()
@@ -198,6 +200,17 @@ def test_a_public_page_has_its_limits(
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
     *_, last = write(**({"where": llama} | asked))
     assert words in last.status and len(said) == 1
+
+
+def test_a_public_page_runs_torch_alone(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp would listen at a port and write the model to the disk. The model is one that the limits on
+    sources allow, also where the page has not looked before."""
+    with pytest.raises(SourceError, match="cannot be opened"):
+        subject_of(str(llama), limits=source_limits.HOSTED)
+    allowed = dataclasses.replace(limits.HOSTED, sources=source_limits.LOCAL)
+    monkeypatch.setattr(limits, "current", lambda: allowed)
+    *_, last = write(llama, tokens=2, which=["b"], second="q8_0")
+    assert run.HOSTED_ENGINE in columns(last)["b"] and "<b>torch</b>" in columns(last)["b"]
 
 
 def test_two_visitors_read_their_own_text(llama: Path) -> None:

@@ -2,7 +2,7 @@
 
 The cache of keys and values has a fixed room (transformers' ``StaticCache``), so that a step reads and writes
 the same memory each time. Blocks of one kind share one compilation: each is called with its own part of the
-cache, as if it were the first block. A prompt runs as it is, a step by replaying the graph.
+cache. A prompt runs as it is, a step by replaying the graph.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from torch import Tensor, nn
 from explorer.core.backend import synchronize
 from explorer.running.attention import COUNTER
 
-ROOM_STEP = 256
-"""Rooms of caches are multiples of so many tokens."""
+LEAST_ROOM = 256
+"""Rooms of caches are this times a power of two: blocks are compiled for each room."""
+KINDS = 512
+"""Compilations of blocks that one process may make: torch's own limit is 8 for all networks of a class."""
+LIMITS: dict[str, Any] = {
+    "recompile_limit": KINDS,
+    "accumulated_recompile_limit": 4 * KINDS,
+    "allow_unspec_int_on_nn_module": True,  # a block's number is not compiled in
+}
+CAPTURE = threading.Lock()
 WARM_UP = 3
 """Steps before the capture: kernels are compiled, and libraries choose theirs."""
 
@@ -55,40 +63,68 @@ def _share_counter(layer: Any, used: Tensor) -> None:
 
 
 class CompiledBlocks:
-    """A network whose blocks are compiled for steps of one token, in place. With a cache it is run by
-    ``GraphedNetwork`` alone. ``compiler``: what torch.compile gets beside the blocks' forward."""
+    """A network whose blocks are compiled for steps of one token, in place, until ``remove``. A call with a
+    cache that ``using`` was not entered with runs as before. ``compiler``: what torch.compile gets beside the
+    blocks' forward.
+
+    Kinds of blocks (by scheme) are compiled one after another, as often as there are: ``KINDS`` bounds them.
+    """
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
-        self._parts: list[OwnPart] = []
+        """``ValueError`` for a network whose blocks or cache are of another kind, or compiled already."""
+        self.lock = threading.RLock()
+        self._now = threading.local()
         self._numbered = [m for m in network.modules() if hasattr(m, "layer_idx")]
-        self._lock = threading.RLock()
+        self._blocks = blocks_of(network)
         _check_cache(network)
-        for index, block in enumerate(blocks_of(network)):
-            _number_as_first(block)
-            forward = torch.compile(type(block).forward, fullgraph=True, dynamic=False, **compiler)
-            block.forward = self._called(index, block.forward, forward, block)
+        if any("forward" in block.__dict__ for block in self._blocks):
+            raise ValueError("its blocks' forward was replaced before")
+        for index, block in enumerate(self._blocks):
+            compiled = torch.compile(type(block).forward, fullgraph=True, dynamic=False, **compiler)
+            block.__dict__["forward"] = self._called(index, block.forward, compiled, block)
 
     def _called(
         self, index: int, plain: Callable[..., Any], compiled: Callable[..., Any], block: nn.Module
     ) -> Callable[..., Any]:
-        def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("past_key_values") is None:
-                return plain(hidden, *args, **kwargs)
-            kwargs["past_key_values"] = self._parts[index]
-            if hidden.shape[1] == 1:
-                return compiled(block, hidden, *args, **kwargs)
-            return plain(hidden, *args, **kwargs)
+        signature = inspect.signature(plain)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            cache = getattr(self._now, "cache", None)
+            if cache is None:
+                return plain(*args, **kwargs)
+            given = signature.bind(*args, **kwargs)
+            names = [name for name, value in given.arguments.items() if value is cache]
+            if not names and not any(value is cache for value in kwargs.values()):
+                return plain(*args, **kwargs)
+            part = self._now.parts[index]
+            for name in names:
+                given.arguments[name] = part
+            others = {k: part if v is cache else v for k, v in given.kwargs.items()}
+            if given.args[0].shape[1] > 1:
+                return plain(*given.args, **others)
+            with torch._dynamo.config.patch(LIMITS):
+                return compiled(block, *given.args, **others)
 
         return forward
 
     @contextmanager
-    def using(self, parts: list[OwnPart]) -> Iterator[None]:
-        """Blocks read and write these parts of a cache meanwhile; other threads wait."""
-        with self._lock:
-            self._parts = parts
+    def using(self, cache: Any, parts: list[OwnPart]) -> Iterator[None]:
+        """Blocks that are given ``cache`` in this thread read and write its ``parts``; other threads wait."""
+        with self.lock:
+            self._now.cache, self._now.parts = cache, parts
             for module in self._numbered:
                 module.__dict__[COUNTER] = parts[0].used
-            yield
+            try:
+                yield
+            finally:
+                self._now.cache = None
+                for module in self._numbered:
+                    module.__dict__.pop(COUNTER, None)
+
+    def remove(self) -> None:
+        """The blocks run as before."""
+        for block in self._blocks:
+            block.__dict__.pop("forward", None)
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
@@ -110,13 +146,6 @@ def _check_cache(network: Any) -> None:
         raise ValueError(f"its cache has other parts than keys and values of all tokens: {other[0]}")
 
 
-def _number_as_first(block: nn.Module) -> None:
-    """Blocks know their number alone to find their part of the cache, and one compilation is to serve all."""
-    for module in block.modules():
-        if hasattr(module, "layer_idx"):
-            module.__dict__["layer_idx"] = 0
-
-
 class GraphedNetwork:
     """``batch`` texts of one length, run side by side. ``room``: tokens of each, prompt included.
 
@@ -129,21 +158,31 @@ class GraphedNetwork:
         from transformers import StaticCache
 
         self._network, self.room, self.batch, self.used = network, room, batch, 0
-        self._device = next(network.parameters()).device
+        self.device = next(network.parameters()).device
         self._cache: Any = StaticCache(config=network.config, max_cache_len=room)
-        self._used = torch.zeros((), dtype=torch.long, device=self._device)
+        self._used = torch.zeros((), dtype=torch.long, device=self.device)
         self._parts = [OwnPart(layer, self._used) for layer in self._cache.layers]
         self._compiled = compiled or CompiledBlocks(network)
         takes = inspect.signature(network.forward).parameters
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-        self._ids = torch.zeros((batch, 1), dtype=torch.long, device=self._device)
+        self._ids = torch.zeros((batch, 1), dtype=torch.long, device=self.device)
         self._logits: Tensor | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """Logits [batch, vocabulary] of the token after ``ids`` [batch, tokens]."""
+        """Logits [batch, vocabulary] of the token after ``ids`` [batch, tokens]. ``ValueError`` for more than
+        there is room for."""
+        if ids.shape[1] > self.room:
+            raise ValueError(f"the cache has room for {self.room} tokens, and the prompt has {ids.shape[1]}")
         self.back_to(0)
-        return self._run(ids)
+        for layer in self._cache.layers:
+            if layer.is_initialized:  # attention weighs what lies behind by zero, and 0 · NaN is NaN
+                layer.keys.zero_()
+                layer.values.zero_()
+        logits = self.run(ids)
+        if not all(layer.is_initialized for layer in self._cache.layers):
+            raise ValueError("its blocks do not write the cache that they are given")
+        return logits
 
     def step(self, ids: Tensor) -> Tensor:
         """Logits [batch, vocabulary] of the token after ``ids`` [batch, 1]; the next step overwrites them.
@@ -151,17 +190,25 @@ class GraphedNetwork:
         if self.used + 1 > self.room:
             raise ValueError(f"the cache has room for {self.room} tokens")
         self._ids.copy_(ids)
-        if self._device.type != "cuda":
-            return self._run(self._ids)
-        if self._graph is None:
-            self._capture()
-        assert self._graph is not None and self._logits is not None
-        self._graph.replay()
+        if self.device.type != "cuda":
+            return self.run(self._ids)
+        with torch.cuda.device(self.device):
+            if self._graph is None:
+                self._capture()
+            assert self._graph is not None and self._logits is not None
+            self._graph.replay()
         self.used += 1
         return self._logits
 
-    def _run(self, ids: Tensor) -> Tensor:
-        with torch.no_grad(), self._compiled.using(self._parts):
+    def warm(self) -> None:
+        """Compile and capture now, so that no token has to wait for it."""
+        ids = torch.zeros((self.batch, 1), dtype=torch.long, device=self.device)
+        self.prefill(ids)
+        self.step(ids)
+
+    def run(self, ids: Tensor) -> Tensor:
+        """Logits [batch, vocabulary] after ``ids`` [batch, tokens], which follow those before, not captured."""
+        with torch.no_grad(), self._compiled.using(self._cache, self._parts):
             output = self._network(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._last)
             self._used.add_(ids.shape[1])
         self.used += ids.shape[1]
@@ -174,20 +221,22 @@ class GraphedNetwork:
         self._graph.replay()
 
     def _capture(self) -> None:
-        """The steps that warm up write the place of the next token and are taken back."""
-        used, stream = self.used, torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self._run(self._ids)
-                self.back_to(used)
-        torch.cuda.current_stream().wait_stream(stream)
-        synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._logits = self._run(self._ids)
-        self._graph = graph
-        self.back_to(used)
+        """The steps that warm up write the place of the next token and are taken back. One capture at a time:
+        what another thread asks of the GPU meanwhile is not part of it."""
+        with CAPTURE, self._compiled.lock:
+            used, stream = self.used, torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self.run(self._ids)
+                    self.back_to(used)
+            torch.cuda.current_stream().wait_stream(stream)
+            synchronize(self.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._logits = self.run(self._ids)
+            self._graph = graph
+            self.back_to(used)
 
     def back_to(self, used: int) -> None:
         """Forget all tokens after the first ``used``."""
@@ -199,22 +248,33 @@ class GraphedPool:
     """The graphed networks of one network: each text has one to itself while it is written."""
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
-        self._network, self._compiled = network, CompiledBlocks(network, **compiler)
+        self.compiled = CompiledBlocks(network, **compiler)
         self._free: list[GraphedNetwork] = []
         self._lock = threading.Lock()
 
     def decoder(self, network: nn.Module, room: int) -> GraphDecoder:
-        """A decoder for one text of at most ``room`` tokens."""
+        """A decoder for one text of at most ``room`` tokens; its first call has nothing left to compile."""
         with self._lock:
             fit = [one for one in self._free if one.room >= room]
             held = min(fit, key=lambda one: one.room, default=None)
             if held is not None:
                 self._free.remove(held)
+            else:
+                self._free.clear()  # of smaller ones the larger one takes the place
         if held is None:
-            held = GraphedNetwork(network, -(-room // ROOM_STEP) * ROOM_STEP, 1, self._compiled)
+            held = GraphedNetwork(network, room_for(room), 1, self.compiled)
+            held.warm()
         decoder = GraphDecoder(held)
         weakref.finalize(decoder, self._free.append, held)
         return decoder
+
+
+def room_for(tokens: int) -> int:
+    """The least room for so many tokens."""
+    room = LEAST_ROOM
+    while room < tokens:
+        room *= 2
+    return room
 
 
 class GraphDecoder:
@@ -224,10 +284,23 @@ class GraphDecoder:
         self._graphed, self._begun = graphed, False
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
-        given = torch.tensor([list(ids)], device=self._graphed._device)
+        given = torch.tensor([list(ids)], device=self._graphed.device)
+        if not len(ids):
+            raise ValueError("there is no token to run")
         if not self._begun:
             self._begun = True
             return self._graphed.prefill(given)[0].float()
         for index in range(len(ids)):
             logits = self._graphed.step(given[:, index : index + 1])
         return logits[0].float()
+
+
+class TracedDecoder(GraphDecoder):
+    """The same without a CUDA graph, on any device: blocks are traced, and run as they are called."""
+
+    def __call__(self, ids: Sequence[int]) -> Tensor:
+        given = torch.tensor([list(ids)], device=self._graphed.device)
+        if self._begun:
+            return self._graphed.run(given)[0].float()
+        self._begun = True
+        return self._graphed.prefill(given)[0].float()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from explorer.products.layer import QuantizedLinear
 from explorer.progress import Progress
 from explorer.running.attention import choose as choose_attention
 from explorer.running.fused import fuse
-from explorer.running.graphed import GraphedPool
+from explorer.running.graphed import LEAST_ROOM, GraphedNetwork, GraphedPool, TracedDecoder
 from explorer.survey.check import assemble_recipe, inputs_of
 from explorer.survey.recipe import ModelRecipe
 
@@ -29,6 +30,8 @@ RESTORED = (
 )
 PLAIN = "torch's float32 products"
 BF16 = "torch's bfloat16 products"
+SAME_LOGITS = 0.05
+"""How far logits in bfloat16 may be apart, of their norm, that are computed by other kernels."""
 
 
 class Decoder(Protocol):
@@ -42,11 +45,12 @@ class Decoder(Protocol):
 @dataclass(frozen=True, eq=False)
 class Placed:
     """A network that is ready to run. ``kernels``: what multiplies, in words; ``decoder`` makes a decoder of
-    the network for one text of so many tokens at most."""
+    the network for one text of so many tokens at most; ``lock`` is held while the network runs without one."""
 
     network: nn.Module
     kernels: str
     decoder: Callable[[nn.Module, int], Decoder]
+    lock: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
 
 class CachedDecoder:
@@ -121,13 +125,34 @@ def _placed_on_gpu(
             quantize_model(network, replace(recipe, layers=coded), progress=progress)
         words = [*_kernels_of(network), *([f"{len(others)} layers restored"] if others else [])]
     network = network.to(torch.bfloat16)
+    if why := against_graphs(network):
+        return Placed(network, f"{'; '.join(words)}; steps launched one by one ({why})", CachedDecoder)
     fuse(network)
     choose_attention(network)
+    pool = GraphedPool(network)
+    kernels = f"{'; '.join(words)}; steps compiled, in a CUDA graph"
+    return Placed(network, kernels, pool.decoder, pool.compiled.lock)
+
+
+def against_graphs(network: nn.Module) -> str:
+    """Why a network's steps are not compiled: what was raised when they were tried, or that they gave other
+    logits than the network as it is; "" if they can be. Nothing is compiled for it but traced, and the
+    network is as before."""
+    reference, ids = CachedDecoder(network), [1, 2, 3]
+    want = [reference(ids), reference([4]), reference([5])]
+    pool = None
     try:
-        pool = GraphedPool(network)
-    except ValueError as error:
-        return Placed(network, f"{'; '.join(words)}; steps launched one by one ({error})", CachedDecoder)
-    return Placed(network, f"{'; '.join(words)}; steps compiled, in a CUDA graph", pool.decoder)
+        pool = GraphedPool(network, backend="eager")
+        decoder = TracedDecoder(GraphedNetwork(network, LEAST_ROOM, 1, pool.compiled))
+        got = [decoder(ids), decoder([4]), decoder([5])]
+    except Exception as error:  # of transformers', torch's or this project's code: the reason is shown
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    finally:
+        if pool is not None:
+            pool.compiled.remove()
+        torch._dynamo.reset()
+    apart = max(float((a - b).norm() / b.norm()) for a, b in zip(got, want, strict=True))
+    return "" if apart < SAME_LOGITS else f"they gave logits {apart:.2g} of their norm apart"
 
 
 def _kernels_of(network: nn.Module) -> list[str]:

@@ -40,7 +40,7 @@ class TorchEngine(Engine):
 
     def __init__(self, subject: Subject, model: Model, placed: Placed) -> None:
         self.subject, self.model = subject, model
-        self.network, self.kernels = placed.network, placed.kernels
+        self.network, self.kernels, self._lock = placed.network, placed.kernels, placed.lock
         self._decoder: Callable[[nn.Module, int], Decoder] = placed.decoder
         self.held_bytes, self.stored_bytes = _held(placed.network), subject.stored_bytes
         self._ends = _ends(placed.network)
@@ -81,7 +81,8 @@ class TorchEngine(Engine):
         """float32 [last, vocabulary]: of the token after each of the last ``last`` of ``ids``, in one run."""
         with torch.no_grad():
             given = torch.tensor([list(ids)], device=self.model.device)
-            found = self.network(input_ids=given, use_cache=False).logits[0]
+            with self._lock:
+                found = self.network(input_ids=given, use_cache=False).logits[0]
         return found[-last:].float()
 
     def generate(

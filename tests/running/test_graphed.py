@@ -9,14 +9,25 @@ import gc
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen3Config,
+)
 
 from explorer.running import attention
 from explorer.running.fused import JoinedLayer, fuse
 from explorer.running.graphed import GraphedNetwork, GraphedPool, blocks_of
 from explorer.running.placing import CachedDecoder
 
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +41,7 @@ def test_all_blocks_share_one_compilation_and_write_the_same_text(plain: nn.Modu
     """With layers of one input joined, two texts in turn from one pool. If blocks are compiled one by one, a
     large model takes minutes before its first token."""
     network = copy.deepcopy(plain)
-    assert fuse(network) == 6 and sum(isinstance(m, JoinedLayer) for m in network.modules()) == 15
+    assert fuse(network) == 10 and sum(isinstance(m, JoinedLayer) for m in network.modules()) == 25
     assert attention.choose(network)
     graphs: list[object] = []
 
@@ -49,7 +60,7 @@ def test_all_blocks_share_one_compilation_and_write_the_same_text(plain: nn.Modu
         del decoder
         gc.collect()
         assert len(pool._free) == 1
-    assert len(graphs) == 1
+    assert len(graphs) <= 3  # numbers of 0 and 1 are compiled in, all others are not
     with torch.no_grad():
         ids = torch.tensor([[3, 1, 4]])
         whole = network(input_ids=ids, use_cache=False).logits
@@ -59,8 +70,55 @@ def test_all_blocks_share_one_compilation_and_write_the_same_text(plain: nn.Modu
 def test_a_cache_without_room_says_so(plain: nn.Module) -> None:
     graphed = GraphedNetwork(copy.deepcopy(plain), 4)
     graphed.prefill(torch.tensor([[1, 2, 3, 4]]))
-    with pytest.raises(ValueError, match="room for 4 tokens"):
-        graphed.step(torch.tensor([[1]]))
+    for call in (lambda: graphed.step(torch.tensor([[1]])), lambda: graphed.prefill(torch.ones(1, 5).long())):
+        with pytest.raises(ValueError, match="room for 4 tokens"):
+            call()
+
+
+def test_what_others_run_is_not_changed(plain: nn.Module) -> None:
+    """transformers' own generation and calls without a cache, between texts; after ``remove``, all."""
+    network = copy.deepcopy(plain)
+    pool, ids = GraphedPool(network, backend="eager"), torch.tensor([[5, 4, 3]])
+    with torch.no_grad():
+        want = plain(ids).logits, plain.generate(ids, max_new_tokens=5, do_sample=False)
+        pool.decoder(network, 40)([1, 2, 3])
+        assert torch.equal(network(ids).logits, want[0])
+        assert torch.equal(network.generate(ids, max_new_tokens=5, do_sample=False), want[1])
+    with pytest.raises(ValueError, match="replaced before"):
+        GraphedPool(network)
+    pool.compiled.remove()
+    assert GraphedPool(network) and torch.equal(network(ids).logits, want[0])
+
+
+@pytest.mark.thorough
+def test_more_kinds_of_blocks_than_torch_compiles_by_itself() -> None:
+    """torch stops after 8 compilations of one function; a mixed recipe has more kinds of blocks."""
+    config = LlamaConfig(vocab_size=64, num_key_value_heads=2, **{**SIZES, "num_hidden_layers": 9})
+    network = LlamaForCausalLM(config).eval()
+    for index, block in enumerate(network.model.layers):
+        block.mlp.act_fn = nn.Sequential(*(nn.SiLU() for _ in range(index + 1)))
+    same = copy.deepcopy(network)
+    got = GraphedPool(network, backend="eager").decoder(network, 8)([1])
+    torch.testing.assert_close(got, CachedDecoder(same)([1]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("config", [GPT2Config, Qwen3Config, Phi3Config, OPTConfig])
+def test_networks_run_by_a_graph_or_say_why_not(config: type[PreTrainedConfig]) -> None:
+    """Blocks that are given their cache by position, have other projections or positions."""
+    torch.manual_seed(0)
+    settings = {**SIZES, "num_hidden_layers": 3, "ffn_dim": 128, "head_dim": 16, "word_embed_proj_dim": 64}
+    settings["num_key_value_heads"] = 2
+    network = AutoModelForCausalLM.from_config(config(vocab_size=64, pad_token_id=0, **settings)).eval()
+    same = copy.deepcopy(network)
+    decoder, reference, ids = (
+        GraphedPool(network, backend="eager").decoder(network, 16),
+        CachedDecoder(same),
+        [5],
+    )
+    for _ in range(3):
+        got, want = decoder(ids), reference(ids)
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+        ids = [int(want.argmax())]
 
 
 def test_blocks_that_see_a_window_are_refused() -> None:

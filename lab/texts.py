@@ -50,7 +50,7 @@ def _fastest(engine: Engine, tokens: int, repeats: int) -> Writing:
 
 
 def record_texts(model: str) -> Path:
-    """Write ``assets/measurements/texts.json`` (a minute for a model of 135 million weights on two cores)."""
+    """Write ``assets/measurements/texts.json`` (minutes, on a machine that does nothing else)."""
     device = work_device()
     rows = tuple(write_texts(model, device))
     return record(NAME, Recording(this_machine(device, PACKAGES), rows))

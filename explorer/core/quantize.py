@@ -129,6 +129,11 @@ def _unpickled(
         shape[0],
         packed_row_bytes(scheme.format, shape[1]),
     )
+    raw = scales.raw
+    if raw is not None:
+        grids.append(raw)
+        fits = fits and scheme.scale is not None and raw.dtype == scheme.scale.format.stored_dtype
+    fits = fits and packed.is_contiguous() and scales.stored.dtype == torch.float32
     if not fits or any(part.shape != scheme.grid(shape) for part in grids):
         raise ValueError(f"the codes or scales of this pickled tensor are not those of {scheme}, {shape}")
     return QuantizedTensor(packed, scales, scheme, shape, unchecked)

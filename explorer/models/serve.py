@@ -45,21 +45,24 @@ def quantize_model(
     """
     chosen, inputs, fused = _chosen(model, recipe)
     inputs = x_scheme or inputs
-    modules = dict(model.named_modules())
-    _check(chosen, modules)
+    _check(chosen, dict(model.named_modules()))
+    others = _other_names(model)
 
     def weight(name: str) -> Tensor:
-        linear = modules[name]
-        assert isinstance(linear, nn.Linear)
-        return linear.weight.detach()
+        weight = model.get_submodule(name).weight
+        assert isinstance(weight, Tensor)
+        return weight.detach()
 
     rounded = rounding(chosen, fused, weight)
     for index, name in enumerate(chosen):
-        linear = modules[name]
+        linear = model.get_submodule(name)  # no list of them: each is freed when its codes are there
         assert isinstance(linear, nn.Linear)
-        parent, _, last = name.rpartition(".")
-        layer = QuantizedLinear(rounded(name), linear.bias, inputs, kernels)
-        setattr(model.get_submodule(parent), last, layer.train(linear.training))
+        layer = QuantizedLinear(rounded(name), linear.bias, inputs, kernels).train(linear.training)
+        layer.dtype = linear.weight.dtype
+        for known in (name, *others.get(name, ())):
+            parent, _, last = known.rpartition(".")
+            setattr(model.get_submodule(parent), last, layer)
+        del linear
         if progress is not None:
             progress(index + 1, len(chosen))
     return model
@@ -78,6 +81,16 @@ def _chosen(
     return dict(recipe.layers), recipe.inputs, recipe.fused
 
 
+def _other_names(model: nn.Module) -> dict[str, list[str]]:
+    """Further names of modules that are used in several places, by their first."""
+    first, others = dict[int, str](), dict[str, list[str]]()
+    for name, module in model.named_modules(remove_duplicate=False):
+        known = first.setdefault(id(module), name)
+        if known != name:
+            others.setdefault(known, []).append(name)
+    return others
+
+
 def linear_layers(model: nn.Module) -> list[str]:
     """The names of a model's ``nn.Linear`` modules but its output head."""
     find = getattr(model, "get_output_embeddings", None)
@@ -87,7 +100,9 @@ def linear_layers(model: nn.Module) -> list[str]:
 
 def _check(chosen: Mapping[str, Recipe], modules: Mapping[str, nn.Module]) -> None:
     if not chosen:
-        raise ValueError("there is no linear layer to quantize")
+        raise ValueError(
+            "there is no linear layer to quantize: those are torch.nn.Linear, not Conv1D as in GPT-2"
+        )
     missing = [name for name in chosen if not isinstance(modules.get(name), nn.Linear)]
     if missing:
         known = [name for name, module in modules.items() if isinstance(module, nn.Linear)]

@@ -24,7 +24,8 @@ class QuantizedLinear(nn.Module):
     anew, with the same codes, and leaves them as they are where only a dtype is asked for. ``quantized``
     gives the codes back. On a GPU the scales as they were stored stay in host memory beside the layout.
     ``state_dict`` has the parts of an ``explorer.load`` file (``packed``, ``scale``, ...), whatever the
-    device. ``kernels`` False: W is always restored and multiplied by torch, in any dtype.
+    device. ``weight`` restores W, for modules that read it. ``kernels`` False: W is always restored and
+    multiplied by torch, in any dtype.
     """
 
     bias: nn.Parameter | None
@@ -44,6 +45,7 @@ class QuantizedLinear(nn.Module):
         self.scheme, self.x_scheme, self.kernels = weight.scheme, x_scheme, kernels
         trained = isinstance(bias, nn.Parameter) and bias.requires_grad
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=trained)
+        self.dtype = torch.float32 if bias is None else bias.dtype
         self._hold(weight)
 
     @classmethod
@@ -55,7 +57,9 @@ class QuantizedLinear(nn.Module):
         kernels: bool = True,
     ) -> Self:
         """``linear`` with its weight rounded to nearest by ``scheme``."""
-        return cls(quantize(linear.weight.detach(), scheme), linear.bias, x_scheme, kernels)
+        layer = cls(quantize(linear.weight.detach(), scheme), linear.bias, x_scheme, kernels)
+        layer.dtype = linear.weight.dtype
+        return layer
 
     def _hold(self, q: QuantizedTensor) -> None:
         held = LoadedWeight.of(q, self.x_scheme, None if self.kernels else RestoredForm)
@@ -69,6 +73,11 @@ class QuantizedLinear(nn.Module):
     def held(self) -> list[Tensor]:
         """W as calls read it."""
         return [getattr(self, f"held_{index}") for index in range(self._count)]
+
+    @property
+    def weight(self) -> Tensor:
+        """W [N, K] restored, in the dtype that the model was last given; not a parameter."""
+        return torch.ops.explorer.held_weight(self.held, self._form, self.dtype)
 
     @property
     def form(self) -> WeightForm:
@@ -102,7 +111,8 @@ class QuantizedLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follows a change of device by laying W out anew; a change of dtype is the bias's alone."""
         before = self.device
-        after = fn(torch.empty(0, device=before)).device
+        probe = fn(torch.empty(0, device=before, dtype=self.dtype))
+        after, self.dtype = probe.device, probe.dtype
         if after != before:
             self._hold(self.quantized.to(after))
         held = {name: self._buffers.pop(name) for name in [f"held_{i}" for i in range(self._count)]}
@@ -115,7 +125,8 @@ class QuantizedLinear(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for key, tensor in parts_of(self.quantized).items():
-            destination[prefix + key] = tensor
+            # Layers that were rounded as one share memory, which safetensors refuses to write.
+            destination[prefix + key] = tensor.clone()
 
     def get_extra_state(self) -> Tensor:
         """The schemes and the shape as JSON text in uint8, so that safetensors can hold it."""
@@ -156,7 +167,10 @@ class QuantizedLinear(nn.Module):
 
     def _check_about(self, about: Tensor) -> None:
         """``ValueError`` where a state is of another scheme or shape."""
-        found = json.loads(bytes(about.cpu().numpy()).decode())
+        try:
+            found = json.loads(bytes(about.cpu().numpy()).decode())
+        except ValueError as error:
+            raise ValueError(f"the extra state is not that of a QuantizedLinear: {error}") from error
         own = json.loads(bytes(self.get_extra_state().numpy()).decode())
         for key, value in own.items():
             if found.get(key) != value:

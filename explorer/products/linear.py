@@ -2,7 +2,8 @@
 
 The operator takes W's tensors and the text of their form (weights.py), so that it has no state: it can be
 compiled (it has a fake), captured in a CUDA graph, and called from any thread. What a call needs beside
-addresses is settled at the first one of a shape and kept.
+addresses is settled at the first one of a shape and kept. By itself it has no gradient: ``linear`` and
+layers give it one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from explorer.core.backend import is_capturing_on, kernel_capability
 from explorer.core.quantize import QuantizedTensor
 from explorer.products.calls import OUTPUTS, call_of
-from explorer.products.weights import LoadedWeight, RestoredForm, form_called
+from explorer.products.weights import LoadedWeight, RestoredForm, form_called, form_of
 from explorer.schemes import Scheme
 
 # --- the operator ------------------------------------------------------------------------------------
@@ -34,6 +36,10 @@ _LIBRARY.define(
 
 def _linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form: str) -> Tensor:
     call, shape = call_of(form), x.shape
+    if x.device != weight[0].device or not x.is_floating_point():
+        raise ValueError(
+            f"expected floating X on {weight[0].device}, where W lies, got {x.dtype} on {x.device}"
+        )
     if not shape or shape[-1] != call.k:
         raise ValueError(f"expected X [..., {call.k}] for W [{call.n}, {call.k}], got {list(shape)}")
     if bias is not None and bias.shape[-1] not in (call.n, -(-call.n // 8) * 8):
@@ -108,6 +114,10 @@ def held(w: QuantizedTensor, x_scheme: Scheme | None, kernels: bool = True) -> L
         object.__setattr__(w, _HELD, every)
     key = (x_scheme, kernels)
     if key not in every:
+        if is_capturing_on(w.device):
+            raise ValueError(
+                "W is laid out at its first call, which cannot be captured: call linear once before"
+            )
         every[key] = LoadedWeight.of(w, x_scheme, None if kernels else RestoredForm)
     return every[key]
 
@@ -121,8 +131,9 @@ def linear(
     1×128). On a GPU a kernel decodes W's codes as it multiplies, for X in bfloat16 or float16; float16 is
     rounded to bfloat16 there. W is laid out for it at the first call, and that is kept with ``w``. Where no
     kernel takes the scheme, the dtype or the device, W is restored in X's dtype and multiplied by torch:
-    ``explain`` says which it is. Sums are in float32. X and the bias have gradients, W has none.
-    ``ValueError`` where X's last axis is not K, or the bias has not N values.
+    ``explain`` says which it is. Sums are in float32; for more than 2,048 tokens decoded weights are rounded
+    to bfloat16 first. X and the bias have gradients, W has none. An ``x_scheme`` of one scale a tensor makes
+    each row depend on the others. ``ValueError`` where X's last axis is not K, or the bias has not N values.
     """
     if x.device != w.device:
         raise ValueError(f"X lies on {x.device}, and W on {w.device}")
@@ -134,7 +145,7 @@ def linear(
 def explain(w: QuantizedTensor, x_scheme: Scheme | None = None) -> str:
     """Which kernels multiply by ``w`` where it lies, or why none does: one line."""
     where = "this CPU" if w.device.type == "cpu" else torch.cuda.get_device_name(w.device)
-    found = held(w, x_scheme)
+    form, why = form_of(w.scheme, x_scheme, w.shape, kernel_capability(w.device))
     inputs = "bfloat16" if x_scheme is None else str(x_scheme)
-    reason = f" ({found.why})" if found.why else ""
-    return f"{w.scheme} × {inputs} on {where}: {call_of(found.form.text).kernels()}{reason}"
+    reason = f" ({why})" if why else ""
+    return f"{w.scheme} × {inputs} on {where}: {call_of(form.text).kernels()}{reason}"

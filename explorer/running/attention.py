@@ -59,7 +59,12 @@ def attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     before = getattr(module, COUNTER, None)
-    if before is None or not _by_kernel(query, key, scaling) or others.get("sliding_window") or dropout:
+    if (
+        before is None
+        or not _by_kernel(query, key, value, scaling)
+        or others.get("sliding_window")
+        or dropout
+    ):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
@@ -68,10 +73,10 @@ def attention(
     return out.view(texts, 1, heads, size), None
 
 
-def _by_kernel(query: Tensor, key: Tensor, scaling: float | None) -> bool:
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> bool:
     """Whether attend.cu has code for a call."""
     _, heads, tokens, size = query.shape
-    fits = size in kernel.SIZES and kernel.together_of(heads, key.shape[1]) > 0
+    fits = value.shape == key.shape and size in kernel.SIZES and kernel.together_of(heads, key.shape[1]) > 0
     return tokens == 1 and fits and scaling is not None and query.dtype == torch.bfloat16
 
 

@@ -1,17 +1,19 @@
 """Layers that read the same input multiplied as one: query, key and value, gate and up.
 
 For one token a product takes about as long as its launch and its last multiprocessor, so that one of all rows
-is faster than three. Nothing of the result changes: a scale of a whole tensor becomes one of its rows.
+is faster than three. Codes and scales stay what they are: a scale of a whole tensor becomes one of its rows.
+The sums over K may be added in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from explorer.core.backend import synchronize
 from explorer.models.kinds import fused_groups
 from explorer.products.calls import call_of
 from explorer.products.layer import QuantizedLinear
@@ -87,6 +89,7 @@ def _joined(layers: Sequence[Any]) -> nn.Module | None:
     if form is None:
         return None
     held = form.join([layer.held for layer in layers], [layer.form for layer in layers])
+    synchronize(held[0].device)  # products are launched early: W is in memory before the first
     return JoinedCodes(form, held, bias)
 
 
@@ -104,6 +107,17 @@ class JoinedCodes(nn.Module):
     def kernel(self) -> str:
         """What multiplies."""
         return call_of(self._form).kernels()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """A change of dtype is the bias's alone."""
+        held = {name: self._buffers.pop(name) for name in [f"held_{i}" for i in range(self._count)]}
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            for name, tensor in held.items():
+                assert tensor is not None
+                self._buffers[name] = tensor.to(fn(torch.empty(0, device=tensor.device)).device)
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         held = [getattr(self, f"held_{index}") for index in range(self._count)]

@@ -29,6 +29,7 @@ LIMITS: dict[str, Any] = {
     "accumulated_recompile_limit": 4 * KINDS,
     "allow_unspec_int_on_nn_module": True,  # a block's number is not compiled in
 }
+LIMITS = {name: value for name, value in LIMITS.items() if hasattr(torch._dynamo.config, name)}
 CAPTURE = threading.Lock()
 WARM_UP = 3
 """Steps before the capture: kernels are compiled, and libraries choose theirs."""
@@ -207,7 +208,7 @@ class GraphedNetwork:
         self.step(ids)
 
     def run(self, ids: Tensor) -> Tensor:
-        """Logits [batch, vocabulary] after ``ids`` [batch, tokens], which follow those before, not captured."""
+        """Logits [batch, vocabulary] after ``ids`` [batch, tokens], which follow those before, uncaptured."""
         with torch.no_grad(), self._compiled.using(self._cache, self._parts):
             output = self._network(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._last)
             self._used.add_(ids.shape[1])

@@ -45,7 +45,7 @@ class Decoder(Protocol):
 @dataclass(frozen=True, eq=False)
 class Placed:
     """A network that is ready to run. ``kernels``: what multiplies, in words; ``decoder`` makes a decoder of
-    the network for one text of so many tokens at most; ``lock`` is held while the network runs without one."""
+    the network for one text of so many tokens at most; ``lock`` is held while it runs without one."""
 
     network: nn.Module
     kernels: str
@@ -150,7 +150,6 @@ def against_graphs(network: nn.Module) -> str:
     finally:
         if pool is not None:
             pool.compiled.remove()
-        torch._dynamo.reset()
     apart = max(float((a - b).norm() / b.norm()) for a, b in zip(got, want, strict=True))
     return "" if apart < SAME_LOGITS else f"they gave logits {apart:.2g} of their norm apart"
 

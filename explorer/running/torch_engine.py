@@ -63,7 +63,8 @@ class TorchEngine(Engine):
         placed = place_linears(model, subject.recipe, device, calibration, progress)
         engine = cls(subject, model, placed)
         if subject.kind is SubjectKind.CODED:
-            engine.kernels = f"{RESTORED}{UNROUNDED if subject.asks_for_inputs else ''}"
+            what = RESTORED if device.type == "cpu" else engine.kernels
+            engine.kernels = f"{what}{UNROUNDED if subject.asks_for_inputs else ''}"
         return engine
 
     def close(self) -> None:

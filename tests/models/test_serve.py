@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -81,3 +84,31 @@ def test_a_wrong_recipe_changes_nothing(llama: nn.Module) -> None:
         with pytest.raises(ValueError, match=words):
             explorer.quantize_model(model, recipe)
         assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
+def test_weights_are_freed_as_layers_are_made(llama: nn.Module) -> None:
+    """If this fails, quantizing takes the memory of the original and the codes together."""
+    model, alive = copy.deepcopy(llama), []
+    weights = [weakref.ref(model.get_submodule(name).weight) for name in linear_layers(model)]
+    explorer.quantize_model(
+        model, "int8_row", progress=lambda *_: alive.append(sum(one() is not None for one in weights))
+    )
+    assert alive == list(range(len(weights) - 1, -1, -1))
+
+
+def test_a_layer_under_two_names_stays_one() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model.append(model[0])
+    explorer.quantize_model(model, "int8_row")
+    assert model[2] is model[0] and isinstance(model[0], QuantizedLinear)
+
+
+def test_layers_rounded_as_one_are_saved_and_read_by_modules(llama: nn.Module, tmp_path: Path) -> None:
+    """Into a safetensors file; and modules that ask for ``weight``, as T5's do, get the restored one."""
+    block = "model.layers.0.self_attn"
+    layers = {f"{block}.{part}_proj": Recipe(NVFP4) for part in "qkv"}
+    model = explorer.quantize_model(copy.deepcopy(llama), ModelRecipe("x", None, "", layers, fused=True))
+    save_file({k: v for k, v in model.state_dict().items() if block in k}, tmp_path / "block.safetensors")
+    layer = model.get_submodule(f"{block}.q_proj")
+    assert torch.equal(layer.weight, layer.quantized.dequantize())
+    assert model.to(torch.bfloat16).get_submodule(f"{block}.q_proj").weight.dtype == torch.bfloat16

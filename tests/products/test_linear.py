@@ -93,6 +93,8 @@ def test_wrong_inputs_are_refused_in_words() -> None:
         QuantizedLinear(q, torch.randn(3))
     with pytest.raises(ValueError, match="form"):
         form_called("tiles|1|2")
+    with pytest.raises(ValueError, match=r"expected floating X on cpu, where W lies, got torch\.int64"):
+        explorer.linear(torch.ones(2, 256, dtype=torch.long), q)
     with pytest.raises(ValueError, match="X lies on meta"):
         explorer.linear(torch.empty(2, 256, device="meta"), q)
 

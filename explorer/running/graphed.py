@@ -30,6 +30,8 @@ LIMITS: dict[str, Any] = {
     "allow_unspec_int_on_nn_module": True,  # a block's number is not compiled in
 }
 LIMITS = {name: value for name, value in LIMITS.items() if hasattr(torch._dynamo.config, name)}
+WINDOWS = ("window_size", "attention_window", "attention_chunk_size")
+"""Settings of networks whose masks a cache of fixed room does not know."""
 CAPTURE = threading.Lock()
 WARM_UP = 3
 """Steps before the capture: kernels are compiled, and libraries choose theirs."""
@@ -142,6 +144,9 @@ def _check_cache(network: Any) -> None:
     from transformers import StaticCache
     from transformers.cache_utils import StaticLayer
 
+    for name in WINDOWS:
+        if getattr(network.config, name, None):
+            raise ValueError(f"its blocks attend to a window ({name})")
     layers = StaticCache(config=network.config, max_cache_len=1).layers
     if other := [type(layer).__name__ for layer in layers if type(layer) is not StaticLayer]:
         raise ValueError(f"its cache has other parts than keys and values of all tokens: {other[0]}")

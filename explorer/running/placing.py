@@ -30,7 +30,7 @@ RESTORED = (
 )
 PLAIN = "torch's float32 products"
 BF16 = "torch's bfloat16 products"
-SAME_LOGITS = 0.05
+SAME_LOGITS = 0.02
 """How far logits in bfloat16 may be apart, of their norm, that are computed by other kernels."""
 
 

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -25,7 +27,7 @@ from transformers import (
 from explorer.running import attention
 from explorer.running.fused import JoinedLayer, fuse
 from explorer.running.graphed import GraphedNetwork, GraphedPool, blocks_of
-from explorer.running.placing import CachedDecoder
+from explorer.running.placing import CachedDecoder, against_graphs
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4}
 
@@ -126,6 +128,10 @@ def test_blocks_that_see_a_window_are_refused() -> None:
     config = MistralConfig(vocab_size=64, num_key_value_heads=2, sliding_window=8, **SIZES)
     with pytest.raises(ValueError, match="StaticSlidingWindowLayer"):
         GraphedPool(MistralForCausalLM(config))
+    with pytest.raises(ValueError, match="window_size"):
+        GraphedPool(
+            AutoModelForCausalLM.from_config(GPTNeoConfig(vocab_size=64, hidden_size=64, num_heads=4))
+        )
     with pytest.raises(ValueError, match="no list of its blocks"):
         blocks_of(nn.Linear(2, 2))
 
@@ -143,3 +149,14 @@ def test_attention_over_a_cache_is_torchs_attention(heads: int, groups: int) -> 
         known[:, :, count:] = 1e6
         got = torch.ops.explorer.attend(q, keys, known, torch.tensor(count - 1), 0.2)
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_network_that_a_graph_would_change_is_run_step_by_step(plain: nn.Module) -> None:
+    """The trial before anything is compiled: its reason is what the program says."""
+    assert against_graphs(copy.deepcopy(plain)) == ""
+    settings = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True}
+    torch.manual_seed(0)
+    falcon = AutoModelForCausalLM.from_config(FalconConfig(vocab_size=64, **settings)).eval()
+    before = falcon(torch.tensor([[1, 2]]), use_cache=False).logits
+    assert against_graphs(falcon)
+    assert torch.equal(falcon(torch.tensor([[1, 2]]), use_cache=False).logits, before)

@@ -28,6 +28,25 @@ Object.assign(explorer, {
       } else explorer.acts.push(act);
     }
     explorer.sendActs();
+    setTimeout(explorer.overtake, explorer.patienceMs);
+  },
+
+  /* What has taken a while and is not what is wanted any more is given up: its acts are sent again with those
+     that follow, and only the last view of them is computed. Not what opens a file or a model: it would begin
+     anew. */
+  patienceMs: 300,
+  opening: ['visit', 'file', 'model', 'layer', 'look'],
+  overtake() {
+    const {sent, acts, opening} = explorer;
+    if (!sent || sent.overtaken || !acts.some(act => act.do !== 'look')) return;
+    if (sent.acts.some(act => opening.includes(act.do))) return;
+    sent.overtaken = true;
+    explorer.giveUp?.();
+  },
+
+  /* Call `giveUp()` to end what the server computes for the request that was sent. */
+  onOvertake(giveUp) {
+    explorer.giveUp = giveUp;
   },
 
   /* The page is open: what its address says is the first act, before what was pressed meanwhile. */
@@ -129,6 +148,11 @@ Object.assign(explorer, {
       return same;
     }
     explorer.notice('');
+    if (done && answer.overtaken) {
+      explorer.acts.unshift(...sent.acts);
+      setTimeout(explorer.sendActs);
+      return same;
+    }
     if (done) explorer.commit(sent, answer, now);
     else {
       if (!answer) explorer.missed = sent;

@@ -16,7 +16,7 @@ from app import limits
 from app.parts import html
 from app.serving.measure import measured
 from app.serving.values import check, shortened
-from app.serving.work import LeftError, check_of_this_run, checked_steps
+from app.serving.work import LeftError, OvertakenError, check_of_this_run, checked_steps
 from app.state.forms import Form, as_text
 from app.state.selection import NothingChosenError
 from explorer import gpu
@@ -94,7 +94,7 @@ class Event(gr.EventData):
 
 
 def shows(
-    view: type[View] | None = None, told: bool = False
+    view: type[View] | None = None, told: bool = False, overtaken: str = ""
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorate a handler, or a generator of steps, that returns ``view``; without one, a single component's
     value.
@@ -104,7 +104,8 @@ def shows(
     kernel that does not compile and lack of memory become a notification, and the outputs become
     ``view.refused(message)``; so does a run that takes longer than ``Limits.run_seconds``. No notification
     where another handler of the same event has ``told`` it, nor for what is not chosen yet
-    (``view.waiting``), nor when its visitor has left.
+    (``view.waiting``), nor when its visitor has left. ``overtaken``: the kind of work that ends, and shows
+    nothing more, once its visitor has asked for something else (``work.overtake``).
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -138,8 +139,8 @@ def shows(
         def steps(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    yield from checked_steps(function(*prepared(values)), check_of_this_run())  # type: ignore[arg-type]
-                except LeftError:
+                    yield from checked_steps(function(*prepared(values)), check_of_this_run(overtaken))  # type: ignore[arg-type]
+                except (LeftError, OvertakenError):
                     outcome.how = "left"
                 except _REFUSED as error:
                     outcome.how = "refused"
@@ -149,9 +150,9 @@ def shows(
         def once(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    with stoppable(check_of_this_run()):
+                    with stoppable(check_of_this_run(overtaken)):
                         return function(*prepared(values))
-                except LeftError as error:
+                except (LeftError, OvertakenError) as error:
                     outcome.how = "left"
                     return refused(error)
                 except _REFUSED as error:

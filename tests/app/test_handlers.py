@@ -7,6 +7,7 @@ the screen.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -34,6 +35,7 @@ from app.link import visited as read_address
 from app.parts import html, tensor_controls
 from app.parts.views import View
 from app.sections import answer, compare, overview, sizes, take_away
+from app.serving import work
 from app.state import analyses, record
 from app.state import selection as selections
 from app.state.analyses import analyses_of
@@ -51,6 +53,7 @@ from explorer.core.file import load as load_quantized
 from explorer.figures.style import file_name
 from explorer.formats.code import code_facts
 from explorer.paths import KERNELS
+from explorer.progress import checkpoint
 from explorer.recordings.quantize import recorded_kernel
 from explorer.reports.check import read_record
 from explorer.schemes import Scheme
@@ -324,6 +327,61 @@ def test_loading_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     said = heard({"do": "model", "model": "owner/name", "revision": ""}, None)
     assert "Listing the layers of owner/name …" in said
     assert "Reading slow: 50 %" in said and "Reading slow: 75 %" in said
+
+
+def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """Else a visitor who has typed another size waits for minutes until the search of the one before has
+    ended, on all of a large tensor. The work itself ends too, and another visitor's goes on."""
+    ended: list[str] = []
+    begun = threading.Event()
+
+    def slow(*_: Any) -> Any:
+        begun.set()
+        try:
+            while True:
+                checkpoint()
+                time.sleep(0.01)
+        except BaseException as error:
+            ended.append(type(error).__name__)
+            raise
+
+    monkeypatch.setattr(analyses, "analyse_anywhere", slow)
+    monkeypatch.setattr(analyses, "SAID_AGAIN_S", 0.05)
+    monkeypatch.setattr(work, "session_now", lambda: "mine")
+    text = json.dumps({"number": 7, "whole": False, "acts": [{"do": "scheme", "text": "int3_row_asym"}]})
+    views = choose(text, None, *dataclasses.astuple(Record()))
+    assert "Quantizing to INT3 " in unescape(next(views).notice) and begun.wait(20)
+    work.overtake("another's", "choosing")
+    assert "INT3" in next(views).notice and not ended
+    work.overtake("mine", "choosing")
+    (*_, last) = views
+    assert json.loads(last.answer) == {"number": 7, "overtaken": True} and unchanged(last.record.scheme)
+    end = time.monotonic() + 20
+    while not ended and time.monotonic() < end:
+        time.sleep(0.01)
+    assert ended == ["OvertakenError"] and not said
+
+
+def test_another_goal_ends_the_rows_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio asks for the rows of the new goal only when those of the old one are done; what shows the same
+    rows ends nothing."""
+    monkeypatch.setattr(work, "session_now", lambda: "mine")
+    monkeypatch.setattr("app.chosen.session_now", lambda: "mine")
+    monkeypatch.setattr(answer, "filling", lambda chosen: iter([(1, 90)] * 10**9))
+    monkeypatch.setattr(answer, "LOOKED_EVERY_S", -1.0)
+    rows = answer.fill(*dataclasses.astuple(Record.fresh()))
+    next(rows)
+    did({"do": "element", "row": 1, "column": 1}, **vars(Record.fresh()))
+    next(rows)
+    did({"do": "goal", "name": "8-bit"}, **vars(Record.fresh()))
+    assert not list(itertools.islice(rows, 3))
+
+
+def test_a_goal_that_cannot_be_loses_nothing_before_it(said: list[str]) -> None:
+    """Acts that were done while an answer was awaited come in one request: a size that nothing fits would
+    take the goal that was chosen before it along."""
+    out = did({"do": "goal", "name": "8-bit"}, {"do": "goal", "name": "at-most-0.1"})
+    assert out.record.goal in ("8-bit", "") and out.record.scheme == "int8_row" and "0.1" in said[0]
 
 
 def heard(act: dict[str, Any], upload: str | None) -> list[str]:

@@ -24,7 +24,7 @@ from app.parts import html
 from app.parts.page import Page
 from app.parts.scheme_controls import SchemeView, show_scheme, show_second
 from app.parts.tensor_controls import TensorControls, tensor_view
-from app.parts.views import Control, Shown, View, listen, shows
+from app.parts.views import Control, Shown, View, listen, page_words, shows
 from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
 from app.sections.answer import FILLING, AnswerView, answered, of_tensor
 from app.sections.overview import TensorView, element_of, place_of, words_of
@@ -33,6 +33,7 @@ from app.state.analyses import Pairs, analyses_of, analysing, each, loading, out
 from app.state.record import (
     Act,
     Acts,
+    FileRefusedError,
     Record,
     goal_now,
     keeping_goal,
@@ -41,7 +42,7 @@ from app.state.record import (
     shape_of,
     without_implied_goal,
 )
-from app.state.selection import NothingChosenError, tensor_key
+from app.state.selection import NothingChosenError, file_source, tensor_key
 from explorer import words
 from explorer.sources.tensors import Matrix
 
@@ -136,10 +137,13 @@ def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenVie
                         raise
         found = yield from _analysing_file(held, wanted)
     except (ValueError, OSError) as error:
-        if not asked.whole or isinstance(error, NothingChosenError):
+        if isinstance(error, NothingChosenError):
             raise
+        if not asked.whole:
+            of_a_file = any(act.get("do") == "file" for act in asked.acts)
+            raise (FileRefusedError(str(error)) if of_a_file else error) from error
         wanted = Record.fresh()
-        missing = f"This link cannot be shown: {error}. Shown instead: a built-in tensor"
+        missing = f"This link cannot be shown: {page_words(str(error))}. Shown instead: a built-in tensor"
         found = yield from _analysing(wanted)
     wanted = _with_goal(held, _inside(wanted, found[1][0][1].q.shape), asked.whole or kept is not None)
     for why in left_out:
@@ -173,6 +177,7 @@ def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, 
     what = opens.get(str(act.get("do")))
     if what is None:
         return next_record(held, act, upload)
+    yield ChosenView.unchanged(notice="")  # why the one before was refused
     return (yield from _said(loading(words.plain(what, 80), lambda _: next_record(held, act, upload))))
 
 
@@ -207,14 +212,16 @@ def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pair
 
 
 def _analysing_file(held: Record, wanted: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
-    """``_analysing``; what cannot be computed of another file than the one that is ``held`` names it."""
+    """``_analysing``; what cannot be computed of another file or tensor than the one ``held`` names it."""
     try:
         return (yield from _analysing(wanted))
     except ValueError as error:
-        if wanted.source != "file" or not wanted.file or wanted.file == held.file:
+        if wanted.source != "file" or not wanted.file or tensor_key(wanted) == tensor_key(held):
             raise
         name = Path(wanted.file).name
-        raise error if str(error).startswith(name) else of_file(wanted.file, str(error)) from error
+        several = len(file_source(wanted.file).infos) > 1
+        refused = of_file(wanted.file, str(error), wanted.file_tensor if several else None)
+        raise error if str(error).startswith(name) else refused from error
 
 
 def _inside(chosen: Record, shape: tuple[int, int]) -> Record:
@@ -319,7 +326,7 @@ def build(page: Page, blocks: gr.Blocks, first: AnswerView, view: TensorView) ->
         **LATEST,
     )
     other: Any = hidden("explorer.onOvertake(() => trigger('overtaken'))")
-    other.overtaken(give_up, None, None, queue=False, **PRIVATE)
+    other.overtaken(give_up, None, None, queue=False, trigger_mode="multiple", **PRIVATE)
     controls: list[Control] = [
         *page.bar.tensor.in_order(),
         *page.bar.scheme.in_order(),

@@ -80,7 +80,8 @@ const PAPER = 640;
 /* Paper: a section that was not shown yet is one line that says so. */
 addEventListener('beforeprint', () => {
   for (const {box, shown, title} of explorer.sections.values()) {
-    box.classList.toggle('empty-on-paper', !shown);
+    // The first screen is there whatever is still computed for it.
+    box.classList.toggle('empty-on-paper', !shown && !box.matches('#section-frontier'));
     const words = 'not on the screen yet. Scroll there once to print it.';
     box.dataset.onPaper = (title ? title + ': ' : '') + words;
   }

@@ -21,6 +21,7 @@ Object.assign(explorer, {
   /* Do these acts. One that has a `place` leads there when it is done. */
   choose(...acts) {
     for (const act of acts) {
+      if (act.do === 'file') explorer.forgetRefused();
       const last = explorer.acts.at(-1);
       if (act.do === 'move' && last?.do === 'move') {
         last.down += act.down;

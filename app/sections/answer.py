@@ -191,7 +191,7 @@ def _times_words(texts: tuple[str, ...], rows: int, columns: int, of_inputs: boo
     kinds = {t.kind for t in found}
     how = "measured" if kinds == {"measured"} else "modelled from recorded shapes (italic)"
     sure = f", typically within ± {100 * max(errors):.0f} %" if errors else ""
-    x = "quantizing X included" if of_inputs else "X as it is"
+    x = "quantizing X included" if of_inputs else "X in bfloat16"
     return f"times of X·Wᵀ for {rows:,} × {columns:,}, {x}, on {found[0].gpu}: {how}{sure}"
 
 

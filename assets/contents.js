@@ -80,10 +80,11 @@ const PAPER = 640;
 /* Paper: a section that was not shown yet is one line that says so. */
 addEventListener('beforeprint', () => {
   for (const {box, shown, title} of explorer.sections.values()) {
-    // The first screen is there whatever is still computed for it.
-    box.classList.toggle('empty-on-paper', !shown && !box.matches('#section-frontier'));
+    box.classList.toggle('empty-on-paper', !shown);
     const words = 'not on the screen yet. Scroll there once to print it.';
-    box.dataset.onPaper = (title ? title + ': ' : '') + words;
+    // Its own heading where it has one: the bar's word for it may be that of a table above.
+    const name = box.querySelector('.figure-title h2, .heading h2')?.textContent || title;
+    box.dataset.onPaper = (name ? name + ': ' : '') + words;
   }
   for (const plot of document.querySelectorAll('.figure')) {
     const width = plot._fullLayout?.width;

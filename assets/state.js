@@ -36,10 +36,11 @@ Object.assign(explorer, {
      that follow, and only the last view of them is computed. Not what opens a file or a model: it would begin
      anew. */
   patienceMs: 300,
-  opening: ['visit', 'file', 'model', 'layer', 'look'],
+  opening: ['visit', 'file', 'model', 'layer'],
   overtake() {
     const {sent, acts, opening} = explorer;
-    if (!sent || sent.overtaken || !acts.some(act => act.do !== 'look')) return;
+    const looks = all => all.every(act => act.do === 'look');
+    if (!sent || sent.overtaken || looks(acts) || looks(sent.acts)) return;
     if (sent.acts.some(act => opening.includes(act.do))) return;
     sent.overtaken = true;
     explorer.giveUp?.();

@@ -24,14 +24,16 @@ from app.parts import html
 from app.parts.page import Page
 from app.parts.scheme_controls import SchemeView, show_scheme, show_second
 from app.parts.tensor_controls import TensorControls, tensor_view
-from app.parts.views import Control, Shown, View, listen, shows
-from app.parts.widgets import LATEST, PRIVATE, hidden
-from app.sections.answer import AnswerView, answered, of_tensor
+from app.parts.views import Control, Shown, View, listen, page_words, shows
+from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
+from app.sections.answer import FILLING, AnswerView, answered, of_tensor
 from app.sections.overview import TensorView, element_of, place_of, words_of
+from app.serving.work import OvertakenError, overtake, session_now
 from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr
 from app.state.record import (
     Act,
     Acts,
+    FileRefusedError,
     Record,
     goal_now,
     keeping_goal,
@@ -40,11 +42,13 @@ from app.state.record import (
     shape_of,
     without_implied_goal,
 )
-from app.state.selection import NothingChosenError, tensor_key
+from app.state.selection import NothingChosenError, file_source, tensor_key
 from explorer import words
 from explorer.sources.tensors import Matrix
 
 Result = TypeVar("Result")
+CHOOSING = "choosing"
+"""The kind of work that the script gives up for acts that follow."""
 STILL = "Still shown: the previous view."
 
 
@@ -97,15 +101,27 @@ class ChosenView(View):
         )
 
 
-@shows(ChosenView)
+@shows(ChosenView, overtaken=CHOOSING)
 def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
     """Do ``acts`` (JSON, see ``app.state.record.Acts``) from the record that is ``held``, and show what is
-    chosen then, by all that is known of it. ``upload``: the file in the file control."""
+    chosen then, by all that is known of it. ``upload``: the file in the file control.
+
+    A goal that cannot be is said and left out, where the request has other acts: those were done before it.
+    """
     asked = Acts.read(acts)
+    try:
+        yield from _chosen(asked, upload, held)
+    except OvertakenError:  # the script sends these acts again, with those that followed
+        answer = json.dumps({"number": asked.number, "overtaken": True})
+        yield ChosenView.unchanged(answer=answer, notice="")
+
+
+def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenView]:
     if asked.looks and not asked.whole:
         yield _looked(asked, held)
         return
     wanted, kept, missing, dropped = held, None, "", tuple[str, ...]()
+    left_out: list[str] = []
     try:
         for act in asked.acts:
             if act.get("do") == "visit":
@@ -113,15 +129,27 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
                 wanted, kept = there.record, there.kept
                 missing, dropped = there.missing, there.dropped
             else:
-                wanted = yield from _after(wanted, act, upload)
+                try:
+                    wanted = yield from _after(wanted, act, upload)
+                except ValueError as error:
+                    left_out.append(str(error))
+                    if act.get("do") != "goal" or len(left_out) == len(asked.acts):
+                        raise
         found = yield from _analysing_file(held, wanted)
     except (ValueError, OSError) as error:
-        if not asked.whole or isinstance(error, NothingChosenError):
+        if isinstance(error, NothingChosenError):
             raise
+        if not asked.whole:
+            of_a_file = any(act.get("do") == "file" for act in asked.acts)
+            raise (FileRefusedError(str(error)) if of_a_file else error) from error
         wanted = Record.fresh()
-        missing = f"This link cannot be shown: {error}. Shown instead: a built-in tensor"
+        missing = f"This link cannot be shown: {page_words(str(error))}. Shown instead: a built-in tensor"
         found = yield from _analysing(wanted)
     wanted = _with_goal(held, _inside(wanted, found[1][0][1].q.shape), asked.whole or kept is not None)
+    for why in left_out:
+        limits.notify(why)
+    if not _asks_the_same(wanted, held):
+        overtake(session_now(), FILLING)
     outputs = output_sqnr(wanted, found[1])
     first = answered(wanted, found, outputs, asked.everything)
     if asked.whole or tensor_key(wanted) != tensor_key(held):
@@ -135,6 +163,11 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
     yield _committed(asked, held, wanted, kept, view, shown, missing, dropped)
 
 
+def give_up(request: gr.Request) -> None:
+    """End what this visitor's ``choose`` computes: other acts follow."""
+    overtake(request.session_hash, CHOOSING)
+
+
 def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, None, Record]:
     """``next_record``; what opens a file or a model says so in the line over the page."""
     opens = {
@@ -144,6 +177,7 @@ def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, 
     what = opens.get(str(act.get("do")))
     if what is None:
         return next_record(held, act, upload)
+    yield ChosenView.unchanged(notice="")  # why the one before was refused
     return (yield from _said(loading(words.plain(what, 80), lambda _: next_record(held, act, upload))))
 
 
@@ -178,14 +212,16 @@ def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pair
 
 
 def _analysing_file(held: Record, wanted: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
-    """``_analysing``; what cannot be computed of another file than the one that is ``held`` names it."""
+    """``_analysing``; what cannot be computed of another file or tensor than the one ``held`` names it."""
     try:
         return (yield from _analysing(wanted))
     except ValueError as error:
-        if wanted.source != "file" or not wanted.file or wanted.file == held.file:
+        if wanted.source != "file" or not wanted.file or tensor_key(wanted) == tensor_key(held):
             raise
         name = Path(wanted.file).name
-        raise error if str(error).startswith(name) else of_file(wanted.file, str(error)) from error
+        several = len(file_source(wanted.file).infos) > 1
+        refused = of_file(wanted.file, str(error), wanted.file_tensor if several else None)
+        raise error if str(error).startswith(name) else refused from error
 
 
 def _inside(chosen: Record, shape: tuple[int, int]) -> Record:
@@ -204,6 +240,11 @@ def _inside(chosen: Record, shape: tuple[int, int]) -> Record:
 def _shows_the_same(one: Record, other: Record) -> bool:
     """True if two records are of the same tensor under the same schemes."""
     return tensor_key(one) == tensor_key(other) and one.schemes == other.schemes
+
+
+def _asks_the_same(one: Record, other: Record) -> bool:
+    """True if the same rows are computed for two records."""
+    return _shows_the_same(one, other) and (one.goal, one.shortlist) == (other.goal, other.shortlist)
 
 
 def _committed(
@@ -281,8 +322,11 @@ def build(page: Page, blocks: gr.Blocks, first: AnswerView, view: TensorView) ->
         outputs,
         api_name="choose",
         api_visibility="undocumented",
+        **TOGETHER,
         **LATEST,
     )
+    other: Any = hidden("explorer.onOvertake(() => trigger('overtaken'))")
+    other.overtaken(give_up, None, None, queue=False, trigger_mode="multiple", **PRIVATE)
     controls: list[Control] = [
         *page.bar.tensor.in_order(),
         *page.bar.scheme.in_order(),

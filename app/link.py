@@ -7,6 +7,7 @@ opened, and when the visitor goes back or forward: that is an act, ``visit``, as
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from urllib.parse import parse_qsl
 import gradio as gr
 
 from app import limits
-from app.parts.views import Shown, View
+from app.parts.views import Shown, View, page_words
 from app.places import NAMES
 from app.sections import run, survey
 from app.sections.speed import OF_LAYER
@@ -134,6 +135,9 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         goal=_linked_goal(query.get("goal", ""), wrong),
         shortlist=SEPARATOR.join(_linked_list(query.get("list", ""), wrong)),
     )
+    if record.second and record.second == record.scheme:
+        wrong["second"] = "The link has one scheme as A and as B; it is shown as A alone"
+        record = dataclasses.replace(record, second="")
     kept = Kept(
         range=_share_of(query.get("range")) or DEFAULT_RANGE,
         shape=_shape(query.get("shape")),
@@ -295,7 +299,7 @@ def _accepted_bits(query: Mapping[str, str], bits: str) -> str:
         return "" if number is not None else f"{unit}, such as {'150' if timed else '4.5'}"
     inside = number is not None and low <= number <= high
     ends = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
-    return "" if inside else f"{unit}, {ends} for this survey and its constraints"
+    return "" if inside else f"{unit}, {ends}, for the survey's budget (Model and hardware)"
 
 
 def _whole(text: str | None) -> int | None:
@@ -328,5 +332,5 @@ def _linked_scheme(text: str, otherwise: str, wrong: dict[str, str], key: str) -
     try:
         return str(Recipe.parse(text)) if text else ""
     except ValueError as error:
-        wrong[key] = f"The link's scheme is not usable: {error}"
+        wrong[key] = f"The link's scheme is not usable: {page_words(str(error))}"
         return otherwise

@@ -14,6 +14,7 @@ Object.assign(explorer, {
   /* Give a file to the file control, as if it had been chosen there, as soon as the page is there. */
   async openFile(file) {
     if (!file) return;
+    explorer.forgetRefused();
     if (!explorer.ready) await new Promise(resume => explorer.firstLook.wait('.drop', resume));
     const accepted = document.getElementById('drop').dataset.accepted.split(' ');
     if (!accepted.some(suffix => file.name.toLowerCase().endsWith(suffix))) {
@@ -31,10 +32,18 @@ Object.assign(explorer, {
     input.dispatchEvent(new Event('change', {bubbles: true}));
   },
 
+  /* Another attempt: why the one before was refused stands nowhere any more. */
+  forgetRefused() {
+    explorer.refuseFile('');
+    explorer.notice('');
+    document.querySelector('#notice .status')?.remove();
+  },
+
   /* The place of the file keeps the name of the one that was refused, and why, until another comes or the
      visitor dismisses it: all figures are still of the tensor before. */
   refuseFile(name, why) {
     const refused = document.querySelector('#drop .refused');
+    if (!refused) return;
     refused.hidden = !name;
     refused.querySelector('b').textContent = name && `Not opened: ${name}`;
     refused.querySelector('span').textContent = name && `${why}. The previous tensor is still shown.`;

@@ -82,7 +82,9 @@ addEventListener('beforeprint', () => {
   for (const {box, shown, title} of explorer.sections.values()) {
     box.classList.toggle('empty-on-paper', !shown);
     const words = 'not on the screen yet. Scroll there once to print it.';
-    box.dataset.onPaper = (title ? title + ': ' : '') + words;
+    // Its own heading where it has one: the bar's word for it may be that of a table above.
+    const name = box.querySelector('.figure-title h2, .heading h2')?.textContent || title;
+    box.dataset.onPaper = (name ? name + ': ' : '') + words;
   }
   for (const plot of document.querySelectorAll('.figure')) {
     const width = plot._fullLayout?.width;

@@ -21,6 +21,7 @@ Object.assign(explorer, {
   /* Do these acts. One that has a `place` leads there when it is done. */
   choose(...acts) {
     for (const act of acts) {
+      if (act.do === 'file') explorer.forgetRefused();
       const last = explorer.acts.at(-1);
       if (act.do === 'move' && last?.do === 'move') {
         last.down += act.down;
@@ -28,6 +29,26 @@ Object.assign(explorer, {
       } else explorer.acts.push(act);
     }
     explorer.sendActs();
+    setTimeout(explorer.overtake, explorer.patienceMs);
+  },
+
+  /* What has taken a while and is not what is wanted any more is given up: its acts are sent again with those
+     that follow, and only the last view of them is computed. Not what opens a file or a model: it would begin
+     anew. */
+  patienceMs: 300,
+  opening: ['visit', 'file', 'model', 'layer'],
+  overtake() {
+    const {sent, acts, opening} = explorer;
+    const looks = all => all.every(act => act.do === 'look');
+    if (!sent || sent.overtaken || looks(acts) || looks(sent.acts)) return;
+    if (sent.acts.some(act => opening.includes(act.do))) return;
+    sent.overtaken = true;
+    explorer.giveUp?.();
+  },
+
+  /* Call `giveUp()` to end what the server computes for the request that was sent. */
+  onOvertake(giveUp) {
+    explorer.giveUp = giveUp;
   },
 
   /* The page is open: what its address says is the first act, before what was pressed meanwhile. */
@@ -129,6 +150,11 @@ Object.assign(explorer, {
       return same;
     }
     explorer.notice('');
+    if (done && answer.overtaken) {
+      explorer.acts.unshift(...sent.acts);
+      setTimeout(explorer.sendActs);
+      return same;
+    }
     if (done) explorer.commit(sent, answer, now);
     else {
       if (!answer) explorer.missed = sent;

@@ -428,6 +428,9 @@ def goals(offered: Sequence[Goal], chosen: Goal) -> str:
     return render("goals", goals=offered, chosen=chosen.name, size=size)
 
 
+NO_TIME = "no product with these weights is timed"
+
+
 class ShortlistTime(NamedTuple):
     """A time in words, whether it was "measured" or "modelled", and of what."""
 
@@ -475,7 +478,23 @@ def shortlist(
     letters = {b: "B"} | {a: "A"}
     rows = [_shortlist_row(c, letters.get(c.text, ""), known) for c in candidates]
     heads = [TIME_HEADS[tokens] for tokens in known]
-    return render("shortlist", rows=rows, tokens=heads, times=times, most=MOST, more=more, measure=measure)
+    return render(
+        "shortlist",
+        rows=rows,
+        tokens=heads,
+        times=times,
+        untimed=_untimed(candidates, known),
+        most=MOST,
+        more=more,
+        measure=measure,
+    )
+
+
+def _untimed(candidates: Sequence[Candidate | Pending], tokens: Sequence[int]) -> str:
+    """Why some of the table's times are not there: the reasons, each once; "" where all are."""
+    times = [one.time_at(n) for one in candidates for n in tokens]
+    reasons = [NO_TIME if time is None else time.note for time in times if time is None or not time.seconds]
+    return "; ".join(dict.fromkeys(reason or NO_TIME for reason in reasons))
 
 
 def _shortlist_row(candidate: Candidate | Pending, letter: str, tokens: Sequence[int]) -> ShortlistRow:
@@ -514,7 +533,7 @@ def short_name(label: str) -> str:
 
 def _shortlist_time(time: RowTime | None) -> ShortlistTime:
     if time is None or time.seconds is None:
-        return ShortlistTime("–", "", "" if time is None else time.note)
+        return ShortlistTime("–", "", NO_TIME if time is None else time.note or NO_TIME)
     note = time.note or time.how
     return ShortlistTime(words.duration(time.seconds, 2), time.how, note)
 

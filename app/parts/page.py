@@ -18,7 +18,7 @@ import gradio as gr
 
 from app.parts.bar import Bar
 from app.parts.views import Control, View, listen
-from app.parts.widgets import LATEST, PRIVATE, hidden
+from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
 from app.state.record import Record
 from app.state.selection import Selection
 
@@ -95,7 +95,7 @@ class Page:
             raise ValueError("a section is seen, not the page")
         before = self._last_seen.get(name)
         event = self.seen[name].seen if before is None else before.then
-        self._last_seen[name] = listen(event, handler, inputs, outputs, **options, **LATEST)
+        self._last_seen[name] = listen(event, handler, inputs, outputs, **TOGETHER | options, **LATEST)
 
     def keep(
         self, key: str, control: Control, *events: Any, visit: bool = True, most: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar, get_origin, get_type_hints
@@ -16,8 +17,9 @@ from app import limits
 from app.parts import html
 from app.serving.measure import measured
 from app.serving.values import check, shortened
-from app.serving.work import LeftError, check_of_this_run, checked_steps
+from app.serving.work import LeftError, OvertakenError, check_of_this_run, checked_steps
 from app.state.forms import Form, as_text
+from app.state.record import FileRefusedError
 from app.state.selection import NothingChosenError
 from explorer import gpu
 from explorer.progress import StoppedError, stoppable
@@ -94,7 +96,7 @@ class Event(gr.EventData):
 
 
 def shows(
-    view: type[View] | None = None, told: bool = False
+    view: type[View] | None = None, told: bool = False, overtaken: str = ""
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorate a handler, or a generator of steps, that returns ``view``; without one, a single component's
     value.
@@ -104,7 +106,10 @@ def shows(
     kernel that does not compile and lack of memory become a notification, and the outputs become
     ``view.refused(message)``; so does a run that takes longer than ``Limits.run_seconds``. No notification
     where another handler of the same event has ``told`` it, nor for what is not chosen yet
-    (``view.waiting``), nor when its visitor has left.
+    (``view.waiting``), nor for a file (the page says it where it was dropped), nor when its visitor has left.
+
+    ``overtaken``: the kind of work that ends, and shows nothing more, once its visitor has asked for
+    something else (``work.overtake``).
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -115,7 +120,7 @@ def shows(
             return view.waiting(_message(error)) if waits else view.refused(_message(error))
 
         def refusal(error: Exception) -> Any:
-            if not told and not isinstance(error, NothingChosenError):
+            if not told and not isinstance(error, NothingChosenError | FileRefusedError):
                 limits.notify(_message(error))
             return refused(error)
 
@@ -138,8 +143,8 @@ def shows(
         def steps(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    yield from checked_steps(function(*prepared(values)), check_of_this_run())  # type: ignore[arg-type]
-                except LeftError:
+                    yield from checked_steps(function(*prepared(values)), check_of_this_run(overtaken))  # type: ignore[arg-type]
+                except (LeftError, OvertakenError):
                     outcome.how = "left"
                 except _REFUSED as error:
                     outcome.how = "refused"
@@ -149,9 +154,9 @@ def shows(
         def once(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    with stoppable(check_of_this_run()):
+                    with stoppable(check_of_this_run(overtaken)):
                         return function(*prepared(values))
-                except LeftError as error:
+                except (LeftError, OvertakenError) as error:
                     outcome.how = "left"
                     return refused(error)
                 except _REFUSED as error:
@@ -196,7 +201,17 @@ def _message(error: Exception) -> str:
         return "not enough memory for this tensor; choose a smaller one"
     if isinstance(error, RuntimeError) and not isinstance(error, gpu.KernelError):
         raise error
-    return str(error)
+    return page_words(str(error))
+
+
+def page_words(message: str) -> str:
+    """A message of the library without what is of use only in Python or on the command line."""
+    message = message.replace(", or in Python pass allow_nonfinite=True", "")
+    return _LISTS_SCHEMES.sub(SCHEMES_ARE_CHOSEN, message)
+
+
+SCHEMES_ARE_CHOSEN = "; choose one at A or B in the bar, such as int4_group128_asym or nvfp4"
+_LISTS_SCHEMES = re.compile(r"; `explorer schemes` lists all.*$", re.DOTALL)
 
 
 def _places(function: Callable[..., Any], kind: type) -> dict[int, str]:

@@ -18,6 +18,8 @@ QUIET: dict[str, Any] = {"show_progress": "hidden"}
 """For listeners whose outputs change in place, without the overlay that Gradio draws on what it waits for."""
 LATEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
 """For controls that may change faster than the page answers: only the latest change is answered."""
+TOGETHER: dict[str, Any] = {"concurrency_limit": 4}
+"""For what every visitor waits for: so many are answered at once, as one may have a large tensor."""
 PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """For listeners that only move the page's own parts and are no endpoints."""
 

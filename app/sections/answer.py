@@ -43,6 +43,7 @@ from explorer.figures.compare import exact_words, frontier_figure
 from explorer.figures.errors import multiples_figure
 from explorer.methods.recipe import Recipe
 from explorer.products.shape_times import shape_times
+from explorer.progress import checkpoint
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import Matrix
 
@@ -51,6 +52,8 @@ OFFERED = ("mlp_up", "attention_query", "mlp_down", "portrait", "outlier_channel
 PICTURES = 4
 WHOLE = 1 << 22
 """The most elements of which a scheme that searches is measured whole without being A or B."""
+FILLING = "filling"
+"""The kind of work that another record overtakes."""
 LOOKED_EVERY_S = 0.7
 """Seconds between two looks at rows that are being computed."""
 SUGGESTED = 4
@@ -188,7 +191,7 @@ def _times_words(texts: tuple[str, ...], rows: int, columns: int, of_inputs: boo
     kinds = {t.kind for t in found}
     how = "measured" if kinds == {"measured"} else "modelled from recorded shapes (italic)"
     sure = f", typically within ± {100 * max(errors):.0f} %" if errors else ""
-    x = "quantizing X included" if of_inputs else "X as it is"
+    x = "quantizing X included" if of_inputs else "X in bfloat16"
     return f"times of X·Wᵀ for {rows:,} × {columns:,}, {x}, on {found[0].gpu}: {how}{sure}"
 
 
@@ -361,11 +364,12 @@ def _filling_whole(
         yield len(known), total
 
 
-@shows(FillView, told=True)
+@shows(FillView, told=True, overtaken=FILLING)
 def fill(chosen: Record) -> Iterator[FillView]:
     """Compute what the first screen waits for; kept for the next visit."""
     count, looked = 0, time.monotonic()
     for done, total in filling(chosen):
+        checkpoint()
         if time.monotonic() - looked > LOOKED_EVERY_S:
             count += 1
             words = f"{done} of {total} schemes"

@@ -248,7 +248,8 @@ def _build_results(status: Control) -> tuple[DiffView, LayerView]:
     sentence = block(elem_id="diff-sentence")
     figure = plot_card(
         "Error along the depth",
-        "each point a layer of codes; ringed: stands out among those of its scheme; a click shows it",
+        "each point a layer with other values; a ring marks one that stands out among those stored alike; "
+        "a click shows it",
         "diff-depth",
     )
     rows = table(COLUMNS, "diff-table", max_height=480, buttons=["copy"], wrap=True)
@@ -259,7 +260,7 @@ def _build_results(status: Control) -> tuple[DiffView, LayerView]:
     about = block(elem_id="diff-layer")
     with gr.Row():
         values = plot_card(
-            "Values before and after", "grey: the original; coloured: the values of the codes", "diff-values"
+            "Values before and after", "grey: the original; coloured: the other checkpoint", "diff-values"
         )
         errors = plot_card("Error", "error of each element", "diff-errors")
     error_map = plot_card("Where the error is", "the largest |error| of each cell", "diff-map")

@@ -1,12 +1,16 @@
-"""End of a handler's work: after the time limit of a run, or when its visitor has left."""
+"""End of a handler's work: after the time limit of a run, when its visitor has left or asks for something
+else."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from gradio.context import LocalContext
+from gradio.queueing import Event
 
 from app import limits
 from app.serving.listeners import unheard
@@ -19,10 +23,41 @@ class LeftError(StoppedError):
     """Nobody waits for the answer any more."""
 
 
-def check_of_this_run() -> Callable[[], None]:
-    """Return the function that ``explorer.progress.checkpoint`` calls during the current handler."""
+class OvertakenError(StoppedError):
+    """The visitor has asked for something else meanwhile."""
+
+
+_OVERTAKEN: OrderedDict[tuple[str, str], float] = OrderedDict()
+"""By session and kind of work: until when (monotonic) such runs began that are no longer wanted."""
+REMEMBERED = 1000
+"""Sessions of which that is remembered; the oldest are forgotten: a run of theirs goes on to its end."""
+
+
+def overtake(session: str | None, kind: str) -> None:
+    """What a session has begun of a ``kind`` of work until now is no longer wanted: it ends at its next
+    checkpoint."""
+    if session is None:
+        return
+    _OVERTAKEN[session, kind] = time.monotonic()
+    _OVERTAKEN.move_to_end((session, kind))
+    while len(_OVERTAKEN) > REMEMBERED:
+        _OVERTAKEN.popitem(last=False)
+
+
+def session_now() -> str | None:
+    """The session of the current request; None outside a server."""
+    event = _event()
+    return None if event is None else event.session_hash
+
+
+def check_of_this_run(kind: str = "") -> Callable[[], None]:
+    """Return the function that ``explorer.progress.checkpoint`` calls during the current handler.
+
+    ``kind``: of work that the same visitor can ``overtake``.
+    """
     longest = limits.current().run_seconds
-    end, left = time.monotonic() + longest, _left()
+    began, left = time.monotonic(), _left()
+    end, session = began + longest, session_now() if kind else None
 
     def check() -> None:
         if time.monotonic() > end:
@@ -30,6 +65,8 @@ def check_of_this_run() -> Callable[[], None]:
                 f"stopped after {longest:.0f} s, the time limit of a run here; choose a smaller "
                 "tensor, fewer schemes or min-max ranges"
             )
+        if session is not None and began <= _OVERTAKEN.get((session, kind), -math.inf):
+            raise OvertakenError("stopped: something else was asked for")
         if left():
             raise LeftError("stopped: the visitor has left")
 
@@ -39,12 +76,19 @@ def check_of_this_run() -> Callable[[], None]:
 def _left() -> Callable[[], bool]:
     """Return a check that is true if the visitor of the current request has left, pressed Stop or never
     listened; always false outside a server."""
+    event = _event()
+    if event is None:
+        return lambda: False
+    known: Any = LocalContext.blocks.get()._queue.event_ids_to_events  # type: ignore[union-attr]
+    return lambda: not event.alive or event._id not in known or unheard(event)
+
+
+def _event() -> Event | None:
+    """The current request in the queue; None outside a server."""
     blocks, number = LocalContext.blocks.get(None), LocalContext.event_id.get(None)
     if blocks is None or number is None:
-        return lambda: False
-    event = blocks._queue.event_ids_to_events.get(number)
-    known: Any = blocks._queue.event_ids_to_events
-    return lambda: event is not None and (not event.alive or number not in known or unheard(event))
+        return None
+    return blocks._queue.event_ids_to_events.get(number)
 
 
 def checked_steps(steps: Iterator[Item], check: Callable[[], None]) -> Iterator[Item]:

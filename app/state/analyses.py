@@ -58,15 +58,19 @@ def sides_of(pairs: Sequence[tuple[Recipe, Analysis]]) -> list[Side]:
 
 
 def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
-    """``analyses_of``, as the return value; yields in words how far the tensor's reading is, and a method
-    that has not run yet."""
+    """``analyses_of``, as the return value; yields in words how far the tensor's reading is, and what
+    has not been computed yet. That runs in a thread of its own: it can be given up before it ends."""
     if not is_read(chosen):
         name = chosen.file_tensor if chosen.source == "file" else chosen.layer
         what = f"Reading {name or chosen.sample}" if chosen.source != "builtin" else "Making the tensor"
         yield from loading(what, lambda progress: matrix_of(chosen, progress))
-    missing = [r for r in chosen.recipes if r.method and _LAYERS.peek(_key(chosen, r)) is None]
-    if not missing:
+    new = [r for r in chosen.recipes if _ANALYSES.peek(_key(chosen, r)) is None]
+    if not new:
         return analyses_of(chosen)
+    missing = [r for r in new if r.method and _LAYERS.peek(_key(chosen, r)) is None]
+    if not missing:
+        what = f"Quantizing to {' and '.join(recipe.label for recipe in new)}"
+        return (yield from loading(what, lambda progress: analyses_of(chosen, progress)))
     label = " and ".join(label_of(recipe.method) for recipe in missing)
     steps = reported(lambda progress: analyses_of(chosen, progress))
     found = yield from each(

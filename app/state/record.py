@@ -215,13 +215,19 @@ def _file(held: Record, act: Act, upload: str | None) -> Record:
             analyses_of(dataclasses.replace(wanted, scheme=str(plain), second=""))
             return wanted
         except ValueError as error:
-            refused = refused or of_file(upload, f"scheme A ({plain.label}) cannot be computed: {error}")
+            why = f"scheme A ({plain.label}) cannot be computed: {error}"
+            refused = refused or of_file(upload, why, name if len(names) > 1 else None)
     raise refused or SourceError("the file has no tensors")
 
 
-def of_file(upload: str, words: str) -> SourceError:
-    """The refusal of a file, by its name."""
-    return SourceError(f"{Path(upload).name}: {words}")
+class FileRefusedError(SourceError):
+    """A file that is not opened: the page says so at the place of the file and in the line over the page."""
+
+
+def of_file(upload: str, words: str, tensor: str | None = None) -> SourceError:
+    """The refusal of a file, by its name, or of one ``tensor`` of several in it."""
+    name = Path(upload).name
+    return SourceError(f"{name}, {tensor}: {words}" if tensor else f"{name}: {words}")
 
 
 def _tensor(held: Record, act: Act, upload: str | None) -> Record:

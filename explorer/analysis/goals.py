@@ -100,6 +100,12 @@ def goal_of(name: str, shape: tuple[int, int]) -> Goal:
     if name in GOALS:
         return GOALS[name]
     match = _SIZE.fullmatch(name.strip())
+    if match is None and name.strip().startswith(AT_MOST):
+        size = name.strip().removeprefix(AT_MOST)
+        raise ValueError(
+            f"{size[:40]!r} is no size: type a number of bits an element such as 4.25, or a size such as 9MB "
+            "(kB, MB, GB)"
+        )
     if match is None:
         raise ValueError(
             f"no goal {name[:40]!r}; there are {', '.join(GOALS)}, and {AT_MOST}4.25 (bits per element) or "

@@ -210,7 +210,7 @@ def _difference(a: Report, b: Report) -> str:
     if saved > 0:
         bargain = "less" if -gain < worth else "more"
         return (
-            f"B needs {saved:.2f} bits less and loses {-gain:.1f} dB, {bargain} than the {worth:.1f} dB that "
+            f"B saves {saved:.2f} bits and loses {-gain:.1f} dB, {bargain} than the {worth:.1f} dB that "
             "so many bits are usually worth."
         )
     bargain = "more" if gain > worth else "less"
@@ -224,7 +224,7 @@ def _size(a: Report, b: Report) -> str:
     saved = a.bits.total - b.bits.total
     if abs(saved) < SAME_BITS:
         return "they have the same size"
-    return f"B needs {abs(saved):.2f} bits {'less' if saved > 0 else 'more'}"
+    return f"B saves {saved:.2f} bits" if saved > 0 else f"B needs {-saved:.2f} bits more"
 
 
 def _bits(report: Report) -> str:

@@ -36,11 +36,13 @@ from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.words import number, plain
 
 SORTS = ("name", "db", "bits")
-LEAST_LAYERS = 5
+LEAST_LAYERS = 3
 """Layers of one scheme, below which none can stand out among them."""
 LEAST_Z, LEAST_DB = 3.5, 1.0
 """A layer stands out that is so many robust standard deviations and so many dB below the median of the layers
 of its scheme."""
+FEW_LAYERS, FEW_DB = 5, 6.0
+"""Of fewer layers than that the deviation says little: it has to be twice the error, 6 dB, too."""
 _OF_A_NORMAL = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
 _SUSPECT_DB, _STRANGE = 20.0, 0.5
@@ -296,7 +298,8 @@ def _judged(layer: LayerDiff, values: Sequence[float]) -> LayerDiff:
     if not math.isfinite(below):
         return layer
     z = -below / deviation if deviation else None if below else 0.0
-    if below < LEAST_DB or (z is not None and z > -LEAST_Z):
+    least = LEAST_DB if len(values) >= FEW_LAYERS else FEW_DB
+    if below < least or (z is not None and z > -LEAST_Z):
         return replace(layer, z=z)
     score = "" if z is None else f" (robust z {number(z, 2)})"
     words = f"{number(below, 2)} dB below the median of the {len(values)} layers of {layer.kind}{score}"

@@ -58,7 +58,7 @@ PAIRS = [
     (
         report(19.47, 4.5),
         report(18.57, 4.16),
-        "B needs 0.34 bits less and loses 0.9 dB, less than the 2.0 dB that so many bits are usually worth. "
+        "B saves 0.34 bits and loses 0.9 dB, less than the 2.0 dB that so many bits are usually worth. "
         f"Both are usual for 4-bit weights. {KEPT}",
     ),
     (
@@ -97,7 +97,7 @@ PAIRS = [
     (
         report(math.inf, 32),
         report(math.inf, 16),
-        "Both restore every element exactly; B needs 16.00 bits less.",
+        "Both restore every element exactly; B saves 16.00 bits.",
     ),
     (
         report(math.inf, 16),

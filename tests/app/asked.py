@@ -102,7 +102,7 @@ def quick() -> Iterator[list[str]]:
         raise StoppedError("stopped")
 
     with (
-        patch.object(views, "check_of_this_run", lambda: stop),
+        patch.object(views, "check_of_this_run", lambda *_: stop),
         patch("app.api.check_of_this_run", lambda: stop),
         patch.object(limits, "current", lambda: HOSTED),
         patch.object(limits, "notify", said.append),

@@ -7,6 +7,7 @@ the screen.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -34,6 +35,7 @@ from app.link import visited as read_address
 from app.parts import html, tensor_controls
 from app.parts.views import View
 from app.sections import answer, compare, overview, sizes, take_away
+from app.serving import work
 from app.state import analyses, record
 from app.state import selection as selections
 from app.state.analyses import analyses_of
@@ -51,6 +53,7 @@ from explorer.core.file import load as load_quantized
 from explorer.figures.style import file_name
 from explorer.formats.code import code_facts
 from explorer.paths import KERNELS
+from explorer.progress import checkpoint
 from explorer.recordings.quantize import recorded_kernel
 from explorer.reports.check import read_record
 from explorer.schemes import Scheme
@@ -289,12 +292,42 @@ def test_a_refused_file_is_named_with_the_scheme(tmp_path: Path, said: list[str]
     out = did({"do": "file"}, upload=str(path), scheme="int4_group32")
     why = json.loads(out.answer)["why"]
     assert re.fullmatch(r"hole\.npy: scheme A \(INT4 group 32\) cannot be computed: 1 of 128 .*", why)
-    assert why in unescape(out.notice) and why in said[0] and unchanged(out.record.file)
+    assert why in unescape(out.notice) and "allow_nonfinite" not in why and unchanged(out.record.file)
+    assert not said, "it stands at the place of the file and in the line over the page"
     (tmp_path / "bad.npy").write_bytes(b"nonsense")
     assert "scheme" not in json.loads(did({"do": "file"}, upload=str(tmp_path / "bad.npy")).answer)["why"]
     np.save(tmp_path / "plain.npy", np.ones((8, 16), np.float32))
     needs = did({"do": "file"}, upload=str(tmp_path / "plain.npy"), scheme="int4_row+gptq")
     assert json.loads(needs.answer)["why"].startswith("plain.npy: ")
+
+
+def test_a_refused_tensor_of_several_is_named(tmp_path: Path, said: list[str]) -> None:
+    """Else the message says what is wrong with a value and not in which tensor of which file."""
+    good, bad = torch.ones(8, 16), torch.full((8, 16), math.nan)
+    save_file({"good": good, "bad.weight": bad}, path := tmp_path / "two.safetensors")
+    held = {"source": "file", "file": str(path), "file_tensor": "good", "scheme": "int8_row"}
+    out = did({"do": "tensor", "name": "bad.weight"}, upload=str(path), **held)
+    assert said[0].startswith("two.safetensors, bad.weight: 128 of 128") and said[0] in unescape(out.notice)
+    (tmp_path / "bad").mkdir()
+    save_file({"w": bad, "v": bad.clone()}, path := tmp_path / "bad" / "all.safetensors")
+    why = json.loads(did({"do": "file"}, upload=str(path), scheme="int8_row").answer)["why"]
+    assert re.match(r"all\.safetensors, [vw]: scheme A \(INT8 per row\) cannot be computed", why)
+
+
+def test_a_new_attempt_clears_the_reason_of_the_one_before(tmp_path: Path) -> None:
+    """Else one file's reason stands beside another's name while that is opened."""
+    np.save(path := tmp_path / "good.npy", np.ones((8, 16), np.float32))
+    text = json.dumps({"number": 7, "whole": False, "acts": [{"do": "file"}]})
+    first = next(choose(text, str(path), *dataclasses.astuple(Record())))
+    assert first.notice == ""
+
+
+def test_a_time_that_is_not_there_has_a_reason() -> None:
+    """Else a dash reads as a time of nothing, and a phone has no mouse for its title."""
+    listed = did({"do": "goal", "name": "int8-inputs"}, sample="mlp_up").answered.listed
+    assert ">–</td>" in listed and "–: " in listed
+    dashes = re.findall(r'<td class="num time"([^>]*)>–</td>', listed)
+    assert dashes and all('title="' in dash for dash in dashes)
 
 
 def test_loading_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +357,61 @@ def test_loading_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     said = heard({"do": "model", "model": "owner/name", "revision": ""}, None)
     assert "Listing the layers of owner/name …" in said
     assert "Reading slow: 50 %" in said and "Reading slow: 75 %" in said
+
+
+def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """Else a visitor who has typed another size waits for minutes until the search of the one before has
+    ended, on all of a large tensor. The work itself ends too, and another visitor's goes on."""
+    ended: list[str] = []
+    begun = threading.Event()
+
+    def slow(*_: Any) -> Any:
+        begun.set()
+        try:
+            while True:
+                checkpoint()
+                time.sleep(0.01)
+        except BaseException as error:
+            ended.append(type(error).__name__)
+            raise
+
+    monkeypatch.setattr(analyses, "analyse_anywhere", slow)
+    monkeypatch.setattr(analyses, "SAID_AGAIN_S", 0.05)
+    monkeypatch.setattr(work, "session_now", lambda: "mine")
+    text = json.dumps({"number": 7, "whole": False, "acts": [{"do": "scheme", "text": "int3_row_asym"}]})
+    views = choose(text, None, *dataclasses.astuple(Record()))
+    assert "Quantizing to INT3 " in unescape(next(views).notice) and begun.wait(20)
+    work.overtake("another's", "choosing")
+    assert "INT3" in next(views).notice and not ended
+    work.overtake("mine", "choosing")
+    (*_, last) = views
+    assert json.loads(last.answer) == {"number": 7, "overtaken": True} and unchanged(last.record.scheme)
+    end = time.monotonic() + 20
+    while not ended and time.monotonic() < end:
+        time.sleep(0.01)
+    assert ended == ["OvertakenError"] and not said
+
+
+def test_another_goal_ends_the_rows_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio asks for the rows of the new goal only when those of the old one are done; what shows the same
+    rows ends nothing."""
+    monkeypatch.setattr(work, "session_now", lambda: "mine")
+    monkeypatch.setattr("app.chosen.session_now", lambda: "mine")
+    monkeypatch.setattr(answer, "filling", lambda chosen: iter([(1, 90)] * 10**9))
+    monkeypatch.setattr(answer, "LOOKED_EVERY_S", -1.0)
+    rows = answer.fill(*dataclasses.astuple(Record.fresh()))
+    next(rows)
+    did({"do": "element", "row": 1, "column": 1}, **vars(Record.fresh()))
+    next(rows)
+    did({"do": "goal", "name": "8-bit"}, **vars(Record.fresh()))
+    assert not list(itertools.islice(rows, 3))
+
+
+def test_a_goal_that_cannot_be_loses_nothing_before_it(said: list[str]) -> None:
+    """Acts that were done while an answer was awaited come in one request: a size that nothing fits would
+    take the goal that was chosen before it along."""
+    out = did({"do": "goal", "name": "8-bit"}, {"do": "goal", "name": "at-most-0.1"})
+    assert out.record.goal in ("8-bit", "") and out.record.scheme == "int8_row" and "0.1" in said[0]
 
 
 def heard(act: dict[str, Any], upload: str | None) -> list[str]:
@@ -399,7 +487,10 @@ LINKS = [
         ["budget '20' is not valid; using the default. Accepted: bits per weight, 2.53 to 8.07"],
     ),
     ({"budget": "2.4"}, ["budget '2.4'"]),
-    ({"budget": "20", "for": "gguf"}, ["Accepted: bits per weight, 4.25 for this survey"]),
+    ({"budget": "99"}, ["2.53 to 8.07, for the survey's budget (Model and hardware)"]),
+    ({"scheme": "nonsense"}, ["choose one at A or B in the bar, such as int4_group128_asym or nvfp4"]),
+    ({"scheme": "nvfp4", "second": "nvfp4"}, ["one scheme as A and as B; it is shown as A alone"]),
+    ({"budget": "20", "for": "gguf"}, ["Accepted: bits per weight, 4.25, for the survey's budget"]),
     ({"budget": "2.4", "for": "any"}, []),
     ({"budget": "8.06", "keep": "encoder.layer.0.*"}, []),
     (
@@ -474,7 +565,8 @@ def test_a_refused_file_is_told_once(tmp_path: Path, said: list[str]) -> None:
     Path(bad).write_bytes(b"nonsense")
     np.savez(good, c=np.ones(3, np.int64), a=np.full((2, 2), np.nan), w=np.ones((4, 8), np.float32))
     out = did({"do": "file"}, upload=bad)
-    assert len(said) == 1 and "no valid .npy header" in said[0] and said[0] in unescape(out.notice)
+    why = json.loads(out.answer)["why"]  # for the place of the file
+    assert not said and "no valid .npy header" in why and why in unescape(out.notice)
     assert unchanged(out.record.source)
     out = did({"do": "file"}, upload=good)
     assert (out.record.source, out.record.file, out.record.file_tensor) == ("file", good, "w")
@@ -636,7 +728,8 @@ def test_a_goal_takes_its_schemes(held: dict[str, str], goal: str, wanted: tuple
 
 def test_a_goal_that_cannot_be_is_refused(said: list[str]) -> None:
     """The line names what there is; a size that another tensor cannot have is taken away with words."""
-    for name, words in (("9-bit", "no goal"), ("at-most-0.1", "nothing fits")):
+    refusals = ("9-bit", "no goal"), ("at-most-0.1", "nothing fits"), ("at-most-abc", "a number of bits")
+    for name, words in refusals:
         assert words in did({"do": "goal", "name": name}).notice
     out = did({"do": "sample", "name": "normal_4096"}, goal="at-most-100kB")
     assert out.record.goal == "" and out.record.sample == "normal_4096" and "nothing fits" in said[-1]

@@ -15,6 +15,7 @@ import pytest
 from app import limits, ui
 from app.chosen import RecordView
 from app.parts.tensor_controls import TensorControls
+from app.parts.widgets import TOGETHER
 from app.state.record import Record
 from app.state.selection import Selection
 from explorer.progress import StoppedError
@@ -58,6 +59,14 @@ def test_the_latest_of_an_event_is_asked_by_one_listener(config: dict[str, Any])
         if len(together) > 1 and any(d["trigger_mode"] == "always_last" for d in together)
     ]
     assert asked and not several
+
+
+@pytest.mark.parametrize("name", ["choose", "frontier", "values", "element"])
+def test_one_visitors_large_tensor_holds_up_nobody(config: dict[str, Any], name: str) -> None:
+    """Gradio answers one request of a function at a time unless it is told otherwise: who opens the page
+    while another visitor's tensor is computed sees nothing for minutes."""
+    (function,) = (f for f in ui.build().fns.values() if f.api_name == name)
+    assert function.concurrency_limit == TOGETHER["concurrency_limit"] > 1
 
 
 def test_nothing_where_a_value_belongs_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:

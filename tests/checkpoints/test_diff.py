@@ -6,6 +6,7 @@ If these fail, somebody is told a wrong scheme or a wrong error of a model that 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import shutil
@@ -21,7 +22,16 @@ from torch import Tensor
 
 from explorer import SCHEMES, Scheme, compare, quantize
 from explorer.checkpoints import EXPORTS, write_checkpoint, write_one
-from explorer.checkpoints.diff import Diff, LayerDiff, analysis_of, compared, diff, open_pair, ordered
+from explorer.checkpoints.diff import (
+    Diff,
+    LayerDiff,
+    analysis_of,
+    compared,
+    diff,
+    open_pair,
+    ordered,
+    with_outliers,
+)
 from explorer.checkpoints.diff_words import sentences
 from explorer.checkpoints.gguf_model import GgufModel
 from explorer.checkpoints.integer_words import int32_words
@@ -173,6 +183,27 @@ def test_what_was_damaged_stands_out_and_what_is_missing_is_listed(
     assert [layer.name for layer in worst] == [f"{nan}.weight", norm] or worst[1].name == f"{Q}.weight"
     ring = next(trace for trace in depth_figure(found.layers, "x").data if "stands out" in trace.name)
     assert list(ring.x) == [0]
+
+
+@pytest.mark.parametrize(
+    "decibels, found",
+    [
+        ([73.0, 20.0, 73.1], [1]),
+        ([73.0, 72.9, 73.1, 20.0], [3]),
+        ([30.0, 30.1, 28.0], []),
+        ([30.0, 34.0, 25.0], []),
+        ([73.0, 20.0], []),
+        ([30.0, 30.1, 30.0, 30.2, 28.0], [4]),
+    ],
+)
+def test_a_layer_stands_out_among_few(decibels: list[float], found: list[int]) -> None:
+    """Of three layers one at 20 dB beside 73 dB looked fine; of so few, 2 dB are nothing."""
+    usual = {f.name: None for f in dataclasses.fields(LayerDiff)} | {"kind": "bfloat16", "outlier": ""}
+    layers = [
+        LayerDiff(**usual | {"name": f"{i}", "sqnr_db": db, "shape": (8, 8), "coded": True})  # type: ignore[arg-type]
+        for i, db in enumerate(decibels)
+    ]
+    assert [i for i, one in enumerate(with_outliers(layers)) if one.outlier] == found
 
 
 def test_rounded_weights_in_a_plain_type_have_their_error(

@@ -29,7 +29,6 @@ LIMITS: dict[str, Any] = {
     "accumulated_recompile_limit": 4 * KINDS,
     "allow_unspec_int_on_nn_module": True,  # a block's number is not compiled in
 }
-LIMITS = {name: value for name, value in LIMITS.items() if hasattr(torch._dynamo.config, name)}
 WINDOWS = ("window_size", "attention_window", "attention_chunk_size")
 """Settings of networks whose masks a cache of fixed room does not know."""
 CAPTURE = threading.Lock()
@@ -90,6 +89,7 @@ class CompiledBlocks:
         self, index: int, plain: Callable[..., Any], compiled: Callable[..., Any], block: nn.Module
     ) -> Callable[..., Any]:
         signature = inspect.signature(plain)
+        limits = {name: value for name, value in LIMITS.items() if hasattr(torch._dynamo.config, name)}
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             cache = getattr(self._now, "cache", None)
@@ -105,7 +105,7 @@ class CompiledBlocks:
             others = {k: part if v is cache else v for k, v in given.kwargs.items()}
             if given.args[0].shape[1] > 1:
                 return plain(*given.args, **others)
-            with torch._dynamo.config.patch(LIMITS):
+            with torch._dynamo.config.patch(limits):
                 return compiled(block, *given.args, **others)
 
         return forward

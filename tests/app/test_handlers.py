@@ -392,6 +392,7 @@ def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]
     assert ended == ["OvertakenError"] and not said
 
 
+@pytest.mark.thorough
 def test_another_goal_ends_the_rows_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradio asks for the rows of the new goal only when those of the old one are done; what shows the same
     rows ends nothing."""

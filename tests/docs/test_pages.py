@@ -149,7 +149,7 @@ def test_the_tour_names_what_is_there(tour: str) -> None:
 def test_the_tour_is_what_runs() -> None:
     """From the handler of the page to the code, the functions of the tour are called in its order."""
     program = (
-        "import sys\n"
+        "import sys, threading\n"
         "from pathlib import Path\n"
         "from app.chosen import choose\n"
         "from app.state.record import Record\n"
@@ -161,6 +161,7 @@ def test_the_tour_is_what_runs() -> None:
         "    entered.setdefault(f'{code.co_filename}:{code.co_name}', len(entered))\n"
         "act = {'do': 'scheme', 'side': 'b', 'text': 'int4~1x24~symmetric~float16~minmax'}\n"
         "acts = json.dumps({'number': 1, 'acts': [act]})\n"
+        "threading.setprofile(note)  # analyses run in a thread\n"
         "sys.setprofile(note)\n"
         "list(choose(acts, None, *dataclasses.astuple(Record())))\n"
         "sys.setprofile(None)\n"

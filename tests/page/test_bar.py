@@ -217,6 +217,7 @@ CHOSEN_BY_TOUCH = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("panel", "picker", "option"),
     sampled(CHOSEN_BY_TOUCH, CHOSEN_BY_TOUCH[:1]),

@@ -197,6 +197,7 @@ def test_a_scheme_by_keyboard(page: Page, url: str) -> None:
     page.wait_for_function("location.search.includes('scheme=nvfp4')")
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_tab_leaves_no_list_open(page: Page, url: str) -> None:
     """A keyboard user walks through the controls: no more than the list that has the focus is open."""
@@ -212,6 +213,7 @@ def test_tab_leaves_no_list_open(page: Page, url: str) -> None:
     expect(page.locator("#panel-a")).not_to_be_visible()
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_parts_make_a_custom_scheme(page: Page, url: str) -> None:
     """Group size 48 has no name: it becomes a custom scheme that a link can carry."""
@@ -371,8 +373,9 @@ def test_upload_choose_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> N
     expect(page.locator("#frontier-status")).to_contain_text("schemes", timeout=60_000)
     page.locator("#file button[aria-label*='lear'], #file button[aria-label*='emove']").first.click()
     page.locator("#file input[type=file]").wait_for(state="attached")
-    frames(page, 10)
     page.evaluate(MOVED)
+    page.wait_for_function(RESTS)  # what taking the file away moves is no refusal's
+    page.evaluate("window.moved = []")
     page.locator("#file input[type=file]").set_input_files(str(tmp_path / "bad.npy"))
     expect(page.locator("#notice")).to_contain_text("no valid .npy header")
     refused = page.locator("#drop .refused")
@@ -405,6 +408,14 @@ MOVED = """window.moved = []; new PerformanceObserver(list => { for (const e of 
     window.moved.push(e.sources.map(s => s.node?.id || s.node?.nodeName));
 }).observe({type: 'layout-shift'});"""
 """Collects in ``window.moved`` what moves by itself, by more than a hundredth of the window."""
+RESTS = """() => {
+  const shown = [...document.querySelectorAll('#answer *, #which *, #drop *')];
+  const places = shown.map(e => e.getBoundingClientRect().y);
+  const now = performance.now(), key = places.join();
+  if (key !== window.lastPlaces) { window.lastPlaces = key; window.since = now; }
+  return now - window.since > 800;
+}"""
+"""Whether nothing of the first screen has moved for .8 s."""
 
 
 def test_a_file_dropped_anywhere(page: Page, url: str, tmp_path: Path) -> None:
@@ -637,6 +648,7 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
 
 
+@pytest.mark.thorough
 def test_shapes_are_typed_and_wrong_ones_corrected(page: Page, url: str) -> None:
     """A shape with x between its numbers is found and modelled, *Measured here* and back keeps it, and a
     number that is refused is explained and leaves Run to be pressed again."""

@@ -115,6 +115,7 @@ def test_bad_input_is_refused_in_words(encoder: Model, tmp_path: Path) -> None:
         load_model(str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_methods_on_a_whole_model(encoder: Model) -> None:
     """Methods leave embeddings nearer to the original than rounding; nothing of the model itself is
     changed."""

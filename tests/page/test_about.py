@@ -139,6 +139,7 @@ def test_a_click_marks_the_scheme_and_typing_finds_another(page: Page, url: str)
     page.keyboard.press("Escape")
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_a_refused_scheme_leaves_the_name_of_what_is_shown(page: Page, url: str) -> None:
     """The line below the bar says what was wrong with the text."""

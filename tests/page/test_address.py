@@ -92,6 +92,7 @@ def test_the_shape_of_the_speed_section(page: Page, url: str) -> None:
     expect(page.locator("#speed-shape input")).to_have_value(re.compile("^1×8192×8192"))
 
 
+@pytest.mark.thorough
 def test_a_tensor_of_ones_own_file(page: Page, url: str, tmp_path: Path) -> None:
     """Back over the choice of another tensor of a file leads to the one before."""
     rng = np.random.default_rng(0)

@@ -78,6 +78,7 @@ def test_a_refused_size_is_named_and_goes_back(
     assert page.locator(".wrap .error").locator("visible=true").count() == 0, "no error pills"
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_a_row_that_is_no_row_goes_back(page: Page, url: str) -> None:
     """An emptied box shows the inspected row again, -5 the first one; both are said."""
@@ -161,6 +162,7 @@ IN_SIGHT = """() => new Promise(resolve => {
 """Resolves when what is chosen has been in sight for sixty frames."""
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 @pytest.mark.parametrize("scheme", sampled(["int4_group32", "q4_k", "mxfp4"], ["q4_k"]))
 def test_an_opened_list_shows_what_is_chosen(page: Page, url: str, scheme: str) -> None:

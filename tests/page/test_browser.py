@@ -265,6 +265,7 @@ def test_a_click_on_the_map_opens_the_error_that_it_shows(
     expect(page.locator("#inspector h3")).to_contain_text(f"Element ({row + 1}, {column})")
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_arrow_keys_walk_over_elements(page: Page, url: str) -> None:
     """From the inspected element to its neighbour: its row or column grows by one."""
@@ -435,6 +436,7 @@ def test_a_file_dropped_anywhere(page: Page, url: str, tmp_path: Path) -> None:
     expect(page.locator("#chip-tensor")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_a_layer_of_a_model(page: Page, url: str, minilm: Path) -> None:
     """A folder's layers are listed, the first matrix is shown, and another can be chosen by typing."""
     open_page(page, url)

@@ -42,6 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return room / "whole", room / "gptq"
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_a_layer_that_stands_out_is_opened(page: Page, url: str, folders: tuple[Path, Path]) -> None:
     """Two names are typed and Compare is pressed: the layer that was damaged is named and ringed, a click on

@@ -112,6 +112,7 @@ def test_clicks_before_the_page_are_done(page: Page, url: str) -> None:
     assert (record["sample"], record["second"]) == ("mlp_down", "int4_group128_asym")
 
 
+@pytest.mark.thorough
 def test_a_file_dropped_before_the_page_is_opened(page: Page, url: str, tmp_path: Path) -> None:
     """Otherwise the browser leaves the page for the file."""
     np.save(tmp_path / "layer.npy", np.ones((24, 48), np.float32))

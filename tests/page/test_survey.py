@@ -59,6 +59,7 @@ def test_a_clicked_cell_of_a_model_that_is_not_here(page: Page, url: str) -> Non
     expect(page.locator("#place-model")).to_be_visible()
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_picked_inputs_are_in_the_recipe(page: Page, url: str) -> None:
     """By the mouse: the painted recipe holds only what is multiplied with such inputs, formats are those that

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -39,23 +40,23 @@ OUTPUTS = (torch.bfloat16, torch.float16)
 """Types of X that kernels multiply in bfloat16, and of their Y."""
 
 
-class Call:
+class Call(ABC):
     """A product with W [N, K] in one form."""
 
     def __init__(self, form: WeightForm) -> None:
         self.form, (self.n, self.k) = form, form.shape
 
+    @abstractmethod
     def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """Y [M, N] in X's dtype, of X [M, K] with M ≥ 1, W as ``form.load`` gave it, and a bias [N]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weight(self, held: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """W [N, K] restored."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kernels(self) -> str:
         """Which files of kernels/ multiply, and up to how many tokens."""
-        raise NotImplementedError
 
     def _bias(self, bias: Tensor | None) -> Tensor | None:
         """float32 [N filled to a multiple of 8]; as it is if it is that."""

@@ -14,6 +14,7 @@ text are all that a call needs.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -35,7 +36,7 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 
 
 @dataclass(frozen=True)
-class WeightForm:
+class WeightForm(ABC):
     """How W [N, K] of scheme ``w`` lies in memory, and what X is quantized by in the call (None: not).
 
     ``load`` and ``unload`` are inverse: what a form holds are the codes, once.
@@ -52,13 +53,13 @@ class WeightForm:
         n, k = self.shape
         return "|".join((self.name, str(n), str(k), self.w.text, "" if self.x is None else self.x.text))
 
+    @abstractmethod
     def load(self, q: QuantizedTensor) -> list[Tensor]:
         """The tensors of ``q`` as calls read them, on its device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
         """The codes of ``load``'s tensors again, with the scales that they came with."""
-        raise NotImplementedError
 
     row_step: ClassVar[int] = 0
     """W of whole multiples of so many rows can be joined with others; 0: none can."""
@@ -76,9 +77,9 @@ class WeightForm:
         return joined
 
     @classmethod
+    @abstractmethod
     def why_not(cls, w: Scheme, x: Scheme | None, k: int) -> str:
         """Why no W of this scheme is held so, with X's scheme; "" if it is."""
-        raise NotImplementedError
 
 
 def _unusual(w: Scheme) -> str:

@@ -92,7 +92,23 @@ class Figures:
         return (self.tokens - 1) / self.seconds if self.tokens > 1 and self.seconds > 0 else None
 
 
-class Writing(Iterator[Token]):
+class Closing(ABC):
+    """What a ``with`` closes at its end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Writing(Closing, Iterator[Token]):
     """A text while it is written: iterate for its tokens, ``close`` to end it early. What was written and
     measured so far is there at any time, also after an exception."""
 
@@ -113,14 +129,6 @@ class Writing(Iterator[Token]):
     def close(self) -> None:
         """End the text; the engine stops at once, or after the token that it computes."""
         self._steps.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def text(self) -> str:
@@ -145,7 +153,7 @@ class Writing(Iterator[Token]):
         )
 
 
-class Engine(ABC):
+class Engine(Closing):
     """A model ready to write; of ``open_engine``, or of an engine's own ``load``.
 
     subject       what it runs
@@ -178,14 +186,6 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the engine holds; it writes no more after that."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def check_prompt(prompt: str, tokens: int) -> None:

@@ -13,7 +13,7 @@
 #include "dependent.cuh"
 
 constexpr int kLanes = 8, kElements = HEAD / kLanes, kThreads = 128, kWarps = kThreads / 32;
-constexpr int kTeams = kThreads / kLanes, kAtOnce = 4, kStep = kTeams * kAtOnce;
+constexpr int kTeams = kThreads / kLanes, kAtOnce = 2, kStep = kTeams * kAtOnce;
 constexpr int kPart = GROUP * (HEAD + 2);  // floats of a part: sums, then the maximum and the sum of weights
 static_assert(HEAD == 64 || HEAD == 128, "a lane holds 8 or 16 elements");
 
@@ -51,7 +51,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     attend(const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,
            const int64_t* before, float* partial, uint32_t* done, __nv_bfloat16* out, int heads, int parts,
            int room, float scale) {
-    follow();
+    // Not follow(): a kernel launched early after this one may read what kernels before this one wrote.
+    dependency_wait();
+    let_dependents_launch();
     int split = blockIdx.x, splits = gridDim.x, count = min(int(*before) + 1, room);
     int unit = blockIdx.z * gridDim.y + blockIdx.y, head = blockIdx.z * heads + blockIdx.y / parts;
     int each = ((count + kStep - 1) / kStep + splits - 1) / splits * kStep;
@@ -67,12 +69,19 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int i = 0; i < kElements; ++i) query[g][i] *= scale, sums[g][i] = 0.0f;
     }
+    Row next_k[kAtOnce], next_v[kAtOnce];
+    auto load = [&](int at) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) next_k[j] = load_row(keys, min(at + j * kTeams, end - 1), lane);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) next_v[j] = load_row(values, min(at + j * kTeams, end - 1), lane);
+    };
+    if (first + team < end) load(first + team);
     for (int at = first + team; at < end; at += kStep) {
         Row k[kAtOnce], v[kAtOnce];
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) k[j] = load_row(keys, min(at + j * kTeams, end - 1), lane);
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) v[j] = load_row(values, min(at + j * kTeams, end - 1), lane);
+        for (int j = 0; j < kAtOnce; ++j) k[j] = next_k[j], v[j] = next_v[j];
+        if (at + kStep < end) load(at + kStep);
         float scores[GROUP][kAtOnce];
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
@@ -167,15 +176,45 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (!is_last) return;
     __threadfence();
     if (threadIdx.x == 0) done[unit] = 0;
-    const volatile float* every = partial + size_t(unit) * splits * kPart;
-    for (int i = threadIdx.x; i < GROUP * HEAD; i += kThreads) {
-        int g = i / HEAD;
-        float highest = -INFINITY, sum = 0.0f, weights = 0.0f;
-        for (int s = 0; s < splits; ++s) highest = fmaxf(highest, every[s * kPart + GROUP * HEAD + g]);
-        for (int s = 0; s < splits; ++s) {
-            float kept = weight(every[s * kPart + GROUP * HEAD + g], highest);
-            sum += kept * every[s * kPart + i], weights += kept * every[s * kPart + GROUP * HEAD + GROUP + g];
+    // A thread asks for one maximum and one sum of weights of kOfSplits splits, and adds kEach elements.
+    constexpr int kOfSplits = kThreads / GROUP, kEach = (GROUP * HEAD + kThreads - 1) / kThreads;
+    __shared__ float its_most[kOfSplits][GROUP], its_weight[kOfSplits][GROUP], its_total[kOfSplits][GROUP];
+    __shared__ float rescale[GROUP];
+    const float* every = partial + size_t(unit) * splits * kPart;
+    int s = threadIdx.x / GROUP, g = threadIdx.x % GROUP;
+    float highest = -INFINITY, sum[kEach] = {}, weights[kEach] = {};
+    for (int earlier = 0; earlier < splits; earlier += kOfSplits) {
+        int here = min(splits - earlier, kOfSplits);
+        const float* part = every + size_t(earlier) * kPart;
+        if (s < here) {
+            its_most[s][g] = __ldcg(part + size_t(s) * kPart + GROUP * HEAD + g);
+            its_total[s][g] = __ldcg(part + size_t(s) * kPart + GROUP * HEAD + GROUP + g);
         }
-        out[size_t(unit) * GROUP * HEAD + i] = __float2bfloat16(sum / weights);
+        __syncthreads();
+        float before_these = highest;
+        for (int o = 0; o < here; ++o) highest = fmaxf(highest, its_most[o][g]);
+        if (s < here) its_weight[s][g] = weight(its_most[s][g], highest);
+        if (s == 0) rescale[g] = weight(before_these, highest);
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) {
+            int of = min(int(threadIdx.x) + e * kThreads, GROUP * HEAD - 1) / HEAD;
+            sum[e] *= rescale[of], weights[e] *= rescale[of];
+        }
+#pragma unroll 8
+        for (int o = 0; o < here; ++o) {
+#pragma unroll
+            for (int e = 0; e < kEach; ++e) {
+                int i = min(int(threadIdx.x) + e * kThreads, GROUP * HEAD - 1);
+                sum[e] = fmaf(its_weight[o][i / HEAD], __ldcg(part + size_t(o) * kPart + i), sum[e]);
+                weights[e] = fmaf(its_weight[o][i / HEAD], its_total[o][i / HEAD], weights[e]);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+        int i = threadIdx.x + e * kThreads;
+        if (i < GROUP * HEAD) out[size_t(unit) * GROUP * HEAD + i] = __float2bfloat16(sum[e] / weights[e]);
     }
 }

@@ -13,6 +13,14 @@
 
 constexpr int kFragmentRows = 64, kFragmentK = 128, kFragmentThreads = 128;
 
+// Bytes of a tile: codes, then scales of Groups groups of K for each row, then as many int8 zero points.
+template <int Bits, int Groups, bool Zeros, typename Scale>
+struct TileBytes {
+    static constexpr int codes = kFragmentRows * kFragmentK / 8 * Bits;
+    static constexpr int scales = kFragmentRows * Groups * int(sizeof(Scale));
+    static constexpr int all = codes + scales + (Zeros ? kFragmentRows * Groups : 0);
+};
+
 // Positions of a thread's codes in the tile. Bytes: operands of 8 bits, else of 16.
 template <bool Bytes>
 struct Fragment {

@@ -13,12 +13,11 @@
 extern "C" __global__ void __launch_bounds__(kFragmentThreads)
     repack(const uint8_t* packed, const SCALE_TYPE* scales, const int8_t* zeros, uint8_t* out, int n, int k,
            int row_bytes, int groups, int group_shift, int k_tiles) {
-    constexpr int kWords = 2 * WBITS, kCodeBytes = kFragmentRows * kFragmentK / 8 * WBITS;
-    constexpr int kScaleBytes = kFragmentRows * GROUPS * sizeof(SCALE_TYPE);
-    constexpr int kTileBytes = kCodeBytes + kScaleBytes + (ZEROS ? kFragmentRows * GROUPS : 0);
+    constexpr int kWords = 2 * WBITS;
+    using Tile = TileBytes<WBITS, GROUPS, ZEROS, SCALE_TYPE>;
     using Held = Fragment<BYTES>;
     int tile = blockIdx.x, first_row = tile / k_tiles * kFragmentRows, first_k = tile % k_tiles * kFragmentK;
-    uint8_t* to = out + size_t(tile) * kTileBytes;
+    uint8_t* to = out + size_t(tile) * Tile::all;
     uint32_t words[kWords] = {};
 #pragma unroll
     for (int step = 0; step < Held::steps; ++step) {
@@ -52,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(kFragmentThreads)
         int row = first_row + i / kGroups, at = first_k + i % kGroups * (kFragmentK / kGroups);
         size_t from = size_t(row) * groups + min(at >> group_shift, groups - 1);
         bool inside = row < n && at < k;
-        reinterpret_cast<SCALE_TYPE*>(to + kCodeBytes)[i] = inside ? scales[from] : SCALE_TYPE(0.0f);
+        reinterpret_cast<SCALE_TYPE*>(to + Tile::codes)[i] = inside ? scales[from] : SCALE_TYPE(0.0f);
         if (ZEROS)
-            reinterpret_cast<int8_t*>(to + kCodeBytes + kScaleBytes)[i] = inside ? zeros[from] : int8_t(0);
+            reinterpret_cast<int8_t*>(to + Tile::codes + Tile::scales)[i] = inside ? zeros[from] : int8_t(0);
     }
 }

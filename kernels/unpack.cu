@@ -13,9 +13,7 @@
 #include "fragments.cuh"
 
 constexpr int kRowBytes = kFragmentK + 16;  // of codes in shared memory, against bank conflicts
-constexpr int kCodeBytes = kFragmentRows * kFragmentK / 8 * WBITS;
-constexpr int kScaleBytes = kFragmentRows * GROUPS * sizeof(SCALE_TYPE);
-constexpr int kTileBytes = kCodeBytes + kScaleBytes + (ZEROS ? kFragmentRows * GROUPS : 0);
+using Tile = TileBytes<WBITS, GROUPS, ZEROS, SCALE_TYPE>;
 constexpr int kRun = 8;  // codes that a thread writes at a time
 
 __device__ __forceinline__ void load_codes(const uint8_t* tile, uint8_t (*codes)[kRowBytes]) {
@@ -58,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(kFragmentThreads)
     static_assert(kGroup % kRun == 0, "a run has one scale");
     __shared__ __align__(16) uint8_t codes[kFragmentRows][kRowBytes];
     int tile = blockIdx.x, first_row = tile / k_tiles * kFragmentRows, first_k = tile % k_tiles * kFragmentK;
-    const uint8_t* from = tiles + size_t(tile) * kTileBytes;
+    const uint8_t* from = tiles + size_t(tile) * Tile::all;
     load_codes(from, codes);
     for (int i = threadIdx.x; i < kFragmentRows * kFragmentK / kRun; i += kFragmentThreads) {
         int row = i / (kFragmentK / kRun), at = i % (kFragmentK / kRun) * kRun;
@@ -70,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(kFragmentThreads)
         }
         float scale = 1.0f, zero = 0.0f;
         int group = row * kGroups + at / kGroup;
-        if (GROUPS) scale = float(reinterpret_cast<const SCALE_TYPE*>(from + kCodeBytes)[group]);
-        if (ZEROS) zero = float(reinterpret_cast<const int8_t*>(from + kCodeBytes + kScaleBytes)[group]);
+        if (GROUPS) scale = float(reinterpret_cast<const SCALE_TYPE*>(from + Tile::codes)[group]);
+        if (ZEROS) zero = float(reinterpret_cast<const int8_t*>(from + Tile::codes + Tile::scales)[group]);
         uint4 eight;
         uint32_t* pairs = reinterpret_cast<uint32_t*>(&eight);
 #pragma unroll

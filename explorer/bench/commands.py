@@ -125,10 +125,10 @@ def bench_gemm(
     sweep_m: bool = False,
     everything_recorded: bool = False,
     seconds: float | None = None,
-    small_layers: bool = False,
+    layers: bool = False,
 ) -> Benchmark[GemmTiming]:
     """Products on the GPU; without one, those that torch has a CPU kernel for. ``everything_recorded``: what
-    ships as ``assets/measurements/gemm.json``; ``small_layers``: what ships as ``gemm-layers.json``."""
+    ships as ``assets/measurements/gemm.json``; ``layers``: what ships as ``gemm-layers.json``."""
     triples = [_triple(shape) for shape in shapes or [SQUARE]]
     chosen = [find_gemm(name).name for name in names] if names else None
     known = dict.fromkeys(v.name for name in chosen or GEMMS for v in GEMMS[name].variants)
@@ -138,7 +138,7 @@ def bench_gemm(
         on_cpu = (time_on_cpu(GEMMS[name], shape) for shape in triples for name in chosen or CPU_ROWS)
         total = len(triples) * len(chosen or CPU_ROWS)
         return Benchmark(GEMM, this_machine(CPU), on_cpu, total, gemm_line)
-    if small_layers:
+    if layers:
         jobs = plan_of_layers(chosen)
     elif everything_recorded:
         jobs = plan_of_records(chosen)
@@ -148,7 +148,7 @@ def bench_gemm(
     machine = this_machine(work_device(), limits=limits)
     total = sum(len(job.variants) for job in jobs)
     rows = run_jobs(jobs, work_device(), limits, seconds)
-    return Benchmark(LAYERS_NAME if small_layers else GEMM, machine, rows, total, gemm_line)
+    return Benchmark(LAYERS_NAME if layers else GEMM, machine, rows, total, gemm_line)
 
 
 def bench_grouped(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from explorer.bench.gemm import time_gemm
+from explorer.bench.steps import SHAPES, products_of
 from explorer.products.auto import LATEST, variants_for
 from explorer.products.shapes import (
     DECODE,
@@ -39,6 +40,8 @@ SMALL_ROWS = (
     "fp8_e4m3_row", "int8", "w3a16", "w2a16",
 )  # fmt: skip
 """Products that are recorded at the shapes of small layers."""
+MODEL_ROWS, MODEL_TOKENS = ("bf16", "w4a16_group128", "w_nvfp4", "w8a16", "w_fp8"), (1, 4, 16, 64)
+"""Products that are recorded at the shapes of the models whose steps are timed, and their M."""
 LAYER_ROWS = (
     "bf16", "fp8_e4m3_row", "fp8_blockwise", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4",
     "w4a8_int", "binary",
@@ -81,19 +84,26 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
         jobs += _jobs(
             layers, [(m, n, k) for n, k in blocks for m in (1, SERVED, 4096)], "fastest", flush=False
         )
-    jobs += _jobs_of_model(rows)
+    return _each_once(jobs + _jobs_of_model(rows))
+
+
+def _each_once(jobs: Iterable[TimingJob]) -> list[TimingJob]:
+    """A layer's shape may be one that is measured already: the first stays."""
     once: dict[tuple[str, Shape], TimingJob] = {}
-    for job in jobs:  # a layer's shape may be one that is measured already
+    for job in jobs:
         once.setdefault((job.gemm.name, job.shape), job)
     return list(once.values())
 
 
 def plan_of_layers(names: Sequence[str] | None = None) -> list[TimingJob]:
-    """Everything that ships as ``assets/measurements/gemm-layers.json``: small layers, each product at one of
-    them before any at the next."""
-    rows = [name for name in SMALL_ROWS if name in (names or GEMMS)]
+    """Everything that ships as ``assets/measurements/gemm-layers.json``: the products of the models whose
+    steps are timed, and small layers; each product at one of them before any at the next."""
+    of_models, small = ([n for n in rows if n in (names or GEMMS)] for rows in (MODEL_ROWS, SMALL_ROWS))
+    sides = dict.fromkeys(side for shape in SHAPES for side in products_of(shape).values())
+    served = [(m, n, k) for n, k in sides for m in MODEL_TOKENS]
     shapes = [(m, n, k) for n, k in SMALL_LAYERS for m in (1, SERVED, 4096)]
-    return _jobs(rows, shapes, "fastest", flush=False)
+    jobs = _jobs(of_models, served, "auto", flush=False)
+    return _each_once(jobs + _jobs(small, shapes, "fastest", flush=False))
 
 
 def _jobs_of_model(rows: Sequence[str]) -> list[TimingJob]:

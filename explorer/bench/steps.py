@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from explorer.bench.chip_limits import measure_limits
-from explorer.bench.timing import spread
+from explorer.bench.timing import event_seconds, spread
 from explorer.core.backend import require_gpu, synchronize
-from explorer.models.serve import linear_layers, quantize_model
+from explorer.models.serve import quantize_model
 from explorer.products.layer import QuantizedLinear
 from explorer.recordings.steps import StepParts, StepTiming
 from explorer.recordings.times import TimeSpread
@@ -48,7 +48,8 @@ BATCHES, CONTEXT, SPARE = (1, 8, 16, 32, 64), 512, 256
 BASELINE = "bf16"
 DEFAULT = ("int4_group128", "nvfp4", "int8_row", "fp8_e4m3_row", "fp8_e4m3_row+fp8_e4m3_row")
 """Schemes of weights, and after a plus sign of inputs."""
-REPEATS = 20
+REPEATS, IN_A_ROW = 9, 16
+"""Runs of steps that are timed, and the steps of each, one after another as a text is written."""
 _LINEAR = ("gemm", "nvjet", "cutlass", "splitkreduce", "unpack", "quantize", "ranges", "encode", "settle")
 _ATTENTION = ("attend", "flex_attention", "sdpa", "flash", "fmha", "attention", "lean_reduction")
 
@@ -149,20 +150,23 @@ def _measured(
     graphed.prefill(ids)
     prefill = spread([_wall(partial(graphed.prefill, ids), device) for _ in range(3)])
     graphed.step(ids[:, :1])
-    times = []
-    for _ in range(REPEATS + 2):
-        graphed.back_to(CONTEXT)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graphed.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    step = spread(times[2:])
+    times = [_steps_in_a_row(graphed) for _ in range(REPEATS + 1)]
+    step = spread(times[1:])
     parts = _parts(graphed, step.median_s)
     del graphed
     _collect()
     return step, parts, prefill
+
+
+def _steps_in_a_row(graphed: GraphedNetwork) -> float:
+    """Seconds of one step."""
+    graphed.back_to(CONTEXT)
+
+    def run() -> None:
+        for _ in range(IN_A_ROW):
+            graphed.replay()
+
+    return event_seconds(run) / IN_A_ROW
 
 
 def _wall(call: Any, device: torch.device) -> float:
@@ -174,25 +178,37 @@ def _wall(call: Any, device: torch.device) -> float:
 
 
 def _parts(graphed: GraphedNetwork, step_s: float) -> StepParts:
-    """Kernels of one replay by their names."""
+    """Kernels of one replay by their names. Kernels that are launched early overlap: each counts from the end
+    of the one before it."""
     from torch.profiler import ProfilerActivity, profile
 
     graphed.back_to(CONTEXT)
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         graphed.replay()
         torch.cuda.synchronize()
+    kernels = [
+        (event.time_range.end, event.time_range.start, event.name.lower())
+        for event in profiled.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    linear, attention, rest = parts_of(kernels)
+    return StepParts(linear, attention, rest, max(0.0, step_s - linear - attention - rest))
+
+
+def parts_of(kernels: Iterable[tuple[float, float, str]]) -> tuple[float, float, float]:
+    """Seconds of products, of attention and of the rest, of kernels by end and start in µs, and name."""
     linear = attention = rest = 0.0
-    for event in profiled.events() or ():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
-            continue
-        name, seconds = event.name.lower(), event.device_time / 1e6
+    before = float("-inf")
+    for end, start, name in sorted(kernels):
+        seconds = max(0.0, end - max(start, before)) / 1e6
+        before = end
         if any(word in name for word in _ATTENTION):
             attention += seconds
         elif any(word in name for word in _LINEAR):
             linear += seconds
         else:
             rest += seconds
-    return StepParts(linear, attention, rest, max(0.0, step_s - linear - attention - rest))
+    return linear, attention, rest
 
 
 def bytes_of(network: nn.Module) -> int:
@@ -220,11 +236,19 @@ def _collect() -> None:
     torch.cuda.empty_cache()
 
 
-def layers_of(shape: str) -> list[tuple[int, int]]:
-    """N and K of each linear layer of a block of a shape, as the network has them."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    with torch.device("meta"):
-        network = LlamaForCausalLM(LlamaConfig(**{**SHAPES[shape], "num_hidden_layers": 1}))
-    found = (network.get_submodule(name) for name in linear_layers(network))
-    return [(layer.out_features, layer.in_features) for layer in found]
+def products_of(shape: str) -> dict[str, tuple[int, int]]:
+    """N and K of a block's products, by their words: each layer, and layers of one input multiplied as
+    one."""
+    sizes = SHAPES[shape]
+    hidden, between = sizes["hidden_size"], sizes["intermediate_size"]
+    head = sizes.get("head_dim", hidden // sizes["num_attention_heads"])
+    query, key = head * sizes["num_attention_heads"], head * sizes["num_key_value_heads"]
+    return {
+        "query": (query, hidden),
+        "key": (key, hidden),
+        "query, key and value": (query + 2 * key, hidden),
+        "attention's output": (hidden, query),
+        "gate": (between, hidden),
+        "gate and up": (2 * between, hidden),
+        "down": (hidden, between),
+    }

@@ -128,7 +128,7 @@ def gemm(
         float | None, typer.Option(help="Stop after so long and keep what was measured.")
     ] = None,
     layers: Annotated[
-        bool, typer.Option("--layers", help="Small layers (N and K of 384 to 8,192) instead of --shape.")
+        bool, typer.Option("--layers", help="Layers of known models and small ones instead of --shape.")
     ] = False,
     record: Record = False,
     device: Device = None,

@@ -11,7 +11,7 @@ from explorer.gpu.compile import Build
 from explorer.gpu.runtime import launch, multiprocessors
 from explorer.gpu.zero_words import zero_words
 
-SIZES, MOST_TOGETHER, KEYS_AT_ONCE, THREADS = (64, 128), 4, 64, 128
+SIZES, MOST_TOGETHER, KEYS_AT_ONCE, THREADS = (64, 128), 4, 32, 128
 """Elements of a head; query heads that share a thread block's keys; keys that it reads at once."""
 
 

@@ -7,7 +7,7 @@ import threading
 import torch
 from torch import Tensor
 
-AT_ONCE = 65536
+AT_ONCE = 1 << 20
 """Words that are filled with zeros by one launch."""
 
 _LOCK = threading.Lock()
@@ -29,9 +29,25 @@ def zero_words(device: torch.device, count: int) -> Tensor:
         if all_words is None or at + taken > all_words.numel():
             if capturing:  # filled by the graph
                 return torch.zeros(count, dtype=torch.int32, device=device)
-            all_words, at = torch.zeros(max(taken, AT_ONCE), dtype=torch.int32, device=device), 0
-            torch.cuda.current_stream(device).synchronize()  # other streams use them too
+            all_words, at = _filled(device, max(taken, AT_ONCE)), 0
         words, _LEFT[index] = all_words.narrow(0, at, count), (all_words, at + taken)
         if capturing:
             _CAPTURED.append(words)
+    return words
+
+
+def reserve(device: torch.device, count: int = AT_ONCE // 2) -> None:
+    """See to it that so many words are left: before a capture, so that the graph fills none itself."""
+    if device.type != "cuda":
+        return
+    index = device.index or 0
+    with _LOCK:
+        all_words, at = _LEFT.get(index, (None, 0))
+        if all_words is None or at + count > all_words.numel():
+            _LEFT[index] = (_filled(device, max(count, AT_ONCE)), 0)
+
+
+def _filled(device: torch.device, count: int) -> Tensor:
+    words = torch.zeros(count, dtype=torch.int32, device=device)
+    torch.cuda.current_stream(device).synchronize()  # other streams use them too
     return words

@@ -13,7 +13,8 @@ NAME = "steps"
 @dataclass(frozen=True)
 class StepParts:
     """Seconds of one step by what its kernels do: products with weights, attention over the cache, the rest,
-    and gaps in which no kernel runs. By torch's profiler, in a replay of its own."""
+    and gaps in which no kernel runs. By torch's profiler, in a replay of its own; of kernels that overlap,
+    each counts from the end of the one before."""
 
     linear_s: float
     attention_s: float
@@ -26,10 +27,11 @@ class StepTiming:
     """A model of random weights at one batch size. ``scheme`` of its linear layers ("bf16": none), ``inputs``
     of theirs ("": not quantized), ``head`` of the output head ("": bfloat16).
 
-    ``step``: one token for each of ``batch`` texts after ``context`` tokens, a CUDA graph's replay; ``parts``
-    of it. ``prefill``: a text of ``context`` tokens for each, not captured. ``weight_bytes``: all parameters;
-    ``read_bytes``: what a step reads of weights and cache at least, ``floor_s`` at the speed of a copy's
-    bytes. ``baseline_s``: the step of the bfloat16 model in the same run; ``baseline_prefill_s`` likewise.
+    ``step``: one token for each of ``batch`` texts after ``context`` tokens, by replays of a CUDA graph in a
+    row; ``parts`` of it. ``prefill``: a text of ``context`` tokens for each, not captured. ``weight_bytes``:
+    all parameters; ``read_bytes``: what a step reads of weights and cache at least, ``floor_s`` at the speed
+    of a copy's bytes. ``baseline_s``: the step of the bfloat16 model in the same run;
+    ``baseline_prefill_s`` likewise.
     """
 
     shape: str

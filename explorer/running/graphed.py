@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.backend import synchronize
+from explorer.gpu.zero_words import reserve
 from explorer.running.attention import COUNTER
 
 LEAST_ROOM = 256
@@ -29,6 +30,9 @@ LIMITS: dict[str, Any] = {
     "accumulated_recompile_limit": 4 * KINDS,
     "allow_unspec_int_on_nn_module": True,  # a block's number is not compiled in
 }
+EARLY = "triton.enable_pdl"
+"""The setting by which torch's kernels are launched while the one before them ends (programmatic dependent
+launch), as ours are. torch itself uses it on Hopper and later GPUs alone."""
 WINDOWS = ("window_size", "attention_window", "attention_chunk_size")
 """Settings of networks whose masks a cache of fixed room does not know."""
 CAPTURE = threading.Lock()
@@ -79,6 +83,7 @@ class CompiledBlocks:
         self._numbered = [m for m in network.modules() if hasattr(m, "layer_idx")]
         self._blocks = blocks_of(network)
         _check_cache(network)
+        compiler = compiler or _launched_early()
         if any("forward" in block.__dict__ for block in self._blocks):
             raise ValueError("its blocks' forward was replaced before")
         for index, block in enumerate(self._blocks):
@@ -128,6 +133,13 @@ class CompiledBlocks:
         """The blocks run as before."""
         for block in self._blocks:
             block.__dict__.pop("forward", None)
+
+
+def _launched_early() -> dict[str, Any]:
+    """What torch.compile gets so that kernels are launched early, if this torch knows of it."""
+    import torch._inductor.config as settings
+
+    return {"options": {EARLY: True}} if hasattr(settings.triton, EARLY.partition(".")[2]) else {}
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
@@ -238,6 +250,7 @@ class GraphedNetwork:
                     self.back_to(used)
             torch.cuda.current_stream().wait_stream(stream)
             synchronize(self.device)
+            reserve(self.device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._logits = self.run(self._ids)

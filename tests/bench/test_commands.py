@@ -9,11 +9,14 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from explorer import gpu
 from explorer.bench import commands, plan, timing
 from explorer.bench.plan import SMALL_ROWS, SWEPT, plan_of_layers, plan_of_records
+from explorer.bench.steps import SHAPES, parts_of, products_of
 from explorer.methods import METHODS
+from explorer.models.serve import linear_layers
 from explorer.products.auto import variants_for
 from explorer.products.shapes import DECODE, LARGE, SERVING, SMALL_LAYERS, SQUARE
 from explorer.products.table import GEMMS
@@ -159,7 +162,34 @@ def test_the_recordings_fill_the_grid_of_the_model(monkeypatch: pytest.MonkeyPat
     for jobs in (large, small):
         timed = {(job.gemm.name, job.shape) for job in jobs}
         assert len(timed) == len(jobs)
-    assert {(name, (m, n, k)) for name in SMALL_ROWS for n, k in SMALL_LAYERS for m in (1, 64, 4096)} == timed
+    assert {(name, (m, n, k)) for name in SMALL_ROWS for n, k in SMALL_LAYERS for m in (1, 64, 4096)} <= timed
+    assert {("w_nvfp4", (m, 28672, 4096)) for m in (1, 4, 16, 64)} <= timed
     of_large = {(job.gemm.name, job.shape) for job in large}
     assert all((name, (64, 4096, 11008)) in of_large for name in SWEPT)
     assert ("w4a16_group64", (1, 8192, 8192)) in of_large and ("fp32", (1, 8192, 8192)) not in of_large
+
+
+def test_a_block_has_the_products_of_the_network() -> None:
+    """Otherwise the table of a model's products is of another model's shapes."""
+    for shape, sizes in SHAPES.items():
+        with torch.device("meta"):
+            network = LlamaForCausalLM(LlamaConfig(**{**sizes, "num_hidden_layers": 1}))
+        layers = {tuple(network.get_submodule(name).weight.shape) for name in linear_layers(network)}
+        products = products_of(shape)
+        joined = {products.pop("query, key and value"), products.pop("gate and up")}
+        assert set(products.values()) == layers
+        block = network.model.layers[0]
+        of_input = [block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj]
+        of_norm = [block.mlp.gate_proj, block.mlp.up_proj]
+        assert joined == {
+            (sum(layer.out_features for layer in some), some[0].in_features) for some in (of_input, of_norm)
+        }
+
+
+def test_kernels_that_overlap_count_once() -> None:
+    """What starts while the kernel before it runs counts from that one's end. Otherwise a step's parts are
+    longer than the step."""
+    kernels = [(10.0, 0.0, "triton_norm"), (31.0, 12.0, "triton_poi"), (30.0, 5.0, "gemm_swap_ab"),
+               (50.0, 40.0, "attend")]  # fmt: skip
+    linear, attention, rest = parts_of(kernels)
+    assert [round(1e6 * part, 9) for part in (linear, attention, rest)] == [20.0, 10.0, 11.0]

@@ -7,6 +7,9 @@ If these fail, `explorer run` writes the text of another model than the one whos
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -56,6 +59,54 @@ def test_a_captured_step_is_the_step(plain: nn.Module, scheme: str, inputs: str 
                 assert float((got - want).norm() / want.norm()) < 0.03
                 ids = [int(want.argmax())]
             del decoder
+
+
+ONE_BY_ONE = """
+import copy, hashlib, sys, torch
+from tests.gpu.test_steps import llama
+from explorer import SCHEMES, quantize_model
+from explorer.running.attention import choose
+from explorer.running.fused import fuse
+from explorer.running.graphed import GraphedNetwork
+captured, plain = sys.argv[1] == "captured", llama()
+torch.set_grad_enabled(False)
+for scheme in ("int4_group128", "nvfp4", "int8_row+int8_row", "nf4_block64_double", ""):
+    scheme, _, inputs = scheme.partition("+")
+    for batch in (1, 16):
+        network = copy.deepcopy(plain)
+        if scheme:
+            quantize_model(network, scheme, SCHEMES[inputs] if inputs else None)
+        fuse(network)
+        choose(network)
+        graphed = GraphedNetwork(network, 64, batch)
+        ids = torch.arange(batch * 9, device="cuda").view(batch, 9) % 256
+        logits = [graphed.prefill(ids)]
+        for index in range(20):
+            one = ids[:, index % 9 : index % 9 + 1]
+            logits.append((graphed.step(one) if captured else graphed.run(one)).clone())
+        every = torch.stack(logits).float().cpu().numpy().tobytes()
+        print(scheme, inputs, batch, hashlib.sha256(every).hexdigest())
+        torch._dynamo.reset()
+"""
+
+
+def test_kernels_launched_early_read_what_was_written() -> None:
+    """The same kernels in a graph, launched while the one before them ends, and one after another, each
+    waited for: the same bits."""
+    printed = {}
+    for how, blocking in (("captured", "0"), ("one by one", "1")):
+        environment = {**os.environ, "CUDA_LAUNCH_BLOCKING": blocking}
+        run = subprocess.run(
+            [sys.executable, "-c", ONE_BY_ONE, how],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert run.returncode == 0, run.stderr[-2000:]
+        printed[how] = run.stdout
+    assert printed["captured"] == printed["one by one"]
+    assert printed["captured"].count("\n") == 10
 
 
 def test_logits_are_those_of_fake_quantization_within_rounding(plain: nn.Module) -> None:

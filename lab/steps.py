@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from explorer.bench.steps import BASELINE, TORCHAO
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.steps import StepTiming
 from explorer.schemes.scheme import label_of_text
@@ -14,6 +15,7 @@ TITLES = [
     "shape", "linear layers", "texts", "step, ms", "× BF16", "tokens/s", "products", "attention", "rest",
     "gaps", "read at the copy's speed", "prefill, ms", "weights",
 ]  # fmt: skip
+LABELS = {BASELINE: "BF16", TORCHAO: "torchao, INT4 group 128"}
 
 
 def steps_table(steps: Sequence[StepTiming]) -> str:
@@ -21,7 +23,7 @@ def steps_table(steps: Sequence[StepTiming]) -> str:
     rows = [
         [
             step.shape,
-            "BF16" if step.scheme == "bf16" else label_of_text(step.scheme),
+            LABELS.get(step.scheme) or label_of_text(step.scheme),
             str(step.batch),
             f"{step.step.median_s * 1e3:.2f}",
             f"{step.speedup:.2f}",

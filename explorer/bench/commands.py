@@ -22,8 +22,7 @@ from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
 from explorer.bench.quantize import DTYPES, time_quantize
 from explorer.bench.runs import SCHEMES as RUN_SCHEMES
 from explorer.bench.runs import time_runs
-from explorer.bench.steps import BASELINE, BATCHES, SHAPES, time_steps
-from explorer.bench.steps import DEFAULT as STEP_SCHEMES
+from explorer.bench.steps import BASELINE, BATCHES, SHAPES, TORCHAO, schemes_here, time_steps
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.methods.recipe import Recipe
@@ -180,11 +179,11 @@ def bench_steps(
     if unknown := [name for name in shapes or () if name not in SHAPES]:
         raise ValueError(f"no shape {unknown[0]!r}; there are {', '.join(SHAPES)}")
     for text in schemes or ():
-        for part in text.split("+"):
+        for part in text.split("+") if text != TORCHAO else ():
             Scheme.parse(part)
     if any(batch < 1 for batch in batches or ()):
         raise ValueError("a batch has at least one text")
-    names, chosen, sizes = list(shapes or SHAPES), list(schemes or STEP_SCHEMES), list(batches or BATCHES)
+    names, chosen, sizes = list(shapes or SHAPES), list(schemes or schemes_here()), list(batches or BATCHES)
     rows = chain.from_iterable(time_steps(name, chosen, sizes, head) for name in names)
     total = len(names) * (1 + len(chosen)) * len(sizes)
     return Benchmark(STEPS, this_machine(work_device()), rows, total, step_line)

@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from explorer.bench.chip_limits import measure_limits
 from explorer.bench.timing import event_seconds, spread
@@ -46,6 +47,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 keys are left out."""
 BATCHES, CONTEXT, SPARE = (1, 8, 16, 32, 64), 512, 256
 BASELINE = "bf16"
+TORCHAO = "torchao_int4"
+"""torchao's INT4 in groups of 128 (tile_packed_to_4d, torch's tinygemm), the second thing to compare with."""
 DEFAULT = ("int4_group128", "nvfp4", "int8_row", "fp8_e4m3_row", "fp8_e4m3_row+fp8_e4m3_row")
 """Schemes of weights, and after a plus sign of inputs."""
 REPEATS, IN_A_ROW = 9, 16
@@ -79,7 +82,11 @@ def time_steps(
         network = random_network(SHAPES[shape], device)
         weights, _, inputs = text.partition("+")
         if text != BASELINE:
-            quantize_model(network, Scheme.parse(weights), Scheme.parse(inputs) if inputs else None)
+            if text == TORCHAO:
+                fuse(network)  # torchao's tensors cannot be joined
+                quantize_by_torchao(network)
+            else:
+                quantize_model(network, Scheme.parse(weights), Scheme.parse(inputs) if inputs else None)
             if head is not None:
                 network.lm_head = QuantizedLinear.of(network.lm_head, head)
         fuse(network)
@@ -118,6 +125,23 @@ def time_steps(
         del network, compiled
         torch._dynamo.reset()
         _collect()
+
+
+def quantize_by_torchao(network: Any) -> None:
+    """All linear layers but the head, in place. ``ValueError`` without torchao."""
+    try:
+        from torchao.quantization import Int4WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise ValueError("torchao is not installed: pip install torchao") from error
+    config = Int4WeightOnlyConfig(
+        group_size=128, set_inductor_config=False, int4_packing_format="tile_packed_to_4d"
+    )
+    quantize_(network, config, lambda module, _: type(module) is nn.Linear and module is not network.lm_head)
+
+
+def schemes_here() -> list[str]:
+    """The default, with torchao's where it is installed."""
+    return [*DEFAULT, *([TORCHAO] if find_spec("torchao") else [])]
 
 
 def random_network(sizes: dict[str, Any], device: torch.device) -> Any:
@@ -213,8 +237,15 @@ def parts_of(kernels: Iterable[tuple[float, float, str]]) -> tuple[float, float,
 
 def bytes_of(network: nn.Module) -> int:
     """Of all parameters and layouts of codes; what is used twice counts once."""
-    tensors = {t.data_ptr(): t for t in (*network.parameters(), *network.buffers())}
+    tensors = {t.data_ptr(): t for whole in (*network.parameters(), *network.buffers()) for t in _held(whole)}
     return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def _held(tensor: Any) -> list[Tensor]:
+    """The tensors that a tensor of a subclass, as torchao has them, consists of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    return [part for name in tensor.__tensor_flatten__()[0] for part in _held(getattr(tensor, name))]
 
 
 def read_bytes(network: Any) -> int:

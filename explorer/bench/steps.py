@@ -136,7 +136,13 @@ def quantize_by_torchao(network: Any) -> None:
     config = Int4WeightOnlyConfig(
         group_size=128, set_inductor_config=False, int4_packing_format="tile_packed_to_4d"
     )
-    quantize_(network, config, lambda module, _: type(module) is nn.Linear and module is not network.lm_head)
+
+    def is_left(module: nn.Module, _: str) -> bool:
+        """Layers of one input are found by each of their names."""
+        plain = type(module) is nn.Linear and type(module.weight) is nn.Parameter
+        return plain and module is not network.lm_head
+
+    quantize_(network, config, is_left)
 
 
 def schemes_here() -> list[str]:

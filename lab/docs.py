@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from explorer.paths import checkout
-from explorer.recordings.gemm import recorded_gemms
+from explorer.recordings.gemm import recorded_gemms, recorded_layers
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.quantize import recorded_quantize
 from explorer.recordings.runs import recorded_runs
@@ -23,7 +23,7 @@ from lab.exports import exports_measured, recorded_exports
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.runs import runs_table
-from lab.steps import steps_table
+from lab.steps import expectation, products_table, steps_table
 from lab.training import record_training, recorded_gradients, recorded_training
 from lab.vllm import recorded_vllm, vllm_table
 from lab.written import readme_table, recorded_written, written_table
@@ -131,6 +131,9 @@ def _context() -> dict[str, Any]:
         "runs_table": runs_table,
         "steps": recorded_steps(),
         "steps_table": steps_table,
+        "layers": recorded_layers(),
+        "products_table": products_table,
+        "expectation": expectation,
         "written_table": written_table,
         "recipe_tables": recipe_tables,
         "survey": load_survey(recipes.SHIPPED),

@@ -1,11 +1,14 @@
-"""The table of docs/running.md: steps of models' shapes on a GPU."""
+"""The tables of docs/running.md: steps of models' shapes on a GPU, and the products of their layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from explorer.bench.steps import BASELINE, TORCHAO
+from explorer.bench.plan import MODEL_TOKENS
+from explorer.bench.steps import BASELINE, SHAPES, TORCHAO, products_of
+from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED
+from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.steps import StepTiming
 from explorer.schemes.scheme import label_of_text
 from explorer.words import bytes_, number
@@ -15,6 +18,10 @@ TITLES = [
     "shape", "linear layers", "texts", "step, ms", "× BF16", "tokens/s", "products", "attention", "rest",
     "gaps", "read at the copy's speed", "prefill, ms", "weights",
 ]  # fmt: skip
+COMPARED = ("w4a16_group128", "w_nvfp4", "w8a16")
+"""Products whose times are held against torch's in bfloat16."""
+WIDTHS = {"int4_group128": 4, "int8_row": 8}
+"""Schemes that stand for a width in the docs' expectation of other models."""
 LABELS = {BASELINE: "BF16", TORCHAO: "torchao, INT4 group 128"}
 
 
@@ -38,9 +45,56 @@ def steps_table(steps: Sequence[StepTiming]) -> str:
     return markdown(TITLES, rows) if rows else f"({NOT_RECORDED})"
 
 
+def expectation(steps: Sequence[StepTiming]) -> str:
+    """How a step with one token compares with its bytes at the copy's speed, and how much smaller weights
+    are: a line for each shape."""
+    lines = []
+    for shape in SHAPES:
+        one = [step for step in steps if step.shape == shape and step.batch == 1 and step.scheme in WIDTHS]
+        if not one:
+            continue
+        every = "; ".join(
+            f"weights of {WIDTHS[step.scheme]} bits {step.step.median_s / step.floor_s:.1f}, "
+            f"{step.smaller:.1f} times smaller"
+            for step in one
+        )
+        lines.append(f"* {shape}: {every}")
+    return "\n".join(lines) or f"({NOT_RECORDED})"
+
+
 def _parts(step: StepTiming) -> list[str]:
     parts = step.parts
     if parts is None:
         return ["–"] * 4
     seconds = (parts.linear_s, parts.attention_s, parts.rest_s, parts.gaps_s)
     return [f"{part * 1e3:.2f}" for part in seconds]
+
+
+def products_table(timings: Sequence[GemmTiming]) -> str:
+    """How many times as fast as torch's bfloat16 products are at the shapes of models' layers, by tokens."""
+    ours: dict[tuple[str, Shape], float] = {}
+    plain: dict[Shape, float] = {}
+    for timing in timings:
+        key = (timing.gemm, timing.shape)
+        ours[key] = min(timing.seconds, ours.get(key, timing.seconds))
+        if timing.gemm == BASELINE and timing.baseline_graph:
+            plain[timing.shape] = timing.baseline_graph.median_s
+    rows = []
+    for model in SHAPES:
+        for what, (n, k) in products_of(model).items():
+            shapes = [(m, n, k) for m in MODEL_TOKENS]
+            if not all(shape in plain for shape in shapes):
+                continue
+            first = f"{plain[shapes[0]] * 1e6:.1f}"
+            ratios = (_ratios([ours.get((name, s), 0.0) for s in shapes], shapes, plain) for name in COMPARED)
+            rows.append([model, what, f"{n:,} × {k:,}", first, *ratios])
+    titles = ["shape", "product", "N × K", "BF16, µs at 1"]
+    return (
+        markdown([*titles, *(GEMMS[name].label for name in COMPARED)], rows) if rows else f"({NOT_RECORDED})"
+    )
+
+
+def _ratios(seconds: Sequence[float], shapes: Sequence[Shape], plain: Mapping[Shape, float]) -> str:
+    return " / ".join(
+        f"{plain[shape] / its:.2f}" if its else "–" for its, shape in zip(seconds, shapes, strict=True)
+    )

@@ -124,6 +124,7 @@ def test_the_operator_is_what_torch_expects(kind: str) -> None:
 @pytest.mark.parametrize("m", [1, 16, 64, 300])
 def test_graphs_and_compiled_models_give_the_same_bits(kind: str, m: int) -> None:
     """Four layers one after another, ordinary allocation, five replays with other inputs."""
+    torch._dynamo.reset()  # torch compiles one code object for eight kinds of layers, no more
     q, x_scheme = FORMED[kind]()
     square = explorer.quantize(draw(1, 512, 512)[1], q.scheme)
     layers = torch.nn.Sequential(*(QuantizedLinear(square, None, x_scheme) for _ in range(3)))

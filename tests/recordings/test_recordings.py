@@ -18,7 +18,7 @@ from explorer import paths
 from explorer.paths import KERNELS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import Recording, RecordingError, as_json, record, recorded, recording_json
-from explorer.recordings.gemm import RENAMED, GemmTiming, recorded_gemms
+from explorer.recordings.gemm import RENAMED, GemmTiming, recorded_gemms, recorded_layers
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine, this_machine
 from explorer.recordings.quantize import (
@@ -51,6 +51,7 @@ SHIPPED = {
     "embeddings": recorded_embeddings,
     "exports": recorded_exports,
     "gemm": recorded_gemms,
+    "gemm-layers": recorded_layers,
     "gradients": recorded_gradients,
     "grouped": recorded_grouped,
     "methods": recorded_methods,

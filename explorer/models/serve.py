@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -37,7 +38,8 @@ def quantize_model(
     """Replace linear layers of ``model`` in place by ``QuantizedLinear``, rounded to nearest; ``model``.
 
     ``recipe``: what ``ModelRecipe.load`` reads, a scheme for each layer by its name (without ".weight"), or
-    one scheme (or its text) for every ``nn.Linear`` but the output head. ``x_scheme`` quantizes inputs;
+    one scheme (or its text) for every ``nn.Linear`` but the output head; a warning names large weights that
+    are none, as those of stacked experts are. ``x_scheme`` quantizes inputs;
     without it, by the recipe's own. Where layers that engines multiply as one share a scale of the whole
     tensor (a recipe's ``fused``), they do here. Layers not named stay as they are. ``ValueError``, before
     anything is changed, for a name that is no linear layer of the model, and for a layer whose codes a method
@@ -46,6 +48,8 @@ def quantize_model(
     chosen, inputs, fused = _chosen(model, recipe)
     inputs = x_scheme or inputs
     _check(chosen, dict(model.named_modules()))
+    if isinstance(recipe, str | Scheme):
+        _warn_of_stacked(model)
     others = _other_names(model)
 
     def weight(name: str) -> Tensor:
@@ -96,6 +100,18 @@ def linear_layers(model: nn.Module) -> list[str]:
     find = getattr(model, "get_output_embeddings", None)
     head = find() if find is not None else None
     return [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+
+
+def _warn_of_stacked(model: nn.Module) -> None:
+    """Say which weights of more than two axes stay as they are, where they are more than a hundredth."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.dim() > 2}
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if sizes and sum(sizes.values()) > total / 100:
+        warnings.warn(
+            f"{sum(sizes.values()):,} of {total:,} weights are in no torch.nn.Linear and stay as they are, "
+            f"such as {next(iter(sizes))}",
+            stacklevel=3,
+        )
 
 
 def _check(chosen: Mapping[str, Recipe], modules: Mapping[str, nn.Module]) -> None:

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -68,6 +69,20 @@ def _share_counter(layer: Any, used: Tensor) -> None:
             del tensor._dynamo_static_input_type
 
 
+class _Forward:
+    """A block's forward while it is compiled. A copy of the block has its class's own: this one would run the
+    original's weights."""
+
+    def __init__(self, called: Callable[..., Any], block: nn.Module) -> None:
+        self._called, self._block = called, block
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._called(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return MethodType(type(self._block).forward, memo[id(self._block)])
+
+
 class CompiledBlocks:
     """A network whose blocks are compiled for steps of one token, in place, until ``remove``. A call with a
     cache that ``using`` was not entered with runs as before. ``compiler``: what torch.compile gets beside the
@@ -88,7 +103,7 @@ class CompiledBlocks:
             raise ValueError("its blocks' forward was replaced before")
         for index, block in enumerate(self._blocks):
             compiled = torch.compile(type(block).forward, fullgraph=True, dynamic=False, **compiler)
-            block.__dict__["forward"] = self._called(index, block.forward, compiled, block)
+            block.__dict__["forward"] = _Forward(self._called(index, block.forward, compiled, block), block)
 
     def _called(
         self, index: int, plain: Callable[..., Any], compiled: Callable[..., Any], block: nn.Module

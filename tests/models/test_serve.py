@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import explorer
 from explorer import SCHEMES, QuantizedLinear
@@ -112,3 +112,13 @@ def test_layers_rounded_as_one_are_saved_and_read_by_modules(llama: nn.Module, t
     layer = model.get_submodule(f"{block}.q_proj")
     assert torch.equal(layer.weight, layer.quantized.dequantize())
     assert model.to(torch.bfloat16).get_submodule(f"{block}.q_proj").weight.dtype == torch.bfloat16
+
+
+def test_experts_that_stay_are_named() -> None:
+    """transformers stacks experts in one parameter, which is no linear layer: most of the model stays."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    network = MixtralForCausalLM(
+        MixtralConfig(vocab_size=64, num_hidden_layers=1, num_local_experts=2, **sizes)
+    )
+    with pytest.warns(UserWarning, match=r"stay as they are, such as model\.layers\.0\.mlp\.experts"):
+        explorer.quantize_model(network, "int8_row")

@@ -160,3 +160,20 @@ def test_a_network_that_a_graph_would_change_is_run_step_by_step(plain: nn.Modul
     before = falcon(torch.tensor([[1, 2]]), use_cache=False).logits
     assert against_graphs(falcon)
     assert torch.equal(falcon(torch.tensor([[1, 2]]), use_cache=False).logits, before)
+
+
+def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
+    """The copy's blocks ran the original's, without a word."""
+    torch.manual_seed(0)
+    network = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **SIZES)).eval()
+    GraphedPool(network, backend="eager")
+    changed, ids = copy.deepcopy(network), torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        torch.testing.assert_close(changed(ids).logits, network(ids).logits)
+        for parameter in changed.model.layers.parameters():
+            parameter.zero_()
+        zeroed, want = (
+            changed(ids).logits,
+            changed.lm_head(changed.model.norm(changed.model.embed_tokens(ids))),
+        )
+    torch.testing.assert_close(zeroed, want)

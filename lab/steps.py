@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from explorer.bench.plan import MODEL_TOKENS
-from explorer.bench.steps import BASELINE, SHAPES, TORCHAO, products_of
+from explorer.bench.steps import SHAPES, products_of
 from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
-from explorer.recordings.steps import StepTiming
-from explorer.schemes.scheme import label_of_text
+from explorer.recordings.steps import BASELINE, StepTiming
 from explorer.words import bytes_, number
 from lab.tables import markdown
 
@@ -22,7 +21,6 @@ COMPARED = ("w4a16_group128", "w_nvfp4", "w8a16")
 """Products whose times are held against torch's in bfloat16."""
 WIDTHS = {"int4_group128": 4, "int8_row": 8}
 """Schemes that stand for a width in the docs' expectation of other models."""
-LABELS = {BASELINE: "BF16", TORCHAO: "torchao, INT4 group 128"}
 
 
 def steps_table(steps: Sequence[StepTiming]) -> str:
@@ -30,7 +28,7 @@ def steps_table(steps: Sequence[StepTiming]) -> str:
     rows = [
         [
             step.shape,
-            LABELS.get(step.scheme) or label_of_text(step.scheme),
+            step.label,
             str(step.batch),
             f"{step.step.median_s * 1e3:.2f}",
             f"{step.speedup:.2f}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from app.parts.page import Page
 from app.parts.widgets import heading
-from app.sections import checkpoints, run, sizes, speed, survey, whole_model
+from app.sections import checkpoints, run, sizes, speed, steps, survey, whole_model
 
 TITLE, NAME = "Model and hardware", "model"
 
@@ -19,6 +19,7 @@ def build(page: Page) -> None:
         surveyed = survey.build(page)
     with page.section("run", "Run"):
         run.build(page, surveyed)
+        steps.build(page)
     with page.section("whole-model", "Whole model"):
         whole_model.build_whole_model(page)
     with page.section("checkpoints", "Two checkpoints"):

@@ -22,7 +22,7 @@ from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
 from explorer.bench.quantize import DTYPES, time_quantize
 from explorer.bench.runs import SCHEMES as RUN_SCHEMES
 from explorer.bench.runs import time_runs
-from explorer.bench.steps import BASELINE, BATCHES, SHAPES, TORCHAO, schemes_here, time_steps
+from explorer.bench.steps import BATCHES, SHAPES, schemes_here, time_steps
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.methods.recipe import Recipe
@@ -41,8 +41,8 @@ from explorer.recordings.quantize import NAME as QUANTIZE
 from explorer.recordings.quantize import QuantizeTiming
 from explorer.recordings.runs import NAME as RUNS
 from explorer.recordings.runs import RunTiming
+from explorer.recordings.steps import BASELINE, TORCHAO, StepTiming
 from explorer.recordings.steps import NAME as STEPS
-from explorer.recordings.steps import StepTiming
 from explorer.running import ENGINES
 from explorer.schemes import SCHEMES, Scheme
 

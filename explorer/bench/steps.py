@@ -20,7 +20,7 @@ from explorer.bench.timing import event_seconds, spread
 from explorer.core.backend import require_gpu, synchronize
 from explorer.models.serve import quantize_model
 from explorer.products.layer import QuantizedLinear
-from explorer.recordings.steps import StepParts, StepTiming
+from explorer.recordings.steps import BASELINE, TORCHAO, StepParts, StepTiming
 from explorer.recordings.times import TimeSpread
 from explorer.running.attention import choose
 from explorer.running.fused import fuse
@@ -46,9 +46,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Configurations as the models' own files have them (config.json on the Hub); Qwen3-4B's norms of queries and
 keys are left out."""
 BATCHES, CONTEXT, SPARE = (1, 8, 16, 32, 64), 512, 256
-BASELINE = "bf16"
-TORCHAO = "torchao_int4"
-"""torchao's INT4 in groups of 128 (tile_packed_to_4d, torch's tinygemm), the second thing to compare with."""
 DEFAULT = ("int4_group128", "nvfp4", "int8_row", "fp8_e4m3_row", "fp8_e4m3_row+fp8_e4m3_row")
 """Schemes of weights, and after a plus sign of inputs."""
 REPEATS, IN_A_ROW = 9, 16

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 from explorer.recordings.files import Recording, recorded
 from explorer.recordings.times import TimeSpread
+from explorer.schemes.scheme import label_of_text
 
 NAME = "steps"
+BASELINE = "bf16"
+"""What the other schemes of a step are compared with."""
+TORCHAO = "torchao_int4"
+"""torchao's INT4 in groups of 128 (tile_packed_to_4d, torch's tinygemm), the second thing to compare with."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,14 @@ class StepTiming:
     baseline_s: float
     baseline_prefill_s: float | None
     baseline_weight_bytes: int
+
+    @property
+    def label(self) -> str:
+        """Of the linear layers' scheme, and of their inputs'."""
+        if self.scheme == TORCHAO:
+            return "torchao, INT4 group 128"
+        weights = label_of_text(self.scheme)
+        return f"{weights} × {label_of_text(self.inputs)}" if self.inputs else weights
 
     @property
     def speedup(self) -> float:

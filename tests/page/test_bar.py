@@ -6,12 +6,11 @@ If these fail, a visitor chooses without seeing what it does, or is left with a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from explorer import SCHEMES
 from tests.page.test_browser import choose, frames, look_at, open_page, open_panel
@@ -20,17 +19,6 @@ from tests.sampled import sampled
 pytestmark = pytest.mark.browser
 BOTH = "scheme=int4_group32&second=nvfp4"
 LONGEST = sorted(SCHEMES, key=lambda name: len(SCHEMES[name].label))[-4:]
-
-
-@pytest.fixture
-def phone(browser: Browser) -> Iterator[Page]:
-    """A phone of 390 x 844 px with a touch screen."""
-    context = browser.new_context(
-        viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, reduced_motion="reduce"
-    )
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    yield context.new_page()
-    context.close()
 
 
 def box(part: Locator) -> dict[str, float]:
@@ -102,14 +90,15 @@ def test_a_panel_covers_neither_verdict_nor_notice(page: Page, url: str, name: s
     """What a choice does is read while choosing."""
     page.set_viewport_size({"width": width, "height": 900})
     open_page(page, url, f"{BOTH}&row=10&column=20")
-    page.evaluate("""() => { document.querySelector('#notice .html-container, #notice > *, #notice')
-      .innerHTML = '<div class="status" role="status">what was refused</div>'; }""")
+    page.evaluate("""() => document.querySelector('#notice .html-container, #notice > *, #notice')
+      .insertAdjacentHTML('beforeend', '<div class="status" role="status" id="put">was refused</div>')""")
     open_panel(page, name)
     panel = page.locator(f"#panel-{name}")
     for part in ("#answer .says", "#notice .status", "#chips"):
         assert not covers(panel, page.locator(part)), part
     expect(page.locator("#answer .says")).to_be_in_viewport(ratio=1)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("document.getElementById('put').remove()")
 
 
 @pytest.mark.thorough
@@ -332,11 +321,16 @@ def test_the_first_sight_is_not_empty(page: Page, url: str) -> None:
     page.add_init_script("""window.shift = 0;
       new PerformanceObserver(list => { for (const e of list.getEntries()) if (!e.hadRecentInput)
         window.shift += e.value; }).observe({type: 'layout-shift', buffered: true});""")
+    held: list[Route] = []
+    page.route(re.compile("queue/join"), lambda route: held.append(route), times=1)
     page.goto(url)
     page.locator("#kpis .v").first.wait_for()
-    assert not page.evaluate("window.explorer.ready"), "no answer has come yet"
     expect(page.locator("#which .words")).to_contain_text("4-bit weights")
     expect(page.locator("#chip-tensor")).to_contain_text("MLP up-projection")
+    while not held:
+        page.wait_for_timeout(20)
+    assert not page.evaluate("window.explorer.ready"), "no answer has come yet"
+    held[0].continue_()
     page.wait_for_function("window.explorer?.ready")
     frames(page)
     assert page.evaluate("window.shift") <= 0.05

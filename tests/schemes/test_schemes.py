@@ -222,7 +222,7 @@ def naive(x: Tensor, scheme: Scheme) -> Tensor:
     height, width = scheme.block[0] or x.shape[0], scheme.block[1] or x.shape[1]
     whole, rule = find_scales(x, scheme).scale, scheme.scale
     if rule is not None and rule.super_bits is not None:
-        height, width = 8, SUPER_BLOCK  # several rows at once: each search takes milliseconds
+        height, width = 16, SUPER_BLOCK  # several rows at once: each search takes milliseconds
     for r in range(0, x.shape[0], height):
         for c in range(0, x.shape[1], width):
             block = x[r : r + height, c : c + width]

@@ -326,7 +326,10 @@ def test_a_loss_on_calibration_texts_is_called_so(
         assert ("the calibration texts themselves, which flatters it" in card) == flattered
 
 
-@pytest.mark.parametrize("more", [("--inputs", "int8_row"), ("--method", "awq"), ()])
+@pytest.mark.parametrize(
+    "more",
+    [("--inputs", "int8_row"), ("--method", "awq"), pytest.param((), marks=pytest.mark.thorough)],
+)
 def test_a_loss_is_of_what_was_written(
     files: dict[str, str], more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from explorer.survey.assemble import assemble
 from explorer.survey.check import check_recipe
 from explorer.survey.folding import fold_factors
 from explorer.survey.loss import reference_for
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the freezing point")
@@ -92,9 +93,10 @@ METHODS = (
     "smoothquant+gptq",
     "smoothquant+gptq_sequential",
 )
+QUICK = ("awq", "awq_clip", "smoothquant", "smoothquant+gptq_sequential")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sampled(METHODS, QUICK))
 def test_the_folder_is_the_network_that_was_checked(
     folder: Path, llama: Model, tmp_path: Path, method: str
 ) -> None:

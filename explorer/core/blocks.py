@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from explorer.progress import checkpoint
+from explorer.schemes import Scales
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Elements processed at a time. CPU: 1 MB of float32, which stays in a core's cache. GPU: enough to occupy
@@ -43,7 +44,16 @@ class Rectangle:
 
     def cells(self, per_block: Tensor) -> Tensor:
         """View of this part of a per-block tensor, shaped to broadcast over ``blocks``."""
-        return per_block[self.grid_rows, self.grid_columns][:, None, :, None]
+        return spread(per_block[self.grid_rows, self.grid_columns])
+
+    def scales(self, scales: Scales) -> Scales:
+        """The scales of this part's blocks, from those of the whole matrix: views."""
+        return scales.map_grids(lambda grid: grid[self.grid_rows, self.grid_columns])
+
+
+def spread(grid: Tensor) -> Tensor:
+    """View of numbers per block [grid rows, grid columns], shaped to broadcast over their ``blocks``."""
+    return grid[:, None, :, None]
 
 
 def rectangles(shape: tuple[int, int], block: tuple[int | None, int | None]) -> Iterator[Rectangle]:

@@ -101,6 +101,16 @@ def encode_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) ->
     return codes.reshape(codes.shape[0] * codes.shape[1], -1)
 
 
+@keeps_subnormals
+def code_values(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
+    """The values of the codes of float32 ``blocks`` [grid rows, height, grid columns, width] under their
+    ``scales``, rounded to nearest; a zero may be -0.0."""
+    fmt, scaled = scheme.format, _scaled(blocks, scales, scheme)
+    if isinstance(fmt, IntegerFormat):
+        return _whole_codes(scaled, scales, scheme, None).clamp_(*scheme.code_limits)
+    return fmt.decode(fmt.encode_unchecked(scaled.contiguous(), scheme.rounding))
+
+
 def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """One rectangle's blocks of float32 ``x``, less the offset, in units of their scale."""
     return _scaled(part.blocks(x), part.scales(scales), scheme)
@@ -119,12 +129,15 @@ def _scaled(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
         blocks = blocks - spread(_minimum(scales, scheme))
     if rule.reciprocal and not rule.bfloat16:
         return blocks * spread(_reciprocal(scales))
-    divisor = spread(scales.scale if scales.unrounded is None or rule.bfloat16 else scales.unrounded)
+    by = scales.scale if scales.unrounded is None or rule.bfloat16 else scales.unrounded
+    # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
+    may_be_zero = (scales.unrounded is not None or scheme.scale.smallest == 0) and scheme.format.has_zero
+    if may_be_zero and isinstance(scheme.format, IntegerFormat):
+        by, may_be_zero = torch.where(by == 0, torch.inf, by), False  # x / inf is 0 as well, or -0
+    divisor = spread(by)
     scaled = through_bfloat16(blocks) / divisor if rule.bfloat16 else blocks / divisor
     scaled = through_bfloat16(scaled) if rule.bfloat16 else scaled
-    # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
-    may_be_zero = scales.unrounded is not None or scheme.scale.smallest == 0
-    if not may_be_zero or not scheme.format.has_zero:
+    if not may_be_zero:
         return scaled
     return torch.where(divisor == 0, torch.zeros_like(scaled), scaled)
 

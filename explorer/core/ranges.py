@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.blocks import Rectangle, rectangles
-from explorer.core.encode import encode_blocks, restore_blocks
+from explorer.core.encode import code_values, restore_blocks
 from explorer.core.flat import unrolled
 from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import Scales, Scheme, scale_for
@@ -73,8 +73,9 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
     high = torch.zeros(grid, dtype=torch.float32, device=x.device)
     if scheme.scale is None:
         return Range(low, high)
+    context = _context(x, scheme, largest)
     for part in rectangles((x.shape[0], x.shape[1]), scheme.block):
-        part_range = scheme.calibrator.of(part.blocks(x), _context(part, x, scheme, largest))
+        part_range = scheme.calibrator.of(part.blocks(x), context)
         low[part.grid_rows, part.grid_columns] = part_range.low
         high[part.grid_rows, part.grid_columns] = part_range.high
     check_range(Range(low, high), scheme)
@@ -93,21 +94,22 @@ def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
     return x.abs().amax() if x.numel() and scheme.scale is not None and scheme.scale.per_tensor else None
 
 
-def _context(part: Rectangle, x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationContext:
-    """Return the context that dequantizes the rectangle's blocks under a range, rounded to nearest."""
+def _context(x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationContext:
+    """Return the context that dequantizes blocks of ``x`` under their ranges, rounded to nearest."""
     rule = scheme.scale
     largest = _largest(x, scheme) if largest is None else largest
     above = rule is not None and rule.has_upper_level
     nearest = dataclasses.replace(scheme, seed=None, scale=rule and rule.of_a_block_alone)
 
-    def restore(clip_range: Range) -> Tensor:
-        scales = scale_for(clip_range, nearest, largest)
-        alone = _at_origin(part, clip_range)
-        codes = encode_blocks(alone, x[part.rows, part.columns].contiguous(), scales, nearest)
-        return restore_blocks(alone, alone.blocks(scheme.format.decode(codes)), scales)
+    def scales(clip_range: Range) -> Scales:
+        return scale_for(clip_range, nearest, largest)
+
+    def restore(blocks: Tensor, under: Scales) -> Tensor:
+        return restore_blocks(_alone(blocks), code_values(blocks, under, nearest), under)
 
     offset = scheme.mapping.has_offset
     return CalibrationContext(
+        scales,
         restore,
         levels=1 << (scheme.format.bits - 1),
         asymmetric=scheme.asymmetric or offset,
@@ -116,13 +118,8 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme, largest: Tensor | None)
     )
 
 
-def _at_origin(part: Rectangle, clip_range: Range) -> Rectangle:
-    """The rectangle as a separate matrix."""
-    return Rectangle(
-        slice(0, part.rows.stop - part.rows.start),
-        slice(0, part.columns.stop - part.columns.start),
-        slice(0, clip_range.high.shape[0]),
-        slice(0, clip_range.high.shape[1]),
-        part.height,
-        part.width,
-    )
+def _alone(blocks: Tensor) -> Rectangle:
+    """Blocks [grid rows, height, grid columns, width] as a separate matrix."""
+    tall, height, wide, width = blocks.shape
+    rows, columns = slice(0, tall * height), slice(0, wide * width)
+    return Rectangle(rows, columns, slice(0, tall), slice(0, wide), height, width)

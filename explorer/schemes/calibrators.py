@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from explorer.formats import E4M3
 from explorer.progress import checkpoint
 from explorer.schemes.rules import ScaleRule
+from explorer.schemes.search import LONGEST, TILE, Grids, Search, Trial
 
 BLOCK_DIMS = (1, 3)
 
@@ -45,17 +46,23 @@ class Range:
 
 @dataclass(frozen=True)
 class CalibrationContext:
-    """What a calibrator may use of the scheme: ``restore`` quantizes and dequantizes the blocks under a
-    range, ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a
+    """What a calibrator may use of the scheme: ``scales`` are those of blocks under a range,
+    ``restore`` quantizes and dequantizes blocks under their scales (these, or some of them in another grid),
+    ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a
     range count, ``scale`` how scales are stored. Ranges include zero unless the scheme adds a floating-point
     offset (``zero_included`` False).
     """
 
-    restore: Callable[[Range], Tensor]
+    scales: Callable[[Range], Grids]
+    restore: Callable[[Tensor, Any], Tensor]
     levels: int
     asymmetric: bool = False
     zero_included: bool = True
     scale: ScaleRule | None = None
+
+    def restored(self, blocks: Tensor, clip_range: Range) -> Tensor:
+        """``blocks`` [grid rows, height, grid columns, width] after they were quantized under a range."""
+        return self.restore(blocks, self.scales(clip_range))
 
 
 @dataclass(frozen=True)
@@ -169,20 +176,48 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
     With zero points both ends are moved together first, then the low end alone, then the high one.
     """
     whole = minmax_range(blocks, context.zero_included)
+    ends = (BOTH_ENDS, LOW_END, HIGH_END) if context.asymmetric else (BOTH_ENDS,)
+    if blocks.shape[1] == 1 and blocks.shape[3] <= LONGEST:
+        return _mse_of_short(blocks, whole, ends, context)
     low = high = torch.ones_like(whole.high)
     least = torch.full_like(whole.high, math.inf, dtype=torch.float64)
-    for moves_low, moves_high in (BOTH_ENDS, LOW_END, HIGH_END) if context.asymmetric else (BOTH_ENDS,):
+    for moves_low, moves_high in ends:
         for factor in _factors(context.scale):
             checkpoint()
             moved = torch.full_like(whole.high, factor)
             new_low, new_high = moved if moves_low else low, moved if moves_high else high
-            restored = context.restore(_moved(whole, new_low, new_high, context))
+            restored = context.restored(blocks, _moved(whole, new_low, new_high, context))
             # In float64: squares of values beyond 1e±19 are not float32 numbers.
             error = (restored - blocks).double().square_().sum(BLOCK_DIMS)
             better = error < least
             least = torch.where(better, error, least)
             low, high = torch.where(better, new_low, low), torch.where(better, new_high, high)
     return _moved(whole, low, high, context)
+
+
+def _mse_of_short(
+    blocks: Tensor, whole: Range, ends: Sequence[tuple[bool, bool]], context: CalibrationContext
+) -> Range:
+    """``_mse`` of blocks along rows, by the search that leaves out what cannot win."""
+
+    def scales(low: Tensor, high: Tensor) -> Grids:
+        return context.scales(Range(low, high))
+
+    def moved(low: Tensor, high: Tensor, low_factor: Tensor, high_factor: Tensor) -> tuple[Tensor, Tensor]:
+        found = _moved(Range(low, high), low_factor, high_factor, context)
+        return found.low, found.high
+
+    trial = Trial(moved, scales, context.restore)
+    rows, grid = blocks.reshape(-1, blocks.shape[3]), whole.low.shape
+    low, high = whole.low.reshape(-1), whole.high.reshape(-1)
+    tile = max(1, TILE[rows.device.type] // rows.shape[1])
+    for start in range(0, len(rows), tile):
+        some = slice(start, start + tile)
+        search = Search(rows[some], low[some], high[some], trial)
+        for moves_low, moves_high in ends:
+            search.try_factors(_factors(context.scale), moves_low, moves_high)
+        low[some], high[some] = moved(low[some], high[some], search.low_factor, search.high_factor)
+    return Range(low.view(grid), high.view(grid))
 
 
 def _moved(whole: Range, low: Tensor, high: Tensor, context: CalibrationContext) -> Range:
@@ -203,7 +238,7 @@ def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
     """For each block the one of ``FOUR_OVER_SIX`` with the least squared error; 6 of equals."""
     whole = minmax_range(blocks)
     ranges = [Range(whole.low * factor, whole.high * factor) for factor in FOUR_OVER_SIX]
-    six, four = ((context.restore(r) - blocks).double().square_().sum(BLOCK_DIMS) for r in ranges)
+    six, four = ((context.restored(blocks, r) - blocks).double().square_().sum(BLOCK_DIMS) for r in ranges)
     better = four < six
     return Range(
         torch.where(better, ranges[1].low, whole.low), torch.where(better, ranges[1].high, whole.high)

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from explorer.core.blocks import Rectangle, rectangles
+from explorer.core.blocks import Rectangle, pieces, runs_of_blocks
 from explorer.core.encode import code_values, restore_blocks
 from explorer.core.flat import unrolled
 from explorer.formats.subnormals import keeps_subnormals
@@ -25,11 +25,11 @@ def check_finite(x: Tensor) -> None:
     """Raise ``ValueError`` with count and first position if ``x`` [rows, cols] holds NaN or Inf, or float64
     values that float32 does not have.
     """
+    if all(bool(torch.isfinite(piece.to(torch.float32).sum(dtype=torch.float64))) for piece in pieces(x)):
+        return
     if x.dtype == torch.float64:
         beyond = torch.isfinite(x) & ~torch.isfinite(x.to(torch.float32))
         _refuse(beyond, "beyond float32, whose largest value is 3.4e38", "scale the tensor down first")
-    elif bool(torch.isfinite(x.sum(dtype=torch.float64))):
-        return
     advice = "no scale can be computed from them; remove them, or in Python pass allow_nonfinite=True"
     _refuse(~torch.isfinite(x), "NaN or Inf", advice)
 
@@ -74,7 +74,7 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
     if scheme.scale is None:
         return Range(low, high)
     context = _context(x, scheme, largest)
-    for part in rectangles((x.shape[0], x.shape[1]), scheme.block):
+    for part in runs_of_blocks((x.shape[0], x.shape[1]), scheme.block, x.device):
         part_range = scheme.calibrator.of(part.blocks(x), context)
         low[part.grid_rows, part.grid_columns] = part_range.low
         high[part.grid_rows, part.grid_columns] = part_range.high
@@ -91,7 +91,10 @@ def find_scales(x: Tensor, scheme: Scheme) -> Scales:
 
 def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
     """The largest |x|, where a scale over the whole tensor needs it."""
-    return x.abs().amax() if x.numel() and scheme.scale is not None and scheme.scale.per_tensor else None
+    if not x.numel() or scheme.scale is None or not scheme.scale.per_tensor:
+        return None
+    low, high = torch.aminmax(x)
+    return torch.maximum(-low, high).abs()
 
 
 def _context(x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationContext:

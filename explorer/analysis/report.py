@@ -6,8 +6,10 @@ SQNR is 10·log10(Σx² / Σ(x - x̂)²), which is -20·log10 of the relative Fr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,12 @@ from explorer.core.backend import backend_for
 from explorer.core.blocks import ordered_sum
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import BitBudget
+
+MOST_AT_ONCE = 1 << 24
+"""Elements of the largest matrix that is restored as a whole to be measured on the CPU: 64 MB. Sums of larger
+ones are added run by run."""
+RUN_ELEMENTS = 1 << 21
+"""Elements of such a run: 8 MB of float32."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +117,28 @@ def measure(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Me
         raise ValueError(f"the tensor has shape {tuple(x.shape)}, its quantization {q.shape}")
     q.check()
     x = x.to(torch.float32)
+    if restored is None and x.numel() > MOST_AT_ONCE and not x.is_cuda:
+        return _measure_in_runs(x, q)
     restored = q.dequantize() if restored is None else restored
     sums = Sums()
     sums.add_part(x, restored, q)
     return measured_from(sums, q, *shared_histograms(x, restored), code_counts(q))
+
+
+def _measure_in_runs(x: Tensor, q: QuantizedTensor) -> Measured:
+    """``measure``, with a run of rows restored at a time."""
+    sums, (low, high), before, after = Sums(), finite_range(x), [], []
+    for start, run in q.runs(RUN_ELEMENTS):
+        part, restored = x[start : start + run.shape[0]], run.dequantize()
+        sums.add_part(part, restored, run, start)
+        before.append(histogram(part, low, high))
+        after.append(histogram(restored, low, high))
+    return measured_from(sums, q, _added(before), _added(after), code_counts(q))
+
+
+def _added(parts: Sequence[Histogram]) -> Histogram:
+    """The histogram of all parts, which have the same bins."""
+    return Histogram(parts[0].edges, np.sum([part.counts for part in parts], axis=0))
 
 
 def measured_from(

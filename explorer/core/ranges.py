@@ -11,7 +11,7 @@ from explorer.core.blocks import Rectangle, pieces, runs_of_blocks
 from explorer.core.encode import code_values, restore_blocks
 from explorer.core.flat import unrolled
 from explorer.formats.subnormals import keeps_subnormals
-from explorer.schemes import Scales, Scheme, scale_for
+from explorer.schemes import Scales, Scheme, join_scales, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
 
 LARGEST, LARGEST_OF_BOTH_ENDS = 2.0**127, 2.0**126
@@ -58,6 +58,10 @@ def check_range(clip_range: Range, scheme: Scheme) -> None:
         )
 
 
+SCALED_AT_ONCE = 1 << 20
+"""Blocks whose scales are computed at a time: several grids of float32 numbers are made on the way."""
+
+
 @keeps_subnormals
 def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Range:
     """The calibrator's range, float32 [grid rows, grid columns], of the blocks of float32 ``x``.
@@ -86,7 +90,12 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
 def find_scales(x: Tensor, scheme: Scheme) -> Scales:
     """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
     calibrator's search had it, whatever ranges it found."""
-    return scale_for(find_ranges(x, scheme), scheme, _largest(x, scheme))
+    found, largest, rule = find_ranges(x, scheme), _largest(x, scheme), scheme.scale
+    rows = max(1, SCALED_AT_ONCE // max(found.low.shape[1], 1))
+    if len(found.low) <= rows or rule is None or rule.nested:
+        return scale_for(found, scheme, largest)
+    parts = zip(found.low.split(rows), found.high.split(rows), strict=True)
+    return join_scales([scale_for(Range(low, high), scheme, largest) for low, high in parts], 0)
 
 
 def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:

@@ -123,10 +123,11 @@ def sizes(
     record: Record = False,
     as_json: Json = False,
 ) -> None:
-    """Time and memory for each element of tensors from 1 M to 512 M elements, on one thread of the CPU."""
+    """Time and memory for each element of tensors from 1 M to 256 M elements, on one thread of the CPU."""
     from lab.benchmarks import bench_sizes
 
-    run(bench_sizes(parse_schemes(schemes), matrix_shapes(shape)), record, as_json)
+    chosen = None if schemes is None else parse_schemes(schemes)
+    run(bench_sizes(chosen, matrix_shapes(shape)), record, as_json)
 
 
 @app.command(epilog=examples("page", "page --tensors mlp_up --updates 0", "page --record"))

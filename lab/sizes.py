@@ -21,17 +21,14 @@ from explorer.schemes import Scheme
 
 NAME = "sizes"
 COLUMNS = 4096
-SIZES = tuple((elements // COLUMNS, COLUMNS) for elements in (1 << 20, 1 << 24, 1 << 27, 1 << 29))
+SIZES = tuple((elements // COLUMNS, COLUMNS) for elements in (1 << 20, 1 << 24, 1 << 28))
 SCHEMES_MEASURED = (
-    "fp8_e4m3_tensor",
     "int8_row",
     "int8_column",
     "int4_group128_asym",
     "nvfp4",
-    "mxfp4",
-    "nf4_block64_double",
-    "ternary_twn",
     "q4_0",
+    "ternary_twn",
     "int4~tensor~symmetric~float32~percentile",
 )
 """One of each kind of block, scale and range that is not searched for."""

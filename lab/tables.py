@@ -165,7 +165,7 @@ def sizes_table(timings: Sequence[SizeTiming]) -> str:
     rows = [
         [
             f"`{t.scheme}`",
-            words.count(t.shape[0] * t.shape[1] // 10**6) + " M",
+            words.count(t.shape[0] * t.shape[1] >> 20) + " M",
             *(f"{ns:.1f}" for ns in (t.quantize_ns, t.dequantize_ns, t.compare_ns)),
             words.bytes_(t.beside_bytes, 2),
         ]

@@ -128,7 +128,9 @@ def _products(original: Tensor, output: Tensor) -> tuple[list[float], Tensor]:
     """Σx², Σ(y-x)², Σy², Σxy, Σ|y-x| in float64, and float64 |y-x| flattened."""
     x, y = original.double().reshape(-1), output.double().reshape(-1)
     error = (y - x).abs_()
-    return [ordered_sum(v) for v in (x * x, error * error, y * y, x * y, error)], error
+    product = torch.empty_like(x)  # one for all: five would leave the core's cache
+    pairs = ((x, x), (error, error), (y, y), (x, y))
+    return [*(ordered_sum(torch.mul(a, b, out=product)) for a, b in pairs), ordered_sum(error)], error
 
 
 def _bincount(index: Tensor, bins: int) -> Tensor:

@@ -120,7 +120,7 @@ def measure(
         raise ValueError(f"the tensor has shape {tuple(x.shape)}, its quantization {q.shape}")
     q.check()
     x = x.to(torch.float32)
-    if restored is None and x.numel() > MOST_AT_ONCE and not x.is_cuda:
+    if restored is None and x.numel() > MOST_AT_ONCE and x.device.type == "cpu":
         return _measure_in_runs(x, q, before)
     restored = q.dequantize() if restored is None else restored
     sums = Sums()

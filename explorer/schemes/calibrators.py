@@ -209,7 +209,7 @@ def _clipped(blocks: Tensor, threshold: Tensor) -> Range:
 
 
 def _percentile(blocks: Tensor, _: CalibrationContext) -> Range:
-    if blocks.shape[1] * blocks.shape[3] > PIECE["cpu"] and not blocks.is_cuda:
+    if blocks.shape[1] * blocks.shape[3] > PIECE["cpu"] and blocks.device.type == "cpu":
         each = [_threshold_of_large(block) for row in blocks.split(1) for block in row.split(1, 2)]
         return _clipped(blocks, torch.stack(each))
     return _clipped(blocks, percentile_threshold(_rows(blocks).abs(), PERCENTILE))

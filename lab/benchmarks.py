@@ -1,4 +1,4 @@
-"""The laboratory's benchmarks: methods, a tensor's analysis, and the page in a browser."""
+"""The laboratory's benchmarks: methods, a tensor's analysis, large tensors, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from explorer.paths import checkout
 from explorer.recordings.files import as_json
 from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES, Scheme
-from lab import analysis, methods, page
+from lab import analysis, methods, page, sizes
 from lab.analysis import AnalysisTiming, time_analyses
 from lab.methods import MethodTiming, time_methods
 from lab.page import PageTiming, time_page
+from lab.sizes import SizeTiming, size_line, time_sizes
 
 
 def bench_methods(
@@ -39,6 +40,17 @@ def bench_analysis(
     rows = chain.from_iterable(time_analyses(every, shape, work_device(), repeats) for shape in sizes)
     total = len(every) * len(sizes)
     return Benchmark(analysis.NAME, this_machine(work_device()), rows, total, as_json)
+
+
+def bench_sizes(
+    schemes: Sequence[Scheme] | None = None, shapes: Shapes | None = None
+) -> Benchmark[SizeTiming]:
+    """Time and memory for each element of small and large random tensors, on one thread of the CPU."""
+    every = list(schemes or map(Scheme.parse, sizes.SCHEMES_MEASURED))
+    wanted = matrices(shapes or list(sizes.SIZES))
+    machine = dataclasses.replace(this_machine(CPU), threads=1)
+    rows = time_sizes(every, wanted)
+    return Benchmark(sizes.NAME, machine, rows, len(every) * len(wanted), size_line, of_gpu=False)
 
 
 def bench_page(

@@ -114,6 +114,22 @@ def analysis(
     run(bench_analysis(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
 
 
+@app.command(epilog=examples("sizes --schemes nvfp4 --shape 4096x4096", "sizes --record"))
+def sizes(
+    shape: Shapes = None,
+    schemes: Annotated[
+        str | None, typer.Option(help="Comma-separated schemes.", show_default="one of each kind")
+    ] = None,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Time and memory for each element of tensors from 1 M to 256 M elements, on one thread of the CPU."""
+    from lab.benchmarks import bench_sizes
+
+    chosen = None if schemes is None else parse_schemes(schemes)
+    run(bench_sizes(chosen, matrix_shapes(shape)), record, as_json)
+
+
 @app.command(epilog=examples("page", "page --tensors mlp_up --updates 0", "page --record"))
 def page(
     url: Annotated[

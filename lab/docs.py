@@ -23,6 +23,7 @@ from lab.exports import exports_measured, recorded_exports
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.runs import runs_table
+from lab.sizes import recorded_sizes
 from lab.steps import expectation, products_table, steps_table
 from lab.training import record_training, recorded_gradients, recorded_training
 from lab.vllm import recorded_vllm, vllm_table
@@ -110,6 +111,7 @@ def _context() -> dict[str, Any]:
         "grouped": recorded_grouped(),
         "methods": recorded_methods(),
         "page": recorded_page(),
+        "sizes": recorded_sizes(),
         "embeddings": embeddings.recorded_embeddings(),
         "training": recorded_training(),
         "gradients": recorded_gradients(),

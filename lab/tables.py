@@ -31,6 +31,7 @@ from lab.analysis import AnalysisTiming
 from lab.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
 from lab.methods import MethodTiming
 from lab.page import PageTiming
+from lab.sizes import SizeTiming
 from lab.training import TrainingResult
 
 Cells = Sequence[str]
@@ -157,6 +158,21 @@ def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
     if others := [name for name in SCHEMES if name not in schemes]:
         rows.append([f"{len(others)} other schemes", *(NOT_RECORDED for _ in shapes)])
     return markdown(["scheme", *("×".join(map(str, shape)) for shape in shapes)], rows)
+
+
+def sizes_table(timings: Sequence[SizeTiming]) -> str:
+    """CPU nanoseconds an element and memory by scheme, a row a size."""
+    rows = [
+        [
+            f"`{t.scheme}`",
+            words.count(t.shape[0] * t.shape[1] >> 20) + " M",
+            *(f"{ns:.1f}" for ns in (t.quantize_ns, t.dequantize_ns, t.compare_ns)),
+            words.bytes_(t.beside_bytes, 2),
+        ]
+        for t in sorted(timings, key=lambda t: [*dict.fromkeys(t.scheme for t in timings)].index(t.scheme))
+    ]
+    headers = ["scheme", "elements", "quantize, ns", "dequantize, ns", "compare, ns", "memory beside"]
+    return markdown(headers, rows or [[NOT_RECORDED, *[""] * (len(headers) - 1)]])
 
 
 # --- the page ----------------------------------------------------------------------------------------

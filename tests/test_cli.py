@@ -700,3 +700,18 @@ def test_bench_grouped_says_what_it_needs(
         pytest.skip("there is a GPU")
     code, _, err = run(capsys, "bench", "grouped", *options.split())
     assert code == 2 and words in err
+
+
+def test_waiting_threads_leave_the_processor_to_others() -> None:
+    """If this fails, two threads of torch on busy cores spin for each other: fifteen times the CPU time.
+
+    A child asks, since the setting must be there before torch is loaded.
+    """
+    asked = (
+        "import os, sys; from explorer.cli import main; early = 'torch' not in sys.modules; "
+        "main(['--version']); print(early, os.environ['OMP_WAIT_POLICY'])"
+    )
+    for given, found in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        clean = {name: text for name, text in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        run = subprocess.run([sys.executable, "-c", asked], env=clean | given, capture_output=True, text=True)
+        assert run.stdout.split()[-2:] == ["True", found], run.stderr

@@ -6,8 +6,10 @@ SQNR is 10·log10(Σx² / Σ(x - x̂)²), which is -20·log10 of the relative Fr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,12 @@ from explorer.core.backend import backend_for
 from explorer.core.blocks import ordered_sum
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import BitBudget
+
+MOST_AT_ONCE = 1 << 24
+"""Elements of the largest matrix that is restored as a whole to be measured on the CPU: 64 MB. Sums of larger
+ones are added run by run."""
+RUN_ELEMENTS = 1 << 21
+"""Elements of such a run: 8 MB of float32."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +111,37 @@ def compare(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Re
     return measure(x, q, restored).report
 
 
-def measure(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Measured:
-    """``compare``, with the histograms and code counts behind it."""
+def measure(
+    x: Tensor, q: QuantizedTensor, restored: Tensor | None = None, before: Histogram | None = None
+) -> Measured:
+    """``compare``, with the histograms and code counts behind it. ``before`` is ``own_histogram`` of ``x``
+    where the caller has it, because it measures many schemes on one matrix."""
     if tuple(x.shape) != q.shape:
         raise ValueError(f"the tensor has shape {tuple(x.shape)}, its quantization {q.shape}")
     q.check()
     x = x.to(torch.float32)
+    if restored is None and x.numel() > MOST_AT_ONCE and x.device.type == "cpu":
+        return _measure_in_runs(x, q, before)
     restored = q.dequantize() if restored is None else restored
     sums = Sums()
     sums.add_part(x, restored, q)
-    return measured_from(sums, q, *shared_histograms(x, restored), code_counts(q))
+    return measured_from(sums, q, *shared_histograms(x, restored, before), code_counts(q))
+
+
+def _measure_in_runs(x: Tensor, q: QuantizedTensor, before: Histogram | None) -> Measured:
+    """``measure``, with a run of rows restored at a time."""
+    sums, before, after = Sums(), before or own_histogram(x), []
+    low, high = float(before.edges[0]), float(before.edges[-1])
+    for start, run in q.runs(RUN_ELEMENTS):
+        restored = run.dequantize()
+        sums.add_part(x[start : start + run.shape[0]], restored, run, start)
+        after.append(histogram(restored, low, high))
+    return measured_from(sums, q, before, _added(after), code_counts(q))
+
+
+def _added(parts: Sequence[Histogram]) -> Histogram:
+    """The histogram of all parts, which have the same bins."""
+    return Histogram(parts[0].edges, np.sum([part.counts for part in parts], axis=0))
 
 
 def measured_from(
@@ -186,10 +215,18 @@ def _cosine(sums: Sums) -> float:
     return sums.inner / math.sqrt(sums.signal) / math.sqrt(sums.output)
 
 
-def shared_histograms(x: Tensor, restored: Tensor) -> tuple[Histogram, Histogram]:
-    """Histograms of both tensors on the same 256 bins, over the finite range of the original."""
-    low, high = finite_range(x)
-    return histogram(x, low, high), histogram(restored, low, high)
+def own_histogram(x: Tensor) -> Histogram:
+    """256 bins over the finite range of ``x``."""
+    return histogram(x, *finite_range(x))
+
+
+def shared_histograms(
+    x: Tensor, restored: Tensor, before: Histogram | None = None
+) -> tuple[Histogram, Histogram]:
+    """``own_histogram`` of the original, computed unless it is given, and one of ``restored`` on the same
+    bins."""
+    before = before or own_histogram(x)
+    return before, histogram(restored, float(before.edges[0]), float(before.edges[-1]))
 
 
 def _code_usage(counts: Tensor | None) -> tuple[int | None, float | None]:

@@ -6,13 +6,15 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from explorer.analysis.frontier import on_frontier
-from explorer.analysis.report import Report, compare, measure
+from explorer.analysis.histograms import Histogram
+from explorer.analysis.report import Report, measure, own_histogram
 from explorer.analysis.sliced import analyse_anywhere
 from explorer.core.backend import place
 from explorer.core.quantize import quantize
@@ -48,9 +50,10 @@ def compare_schemes(x: Tensor, schemes: Iterable[Scheme]) -> Iterator[Comparison
     """Quantize the float32 matrix ``x`` by each scheme and report; a generator, so that it can be stopped."""
     where = place(x)
     x = where.move(x)
+    before = own_histogram(x) if where.whole else None
     for scheme in schemes:
         if where.whole:
-            yield ComparisonRow(scheme, compare(x, quantize(x, scheme)))
+            yield ComparisonRow(scheme, measure(x, quantize(x, scheme), before=before).report)
         else:
             yield ComparisonRow(scheme, analyse_anywhere(x, scheme).report)
 
@@ -148,15 +151,24 @@ class WeightedRows:
     signal: float
     share: float
 
+    @cached_property
+    def _before(self) -> Histogram:
+        return own_histogram(self.values)
+
+    @cached_property
+    def _signal_here(self) -> float:
+        """Σx² of the rows here, each for those that it stands for."""
+        return float(self.values.double().square().sum(1) @ self.weights)
+
     def report(self, scheme: Scheme) -> Report:
         """The report on these rows, with the SQNR, relative error, MSE and RMSE as estimates of the whole."""
-        if self.share == 1:
-            return compare(self.values, quantize(self.values, scheme))
         q = quantize(self.values, scheme)
+        if self.share == 1:
+            return measure(self.values, q, before=self._before).report
         restored = q.dequantize()
-        report = measure(self.values, q, restored).report
+        report = measure(self.values, q, restored, self._before).report
         squares = (restored.double() - self.values.double()).square().sum(1)
-        seen = float(self.values.double().square().sum(1) @ self.weights)
+        seen = self._signal_here
         # By the ratio: where the part has more of the signal, it has more of the error.
         noise = float(squares @ self.weights) * (self.signal / seen if seen > 0 else 1.0)
         if not (math.isfinite(noise) and noise > 0 and self.signal > 0):

@@ -1,14 +1,12 @@
-"""A tensor too large for the GPU's memory, analysed there in slices of rows.
+"""A tensor too large for the GPU's memory, or for a second of its size in the host's, in slices of rows.
 
-The tensor stays in host memory; one slice at a time is copied to the GPU, quantized and measured, and only
-its codes come back. The result is that of ``analyse`` on the whole tensor: the range of a block that spans
-slices is found first, on the host.
+The tensor stays in host memory; one slice at a time is quantized and measured, on a GPU after it was copied
+there, and only its codes are kept. The result is that of ``analyse`` on the whole tensor: the range of a
+block that spans slices is found first, on the host.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterator
 from functools import reduce
 from operator import add
@@ -19,14 +17,15 @@ from torch import Tensor
 
 from explorer.analysis.errors import error_spread
 from explorer.analysis.histograms import Histogram, code_counts, finite_range, histogram
-from explorer.analysis.report import Report, Sums, measured_from
+from explorer.analysis.report import MOST_AT_ONCE, RUN_ELEMENTS, Report, Sums, measured_from
 from explorer.analysis.spread import Spread, frame_of, spread
 from explorer.analysis.tensor import MAP_LIMIT, Analysis, analyse
 from explorer.analysis.tiles import largest_of_runs, merge_rows, tile_size
 from explorer.core.backend import BYTES_AN_ELEMENT, place
-from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales
-from explorer.core.ranges import find_scales
+from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales, scales_of_rows
+from explorer.core.ranges import check_finite, find_scales
 from explorer.formats.packing import packed_row_bytes
+from explorer.progress import checkpoint
 from explorer.schemes import Scales, Scheme, join_scales
 
 
@@ -38,30 +37,34 @@ def rows_that_fit(shape: tuple[int, int], scheme: Scheme, free_bytes: int) -> in
 
 
 def analyse_anywhere(x: Tensor, scheme: Scheme) -> Analysis:
-    """``analyse`` where ``place`` puts ``x``: whole, or in slices where the GPU's memory is too small."""
+    """``analyse`` where ``place`` puts ``x``: whole, or in slices where it is large for the memory there."""
     where = place(x)
-    if where.whole:
+    slice_bytes = where.slice_bytes
+    if where.whole and where.device.type == "cpu" and x.numel() > MOST_AT_ONCE:
+        slice_bytes = RUN_ELEMENTS * BYTES_AN_ELEMENT
+    elif where.whole:
         return analyse(where.move(x), scheme)
-    rows = rows_that_fit((x.shape[0], x.shape[1]), scheme, where.slice_bytes)
+    rows = rows_that_fit((x.shape[0], x.shape[1]), scheme, slice_bytes)
     return analyse_in_slices(x, scheme, where.device, rows)
 
 
 def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Analysis:
     """``analyse`` of the float32 matrix ``x`` [rows, cols] in host memory, slice by slice on ``device``.
 
-    ``rows_each`` rows make a slice, a multiple of the block's height. Schemes with a least-squares scale,
-    stochastic rounding or blocks across rows need the whole tensor at once and run on the host.
+    ``rows_each`` rows make a slice, a multiple of the block's height. Schemes with a least-squares scale or
+    stochastic rounding are quantized on the host first; those with blocks across rows are analysed there.
     """
-    if scheme.least_squares_scale or scheme.seed is not None or scheme.flat or not x.numel():
+    if scheme.flat or not x.numel():
         return analyse(x, scheme)
     shape = (x.shape[0], x.shape[1])
-    scales = _scales(x, scheme, device, rows_each)
+    known = quantize(x, scheme) if scheme.least_squares_scale or scheme.seed is not None else None
+    scales = _scales(x, scheme, device, rows_each) if known is None else known.scales
     packed = torch.empty(shape[0], packed_row_bytes(scheme.format, shape[1]), dtype=torch.uint8)
     low, high = finite_range(x)
     sums, before, after = Sums(), np.zeros(256, np.int64), np.zeros(256, np.int64)
     tall, wide = tile_size(shape, MAP_LIMIT)
     frame, seen_parts, left_parts, runs = frame_of(x), [], [], []
-    for start, there, q in _slices(x, scheme, scales, device, rows_each):
+    for start, there, q in _slices(x, scheme, known or scales, device, rows_each):
         restored = q.dequantize()
         packed[start : start + len(there)] = q.packed.cpu()
         sums.add_part(there, restored, q, start)
@@ -82,9 +85,11 @@ def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each
 
 
 def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Scales:
-    """Scales of the whole tensor, in host memory; slice by slice if no block or tensor scale spans slices."""
+    """Scales of the whole tensor, in host memory; on a GPU slice by slice if no block or tensor scale spans
+    slices."""
     rule = scheme.scale
-    if rule is None or rule.spans_tensor or scheme.block[0] is None:
+    if device == x.device or rule is None or rule.spans_tensor or scheme.block[0] is None:
+        check_finite(x)
         return find_scales(x, scheme)
     parts = [
         quantize(x[i : i + rows_each].to(device), scheme).scales for i in range(0, x.shape[0], rows_each)
@@ -93,24 +98,18 @@ def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> 
 
 
 def _slices(
-    x: Tensor, scheme: Scheme, scales: Scales, device: torch.device, rows_each: int
+    x: Tensor, scheme: Scheme, known: QuantizedTensor | Scales, device: torch.device, rows_each: int
 ) -> Iterator[tuple[int, Tensor, QuantizedTensor]]:
-    """(first row, the slice on the device, its quantization there), slice by slice."""
+    """(first row, the slice on the device, its quantization there), slice by slice: by the known scales, or
+    known as a whole."""
     for start in range(0, x.shape[0], rows_each):
+        checkpoint()
         there = x[start : start + rows_each].to(device)
-        yield (
-            start,
-            there,
-            quantize_with_scales(there, scheme, _scales_of(scales, scheme, start, len(there), device)),
-        )
-
-
-def _scales_of(scales: Scales, scheme: Scheme, start: int, rows: int, device: torch.device) -> Scales:
-    """The scales of one slice's blocks, copied to its device."""
-    tall = scheme.block[0] if scheme.scale is not None else None
-    part = slice(None) if tall is None else slice(start // tall, math.ceil((start + rows) / tall))
-    top, there = scales.tensor_scale, scales.map_grids(lambda grid: grid[part].to(device))
-    return dataclasses.replace(there, tensor_scale=None if top is None else top.to(device))
+        if isinstance(known, QuantizedTensor):
+            yield start, there, known.rows(start, start + len(there)).to(device)
+        else:
+            scales = scales_of_rows(known, scheme, start, start + len(there)).to(device)
+            yield start, there, quantize_with_scales(there, scheme, scales)
 
 
 def _errors(q: QuantizedTensor, x: Tensor, device: torch.device, rows_each: int, report: Report) -> Spread:
@@ -118,8 +117,6 @@ def _errors(q: QuantizedTensor, x: Tensor, device: torch.device, rows_each: int,
     parts = []
     for start in range(0, x.shape[0], rows_each):
         there = x[start : start + rows_each].to(device)
-        packed = q.packed[start : start + rows_each].to(device)
-        scales = _scales_of(q.scales, q.scheme, start, len(there), device)
-        part = QuantizedTensor(packed, scales, q.scheme, (there.shape[0], there.shape[1]))
+        part = q.rows(start, start + len(there)).to(device)
         parts.append(error_spread(part.dequantize(), there, report))
     return reduce(add, parts)

@@ -11,7 +11,7 @@ from explorer.paths import checkout
 
 app = typer.Typer()
 MOVED = ("docs", "conformance")
-BENCHES = ("methods", "analysis", "page")
+BENCHES = ("methods", "analysis", "sizes", "page")
 """Former commands of ``explorer bench``."""
 _PASSED = {"ignore_unknown_options": True, "help_option_names": []}
 

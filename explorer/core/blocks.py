@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from explorer.progress import checkpoint
+from explorer.schemes import Scales
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Elements processed at a time. CPU: 1 MB of float32, which stays in a core's cache. GPU: enough to occupy
 it, few enough for float64 temporaries to fit.
 """
+NARROW = 256
+"""Columns of the narrowest run: 1 kB of each row, so that columns are not read an element at a time."""
 CPU = torch.device("cpu")
 
 
@@ -43,7 +46,16 @@ class Rectangle:
 
     def cells(self, per_block: Tensor) -> Tensor:
         """View of this part of a per-block tensor, shaped to broadcast over ``blocks``."""
-        return per_block[self.grid_rows, self.grid_columns][:, None, :, None]
+        return spread(per_block[self.grid_rows, self.grid_columns])
+
+    def scales(self, scales: Scales) -> Scales:
+        """The scales of this part's blocks, from those of the whole matrix: views."""
+        return scales.map_grids(lambda grid: grid[self.grid_rows, self.grid_columns])
+
+
+def spread(grid: Tensor) -> Tensor:
+    """View of numbers per block [grid rows, grid columns], shaped to broadcast over their ``blocks``."""
+    return grid[:, None, :, None]
 
 
 def rectangles(shape: tuple[int, int], block: tuple[int | None, int | None]) -> Iterator[Rectangle]:
@@ -69,6 +81,31 @@ def chunks(
             yield from _cut_tall(part, fitting)
         else:
             yield from _cut_flat(part, max(fitting // part.height, 1))
+
+
+def runs_of_blocks(
+    shape: tuple[int, int], block: tuple[int | None, int | None], device: torch.device = CPU
+) -> Iterator[Rectangle]:
+    """Rectangles of about ``CHUNK_ELEMENTS`` in whole blocks, for work on each block by itself: runs of rows
+    of blocks, and of their columns where one row of blocks is larger."""
+    most = CHUNK_ELEMENTS[device.type]
+    for part in rectangles(shape, block):
+        wide = part.grid_columns.stop - part.grid_columns.start
+        high = max(1, most // max(1, part.height * wide * part.width))
+        fit = max(1, most // (part.height * part.width), NARROW // part.width) if high == 1 else wide
+        for run in _cut_flat(part, high):
+            for first in range(0, wide, fit):
+                checkpoint()
+                last = min(first + fit, wide)
+                start, left = run.columns.start, run.grid_columns.start
+                columns = slice(start + first * run.width, start + last * run.width)
+                cells = slice(left + first, left + last)
+                yield Rectangle(run.rows, columns, run.grid_rows, cells, run.height, run.width)
+
+
+def pieces(x: Tensor) -> tuple[Tensor, ...]:
+    """``x`` flattened, in runs of about ``CHUNK_ELEMENTS``."""
+    return x.reshape(-1).split(CHUNK_ELEMENTS[x.device.type])
 
 
 def ordered_sum(values: Tensor) -> float:

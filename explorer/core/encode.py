@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from explorer.core.blocks import Rectangle, chunks, rectangles
+from explorer.core.blocks import Rectangle, chunks, rectangles, spread
 from explorer.core.flat import unrolled, with_grid, with_rows
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
@@ -78,42 +78,66 @@ def converted(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def restore_blocks(part: Rectangle, values: Tensor, scales: Scales) -> Tensor:
     """scale · (value - zero point) + offset, of the ``values`` of codes in one rectangle's blocks."""
+    scales = part.scales(scales)
     if scales.zero_points is not None:
-        values = values - part.cells(scales.zero_points)
+        values = values - spread(scales.zero_points)
     if scales.offsets is None:
-        return values * part.cells(scales.scale)
-    return (values - scales.first_code) * part.cells(scales.scale) + part.cells(scales.offsets)
+        return values * spread(scales.scale)
+    return (values - scales.first_code) * spread(scales.scale) + spread(scales.offsets)
 
 
 @keeps_subnormals
 def encode_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """Codes [rows, cols] of one rectangle of float32 ``x``."""
-    fmt, scaled = scheme.format, scaled_blocks(part, x, scales, scheme)
+    scales = part.scales(scales)
+    fmt, scaled = scheme.format, _scaled(part.blocks(x), scales, scheme)
     noise = None
     if scheme.seed is not None:
         noise = _noise(part, x.shape[1], scheme.seed, x.device).view(scaled.shape)
     if isinstance(fmt, IntegerFormat):
-        codes = fmt.codes_of(_whole_codes(part, scaled, scales, scheme, noise).clamp_(*scheme.code_limits))
+        codes = fmt.codes_of(_whole_codes(scaled, scales, scheme, noise).clamp_(*scheme.code_limits))
     else:
         codes = fmt.encode_unchecked(scaled.contiguous(), scheme.rounding, noise)
     return codes.reshape(codes.shape[0] * codes.shape[1], -1)
 
 
+@keeps_subnormals
+def code_values(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
+    """The values of the codes of float32 ``blocks`` [grid rows, height, grid columns, width] under their
+    ``scales``, rounded to nearest; a zero may be -0.0."""
+    fmt, scaled = scheme.format, _scaled(blocks, scales, scheme)
+    if isinstance(fmt, IntegerFormat):
+        return _whole_codes(scaled, scales, scheme, None).clamp_(*scheme.code_limits)
+    return fmt.decode(fmt.encode_unchecked(scaled.contiguous(), scheme.rounding))
+
+
 def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """One rectangle's blocks of float32 ``x``, less the offset, in units of their scale."""
-    blocks, rule = part.blocks(x), scheme.codes
+    return _scaled(part.blocks(x), part.scales(scales), scheme)
+
+
+def _scaled(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
+    """float32 ``blocks`` [grid rows, height, grid columns, width], less the offset, in units of their scale.
+
+    ``scales`` are those of these blocks alone (``Rectangle.scales``): what is computed of them here is
+    computed for each chunk of a matrix, and would grow with its square.
+    """
+    rule = scheme.codes
     if scheme.scale is None:
         return blocks
     if scales.offsets is not None:
-        blocks = blocks - part.cells(_minimum(scales, scheme))
+        blocks = blocks - spread(_minimum(scales, scheme))
     if rule.reciprocal and not rule.bfloat16:
-        return blocks * part.cells(_reciprocal(scales))
-    divisor = part.cells(scales.scale if scales.unrounded is None or rule.bfloat16 else scales.unrounded)
+        return blocks * spread(_reciprocal(scales))
+    by = scales.scale if scales.unrounded is None or rule.bfloat16 else scales.unrounded
+    # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
+    may_be_zero = (scales.unrounded is not None or scheme.scale.smallest == 0) and scheme.format.has_zero
+    if may_be_zero and isinstance(scheme.format, IntegerFormat):
+        by, may_be_zero = torch.where(by == 0, torch.inf, by), False  # x / inf is 0 as well, or -0
+    divisor = spread(by)
     scaled = through_bfloat16(blocks) / divisor if rule.bfloat16 else blocks / divisor
     scaled = through_bfloat16(scaled) if rule.bfloat16 else scaled
-    # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
-    may_be_zero = scales.unrounded is not None or scheme.scale.smallest == 0
-    if not may_be_zero or not scheme.format.has_zero:
+    if not may_be_zero:
         return scaled
     return torch.where(divisor == 0, torch.zeros_like(scaled), scaled)
 
@@ -141,11 +165,9 @@ def _reciprocal(scales: Scales) -> Tensor:
     return torch.where(divisor == 0, torch.zeros_like(inverse), inverse)
 
 
-def _whole_codes(
-    part: Rectangle, scaled: Tensor, scales: Scales, scheme: Scheme, noise: Tensor | None
-) -> Tensor:
+def _whole_codes(scaled: Tensor, scales: Scales, scheme: Scheme, noise: Tensor | None) -> Tensor:
     """The whole numbers that ``scaled`` rounds to, with the zero point, before they are clipped."""
-    zero = None if scales.zero_points is None else part.cells(scales.zero_points)
+    zero = None if scales.zero_points is None else spread(scales.zero_points)
     if scheme.codes.zero_first and zero is not None:
         scaled, zero = scaled + zero, None
         scaled = through_bfloat16(scaled) if scheme.codes.bfloat16 else scaled
@@ -175,9 +197,10 @@ def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     low, high = scheme.code_limits
     mask = torch.empty(shape, dtype=torch.bool, device=x.device)
     for part in rectangles(shape, scheme.block if scheme.scale is not None else (None, None)):
-        scaled = scaled_blocks(part, x, scales, scheme)
+        local = part.scales(scales)
+        scaled = _scaled(part.blocks(x), local, scheme)
         if isinstance(fmt, IntegerFormat):
-            code = _whole_codes(part, scaled, scales, nearest, None)
+            code = _whole_codes(scaled, local, nearest, None)
             inside = (code >= low) & (code <= high)
         else:
             inside = scaled.abs() <= fmt.saturation_threshold

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from explorer.core.blocks import chunks
 from explorer.core.ranges import check_finite, check_range, find_scales
 from explorer.core.ranges import find_ranges as find_ranges
 from explorer.formats.packing import packed_row_bytes, unpack
+from explorer.progress import checkpoint
 from explorer.schemes import BitBudget, Scales, Scheme, scale_for
 from explorer.schemes.calibrators import Range
 from explorer.schemes.levels import NestedLevel, SuperBlockLevel
@@ -68,6 +70,25 @@ class QuantizedTensor:
         """``codes`` in cache-sized runs of rows."""
         for part in chunks(self.shape, (1, None), self.packed.device):
             yield unpack(self.packed[part.rows], self.scheme.format, self.shape[1])
+
+    def rows(self, start: int, stop: int) -> QuantizedTensor:
+        """The rows from ``start`` to ``stop``, views: whole blocks, or runs of the rows of blocks that span
+        all. Not under a ``flat`` scheme, whose blocks end within rows.
+        """
+        scales = scales_of_rows(self.scales, self.scheme, start, stop)
+        packed = self.packed[start:stop]
+        return QuantizedTensor(packed, scales, self.scheme, (len(packed), self.shape[1]), self.unchecked)
+
+    def runs(self, elements: int) -> Iterator[tuple[int, QuantizedTensor]]:
+        """(first row, ``rows``) in runs of about so many elements; a ``flat`` scheme's in one."""
+        tall = (self.scheme.block[0] or 1) if self.scheme.scale is not None else 1
+        each = max(tall, elements // max(self.shape[1], 1) // tall * tall)
+        if self.scheme.flat or self.shape[0] <= each:
+            yield 0, self
+            return
+        for start in range(0, self.shape[0], each):
+            checkpoint()
+            yield start, self.rows(start, min(start + each, self.shape[0]))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return dequantize(self, dtype)
@@ -117,6 +138,13 @@ class QuantizedTensor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self.packed, self.scales, self.scheme, self.shape, self.unchecked)
+
+
+def scales_of_rows(scales: Scales, scheme: Scheme, start: int, stop: int) -> Scales:
+    """The scales of the blocks of the rows from ``start`` to ``stop``: views."""
+    tall = scheme.block[0] if scheme.scale is not None else None
+    part = slice(None) if tall is None else slice(start // tall, -(-stop // tall))
+    return scales.map_grids(itemgetter(part))
 
 
 def _unpickled(

@@ -7,11 +7,11 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from explorer.core.blocks import Rectangle, rectangles
-from explorer.core.encode import encode_blocks, restore_blocks
+from explorer.core.blocks import Rectangle, pieces, runs_of_blocks
+from explorer.core.encode import code_values, restore_blocks
 from explorer.core.flat import unrolled
 from explorer.formats.subnormals import keeps_subnormals
-from explorer.schemes import Scales, Scheme, scale_for
+from explorer.schemes import Scales, Scheme, join_scales, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
 
 LARGEST, LARGEST_OF_BOTH_ENDS = 2.0**127, 2.0**126
@@ -25,11 +25,11 @@ def check_finite(x: Tensor) -> None:
     """Raise ``ValueError`` with count and first position if ``x`` [rows, cols] holds NaN or Inf, or float64
     values that float32 does not have.
     """
+    if all(bool(torch.isfinite(piece.to(torch.float32).sum(dtype=torch.float64))) for piece in pieces(x)):
+        return
     if x.dtype == torch.float64:
         beyond = torch.isfinite(x) & ~torch.isfinite(x.to(torch.float32))
         _refuse(beyond, "beyond float32, whose largest value is 3.4e38", "scale the tensor down first")
-    elif bool(torch.isfinite(x.sum(dtype=torch.float64))):
-        return
     advice = "no scale can be computed from them; remove them, or in Python pass allow_nonfinite=True"
     _refuse(~torch.isfinite(x), "NaN or Inf", advice)
 
@@ -58,6 +58,10 @@ def check_range(clip_range: Range, scheme: Scheme) -> None:
         )
 
 
+SCALED_AT_ONCE = 1 << 20
+"""Blocks whose scales are computed at a time: several grids of float32 numbers are made on the way."""
+
+
 @keeps_subnormals
 def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Range:
     """The calibrator's range, float32 [grid rows, grid columns], of the blocks of float32 ``x``.
@@ -73,8 +77,9 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
     high = torch.zeros(grid, dtype=torch.float32, device=x.device)
     if scheme.scale is None:
         return Range(low, high)
-    for part in rectangles((x.shape[0], x.shape[1]), scheme.block):
-        part_range = scheme.calibrator.of(part.blocks(x), _context(part, x, scheme, largest))
+    context = _context(x, scheme, largest)
+    for part in runs_of_blocks((x.shape[0], x.shape[1]), scheme.block, x.device):
+        part_range = scheme.calibrator.of(part.blocks(x), context)
         low[part.grid_rows, part.grid_columns] = part_range.low
         high[part.grid_rows, part.grid_columns] = part_range.high
     check_range(Range(low, high), scheme)
@@ -85,29 +90,38 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
 def find_scales(x: Tensor, scheme: Scheme) -> Scales:
     """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
     calibrator's search had it, whatever ranges it found."""
-    return scale_for(find_ranges(x, scheme), scheme, _largest(x, scheme))
+    found, largest, rule = find_ranges(x, scheme), _largest(x, scheme), scheme.scale
+    rows = max(1, SCALED_AT_ONCE // max(found.low.shape[1], 1))
+    if len(found.low) <= rows or rule is None or rule.nested:
+        return scale_for(found, scheme, largest)
+    parts = zip(found.low.split(rows), found.high.split(rows), strict=True)
+    return join_scales([scale_for(Range(low, high), scheme, largest) for low, high in parts], 0)
 
 
 def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
     """The largest |x|, where a scale over the whole tensor needs it."""
-    return x.abs().amax() if x.numel() and scheme.scale is not None and scheme.scale.per_tensor else None
+    if not x.numel() or scheme.scale is None or not scheme.scale.per_tensor:
+        return None
+    low, high = torch.aminmax(x)
+    return torch.maximum(-low, high).abs()
 
 
-def _context(part: Rectangle, x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationContext:
-    """Return the context that dequantizes the rectangle's blocks under a range, rounded to nearest."""
+def _context(x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationContext:
+    """Return the context that dequantizes blocks of ``x`` under their ranges, rounded to nearest."""
     rule = scheme.scale
     largest = _largest(x, scheme) if largest is None else largest
     above = rule is not None and rule.has_upper_level
     nearest = dataclasses.replace(scheme, seed=None, scale=rule and rule.of_a_block_alone)
 
-    def restore(clip_range: Range) -> Tensor:
-        scales = scale_for(clip_range, nearest, largest)
-        alone = _at_origin(part, clip_range)
-        codes = encode_blocks(alone, x[part.rows, part.columns].contiguous(), scales, nearest)
-        return restore_blocks(alone, alone.blocks(scheme.format.decode(codes)), scales)
+    def scales(clip_range: Range) -> Scales:
+        return scale_for(clip_range, nearest, largest)
+
+    def restore(blocks: Tensor, under: Scales) -> Tensor:
+        return restore_blocks(_alone(blocks), code_values(blocks, under, nearest), under)
 
     offset = scheme.mapping.has_offset
     return CalibrationContext(
+        scales,
         restore,
         levels=1 << (scheme.format.bits - 1),
         asymmetric=scheme.asymmetric or offset,
@@ -116,13 +130,8 @@ def _context(part: Rectangle, x: Tensor, scheme: Scheme, largest: Tensor | None)
     )
 
 
-def _at_origin(part: Rectangle, clip_range: Range) -> Rectangle:
-    """The rectangle as a separate matrix."""
-    return Rectangle(
-        slice(0, part.rows.stop - part.rows.start),
-        slice(0, part.columns.stop - part.columns.start),
-        slice(0, clip_range.high.shape[0]),
-        slice(0, clip_range.high.shape[1]),
-        part.height,
-        part.width,
-    )
+def _alone(blocks: Tensor) -> Rectangle:
+    """Blocks [grid rows, height, grid columns, width] as a separate matrix."""
+    tall, height, wide, width = blocks.shape
+    rows, columns = slice(0, tall * height), slice(0, wide * width)
+    return Rectangle(rows, columns, slice(0, tall), slice(0, wide), height, width)

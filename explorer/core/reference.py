@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from explorer.core.blocks import CHUNK_ELEMENTS, chunks, ordered_sum, rectangles
+from explorer.core.blocks import chunks, ordered_sum, pieces, rectangles
 from explorer.core.encode import converted, decode_matrix, encode_matrix, not_clipped
 from explorer.core.flat import unrolled
 from explorer.core.ranges import check_finite, find_scales
@@ -96,8 +96,8 @@ class Reference:
         self, x: Tensor, low: float, per_width: float, bins: int, minus: Tensor | None = None
     ) -> Tensor:
         counts = torch.zeros(bins, dtype=torch.int64)
-        others = _pieces(minus) if minus is not None else (None,) * len(_pieces(x))
-        for piece, other in zip(_pieces(x), others, strict=True):
+        others = pieces(minus) if minus is not None else (None,) * len(pieces(x))
+        for piece, other in zip(pieces(x), others, strict=True):
             value = piece if other is None else piece - other
             index = (value - low).mul_(per_width).clamp_(0, bins - 1)
             counts += _bincount(index.to(torch.uint8), bins)
@@ -105,7 +105,7 @@ class Reference:
 
     def byte_counts(self, packed: Tensor) -> Tensor:
         counts = torch.zeros(256, dtype=torch.int64)
-        for piece in _pieces(packed):
+        for piece in pieces(packed):
             counts += _bincount(piece, 256)
         return counts
 
@@ -128,12 +128,9 @@ def _products(original: Tensor, output: Tensor) -> tuple[list[float], Tensor]:
     """Σx², Σ(y-x)², Σy², Σxy, Σ|y-x| in float64, and float64 |y-x| flattened."""
     x, y = original.double().reshape(-1), output.double().reshape(-1)
     error = (y - x).abs_()
-    return [ordered_sum(v) for v in (x * x, error * error, y * y, x * y, error)], error
-
-
-def _pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """``x`` flattened, in runs of about ``CHUNK_ELEMENTS``."""
-    return x.reshape(-1).split(CHUNK_ELEMENTS[x.device.type])
+    product = torch.empty_like(x)  # one for all: five would leave the core's cache
+    pairs = ((x, x), (error, error), (y, y), (x, y))
+    return [*(ordered_sum(torch.mul(a, b, out=product)) for a, b in pairs), ordered_sum(error)], error
 
 
 def _bincount(index: Tensor, bins: int) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from explorer.formats import E4M3
 from explorer.progress import checkpoint
 from explorer.schemes.rules import ScaleRule
+from explorer.schemes.search import LONGEST, TILE, Grids, Search, Trial
 
 BLOCK_DIMS = (1, 3)
 
@@ -45,17 +46,34 @@ class Range:
 
 @dataclass(frozen=True)
 class CalibrationContext:
-    """What a calibrator may use of the scheme: ``restore`` quantizes and dequantizes the blocks under a
-    range, ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a
+    """What a calibrator may use of the scheme: ``scales`` are those of blocks under a range,
+    ``restore`` quantizes and dequantizes blocks under their scales (these, or some of them in another grid),
+    ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a
     range count, ``scale`` how scales are stored. Ranges include zero unless the scheme adds a floating-point
     offset (``zero_included`` False).
     """
 
-    restore: Callable[[Range], Tensor]
+    scales: Callable[[Range], Grids]
+    restore: Callable[[Tensor, Any], Tensor]
     levels: int
     asymmetric: bool = False
     zero_included: bool = True
     scale: ScaleRule | None = None
+
+    def restored(self, blocks: Tensor, clip_range: Range) -> Tensor:
+        """``blocks`` [grid rows, height, grid columns, width] after they were quantized under a range."""
+        return self.restore(blocks, self.scales(clip_range))
+
+    def error(self, blocks: Tensor, clip_range: Range) -> Tensor:
+        """float64 [grid rows, grid columns]: the squared error that ``restored`` leaves of each block.
+
+        In float64: squares of values beyond 1e±19 are not float32 numbers.
+        """
+        scales, total = self.scales(clip_range), None
+        for part in _parts(blocks):
+            error = (self.restore(part, scales) - part).double().square_().sum(BLOCK_DIMS)
+            total = error if total is None else total + error
+        return torch.zeros_like(clip_range.high, dtype=torch.float64) if total is None else total
 
 
 @dataclass(frozen=True)
@@ -87,9 +105,27 @@ def minmax_range(blocks: Tensor, zero_included: bool = True) -> Range:
     return Range(low.clamp_(max=0), high.clamp_(min=0)) if zero_included else Range(low, high)
 
 
+PIECE = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Elements of a block beyond which what is computed of it is computed in parts, so that it needs no second
+tensor of its size."""
+
+
+def _parts(blocks: Tensor) -> tuple[Tensor, ...]:
+    """The ``blocks`` in runs of their rows, or of their columns where a row is large; most are one part."""
+    height, width, most = blocks.shape[1], blocks.shape[3], PIECE[blocks.device.type]
+    if height * width <= most:
+        return (blocks,)
+    rows = blocks.split(max(1, most // width), 1)
+    return tuple(part for run in rows for part in run.split(most, 3))
+
+
 def _mean_magnitude(blocks: Tensor) -> Tensor:
     """float32 mean |x| per block, summed in float64 so that the order of the sum does not matter."""
-    total = torch.linalg.vector_norm(blocks, 1, BLOCK_DIMS, dtype=torch.float64)
+    parts = _parts(blocks)
+    total = sum(
+        (torch.linalg.vector_norm(part, 1, BLOCK_DIMS, dtype=torch.float64) for part in parts[1:]),
+        start=torch.linalg.vector_norm(parts[0], 1, BLOCK_DIMS, dtype=torch.float64),
+    )
     return (total / (blocks.shape[1] * blocks.shape[3])).to(torch.float32)
 
 
@@ -125,16 +161,40 @@ def check_percentile(percentile: float) -> None:
         raise ValueError(f"a percentile is above 0 and at most 100, not {percentile}")
 
 
+def _rank(n: int, percentile: float) -> int:
+    """The place, from 1, of the percentile among ``n`` sorted numbers."""
+    return min(n, max(1, math.ceil(n * percentile / 100 - 1e-9)))
+
+
 def percentile_threshold(magnitudes: Tensor, percentile: float) -> Tensor:
     """[blocks]: the least value of each row [n] that at least ``percentile`` % of the row do not exceed.
 
     Where that is 0, because nearly all are, it is the row's largest: a range of 0 would hold no value.
     """
     check_percentile(percentile)
-    n = magnitudes.shape[1]
-    rank = min(n, max(1, math.ceil(n * percentile / 100 - 1e-9)))
-    threshold = magnitudes.kthvalue(rank, 1).values
+    threshold = magnitudes.kthvalue(_rank(magnitudes.shape[1], percentile), 1).values
     return torch.where(threshold > 0, threshold, magnitudes.amax(1))
+
+
+def _threshold_of_large(block: Tensor) -> Tensor:
+    """``percentile_threshold`` of one large block [1, rows, 1, columns], float32 [].
+
+    Of positive numbers the order is that of their bits: the upper 16 are counted, then the lower 16 of those
+    that share the threshold's upper ones.
+    """
+    rank, found = _rank(block.shape[1] * block.shape[3], PERCENTILE), 0
+    for shift in (16, 0):
+        counts = torch.zeros(1 << 16, dtype=torch.int64)
+        for part in _parts(block):
+            bits = part.abs().view(torch.int32).reshape(-1)
+            inside = bits if shift else bits[bits >> 16 == found >> 16]
+            counts += torch.bincount((inside >> shift) & 0xFFFF, minlength=1 << 16)
+        below = counts.cumsum(0)
+        place = int(torch.searchsorted(below, rank))
+        rank -= int(below[place] - counts[place])
+        found |= place << shift
+    threshold = torch.tensor(found, dtype=torch.int32).view(torch.float32)
+    return threshold if found else torch.stack([part.abs().amax() for part in _parts(block)]).amax()
 
 
 def _rows(blocks: Tensor) -> Tensor:
@@ -149,6 +209,9 @@ def _clipped(blocks: Tensor, threshold: Tensor) -> Range:
 
 
 def _percentile(blocks: Tensor, _: CalibrationContext) -> Range:
+    if blocks.shape[1] * blocks.shape[3] > PIECE["cpu"] and blocks.device.type == "cpu":
+        each = [_threshold_of_large(block) for row in blocks.split(1) for block in row.split(1, 2)]
+        return _clipped(blocks, torch.stack(each))
     return _clipped(blocks, percentile_threshold(_rows(blocks).abs(), PERCENTILE))
 
 
@@ -169,20 +232,47 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
     With zero points both ends are moved together first, then the low end alone, then the high one.
     """
     whole = minmax_range(blocks, context.zero_included)
+    ends = (BOTH_ENDS, LOW_END, HIGH_END) if context.asymmetric else (BOTH_ENDS,)
+    if blocks.device.type == "cpu" and blocks.shape[1] == 1 and blocks.shape[3] <= LONGEST:
+        return _mse_of_short(blocks, whole, ends, context)
     low = high = torch.ones_like(whole.high)
     least = torch.full_like(whole.high, math.inf, dtype=torch.float64)
-    for moves_low, moves_high in (BOTH_ENDS, LOW_END, HIGH_END) if context.asymmetric else (BOTH_ENDS,):
+    for moves_low, moves_high in ends:
         for factor in _factors(context.scale):
             checkpoint()
             moved = torch.full_like(whole.high, factor)
             new_low, new_high = moved if moves_low else low, moved if moves_high else high
-            restored = context.restore(_moved(whole, new_low, new_high, context))
-            # In float64: squares of values beyond 1e±19 are not float32 numbers.
-            error = (restored - blocks).double().square_().sum(BLOCK_DIMS)
+            error = context.error(blocks, _moved(whole, new_low, new_high, context))
             better = error < least
             least = torch.where(better, error, least)
             low, high = torch.where(better, new_low, low), torch.where(better, new_high, high)
     return _moved(whole, low, high, context)
+
+
+def _mse_of_short(
+    blocks: Tensor, whole: Range, ends: Sequence[tuple[bool, bool]], context: CalibrationContext
+) -> Range:
+    """``_mse`` of blocks along rows, by the search that leaves out what cannot win. On a CPU: it looks at each
+    candidate's result before the next, for which a GPU would be waited for."""
+
+    def scales(low: Tensor, high: Tensor) -> Grids:
+        return context.scales(Range(low, high))
+
+    def moved(low: Tensor, high: Tensor, low_factor: Tensor, high_factor: Tensor) -> tuple[Tensor, Tensor]:
+        found = _moved(Range(low, high), low_factor, high_factor, context)
+        return found.low, found.high
+
+    trial = Trial(moved, scales, context.restore)
+    rows, grid = blocks.reshape(-1, blocks.shape[3]), whole.low.shape
+    low, high = whole.low.reshape(-1), whole.high.reshape(-1)
+    tile = max(1, TILE // rows.shape[1])
+    for start in range(0, len(rows), tile):
+        some = slice(start, start + tile)
+        search = Search(rows[some], low[some], high[some], trial)
+        for moves_low, moves_high in ends:
+            search.try_factors(_factors(context.scale), moves_low, moves_high)
+        low[some], high[some] = moved(low[some], high[some], search.low_factor, search.high_factor)
+    return Range(low.view(grid), high.view(grid))
 
 
 def _moved(whole: Range, low: Tensor, high: Tensor, context: CalibrationContext) -> Range:
@@ -203,7 +293,7 @@ def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
     """For each block the one of ``FOUR_OVER_SIX`` with the least squared error; 6 of equals."""
     whole = minmax_range(blocks)
     ranges = [Range(whole.low * factor, whole.high * factor) for factor in FOUR_OVER_SIX]
-    six, four = ((context.restore(r) - blocks).double().square_().sum(BLOCK_DIMS) for r in ranges)
+    six, four = (context.error(blocks, r) for r in ranges)
     better = four < six
     return Range(
         torch.where(better, ranges[1].low, whole.low), torch.where(better, ranges[1].high, whole.high)
@@ -258,11 +348,13 @@ def _prefix_sums(values: Tensor) -> Tensor:
     return torch.nn.functional.pad(values.cumsum(1), (1, 0))
 
 
-def magnitude_histogram(magnitudes: Tensor, bins: int = ENTROPY_BINS) -> tuple[Tensor, Tensor]:
-    """Counts [blocks, bins] of ``magnitudes`` [blocks, n] from 0 to the largest, and float64 bin widths
-    [blocks] (in float32 the width of a small range is subnormal, or 0).
+def magnitude_histogram(
+    magnitudes: Tensor, bins: int = ENTROPY_BINS, largest: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Counts [blocks, bins] of ``magnitudes`` [blocks, n] from 0 to the ``largest`` [blocks], and float64 bin
+    widths [blocks] (in float32 the width of a small range is subnormal, or 0).
     """
-    largest = magnitudes.amax(1)
+    largest = magnitudes.amax(1) if largest is None else largest
     largest = torch.where(largest > 0, largest, torch.ones_like(largest))
     index = (magnitudes / largest[:, None] * bins).long().clamp_(max=bins - 1)
     counts = torch.zeros(len(magnitudes), bins, dtype=torch.int64, device=magnitudes.device)
@@ -271,16 +363,25 @@ def magnitude_histogram(magnitudes: Tensor, bins: int = ENTROPY_BINS) -> tuple[T
 
 def _entropy(blocks: Tensor, context: CalibrationContext) -> Range:
     """TensorRT's threshold for each block; min-max where a block has too few values for a histogram."""
-    rows, levels = _rows(blocks).abs(), context.levels
-    if levels >= ENTROPY_BINS or rows.shape[1] < ENTROPY_BINS // 4:
+    levels, size = context.levels, blocks.shape[1] * blocks.shape[3]
+    if levels >= ENTROPY_BINS or size < ENTROPY_BINS // 4:
         return minmax_range(blocks)
-    thresholds = []
-    for part in rows.split(max(1, (1 << 24) // rows.shape[1])):
-        histogram, width = magnitude_histogram(part)
-        kept_bins = entropy_objective(histogram, levels).argmin(1) + levels
-        whole = kept_bins == ENTROPY_BINS
-        thresholds.append(torch.where(whole, part.amax(1), (kept_bins + 0.5) * width))
+    amax, thresholds = minmax_range(blocks).amax.reshape(-1), []
+    if len(_parts(blocks)) > 1:
+        counted = [magnitude_histogram(_rows(part).abs(), largest=amax) for part in _parts(blocks)]
+        histogram, width = torch.stack([counts for counts, _ in counted]).sum(0), counted[0][1]
+        thresholds.append(_entropy_threshold(histogram, width, amax, levels))
+    else:
+        each = max(1, (1 << 24) // size)
+        for part, largest in zip(_rows(blocks).abs().split(each), amax.split(each), strict=True):
+            thresholds.append(_entropy_threshold(*magnitude_histogram(part), largest, levels))
     return _clipped(blocks, torch.cat(thresholds).to(torch.float32))
+
+
+def _entropy_threshold(histogram: Tensor, width: Tensor, amax: Tensor, levels: int) -> Tensor:
+    """[blocks]: the middle of the bin after the best threshold, or all, from counts [blocks, bins]."""
+    kept_bins = entropy_objective(histogram, levels).argmin(1) + levels
+    return torch.where(kept_bins == ENTROPY_BINS, amax, (kept_bins + 0.5) * width)
 
 
 MINMAX = Calibrator(

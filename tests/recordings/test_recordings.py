@@ -39,6 +39,7 @@ from lab.exports import recorded_exports
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.recipes import recorded_causal, recorded_recipes
+from lab.sizes import recorded_sizes
 from lab.training import recorded_gradients, recorded_training
 from lab.vllm import recorded_vllm
 from lab.written import recorded_written
@@ -59,6 +60,7 @@ SHIPPED = {
     "quantize": recorded_quantize,
     "recipes": recorded_recipes,
     "runs": recorded_runs,
+    "sizes": recorded_sizes,
     "steps": recorded_steps,
     "texts": recorded_texts,
     "training": recorded_training,

@@ -32,6 +32,7 @@ from explorer import (
 )
 from explorer.core.ranges import find_scales
 from explorer.formats import E4M3, E8M0, CodebookFormat, IntegerFormat
+from explorer.schemes import Scales
 from explorer.schemes.calibrators import CalibrationContext
 from explorer.schemes.rules import SUPER_BLOCK
 
@@ -435,9 +436,11 @@ def test_described_in_one_sentence(name: str) -> None:
 
 def test_every_calibrator_gives_ordered_ranges() -> None:
     blocks = torch.randn(3, 4, 5, 6) - 2
+
+    def restore(some: Tensor, scales: Scales) -> Tensor:
+        return some.clamp(-1, 1) * (scales.stored > 0)[:, None, :, None]
+
+    context = CalibrationContext(lambda wanted: Scales(wanted.high, None, None), restore, 8)
     for row in CALIBRATORS.values():
-        found = row.of(
-            blocks,
-            CalibrationContext(lambda wanted: blocks.clamp(-1, 1) * (wanted.high > 0)[:, None, :, None], 8),
-        )
+        found = row.of(blocks, context)
         assert found.low.shape == (3, 5) and bool((found.low <= 0).all()) and bool((found.high >= 0).all())

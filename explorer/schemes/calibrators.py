@@ -252,8 +252,8 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
 def _mse_of_short(
     blocks: Tensor, whole: Range, ends: Sequence[tuple[bool, bool]], context: CalibrationContext
 ) -> Range:
-    """``_mse`` of blocks along rows, by the search that leaves out what cannot win. On a CPU: it looks at each
-    candidate's result before the next, for which a GPU would be waited for."""
+    """``_mse`` of blocks along rows, by the search that leaves out what cannot win. On a CPU alone: it looks
+    at each candidate's result before the next, for which it would wait for a GPU."""
 
     def scales(low: Tensor, high: Tensor) -> Grids:
         return context.scales(Range(low, high))

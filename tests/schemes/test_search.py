@@ -74,7 +74,7 @@ def test_the_search_finds_what_the_plain_loop_finds(text: str, monkeypatch: pyte
     """If this fails, codes of K-quants, and of every scheme with a searched range, are others than they
     were."""
     scheme = Scheme.parse(text)
-    monkeypatch.setitem(calibrators.TILE, "cpu", 1 << 9)  # several tiles, the last one shorter
+    monkeypatch.setattr(calibrators, "TILE", 1 << 9)  # several tiles, the last one shorter
     for name, x in matrices():
         found, context = find_ranges(x, scheme), ranges._context(x, scheme, None)
         for part in rectangles((x.shape[0], x.shape[1]), scheme.block):

@@ -13,7 +13,7 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.frontier import on_frontier
 from explorer.analysis.report import sqnr_of
-from explorer.products.table import GEMMS, Gemm
+from explorer.products.table import GEMMS, Gemm, Product
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import Scheme
 
@@ -135,10 +135,10 @@ def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:
     return f", {times} times as fast as torch's BF16 with weights {size} times smaller"
 
 
-def products_of(scheme: Scheme) -> list[str]:
-    """The products that take weights stored as ``scheme`` stores them, by name; empty where none does. How
-    ranges are found and codes rounded is no matter: neither changes what a kernel reads."""
-    return [gemm.name for gemm in GEMMS.values() if stored_as(gemm.w) == stored_as(scheme)]
+def products_of(scheme: Scheme, table: Iterable[Product] = GEMMS.values()) -> list[str]:
+    """The products of a table that take weights stored as ``scheme`` stores them, by name; empty where none
+    does. How ranges are found and codes rounded is no matter: neither changes what a kernel reads."""
+    return [row.name for row in table if stored_as(row.w) == stored_as(scheme)]
 
 
 def stored_as(scheme: Scheme) -> tuple[object, ...]:

@@ -40,8 +40,10 @@ class GemmTiming(AgainstBaseline):
                    whichever is longer
     share          ``floor_s`` over the measured time
     sqnr_db        the output against the float64 product of the float32 X and W
+    threads        on a CPU, how many were the fastest of those tried; None on a GPU
 
-    In files the first two fields are called ``row`` and ``step``, and the baseline's ``peer…``.
+    On a CPU ``graph`` is single calls, each after the caches were overwritten, in turns with the baseline's;
+    ``file`` is the package with its version and the layout it chose. In files the first two fields are called ``row`` and ``step``, and the baseline's ``peer…``.
     """
 
     gemm: Annotated[Name, Field(alias="row")]
@@ -66,11 +68,17 @@ class GemmTiming(AgainstBaseline):
     share: float | None
     sqnr_db: Decibels
     state: DeviceState | None
+    threads: int | None = None
 
     @property
     def total_seconds(self) -> float:
         """The product and, where X has to be quantized before it, that too."""
         return self.seconds + (0.0 if self.dynamic else self.activation_s or 0.0)
+
+    @property
+    def on_cpu(self) -> bool:
+        """True for a product of a CPU (``explorer.cpu``)."""
+        return self.threads is not None
 
     @property
     def shape_text(self) -> str:

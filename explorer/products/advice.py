@@ -48,12 +48,19 @@ def at_shape(timings: Iterable[GemmTiming], shape: Sequence[int]) -> list[GemmTi
 
 
 def fastest(timings: Iterable[GemmTiming]) -> list[GemmTiming]:
-    """For every product the kernel with the least time, in the table's order."""
+    """For every product the kernel with the least time, in the table's order; others as they come."""
     best: dict[str, GemmTiming] = {}
     for timing in timings:
         if timing.gemm not in best or timing.seconds < best[timing.gemm].seconds:
             best[timing.gemm] = timing
-    return [best[name] for name in [*GEMMS, *sorted(set(best) - set(GEMMS))] if name in best]
+    return [best[name] for name in dict.fromkeys([*GEMMS, *best]) if name in best]
+
+
+def usual_of(timings: Iterable[GemmTiming]) -> tuple[str, str]:
+    """The product that others are compared with, and what computes it in words: BF16 on a GPU, float32 on a
+    CPU."""
+    on_cpu = any(timing.on_cpu for timing in timings)
+    return ("fp32", "torch's float32") if on_cpu else ("bf16", "torch's BF16")
 
 
 def points(timings: Iterable[GemmTiming], errors: Mapping[str, float] | None = None) -> list[Point]:
@@ -77,13 +84,13 @@ def choice(every: Sequence[Point]) -> Point | None:
 
 
 def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) -> str:
-    """One sentence with the choice at a shape, its speed against torch's BF16, and the reason."""
+    """One sentence with the choice at a shape, its speed against the usual product, and the reason."""
     chosen = choice(every)
     if chosen is None:
         return f"Nothing was measured for {what}."
     how = "native" if chosen.native else "emulated"
     measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
-    against = _against_bf16(chosen, timings)
+    against = _against_usual(chosen, timings)
     kernel = words.kernel_name(chosen.variant)
     return f"For {what} take {chosen.label} ({kernel}, {how}): {measured}{against}; {_why(chosen)}."
 
@@ -98,8 +105,8 @@ def _why(chosen: Point) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The choice at one shape. ``faster``, ``smaller``: times as fast as torch's BF16, and times fewer bytes
-    of W than BF16's; None where that was not timed. ``why``: how its SQNR stands to ``ENOUGH_DB``."""
+    """The choice at one shape. ``faster``, ``smaller``: times as fast as the usual product (``usual_of``), and
+    times fewer bytes of W; None where that was not timed. ``why``: how its SQNR stands to ``ENOUGH_DB``."""
 
     what: str
     shape: str
@@ -114,7 +121,7 @@ def verdict(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, sh
     chosen = choice(every)
     if chosen is None:
         return None
-    base = next((t for t in timings if t.gemm == "bf16"), None)
+    base = next((t for t in timings if t.gemm == usual_of(timings)[0]), None)
     torch_s = base.baseline_graph.median_s if base and base.baseline_graph else None
     return Verdict(
         what,
@@ -126,13 +133,14 @@ def verdict(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, sh
     )
 
 
-def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:
-    base = next((t for t in timings if t.gemm == "bf16" and t.baseline_graph), None)
-    if base is None or base.baseline_graph is None or chosen.gemm == "bf16":
+def _against_usual(chosen: Point, timings: Sequence[GemmTiming]) -> str:
+    usual, named = usual_of(timings)
+    base = next((t for t in timings if t.gemm == usual and t.baseline_graph), None)
+    if base is None or base.baseline_graph is None or chosen.gemm == usual:
         return ""
     times = words.number(base.baseline_graph.median_s / chosen.seconds, 2)
     size = words.number(base.weight_bytes / chosen.weight_bytes, 2)
-    return f", {times} times as fast as torch's BF16 with weights {size} times smaller"
+    return f", {times} times as fast as {named} with weights {size} times smaller"
 
 
 def products_of(scheme: Scheme, table: Iterable[Product] = GEMMS.values()) -> list[str]:

@@ -1,4 +1,4 @@
-"""Recorded matrix products: ``assets/measurements/gemm.json``."""
+"""Recorded matrix products: ``assets/measurements/gemm.json``, and by machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from explorer.recordings.files import Recording, recorded
+from explorer.recordings.files import Recording, recorded, recorded_by_machine
+from explorer.recordings.machine import Machine
 from explorer.recordings.times import AgainstBaseline, DeviceState, TimeSpread
 
 Shape = tuple[int, int, int]
@@ -97,3 +98,15 @@ def recorded_layers() -> Recording[GemmTiming]:
 def recorded_gemms() -> Recording[GemmTiming]:
     """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded."""
     return recorded(NAME, GemmTiming)
+
+
+def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
+    """The recordings of other machines, ``assets/measurements/machines/<machine>/gemm.json``: CPUs, and GPUs
+    beside the one of ``recorded_gemms``."""
+    return recorded_by_machine(NAME, GemmTiming)
+
+
+def recorded_cpu() -> Recording[GemmTiming]:
+    """The recording of a CPU that ships, the first by name; empty if there is none."""
+    cpus = (recording for recording in gemms_by_machine().values() if recording.machine.cpu)
+    return next(cpus, Recording(Machine(), ()))

@@ -53,7 +53,8 @@ FLUSH_BYTES, COPY_BYTES = 64 << 20, 256 << 20
 """Bytes that are copied before each call; bytes of the copy that is timed."""
 RATE_SIDE = 1536
 """M, N and K of the products by which the CPU's rates are measured."""
-_PROBES = 2
+_PROBES, SHORT_S = (5, 2), 0.02
+"""Calls that count when threads are chosen: of short calls and of longer ones."""
 _REFUSED = (RuntimeError, ValueError, AttributeError, ImportError, OSError)
 """How libraries refuse a shape, a CPU or a version; the message stands where the time would."""
 _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
@@ -167,14 +168,14 @@ class _Bench:
 
 
 def fastest_threads(bind: Callable[[int], Call]) -> _Contestant:
-    """The product with the number of threads that takes the least time, each tried with a warm call and
-    some that count."""
+    """The product with the number of threads that takes the least time, each tried with a call that warms up
+    and some that count."""
     best, least = None, math.inf
     for threads in thread_counts():
         checkpoint()
         contestant = _Contestant(bind(threads), threads)
-        contestant.seconds()
-        seconds = min(contestant.seconds() for _ in range(_PROBES))
+        calls = _PROBES[contestant.seconds() > SHORT_S]
+        seconds = min(contestant.seconds() for _ in range(calls))
         if seconds < least:
             best, least = contestant, seconds
     assert best is not None

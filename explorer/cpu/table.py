@@ -33,8 +33,8 @@ def _groups(bits: int, group: int, *kernels: CpuKernel) -> CpuProduct:
 
 
 def _gguf(name: str) -> CpuProduct:
-    label = f"{name.upper()} weights"
-    return CpuProduct(name, label, S["fp32"], S[name], INSIDE, "float32", (llama.BY_SCHEME[name],))
+    row = f"w_{name}" if f"w_{name}" in GEMMS else name
+    return CpuProduct(row, f"{name.upper()} weights", S["fp32"], S[name], INSIDE, "float32", (llama.BY_SCHEME[name],))
 
 
 ROWS: tuple[CpuProduct, ...] = (
@@ -57,13 +57,13 @@ CPU_PRODUCTS: dict[str, CpuProduct] = {row.name: row for row in ROWS}
 """Every product on a CPU by name."""
 FIRST = ("w4_group32", "ternary_weights", "w2_group128", "int8_dynamic", "fp32", "bf16", "q4_k", "w8_group32")
 """What is timed first: the rows of which the sentence about a CPU is made, then one of each kind."""
-_FORMER = {"int8": "int8_dynamic"}
+FORMER = {"int8": "int8_dynamic"}
 """Names by which rows of a CPU were asked for before it had a table of its own."""
 
 
 def find(name: str) -> CpuProduct:
     """The row called ``name``; ``ValueError`` with the names there are."""
-    name = _FORMER.get(name, name)
+    name = FORMER.get(name, name)
     if name not in CPU_PRODUCTS:
         raise ValueError(f"no product {name!r} on a CPU; there are {', '.join(CPU_PRODUCTS)}")
     return CPU_PRODUCTS[name]

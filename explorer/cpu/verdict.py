@@ -50,7 +50,7 @@ def _at(here: Sequence[GemmTiming], tokens: str, of: str) -> list[str]:
         f"{words.duration(first.baseline_graph.median_s)}, N = {first.shape[1]:,}, K = {first.shape[2]:,})."
     )
     others = [f"{name} by {library(t)} {words.times(t.speedup or 0)}" for name, t in narrow[1:]]
-    return [said, *([f"As fast as float32: {', '.join(others)}."] if others else [])]
+    return [said, *([f"Times as fast as float32: {', '.join(others)}."] if others else [])]
 
 
 def against_float16(timings: Sequence[GemmTiming]) -> float | None:

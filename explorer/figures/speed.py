@@ -79,9 +79,7 @@ def _dot(t: GemmTiming) -> Dot:
     spread = t.how if isinstance(t, ModelledTiming) else f"10th to 90th percentile {low} to {high}"
     times = f"{words.duration(t.seconds)} ({spread})"
     ahead = f"<br>{words.times(t.speedup)} as fast as {t.baseline}" if t.speedup else ""
-    kind = "native" if t.native else "emulated"
-    kind += f", {t.threads} thread{'' if t.threads == 1 else 's'}" if t.threads else ""
-    hover = f"{t.label}<br>{times}<br>{rate(t)}{ahead}<br>{words.kernel_name(t.variant)}, {kind}"
+    hover = f"{t.label}<br>{times}<br>{rate(t)}{ahead}<br>{words.kernel_name(t.variant)}, {t.on_chip}"
     return Dot(t.gemm, t.label, t.native, 1e6 * t.seconds, t.label, hover)
 
 

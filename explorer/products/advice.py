@@ -13,6 +13,7 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.frontier import on_frontier
 from explorer.analysis.report import sqnr_of
+from explorer.products.operands import Operands
 from explorer.products.table import GEMMS, Gemm, Product
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import Scheme
@@ -184,12 +185,17 @@ def _count_of_m(timings: Iterable[GemmTiming]) -> int:
     return len({timing.shape[0] for timing in timings})
 
 
-def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Gemm]) -> dict[str, float]:
+def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Product]) -> dict[str, float]:
     """SQNR in dB of each product's output X·Wᵀ against float64 of the unquantized X [M, K] and W [N, K], on
-    their device. Products without error are left out."""
+    their device. Products without error are left out, and those whose blocks do not fit W."""
     truth, errors = x.double() @ w.double().t(), {}
     for gemm in gemms:
-        output = gemm.operands(x, w).exact()[0].to(gemm.out).double()
+        out = gemm.out if isinstance(gemm, Gemm) else torch.float32
+        try:
+            operands = Operands.of(x, w, (gemm.x, gemm.w), out)
+        except ValueError:
+            continue
+        output = operands.exact()[0].to(out).double()
         sqnr = sqnr_of(truth, output)
         if math.isfinite(sqnr):
             errors[gemm.name] = sqnr

@@ -82,6 +82,15 @@ class GemmTiming(AgainstBaseline):
         return self.threads is not None
 
     @property
+    def on_chip(self) -> str:
+        """ "native" where the chip multiplies both operands as they are, else "emulated"; on a CPU with the
+        number of threads."""
+        native = "native" if self.native else "emulated"
+        if self.threads is None:
+            return native
+        return f"{native}, {self.threads} thread{'' if self.threads == 1 else 's'}"
+
+    @property
     def shape_text(self) -> str:
         """ "4096×4096×4096"."""
         return "×".join(map(str, self.shape))

@@ -28,7 +28,6 @@ from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
 from explorer.cli import main
 from explorer.methods.evaluate import MOST_TOKENS, evaluate_all
 from explorer.methods.recipe import Recipe
-from explorer.products.table import GEMMS
 from explorer.progress import Progress
 from explorer.recordings.files import recording_json
 from explorer.recordings.machine import Machine

@@ -82,8 +82,8 @@ PRESETS = {"Square 4096": SQUARE, "Decode, 8192 × 8192": DECODE} | {
     for layer, (n, k) in zip(LAYER_NAMES, blocks, strict=True)
 }
 CPU_WORDS = (
-    "What do low bits buy on this CPU? Products by torch, ONNX Runtime and llama.cpp, those that are installed, "
-    "are measured in turns with float32: the first answer within seconds, all of it in minutes."
+    "What do low bits buy on the CPU that runs this page? Products by torch, ONNX Runtime and llama.cpp are "
+    "measured in turns with float32: a first answer within seconds, the rest in minutes."
 )
 METHOD = (
     "Kernel and baseline get the same random data and are interleaved. <b>µs</b>: CUDA-graph replay over "
@@ -92,9 +92,9 @@ METHOD = (
     "copy and loops of tensor-core instructions on random data, measured in the same run; a product's "
     "limit is <i>modelled</i> from them (bytes over copy, or operations over rate). <i>Native</i>: the "
     "tensor cores take both operands as they are; <i>emulated</i>: they are widened first. SQNR: the "
-    "output against the float64 product of unquantized X and W. On a CPU kernels are other packages' own: single "
-    "calls in turns with torch's float32, each after a copy that overwrites the caches, with the number of threads "
-    "that was the fastest of those tried; X is quantized in the call."
+    "output against the float64 product of unquantized X and W. On a CPU the kernels are those of other "
+    "packages: single calls in turns with torch's float32, each after a copy that overwrites the caches, "
+    "with the fastest of some numbers of threads; X is quantized in the call."
 )
 _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
@@ -156,7 +156,9 @@ def show(
     return SpeedView(
         source=html.status(source.strip()),
         shape=gr.update(choices=place.choices, value=place.value),
-        product=gr.update(choices=[(row.label, n) for n in names if (row := product_of(n, _on_cpu(here)))], value=product),
+        product=gr.update(
+            choices=[(row.label, n) for n in names if (row := product_of(n, _on_cpu(here)))], value=product
+        ),
         **_marked_figures(recording, place, here, every, marked),
         marks=_marks(view, place, marked),
         ladder=plot_data(ladder_figure([t for t in here if t.gemm == product], f"{name} {product}")),
@@ -198,8 +200,8 @@ def follow(
 
 
 def _recording(view: str, own: Own | None) -> Own:
-    """Whose numbers: those of the GPU whose recordings ship, the visitor's own, or of the machine that ``view``
-    names. ``ValueError`` for one that is not recorded."""
+    """Whose numbers: those of the GPU whose recordings ship, the visitor's own, or those of the machine that
+    ``view`` names. ``ValueError`` for one that is not recorded."""
     if view == RECORDED:
         return recorded_gemms()
     if view == LIVE:
@@ -377,9 +379,7 @@ def _source(view: str, recording: Own, place: Place) -> str:
     if view != LIVE:
         return recording.sentence + "."
     if not recording:
-        return (
-            "Nothing measured here yet: Measure this CPU, or choose a shape and products below, then Run."
-        )
+        return "Nothing measured here yet: Measure this CPU, or choose a shape and products below, then Run."
     if not place.timed:
         known = ", ".join(dict.fromkeys(timing.shape_text for timing in recording.rows))
         return f"{place.text} was not measured here: choose {known}, or Run it below."
@@ -627,7 +627,7 @@ def _build_pickers() -> _Pickers:
 
 def _build_run(cpu: gr.Button, stop: gr.Button, status: gr.HTML, stopped: gr.HTML) -> _OwnRun:
     on_gpu = gpu_device() is not None
-    with gr.Accordion("Measure a shape on this machine", open=False, elem_id="speed-run"):
+    with gr.Accordion("Measure on this machine", open=False, elem_id="speed-run"):
         with gr.Row():
             preset = gr.Dropdown(
                 list(PRESETS),
@@ -766,5 +766,7 @@ def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, inputs: list[Any], o
     listen(live.then, show, inputs, outputs, api_name="speed_measured", **_UNLISTED)
     cpu_live = of_cpu.then(_after_cpu, page.gemm_timings, shown, **PRIVATE)
     listen(cpu_live.then, show, inputs, outputs, **PRIVATE)
-    halted = buttons.end_with(running, of_cpu).then(_after_stop, [*sizes, page.gemm_timings], shown, **PRIVATE)
+    halted = buttons.end_with(running, of_cpu).then(
+        _after_stop, [*sizes, page.gemm_timings], shown, **PRIVATE
+    )
     listen(halted.then, show, inputs, outputs, **PRIVATE)

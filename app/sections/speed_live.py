@@ -83,8 +83,8 @@ def run(m: float, n: float, k: float, names: list[str], every_kernel: bool) -> I
 
 @shows(RunView)
 def run_on_cpu() -> Iterator[RunView]:
-    """Time every product that a library here computes on this CPU, decoding and prefill, with or without a GPU;
-    the sentence about them comes with the first timing, and stopping keeps what is there."""
+    """Time every product that a library here computes on this CPU, decoding and prefill, beside a GPU or
+    without; the sentence about them comes with the first timing, and stopping keeps what is there."""
     yield from _on_cpu(None, [DECODE_ON_CPU, PREFILL_ON_CPU])
 
 

@@ -113,7 +113,9 @@ def _facts_on_cpu(product: str) -> str:
     if row is None:
         return ""
     kernels = ", ".join(kernel.name for kernel in row.kernels)
-    return html.status(f"W: {row.w.label}. Scales {row.scales}; sums in {row.accumulator}. Kernels: {kernels}.")
+    return html.status(
+        f"W: {row.w.label}. Scales {row.scales}; sums in {row.accumulator}. Kernels: {kernels}."
+    )
 
 
 def _kernel(variant: Variant) -> str:

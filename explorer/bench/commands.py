@@ -93,8 +93,8 @@ class Benchmark(Generic[Row]):
             raise ValueError(f"only measurements of a GPU are recorded: {gpu_status().reason}")
 
     def record(self, rows: Iterable[Row], to: Path | None = None) -> Path:
-        """Write the rows to ``assets/measurements/``; ``ValueError`` where ``check_recordable`` raises it. With
-        ``to`` to that file, of whatever machine."""
+        """Write the rows to ``assets/measurements/``, ``ValueError`` where ``check_recordable`` raises it; or
+        to the file ``to``, of whatever machine."""
         recording = Recording(self.machine, tuple(rows))
         if to is not None:
             return record_to(to, recording)
@@ -151,8 +151,8 @@ def bench_gemm(
     seconds: float | None = None,
     small_layers: bool = False,
 ) -> Benchmark[GemmTiming]:
-    """Products on the GPU; without one, on the CPU (``bench_cpu_gemm``). ``everything_recorded``: what ships as
-    ``assets/measurements/gemm.json``; ``small_layers``: what ships as ``gemm-layers.json``."""
+    """Products on the GPU; without one, on the CPU (``bench_cpu_gemm``). ``everything_recorded``: what ships
+    as ``assets/measurements/gemm.json``; ``small_layers``: what ships as ``gemm-layers.json``."""
     if gpu_device() is None:
         if small_layers:
             raise ValueError("small layers are timed on a GPU: leave --layers out, or name a --shape")

@@ -1,6 +1,6 @@
 """Timing of matrix products on this CPU, by the kernels of ``explorer.cpu``.
 
-Every kernel is timed beside torch's float32 product, call by call in turns, so that what else the machine does
+Every kernel is timed beside torch's float32 product, call by call in turns, so that other work of the machine
 meets both. Before each call a copy of many megabytes takes the place of W in the caches, as the layers of a
 model do. Numbers of threads are tried for each kernel and shape, and the fastest is taken. The limits, a copy
 and products in float32, bfloat16 and INT8, are measured in the same run."""
@@ -46,9 +46,10 @@ DECODE_ON_CPU: Shape = (1, 4096, 4096)
 PREFILL_ON_CPU: Shape = (256, 4096, 4096)
 RECORDED_TOKENS = (1, 4, 16, 64, 256)
 """M of what ships as the recording of a CPU, at N = K = 4096."""
-REPEATS, FEWEST = 9, 3
-LONG_S = 1.0
-"""A round of calls that takes longer is repeated ``FEWEST`` times."""
+REPEATS, FEWEST, MOST = 9, 3, 5
+"""Calls of each kernel; the fewest, where they are long; how many times as many at most, where they vary."""
+LONG_S, STEADY = 1.5, 1.3
+"""Seconds after which no more calls are made; the 90th percentile of steady calls over their median."""
 FLUSH_BYTES, COPY_BYTES = 64 << 20, 256 << 20
 """Bytes that are copied before each call; bytes of the copy that is timed."""
 RATE_SIDE = 1536
@@ -91,9 +92,7 @@ def plan_on_cpu(
         for name in in_order(names or CPU_PRODUCTS):
             product = CPU_PRODUCTS[name]
             kernels = tuple(
-                k
-                for k in product.kernels
-                if k.name.startswith(kernel) and not (known and k.library.missing)
+                k for k in product.kernels if k.name.startswith(kernel) and not (known and k.library.missing)
             )
             if kernels:
                 jobs.append(CpuJob(product, kernels, here))
@@ -125,7 +124,7 @@ def time_on_cpu(
             yield from _time_kernel(benches[sides], job.product, kernel, job.shapes, limits, repeats)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Contestant:
     """A call, and the threads of torch that it runs with."""
 
@@ -163,23 +162,22 @@ class _Bench:
         if m not in self._at:
             x = torch.randn(m, self.w.shape[1], generator=torch.Generator().manual_seed(1))
             exact = x.double() @ self.w.double().t()
-            self._at[m] = x, exact, fastest_threads(partial(self._held.bind, x))
+            self._at[m] = x, exact, fastest_threads(partial(self._held.bind, x), self.flush)
         return self._at[m]
 
 
-def fastest_threads(bind: Callable[[int], Call]) -> _Contestant:
-    """The product with the number of threads that takes the least time, each tried with a call that warms up
-    and some that count."""
-    best, least = None, math.inf
-    for threads in thread_counts():
-        checkpoint()
-        contestant = _Contestant(bind(threads), threads)
-        calls = _PROBES[contestant.seconds() > SHORT_S]
-        seconds = min(contestant.seconds() for _ in range(calls))
-        if seconds < least:
-            best, least = contestant, seconds
-    assert best is not None
-    return best
+def fastest_threads(bind: Callable[[int], Call], flush: Callable[[], None]) -> _Contestant:
+    """The product with the number of threads that takes the least time. Each is tried a few times, in turns
+    and with a copy between: what else the machine does for some milliseconds then meets no number alone."""
+    contestants = [_Contestant(bind(threads), threads) for threads in thread_counts()]
+    rounds = _PROBES[max(contestant.seconds() for contestant in contestants) > SHORT_S]
+    least = dict.fromkeys(contestants, math.inf)
+    for _ in range(rounds):
+        for contestant in contestants:
+            checkpoint()
+            flush()
+            least[contestant] = min(least[contestant], contestant.seconds())
+    return min(contestants, key=least.__getitem__)
 
 
 def _time_kernel(
@@ -220,18 +218,11 @@ def _timing(
 ) -> GemmTiming:
     m, n, k = shape
     x, exact, baseline = bench.at(m)
-    ours = fastest_threads(partial(held.bind, x))
+    ours = fastest_threads(partial(held.bind, x), bench.flush)
     with torch_threads(ours.threads):
         output = ours.call().double()
-    times: tuple[list[float], list[float]] = ([], [])
-    for done in range(repeats):
-        for contestant, seconds in zip((baseline, ours), times, strict=True):
-            checkpoint()
-            bench.flush()
-            seconds.append(contestant.seconds())
-        if done + 1 >= FEWEST and times[0][0] + times[1][0] > LONG_S:
-            break
-    median = spread(times[1])
+    float32_s, ours_s = _in_turns(bench, baseline, ours, repeats)
+    median = spread(ours_s)
     operations, moved = 2 * m * n * k, x.nbytes + held.nbytes + 4 * m * n
     floor = least_seconds(limits, kernel.core, moved, operations)
     return GemmTiming(
@@ -246,7 +237,7 @@ def _timing(
         flush=None,
         activation_s=None,
         baseline=BASELINE,
-        baseline_graph=spread(times[0]),
+        baseline_graph=spread(float32_s),
         baseline_flush=None,
         baseline_note="",
         operations=operations,
@@ -259,6 +250,29 @@ def _timing(
         state=None,
         threads=ours.threads,
     )
+
+
+def _in_turns(
+    bench: _Bench, baseline: _Contestant, ours: _Contestant, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of calls of either, in turns: ``repeats`` of each; fewer where they take long, more where they
+    vary, as they do while other work has one of the CPUs."""
+    times: tuple[list[float], list[float]] = ([], [])
+    start = time.perf_counter()
+    for done in range(1, MOST * repeats + 1):
+        for contestant, seconds in zip((baseline, ours), times, strict=True):
+            checkpoint()
+            bench.flush()
+            seconds.append(contestant.seconds())
+        late = time.perf_counter() - start > LONG_S
+        if (late and done >= FEWEST) or (done >= repeats and all(map(_is_steady, times))):
+            break
+    return times
+
+
+def _is_steady(seconds: Sequence[float]) -> bool:
+    found = spread(seconds)
+    return found.high_s <= STEADY * found.median_s
 
 
 def measure_cpu_limits(copied: int = COPY_BYTES, side: int = RATE_SIDE) -> MachineLimits:
@@ -279,7 +293,7 @@ def measure_cpu_limits(copied: int = COPY_BYTES, side: int = RATE_SIDE) -> Machi
 
 def _best(bind: Callable[[int], Call]) -> float:
     """Seconds of the fastest of a few calls."""
-    contestant = fastest_threads(bind)
+    contestant = fastest_threads(bind, lambda: None)
     return min(contestant.seconds() for _ in range(FEWEST))
 
 

@@ -65,8 +65,8 @@ class Held:
 class CpuKernel:
     """One way to compute a product.
 
-    hold    W [N, K] in float32 and its scheme -> W as it is held; ``ValueError`` or ``RuntimeError`` where the
-            library refuses the shape
+    hold    W [N, K] in float32 and its scheme -> W as it is held; ``ValueError`` or ``RuntimeError`` where
+            the library refuses the shape
     core    what it multiplies by: float32, bfloat16 or INT8
     """
 

@@ -1,11 +1,11 @@
 """llama.cpp's products on a CPU: one ggml_mul_mat of the shared library that the package xllamacpp brings.
 
 W lies where llama.cpp would put it: in the first extra buffer of the CPU's backend that multiplies its type
-(weights repacked for the vector units), else in plain memory. llama.cpp rounds X to 8 bits in blocks for every
-type of fewer than 16 bits.
+(weights repacked for the vector units), else in plain memory. llama.cpp rounds X to 8 bits in blocks for
+every type of fewer than 16 bits.
 
-ggml's C functions are called by ctypes. Structures are passed only where their layout is simple or the library
-fills them in itself; a build that does not export a function is refused by its name."""
+ggml's C functions are called by ctypes. Structures are passed only where their layout is simple or the
+library fills them in itself; a build that does not export a function is refused by its name."""
 
 from __future__ import annotations
 
@@ -102,11 +102,9 @@ class _Ggml:
         found = []
         registry = self.backend_dev_backend_reg(device)
         address = self.backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
-        listed = ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device) if address else None
-        for index in range(64 if listed else 0):
-            if not listed[index]:
-                break
-            found.append(listed[index])
+        listed: Any = ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device) if address else None
+        while listed and listed[len(found)]:
+            found.append(listed[len(found)])
         return [*found, self.backend_cpu_buffer_type()]
 
     @contextlib.contextmanager
@@ -239,8 +237,7 @@ def _kernel(kind: str, core: str = S8) -> CpuKernel:
 
 FLOAT32, FLOAT16, BFLOAT16 = _kernel("F32", F32), _kernel("F16", F32), _kernel("BF16", BF16)
 BY_SCHEME: dict[str, CpuKernel] = {
-    name: _kernel(name.upper())
-    for name in ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "q3_k", "q2_k", "mxfp4")
+    name: _kernel(name.upper()) for name in ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "q3_k", "q2_k", "mxfp4")
 }
 """By the names of the schemes that the types are."""
 TERNARY = tuple(

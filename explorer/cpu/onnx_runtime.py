@@ -100,7 +100,9 @@ def _ternary(w: Tensor, scheme: Scheme) -> QuantizedTensor:
     coarse = quantize(w, scheme)
     pairs = SCHEMES["int2_group128"]
     q = quantize(w, pairs)
-    scales = dataclasses.replace(q.scales, stored=torch.full_like(q.scales.stored, float(coarse.scales.scale)))
+    scales = dataclasses.replace(
+        q.scales, stored=torch.full_like(q.scales.stored, float(coarse.scales.scale))
+    )
     packed, scales = backend_for(w).encode(coarse.dequantize(), scales, pairs)
     return QuantizedTensor(packed, scales, pairs, q.shape)
 

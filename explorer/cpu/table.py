@@ -34,7 +34,9 @@ def _groups(bits: int, group: int, *kernels: CpuKernel) -> CpuProduct:
 
 def _gguf(name: str) -> CpuProduct:
     row = f"w_{name}" if f"w_{name}" in GEMMS else name
-    return CpuProduct(row, f"{name.upper()} weights", S["fp32"], S[name], INSIDE, "float32", (llama.BY_SCHEME[name],))
+    return CpuProduct(
+        row, f"{name.upper()} weights", S["fp32"], S[name], INSIDE, "float32", (llama.BY_SCHEME[name],)
+    )
 
 
 ROWS: tuple[CpuProduct, ...] = (
@@ -77,8 +79,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 def product_of(name: str, on_cpu: bool) -> Product | None:
     """The row of a timing, of a CPU's table or of a GPU's; None for one that neither has any more."""
-    table: dict[str, CpuProduct] | dict[str, Product] = CPU_PRODUCTS if on_cpu else {**GEMMS}
-    return table.get(name)
+    return CPU_PRODUCTS.get(name) if on_cpu else GEMMS.get(name)
 
 
 def products_for(scheme: Scheme, on_cpu: bool) -> list[str]:

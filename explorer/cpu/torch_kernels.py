@@ -75,9 +75,7 @@ def _int4_weights(w: Tensor, scheme: Scheme) -> Held:
     group = scheme.block[1]
 
     def bind(x: Tensor, _threads: int) -> Call:
-        return partial(
-            torch.ops.aten._weight_int4pack_mm_for_cpu, x.to(torch.bfloat16), packed, group, pairs
-        )
+        return partial(torch.ops.aten._weight_int4pack_mm_for_cpu, x.to(torch.bfloat16), packed, group, pairs)
 
     return Held(packed.nbytes + pairs.nbytes, bind)
 

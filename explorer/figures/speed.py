@@ -29,7 +29,8 @@ SMALL_M = 64
 second."""
 LEGEND_HEIGHT = 240
 ROW_HEIGHT, SLOW = 29, 4
-"""Pixels; end of the axis in multiples of the usual product's time: slower products are drawn there with an arrow."""
+"""Pixels; end of the axis in multiples of the usual product's time: slower ones are drawn there with an
+arrow."""
 
 
 def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None = None) -> go.Figure:

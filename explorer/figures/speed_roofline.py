@@ -15,7 +15,15 @@ from explorer.products.advice import fastest
 from explorer.recordings.gemm import GemmTiming
 from explorer.recordings.machine import MachineLimits
 
-CORES_DRAWN = {"f32": "float32", "tf32": "TF32", "bf16": "BF16", "e4m3": "FP8", "s8": "INT8", "b1": "1 bit", "dp4a": "dp4a"}
+CORES_DRAWN = {
+    "f32": "float32",
+    "tf32": "TF32",
+    "bf16": "BF16",
+    "e4m3": "FP8",
+    "s8": "INT8",
+    "b1": "1 bit",
+    "dp4a": "dp4a",
+}
 """Core types -> how their ceilings are labelled."""
 HEIGHT, ALIKE = 490, 1.15
 """Pixels; rates that differ by less are labelled together."""

@@ -16,7 +16,16 @@ from explorer.products.advice import usual_of
 from explorer.recordings.gemm import GemmTiming
 
 SHOWN_FIRST = ("bf16", "fp8_e4m3_row", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4", "w4a8_int")
-SHOWN_ON_CPU = ("fp32", "bf16", "int8_dynamic", "w8_group32", "w4_group32", "w2_group128", "ternary_weights", "q4_k")
+SHOWN_ON_CPU = (
+    "fp32",
+    "bf16",
+    "int8_dynamic",
+    "w8_group32",
+    "w4_group32",
+    "w2_group128",
+    "ternary_weights",
+    "q4_k",
+)
 """Curves over M that are drawn before a visitor asks for more, of a GPU and of a CPU."""
 MORE = "more"
 HEIGHT, PLOT_HEIGHT, FONT_SIZE = 560, 330, 10
@@ -28,8 +37,8 @@ Curve = list[tuple[int, GemmTiming]]
 
 def sweep_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None = None) -> go.Figure:
     """Time against the number of tokens at one N and K, from decode to prefill; a ring where another kernel
-    takes over, × where torch's own product becomes faster. Curves of one family share its colour and differ by dash
-    and symbol."""
+    takes over, × where torch's own product becomes faster. Curves of one family share its colour and differ by
+    dash and symbol."""
     curves, marked = _curves(timings), marked or {}
     if not curves:
         return style.empty("no run over M here: choose one that was recorded", f"{name} over M")

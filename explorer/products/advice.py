@@ -106,8 +106,9 @@ def _why(chosen: Point) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The choice at one shape. ``faster``, ``smaller``: times as fast as the usual product (``usual_of``), and
-    times fewer bytes of W; None where that was not timed. ``why``: how its SQNR stands to ``ENOUGH_DB``."""
+    """The choice at one shape. ``faster``, ``smaller``: times as fast as the usual product (``usual_of``),
+    and times fewer bytes of W; None where that was not timed. ``why``: how its SQNR stands to
+    ``ENOUGH_DB``."""
 
     what: str
     shape: str

@@ -44,7 +44,8 @@ class GemmTiming(AgainstBaseline):
     threads        on a CPU, how many were the fastest of those tried; None on a GPU
 
     On a CPU ``graph`` is single calls, each after the caches were overwritten, in turns with the baseline's;
-    ``file`` is the package with its version and the layout it chose. In files the first two fields are called ``row`` and ``step``, and the baseline's ``peer…``.
+    ``file`` is the package with its version and the layout it chose. In files
+    the first two fields are called ``row`` and ``step``, and the baseline's ``peer…``.
     """
 
     gemm: Annotated[Name, Field(alias="row")]

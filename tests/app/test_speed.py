@@ -263,7 +263,7 @@ def test_a_recorded_machine_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch
     said: list[str] = []
     monkeypatch.setattr(limits, "notify", said.append)
     shown(view="nobody's")
-    assert "no machine \"nobody's\" is recorded; there are" in said[0]
+    assert 'no machine "nobody\'s" is recorded; there are' in said[0]
 
 
 @pytest.mark.parametrize(

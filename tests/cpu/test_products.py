@@ -50,7 +50,9 @@ def test_a_kernel_multiplies_by_the_weights_of_its_scheme(
     if row.name.removeprefix("w_") in llama.BY_SCHEME:
         exact = x.double() @ w.double().t()
         ours = sqnr_of(exact, x.double() @ restored.double().t())
-        assert sqnr_of(exact, y) > -10 * math.log10(10 ** (-ours / 10) + 10 ** (-X_ROUNDED_BLOCKS_DB / 10)) - 2.0
+        assert (
+            sqnr_of(exact, y) > -10 * math.log10(10 ** (-ours / 10) + 10 ** (-X_ROUNDED_BLOCKS_DB / 10)) - 2.0
+        )
         assert held.nbytes * 8 == row.w.bits_per_element((N, K)).total * w.numel()
     else:
         assert sqnr_of(x.double() @ restored.double().t(), y) > X_ROUNDED_DB

@@ -6,6 +6,7 @@ If these fail, a kernel is compared with a float32 of another moment, or one ref
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from functools import partial
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_kernel_and_float32_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     job = CpuJob(CPU_PRODUCTS["w4_group32"], (CpuKernel("mine", HERE, hold, S8),), ((2, 16, 32),))
     (row,) = time_on_cpu([job], LIMITS, repeats=3)
     assert isinstance(row, GemmTiming)
-    assert steps[-12:] == ["flush", "float32", "flush", "ours"] * 3
+    assert steps[-12:] == ["flush", "float32", "flush", "ours"] * 3, "in turns"
     assert row.threads == 1 and row.on_cpu and row.sqnr_db > 100 and row.weight_bytes == 123
     assert row.floor_s == (4 * 2 * 32 + 123 + 4 * 2 * 16) / LIMITS.copy and row.baseline == "torch float32"
 
@@ -83,7 +84,9 @@ def test_what_is_not_installed_is_listed_and_not_planned(monkeypatch: pytest.Mon
         ("fp32", 1, ((1, 8, 32), (4, 8, 32))),
     ]
     missing = not_installed(["w4_group32", "q4_k"])
-    assert [row.kernel for row in missing][-1] == "llama.cpp" and {row.reason for row in missing} == {"get it"}
+    assert [row.kernel for row in missing][-1] == "llama.cpp" and {row.reason for row in missing} == {
+        "get it"
+    }
     every = [k.name for job in plan_on_cpu(None, [(1, 8, 32)], "torch") for k in job.kernels]
     assert every and all(name.startswith("torch") for name in every)
 
@@ -91,12 +94,37 @@ def test_what_is_not_installed_is_listed_and_not_planned(monkeypatch: pytest.Mon
 def test_the_fastest_number_of_threads_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_gemm, "thread_counts", lambda: (1, 2, 4))
     took = {1: 3.0, 2: 1.0, 4: 2.0}
-    monkeypatch.setattr(cpu_gemm._Contestant, "seconds", lambda self: took[self.threads])
-    assert fastest_threads(lambda threads: partial(torch.zeros, threads)).threads == 2
+    order: list[int | str] = []
+    monkeypatch.setattr(
+        cpu_gemm._Contestant, "seconds", lambda self: order.append(self.threads) or took[self.threads]
+    )
+    best = fastest_threads(lambda threads: partial(torch.zeros, threads), lambda: order.append("flush"))
+    assert best.threads == 2 and order[3:9] == ["flush", 1, "flush", 2, "flush", 4], "in turns"
+
+
+@pytest.mark.parametrize(
+    ("ours", "rounds"),
+    [([1e-6], 4), ([1e-6, 1e-6, 1e-6, 5e-6], cpu_gemm.MOST * 4), ([10.0], cpu_gemm.FEWEST)],
+)
+def test_calls_that_vary_are_repeated_and_long_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch, ours: list[float], rounds: int
+) -> None:
+    clock, given = [0.0], itertools.cycle(ours)
+
+    def seconds(self: object) -> float:
+        took = next(given)
+        clock[0] += took
+        return took
+
+    monkeypatch.setattr(cpu_gemm._Contestant, "seconds", seconds)
+    monkeypatch.setattr(cpu_gemm.time, "perf_counter", lambda: clock[0])
+    bench = cpu_gemm._Bench.of((1, 1))
+    one = cpu_gemm._Contestant(lambda: torch.zeros(1), 1)
+    assert [len(times) for times in cpu_gemm._in_turns(bench, one, one, 4)] == [rounds, rounds]
 
 
 def test_the_command_times_says_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`explorer bench gemm --device cpu`: a table, the sentence, what is missing, and a file to read again."""
+    """`explorer bench gemm --device cpu`: a table, the sentence, what is missing, a file to read again."""
     monkeypatch.setattr(commands, "measure_cpu_limits", lambda: LIMITS)
     monkeypatch.setattr(Library, "missing", property(lambda self: "" if self.label == "torch" else "get it"))
     path = tmp_path / "new" / "mine.json"
@@ -121,7 +149,7 @@ def test_recordings_are_kept_by_machine(monkeypatch: pytest.MonkeyPatch, tmp_pat
     named = {
         "Intel(R) Xeon(R) Processor": "machines/intel-xeon/gemm",
         "AMD EPYC 9654 96-Core Processor": "machines/amd-epyc-9654-96-core/gemm",
-        "11th Gen Intel(R) Core(TM) i7-1165G7 @ 2.80GHz": "machines/11th-gen-intel-core-i7-1165g7-2-80ghz/gemm",
+        "Intel(R) Core(TM) i7-1165G7 @ 2.80GHz": "machines/intel-core-i7-1165g7-2-80ghz/gemm",
         "": "machines/unnamed/gemm",
     }
     assert {chip: machine_name("gemm", Machine(cpu=chip)) for chip in named} == named
@@ -140,8 +168,8 @@ def timing(gemm: str, kernel: str, m: int, seconds: float, float32: float = 1.0)
     once = TimeSpread(seconds, seconds, seconds)
     base = TimeSpread(float32, float32, float32)
     return GemmTiming(
-        gemm, CPU_PRODUCTS[gemm].label, kernel, "", (m, 8, 16), True, False, once, None, None, "torch float32", base,
-        None, "", 1, 1, 1, 1.0, None, None, 20.0, None, 2,
+        gemm, CPU_PRODUCTS[gemm].label, kernel, "", (m, 8, 16), True, False, once, None, None, "torch float32",
+        base, None, "", 1, 1, 1, 1.0, None, None, 20.0, None, 2,
     )  # fmt: skip
 
 

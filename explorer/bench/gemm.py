@@ -1,4 +1,4 @@
-"""Timing of each product on a GPU, compared with the usual library call (baseline) and with the chip's limits.
+"""Timing of each product on a GPU, compared with the usual library call (baseline) and the chip's limits.
 
 Kernel and baseline get the same random data and are interleaved, replay by replay. Two timings: *graph*,
 CUDA-graph replay over buffers that together exceed twice the L2 cache, back to back on a warm chip; *flush*,

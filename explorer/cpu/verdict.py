@@ -54,11 +54,12 @@ def _at(here: Sequence[GemmTiming], tokens: str, of: str) -> list[str]:
 
 
 def against_float16(timings: Sequence[GemmTiming]) -> float | None:
-    """llama.cpp's ternary weights at one token, times as fast as its float16: what bitnet.cpp compares. None
-    where either was not timed."""
+    """llama.cpp's ternary weights at one token, times as fast as its float16, each by the float32 timed in
+    turns with it: what bitnet.cpp compares. None where either was not timed."""
     here = [t for t in timings if t.on_cpu and t.shape[0] == 1 and t.variant.startswith(LLAMA)]
     ternary, half = _best(here, lambda t: t.gemm == TERNARY), _best(here, lambda t: t.gemm == "fp16")
-    return half.seconds / ternary.seconds if ternary and half else None
+    gains = [timing.speedup for timing in (ternary, half) if timing and timing.speedup]
+    return gains[0] / gains[1] if len(gains) == 2 else None
 
 
 def library(timing: GemmTiming) -> str:
@@ -67,8 +68,7 @@ def library(timing: GemmTiming) -> str:
 
 
 def _best(rows: Sequence[GemmTiming], keep: Callable[[GemmTiming], bool]) -> GemmTiming | None:
-    """The one that is the most times as fast as the float32 timed in turns with it."""
-    return max(filter(keep, rows), key=lambda t: t.speedup or 0, default=None)
+    return min(filter(keep, rows), key=lambda t: t.seconds, default=None)
 
 
 def _bits(timing: GemmTiming) -> int:

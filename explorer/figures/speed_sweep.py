@@ -37,8 +37,8 @@ Curve = list[tuple[int, GemmTiming]]
 
 def sweep_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None = None) -> go.Figure:
     """Time against the number of tokens at one N and K, from decode to prefill; a ring where another kernel
-    takes over, × where torch's own product becomes faster. Curves of one family share its colour and differ by
-    dash and symbol."""
+    takes over, × where torch's own product becomes faster. Curves of one family share its colour and differ
+    by dash and symbol."""
     curves, marked = _curves(timings), marked or {}
     if not curves:
         return style.empty("no run over M here: choose one that was recorded", f"{name} over M")

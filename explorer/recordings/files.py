@@ -80,9 +80,11 @@ def recorded(name: str, row: type[Row]) -> Recording[Row]:
 
 
 def machine_name(name: str, machine: Machine) -> str:
-    """Where the recording ``name`` of a machine lies beside those of others: "machines/intel-xeon/gemm"."""
+    """Where the recording ``name`` of a machine lies beside those of others: by its chip, and of a CPU by the
+    threads that it may use, "machines/intel-xeon-2-threads/gemm"."""
     plain = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", machine.chip.lower())
-    slug = "-".join(re.findall(r"[a-z0-9]+", plain)) or "unnamed"
+    words = re.findall(r"[a-z0-9]+", plain) or ["unnamed"]
+    slug = "-".join([*words, str(machine.threads), "threads"] if machine.threads else words)
     return f"{MACHINES}/{slug}/{name}"
 
 

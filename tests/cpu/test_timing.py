@@ -153,10 +153,11 @@ def test_recordings_are_kept_by_machine(monkeypatch: pytest.MonkeyPatch, tmp_pat
         "": "machines/unnamed/gemm",
     }
     assert {chip: machine_name("gemm", Machine(cpu=chip)) for chip in named} == named
+    assert machine_name("gemm", Machine(cpu="AMD EPYC", threads=8)) == "machines/amd-epyc-8-threads/gemm"
     assert machine_name("gemm", Machine(gpu="NVIDIA H100 80GB HBM3")) == "machines/nvidia-h100-80gb-hbm3/gemm"
+    one = timing("fp32", "torch", 1, 1.0)
     monkeypatch.setattr(files, "FOLDER", tmp_path)
     assert not recorded_by_machine("gemm", GemmTiming) and not recorded_cpu()
-    one = timing("fp32", "torch", 1, 1.0)
     record_to(tmp_path / "machines/b/gemm.json", Recording(Machine(cpu="b"), (one,)))
     record_to(tmp_path / "machines/a/gemm.json", Recording(Machine(gpu="a"), (one,)))
     found = recorded_by_machine("gemm", GemmTiming)
@@ -167,19 +168,19 @@ def test_recordings_are_kept_by_machine(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def timing(gemm: str, kernel: str, m: int, seconds: float, float32: float = 1.0) -> GemmTiming:
     once = TimeSpread(seconds, seconds, seconds)
     base = TimeSpread(float32, float32, float32)
-    return GemmTiming(
-        gemm, CPU_PRODUCTS[gemm].label, kernel, "", (m, 8, 16), True, False, once, None, None, "torch float32",
-        base, None, "", 1, 1, 1, 1.0, None, None, 20.0, None, 2,
-    )  # fmt: skip
+    other = next(iter(recorded_cpu().rows))
+    return dataclasses.replace(
+        other, gemm=gemm, variant=kernel, shape=(m, 8, 16), graph=once, baseline_graph=base, threads=2
+    )
 
 
 def test_the_sentence_compares_with_the_float32_of_the_same_moment() -> None:
-    """Of two kernels the one that gains more is named, though its time is longer; fewest and most tokens."""
+    """The fastest kernel of each kind is named, with the float32 of its own turns; fewest and most tokens."""
     rows = [
         timing("w4_group32", "ONNX Runtime, level 4", 1, 0.2, 1.0),
-        timing("w4_group128", "torch, X in BF16", 1, 0.1, 0.2),
+        timing("w4_group128", "torch, X in BF16", 1, 0.3, 3.0),
         timing("ternary_weights", "llama.cpp, TQ2_0", 1, 0.25),
-        timing("fp16", "llama.cpp", 1, 0.5),
+        timing("fp16", "llama.cpp", 1, 5.0, 10.0),
         timing("w4_group32", "ONNX Runtime, level 4", 4, 0.3),
         timing("int8_dynamic", "torch", 64, 0.5),
     ]

@@ -52,8 +52,8 @@ LONG_S, STEADY = 1.5, 1.3
 """Seconds after which no more calls are made; the 90th percentile of steady calls over their median."""
 FLUSH_BYTES, COPY_BYTES = 64 << 20, 256 << 20
 """Bytes that are copied before each call; bytes of the copy that is timed."""
-RATE_SIDE = 1536
-"""M, N and K of the products by which the CPU's rates are measured."""
+RATE_SIDE, LIMIT_CALLS = 1536, 10
+"""Sides of the products by which the CPU's rates are measured, and the calls of which the best counts."""
 _PROBES, SHORT_S = (5, 2), 0.02
 """Calls that count when threads are chosen: of short calls and of longer ones."""
 _REFUSED = (RuntimeError, ValueError, AttributeError, ImportError, OSError)
@@ -294,7 +294,7 @@ def measure_cpu_limits(copied: int = COPY_BYTES, side: int = RATE_SIDE) -> Machi
 def _best(bind: Callable[[int], Call]) -> float:
     """Seconds of the fastest of a few calls."""
     contestant = fastest_threads(bind, lambda: None)
-    return min(contestant.seconds() for _ in range(FEWEST))
+    return min(contestant.seconds() for _ in range(LIMIT_CALLS))
 
 
 def conditions() -> dict[str, str]:

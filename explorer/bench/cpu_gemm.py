@@ -47,9 +47,10 @@ PREFILL_ON_CPU: Shape = (256, 4096, 4096)
 RECORDED_TOKENS = (1, 4, 16, 64, 256)
 """M of what ships as the recording of a CPU, at N = K = 4096."""
 REPEATS, FEWEST, MOST = 9, 3, 5
-"""Calls of each kernel; the fewest, where they are long; how many times as many at most, where they vary."""
-LONG_S, STEADY = 1.5, 1.3
-"""Seconds after which no more calls are made; the 90th percentile of steady calls over their median."""
+"""Calls of each kernel; the fewest, where they are long; how many times as many are made at most, where other
+work takes a CPU from them."""
+LONG_S = 1.5
+"""Seconds after which no more calls are made."""
 FLUSH_BYTES, COPY_BYTES = 64 << 20, 256 << 20
 """Bytes that are copied before each call; bytes of the copy that is timed."""
 RATE_SIDE, LIMIT_CALLS = 1536, 10
@@ -132,10 +133,15 @@ class _Contestant:
     threads: int
 
     def seconds(self) -> float:
+        return self.timed()[0]
+
+    def timed(self) -> tuple[float, bool]:
+        """Seconds of a call, and whether the system took a CPU away from it meanwhile."""
         with torch_threads(self.threads):
-            start = time.perf_counter()
+            before, start = preemptions(), time.perf_counter()
             self.call()
-            return time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            return seconds, preemptions() > before
 
 
 class _Bench:
@@ -255,24 +261,33 @@ def _timing(
 def _in_turns(
     bench: _Bench, baseline: _Contestant, ours: _Contestant, repeats: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of calls of either, in turns: ``repeats`` of each; fewer where they take long, more where they
-    vary, as they do while other work has one of the CPUs."""
-    times: tuple[list[float], list[float]] = ([], [])
+    """Seconds of calls of either, in turns: ``repeats`` of each, fewer where they take long. Calls from which
+    the system took a CPU are left out, if at least ``FEWEST`` others were made in the time there is."""
+    every: tuple[list[float], list[float]] = ([], [])
+    alone: tuple[list[float], list[float]] = ([], [])
     start = time.perf_counter()
     for done in range(1, MOST * repeats + 1):
-        for contestant, seconds in zip((baseline, ours), times, strict=True):
+        for contestant, all_s, alone_s in zip((baseline, ours), every, alone, strict=True):
             checkpoint()
             bench.flush()
-            seconds.append(contestant.seconds())
+            seconds, disturbed = contestant.timed()
+            all_s.append(seconds)
+            if not disturbed:
+                alone_s.append(seconds)
         late = time.perf_counter() - start > LONG_S
-        if (late and done >= FEWEST) or (done >= repeats and all(map(_is_steady, times))):
+        if (late and done >= FEWEST) or min(map(len, alone)) >= repeats:
             break
-    return times
+    float32_s, ours_s = (few if len(few) >= FEWEST else many for few, many in zip(alone, every, strict=True))
+    return float32_s, ours_s
 
 
-def _is_steady(seconds: Sequence[float]) -> bool:
-    found = spread(seconds)
-    return found.high_s <= STEADY * found.median_s
+def preemptions() -> int:
+    """How often the system took a CPU from this process so far; 0 where it does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows has no resource module
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def measure_cpu_limits(copied: int = COPY_BYTES, side: int = RATE_SIDE) -> MachineLimits:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,18 +45,18 @@ from explorer.recordings.machine import MachineLimits
 
 DECODE_ON_CPU: Shape = (1, 4096, 4096)
 PREFILL_ON_CPU: Shape = (256, 4096, 4096)
-RECORDED_TOKENS = (1, 4, 16, 64, 256)
+RECORDED_TOKENS = (1, 16, 64, 256)
 """M of what ships as the recording of a CPU, at N = K = 4096."""
 REPEATS, FEWEST, MOST = 9, 3, 5
 """Calls of each kernel; the fewest, where they are long; how many times as many are made at most, where other
 work takes a CPU from them."""
-LONG_S = 1.5
+LONG_S = 1.2
 """Seconds after which no more calls are made."""
 FLUSH_BYTES, COPY_BYTES = 64 << 20, 256 << 20
 """Bytes that are copied before each call; bytes of the copy that is timed."""
 RATE_SIDE, LIMIT_CALLS = 1536, 10
 """Sides of the products by which the CPU's rates are measured, and the calls of which the best counts."""
-_PROBES, SHORT_S = (5, 2), 0.02
+_PROBES, SHORT_S = (7, 3), 0.02
 """Calls that count when threads are chosen: of short calls and of longer ones."""
 _REFUSED = (RuntimeError, ValueError, AttributeError, ImportError, OSError)
 """How libraries refuse a shape, a CPU or a version; the message stands where the time would."""
@@ -173,17 +174,17 @@ class _Bench:
 
 
 def fastest_threads(bind: Callable[[int], Call], flush: Callable[[], None]) -> _Contestant:
-    """The product with the number of threads that takes the least time. Each is tried a few times, in turns
+    """The product with the number of threads of the least median time. Each is tried a few times, in turns
     and with a copy between: what else the machine does for some milliseconds then meets no number alone."""
     contestants = [_Contestant(bind(threads), threads) for threads in thread_counts()]
     rounds = _PROBES[max(contestant.seconds() for contestant in contestants) > SHORT_S]
-    least = dict.fromkeys(contestants, math.inf)
+    times: dict[_Contestant, list[float]] = {contestant: [] for contestant in contestants}
     for _ in range(rounds):
         for contestant in contestants:
             checkpoint()
             flush()
-            least[contestant] = min(least[contestant], contestant.seconds())
-    return min(contestants, key=least.__getitem__)
+            times[contestant].append(contestant.seconds())
+    return min(contestants, key=lambda contestant: statistics.median(times[contestant]))
 
 
 def _time_kernel(
@@ -262,7 +263,7 @@ def _in_turns(
     bench: _Bench, baseline: _Contestant, ours: _Contestant, repeats: int
 ) -> tuple[list[float], list[float]]:
     """Seconds of calls of either, in turns: ``repeats`` of each, fewer where they take long. Calls from which
-    the system took a CPU are left out, if at least ``FEWEST`` others were made in the time there is."""
+    the system took a CPU are left out, if at least ``FEWEST`` others of each were made in the time there is."""
     every: tuple[list[float], list[float]] = ([], [])
     alone: tuple[list[float], list[float]] = ([], [])
     start = time.perf_counter()
@@ -277,8 +278,7 @@ def _in_turns(
         late = time.perf_counter() - start > LONG_S
         if (late and done >= FEWEST) or min(map(len, alone)) >= repeats:
             break
-    float32_s, ours_s = (few if len(few) >= FEWEST else many for few, many in zip(alone, every, strict=True))
-    return float32_s, ours_s
+    return alone if min(map(len, alone)) >= FEWEST else every
 
 
 def preemptions() -> int:

@@ -229,17 +229,27 @@ def cpu_table(timings: Sequence[GemmTiming], shape: Shape) -> str:
         for row in CPU_PRODUCTS.values()
         for kernel in row.kernels
     ]
-    headers = ["product", "kernel", "time", "threads", "× float32", "of the limit", "SQNR of the output", "W"]
+    headers = [
+        "product",
+        "kernel",
+        "time (ms, 10 to 90 %)",
+        "threads",
+        "× float32",
+        "of the limit",
+        "SQNR of the output",
+        "W",
+    ]
     return markdown(headers, rows)
 
 
 def _cpu_row(label: str, kernel: str, timing: GemmTiming | None) -> list[str]:
     if timing is None:
         return [label, kernel, NOT_RECORDED, *[""] * 5]
+    spread = timing.graph
     return [
         label,
         kernel,
-        words.duration(timing.seconds),
+        f"{words.duration(timing.seconds)} ({1e3 * spread.low_s:.3g} to {1e3 * spread.high_s:.3g})",
         str(timing.threads),
         times(timing.speedup),
         f"{timing.share:.2f}" if timing.share else "–",

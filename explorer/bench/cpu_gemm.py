@@ -263,7 +263,7 @@ def _in_turns(
     bench: _Bench, baseline: _Contestant, ours: _Contestant, repeats: int
 ) -> tuple[list[float], list[float]]:
     """Seconds of calls of either, in turns: ``repeats`` of each, fewer where they take long. Calls from which
-    the system took a CPU are left out, if at least ``FEWEST`` others of each were made in the time there is."""
+    the system took a CPU are left out, if at least ``FEWEST`` others of each were made."""
     every: tuple[list[float], list[float]] = ([], [])
     alone: tuple[list[float], list[float]] = ([], [])
     start = time.perf_counter()

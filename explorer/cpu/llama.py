@@ -99,7 +99,7 @@ class _Ggml:
 
     def buffer_types(self, device: int) -> list[int]:
         """Where llama.cpp may put W, its preference first."""
-        found = []
+        found: list[int] = []
         registry = self.backend_dev_backend_reg(device)
         address = self.backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
         listed: Any = ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device) if address else None

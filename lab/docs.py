@@ -7,8 +7,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
+from explorer.cpu.verdict import against_float16, sentences
 from explorer.paths import checkout
-from explorer.recordings.gemm import recorded_gemms, recorded_layers
+from explorer.recordings.gemm import recorded_cpu, recorded_gemms, recorded_layers
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.quantize import recorded_quantize
 from explorer.recordings.runs import recorded_runs
@@ -104,10 +106,15 @@ def _text(path: Path) -> str | None:
 
 def _context() -> dict[str, Any]:
     """Names for the templates: the recordings, and the functions that build tables and figures from them."""
+    cpu = recorded_cpu()
     return {
         "quantize": recorded_quantize(),
         "analysis": recorded_analyses(),
         "gemm": recorded_gemms(),
+        "cpu": cpu,
+        "cpu_shapes": (DECODE_ON_CPU, PREFILL_ON_CPU),
+        "cpu_sentences": sentences(cpu.rows, "that CPU"),
+        "cpu_against_float16": facts.times_in_words(against_float16(cpu.rows)),
         "grouped": recorded_grouped(),
         "methods": recorded_methods(),
         "page": recorded_page(),

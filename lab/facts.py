@@ -12,12 +12,14 @@ import torch
 
 from explorer.analysis.calibration import StaticVsDynamic, static_and_dynamic
 from explorer.analysis.memory import MODELS
+from explorer.cpu.verdict import BITNET
 from explorer.methods import label_of
 from explorer.models.evaluate import EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
 from explorer.products.shape_times import left_out, typical_error
 from explorer.products.shapes import DECODE, SQUARE
 from explorer.products.table import GEMMS
+from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import SCHEMES
 from explorer.training.digits import FLOAT, LONGER, Underflow
@@ -82,6 +84,15 @@ def _ratio_to_bf16(
     chosen = [here[name] for name in gemms if name in here]
     seconds = [t.total_seconds if with_quantizing else t.seconds for t in chosen]
     return Range.of([s / base.median_s for s in seconds])
+
+
+BITNET_TIMES = f"{BITNET[0]} to {BITNET[1]} times"
+"""bitnet.cpp's claim, not a measurement of ours."""
+
+
+def times_in_words(factor: float | None) -> str:
+    """ "4.5 times", or that it was not recorded."""
+    return NOT_RECORDED if factor is None else f"{factor:.1f} times"
 
 
 def torch_bf16_at_decode(timings: Sequence[GemmTiming]) -> tuple[float, float] | None:

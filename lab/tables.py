@@ -13,6 +13,8 @@ from explorer import words
 from explorer.bench.plan import SWEPT
 from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.export import plain_dtype
+from explorer.cpu.table import CPU_PRODUCTS
+from explorer.cpu.verdict import TERNARY, library
 from explorer.methods import METHODS, label_of
 from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
@@ -233,6 +235,79 @@ def decode_table(timings: Sequence[GemmTiming]) -> str:
     rows = [_decode_row(GEMMS[name].label, here.get(name), torch_bf16) for name in SWEPT if name in GEMMS]
     headers = ["product", "kernel", "µs (graph / flushed)", "× torch BF16 (graph / flushed)", "of the limit"]
     return markdown([*headers, "SQNR of the output"], rows)
+
+
+def cpu_table(timings: Sequence[GemmTiming], shape: Shape) -> str:
+    """Every kernel of a CPU at one shape: time, threads, × float32, share of the limit, error, bytes."""
+    here = {(t.gemm, t.variant): t for t in at_shape(timings, shape)}
+    rows = [
+        _cpu_row(row.label, kernel.name, here.get((row.name, kernel.name)))
+        for row in CPU_PRODUCTS.values()
+        for kernel in row.kernels
+    ]
+    headers = [
+        "product",
+        "kernel",
+        "time (ms, 10 to 90 %)",
+        "threads",
+        "× float32",
+        "of the limit",
+        "SQNR of the output",
+        "W",
+    ]
+    return markdown(headers, rows)
+
+
+def _cpu_row(label: str, kernel: str, timing: GemmTiming | None) -> list[str]:
+    if timing is None:
+        return [label, kernel, NOT_RECORDED, *[""] * 5]
+    spread = timing.graph
+    return [
+        label,
+        kernel,
+        f"{words.duration(timing.seconds)} ({1e3 * spread.low_s:.3g} to {1e3 * spread.high_s:.3g})",
+        str(timing.threads),
+        times(timing.speedup),
+        f"{timing.share:.2f}" if timing.share else "–",
+        f"{timing.sqnr_db:.1f} dB",
+        words.bytes_(timing.weight_bytes),
+    ]
+
+
+def cpu_ternary_table(timings: Sequence[GemmTiming]) -> str:
+    """Ternary weights and 2 bits on a CPU by the number of tokens, times as fast as float32 and as the same
+    library's 4 bits."""
+    tokens = sorted({t.shape[0] for t in timings})
+    rows = []
+    for name in (TERNARY, "w2_group32", "w2_group128", "q2_k"):
+        for kernel in CPU_PRODUCTS[name].kernels:
+            here = {t.shape[0]: t for t in timings if (t.gemm, t.variant) == (name, kernel.name)}
+            gains = [times(here[m].speedup) if m in here else NOT_RECORDED for m in tokens]
+            rows.append([CPU_PRODUCTS[name].label, kernel.name, *gains])
+    return markdown(["product", "kernel", *(f"M = {m}" for m in tokens)], rows)
+
+
+def cpu_sweep_table(timings: Sequence[GemmTiming]) -> str:
+    """The fastest kernel of each product by the number of tokens, against the float32 timed in turns with
+    it."""
+    tokens = sorted({t.shape[0] for t in timings}) or [1]
+    rows = []
+    for name, row in CPU_PRODUCTS.items():
+        gains = []
+        for m in tokens:
+            best = min((t for t in timings if (t.gemm, t.shape[0]) == (name, m)), key=_seconds, default=None)
+            gains.append(f"{times(best.speedup)} {_library(best)}" if best else NOT_RECORDED)
+        rows.append([row.label, *gains])
+    return markdown(["product", *(f"M = {m}" for m in tokens)], rows)
+
+
+def _seconds(timing: GemmTiming) -> float:
+    return timing.seconds
+
+
+def _library(timing: GemmTiming) -> str:
+    name = library(timing)
+    return "" if len({kernel.library.label for kernel in CPU_PRODUCTS[timing.gemm].kernels}) < 2 else name
 
 
 SHOWN_TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 4096)

@@ -19,6 +19,7 @@ LEVELS = [
     {"explorer.products", "explorer.methods", "explorer.training"},
     {"explorer.models"},
     {"explorer.checkpoints"},
+    {"explorer.cpu"},
     {"explorer.survey"},
     {"explorer.running"},
     {"explorer.bench"},

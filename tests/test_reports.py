@@ -24,11 +24,10 @@ from playwright.sync_api import Browser, Request
 
 from explorer import SCHEMES, load_matrix
 from explorer.analysis.calibration import compare_calibrators
-from explorer.bench.gemm import time_on_cpu
+from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
 from explorer.cli import main
 from explorer.methods.evaluate import MOST_TOKENS, evaluate_all
 from explorer.methods.recipe import Recipe
-from explorer.products.table import GEMMS
 from explorer.progress import Progress
 from explorer.recordings.files import recording_json
 from explorer.recordings.machine import Machine
@@ -131,7 +130,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("kinds")
     np.save(made / "w.npy", WEIGHT)
     np.save(made / "x.npy", INPUTS)
-    timing = time_on_cpu(GEMMS["bf16"], (8, 16, 32))
+    timing = next(time_on_cpu(plan_on_cpu(["bf16"], [(8, 16, 32)], "torch"), repeats=2))
     (made / "t.json").write_text(json.dumps(recording_json(Machine(cpu="a CPU"), [timing])))
     with contextlib.chdir(made):
         for kind, command in OF_ALL.items():

@@ -314,10 +314,12 @@ def sentence(message: str) -> str:
     return render("sentence", pieces=message.split("`") if message else [])
 
 
-def verdicts(rows: Sequence[Verdict], title: str) -> str:
+def verdicts(rows: Sequence[Verdict], title: str, against: str = "torch's BF16") -> str:
     """The product to take at each shape, as a table, and why where its error is larger than the ``title``
-    wants; nothing for none."""
-    return render("verdicts", rows=rows, title=title, enough=ENOUGH_DB) if rows else ""
+    wants; ``against``: what it is compared with. Nothing for no rows."""
+    if not rows:
+        return ""
+    return render("verdicts", rows=rows, title=title, enough=ENOUGH_DB, against=against.replace("'", "’"))
 
 
 def status(message: str) -> str:

@@ -25,7 +25,7 @@ from app.parts.widgets import (
     stop_button,
     table,
 )
-from app.sections.speed_live import Own, RunView, run
+from app.sections.speed_live import Own, RunView, run, run_on_cpu
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_PRODUCT
@@ -34,8 +34,10 @@ from app.state.gpu_lock import gpu_lock
 from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import Scheme, words
-from explorer.bench.gemm import CPU_ROWS
+from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.core.backend import gpu_device
+from explorer.cpu.table import CPU_PRODUCTS, FIRST, product_of, products_for
+from explorer.cpu.verdict import sentences
 from explorer.figures.speed import speed_figure
 from explorer.figures.speed_ladder import ladder_figure
 from explorer.figures.speed_roofline import roofline_figure
@@ -49,9 +51,9 @@ from explorer.products.advice import (
     fastest,
     output_errors,
     points,
-    products_of,
     swept,
     tokens_for,
+    usual_of,
     verdict,
 )
 from explorer.products.grouped import LAYOUTS
@@ -60,7 +62,7 @@ from explorer.products.shape_times import ModelledTiming, modelled_timings, prod
 from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.files import Recording, RecordingError, recording_json
-from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
+from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, gemms_by_machine, recorded_gemms
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
 from explorer.recordings.machine import Machine
 from explorer.reports import speed_report
@@ -79,6 +81,10 @@ PRESETS = {"Square 4096": SQUARE, "Decode, 8192 × 8192": DECODE} | {
     for model, blocks in LAYERS.items()
     for layer, (n, k) in zip(LAYER_NAMES, blocks, strict=True)
 }
+CPU_WORDS = (
+    "What do low bits buy on the CPU that runs this page? Products by torch, ONNX Runtime and llama.cpp are "
+    "measured in turns with float32: a first answer within seconds, the rest in minutes."
+)
 METHOD = (
     "Kernel and baseline get the same random data and are interleaved. <b>µs</b>: CUDA-graph replay over "
     "buffers that together exceed twice the L2 cache, median; <b>flushed</b>: one launch at a time, L2 "
@@ -86,7 +92,9 @@ METHOD = (
     "copy and loops of tensor-core instructions on random data, measured in the same run; a product's "
     "limit is <i>modelled</i> from them (bytes over copy, or operations over rate). <i>Native</i>: the "
     "tensor cores take both operands as they are; <i>emulated</i>: they are widened first. SQNR: the "
-    "output against the float64 product of unquantized X and W."
+    "output against the float64 product of unquantized X and W. On a CPU the kernels are those of other "
+    "packages: single calls in turns with torch's float32, each after a copy that overwrites the caches, "
+    "with the fastest of some numbers of threads; X is quantized in the call."
 )
 _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
@@ -135,25 +143,27 @@ def show(
 
     Returns where the numbers are from, shapes, products, five figures, the advice, table, CSV and JSON.
     """
-    recording: Own = recorded_gemms() if view == RECORDED else own or Recording(Machine(), ())
+    recording = _recording(view, own)
     place = _place(chosen, recording.rows, shape_text, view)
     here = _timings_at(view, recording, place)
     names = list(dict.fromkeys(timing.gemm for timing in here))
     product = _product(product, names)
-    errors = _layer_errors(chosen, tuple(names)) if errors_of == LAYER and names else None
-    every, marked = points(here, errors), _marked(chosen)
-    name = f"{recording.machine.gpu or 'here'} {place.text}"
+    errors = _layer_errors(chosen, tuple(names), _on_cpu(here)) if errors_of == LAYER and names else None
+    every, marked = points(here, errors), _marked(chosen, _on_cpu(here))
+    name = f"{recording.machine.chip or 'here'} {place.text}"
     files = _files(f"gemm {name}", recording.machine, here)
     source = " ".join((_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here)))
     return SpeedView(
         source=html.status(source.strip()),
         shape=gr.update(choices=place.choices, value=place.value),
-        product=gr.update(choices=[(GEMMS[n].label, n) for n in names if n in GEMMS], value=product),
+        product=gr.update(
+            choices=[(row.label, n) for n in names if (row := product_of(n, _on_cpu(here)))], value=product
+        ),
         **_marked_figures(recording, place, here, every, marked),
         marks=_marks(view, place, marked),
         ladder=plot_data(ladder_figure([t for t in here if t.gemm == product], f"{name} {product}")),
-        sentence=_advice(recording.rows, place.text, here, every, errors is not None),
-        table=lines(here, recording.rows, view == RECORDED),
+        sentence=_advice(recording.rows, place.text, here, every, errors is not None, view),
+        table=lines(here, recording.rows, view != LIVE),
         csv_file=files.csv,
         json_file=files.json,
     )
@@ -174,9 +184,10 @@ def follow(
     from ``marks``, those that are shown."""
     if marks is None or shape != marks[1] or shape in OF_LAYER or errors_of == LAYER:
         return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
-    recording: Own = recorded_gemms() if view == RECORDED else own or Recording(Machine(), ())
-    place, marked = _place(chosen, recording.rows, shape, view), _marked(chosen)
+    recording = _recording(view, own)
+    place = _place(chosen, recording.rows, shape, view)
     here = _timings_at(view, recording, place)
+    marked = _marked(chosen, _on_cpu(here))
     source = " ".join((_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here)))
     now = _marks(view, place, marked)
     figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
@@ -186,6 +197,23 @@ def follow(
         marks=now,
         **figures,
     )
+
+
+def _recording(view: str, own: Own | None) -> Own:
+    """Whose numbers: those of the GPU whose recordings ship, the visitor's own, or those of the machine that
+    ``view`` names. ``ValueError`` for one that is not recorded."""
+    if view == RECORDED:
+        return recorded_gemms()
+    if view == LIVE:
+        return own or Recording(Machine(), ())
+    machines = gemms_by_machine()
+    if view not in machines:
+        raise ValueError(f"no machine {view[:60]!r} is recorded; there are {', '.join(machines) or 'none'}")
+    return machines[view]
+
+
+def _on_cpu(timings: Sequence[GemmTiming]) -> bool:
+    return any(timing.on_cpu for timing in timings)
 
 
 def _marks(view: str, place: Place, marked: Mapping[str, str]) -> tuple[Any, ...]:
@@ -201,7 +229,7 @@ def _marked_figures(
     marked: Mapping[str, str],
 ) -> dict[str, str]:
     """The four figures in which the products of A and B are marked."""
-    name, marks = f"{recording.machine.gpu or 'here'} {place.text}", dict(marked)
+    name, marks = f"{recording.machine.chip or 'here'} {place.text}", dict(marked)
     over_m = swept(recording.rows, place.shape) if place.shape else []
     return {
         "tradeoff": plot_data(tradeoff_figure(every, name, marks)),
@@ -297,23 +325,23 @@ def _schemes(chosen: Selection) -> dict[str, Scheme]:
     return {letter: recipe.scheme for letter, recipe in zip("AB", chosen.recipes, strict=False)}
 
 
-def _marked(chosen: Selection) -> dict[str, str]:
+def _marked(chosen: Selection, on_cpu: bool = False) -> dict[str, str]:
     """Products that take the weights of A or of B -> "A" or "B"; A where both are stored alike."""
     schemes = _schemes(chosen)
-    return {name: letter for letter in reversed(schemes) for name in products_of(schemes[letter])}
+    return {name: letter for letter in reversed(schemes) for name in products_for(schemes[letter], on_cpu)}
 
 
 def _schemes_words(chosen: Selection, here: Sequence[GemmTiming]) -> str:
     """Which products A and B are, among those timed or modelled here, in words; else the reason."""
     sentences, best = [], {timing.gemm: timing for timing in fastest(here)}
     for letter, scheme in _schemes(chosen).items():
-        names = [name for name in products_of(scheme) if name in best]
+        names = [name for name in products_for(scheme, _on_cpu(here)) if name in best]
         label = scheme.label or str(scheme)
         if names:
-            times = ", ".join(f"{GEMMS[name].label} {_time_words(best[name])}" for name in names)
+            times = ", ".join(f"{best[name].label} {_time_words(best[name])}" for name in names)
             sentences.append(f"{letter}, {label}: {times}.")
         else:
-            sentences.append(f"{letter}, {label}: {_reason(scheme, here[0].shape if here else None)}.")
+            sentences.append(f"{letter}, {label}: {_reason(scheme, here)}.")
     return " ".join(sentences) if here else ""
 
 
@@ -322,11 +350,13 @@ def _time_words(timing: GemmTiming) -> str:
     return words.duration(timing.seconds) + how
 
 
-def _reason(scheme: Scheme, shape: Shape | None) -> str:
+def _reason(scheme: Scheme, here: Sequence[GemmTiming]) -> str:
     """Why there is no time of a scheme."""
+    if _on_cpu(here):
+        return "no kernel of these libraries multiplies weights stored like this, or it was not timed"
     name, reason = product_for(scheme)
-    if name and shape is not None:
-        reason = product_time(name, shape).reason
+    if name and here:
+        reason = product_time(name, here[0].shape).reason
     return reason or "no product of this scheme is timed here"
 
 
@@ -339,16 +369,17 @@ def _product(wanted: str | None, names: Sequence[str]) -> str | None:
 def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
     """Shapes as text, the most telling first."""
     sizes = {timing.shape_text: timing.shape for timing in timings}
-    first = [text for text, shape in sizes.items() if shape in (SQUARE, DECODE, LARGE)]
-    first.sort(key=lambda text: (SQUARE, DECODE, LARGE).index(sizes[text]))
+    telling = (SQUARE, DECODE, LARGE, DECODE_ON_CPU, PREFILL_ON_CPU)
+    first = [text for text, shape in sizes.items() if shape in telling]
+    first.sort(key=lambda text: telling.index(sizes[text]))
     return {text: sizes[text] for text in dict.fromkeys([*first, *sizes])}
 
 
 def _source(view: str, recording: Own, place: Place) -> str:
-    if view == RECORDED:
+    if view != LIVE:
         return recording.sentence + "."
     if not recording:
-        return "Nothing measured here yet: choose a shape and products below, then Run."
+        return "Nothing measured here yet: Measure this CPU, or choose a shape and products below, then Run."
     if not place.timed:
         known = ", ".join(dict.fromkeys(timing.shape_text for timing in recording.rows))
         return f"{place.text} was not measured here: choose {known}, or Run it below."
@@ -361,6 +392,7 @@ def _advice(
     here: Sequence[GemmTiming],
     every: Sequence[Point],
     of_layer: bool,
+    view: str,
 ) -> str:
     """The choice at the shape shown, and where they were measured those for decode, for serving (a batch that
     is decoded together) and for prefill, as a table."""
@@ -368,15 +400,21 @@ def _advice(
         return ""
     whose = "the chosen layer" if of_layer else "random normal data"
     rows = [verdict(every, here, "this shape", str(shape))]
-    for what, usual in (("decode", DECODE), ("serving", SERVING), ("prefill", SQUARE)):
+    shapes = {"decode": DECODE, "serving": SERVING, "prefill": SQUARE}
+    if _on_cpu(here):
+        shapes = {"decode": DECODE_ON_CPU, "prefill": PREFILL_ON_CPU}
+    for what, usual in shapes.items():
         other = at_shape(timings, usual)
         if other and other[0].shape_text != shape:
             rows.append(verdict(points(other), other, what, other[0].shape_text))
-    return html.verdicts(
+    sides = [timing for timing in timings if timing.shape[1:] == here[0].shape[1:]]
+    said = " ".join(sentences(sides, "that CPU" if view != LIVE else "this CPU"))
+    return (html.status(said) if said else "") + html.verdicts(
         [row for row in rows if row],
         f"Take the fastest product whose output error is at most a tenth of the signal ({ENOUGH_DB:.0f} dB), "
         f"or misses that by less than {MARGIN_DB:.1f} dB. Times include quantizing X. The error at this "
         f"shape is on {whose}.",
+        usual_of(here)[1],
     )
 
 
@@ -386,7 +424,7 @@ def _files(name: str, machine: Machine, here: Sequence[GemmTiming]) -> Downloads
     return downloads(name, [csv_row(timing) for timing in here], recording_json(machine, here))
 
 
-def _layer_errors(chosen: Selection, names: tuple[str, ...]) -> dict[str, float]:
+def _layer_errors(chosen: Selection, names: tuple[str, ...], on_cpu: bool = False) -> dict[str, float]:
     """SQNR of each product's output on the chosen matrix as W, with seeded normal tokens, computed
     here."""
     matrix = matrix_of(chosen)
@@ -395,11 +433,11 @@ def _layer_errors(chosen: Selection, names: tuple[str, ...]) -> dict[str, float]
 
     def compute() -> dict[str, float]:
         w = matrix.values[:rows].float()
-        gemms = [GEMMS[name] for name in names if name in GEMMS]
+        gemms = [row for name in names if (row := product_of(name, on_cpu))]
         with gpu_lock():
             return output_errors(tokens_for(w.shape[1]).to(w.device), w, gemms)
 
-    return _ERRORS.get((*tensor_key(chosen), rows, names), compute, lambda _: 1 << 12)
+    return _ERRORS.get((*tensor_key(chosen), rows, names, on_cpu), compute, lambda _: 1 << 12)
 
 
 @shows(ShapeView)
@@ -421,9 +459,9 @@ def report(
 ) -> Iterator[ReportView]:
     """The products at the shape that is shown as a report, A and B marked; ``kinds``: of
     ``report_files.KINDS``."""
-    if view != RECORDED and not own:
+    recording = _recording(view, own)
+    if view == LIVE and not recording:
         raise ValueError("nothing is measured here yet: Run first, or take the recorded numbers")
-    recording: Own = own if view != RECORDED and own else recorded_gemms()
     at = _place(chosen, recording.rows, shape, view).shape
     timed = None if view == RECORDED else recording
     yield from report_steps(lambda progress: speed_report(timed, at, chosen.recipes), kinds)
@@ -435,6 +473,16 @@ def _recorded_chip() -> str:
         return recorded_gemms().machine.gpu or "GPU"
     except RecordingError:
         return "GPU"
+
+
+def _views() -> list[tuple[str, str]]:
+    """Whose numbers can be shown: of the GPU whose recordings ship, of other machines, of this one."""
+    try:
+        machines = gemms_by_machine()
+    except RecordingError:
+        machines = {}
+    others = [(f"Recorded on {recording.machine.chip}", name) for name, recording in machines.items()]
+    return [(f"Recorded on an {_recorded_chip()}", RECORDED), *others, ("Measured here", LIVE)]
 
 
 def _grouped_recording() -> Recording[GroupedTiming]:
@@ -465,6 +513,19 @@ def _after_run(m: float, n: float, k: float, own: Own | None) -> tuple[Any, Any]
     return LIVE, gr.update(choices=[text], value=text)
 
 
+def _after_cpu(own: Own | None) -> tuple[Any, Any]:
+    """The view and the shape once this CPU was measured: one token, if it was timed."""
+    if not own or not _on_cpu(own.rows):
+        return gr.skip(), gr.skip()
+    return LIVE, gr.update(choices=[own.rows[0].shape_text], value=own.rows[0].shape_text)
+
+
+def _after_stop(m: float, n: float, k: float, own: Own | None) -> tuple[Any, Any]:
+    """The same after Stop, whichever of the two ran."""
+    shown = _after_run(m, n, k, own)
+    return _after_cpu(own) if shown[0] != LIVE else shown
+
+
 @dataclass(frozen=True)
 class _Pickers:
     """Whose numbers are shown, of which shape, and with which error."""
@@ -484,6 +545,7 @@ class _OwnRun:
     names: gr.Dropdown
     every: gr.Checkbox
     start: gr.Button
+    cpu: gr.Button
     stop: gr.Button
     status: gr.HTML
     stopped: gr.HTML
@@ -504,7 +566,12 @@ def build(page: Page) -> None:
     own = page.gemm_timings
     pickers = _build_pickers()
     source = block(elem_id="speed-source")
-    mine = _build_run()
+    with gr.Row():
+        cpu = gr.Button("Measure this CPU", min_width=160, scale=0, elem_id="speed-cpu")
+        stop = stop_button()
+    status = block(html.status(CPU_WORDS), elem_id="speed-status")
+    stopped = block(elem_id="speed-stopped")
+    mine = _build_run(cpu, stop, status, stopped)
     sentence = block(elem_id="speed-advice")
     figures = _build_figures()
     kernels = _build_kernels()
@@ -535,7 +602,7 @@ def build(page: Page) -> None:
 def _build_pickers() -> _Pickers:
     with gr.Row():
         view = gr.Radio(
-            [(f"Recorded on an {_recorded_chip()}", RECORDED), ("Measured here", LIVE)],
+            _views(),
             value=RECORDED,
             label="Numbers",
             elem_id="speed-view",
@@ -558,7 +625,8 @@ def _build_pickers() -> _Pickers:
     return _Pickers(view, shape, errors_of)
 
 
-def _build_run() -> _OwnRun:
+def _build_run(cpu: gr.Button, stop: gr.Button, status: gr.HTML, stopped: gr.HTML) -> _OwnRun:
+    on_gpu = gpu_device() is not None
     with gr.Accordion("Measure on this machine", open=False, elem_id="speed-run"):
         with gr.Row():
             preset = gr.Dropdown(
@@ -577,18 +645,17 @@ def _build_run() -> _OwnRun:
             )
             of_layer = gr.Button("N and K of the layer", min_width=140)
         names = gr.Dropdown(
-            [(g.label, g.name) for g in GEMMS.values()],
-            value=list(USUAL if gpu_device() else CPU_ROWS),
+            [(row.label, row.name) for row in (GEMMS if on_gpu else CPU_PRODUCTS).values()],
+            value=list(USUAL if on_gpu else FIRST),
             multiselect=True,
             label="Products",
         )
         with gr.Row():
-            every = gr.Checkbox(False, label="every kernel, not only the fastest", min_width=200)
+            every = gr.Checkbox(
+                False, label="every kernel, not only the fastest", min_width=200, visible=on_gpu
+            )
             start = gr.Button("Run", variant="primary", min_width=120)
-            stop = stop_button()
-        status = block(html.status("Not run yet."), elem_id="speed-status")
-        stopped = block(elem_id="speed-stopped")
-    return _OwnRun(preset, sizes, of_layer, names, every, start, stop, status, stopped)
+    return _OwnRun(preset, sizes, of_layer, names, every, start, cpu, stop, status, stopped)
 
 
 def _build_figures() -> dict[str, Control]:
@@ -672,8 +739,8 @@ def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, inputs: list[Any], o
     listen(mine.preset.input, of_model, mine.preset, mine.sizes, **PRIVATE)
     of_layer_inputs = [*page.selection, mine.sizes.m]
     listen(mine.of_layer.click, from_layer, of_layer_inputs, mine.sizes, api_name="shape_of_layer", **QUIET)
-    buttons = RunButtons((mine.start,), mine.stop, mine.stopped)
-    buttons.begin_on(mine.start.click)
+    buttons = RunButtons((mine.start, mine.cpu), mine.stop, mine.stopped)
+    buttons.begin_on(mine.start.click, mine.cpu.click)
     running = listen(
         mine.start.click,
         run,
@@ -684,8 +751,22 @@ def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, inputs: list[Any], o
         concurrency_id="timing",
         concurrency_limit=1,
     )
+    of_cpu = listen(
+        mine.cpu.click,
+        run_on_cpu,
+        None,
+        RunView(status=mine.status, own=page.gemm_timings),
+        api_name="time_cpu",
+        show_progress="minimal",
+        concurrency_id="timing",
+        concurrency_limit=1,
+    )
     shown, sizes = [pickers.view, pickers.shape], list(mine.sizes.in_order())
     live = running.then(_after_run, [*sizes, page.gemm_timings], shown, **PRIVATE)
     listen(live.then, show, inputs, outputs, api_name="speed_measured", **_UNLISTED)
-    halted = buttons.end_with(running).then(_after_run, [*sizes, page.gemm_timings], shown, **PRIVATE)
+    cpu_live = of_cpu.then(_after_cpu, page.gemm_timings, shown, **PRIVATE)
+    listen(cpu_live.then, show, inputs, outputs, **PRIVATE)
+    halted = buttons.end_with(running, of_cpu).then(
+        _after_stop, [*sizes, page.gemm_timings], shown, **PRIVATE
+    )
     listen(halted.then, show, inputs, outputs, **PRIVATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,22 @@ from app.parts.views import Shown, StatusView, shows
 from app.state.gpu_lock import gpu_lock, locked_steps
 from explorer import words
 from explorer.bench.chip_limits import measure_limits
-from explorer.bench.gemm import CPU_ROWS, time_gemm, time_on_cpu
+from explorer.bench.cpu_gemm import (
+    DECODE_ON_CPU,
+    PREFILL_ON_CPU,
+    NotTimed,
+    conditions,
+    measure_cpu_limits,
+    not_installed,
+    plan_on_cpu,
+    time_on_cpu,
+)
+from explorer.bench.gemm import time_gemm
 from explorer.core.backend import gpu_device, work_device
+from explorer.cpu.kernels import usable_threads
+from explorer.cpu.table import CPU_PRODUCTS, FORMER
+from explorer.cpu.table import find as find_on_cpu
+from explorer.cpu.verdict import sentences
 from explorer.products.auto import variants_for
 from explorer.products.table import GEMMS
 from explorer.recordings.files import Recording
@@ -53,30 +68,71 @@ def run(m: float, n: float, k: float, names: list[str], every_kernel: bool) -> I
     """Time products at M, N, K on this machine, yielding (status, results) after each; stopping keeps what is
     there.
 
-    ``names`` are rows of GEMMS; ``every_kernel`` times each of their kernels instead of the fastest.
+    ``names`` are rows of GEMMS, without a GPU of CPU_PRODUCTS; ``every_kernel`` times each of their kernels
+    instead of the fastest, which a CPU always does.
     """
     try:
-        yield from _timings(checked_shape(m, n, k), _wanted(names or []), every_kernel)
+        shape, wanted = checked_shape(m, n, k), _wanted(names or [])
+        if gpu_device() is None:
+            yield from _on_cpu(wanted, [shape])
+        else:
+            yield from _timings(shape, wanted, every_kernel)
     except RuntimeError as error:
         raise ValueError(str(error)) from error
 
 
+@shows(RunView)
+def run_on_cpu() -> Iterator[RunView]:
+    """Time every product that a library here computes on this CPU, decoding and prefill, beside a GPU or
+    without; the sentence about them comes with the first timing, and stopping keeps what is there."""
+    yield from _on_cpu(None, [DECODE_ON_CPU, PREFILL_ON_CPU])
+
+
+def _on_cpu(names: Sequence[str] | None, shapes: Sequence[Shape]) -> Iterator[RunView]:
+    end, seconds = time.monotonic() + limits.current().run_seconds, limits.current().run_seconds
+    jobs, missing = plan_on_cpu(names, shapes), not_installed(names)
+    if not jobs:
+        raise ValueError(f"nothing computes these products here: {missing[0].reason}")
+    yield RunView.unchanged(status=html.status("Measuring what this CPU copies and multiplies …"))
+    chip = measure_cpu_limits()
+    machine = this_machine(torch.device("cpu"), ("onnxruntime", "xllamacpp"), chip)
+    machine = dataclasses.replace(machine, threads=usable_threads(), conditions=conditions())
+    total, done = sum(len(job.kernels) * len(job.shapes) for job in jobs), 0
+    timings: list[GemmTiming] = []
+    refused = list(dict.fromkeys(row.reason for row in missing))
+    for item in time_on_cpu(jobs, chip):
+        done += 1
+        if isinstance(item, NotTimed):
+            refused.append(f"{item.label} by {item.kernel}: {item.reason}")
+            continue
+        timings.append(item)
+        said = " ".join((f"{done} of {total} · {item.label}, {item.variant}.", *sentences(timings)))
+        yield RunView(status=html.status(said), own=Own(machine, tuple(timings)))
+        if time.monotonic() > end and done < total:
+            refused.insert(0, f"stopped after {seconds:.0f} s, the time limit of a run here")
+            break
+    at = ", ".join("×".join(map(str, shape)) for shape in shapes)
+    rest = f"Not timed: {'; '.join(refused)}." if refused else ""
+    said = " ".join(filter(None, (f"{done} of {total} timings at {at}.", *sentences(timings), rest)))
+    yield RunView(status=html.status(said), own=Own(machine, tuple(timings)))
+
+
 def _wanted(names: Sequence[str]) -> list[str]:
     """Those of ``names`` that can be timed here; ``ValueError`` if there are none."""
-    on_gpu = gpu_device() is not None
-    canonical = [canonical_name(name) for name in names]
-    wanted = [name for name in canonical if name in GEMMS and (on_gpu or name in CPU_ROWS)]
-    if wanted:
-        return wanted
-    if on_gpu:
+    if not names:
         raise ValueError("choose at least one product")
-    raise ValueError(f"without a GPU torch has kernels for {', '.join(CPU_ROWS)}; choose one of them")
+    if gpu_device() is None:
+        known = [name for name in names if FORMER.get(name, name) in CPU_PRODUCTS]
+        return [find_on_cpu(name).name for name in known or names]
+    wanted = [canonical_name(name) for name in names if canonical_name(name) in GEMMS]
+    if not wanted:
+        raise ValueError("choose at least one product")
+    return wanted
 
 
 def _timings(shape: Shape, names: Sequence[str], every_kernel: bool) -> Iterator[RunView]:
     end = time.monotonic() + limits.current().run_seconds
-    if gpu_device() is not None:
-        yield RunView.unchanged(status=html.status("Measuring the chip's limits …"))
+    yield RunView.unchanged(status=html.status("Measuring the chip's limits …"))
     machine, timings = _machine(), []
     for index, name in enumerate(names):
         done = f"{index} of {len(names)} products"
@@ -97,17 +153,12 @@ def _timings(shape: Shape, names: Sequence[str], every_kernel: bool) -> Iterator
 
 def _machine() -> Machine:
     device = work_device()
-    if device.type == "cpu":
-        return this_machine(device)
     with gpu_lock():
         return this_machine(device, limits=_chip_limits(device))
 
 
 def _one(name: str, shape: Shape, every_kernel: bool, chip: MachineLimits | None) -> Iterator[GemmTiming]:
     gemm = GEMMS[name]
-    if gpu_device() is None:
-        yield time_on_cpu(gemm, shape)
-        return
     device = work_device()
     capability = torch.cuda.get_device_capability(device)
     variants = variants_for(gemm, shape, capability, "all" if every_kernel else "auto")

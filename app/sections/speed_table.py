@@ -8,9 +8,11 @@ from typing import Any
 from app.parts import html
 from app.parts.views import shows
 from explorer import words
+from explorer.bench.cpu_gemm import not_installed
+from explorer.cpu.table import CPU_PRODUCTS
 from explorer.paths import KERNELS
 from explorer.products.shape_times import ModelledTiming
-from explorer.products.table import GEMMS, Gemm
+from explorer.products.table import GEMMS, Product
 from explorer.products.variants import Variant
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, canonical_name
@@ -35,10 +37,14 @@ Line = list[Any]
 
 def lines(here: Sequence[GemmTiming], everything: Iterable[GemmTiming], recorded: bool) -> list[Line]:
     """A line for each timing at a shape; of what is recorded also one for each product that has no timing at
-    all."""
-    known = {timing.gemm for timing in everything}
-    missing = [gemm for gemm in GEMMS.values() if recorded and gemm.name not in known]
-    return [*(line(timing) for timing in here), *(missing_line(gemm) for gemm in missing)]
+    all, and of a CPU measured here one for each kernel whose library is not installed."""
+    every = list(everything)
+    known, on_cpu = {timing.gemm for timing in every}, any(timing.on_cpu for timing in every)
+    table: Iterable[Product] = CPU_PRODUCTS.values() if on_cpu else GEMMS.values()
+    missing = [missing_line(row.label, NOT_RECORDED) for row in table if recorded and row.name not in known]
+    if on_cpu and not recorded:
+        missing = [missing_line(row.label, f"{row.kernel}: {row.reason}") for row in not_installed()]
+    return [*(line(timing) for timing in here), *missing]
 
 
 def line(timing: GemmTiming) -> Line:
@@ -57,7 +63,7 @@ def line(timing: GemmTiming) -> Line:
         timing.label,
         words.kernel_name(timing.variant)
         + (f" ({timing.how})" if isinstance(timing, ModelledTiming) else ""),
-        "native" if timing.native else "emulated",
+        timing.on_chip,
         timing.shape_text,
         *(None if number is None else float(f"{number:.4g}") for number in numbers),
         timing.baseline + note,
@@ -66,9 +72,9 @@ def line(timing: GemmTiming) -> Line:
     ]
 
 
-def missing_line(gemm: Gemm) -> Line:
-    """A product that nobody has recorded."""
-    return [gemm.label, NOT_RECORDED, *[None] * (len(COLUMNS) - 2)]
+def missing_line(label: str, why: str) -> Line:
+    """A product or kernel without a time."""
+    return [label, why, *[None] * (len(COLUMNS) - 2)]
 
 
 def csv_row(timing: GemmTiming) -> dict[str, Any]:
@@ -81,6 +87,8 @@ def source_of(product: str | None) -> str:
     """The CUDA files behind a product's kernels, with their text."""
     gemm = GEMMS.get(canonical_name(product or ""))
     if gemm is None:
+        if product in CPU_PRODUCTS:
+            return "computed by other packages: their sources are theirs"
         return "choose a product"
     files = dict.fromkeys(variant.file for variant in gemm.variants)
     return "\n\n".join(
@@ -93,10 +101,20 @@ def facts_of(product: str | None) -> str:
     """Facts of the product: operands, where scales apply, accumulator type, and supported chips."""
     gemm = GEMMS.get(canonical_name(product or ""))
     if gemm is None:
-        return ""
+        return _facts_on_cpu(product or "")
     return html.status(
         f"X: {gemm.x.label}. W: {gemm.w.label}. Scales {gemm.scales}; sums in {gemm.accumulator}. "
         f"Kernels: {', '.join(_kernel(v) for v in gemm.variants)}. Baseline: {gemm.baseline.label}."
+    )
+
+
+def _facts_on_cpu(product: str) -> str:
+    row = CPU_PRODUCTS.get(product)
+    if row is None:
+        return ""
+    kernels = ", ".join(kernel.name for kernel in row.kernels)
+    return html.status(
+        f"W: {row.w.label}. Scales {row.scales}; sums in {row.accumulator}. Kernels: {kernels}."
     )
 
 

@@ -6,8 +6,11 @@ progress and stop."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,7 +19,18 @@ import torch
 
 from explorer.bench.chip_limits import measure_limits
 from explorer.bench.cpu import CpuTiming, time_schemes
-from explorer.bench.gemm import CPU_ROWS, time_on_cpu
+from explorer.bench.cpu_gemm import (
+    DECODE_ON_CPU,
+    PREFILL_ON_CPU,
+    RECORDED_TOKENS,
+    CpuJob,
+    NotTimed,
+    conditions,
+    measure_cpu_limits,
+    not_installed,
+    plan_on_cpu,
+    time_on_cpu,
+)
 from explorer.bench.grouped import run_cases
 from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
 from explorer.bench.quantize import DTYPES, time_quantize
@@ -25,18 +39,22 @@ from explorer.bench.runs import time_runs
 from explorer.bench.steps import BATCHES, SHAPES, schemes_here, time_steps
 from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
+from explorer.cpu.kernels import usable_threads
+from explorer.cpu.table import CPU_PRODUCTS
+from explorer.cpu.table import find as find_on_cpu
+from explorer.cpu.verdict import sentences
 from explorer.methods.recipe import Recipe
 from explorer.paths import checkout
 from explorer.products.grouped import CASES, GROUPED, is_chosen
 from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
 from explorer.products.table import find as find_gemm
-from explorer.recordings.files import Recording, as_json, record
+from explorer.recordings.files import Recording, as_json, machine_name, record, record_to
 from explorer.recordings.gemm import LAYERS_NAME, GemmTiming
 from explorer.recordings.gemm import NAME as GEMM
 from explorer.recordings.grouped import NAME as GROUPED_PRODUCTS
 from explorer.recordings.grouped import GroupedTiming
-from explorer.recordings.machine import Machine, this_machine
+from explorer.recordings.machine import Machine, MachineLimits, this_machine
 from explorer.recordings.quantize import NAME as QUANTIZE
 from explorer.recordings.quantize import QuantizeTiming
 from explorer.recordings.runs import NAME as RUNS
@@ -64,6 +82,8 @@ class Benchmark(Generic[Row]):
     total: int
     line: Callable[[Row], Line]
     of_gpu: bool = True
+    notes: list[str] = field(default_factory=list)
+    """What is said after the rows: what could not be timed, and what the rows come to."""
 
     def check_recordable(self) -> None:
         """``ValueError`` unless this is a checkout, and what is measured, a GPU where it has to be."""
@@ -71,10 +91,14 @@ class Benchmark(Generic[Row]):
         if self.of_gpu and not self.machine.gpu:
             raise ValueError(f"only measurements of a GPU are recorded: {gpu_status().reason}")
 
-    def record(self, rows: Iterable[Row]) -> Path:
-        """Write the rows to ``assets/measurements/``; ``ValueError`` where ``check_recordable`` raises it."""
+    def record(self, rows: Iterable[Row], to: Path | None = None) -> Path:
+        """Write the rows to ``assets/measurements/``, ``ValueError`` where ``check_recordable`` raises it; or
+        to the file ``to``, of whatever machine."""
+        recording = Recording(self.machine, tuple(rows))
+        if to is not None:
+            return record_to(to, recording)
         self.check_recordable()
-        return record(self.name, Recording(self.machine, tuple(rows)))
+        return record(self.name, recording)
 
 
 def bench_cpu(
@@ -126,17 +150,18 @@ def bench_gemm(
     seconds: float | None = None,
     layers: bool = False,
 ) -> Benchmark[GemmTiming]:
-    """Products on the GPU; without one, those that torch has a CPU kernel for. ``everything_recorded``: what
-    ships as ``assets/measurements/gemm.json``; ``layers``: what ships as ``gemm-layers.json``."""
+    """Products on the GPU; without one, on the CPU (``bench_cpu_gemm``). ``everything_recorded``: what ships
+    as ``assets/measurements/gemm.json``; ``layers``: what ships as ``gemm-layers.json``."""
+    if gpu_device() is None:
+        if layers:
+            raise ValueError("layers of models are timed on a GPU: leave --layers out, or name a --shape")
+        tokens = RECORDED_TOKENS if sweep_m or everything_recorded else None
+        return bench_cpu_gemm(names, shapes, variants, tokens, seconds)
     triples = [_triple(shape) for shape in shapes or [SQUARE]]
     chosen = [find_gemm(name).name for name in names] if names else None
     known = dict.fromkeys(v.name for name in chosen or GEMMS for v in GEMMS[name].variants)
     if variants not in ("all", "auto", "fastest", *known):
         raise ValueError(f"no kernel variant {variants!r}; there are auto, all, fastest, {', '.join(known)}")
-    if gpu_device() is None:
-        on_cpu = (time_on_cpu(GEMMS[name], shape) for shape in triples for name in chosen or CPU_ROWS)
-        total = len(triples) * len(chosen or CPU_ROWS)
-        return Benchmark(GEMM, this_machine(CPU), on_cpu, total, gemm_line)
     if layers:
         jobs = plan_of_layers(chosen)
     elif everything_recorded:
@@ -148,6 +173,53 @@ def bench_gemm(
     total = sum(len(job.variants) for job in jobs)
     rows = run_jobs(jobs, work_device(), limits, seconds)
     return Benchmark(LAYERS_NAME if layers else GEMM, machine, rows, total, gemm_line)
+
+
+def bench_cpu_gemm(
+    names: Sequence[str] | None = None,
+    shapes: Shapes | None = None,
+    variants: str = "auto",
+    tokens: Sequence[int] | None = None,
+    seconds: float | None = None,
+) -> Benchmark[GemmTiming]:
+    """Products on this CPU, by every library that is installed, or by the kernels whose names begin with
+    ``variants``. Without ``shapes`` those of decoding and of prefill; ``tokens``: each N and K at so many."""
+    every = [_triple(shape) for shape in shapes or (DECODE_ON_CPU, PREFILL_ON_CPU)]
+    every = list(dict.fromkeys((m, n, k) for first, n, k in every for m in tokens or (first,)))
+    if min(map(min, every)) < 1:
+        raise ValueError("M, N and K are whole numbers of at least 1")
+    chosen = list(dict.fromkeys(find_on_cpu(name).name for name in names)) if names else None
+    begins = "" if variants in ("auto", "fastest", "all") else variants
+    jobs = plan_on_cpu(chosen, every, begins)
+    missing = not_installed(chosen)
+    if not jobs and not missing:
+        known = dict.fromkeys(kernel.name for row in CPU_PRODUCTS.values() for kernel in row.kernels)
+        raise ValueError(f"no kernel on a CPU is called {variants!r}; there are {', '.join(known)}")
+    notes = list(dict.fromkeys(f"not timed: {row.reason}" for row in missing))
+    limits = measure_cpu_limits() if jobs else None
+    machine = this_machine(CPU, ("onnxruntime", "xllamacpp"), limits)
+    machine = dataclasses.replace(machine, threads=usable_threads(), conditions=conditions())
+    total = sum(len(job.kernels) * len(job.shapes) for job in jobs)
+    rows = _timed_on_cpu(jobs, limits, notes, seconds)
+    return Benchmark(machine_name(GEMM, machine), machine, rows, total, cpu_gemm_line, False, notes)
+
+
+def _timed_on_cpu(
+    jobs: Sequence[CpuJob], limits: MachineLimits | None, notes: list[str], seconds: float | None
+) -> Iterator[GemmTiming]:
+    """Every timing, stopped after ``seconds``. ``notes`` is added to: what was not timed, and what low bits
+    buy here."""
+    end, rows = time.monotonic() + seconds if seconds else math.inf, []
+    for row in time_on_cpu(jobs, limits):
+        if isinstance(row, NotTimed):
+            notes.append(f"not timed: {row.label} by {row.kernel}: {row.reason}")
+        else:
+            rows.append(row)
+            yield row
+        if time.monotonic() > end:
+            break
+    for sides in dict.fromkeys(row.shape[1:] for row in rows):
+        notes += sentences([row for row in rows if row.shape[1:] == sides])
 
 
 def bench_grouped(
@@ -233,6 +305,23 @@ def gemm_line(timing: GemmTiming) -> Line:
         "× baseline": timing.speedup,
         "SQNR dB": timing.sqnr_db,
         "baseline": timing.baseline if timing.baseline_graph else timing.baseline_note[:40],
+    }
+
+
+def cpu_gemm_line(timing: GemmTiming) -> Line:
+    """One kernel of one product on a CPU."""
+    spread = timing.graph
+    return {
+        "product": timing.gemm,
+        "kernel": timing.variant,
+        "shape": "x".join(map(str, timing.shape)),
+        "threads": timing.threads,
+        "µs": timing.seconds * 1e6,
+        "10 to 90 %": f"{spread.low_s * 1e6:.0f} to {spread.high_s * 1e6:.0f}",
+        "× float32": timing.speedup,
+        "of the limit": timing.share,
+        "SQNR dB": timing.sqnr_db,
+        "W MB": timing.weight_bytes / 1e6,
     }
 
 

@@ -1,4 +1,4 @@
-"""Timing of each product, compared with the usual library call (baseline) and with the limits of the chip.
+"""Timing of each product on a GPU, compared with the usual library call (baseline) and the chip's limits.
 
 Kernel and baseline get the same random data and are interleaved, replay by replay. Two timings: *graph*,
 CUDA-graph replay over buffers that together exceed twice the L2 cache, back to back on a warm chip; *flush*,
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,15 +32,13 @@ from explorer.bench.timing import (
 from explorer.core.backend import require_gpu
 from explorer.core.lowering import config_of, layout_of
 from explorer.gpu.quantize import quantize as quantize_kernel
-from explorer.products.operands import Operands, reference
+from explorer.products.operands import Operands
 from explorer.products.table import Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.machine import MachineLimits
 from explorer.recordings.times import DeviceState, TimeSpread
 
-CPU_ROWS = ("fp32", "bf16", "int8")
-"""Products that torch has a CPU kernel for."""
 SLOW_S = 0.02
 """A call that takes longer is timed twice by itself, its inputs wherever they are."""
 IDLE_CYCLES = 1_000_000
@@ -87,7 +84,7 @@ def time_gemm(
     """Time some kernels of a product at one shape, on random data or on X [M, K] and W [N, K] given; a
     generator, to be stopped.
 
-    ``ValueError`` where there is no GPU to run on; see ``time_on_cpu``.
+    ``ValueError`` where there is no GPU to run on; ``explorer.bench.cpu_gemm`` times a CPU.
     """
     require_gpu()
     with torch.cuda.device(device):
@@ -120,26 +117,6 @@ def _prepare(
         activation = time_replay(graph_of([_quantize_x(o) for o in sets], False), repeats).median_s
     native = gemm.is_native(torch.cuda.get_device_capability(device))
     return _Bench(gemm, sets, truth, native, baseline, note, activation, limits)
-
-
-def time_on_cpu(gemm: Gemm, shape: Shape, inputs: tuple[Tensor, Tensor] | None = None) -> GemmTiming:
-    """Time torch on this CPU: its own kernels for FP32, BF16 and INT8; ``ValueError`` for products
-    without one."""
-    if gemm.name not in CPU_ROWS:
-        raise ValueError(
-            f"torch has no CPU kernel for {gemm.label}; on a CPU there are {', '.join(CPU_ROWS)}"
-        )
-    operands = _operand_sets(gemm, shape, torch.device("cpu"), inputs, 1)[0]
-    truth, served = operands.unquantized_product(), operands.as_served()
-    call = gemm.baseline.prepare(served)
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    variant = Variant(gemm.baseline.label, "torch", gemm.baseline.prepare, lambda *_: (), (0, 0))
-    bench = _Bench(gemm, [served], truth, True, None, "", None, None)
-    return _timing(bench, variant, Times(spread(times[1:])), reference(served), None)
 
 
 def _operand_sets(

@@ -113,6 +113,12 @@ class Graph:
         self, path: Path, inputs: dict[str, tuple[str, list[str | int]]], outputs: dict[str, list[str | int]]
     ) -> None:
         """Write the graph; inputs by name with type and shape, float outputs with shape."""
+        path.write_bytes(self.serialized(inputs, outputs))
+
+    def serialized(
+        self, inputs: dict[str, tuple[str, list[str | int]]], outputs: dict[str, list[str | int]]
+    ) -> bytes:
+        """The bytes that ``save`` writes."""
         helper, kinds = self._onnx.helper, self._onnx.TensorProto
         ins = [helper.make_tensor_value_info(n, getattr(kinds, k), s) for n, (k, s) in inputs.items()]
         outs = [helper.make_tensor_value_info(n, kinds.FLOAT, shape) for n, shape in outputs.items()]
@@ -125,7 +131,7 @@ class Graph:
             ir_version=INT2_IR if self.int2 else IR,
             producer_name="quantization-explorer",
         )
-        path.write_bytes(model.SerializeToString())
+        return bytes(model.SerializeToString())
 
     def rename(self, name: str, to: str) -> None:
         """Give the output ``name`` another one."""

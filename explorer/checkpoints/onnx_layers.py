@@ -89,8 +89,9 @@ def dequantized(graph: Graph, name: str, q: QuantizedTensor, put: Put) -> str:
     return str(graph.node("DequantizeLinear", codes, scale, *zeros, **attributes))
 
 
-def product(graph: Graph, name: str, x: str, q: QuantizedTensor, put: Put) -> str:
-    """The output of the MatMulNBits of ``x`` [..., K] by the layer: [..., N]."""
+def product(graph: Graph, name: str, x: str, q: QuantizedTensor, put: Put, accuracy_level: int = 0) -> str:
+    """The output of the MatMulNBits of ``x`` [..., K] by the layer: [..., N]. ``accuracy_level``: what may
+    multiply: 0 what ONNX Runtime takes, 1 float32, 4 INT8 (``x`` is rounded to it, block by block)."""
     bits, (rows, columns), width = q.scheme.format.bits, q.shape, q.scheme.block[1]
     assert width is not None
     packed = pack_bits(unsigned(q).contiguous(), bits).view(rows, columns // width, width * bits // 8)
@@ -101,8 +102,9 @@ def product(graph: Graph, name: str, x: str, q: QuantizedTensor, put: Put) -> st
         zeros = [
             put(f"{name}.weight_zero_point", StoredTensor.of(pack_bits(zero_codes(q).contiguous(), bits)))
         ]
-    sides = {"K": columns, "N": rows, "bits": bits, "block_size": width, "accuracy_level": 0}
-    return str(graph.node("MatMulNBits", x, codes, scale, *zeros, domain="com.microsoft", **sides))
+    sides = {"K": columns, "N": rows, "bits": bits, "block_size": width}
+    level = {"accuracy_level": accuracy_level}
+    return str(graph.node("MatMulNBits", x, codes, scale, *zeros, domain="com.microsoft", **sides, **level))
 
 
 def _scales(graph: Graph, name: str, scales: Tensor, q: QuantizedTensor, put: Put) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -102,6 +103,7 @@ def quantize(
     epilog=examples(
         "bench gemm --shape 4096x4096x4096 --gemms bf16,int8,w4a16_group128 --variants all",
         "bench gemm --shape 1x8192x8192 --sweep-m",
+        "bench gemm --device cpu",
         "bench gemm --record",
     )
 )
@@ -118,7 +120,7 @@ def gemm(
             "--variants",
             "--steps",
             help="auto (the recorded fastest at the nearest shape), fastest (those that may be), all, "
-            "or the name of one.",
+            "or the name of one; on a CPU all, or a library such as llama.cpp.",
         ),
     ] = "auto",
     sweep_m: Annotated[
@@ -131,19 +133,24 @@ def gemm(
         bool, typer.Option("--layers", help="Layers of known models and small ones instead of --shape.")
     ] = False,
     record: Record = False,
+    record_to: Annotated[
+        Path | None, typer.Option("--record-to", help="Write the results to this file, as --record does.")
+    ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Matrix products on the GPU; without one, those that torch has a CPU kernel for."""
+    """Matrix products on the GPU; on the CPU (--device cpu, or without a GPU) by torch, ONNX Runtime and
+    llama.cpp, at one token and at 256."""
     from explorer.bench.commands import bench_gemm
     from explorer.core.backend import gpu_status
 
     use_device(device)
     names, shapes = split(gemms) if gemms is not None else None, gemm_shapes(shape)
-    benchmark = bench_gemm(names, shapes, variants, sweep_m, record and not shapes, seconds, layers)
+    recorded = bool(record or record_to) and not shapes
+    benchmark = bench_gemm(names, shapes, variants, sweep_m, recorded, seconds, layers)
     if not benchmark.machine.gpu:
-        say(f"no kernels of ours here ({gpu_status().reason}); torch's own on this CPU:", error=True)
-    run(benchmark, record, as_json)
+        say(f"products on this CPU, none on a GPU ({gpu_status().reason})", error=True)
+    run(benchmark, record, as_json, record_to)
 
 
 @app.command(
@@ -200,8 +207,9 @@ def grouped(
     run(bench_grouped(split(products) if products is not None else None, cases), record, as_json)
 
 
-def run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:
-    """Measure; write the rows to the recordings if asked to; print them."""
+def run(benchmark: Benchmark[Any], record: bool, as_json: bool, to: Path | None = None) -> None:
+    """Measure; write the rows to the recordings, or to a file, if asked to; print them with what is to be
+    said of them."""
     from explorer.recordings.files import recording_json
 
     if record:
@@ -209,12 +217,18 @@ def run(benchmark: Benchmark[Any], record: bool, as_json: bool) -> None:
     rows = counted("timings", benchmark.rows, benchmark.total, as_json)
     if record:
         say(f"written: {benchmark.record(rows)}", error=True)
+    if to is not None:
+        say(f"written: {benchmark.record(rows, to)}", error=True)
+    for note in benchmark.notes if as_json else ():
+        say(note, error=True)
     if as_json:
         measured = recording_json(benchmark.machine, rows)
         print_json(measured["rows"] if benchmark.name == "cpu" else measured)
         return
     say(benchmark.machine.describe())
     print_table(_table(benchmark.line(row) for row in rows))
+    for note in benchmark.notes:
+        say(note)
 
 
 def _table(lines: Iterable[dict[str, Any]]) -> PrintedTable:

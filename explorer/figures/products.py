@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from explorer.cpu.table import CPU_PRODUCTS
 from explorer.figures import style
 from explorer.figures.style import MUTED
-from explorer.products.table import GEMMS
+from explorer.products.table import GEMMS, Product
 
 LEGEND_HEIGHT = 130
 """At most, in pixels; a longer legend scrolls."""
@@ -37,7 +38,8 @@ class Dot:
 
 def family_of(gemm: str) -> str:
     """The family of the weights' format, a key of ``style.FAMILY_COLORS``, or ``UNKNOWN``."""
-    return style.family(GEMMS[gemm].w.format) if gemm in GEMMS else UNKNOWN
+    row: Product | None = GEMMS.get(gemm) or CPU_PRODUCTS.get(gemm)
+    return style.family(row.w.format) if row else UNKNOWN
 
 
 def color_of(gemm: str) -> str:

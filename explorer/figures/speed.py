@@ -20,7 +20,7 @@ from explorer.figures.products import (
     tagged,
 )
 from explorer.figures.style import MUTED, wrapped
-from explorer.products.advice import fastest
+from explorer.products.advice import fastest, usual_of
 from explorer.products.shape_times import ModelledTiming
 from explorer.recordings.gemm import GemmTiming
 
@@ -29,7 +29,8 @@ SMALL_M = 64
 second."""
 LEGEND_HEIGHT = 240
 ROW_HEIGHT, SLOW = 29, 4
-"""Pixels; end of the axis in multiples of BF16's time: slower products are drawn there with an arrow."""
+"""Pixels; end of the axis in multiples of the usual product's time: slower ones are drawn there with an
+arrow."""
 
 
 def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None = None) -> go.Figure:
@@ -53,9 +54,10 @@ def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None
 
 
 def _ends(best: Sequence[GemmTiming]) -> tuple[float, float]:
-    """The axis' ends in µs: a little before the fastest product, at most ``SLOW`` times BF16's time.
+    """The axis' ends in µs: a little before the fastest product, at most ``SLOW`` times the usual
+    product's time.
     Slower products are marked at the end."""
-    usual = next((t.seconds for t in best if t.gemm == "bf16"), best[-1].seconds)
+    usual = next((t.seconds for t in best if t.gemm == usual_of(best)[0]), best[-1].seconds)
     slowest = max(s for t in best for s in (t.seconds, t.baseline_graph.median_s if t.baseline_graph else 0))
     return 1e6 * best[0].seconds / 1.4, 1e6 * max(min(1.2 * slowest, SLOW * usual), 1.2 * best[0].seconds)
 
@@ -78,8 +80,7 @@ def _dot(t: GemmTiming) -> Dot:
     spread = t.how if isinstance(t, ModelledTiming) else f"10th to 90th percentile {low} to {high}"
     times = f"{words.duration(t.seconds)} ({spread})"
     ahead = f"<br>{words.times(t.speedup)} as fast as {t.baseline}" if t.speedup else ""
-    kind = "native" if t.native else "emulated"
-    hover = f"{t.label}<br>{times}<br>{rate(t)}{ahead}<br>{words.kernel_name(t.variant)}, {kind}"
+    hover = f"{t.label}<br>{times}<br>{rate(t)}{ahead}<br>{words.kernel_name(t.variant)}, {t.on_chip}"
     return Dot(t.gemm, t.label, t.native, 1e6 * t.seconds, t.label, hover)
 
 

@@ -29,13 +29,13 @@ def ladder_figure(timings: Sequence[GemmTiming], name: str) -> go.Figure:
         mode="lines+markers+text",
         line={"color": style.GRID, "width": 2},
         marker={"color": color_of(timings[0].gemm), "size": 11},
-        name="our kernels",
+        name="kernels",
         text=[words.duration(t.seconds) + factor for t, factor in zip(timings, factors, strict=True)],
         textposition="top center",
         textfont={"size": 11},
         cliponaxis=False,
-        customdata=[[f"{words.number(t.tflops)} TFLOP/s", t.file] for t in timings],
-        hovertemplate="%{y}: %{text}, %{customdata[0]}<br>kernels/%{customdata[1]}<extra></extra>",
+        customdata=[[f"{words.number(t.tflops)} TFLOP/s", _where(t)] for t in timings],
+        hovertemplate="%{y}: %{text}, %{customdata[0]}<br>%{customdata[1]}<extra></extra>",
     )
     baselines = [t.baseline_graph.median_s for t in timings if t.baseline_graph]
     if baselines:
@@ -47,6 +47,11 @@ def ladder_figure(timings: Sequence[GemmTiming], name: str) -> go.Figure:
     figure.update_yaxes(range=[len(timings) - 0.5, -0.8])
     style.log_axis(figure, "x", min(times) / 2, max(times) * 2)
     return figure
+
+
+def _where(timing: GemmTiming) -> str:
+    """The kernel's file, or the package that has it."""
+    return timing.file if timing.on_cpu else f"kernels/{timing.file}"
 
 
 def _add_baseline_line(figure: go.Figure, timings: Sequence[GemmTiming], seconds: float) -> None:

@@ -15,7 +15,15 @@ from explorer.products.advice import fastest
 from explorer.recordings.gemm import GemmTiming
 from explorer.recordings.machine import MachineLimits
 
-CORES_DRAWN = {"tf32": "TF32", "bf16": "BF16", "e4m3": "FP8", "s8": "INT8", "b1": "1 bit", "dp4a": "dp4a"}
+CORES_DRAWN = {
+    "f32": "float32",
+    "tf32": "TF32",
+    "bf16": "BF16",
+    "e4m3": "FP8",
+    "s8": "INT8",
+    "b1": "1 bit",
+    "dp4a": "dp4a",
+}
 """Core types -> how their ceilings are labelled."""
 HEIGHT, ALIKE = 490, 1.15
 """Pixels; rates that differ by less are labelled together."""
@@ -28,7 +36,7 @@ def roofline_figure(
     core type; slope and ceilings meet where a byte feeds just as many operations as the cores do."""
     best = fastest(timings)
     if not best or limits is None:
-        return style.empty("roofs are measured on a GPU" if best else NOTHING, f"{name} roofline")
+        return style.empty("its roofs were not measured" if best else NOTHING, f"{name} roofline")
     figure = products_figure("operations per byte moved", "TFLOP/s", f"{name} roofline", HEIGHT)
     dots = [_dot(t) for t in best]
     roofs = {core: limits.rates[core] for core in CORES_DRAWN if core in limits.rates}

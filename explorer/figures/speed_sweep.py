@@ -12,10 +12,21 @@ from explorer import words
 from explorer.figures import style
 from explorer.figures.products import SCHEME_COLORS, Marked, color_of, family_of, products_figure
 from explorer.figures.style import MUTED
+from explorer.products.advice import usual_of
 from explorer.recordings.gemm import GemmTiming
 
 SHOWN_FIRST = ("bf16", "fp8_e4m3_row", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4", "w4a8_int")
-"""Curves over M that are drawn before a visitor asks for more."""
+SHOWN_ON_CPU = (
+    "fp32",
+    "bf16",
+    "int8_dynamic",
+    "w8_group32",
+    "w4_group32",
+    "w2_group128",
+    "ternary_weights",
+    "q4_k",
+)
+"""Curves over M that are drawn before a visitor asks for more, of a GPU and of a CPU."""
 MORE = "more"
 HEIGHT, PLOT_HEIGHT, FONT_SIZE = 560, 330, 10
 SYMBOLS, DASHES = ("circle", "square", "diamond", "triangle-up", "x"), ("solid", "dash", "dot", "dashdot")
@@ -26,27 +37,29 @@ Curve = list[tuple[int, GemmTiming]]
 
 def sweep_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None = None) -> go.Figure:
     """Time against the number of tokens at one N and K, from decode to prefill; a ring where another kernel
-    takes over, × where torch's BF16 becomes faster. Curves of one family share its colour and differ by dash
-    and symbol."""
+    takes over, × where torch's own product becomes faster. Curves of one family share its colour and differ
+    by dash and symbol."""
     curves, marked = _curves(timings), marked or {}
     if not curves:
         return style.empty("no run over M here: choose one that was recorded", f"{name} over M")
     _, n, k = next(iter(curves.values()))[0][1].shape
     x_title = f"tokens (M), at N = {words.count(n)} and K = {words.count(k)}"
     figure = products_figure(x_title, "µs", f"{name} over M", HEIGHT)
-    torch_bf16 = {m: t.baseline_graph.median_s for m, t in curves.get("bf16", []) if t.baseline_graph}
-    if torch_bf16:
-        _add_torch_bf16(figure, torch_bf16)
-    shown = {gemm for gemm in curves if gemm in SHOWN_FIRST or gemm in marked}
+    usual, named = usual_of(timings)
+    of_torch = {m: t.baseline_graph.median_s for m, t in curves.get(usual, []) if t.baseline_graph}
+    if of_torch:
+        _add_usual(figure, of_torch, named.replace("'s", ""))
+    first = SHOWN_ON_CPU if any(t.on_cpu for t in timings) else SHOWN_FIRST
+    shown = {gemm for gemm in curves if gemm in first or gemm in marked}
     for gemm, curve in curves.items():
         _add_curve(figure, curve, _look(gemm, list(curves), marked), gemm in shown)
         if gemm in shown:
-            _add_crossing(figure, curve, torch_bf16)
+            _add_crossing(figure, curve, of_torch, named)
     if len(curves) > len(shown):
         _add_more(figure, len(curves) - len(shown))
     tokens = [m for curve in curves.values() for m, _ in curve]
     times = [1e6 * t.seconds for curve in curves.values() for _, t in curve]
-    times += [1e6 * s for s in torch_bf16.values()]
+    times += [1e6 * s for s in of_torch.values()]
     style.log_axis(figure, "x", min(tokens) / 1.3, max(tokens) * 1.3, base=4)
     style.log_axis(figure, "y", min(times) / 1.3, max(times) * 1.3)
     return figure
@@ -76,15 +89,15 @@ def _look(gemm: str, every: Sequence[str], marked: Marked) -> dict[str, object]:
     }
 
 
-def _add_torch_bf16(figure: go.Figure, seconds: dict[int, float]) -> None:
+def _add_usual(figure: go.Figure, seconds: dict[int, float], name: str) -> None:
     figure.add_scatter(
         x=list(seconds),
         y=[s * 1e6 for s in seconds.values()],
         mode="lines",
-        name="torch BF16",
+        name=name,
         line={"color": MUTED, "width": 3, "dash": "dot"},
         customdata=[[words.duration(s)] for s in seconds.values()],
-        hovertemplate="torch BF16<br>M = %{x}: %{customdata[0]}<extra></extra>",
+        hovertemplate=name + "<br>M = %{x}: %{customdata[0]}<extra></extra>",
     )
 
 
@@ -123,8 +136,8 @@ def _add_more(figure: go.Figure, count: int) -> None:
     )
 
 
-def _add_crossing(figure: go.Figure, curve: Curve, torch_bf16: dict[int, float]) -> None:
-    timing = _first_slower(curve, torch_bf16)
+def _add_crossing(figure: go.Figure, curve: Curve, of_torch: dict[int, float], named: str) -> None:
+    timing = _first_slower(curve, of_torch)
     if timing is None:
         return
     m, label = timing.shape[0], timing.label
@@ -134,16 +147,16 @@ def _add_crossing(figure: go.Figure, curve: Curve, torch_bf16: dict[int, float])
         text="×",
         showarrow=False,
         font={"size": 16, "color": color_of(timing.gemm)},
-        hovertext=f"{label} is no longer faster than torch BF16 from about M = {words.count(m)}",
+        hovertext=f"{label} is no longer faster than {named} from about M = {words.count(m)}",
     )
 
 
-def _first_slower(curve: Curve, torch_bf16: dict[int, float]) -> GemmTiming | None:
-    """First point above torch's BF16 of a curve that began below it."""
+def _first_slower(curve: Curve, of_torch: dict[int, float]) -> GemmTiming | None:
+    """First point above torch's own product of a curve that began below it."""
     below = False
     for m, timing in curve:
-        if m in torch_bf16:
-            if below and timing.seconds > torch_bf16[m]:
+        if m in of_torch:
+            if below and timing.seconds > of_torch[m]:
                 return timing
-            below = below or timing.seconds < torch_bf16[m]
+            below = below or timing.seconds < of_torch[m]
     return None

@@ -13,7 +13,8 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.frontier import on_frontier
 from explorer.analysis.report import sqnr_of
-from explorer.products.table import GEMMS, Gemm
+from explorer.products.operands import Operands
+from explorer.products.table import GEMMS, Gemm, Product
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import Scheme
 
@@ -48,12 +49,19 @@ def at_shape(timings: Iterable[GemmTiming], shape: Sequence[int]) -> list[GemmTi
 
 
 def fastest(timings: Iterable[GemmTiming]) -> list[GemmTiming]:
-    """For every product the kernel with the least time, in the table's order."""
+    """For every product the kernel with the least time, in the table's order; others as they come."""
     best: dict[str, GemmTiming] = {}
     for timing in timings:
         if timing.gemm not in best or timing.seconds < best[timing.gemm].seconds:
             best[timing.gemm] = timing
-    return [best[name] for name in [*GEMMS, *sorted(set(best) - set(GEMMS))] if name in best]
+    return [best[name] for name in dict.fromkeys([*GEMMS, *best]) if name in best]
+
+
+def usual_of(timings: Iterable[GemmTiming]) -> tuple[str, str]:
+    """The product that others are compared with, and what computes it in words: BF16 on a GPU, float32 on a
+    CPU."""
+    on_cpu = any(timing.on_cpu for timing in timings)
+    return ("fp32", "torch's float32") if on_cpu else ("bf16", "torch's BF16")
 
 
 def points(timings: Iterable[GemmTiming], errors: Mapping[str, float] | None = None) -> list[Point]:
@@ -77,13 +85,13 @@ def choice(every: Sequence[Point]) -> Point | None:
 
 
 def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) -> str:
-    """One sentence with the choice at a shape, its speed against torch's BF16, and the reason."""
+    """One sentence with the choice at a shape, its speed against the usual product, and the reason."""
     chosen = choice(every)
     if chosen is None:
         return f"Nothing was measured for {what}."
     how = "native" if chosen.native else "emulated"
     measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
-    against = _against_bf16(chosen, timings)
+    against = _against_usual(chosen, timings)
     kernel = words.kernel_name(chosen.variant)
     return f"For {what} take {chosen.label} ({kernel}, {how}): {measured}{against}; {_why(chosen)}."
 
@@ -98,8 +106,9 @@ def _why(chosen: Point) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The choice at one shape. ``faster``, ``smaller``: times as fast as torch's BF16, and times fewer bytes
-    of W than BF16's; None where that was not timed. ``why``: how its SQNR stands to ``ENOUGH_DB``."""
+    """The choice at one shape. ``faster``, ``smaller``: times as fast as the usual product (``usual_of``),
+    and times fewer bytes of W; None where that was not timed. ``why``: how its SQNR stands to
+    ``ENOUGH_DB``."""
 
     what: str
     shape: str
@@ -114,7 +123,7 @@ def verdict(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, sh
     chosen = choice(every)
     if chosen is None:
         return None
-    base = next((t for t in timings if t.gemm == "bf16"), None)
+    base = next((t for t in timings if t.gemm == usual_of(timings)[0]), None)
     torch_s = base.baseline_graph.median_s if base and base.baseline_graph else None
     return Verdict(
         what,
@@ -126,19 +135,20 @@ def verdict(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, sh
     )
 
 
-def _against_bf16(chosen: Point, timings: Sequence[GemmTiming]) -> str:
-    base = next((t for t in timings if t.gemm == "bf16" and t.baseline_graph), None)
-    if base is None or base.baseline_graph is None or chosen.gemm == "bf16":
+def _against_usual(chosen: Point, timings: Sequence[GemmTiming]) -> str:
+    usual, named = usual_of(timings)
+    base = next((t for t in timings if t.gemm == usual and t.baseline_graph), None)
+    if base is None or base.baseline_graph is None or chosen.gemm == usual:
         return ""
     times = words.number(base.baseline_graph.median_s / chosen.seconds, 2)
     size = words.number(base.weight_bytes / chosen.weight_bytes, 2)
-    return f", {times} times as fast as torch's BF16 with weights {size} times smaller"
+    return f", {times} times as fast as {named} with weights {size} times smaller"
 
 
-def products_of(scheme: Scheme) -> list[str]:
-    """The products that take weights stored as ``scheme`` stores them, by name; empty where none does. How
-    ranges are found and codes rounded is no matter: neither changes what a kernel reads."""
-    return [gemm.name for gemm in GEMMS.values() if stored_as(gemm.w) == stored_as(scheme)]
+def products_of(scheme: Scheme, table: Iterable[Product] = GEMMS.values()) -> list[str]:
+    """The products of a table that take weights stored as ``scheme`` stores them, by name; empty where none
+    does. How ranges are found and codes rounded is no matter: neither changes what a kernel reads."""
+    return [row.name for row in table if stored_as(row.w) == stored_as(scheme)]
 
 
 def stored_as(scheme: Scheme) -> tuple[object, ...]:
@@ -176,12 +186,17 @@ def _count_of_m(timings: Iterable[GemmTiming]) -> int:
     return len({timing.shape[0] for timing in timings})
 
 
-def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Gemm]) -> dict[str, float]:
+def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Product]) -> dict[str, float]:
     """SQNR in dB of each product's output X·Wᵀ against float64 of the unquantized X [M, K] and W [N, K], on
-    their device. Products without error are left out."""
+    their device. Products without error are left out, and those whose blocks do not fit W."""
     truth, errors = x.double() @ w.double().t(), {}
     for gemm in gemms:
-        output = gemm.operands(x, w).exact()[0].to(gemm.out).double()
+        out = gemm.out if isinstance(gemm, Gemm) else torch.float32
+        try:
+            operands = Operands.of(x, w, (gemm.x, gemm.w), out)
+        except ValueError:
+            continue
+        output = operands.exact()[0].to(out).double()
         sqnr = sqnr_of(truth, output)
         if math.isfinite(sqnr):
             errors[gemm.name] = sqnr

@@ -47,17 +47,12 @@ from explorer.schemes import SCHEMES, Scheme
 
 
 @dataclass(frozen=True)
-class Gemm:
-    """One product.
+class Product:
+    """What is multiplied, whatever computes it: a GPU's kernels (``Gemm``) or a CPU's (``explorer.cpu``).
 
     x, w          schemes of X [M, K] and W [N, K]
     scales        where scales are applied, in words
     accumulator   what sums are held in, in words
-    variants      kernels, the plainest first
-    core          the tensor-core type that bounds it ("": none)
-    native        what ``gpu.native_formats`` calls X and W where the chip takes them as they are
-                  ("": every chip does; None: none does)
-    dynamic       X is quantized within the call
     """
 
     name: str
@@ -66,6 +61,19 @@ class Gemm:
     w: Scheme
     scales: str
     accumulator: str
+
+
+@dataclass(frozen=True)
+class Gemm(Product):
+    """One product on a GPU.
+
+    variants      kernels, the plainest first
+    core          the tensor-core type that bounds it ("": none)
+    native        what ``gpu.native_formats`` calls X and W where the chip takes them as they are
+                  ("": every chip does; None: none does)
+    dynamic       X is quantized within the call
+    """
+
     variants: tuple[Variant, ...]
     baseline: Baseline
     core: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,8 @@ from explorer.recordings.machine import Machine, MachineLimits
 from explorer.schemes import ALIASES
 
 FOLDER = ASSETS / "measurements"
+MACHINES = "machines"
+"""The folder of recordings by machine."""
 NOT_RECORDED = "not recorded yet"
 SIGNIFICANT_DIGITS = 6
 """Significant digits of recorded numbers: more are noise and enlarge the files."""
@@ -76,6 +79,23 @@ def recorded(name: str, row: type[Row]) -> Recording[Row]:
     return loaded
 
 
+def machine_name(name: str, machine: Machine) -> str:
+    """Where the recording ``name`` of a machine lies beside those of others: by its chip, and of a CPU by the
+    threads that it may use, "machines/intel-xeon-2-threads/gemm"."""
+    plain = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", machine.chip.lower())
+    words = re.findall(r"[a-z0-9]+", plain) or ["unnamed"]
+    slug = "-".join([*words, str(machine.threads), "threads"] if machine.threads else words)
+    return f"{MACHINES}/{slug}/{name}"
+
+
+def recorded_by_machine(name: str, row: type[Row]) -> dict[str, Recording[Row]]:
+    """What is recorded under ``name`` of single machines, by the names of their folders; that which lies in
+    ``assets/measurements`` itself, of the machine of all other recordings, is not among them."""
+    folders = sorted(path.parent.name for path in (FOLDER / MACHINES).glob(f"*/{name}.json"))
+    every = {folder: recorded(f"{MACHINES}/{folder}/{name}", row) for folder in folders}
+    return {folder: recording for folder, recording in every.items() if recording}
+
+
 _report: Callable[[str], None] | None = None
 
 
@@ -115,8 +135,12 @@ def record(name: str, recording: Recording[Any]) -> Path:
     """Write a recording to ``assets/measurements/<name>.json``, a row a line; ``ValueError`` outside a
     checkout."""
     checkout()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{name}.json"
+    return record_to(FOLDER / f"{name}.json", recording)
+
+
+def record_to(path: Path, recording: Recording[Any]) -> Path:
+    """Write a recording to a file of any place, as ``record`` does; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     machine = json.dumps(_rounded(as_json(recording.machine)), ensure_ascii=False)
     lines = ",\n".join(
         "  " + json.dumps(_rounded(as_json(row)), separators=(",", ":"), ensure_ascii=False)

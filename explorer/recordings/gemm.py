@@ -1,4 +1,4 @@
-"""Recorded matrix products: ``assets/measurements/gemm.json``."""
+"""Recorded matrix products: ``assets/measurements/gemm.json``, and by machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from explorer.recordings.files import Recording, recorded
+from explorer.recordings.files import Recording, recorded, recorded_by_machine
+from explorer.recordings.machine import Machine
 from explorer.recordings.times import AgainstBaseline, DeviceState, TimeSpread
 
 Shape = tuple[int, int, int]
@@ -40,8 +41,11 @@ class GemmTiming(AgainstBaseline):
                    whichever is longer
     share          ``floor_s`` over the measured time
     sqnr_db        the output against the float64 product of the float32 X and W
+    threads        on a CPU, how many were the fastest of those tried; None on a GPU
 
-    In files the first two fields are called ``row`` and ``step``, and the baseline's ``peer…``.
+    On a CPU ``graph`` is single calls, each after the caches were overwritten, in turns with the baseline's;
+    ``file`` is the package with its version and the layout it chose. In files
+    the first two fields are called ``row`` and ``step``, and the baseline's ``peer…``.
     """
 
     gemm: Annotated[Name, Field(alias="row")]
@@ -66,11 +70,26 @@ class GemmTiming(AgainstBaseline):
     share: float | None
     sqnr_db: Decibels
     state: DeviceState | None
+    threads: int | None = None
 
     @property
     def total_seconds(self) -> float:
         """The product and, where X has to be quantized before it, that too."""
         return self.seconds + (0.0 if self.dynamic else self.activation_s or 0.0)
+
+    @property
+    def on_cpu(self) -> bool:
+        """True for a product of a CPU (``explorer.cpu``)."""
+        return self.threads is not None
+
+    @property
+    def on_chip(self) -> str:
+        """ "native" where the chip multiplies both operands as they are, else "emulated"; on a CPU with the
+        number of threads."""
+        native = "native" if self.native else "emulated"
+        if self.threads is None:
+            return native
+        return f"{native}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
     @property
     def shape_text(self) -> str:
@@ -89,3 +108,15 @@ def recorded_layers() -> Recording[GemmTiming]:
 def recorded_gemms() -> Recording[GemmTiming]:
     """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded."""
     return recorded(NAME, GemmTiming)
+
+
+def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
+    """The recordings of other machines, ``assets/measurements/machines/<machine>/gemm.json``: CPUs, and GPUs
+    beside the one of ``recorded_gemms``."""
+    return recorded_by_machine(NAME, GemmTiming)
+
+
+def recorded_cpu() -> Recording[GemmTiming]:
+    """The recording of a CPU that ships, the first by name; empty if there is none."""
+    cpus = (recording for recording in gemms_by_machine().values() if recording.machine.cpu)
+    return next(cpus, Recording(Machine(), ()))

@@ -31,7 +31,7 @@ class MachineLimits:
 class Machine:
     """Machine, date and commit of a recording. ``gpu``, ``driver``, ``cuda`` and ``pycuda`` are empty on a
     CPU; ``cpu`` and ``threads`` are empty on a GPU. ``packages``: versions of other packages that affect
-    the result."""
+    the result; ``conditions``: what else does, in words, such as the load of a shared machine."""
 
     gpu: str = ""
     driver: str = ""
@@ -44,6 +44,7 @@ class Machine:
     cpu: str = ""
     threads: int | None = None
     packages: dict[str, str] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
     limits: MachineLimits | None = None
 
     @property
@@ -62,6 +63,7 @@ class Machine:
                 ("CUDA", self.cuda),
                 ("torch", self.torch),
                 *self.packages.items(),
+                *self.conditions.items(),
                 ("commit", self.commit),
             )
             if version

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorer import words
+from explorer.cpu.table import products_for
 from explorer.figures.speed import speed_figure
 from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
 from explorer.methods.recipe import Recipe
-from explorer.products.advice import ENOUGH_DB, at_shape, points, products_of, summary, swept
+from explorer.products.advice import ENOUGH_DB, at_shape, points, summary, swept
 from explorer.products.shape_times import ModelledTiming, modelled_timings
 from explorer.products.shapes import DECODE
 from explorer.recordings.files import NOT_RECORDED, Recording, recording_json, recording_of
@@ -36,7 +37,8 @@ COLUMNS = (
 METHOD = (
     "Kernel and baseline get the same random data and are interleaved. µs: CUDA-graph replay over buffers "
     "that together exceed twice the L2 cache, median; flushed: one launch at a time, L2 overwritten before. "
-    "Without a GPU both are torch's own, called in a loop.",
+    "On a CPU kernels are other packages' own: single calls in turns with torch's float32, each after a copy "
+    "that overwrites the caches, with the number of threads that was the fastest of those tried.",
     "A product's limit is modelled: the bytes that it moves over the measured speed of a copy, or its "
     "operations over the measured rate of the tensor cores, whichever takes longer. Native: the tensor cores "
     "take both operands as they are; emulated: they are widened first.",
@@ -65,7 +67,7 @@ def speed_report(
     marked = {
         name: letter
         for letter, recipe in reversed([*zip("AB", recipes, strict=False)])
-        for name in products_of(recipe.scheme)
+        for name in products_for(recipe.scheme, any(t.on_cpu for t in here))
     }
     text = " × ".join(map(words.count, at))
     chip = recording.machine.chip or "an unnamed machine"
@@ -122,12 +124,11 @@ def _line(t: GemmTiming) -> tuple[Any, ...]:
         t.speedup,
     )
     baseline = t.baseline if t.baseline_graph else f"{t.baseline}: did not run"
-    how = "native" if t.native else "emulated"
     short = (float(f"{number:.4g}") if number else "" for number in numbers)
     return (
         t.label,
         words.kernel_name(t.variant) + (f" ({t.how})" if isinstance(t, ModelledTiming) else ""),
-        how,
+        t.on_chip,
         *short,
         baseline,
         round(t.sqnr_db, 2),

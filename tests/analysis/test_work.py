@@ -73,7 +73,7 @@ def counted(work: Callable[[], object]) -> Counting:
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(blocks.CHUNK_ELEMENTS, "cpu", CHUNK)
     monkeypatch.setitem(calibrators.PIECE, "cpu", CHUNK)
-    monkeypatch.setitem(calibrators.TILE, "cpu", CHUNK // 2)
+    monkeypatch.setattr(calibrators, "TILE", CHUNK // 2)
     for module in (report, sliced):
         monkeypatch.setattr(module, "RUN_ELEMENTS", CHUNK)
         monkeypatch.setattr(module, "MOST_AT_ONCE", CHUNK)

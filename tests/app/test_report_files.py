@@ -19,9 +19,8 @@ from app.sections import methods, speed, survey, take_away
 from app.sections.methods import Owner
 from app.state.controls import DEFAULT_RANGE
 from app.state.selection import Selection, tensor_key
-from explorer.bench.gemm import time_on_cpu
+from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
 from explorer.methods.evaluate import Outcome
-from explorer.products.table import GEMMS
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import recorded_gemms
 from explorer.recordings.machine import Machine
@@ -32,7 +31,9 @@ from explorer.training.digits import train
 
 (RECORDED,) = survey.recorded()
 HERE = Selection(sample="attention_query", scheme="int4_group64", second="int4_group64+gptq")
-TIMED = Recording(Machine(cpu="a CPU of mine"), (time_on_cpu(GEMMS["bf16"], (8, 16, 32)),))
+TIMED = Recording(
+    Machine(cpu="a CPU of mine"), tuple(time_on_cpu(plan_on_cpu(["bf16"], [(8, 16, 32)], "torch"), repeats=2))
+)
 SETTINGS = Settings(("4",), 1, 1, 1)
 
 

@@ -16,20 +16,23 @@ import pytest
 
 from app import limits
 from app.parts import html
-from app.sections import speed
+from app.sections import speed, speed_live
 from app.sections.speed_table import COLUMNS
 from app.state.selection import Selection, matrix_of
 from explorer import gpu, words
+from explorer.cpu.kernels import Library
 from explorer.products.advice import Point, Verdict, at_shape, choice, fastest, points, summary, verdict
 from explorer.products.table import GEMMS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording
-from explorer.recordings.gemm import GemmTiming, recorded_gemms
+from explorer.recordings.gemm import GemmTiming, gemms_by_machine, recorded_cpu, recorded_gemms
+from explorer.recordings.machine import MachineLimits
 from explorer.recordings.times import TimeSpread
 from lab import docs
 from tests.app.test_handlers import plots_of, selection, unchanged
 
 COLUMN_OF_SHAPE = list(COLUMNS).index("M×N×K")
+LIMITS = MachineLimits(1e10, {"f32": 1e11, "bf16": 1e11, "s8": 1e11})
 NO_GPU = pytest.mark.skipif(gpu.available().ok, reason="on a machine with a GPU its kernels are timed")
 
 
@@ -216,13 +219,51 @@ def test_before_a_run_nothing_is_shown_as_measured() -> None:
 
 
 @NO_GPU
-def test_a_run_on_the_cpu_times_what_torch_has() -> None:
-    steps = list(speed.run(64, 96, 128, ["bf16", "int8", "w4a16_group128"], False))
+def test_a_run_on_the_cpu_times_what_its_libraries_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of a GPU alone are left out; the name that INT8 had here is still taken."""
+    monkeypatch.setattr(speed_live, "measure_cpu_limits", lambda: LIMITS)
+    monkeypatch.setattr(Library, "missing", property(lambda self: "" if self.label == "torch" else "get it"))
+    steps = list(speed.run(4, 32, 64, ["bf16", "int8", "w4a16_group128"], False))
     own = steps[-1].own
-    assert [t.gemm for t in own.rows] == ["bf16", "int8"]
-    assert all(t.shape == (64, 96, 128) for t in own.rows)
+    assert {t.gemm for t in own.rows} == {"bf16", "int8_dynamic"}
+    assert all(t.shape == (4, 32, 64) and t.threads for t in own.rows)
+    assert "Not timed: get it" in steps[-1].status
     out = shown(view=speed.LIVE, own=own)
-    assert "Measured now on" in out.source and len(out.table) == 2 and "FP8" not in str(out.table)
+    assert "Measured now on" in out.source and "FP8" not in str(out.table)
+    assert sum("get it" in str(row[1]) for row in out.table) > 5, "what is missing says how to get it"
+
+
+def test_this_cpu_is_measured_by_one_click(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence comes with the first timing, long before the last; a look at them says float32, no GPU."""
+    monkeypatch.setattr(speed_live, "measure_cpu_limits", lambda: LIMITS)
+    monkeypatch.setattr(speed_live, "DECODE_ON_CPU", (1, 32, 64))
+    monkeypatch.setattr(speed_live, "PREFILL_ON_CPU", (4, 32, 64))
+    monkeypatch.setattr(Library, "missing", property(lambda self: "" if self.label == "torch" else "get it"))
+    steps = list(speed.run_on_cpu())
+    assert "At one token, 4 bits by torch take" in unescape(steps[1].status) and len(steps) > 8
+    own = steps[-1].own
+    assert {t.shape for t in own.rows} == {(1, 32, 64), (4, 32, 64)}
+    view, shape = speed._after_cpu(own)
+    assert (view, shape["value"]) == (speed.LIVE, "1×32×64")
+    out = shown(view=speed.LIVE, own=own)
+    assert "× torch’s float32" in unescape(out.sentence) and "BF16’s" not in unescape(out.sentence)
+    assert all(json.loads(plot)["data"] for plot in (out.tradeoff, out.bars, out.roofline, out.ladder))
+    assert shown(view=speed.LIVE, own=own, errors=speed.LAYER).tradeoff != out.tradeoff
+    assert unchanged(speed._after_cpu(None)[0])
+
+
+def test_a_recorded_machine_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a CPU's numbers are shown under a GPU's name; an unknown machine is refused in words."""
+    rows = tuple(recorded_cpu().rows)
+    name = next(name for name, r in gemms_by_machine().items() if r.rows == rows)
+    out = shown(view=name)
+    assert f"Recorded on one {recorded_cpu().machine.chip}" in unescape(out.source)
+    assert "At one token" in out.sentence and all(row[2] for row in out.table if row[3])
+    assert (f"Recorded on {recorded_cpu().machine.chip}", name) in speed._views()
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+    shown(view="nobody's")
+    assert 'no machine "nobody\'s" is recorded; there are' in said[0]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +288,7 @@ def test_products_without_a_cpu_kernel_are_refused_in_words(monkeypatch: pytest.
     said: list[str] = []
     monkeypatch.setattr(limits, "notify", said.append)
     list(speed.run(4, 4, 4, ["nvfp4"], False))
-    assert "fp32, bf16, int8" in said[0]
+    assert "no product 'nvfp4' on a CPU; there are fp32" in said[0]
 
 
 def test_the_frontier_and_the_choice() -> None:

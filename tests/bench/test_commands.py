@@ -43,7 +43,6 @@ def test_every_benchmark_gives_as_many_rows_as_it_says() -> None:
     for benchmark in (
         commands.bench_cpu(scheme, [(16, 32)], 1),
         benchmarks.bench_analysis(scheme, [(16, 32)], 1),
-        commands.bench_gemm(["bf16"], [(4, 8, 16)]),
     ):
         rows = list(benchmark.rows)
         assert len(rows) == benchmark.total == 1 and benchmark.line(rows[0])
@@ -57,6 +56,9 @@ def test_every_benchmark_gives_as_many_rows_as_it_says() -> None:
         (lambda: commands.bench_cpu(None, [(1, 2, 3)]), "rows x columns, got 1x2x3"),
         (lambda: commands.bench_gemm(None, [(64, 64)]), "M x N x K, got 64x64"),
         (lambda: commands.bench_gemm(["nope"]), "no product 'nope'"),
+        (lambda: commands.bench_cpu_gemm(["nope"]), "no product 'nope' on a CPU; there are fp32"),
+        (lambda: commands.bench_cpu_gemm(None, [(1, 2, 3)], "nope"), "no kernel on a CPU is called 'nope'"),
+        (lambda: commands.bench_cpu_gemm(None, [(0, 2, 3)]), "at least 1"),
         (lambda: commands.bench_quantize(None, dtypes=["int9"]), "no input type 'int9'"),
     ],
 )

@@ -35,6 +35,7 @@ PUBLIC = {
     "/loss_scaling",
     "/speed",
     "/time_products",
+    "/time_cpu",
     "/shape_of_layer",
     "/kernel_source",
     "/diff",

@@ -646,10 +646,27 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     page.get_by_role("button", name="N and K of the layer").click()
     expect(page.get_by_label("N", exact=True)).to_have_value("1536")
     page.locator("#section-speed").get_by_role("button", name="Run", exact=True).click()
-    expect(page.locator("#speed-status")).to_contain_text("products at 512×1536×384", timeout=60_000)
+    expect(page.locator("#speed-status")).to_contain_text(
+        re.compile("(products|timings) at 512×1536×384"), timeout=60_000
+    )
     expect(page.locator("#speed-source")).to_contain_text("Measured now")
     page.get_by_label("Recorded on an NVIDIA H200").check()
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
+
+
+@pytest.mark.thorough
+def test_this_cpu_answers_within_seconds_and_stops(page: Page, url: str) -> None:
+    """One click, and the first sentence is about this machine; Stop keeps and shows what was measured."""
+    open_page(page, url, "tab=speed")
+    expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
+    page.locator("#speed-cpu").click()
+    expect(page.locator("#speed-status")).to_contain_text(
+        "At one token, 4 bits by torch take", timeout=60_000
+    )
+    page.locator("#section-speed").get_by_role("button", name="Stop").click()
+    expect(page.locator("#speed-source")).to_contain_text("Measured now", timeout=30_000)
+    expect(page.locator("#speed-advice")).to_contain_text("of float32's time on this CPU")
+    expect(page.locator("#speed-shape input")).to_have_value(re.compile("^1×4096×4096"))
 
 
 @pytest.mark.thorough

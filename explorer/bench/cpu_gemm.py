@@ -1,0 +1,321 @@
+"""Timing of matrix products on this CPU, by the kernels of ``explorer.cpu``.
+
+Every kernel is timed beside torch's float32 product, call by call in turns, so that other work of the machine
+meets both. Before each call a copy of many megabytes takes the place of W in the caches, as the layers of a
+model do. Numbers of threads are tried for each kernel and shape, and the fastest is taken. The limits, a copy
+and products in float32, bfloat16 and INT8, are measured in the same run."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from explorer.analysis.report import sqnr_of
+from explorer.bench.gemm import least_seconds
+from explorer.bench.timing import spread
+from explorer.cpu import torch_kernels
+from explorer.cpu.kernels import (
+    BASELINE,
+    BF16,
+    F32,
+    S8,
+    Call,
+    CpuKernel,
+    CpuProduct,
+    Held,
+    thread_counts,
+    torch_threads,
+    usable_threads,
+)
+from explorer.cpu.table import CPU_PRODUCTS, in_order
+from explorer.progress import checkpoint
+from explorer.recordings.gemm import GemmTiming, Shape
+from explorer.recordings.machine import MachineLimits
+
+DECODE_ON_CPU: Shape = (1, 4096, 4096)
+PREFILL_ON_CPU: Shape = (256, 4096, 4096)
+RECORDED_TOKENS = (1, 16, 64, 256)
+"""M of what ships as the recording of a CPU, at N = K = 4096."""
+REPEATS, FEWEST, MOST = 9, 3, 5
+"""Calls of each kernel; the fewest, where they are long; how many times as many are made at most, where other
+work takes a CPU from them."""
+LONG_S = 1.2
+"""Seconds after which no more calls are made."""
+FLUSH_BYTES, COPY_BYTES = 64 << 20, 256 << 20
+"""Bytes that are copied before each call; bytes of the copy that is timed."""
+RATE_SIDE, LIMIT_CALLS = 1536, 10
+"""Sides of the products by which the CPU's rates are measured, and the calls of which the best counts."""
+_PROBES, SHORT_S = (7, 3), 0.02
+"""Calls that count when threads are chosen: of short calls and of longer ones."""
+_REFUSED = (RuntimeError, ValueError, AttributeError, ImportError, OSError)
+"""How libraries refuse a shape, a CPU or a version; the message stands where the time would."""
+_LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+
+
+@dataclass(frozen=True)
+class NotTimed:
+    """A kernel without a time, and why: what to install, or the library's own words."""
+
+    product: str
+    label: str
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CpuJob:
+    """One product with those of its kernels that are timed, at some shapes with the same N and K."""
+
+    product: CpuProduct
+    kernels: tuple[CpuKernel, ...]
+    shapes: tuple[Shape, ...]
+
+
+def plan_on_cpu(
+    names: Sequence[str] | None, shapes: Sequence[Shape], kernel: str = "", known: bool = True
+) -> list[CpuJob]:
+    """Every kernel of the products, or those whose name begins with ``kernel``, product by product in the
+    order of ``in_order``; ``known``: only those whose library is installed."""
+    jobs = []
+    by_sides = groupby(sorted(shapes, key=lambda s: s[1:]), key=lambda s: s[1:])
+    for _, group in by_sides:
+        here = tuple(dict.fromkeys(group))
+        for name in in_order(names or CPU_PRODUCTS):
+            product = CPU_PRODUCTS[name]
+            kernels = tuple(
+                k for k in product.kernels if k.name.startswith(kernel) and not (known and k.library.missing)
+            )
+            if kernels:
+                jobs.append(CpuJob(product, kernels, here))
+    return jobs
+
+
+def not_installed(names: Iterable[str] | None = None) -> list[NotTimed]:
+    """The kernels whose libraries are not installed here, with what installs them."""
+    return [
+        NotTimed(row.name, row.label, kernel.name, kernel.library.missing)
+        for row in map(CPU_PRODUCTS.__getitem__, names or CPU_PRODUCTS)
+        for kernel in row.kernels
+        if kernel.library.missing
+    ]
+
+
+def time_on_cpu(
+    jobs: Sequence[CpuJob], limits: MachineLimits | None = None, repeats: int = REPEATS
+) -> Iterator[GemmTiming | NotTimed]:
+    """Time each kernel of the plan on random data; what a library refuses is said, and the rest goes on. A
+    generator, to be stopped between two calls."""
+    benches: dict[tuple[int, int], _Bench] = {}
+    for job in jobs:
+        sides = job.shapes[0][1:]
+        if sides not in benches:
+            benches.clear()
+            benches[sides] = _Bench.of(sides)
+        for kernel in job.kernels:
+            yield from _time_kernel(benches[sides], job.product, kernel, job.shapes, limits, repeats)
+
+
+@dataclass(frozen=True, eq=False)
+class _Contestant:
+    """A call, and the threads of torch that it runs with."""
+
+    call: Call
+    threads: int
+
+    def seconds(self) -> float:
+        return self.timed()[0]
+
+    def timed(self) -> tuple[float, bool]:
+        """Seconds of a call, and whether the system took a CPU away from it meanwhile."""
+        with torch_threads(self.threads):
+            before, start = preemptions(), time.perf_counter()
+            self.call()
+            seconds = time.perf_counter() - start
+            return seconds, preemptions() > before
+
+
+class _Bench:
+    """W, and for each M the X, the exact product and the baseline with its threads; what flushes caches."""
+
+    def __init__(self, w: Tensor, baseline: Held, flush: tuple[np.ndarray, np.ndarray]) -> None:
+        self.w, self._held, self._flush = w, baseline, flush
+        self._at: dict[int, tuple[Tensor, Tensor, _Contestant]] = {}
+
+    @classmethod
+    def of(cls, sides: tuple[int, int]) -> _Bench:
+        n, k = sides
+        w = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) / math.sqrt(k)
+        count = min(FLUSH_BYTES, max(1 << 20, 16 * w.nbytes)) // 4
+        flush = np.ones(count, np.float32), np.zeros(count, np.float32)
+        return cls(w, torch_kernels.FLOAT32.hold(w, CPU_PRODUCTS["fp32"].w), flush)
+
+    def flush(self) -> None:
+        """Other data into the caches, by this thread alone: no library's threads are left spinning."""
+        np.copyto(self._flush[1], self._flush[0])
+
+    def at(self, m: int) -> tuple[Tensor, Tensor, _Contestant]:
+        """X [M, K], the float64 product, and the baseline."""
+        if m not in self._at:
+            x = torch.randn(m, self.w.shape[1], generator=torch.Generator().manual_seed(1))
+            exact = x.double() @ self.w.double().t()
+            self._at[m] = x, exact, fastest_threads(partial(self._held.bind, x), self.flush)
+        return self._at[m]
+
+
+def fastest_threads(bind: Callable[[int], Call], flush: Callable[[], None]) -> _Contestant:
+    """The product with the number of threads of the least median time. Each is tried a few times, in turns
+    and with a copy between: what else the machine does for some milliseconds then meets no number alone."""
+    contestants = [_Contestant(bind(threads), threads) for threads in thread_counts()]
+    rounds = _PROBES[max(contestant.seconds() for contestant in contestants) > SHORT_S]
+    times: dict[_Contestant, list[float]] = {contestant: [] for contestant in contestants}
+    for _ in range(rounds):
+        for contestant in contestants:
+            checkpoint()
+            flush()
+            times[contestant].append(contestant.seconds())
+    return min(contestants, key=lambda contestant: statistics.median(times[contestant]))
+
+
+def _time_kernel(
+    bench: _Bench,
+    product: CpuProduct,
+    kernel: CpuKernel,
+    shapes: Sequence[Shape],
+    limits: MachineLimits | None,
+    repeats: int,
+) -> Iterator[GemmTiming | NotTimed]:
+    def refused(error: Exception) -> NotTimed:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        return NotTimed(product.name, product.label, kernel.name, reason)
+
+    if kernel.library.missing:
+        yield NotTimed(product.name, product.label, kernel.name, kernel.library.missing)
+        return
+    try:
+        held = kernel.hold(bench.w, product.w)
+    except _REFUSED as error:
+        yield refused(error)
+        return
+    for shape in shapes:
+        try:
+            yield _timing(bench, product, kernel, held, shape, limits, repeats)
+        except _REFUSED as error:
+            yield refused(error)
+
+
+def _timing(
+    bench: _Bench,
+    product: CpuProduct,
+    kernel: CpuKernel,
+    held: Held,
+    shape: Shape,
+    limits: MachineLimits | None,
+    repeats: int,
+) -> GemmTiming:
+    m, n, k = shape
+    x, exact, baseline = bench.at(m)
+    ours = fastest_threads(partial(held.bind, x), bench.flush)
+    with torch_threads(ours.threads):
+        output = ours.call().double()
+    float32_s, ours_s = _in_turns(bench, baseline, ours, repeats)
+    median = spread(ours_s)
+    operations, moved = 2 * m * n * k, x.nbytes + held.nbytes + 4 * m * n
+    floor = least_seconds(limits, kernel.core, moved, operations)
+    return GemmTiming(
+        gemm=product.name,
+        label=product.label,
+        variant=kernel.name,
+        file=", ".join(filter(None, (kernel.library.version, held.layout))),
+        shape=shape,
+        native=product.native,
+        dynamic=product.dynamic,
+        graph=median,
+        flush=None,
+        activation_s=None,
+        baseline=BASELINE,
+        baseline_graph=spread(float32_s),
+        baseline_flush=None,
+        baseline_note="",
+        operations=operations,
+        bytes_moved=moved,
+        weight_bytes=held.nbytes,
+        tflops=operations / median.median_s / 1e12,
+        floor_s=floor,
+        share=floor / median.median_s if floor else None,
+        sqnr_db=sqnr_of(exact, output),
+        state=None,
+        threads=ours.threads,
+    )
+
+
+def _in_turns(
+    bench: _Bench, baseline: _Contestant, ours: _Contestant, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of calls of either, in turns: ``repeats`` of each, fewer where they take long. Calls from which
+    the system took a CPU are left out, if at least ``FEWEST`` others of each were made."""
+    every: tuple[list[float], list[float]] = ([], [])
+    alone: tuple[list[float], list[float]] = ([], [])
+    start = time.perf_counter()
+    for done in range(1, MOST * repeats + 1):
+        for contestant, all_s, alone_s in zip((baseline, ours), every, alone, strict=True):
+            checkpoint()
+            bench.flush()
+            seconds, disturbed = contestant.timed()
+            all_s.append(seconds)
+            if not disturbed:
+                alone_s.append(seconds)
+        late = time.perf_counter() - start > LONG_S
+        if (late and done >= FEWEST) or min(map(len, alone)) >= repeats:
+            break
+    return alone if min(map(len, alone)) >= FEWEST else every
+
+
+def preemptions() -> int:
+    """How often the system took a CPU from this process so far; 0 where it does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows has no resource module
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def measure_cpu_limits(copied: int = COPY_BYTES, side: int = RATE_SIDE) -> MachineLimits:
+    """The copy of ``copied`` bytes, read and written, and the operations a second of torch's square products
+    of ``side`` in float32, bfloat16 and INT8: the best of a few runs with the fastest number of threads."""
+    source, target = torch.ones(copied // 4), torch.empty(copied // 4)
+    copy = 2 * source.nbytes / _best(lambda _: partial(target.copy_, source))
+    operations = 2 * side**3
+    values = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
+    halves, codes = values.to(torch.bfloat16), (values * 16).to(torch.int8)
+    rates = {
+        F32: operations / _best(lambda _: partial(torch.matmul, values, values)),
+        BF16: operations / _best(lambda _: partial(torch.matmul, halves, halves)),
+        S8: operations / _best(lambda _: partial(torch._int_mm, codes, codes)),
+    }
+    return MachineLimits(copy, rates)
+
+
+def _best(bind: Callable[[int], Call]) -> float:
+    """Seconds of the fastest of a few calls."""
+    contestant = fastest_threads(bind, lambda: None)
+    return min(contestant.seconds() for _ in range(LIMIT_CALLS))
+
+
+def conditions() -> dict[str, str]:
+    """What else times on this CPU depend on: its usable CPUs, the last cache, and how busy the machine is
+    (processes that ran or waited, mean of a minute)."""
+    cache = _LAST_CACHE.read_text(encoding="utf-8").strip() if _LAST_CACHE.exists() else ""
+    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    known = {"CPUs": str(usable_threads()), "last cache": cache, "load": load}
+    return {name: text for name, text in known.items() if text}

@@ -1,0 +1,1 @@
+"""Matrix products on this CPU, by kernels that are kept elsewhere: torch, ONNX Runtime, llama.cpp."""

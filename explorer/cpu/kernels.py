@@ -1,0 +1,119 @@
+"""What every CPU kernel is: a library, and how it holds W and multiplies X by it with some threads."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+from torch import Tensor
+
+from explorer.products.table import Product
+from explorer.schemes import Scheme
+
+Call = Callable[[], Tensor]
+"""One product: Y [M, N] of any float dtype."""
+F32, BF16, S8 = "f32", "bf16", "s8"
+"""What a kernel multiplies by, and what the CPU's rate is measured of (``explorer.bench.cpu_gemm``)."""
+BASELINE = "torch float32"
+"""What every kernel is compared with: torch's product of float32 X and W."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A package that multiplies. ``modules``: what it needs to be imported; ``install``: how to get them."""
+
+    label: str
+    modules: tuple[str, ...]
+    install: str
+
+    @property
+    def missing(self) -> str:
+        """Why its kernels cannot run here, and how they can; an empty text where they can."""
+        absent = [name for name in self.modules if importlib.util.find_spec(name) is None]
+        if not absent:
+            return ""
+        return f"{' and '.join(absent)} {'are' if len(absent) > 1 else 'is'} not installed: {self.install}"
+
+    @property
+    def version(self) -> str:
+        """The package that multiplies, with its version."""
+        return f"{self.modules[0]} {metadata.version(self.modules[0])}"
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """W as a kernel holds it.
+
+    nbytes   bytes of W with its scales, as they are read in every product
+    bind     X [M, K] in float32 and a number of threads -> the product as a call. Threads of torch are not
+             set by the call: ``torch_threads`` holds while it runs
+    layout   the layout that the library chose for this CPU, in its own words; may be empty
+    """
+
+    nbytes: int
+    bind: Callable[[Tensor, int], Call]
+    layout: str = ""
+
+
+@dataclass(frozen=True)
+class CpuKernel:
+    """One way to compute a product.
+
+    hold    W [N, K] in float32 and its scheme -> W as it is held; ``ValueError`` or ``RuntimeError`` where
+            the library refuses the shape
+    core    what it multiplies by: float32, bfloat16 or INT8
+    """
+
+    name: str
+    library: Library
+    hold: Callable[[Tensor, Scheme], Held]
+    core: str
+
+
+@dataclass(frozen=True)
+class CpuProduct(Product):
+    """One product on a CPU with its kernels, the plainest first. ``dynamic``: X is quantized in the call."""
+
+    kernels: tuple[CpuKernel, ...]
+    dynamic: bool = False
+
+    @property
+    def native(self) -> bool:
+        """True where W is multiplied as it is held; narrower codes are widened to 8 bits or more first."""
+        if self.w.format.name == "bfloat16":
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        if self.w.format.name == "float16":
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        return self.w.format.bits >= 8
+
+
+def usable_threads() -> int:
+    """The CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def thread_counts() -> tuple[int, ...]:
+    """The numbers of threads that are tried: powers of two, and all usable CPUs."""
+    most = usable_threads()
+    return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """torch computes with ``count`` threads; as many as before afterwards."""
+    before = torch.get_num_threads()
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != before:
+            torch.set_num_threads(before)

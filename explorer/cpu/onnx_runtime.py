@@ -1,0 +1,118 @@
+"""ONNX Runtime's products on a CPU: one graph of one operation, run by a session of so many threads.
+
+Accuracy levels of MatMulNBits: 0 leaves the choice to the library, 1 multiplies in float32, 4 rounds X to
+INT8 in blocks and multiplies integers (onnxruntime, docs/ContribOperators.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explorer.checkpoints.onnx_graph import Graph, StoredTensor
+from explorer.checkpoints.onnx_layers import dequantized, product
+from explorer.core.backend import backend_for
+from explorer.core.quantize import QuantizedTensor, quantize
+from explorer.cpu.kernels import F32, S8, Call, CpuKernel, Held, Library
+from explorer.schemes import SCHEMES, Scheme
+
+ONNX_RUNTIME = Library("ONNX Runtime", ("onnxruntime", "onnx"), "pip install onnxruntime onnx")
+LEVELS = {0: F32, 1: F32, 4: S8}
+"""Accuracy levels, and what each multiplies by."""
+X_RANGE = 5.0
+"""Where X's range is fixed beforehand: of N(0, 1), one value in two million lies outside."""
+_ERRORS_ONLY = 3
+Build = Callable[[Graph, Tensor, Scheme], tuple[str, int]]
+"""Adds the product of "x" [M, K] and W [N, K] to a graph -> the name of its output, and bytes of W."""
+
+
+def _put(graph: Graph) -> Callable[[str, StoredTensor], str]:
+    return lambda name, stored: graph.inline([(name, stored)])[0]
+
+
+def _held(build: Build, w: Tensor, scheme: Scheme) -> Held:
+    graph = Graph(None)
+    out, nbytes = build(graph, w, scheme)
+    graph.rename(out, "y")
+    n, k = w.shape
+    model = graph.serialized({"x": ("FLOAT", ["rows", k])}, {"y": ["rows", n]})
+    session = cache(partial(_session, model))
+
+    def bind(x: Tensor, threads: int) -> Call:
+        running, given = session(threads), {"x": x.numpy()}
+        return lambda: torch.from_numpy(running.run(None, given)[0])
+
+    return Held(nbytes, bind)
+
+
+def _session(model: bytes, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _ERRORS_ONLY
+    # Otherwise its threads go on spinning after a run, and what is timed next has one CPU less.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _float32(graph: Graph, w: Tensor, _scheme: Scheme) -> tuple[str, int]:
+    weight = _put(graph)("w", StoredTensor.of(w.t()))
+    return str(graph.node("MatMul", "x", weight)), w.nbytes
+
+
+def _dynamic(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
+    """X as uint8 with one scale and zero point, found in every call."""
+    q, put = quantize(w, scheme), _put(graph)
+    codes, scale = q.codes.view(torch.int8).t().contiguous(), q.scales.scale.reshape(-1)
+    sides = put("codes", StoredTensor.of(codes)), put("scale", StoredTensor.of(scale))
+    out = graph.node("DynamicQuantizeMatMul", "x", *sides, domain="com.microsoft")
+    return str(out), codes.nbytes + scale.nbytes
+
+
+def _static(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
+    """X and W through QuantizeLinear and DequantizeLinear, which ONNX Runtime fuses with the MatMul."""
+    q, put = quantize(w, scheme), _put(graph)
+    scale = put("x_scale", StoredTensor.of(torch.tensor(X_RANGE / 127)))
+    zero = put("x_zero", StoredTensor.of(torch.tensor(128, dtype=torch.uint8)))
+    rounded = graph.node("DequantizeLinear", graph.node("QuantizeLinear", "x", scale, zero), scale, zero)
+    weight = dequantized(graph, "w", q, put)
+    return str(graph.node("MatMul", rounded, weight)), q.codes.nbytes + q.scales.scale.nbytes
+
+
+def _nbits(level: int, quantized: Callable[[Tensor, Scheme], QuantizedTensor] = quantize) -> Build:
+    def build(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
+        q = quantized(w, scheme)
+        if scheme.format.bits * w.shape[1] % 8:
+            raise ValueError(f"rows of {w.shape[1]} codes are no whole bytes")
+        nbytes = w.numel() * q.scheme.format.bits // 8 + 4 * q.scales.scale.numel()
+        return product(graph, "w", "x", q, _put(graph), level), nbytes
+
+    return build
+
+
+def _ternary(w: Tensor, scheme: Scheme) -> QuantizedTensor:
+    """W in ternary codes as a 2-bit code holds them: −1, 0 and 1, with the one scale in every group."""
+    coarse = quantize(w, scheme)
+    pairs = SCHEMES["int2_group128"]
+    q = quantize(w, pairs)
+    scales = dataclasses.replace(
+        q.scales, stored=torch.full_like(q.scales.stored, float(coarse.scales.scale))
+    )
+    packed, scales = backend_for(w).encode(coarse.dequantize(), scales, pairs)
+    return QuantizedTensor(packed, scales, pairs, q.shape)
+
+
+def _kernel(name: str, build: Build, core: str) -> CpuKernel:
+    return CpuKernel(name, ONNX_RUNTIME, partial(_held, build), core)
+
+
+FLOAT32 = _kernel("ONNX Runtime", _float32, F32)
+DYNAMIC = _kernel("ONNX Runtime", _dynamic, S8)
+STATIC = _kernel("ONNX Runtime, QDQ", _static, S8)
+NBITS = tuple(_kernel(f"ONNX Runtime, level {level}", _nbits(level), core) for level, core in LEVELS.items())
+TERNARY = _kernel("ONNX Runtime, level 4, in 2 bits", _nbits(4, _ternary), S8)

@@ -1,0 +1,213 @@
+"""Timing on a CPU: kernels take turns with float32, what cannot run is said, and a recording keeps it all.
+
+If these fail, a kernel is compared with a float32 of another moment, or one refusal ends a run of minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from explorer.bench import commands, cpu_gemm
+from explorer.bench.cpu_gemm import CpuJob, NotTimed, fastest_threads, not_installed, plan_on_cpu, time_on_cpu
+from explorer.cli.app import app
+from explorer.cpu.kernels import S8, Call, CpuKernel, Held, Library
+from explorer.cpu.table import CPU_PRODUCTS
+from explorer.cpu.verdict import against_float16, sentences
+from explorer.recordings import files
+from explorer.recordings.files import Recording, machine_name, record_to, recorded_by_machine, recording_of
+from explorer.recordings.gemm import GemmTiming, recorded_cpu
+from explorer.recordings.machine import Machine, MachineLimits
+from explorer.recordings.times import TimeSpread
+from explorer.schemes import Scheme
+
+LIMITS = MachineLimits(1e10, {"f32": 1e11, "bf16": 1e11, "s8": 1e11})
+HERE = Library("torch", ("torch",), "pip install torch")
+
+
+def test_kernel_and_float32_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call after other data went through the caches, the answer compared with float64's; the modelled
+    limit is the bytes of X, W and Y at the copy's speed."""
+    steps: list[str] = []
+    monkeypatch.setattr(cpu_gemm, "thread_counts", lambda: (1,))
+    monkeypatch.setattr(cpu_gemm._Bench, "flush", lambda self: steps.append("flush"))
+
+    def hold(w: Tensor, scheme: Scheme) -> Held:
+        def bind(x: Tensor, threads: int) -> Call:
+            def call() -> Tensor:
+                steps.append("ours")
+                return x @ w.t()
+
+            return call
+
+        return Held(123, bind)
+
+    class Float32:
+        hold = staticmethod(lambda w, scheme: Held(1, lambda x, threads: lambda: steps.append("float32")))
+
+    monkeypatch.setattr(cpu_gemm.torch_kernels, "FLOAT32", Float32)
+    job = CpuJob(CPU_PRODUCTS["w4_group32"], (CpuKernel("mine", HERE, hold, S8),), ((2, 16, 32),))
+    (row,) = time_on_cpu([job], LIMITS, repeats=3)
+    assert isinstance(row, GemmTiming)
+    assert steps[-12:] == ["flush", "float32", "flush", "ours"] * 3, "in turns"
+    assert row.threads == 1 and row.on_cpu and row.sqnr_db > 100 and row.weight_bytes == 123
+    assert row.floor_s == (4 * 2 * 32 + 123 + 4 * 2 * 16) / LIMITS.copy and row.baseline == "torch float32"
+
+
+def test_a_refusal_is_said_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(w: Tensor, scheme: Scheme) -> Held:
+        raise RuntimeError("not on this CPU\nat line 7")
+
+    monkeypatch.setattr(cpu_gemm, "thread_counts", lambda: (1,))
+    row = CPU_PRODUCTS["fp32"]
+    absent = Library("x", ("nope",), "pip install nope")
+    bad = CpuKernel("bad", HERE, refuse, S8)
+    job = CpuJob(row, (bad, CpuKernel("absent", absent, refuse, S8), row.kernels[0]), ((1, 8, 16),))
+    first, second, third = time_on_cpu([job], repeats=2)
+    assert first == NotTimed("fp32", row.label, "bad", "not on this CPU")
+    assert isinstance(second, NotTimed) and second.reason == "nope is not installed: pip install nope"
+    assert isinstance(third, GemmTiming) and third.floor_s is None and third.share is None
+
+
+def test_what_is_not_installed_is_listed_and_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Library, "missing", property(lambda self: "" if self.label == "torch" else "get it"))
+    jobs = plan_on_cpu(["w4_group32", "q4_k", "fp32"], [(1, 8, 32), (4, 8, 32), (1, 8, 32)])
+    assert [(job.product.name, len(job.kernels), job.shapes) for job in jobs] == [
+        ("w4_group32", 1, ((1, 8, 32), (4, 8, 32))),
+        ("fp32", 1, ((1, 8, 32), (4, 8, 32))),
+    ]
+    missing = not_installed(["w4_group32", "q4_k"])
+    assert [row.kernel for row in missing][-1] == "llama.cpp" and {row.reason for row in missing} == {
+        "get it"
+    }
+    every = [k.name for job in plan_on_cpu(None, [(1, 8, 32)], "torch") for k in job.kernels]
+    assert every and all(name.startswith("torch") for name in every)
+
+
+def test_the_fastest_number_of_threads_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_gemm, "thread_counts", lambda: (1, 2, 4))
+    took = {1: 3.0, 2: 1.0, 4: 2.0}
+    order: list[int | str] = []
+    monkeypatch.setattr(
+        cpu_gemm._Contestant, "seconds", lambda self: order.append(self.threads) or took[self.threads]
+    )
+    best = fastest_threads(lambda threads: partial(torch.zeros, threads), lambda: order.append("flush"))
+    assert best.threads == 2 and order[3:9] == ["flush", 1, "flush", 2, "flush", 4], "in turns"
+
+
+@pytest.mark.parametrize(
+    ("calls", "rounds"),
+    [
+        ([(1e-6, False)], 4),
+        ([(1e-6, False), (1e-6, False), (9e-6, True), (9e-6, True)], 4),
+        ([(1e-6, True)], cpu_gemm.MOST * 4),
+        ([(10.0, False)], cpu_gemm.FEWEST),
+    ],
+)
+def test_disturbed_calls_are_repeated_and_long_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[float, bool]], rounds: int
+) -> None:
+    """A call from which other work took a CPU is not counted; where every call is such, all of them are."""
+    clock, given = [0.0], itertools.cycle(calls)
+
+    def timed(self: object) -> tuple[float, bool]:
+        took = next(given)
+        clock[0] += took[0]
+        return took
+
+    monkeypatch.setattr(cpu_gemm._Contestant, "timed", timed)
+    monkeypatch.setattr(cpu_gemm.time, "perf_counter", lambda: clock[0])
+    bench = cpu_gemm._Bench.of((1, 1))
+    one = cpu_gemm._Contestant(lambda: torch.zeros(1), 1)
+    float32_s, ours_s = cpu_gemm._in_turns(bench, one, one, 4)
+    assert len(float32_s) == len(ours_s) == rounds and {*float32_s, *ours_s} == {calls[0][0]}
+
+
+def test_the_command_times_says_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`explorer bench gemm --device cpu`: a table, the sentence, what is missing, a file to read again."""
+    monkeypatch.setattr(commands, "measure_cpu_limits", lambda: LIMITS)
+    monkeypatch.setattr(Library, "missing", property(lambda self: "" if self.label == "torch" else "get it"))
+    path = tmp_path / "new" / "mine.json"
+    given = ["--shape", "1x32x64", "--gemms", "w4_group32,fp32", "--record-to", str(path)]
+    said = CliRunner().invoke(app, ["bench", "gemm", "--device", "cpu", *given])
+    assert said.exit_code == 0, said.output
+    assert "At one token, 4 bits by torch take" in said.output and "not timed: get it" in said.output
+    import json
+
+    read = recording_of(json.loads(path.read_text()), GemmTiming)
+    assert [row.gemm for row in read.rows] == ["w4_group32", "fp32"] and read.machine.cpu
+    assert read.machine.conditions["CPUs"] and read.limits == LIMITS
+    assert "load" in read.machine.describe() or "load" not in read.machine.conditions
+    benchmark = commands.bench_cpu_gemm(["fp32"], [(1, 8, 16), (1, 8, 16)])
+    assert len(list(benchmark.rows)) == benchmark.total == 1
+    with pytest.raises(ValueError, match="--layers"):
+        commands.bench_gemm(None, layers=True)
+
+
+def test_recordings_are_kept_by_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If this fails, one machine's numbers are written over another's."""
+    named = {
+        "Intel(R) Xeon(R) Processor": "machines/intel-xeon/gemm",
+        "AMD EPYC 9654 96-Core Processor": "machines/amd-epyc-9654-96-core/gemm",
+        "Intel(R) Core(TM) i7-1165G7 @ 2.80GHz": "machines/intel-core-i7-1165g7-2-80ghz/gemm",
+        "": "machines/unnamed/gemm",
+    }
+    assert {chip: machine_name("gemm", Machine(cpu=chip)) for chip in named} == named
+    assert machine_name("gemm", Machine(cpu="AMD EPYC", threads=8)) == "machines/amd-epyc-8-threads/gemm"
+    assert machine_name("gemm", Machine(gpu="NVIDIA H100 80GB HBM3")) == "machines/nvidia-h100-80gb-hbm3/gemm"
+    one = timing("fp32", "torch", 1, 1.0)
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
+    assert not recorded_by_machine("gemm", GemmTiming) and not recorded_cpu()
+    record_to(tmp_path / "machines/b/gemm.json", Recording(Machine(cpu="b"), (one,)))
+    record_to(tmp_path / "machines/a/gemm.json", Recording(Machine(gpu="a"), (one,)))
+    found = recorded_by_machine("gemm", GemmTiming)
+    assert list(found) == ["a", "b"] and found["b"].rows == (one,)
+    assert recorded_cpu().machine.cpu == "b", "a GPU is no CPU"
+
+
+def timing(gemm: str, kernel: str, m: int, seconds: float, float32: float = 1.0) -> GemmTiming:
+    once = TimeSpread(seconds, seconds, seconds)
+    base = TimeSpread(float32, float32, float32)
+    other = next(iter(recorded_cpu().rows))
+    return dataclasses.replace(
+        other, gemm=gemm, variant=kernel, shape=(m, 8, 16), graph=once, baseline_graph=base, threads=2
+    )
+
+
+def test_the_sentence_compares_with_the_float32_of_the_same_moment() -> None:
+    """The fastest kernel of each kind is named, with the float32 of its own turns; fewest and most tokens."""
+    rows = [
+        timing("w4_group32", "ONNX Runtime, level 4", 1, 0.2, 1.0),
+        timing("w4_group128", "torch, X in BF16", 1, 0.3, 3.0),
+        timing("ternary_weights", "llama.cpp, TQ2_0", 1, 0.25),
+        timing("fp16", "llama.cpp", 1, 5.0, 10.0),
+        timing("w4_group32", "ONNX Runtime, level 4", 4, 0.3),
+        timing("int8_dynamic", "torch", 64, 0.5),
+    ]
+    assert sentences(rows) == [
+        "At one token, 4 bits by ONNX Runtime take 20 % of float32's time on this CPU (200 ms against 1 s, "
+        "N = 8, K = 16).",
+        "Times as fast as float32: ternary weights by llama.cpp 4×.",
+        "With 64 tokens, INT8 by torch takes 50 % of float32's time on this CPU (500 ms against 1 s, N = 8, "
+        "K = 16).",
+    ]
+    assert against_float16(rows) == 2.0 and against_float16(rows[:3]) is None
+    of_gpu = dataclasses.replace(rows[0], threads=None)
+    assert sentences([of_gpu]) == [] == sentences([])
+
+
+def test_a_cpu_ships_with_every_product() -> None:
+    """If this fails, the page and docs show a CPU with holes."""
+    recording = recorded_cpu()
+    assert recording.machine.cpu and recording.limits and recording.machine.conditions.get("load")
+    shapes = {row.shape for row in recording.rows}
+    timed = {(row.gemm, row.variant, row.shape) for row in recording.rows}
+    wanted = {(p.name, k.name, s) for p in CPU_PRODUCTS.values() for k in p.kernels for s in shapes}
+    assert timed == wanted and {s[0] for s in shapes} == set(cpu_gemm.RECORDED_TOKENS)

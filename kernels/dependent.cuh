@@ -17,7 +17,10 @@ __device__ __forceinline__ void let_dependents_launch() {
 #endif
 }
 
-// The first step of a kernel of which nothing can be done before the last one has ended.
+// The first step of a kernel of which nothing can be done before the last one has ended. The kernel after it
+// may then start before the last one has ended, so it has to wait as well before it reads anything but
+// constants: all of ours do. torch's wait for what the kernel just before them writes alone. A kernel that
+// one of torch's may follow waits first and lets dependents launch then, as attend.cu and gemm_swap_ab.cu do.
 __device__ __forceinline__ void follow() {
     let_dependents_launch();
     dependency_wait();

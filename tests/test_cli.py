@@ -129,6 +129,7 @@ def test_every_command_is_run_by_a_test() -> None:
         "lab vllm",
         "lab texts",
         "lab exports",
+        "lab sizes",
     }
     elsewhere |= {"page"}  # tests/test_package.py
     elsewhere |= {"run"}  # tests/running/test_command.py
@@ -312,7 +313,7 @@ BAD = [
     (("speed", "64"), "SHAPE 64: expected a shape of N x K"),
     (("speed", "64x64", "--tokens", "0"), "is no number of tokens"),
     (("speed", "64x64", "--schemes", "nope"), "no scheme 'nope'"),
-    (("bench", "gemm", "--gemms", "bf16", "--variants", "nope"), "no kernel variant 'nope'"),
+    (("bench", "gemm", "--gemms", "bf16", "--variants", "nope"), "no kernel on a CPU is called 'nope'"),
     (("bench", "gemm", "--gemms", ","), "expected a comma-separated list"),
     (("bench", "cpu", "--schemes", ","), "expected a comma-separated list"),
     (("bench", "cpu", "--repeats", "0"), "--repeats"),

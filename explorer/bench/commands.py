@@ -258,7 +258,8 @@ def bench_steps(
     names, chosen, sizes = list(shapes or SHAPES), list(schemes or schemes_here()), list(batches or BATCHES)
     rows = chain.from_iterable(time_steps(name, chosen, sizes, head) for name in names)
     total = len(names) * (1 + len(chosen)) * len(sizes)
-    return Benchmark(STEPS, this_machine(work_device()), rows, total, step_line)
+    machine = this_machine(work_device(), ("transformers", "torchao"))
+    return Benchmark(STEPS, machine, rows, total, step_line)
 
 
 def matrices(shapes: Shapes) -> list[tuple[int, int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -30,26 +31,28 @@ class RecipeOfLayers(Protocol):
 
 def quantize_model(
     model: nn.Module,
-    recipe: RecipeOfLayers | Mapping[str, Scheme | Recipe] | Scheme | str,
+    recipe: RecipeOfLayers | Mapping[str, Scheme | Recipe | str] | Scheme | str,
     x_scheme: Scheme | None = None,
     kernels: bool = True,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Replace linear layers of ``model`` in place by ``QuantizedLinear``, rounded to nearest; ``model``.
 
-    ``recipe``: what ``ModelRecipe.load`` reads, a scheme for each layer by its name (without ".weight"), or
-    one scheme (or its text) for every ``nn.Linear`` but the output head; a warning names large weights that
-    are none, as those of stacked experts are. ``x_scheme`` quantizes inputs;
-    without it, by the recipe's own. Where layers that engines multiply as one share a scale of the whole
-    tensor (a recipe's ``fused``), they do here. Layers not named stay as they are. ``ValueError``, before
-    anything is changed, for a name that is no linear layer of the model, and for a layer whose codes a method
-    chooses (``explorer apply`` writes those).
+    ``recipe``: what ``explorer.survey.ModelRecipe.load`` reads from a file, a scheme (or its text) for each
+    layer by its name (without ".weight"), or one scheme (or its text) for every ``nn.Linear`` but the output
+    head; a warning says how many other weights stay, as those of stacked experts do. ``x_scheme`` quantizes
+    inputs; without it, by the recipe's own. Where layers that engines multiply as one share a scale of the
+    whole tensor (a recipe's ``fused``), they do here. Layers not named stay as they are.
+
+    ``ValueError``, before anything is changed, for a name that is no linear layer of the model or is done
+    already, and for a layer whose codes a method chooses (``explorer apply`` writes those); for NaN or Inf in
+    a weight, after the layers before it were replaced.
     """
     chosen, inputs, fused = _chosen(model, recipe)
     inputs = x_scheme or inputs
     _check(chosen, dict(model.named_modules()))
     if isinstance(recipe, str | Scheme):
-        _warn_of_stacked(model)
+        _warn_of_others(model, chosen)
     others = _other_names(model)
 
     def weight(name: str) -> Tensor:
@@ -61,7 +64,11 @@ def quantize_model(
     for index, name in enumerate(chosen):
         linear = model.get_submodule(name)  # no list of them: each is freed when its codes are there
         assert isinstance(linear, nn.Linear)
-        layer = QuantizedLinear(rounded(name), linear.bias, inputs, kernels).train(linear.training)
+        try:
+            q = rounded(name)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; the layers before it are quantized") from error
+        layer = QuantizedLinear(q, linear.bias, inputs, kernels).train(linear.training)
         layer.dtype = linear.weight.dtype
         for known in (name, *others.get(name, ())):
             parent, _, last = known.rpartition(".")
@@ -73,16 +80,23 @@ def quantize_model(
 
 
 def _chosen(
-    model: nn.Module, recipe: RecipeOfLayers | Mapping[str, Scheme | Recipe] | Scheme | str
+    model: nn.Module, recipe: RecipeOfLayers | Mapping[str, Scheme | Recipe | str] | Scheme | str
 ) -> tuple[dict[str, Recipe], Scheme | None, bool]:
+    if isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith(".json")):
+        raise ValueError(f"read the recipe first: explorer.survey.ModelRecipe.load({str(recipe)!r})")
     if isinstance(recipe, str):
         recipe = Scheme.parse(recipe)
     if isinstance(recipe, Scheme):
         return {name: Recipe(recipe) for name in linear_layers(model)}, None, False
     if isinstance(recipe, Mapping):
-        made = {n: one if isinstance(one, Recipe) else Recipe(one) for n, one in recipe.items()}
-        return made, None, False
+        return {name: _recipe(one) for name, one in recipe.items()}, None, False
     return dict(recipe.layers), recipe.inputs, recipe.fused
+
+
+def _recipe(one: Scheme | Recipe | str) -> Recipe:
+    if isinstance(one, str):
+        return Recipe.parse(one)
+    return one if isinstance(one, Recipe) else Recipe(one)
 
 
 def _other_names(model: nn.Module) -> dict[str, list[str]]:
@@ -102,19 +116,33 @@ def linear_layers(model: nn.Module) -> list[str]:
     return [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
 
 
-def _warn_of_stacked(model: nn.Module) -> None:
-    """Say which weights of more than two axes stay as they are, where they are more than a hundredth."""
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.dim() > 2}
+def _warn_of_others(model: nn.Module, chosen: Iterable[str]) -> None:
+    """Say how many weights stay as they are, beside those of ``chosen`` layers, of embeddings and of the
+    head, and vectors, where they are more than a hundredth of all."""
+    accounted = {id(model.get_submodule(name).weight) for name in chosen}
+    for find in ("get_input_embeddings", "get_output_embeddings"):
+        module = getattr(model, find)() if hasattr(model, find) else None
+        accounted.add(id(getattr(module, "weight", None)))
+    accounted |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    sizes = {
+        name: parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.dim() > 1 and id(parameter) not in accounted
+    }
     total = sum(parameter.numel() for parameter in model.parameters())
-    if sizes and sum(sizes.values()) > total / 100:
+    if sum(sizes.values()) > total / 100:
         warnings.warn(
             f"{sum(sizes.values()):,} of {total:,} weights are in no torch.nn.Linear and stay as they are, "
-            f"such as {next(iter(sizes))}",
+            f"such as {max(sizes, key=lambda name: sizes[name])}",
             stacklevel=3,
         )
 
 
 def _check(chosen: Mapping[str, Recipe], modules: Mapping[str, nn.Module]) -> None:
+    done = {name: module for name, module in modules.items() if isinstance(module, QuantizedLinear)}
+    again = [name for name in chosen if name in done] or ([] if chosen else list(done))
+    if again:
+        raise ValueError(f"{again[0]} is quantized already ({done[again[0]].scheme}): load the model anew")
     if not chosen:
         raise ValueError(
             "there is no linear layer to quantize: those are torch.nn.Linear, not Conv1D as in GPT-2"

@@ -154,12 +154,13 @@ def test_a_missing_package_is_named_with_its_install() -> None:
 
 def test_outside_packages_are_imported_only_where_a_row_runs() -> None:
     """Everything else works without them: no module of the library needs one to be imported itself. Files of
-    GGUF are read by theirs, once there is one to read."""
+    GGUF are read by theirs, once there is one to read, and a benchmark times torchao where it is asked to."""
     modules = {package.replace("-", "_") for package in PACKAGES}
+    runs = (ROOT / "explorer/sources", ROOT / "explorer/bench")
     for path in (ROOT / "explorer").rglob("*.py"):
-        reads_gguf = path.is_relative_to(ROOT / "explorer/sources")
+        within = any(path.is_relative_to(folder) for folder in runs)
         tree = ast.parse(path.read_text())
-        for node in tree.body if reads_gguf else ast.walk(tree):
+        for node in tree.body if within else ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not modules & {name.split(".")[0] for name in names}, path

@@ -26,7 +26,7 @@ from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.runs import runs_table
 from lab.sizes import recorded_sizes
-from lab.steps import expectation, products_table, steps_table
+from lab.steps import expectation, head_costs, head_of, products_table, steps_command, steps_table
 from lab.training import record_training, recorded_gradients, recorded_training
 from lab.vllm import recorded_vllm, vllm_table
 from lab.written import readme_table, recorded_written, written_table
@@ -143,6 +143,9 @@ def _context() -> dict[str, Any]:
         "layers": recorded_layers(),
         "products_table": products_table,
         "expectation": expectation,
+        "head_of": head_of,
+        "head_costs": head_costs,
+        "steps_command": steps_command,
         "written_table": written_table,
         "recipe_tables": recipe_tables,
         "survey": load_survey(recipes.SHIPPED),

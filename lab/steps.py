@@ -10,6 +10,7 @@ from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.steps import BASELINE, StepTiming
+from explorer.schemes.scheme import label_of_text
 from explorer.words import bytes_, number
 from lab.tables import markdown
 
@@ -19,8 +20,47 @@ TITLES = [
 ]  # fmt: skip
 COMPARED = ("w4a16_group128", "w_nvfp4", "w8a16")
 """Products whose times are held against torch's in bfloat16."""
-WIDTHS = {"int4_group128": 4, "int8_row": 8}
-"""Schemes that stand for a width in the docs' expectation of other models."""
+EXPECTED = ("int4_group128", "int8_row")
+"""Schemes that stand for 4 and 8 bits in the docs' expectation of other models."""
+
+
+def head_of(steps: Sequence[StepTiming]) -> str:
+    """What the head of the quantized models is stored as."""
+    heads = dict.fromkeys(step.head for step in steps if step.scheme != BASELINE)
+    return " or ".join(label_of_text(head) if head else "bfloat16" for head in heads) or f"({NOT_RECORDED})"
+
+
+def steps_command(steps: Sequence[StepTiming]) -> str:
+    """The command that times these rows; where shapes have other schemes or batches than the first, run with
+    those of each."""
+    first = [step for step in steps if step.shape == steps[0].shape]
+    words = ["explorer bench steps"]
+    for option, values in (
+        ("--shapes", [step.shape for step in steps]),
+        ("--schemes", [f"{s.scheme}+{s.inputs}" if s.inputs else s.scheme for s in first]),
+        ("--batches", [str(step.batch) for step in first]),
+        ("--head", [step.head for step in first if step.head]),
+    ):
+        known = [value for value in dict.fromkeys(values) if value != BASELINE]
+        words += [option, ",".join(known)] if known else []
+    return " ".join([*words, "--record"])
+
+
+def head_costs(steps: Sequence[StepTiming]) -> str:
+    """What a head in bfloat16 adds to the models whose head was quantized to a byte a weight, modelled from
+    its bytes."""
+    costs = []
+    for shape in dict.fromkeys(step.shape for step in steps):
+        of_shape = [step for step in steps if step.shape == shape and step.head]
+        if not of_shape:
+            continue
+        sizes, first = SHAPES[shape], of_shape[0]
+        weights = sizes["vocab_size"] * sizes["hidden_size"]
+        stored = -weights if sizes.get("tie_word_embeddings") else weights
+        seconds = weights * first.floor_s / first.read_bytes
+        more = "more" if stored > 0 else "less, as it is the embedding"
+        costs.append(f"for {shape} {bytes_(abs(stored))} {more}, and {seconds * 1e3:.2f} ms more a step")
+    return f"That is {'; '.join(costs)} (modelled, at the copy's speed)." if costs else f"({NOT_RECORDED})"
 
 
 def steps_table(steps: Sequence[StepTiming]) -> str:
@@ -44,20 +84,15 @@ def steps_table(steps: Sequence[StepTiming]) -> str:
 
 
 def expectation(steps: Sequence[StepTiming]) -> str:
-    """How a step with one token compares with its bytes at the copy's speed, and how much smaller weights
-    are: a line for each shape."""
-    lines = []
-    for shape in SHAPES:
-        one = [step for step in steps if step.shape == shape and step.batch == 1 and step.scheme in WIDTHS]
-        if not one:
-            continue
-        every = "; ".join(
-            f"weights of {WIDTHS[step.scheme]} bits {step.step.median_s / step.floor_s:.1f}, "
-            f"{step.smaller:.1f} times smaller"
-            for step in one
-        )
-        lines.append(f"* {shape}: {every}")
-    return "\n".join(lines) or f"({NOT_RECORDED})"
+    """By shape, of BF16 and two schemes with one token: the step in units of what its bytes take at the
+    copy's speed, how many times as fast as BF16 it is, and how many times smaller the weights."""
+    rows = []
+    for step in steps:
+        if step.batch == 1 and step.scheme in (BASELINE, *EXPECTED) and not step.inputs:
+            numbers = (step.step.median_s / step.floor_s, step.speedup, step.smaller)
+            rows.append([step.shape, step.label, *(f"{value:.2f}" for value in numbers)])
+    titles = ["shape", "linear layers", "step, × its bytes at the copy's speed", "× BF16", "× smaller"]
+    return markdown(titles, rows) if rows else f"({NOT_RECORDED})"
 
 
 def _parts(step: StepTiming) -> list[str]:

@@ -111,14 +111,18 @@ def bench_cpu(
 
 
 def bench_model(
-    model: str, schemes: Sequence[str] | None = None, tokens: int = 64, repeats: int = 3
+    model: str,
+    schemes: Sequence[str] | None = None,
+    tokens: int = 64,
+    repeats: int = 3,
+    prompt: str | None = None,
 ) -> Benchmark[RunTiming]:
     """A model that writes, as it is and by each scheme, by each engine that can run it."""
     chosen = tuple(schemes or RUN_SCHEMES)
     for text in chosen:
         Recipe.parse(text)
     device = work_device()
-    rows = time_runs(model, chosen, device, repeats, tokens)
+    rows = time_runs(model, chosen, device, repeats, tokens, prompt)
     machine = this_machine(device, ("transformers", "xllamacpp"))
     return Benchmark(RUNS, machine, rows, len(ENGINES) * (1 + len(chosen)), run_line, of_gpu=False)
 

@@ -21,7 +21,7 @@ SCHEMES = ("q8_0", "q4_0")
 TOKENS = 64
 
 
-def prompt() -> str:
+def usual_prompt() -> str:
     """The first built-in held-out text."""
     text = texts_of(held_out_texts(causal=True)).documents[0]
     assert isinstance(text, str)
@@ -29,12 +29,19 @@ def prompt() -> str:
 
 
 def time_runs(
-    model: str, schemes: Sequence[str], device: torch.device, repeats: int, tokens: int = TOKENS
+    model: str,
+    schemes: Sequence[str],
+    device: torch.device,
+    repeats: int,
+    tokens: int = TOKENS,
+    prompt: str | None = None,
 ) -> Iterator[RunTiming]:
-    """The original and the model under each of ``schemes``, by each engine that can run it.
+    """The original and the model under each of ``schemes``, by each engine that can run it. ``prompt``:
+    ``usual_prompt`` where it is None.
 
     ``SourceError`` and ``ValueError`` as ``subject_of`` and ``open_engine`` raise them.
     """
+    prompt = usual_prompt() if prompt is None else prompt
     reference = _reference(subject_of(model), device)
     for scheme in ("", *schemes):
         subject = subject_of(model, Recipe.parse(scheme) if scheme else None)
@@ -48,7 +55,7 @@ def time_runs(
                     kl = reference.measure(engine.network).value
                 runs = []
                 for _ in range(repeats):
-                    with engine.write(prompt(), tokens) as writing:
+                    with engine.write(prompt, tokens) as writing:
                         list(writing)
                     runs.append(writing.figures)
                 told = [run.told for run in runs if run.told]

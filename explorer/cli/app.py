@@ -85,7 +85,7 @@ def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> i
             raise
         return _refuse(error)
     if code == 130:
-        say("error: stopped", error=True)
+        say("stopped", error=True)
     return code or 0
 
 

@@ -64,6 +64,10 @@ def model(
     schemes: Annotated[
         str | None, typer.Option("--schemes", help="Comma-separated schemes.", show_default="q8_0,q4_0")
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="The beginning of the text.", show_default="a built-in text of 660 characters"),
+    ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens that are written.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the fastest counts.")] = 3,
     record: Record = False,
@@ -75,7 +79,8 @@ def model(
     from explorer.bench.commands import bench_model
 
     use_device(device)
-    run(bench_model(model, None if schemes is None else split(schemes), tokens, repeats), record, as_json)
+    chosen = None if schemes is None else split(schemes)
+    run(bench_model(model, chosen, tokens, repeats, prompt), record, as_json)
 
 
 @app.command(epilog=examples("bench quantize --schemes nvfp4 --dtypes bfloat16", "bench quantize --record"))

@@ -101,9 +101,10 @@ def run(
     if recipe is not None and scheme is not None:
         raise ValueError("name one: --recipe or --scheme")
     if compare and recipe is scheme is original is None:
+        named = "" if model.endswith(".gguf") else "--recipe or --scheme, or "
         raise ValueError(
-            "--compare holds a quantized model against its original: name --recipe or --scheme, or "
-            "--original for a checkpoint that is quantized already"
+            f"--compare holds a quantized model against its original: name {named}--original MODEL for what "
+            "is quantized already"
         )
     if engine not in ENGINES:
         raise ValueError(f"no engine {engine!r}; there are {', '.join(ENGINES)}")

@@ -22,10 +22,12 @@ from explorer.products.shapes import DECODE, LARGE, SERVING, SMALL_LAYERS, SQUAR
 from explorer.products.table import GEMMS
 from explorer.recordings.gemm import recorded_gemms
 from explorer.recordings.quantize import CallTimes, recorded_quantize
+from explorer.recordings.steps import recorded_steps
 from explorer.recordings.times import TimeSpread
 from explorer.schemes import SCHEMES
 from lab import benchmarks
 from lab.methods import time_methods
+from lab.steps import expectation, head_costs, head_of, steps_command
 
 NO_GPU = pytest.mark.skipif(gpu.available().ok, reason="on a machine with a GPU its kernels are timed")
 H200 = (9, 0)
@@ -195,3 +197,15 @@ def test_kernels_that_overlap_count_once() -> None:
     kernels.append((50.0, 40.0, "attend"))
     linear, attention, rest = parts_of(kernels)
     assert [round(1e6 * part, 9) for part in (linear, attention, rest)] == [20.0, 10.0, 11.0]
+
+
+def test_the_docs_name_the_command_of_their_table() -> None:
+    """The head and the shapes are those of the rows."""
+    rows = recorded_steps().rows
+    command = steps_command(rows)
+    assert command.startswith("explorer bench steps --shapes Llama-3-8B") and "--head int8_row" in command
+    assert all(row.scheme in command and str(row.batch) in command for row in rows if row.scheme != "bf16")
+    assert head_of(rows) == "INT8 per row" and "525 MB more" in head_costs(rows)
+    quantized_inputs = dataclasses.replace(rows[-1], batch=1, scheme="int8_row", inputs="int8_row")
+    assert "int8_row+int8_row" in steps_command([quantized_inputs])
+    assert expectation([quantized_inputs]) == expectation([])

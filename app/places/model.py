@@ -13,7 +13,7 @@ TITLE, NAME = "Model and hardware", "model"
 def build(page: Page) -> None:
     """Lay the sections out."""
     with page.section("speed", "Speed"):
-        heading("Speed", "how much faster each format is on a GPU")
+        heading("Speed", "how much faster each format is on a GPU, and on this CPU")
         speed.build(page)
     with page.section("survey", "Survey"):
         surveyed = survey.build(page)

@@ -62,84 +62,41 @@ def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
 
 
 SIZE: ViewportSize = {"width": 1440, "height": 900}
-PHONE: ViewportSize = {"width": 390, "height": 844}
-Watched = tuple[Page, list[str]]
-"""A page, and what has gone wrong on it."""
 
 
 @pytest.fixture
 def page(request: pytest.FixtureRequest, context: BrowserContext, url: str) -> Iterator[Page]:
     """A page at 1440 x 900. Fails afterwards on any console error, page error or outside request.
 
-    A page of its own, not yet opened; for a test marked ``shared_page`` the one that all such tests of its
-    module share: such a test leaves nothing behind but what an address holds, and so it can begin with a
-    visit, which takes a fraction of the seconds that opening takes.
+    A page of its own, not yet opened; for a test marked ``shared_page`` the one that all of its module share:
+    such a test leaves nothing behind but what an address holds, and so it can begin with a visit, which takes
+    a fraction of the seconds that opening takes.
     """
     if request.node.get_closest_marker("shared_page"):
         page, trouble = request.getfixturevalue("opened")
-        with _rested(page, SIZE):
-            yield page
+        page.set_viewport_size(SIZE)
+        page.mouse.move(5, 5)
+        page.evaluate(
+            """() => { explorer.closePanels(); document.activeElement?.blur(); scrollTo(0, 0);
+            for (const close of document.querySelectorAll('.toast-close')) close.click(); }"""
+        )
+        expect(page.locator(".toast-body")).to_have_count(0)  # messages of the test before
+        yield page
     else:
         with _watched(context, url) as (page, trouble):
             yield page
-    _nothing_wrong(request, trouble)
-
-
-@pytest.fixture
-def phone(request: pytest.FixtureRequest, opened_phone: Watched) -> Iterator[Page]:
-    """A phone of 390 x 844 px with a touch screen, on which the page is open: one for all tests of a
-    worker, which leave nothing behind but what an address holds."""
-    page, trouble = opened_phone
-    with _rested(page, PHONE):
-        yield page
-    _nothing_wrong(request, trouble)
-
-
-@contextmanager
-def _rested(page: Page, size: ViewportSize) -> Iterator[None]:
-    """Put a shared ``page`` back to how it opens, but for what its address holds."""
-    page.set_viewport_size(size)
-    page.mouse.move(5, 5)
-    page.evaluate(
-        """() => { explorer.closePanels(); document.activeElement?.blur(); scrollTo(0, 0);
-        for (const close of document.querySelectorAll('.toast-close')) close.click(); }"""
-    )
-    expect(page.locator(".toast-body")).to_have_count(0)  # messages of the test before
-    yield
-    page.unroute_all()
-
-
-def _nothing_wrong(request: pytest.FixtureRequest, trouble: list[str]) -> None:
-    """Fail on what has gone wrong and the test did not expect; the next one begins without."""
-    found, meant = trouble[:], request.node.get_closest_marker("expects_errors")
-    trouble.clear()
-    unexpected = [words for words in found if meant is None or not re.search(meant.args[0], words)]
+    meant = request.node.get_closest_marker("expects_errors")
+    unexpected = [words for words in trouble if meant is None or not re.search(meant.args[0], words)]
     assert not unexpected, unexpected
 
 
 @pytest.fixture(scope="module")
-def opened(context: BrowserContext, url: str) -> Iterator[Watched]:
-    """The page, opened once for all of a module."""
+def opened(context: BrowserContext, url: str) -> Iterator[tuple[Page, list[str]]]:
+    """A page that was opened once, and what has gone wrong on it."""
     with _watched(context, url) as (page, trouble):
-        _open(page, url)
+        page.goto(url)
+        page.wait_for_function("window.explorer?.ready", timeout=60_000)
         yield page, trouble
-
-
-@pytest.fixture(scope="session")
-def opened_phone(browser: Browser, url: str) -> Iterator[Watched]:
-    """The page, opened once a worker on a phone."""
-    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True, reduced_motion="reduce")
-    context.set_default_timeout(HANGS)
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    with _watched(context, url, PHONE) as (page, trouble):
-        _open(page, url)
-        yield page, trouble
-    context.close()
-
-
-def _open(page: Page, url: str) -> None:
-    page.goto(url)
-    page.wait_for_function("window.explorer?.ready", timeout=HANGS)
 
 
 @pytest.fixture(scope="session")
@@ -153,12 +110,12 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @contextmanager
-def _watched(context: BrowserContext, url: str, size: ViewportSize = SIZE) -> Iterator[Watched]:
+def _watched(context: BrowserContext, url: str) -> Iterator[tuple[Page, list[str]]]:
     """A new page, and the list that is filled with what goes wrong on it. Requests to elsewhere are named;
     that no name but the page's is resolved is one of ``FLAGS`` (to stop them here would turn off the cache
     of the browser)."""
     page = context.new_page()
-    page.set_viewport_size(size)
+    page.set_viewport_size(SIZE)
     trouble: list[str] = []
     page.on("console", lambda m: trouble.append(f"console: {m.text}") if m.type == "error" else None)
     page.on("pageerror", lambda e: trouble.append(f"page error: {e}"))

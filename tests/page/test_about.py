@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from explorer import SCHEMES
 from tests.page.test_address import wait_for_query
+from tests.page.test_bar import phone  # noqa: F401  (a fixture)
 from tests.page.test_browser import drawn, frames, open_page, open_panel
 from tests.sampled import sampled
 
@@ -37,7 +38,7 @@ def test_the_bar_leads_to_every_section(page: Page, url: str, place: str) -> Non
     expect(page.locator(CONTENTS).first).to_have_attribute("aria-current", "location")
 
 
-def test_on_a_phone_the_list_is_in_the_bar(phone: Page, url: str) -> None:
+def test_on_a_phone_the_list_is_in_the_bar(phone: Page, url: str) -> None:  # noqa: F811
     """It scrolls sideways to what is marked, and a finger hits it."""
     open_page(phone, url)
     wanted = phone.locator(CONTENTS, has_text="Range")

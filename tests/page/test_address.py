@@ -335,7 +335,6 @@ def test_the_playground_and_the_storys_step(page: Page, url: str) -> None:
     expect(page.locator("#format-picker")).to_have_value("float8_e5m2")
 
 
-@pytest.mark.shared_page
 @pytest.mark.parametrize(
     "query",
     sampled(
@@ -350,7 +349,6 @@ def test_nonsense_for_learn_opens_what_it_opens_without(page: Page, url: str, qu
     expect(page.locator(".steps-list button").first).to_have_attribute("aria-current", "step")
 
 
-@pytest.mark.shared_page
 @pytest.mark.parametrize(
     "query",
     [

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.page.test_browser import frames, idle, look_at, open_page, visit
 
@@ -74,7 +74,6 @@ def agree(page: Page) -> dict[str, Any]:
     return dict(record)
 
 
-@pytest.mark.shared_page
 def test_own_file_to_the_answer_in_four_actions(page: Page, url: str, tmp_path: Path) -> None:
     """Drop the file, say what for, click A, Shift-click B: the answer, on one screen without scrolling."""
     values = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
@@ -213,8 +212,10 @@ def test_paste_and_pick(page: Page, url: str, tmp_path: Path) -> None:
     expect(page.locator("#source input")).to_have_value("Layer of a model")
 
 
-def test_touch_chooses_a_and_b(phone: Page, url: str) -> None:
+def test_touch_chooses_a_and_b(browser: Browser, url: str) -> None:
     """A finger has no Shift: the row's buttons, and the switch at the figure."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    phone = context.new_page()
     open_page(phone, url)
     settled(phone)
     phone.locator("#shortlist [data-take=mxfp4][data-side=a]").tap()
@@ -234,6 +235,7 @@ def test_touch_chooses_a_and_b(phone: Page, url: str) -> None:
     expect(phone.locator("#shortlist tr.is-b")).to_have_attribute("data-scheme", "q4_k")
     settled(phone)
     select_by_touch(phone)
+    context.close()
 
 
 def select_by_touch(phone: Page) -> None:

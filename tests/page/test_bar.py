@@ -6,11 +6,12 @@ If these fail, a visitor chooses without seeing what it does, or is left with a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from explorer import SCHEMES
 from tests.page.test_browser import choose, frames, look_at, open_page, open_panel
@@ -19,6 +20,17 @@ from tests.sampled import sampled
 pytestmark = pytest.mark.browser
 BOTH = "scheme=int4_group32&second=nvfp4"
 LONGEST = sorted(SCHEMES, key=lambda name: len(SCHEMES[name].label))[-4:]
+
+
+@pytest.fixture
+def phone(browser: Browser) -> Iterator[Page]:
+    """A phone of 390 x 844 px with a touch screen."""
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, reduced_motion="reduce"
+    )
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    yield context.new_page()
+    context.close()
 
 
 def box(part: Locator) -> dict[str, float]:

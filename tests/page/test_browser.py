@@ -419,7 +419,6 @@ RESTS = """() => {
 """Whether nothing of the first screen has moved for .8 s."""
 
 
-@pytest.mark.shared_page
 def test_a_file_dropped_anywhere(page: Page, url: str, tmp_path: Path) -> None:
     """The whole page is the target: the first thing that a visitor tries."""
     np.save(tmp_path / "mine.npy", np.random.default_rng(0).standard_normal((16, 48)).astype(np.float32))
@@ -452,7 +451,6 @@ def test_a_layer_of_a_model(page: Page, url: str, minilm: Path) -> None:
     )
 
 
-@pytest.mark.shared_page
 def test_the_frontier_answers_a_click(page: Page, url: str) -> None:
     """A point becomes B with Shift; A and B are ringed; a custom scheme is among them."""
     open_page(page, url, "goal=8-bit&scheme=int4~1x48~SYMMETRIC~float16~minmax")

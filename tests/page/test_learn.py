@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.learn import playground, story
 from app.theme import HEAD
-from tests.page.test_browser import look_at, open_page
+from tests.page.test_browser import look_at
 from tests.sampled import sampled
 
 SEEN = """() => [...document.querySelectorAll("#toy .bit, #toy-value, #toy .formula")]
@@ -17,7 +17,7 @@ SEEN = """() => [...document.querySelectorAll("#toy .bit, #toy-value, #toy .form
 
 
 def open_learn(page: Page, url: str) -> None:
-    open_page(page, url, "tab=learn")
+    page.goto(f"{url}/?tab=learn")
     expect(page.locator("#toy .bit").first).to_be_visible()
 
 
@@ -43,7 +43,6 @@ def pick(page: Page, fmt: str) -> None:
     page.locator("#format-picker").select_option(fmt)
 
 
-@pytest.mark.shared_page
 def test_the_bit_toy(page: Page, url: str) -> None:
     """Click a bit, flip one with the keyboard, type a number."""
     open_learn(page, url)
@@ -187,7 +186,6 @@ def test_a_term_explains_itself(chapter: Page) -> None:
     expect(card).to_be_visible()
 
 
-@pytest.mark.shared_page
 @pytest.mark.parametrize("width", sampled([390, 1024, 1440], [390]))
 def test_nothing_scrolls_sideways(page: Page, url: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})

@@ -12,14 +12,13 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from app.learn import picture
-from tests.page.test_browser import open_page
 
 AROUND = 30
 """Pixels to each side of the divider that its grip covers."""
 
 
 def open_picture(page: Page, url: str) -> Locator:
-    open_page(page, url, "tab=learn")
+    page.goto(f"{url}/?tab=learn")
     box = page.locator(".before-after")
     expect(box.locator(".after[src]")).to_be_visible()
     page.wait_for_function("[...document.querySelectorAll('.before-after img')].every(i => i.complete)")
@@ -99,11 +98,12 @@ def test_a_scheme_is_seen_at_once(page: Page, url: str) -> None:
     assert len(np.unique(shot[20:-20, 20:-20])) <= 8, "one scale of INT4 has eight greys"
 
 
-def test_a_phone_has_it_too(phone: Page, url: str) -> None:
+def test_a_phone_has_it_too(page: Page, url: str) -> None:
     """Nothing scrolls sideways; a tap on the picture brings the divider there."""
-    box = open_picture(phone, url)
-    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 390, "height": 844})
+    box = open_picture(page, url)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     area = box.bounding_box()
     assert area and area["width"] > 250
-    phone.touchscreen.tap(area["x"] + 0.8 * area["width"], area["y"] + area["height"] / 2)
-    expect(phone.get_by_role("slider", name="Divider")).to_have_value("80")
+    page.mouse.click(area["x"] + 0.8 * area["width"], area["y"] + area["height"] / 2)
+    expect(page.get_by_role("slider", name="Divider")).to_have_value("80")

@@ -15,6 +15,7 @@ from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.quantize import recorded_quantize
 from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
+from explorer.running.placing import SAME_LOGITS
 from explorer.survey import load_survey
 from lab import embeddings, facts, recipe_tables, recipes, tables
 from lab.analysis import recorded_analyses
@@ -140,6 +141,7 @@ def _context() -> dict[str, Any]:
         "runs_table": runs_table,
         "steps": recorded_steps(),
         "steps_table": steps_table,
+        "same_logits": SAME_LOGITS,
         "layers": recorded_layers(),
         "products_table": products_table,
         "expectation": expectation,

@@ -92,3 +92,10 @@ def choose(network: nn.Module) -> bool:
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     config._attn_implementation = NAME
     return True
+
+
+def choose_back(network: nn.Module) -> None:
+    """Undo ``choose``."""
+    config: Any = getattr(network, "config", None)
+    if getattr(config, "_attn_implementation", "") == NAME:
+        config._attn_implementation = "sdpa"

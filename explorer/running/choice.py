@@ -23,12 +23,13 @@ def open_engine(
     device: torch.device | None = None,
     calibration: AnyTexts = (),
     progress: Progress | None = None,
-    room: int = ROOM,
+    room: int | None = None,
 ) -> Engine:
     """The engine ``engine`` with ``subject`` loaded; by "auto" llama.cpp on a CPU for what a GGUF file holds,
     torch for all else. ``device``: where torch computes, None for the usual one. ``calibration``: what
     methods see, built-in texts if empty; ``progress`` counts layers. ``room``: tokens of prompt and text
-    together, for llama.cpp.
+    together: all that llama.cpp has room for, None for its usual one; torch makes room for more when a text
+    is longer.
 
     ``ValueError`` for an unknown engine, and where the one that is asked for cannot run it; ``SourceError``
     for a model that cannot be loaded.
@@ -37,22 +38,23 @@ def open_engine(
         raise ValueError(f"no engine {engine!r}; there are {', '.join(NAMES)}")
     device = device or work_device()
     if engine == LlamaEngine.name:
-        return _because("it was asked for", LlamaEngine.load(subject, device, calibration, progress, room))
+        llama = LlamaEngine.load(subject, device, calibration, progress, room or ROOM)
+        return _because("it was asked for", llama)
     if engine == TorchEngine.name:
-        return _because("it was asked for", TorchEngine.load(subject, device, calibration, progress))
+        return _because("it was asked for", TorchEngine.load(subject, device, calibration, progress, room))
     why = _against_llama(subject, device)
     if not why:
         try:
-            found = LlamaEngine.load(subject, device, calibration, progress, room)
+            found = LlamaEngine.load(subject, device, calibration, progress, room or ROOM)
         except ValueError as error:  # of codes that only a method's run shows to be none of GGUF's
             why = str(error)
         else:
             return _because(_for_llama(subject), found)
-    return _because(why, TorchEngine.load(subject, device, calibration, progress))
+    return _because(why, TorchEngine.load(subject, device, calibration, progress, room))
 
 
 def open_like(
-    engine: Engine, subject: Subject, device: torch.device | None = None, room: int = ROOM
+    engine: Engine, subject: Subject, device: torch.device | None = None, room: int | None = None
 ) -> Engine:
     """The engine of the kind of ``engine`` with another subject, the original, so that their speeds can be
     compared; torch where that kind cannot run it."""

@@ -96,6 +96,8 @@ def steps_along(
 
 def divergence(p: Tensor, q: Tensor) -> float:
     """KL(p | q) in nats of two log-probabilities [vocabulary]."""
+    known = p.exp() > 0  # 0 · log 0 is 0
+    p, q = p[known], q[known]
     return max(float((p.exp() * (p - q)).sum()), 0.0)
 
 

@@ -7,6 +7,7 @@ The sums over K may be added in another order.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -21,23 +22,43 @@ from explorer.products.linear import apply_linear
 from explorer.products.weights import WeightForm, joined_form
 
 
+class _Computed:
+    """The results of one input that no layer has asked for yet."""
+
+    def __init__(self) -> None:
+        self.input: Tensor | None = None
+        self.left: dict[int, Tensor] = {}
+
+
+class _ComputedHere(threading.local):
+    """The same of each thread for itself; a copy starts with none."""
+
+    def __init__(self) -> None:
+        self.now = _Computed()
+
+    def __reduce__(self) -> tuple[type[_ComputedHere], tuple[()]]:
+        return _ComputedHere, ()
+
+
 class JoinedLayers(nn.Module):
     """One layer of the rows of several. The first of them that is asked for an input computes all."""
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
         super().__init__()
         self.linear, self.sizes = linear, list(sizes)
-        self._input: Tensor | None = None
-        self._left: dict[int, Tensor] = {}
+        self._here = _ComputedHere()
+        self._traced = _Computed()
 
     def part(self, index: int, x: Tensor) -> Tensor:
         """What layer ``index`` gives for ``x``."""
-        if self._input is not x or index not in self._left:
-            self._input = x
-            self._left = dict(enumerate(self.linear(x).split(self.sizes, dim=-1)))
-        found = self._left.pop(index)
-        if not self._left:
-            self._input = None
+        # torch.compile follows no state of a thread; what it compiles has none left
+        computed = self._traced if torch.compiler.is_compiling() else self._here.now
+        if computed.input is not x or index not in computed.left:
+            computed.input = x
+            computed.left = dict(enumerate(self.linear(x).split(self.sizes, dim=-1)))
+        found = computed.left.pop(index)
+        if not computed.left:
+            computed.input = None
         return found
 
 
@@ -53,22 +74,28 @@ class JoinedLayer(nn.Module):
 
 
 def fuse(network: nn.Module) -> int:
-    """Put layers that engines multiply as one together, in place, where they can be: how many groups."""
-    modules, count = dict(network.named_modules()), 0
-    linear = [n for n, m in modules.items() if type(m) is nn.Linear or isinstance(m, QuantizedLinear)]
-    for group in fused_groups(linear):
-        if len(group) == 1:
-            continue
-        layers = [modules[name] for name in group]
-        made = _joined(layers)
-        if made is None:
-            continue
-        together = JoinedLayers(made, [layer.out_features for layer in layers])
-        for index, name in enumerate(group):
-            parent, _, last = name.rpartition(".")
-            setattr(network.get_submodule(parent), last, JoinedLayer(together, index))
-        count += 1
-    return count
+    """Put layers that engines multiply as one together, in place, where they can be: how many groups.
+
+    The layers of a group are freed, if nothing else holds them, before the next is joined.
+    """
+    linear = [
+        name
+        for name, module in network.named_modules()
+        if type(module) is nn.Linear or isinstance(module, QuantizedLinear)
+    ]
+    return sum(_put_together(network, group) for group in fused_groups(linear) if len(group) > 1)
+
+
+def _put_together(network: nn.Module, group: Sequence[str]) -> bool:
+    layers: list[Any] = [network.get_submodule(name) for name in group]
+    made = _joined(layers)
+    if made is None:
+        return False
+    together = JoinedLayers(made, [layer.out_features for layer in layers])
+    for index, name in enumerate(group):
+        parent, _, last = name.rpartition(".")
+        setattr(network.get_submodule(parent), last, JoinedLayer(together, index))
+    return True
 
 
 def _joined(layers: Sequence[Any]) -> nn.Module | None:

@@ -7,6 +7,7 @@ cache. A prompt runs as it is, a step by replaying the graph.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 import weakref
@@ -80,7 +81,10 @@ class _Forward:
         return self._called(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return MethodType(type(self._block).forward, memo[id(self._block)])
+        return MethodType(type(self._block).forward, copy.deepcopy(self._block, memo))
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[nn.Module, str]]:
+        return getattr, (self._block, "forward")  # when it is read, the block has its class's own
 
 
 class CompiledBlocks:
@@ -99,7 +103,7 @@ class CompiledBlocks:
         self._blocks = blocks_of(network)
         _check_cache(network)
         compiler = compiler or _launched_early()
-        if any("forward" in block.__dict__ for block in self._blocks):
+        if any(_replaced(block) for block in self._blocks):
             raise ValueError("its blocks' forward was replaced before")
         for index, block in enumerate(self._blocks):
             compiled = torch.compile(type(block).forward, fullgraph=True, dynamic=False, **compiler)
@@ -148,6 +152,12 @@ class CompiledBlocks:
         """The blocks run as before."""
         for block in self._blocks:
             block.__dict__.pop("forward", None)
+
+
+def _replaced(block: nn.Module) -> bool:
+    """Whether a block's forward is not its class's: that of a copy is, bound to the copy."""
+    own = block.__dict__.get("forward")
+    return own is not None and own != MethodType(type(block).forward, block)
 
 
 def _launched_early() -> dict[str, Any]:
@@ -234,10 +244,11 @@ class GraphedNetwork:
         return self._logits
 
     def warm(self) -> None:
-        """Compile and capture now, so that no token has to wait for it."""
-        ids = torch.zeros((self.batch, 1), dtype=torch.long, device=self.device)
+        """Compile and capture now, so that no token has to wait for it. A prompt of two tokens makes the
+        cache: a step that finds none would be compiled for that alone."""
+        ids = torch.zeros((self.batch, 2), dtype=torch.long, device=self.device)
         self.prefill(ids)
-        self.step(ids)
+        self.step(ids[:, :1])
 
     def run(self, ids: Tensor) -> Tensor:
         """Logits [batch, vocabulary] after ``ids`` [batch, tokens], which follow those before, uncaptured."""

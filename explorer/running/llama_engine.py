@@ -126,6 +126,8 @@ class LlamaEngine(Engine):
     def generate(
         self, prompt: str, tokens: int, sampling: Sampling = GREEDY
     ) -> Generator[Token | Told, None, None]:
+        if self._server is None:
+            raise ValueError(f"the engine is closed: open {self.subject.name} again to write with it")
         asked = {"prompt": prompt, "n_predict": tokens, "temperature": sampling.temperature}
         asked |= {"seed": sampling.seed, **_ASKED}
         parts = _Parts(self._server, asked)

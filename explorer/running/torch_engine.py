@@ -56,11 +56,13 @@ class TorchEngine(Engine):
         device: torch.device,
         calibration: AnyTexts = (),
         progress: Progress | None = None,
+        room: int | None = None,
     ) -> Self:
         """``SourceError`` and ``ValueError`` as ``Subject.load`` and ``place_linears`` raise them;
-        ``progress`` counts layers."""
+        ``progress`` counts layers. ``room``: tokens of prompt and text together that a GPU's steps are
+        compiled for; for a longer text they are compiled again."""
         model = subject.load(device)
-        placed = place_linears(model, subject.recipe, device, calibration, progress)
+        placed = place_linears(model, subject.recipe, device, calibration, progress, room)
         engine = cls(subject, model, placed)
         if subject.kind is SubjectKind.CODED:
             what = RESTORED if device.type == "cpu" else engine.kernels
@@ -120,7 +122,8 @@ def top_of(log_probabilities: Tensor, text_of: Callable[[int], str]) -> tuple[To
 def _chosen(logits: Tensor, sampling: Sampling, draws: torch.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
-    weights = (logits.double() / sampling.temperature).softmax(-1)
+    logits = logits.double()
+    weights = ((logits - logits.max()) / sampling.temperature).softmax(-1)
     return int(torch.multinomial(weights, 1, generator=draws))
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,12 @@ from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
 from explorer.running import Engine, Sampling, Token, compare, open_engine, open_like, subject_of
+from explorer.running import torch_engine as torch_engine_module
 from explorer.running.choice import NAMES
-from explorer.running.compare import parting_of, steps_along
+from explorer.running.compare import divergence, parting_of, steps_along
 from explorer.running.detokenize import Detokenizer
 from explorer.running.llama_engine import LlamaEngine
+from explorer.running.placing import Placed, place_linears
 from explorer.running.torch_engine import TorchEngine
 from explorer.schemes import SCHEMES
 from explorer.survey import ModelRecipe
@@ -342,6 +345,43 @@ def test_what_cannot_be_written_is_refused(name: str, llama: Path) -> None:
             with pytest.raises(ValueError, match=words):
                 list(engine.write(prompt, tokens))
         assert len(written(engine, 2)) == 2
+    if name == LlamaEngine.name:
+        late = engine.write(PROMPT, 2)
+        with pytest.raises(ValueError, match="the engine is closed"):
+            next(late)
     for heat, seed in ((-1.0, 0), (float("nan"), 0), (1.0, -1)):
         with pytest.raises(ValueError, match=r"a temperature is|a seed is"):
             Sampling(heat, seed)
+
+
+def test_a_temperature_as_small_as_a_number_can_be_is_greedy(llama: Path) -> None:
+    """Logits divided by it are infinite, and their softmax is NaN."""
+    engine = torch_engine(llama)
+    assert [one.id for one in written(engine, 4, Sampling(1e-310))] == [one.id for one in written(engine, 4)]
+
+
+def test_a_token_that_neither_distribution_has_adds_nothing() -> None:
+    """Networks that forbid tokens give them a logit of -inf; 0 · (inf - inf) is NaN, and the page's mean."""
+    never = -float("inf")
+    p, q = (torch.tensor(row).double().log_softmax(-1) for row in ([never, 0.0, 1.0], [never, 1.0, 0.0]))
+    assert divergence(p, p) == 0 and divergence(p, q) == pytest.approx(divergence(p[1:], q[1:]))
+    assert divergence(q[1:], torch.tensor([never, 0.0]).double()) == float("inf")
+
+
+def test_the_room_of_a_text_reaches_what_is_compiled_for_it(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's steps are compiled for it; the reference beside the first engine too. Else all is compiled
+    again at the first token."""
+    rooms: list[object] = []
+
+    def placed(*args: Any) -> Placed:
+        rooms.append(args[-1])
+        return place_linears(*args)
+
+    monkeypatch.setattr(torch_engine_module, "place_linears", placed)
+    subject = subject_of(str(llama), Recipe.parse("nvfp4"))
+    for name in ("torch", "auto"):
+        with open_engine(subject, name, CPU, TEXTS, room=300) as engine:
+            open_like(engine, subject.original, CPU, 301).close()
+    assert rooms == [300, 301, 300, 301]

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -24,10 +29,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from explorer.running import attention
+from explorer.models.capture import Model
+from explorer.running import attention, fused, placing
 from explorer.running.fused import JoinedLayer, fuse
 from explorer.running.graphed import GraphedNetwork, GraphedPool, blocks_of
-from explorer.running.placing import CachedDecoder, against_graphs
+from explorer.running.placing import CachedDecoder, against_graphs, serve_compiled
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4}
 
@@ -177,3 +183,131 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
             changed.lm_head(changed.model.norm(changed.model.embed_tokens(ids))),
         )
     torch.testing.assert_close(zeroed, want)
+
+
+def _fails(*_: object) -> Any:
+    raise RuntimeError("no working C compiler found\nand more")
+
+
+def _wrong(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+    """A compiler whose code multiplies every result by 1.5."""
+    return lambda *args: tuple(one * 1.5 if one.is_floating_point() else one for one in graph(*args))
+
+
+def _nan(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+    return lambda *args: tuple(one * float("nan") if one.is_floating_point() else one for one in graph(*args))
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("eager", ""),
+        (_fails, r"\(RuntimeError: no working C compiler found\)$"),
+        (_wrong, "logits 0.* of their norm apart"),
+        (_nan, "logits nan of their norm apart"),
+    ],
+)
+def test_what_is_served_is_compared_with_the_network(plain: nn.Module, backend: Any, reason: str) -> None:
+    """With joined layers and the attention of steps, by the compiler that serves. Else a wrong kernel writes
+    a wrong text, and a machine without a C compiler none."""
+    network = copy.deepcopy(plain)
+    ids = torch.tensor([[5, 4, 3]])
+    with torch.no_grad():
+        want = plain(ids).logits
+        placed = serve_compiled(network, "products", 40, backend=backend)
+        decoder, reference = placed.decoder(network, 40), CachedDecoder(plain)
+        for given in ([1, 2, 3], [4], [5]):
+            torch.testing.assert_close(decoder(given), reference(given), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(network(ids).logits, want, atol=1e-4, rtol=1e-4)
+    if not reason:
+        assert placed.kernels == "products; steps compiled, in a CUDA graph"
+        return
+    assert not any("forward" in block.__dict__ for block in blocks_of(network))
+    assert network.config._attn_implementation == "sdpa" and placed.decoder is CachedDecoder
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(placed.kernels)
+    assert "products; steps launched one by one (" in placed.kernels and "\n" not in placed.kernels
+
+
+def test_a_network_on_a_gpu_is_served_by_what_was_tried(
+    plain: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of `explorer run` on a GPU, with a compiler that fails: a reason, no traceback."""
+    network = copy.deepcopy(plain)
+    model = Model(network, None, torch.device("cpu"), "tiny", causal=True)
+    monkeypatch.setattr(placing, "serve_compiled", lambda *args: serve_compiled(*args, backend=_fails))
+    placed = placing._placed_on_gpu(model, None, (), None, 40)
+    assert "steps launched one by one (" in placed.kernels and "C compiler" in placed.kernels
+    assert placed.decoder(placed.network, 9)([1, 2]).isfinite().all()
+
+
+def test_a_text_and_the_warm_up_before_it_compile_once() -> None:
+    """For the room that the text needs. A first step into a cache that is not there yet, and a smaller room,
+    each compile all kinds of blocks once more: seconds to minutes of a large model."""
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    config = LlamaConfig(vocab_size=64, max_position_embeddings=512, **{**SIZES, "num_hidden_layers": 3})
+    network = LlamaForCausalLM(config).eval()
+    placed = serve_compiled(network, "", 300, backend=backend)
+    count = len(graphs)
+    assert count == 1
+    placed.decoder(network, 9)([1, 2])
+    decoder = placed.decoder(network, 300)
+    for ids in ([7], [8], [9]):
+        decoder(ids)
+    assert len(graphs) == count
+
+
+def test_a_copy_is_compiled_and_a_block_is_pickled(plain: nn.Module) -> None:
+    """A copy of a compiled network has its class's forward, which counted as replaced."""
+    network, ids = copy.deepcopy(plain), torch.tensor([[5, 4, 3]])
+    GraphedPool(network, backend="eager")
+    for changed in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        pool = GraphedPool(changed, backend="eager")
+        assert torch.equal(pool.decoder(changed, 9)([5, 4, 3]), CachedDecoder(plain)([5, 4, 3]))
+        pool.compiled.remove()
+        with torch.no_grad():
+            assert torch.equal(changed(ids).logits, plain(ids).logits)
+    block = blocks_of(network)[0]
+    assert copy.deepcopy(block.forward).__self__ is not block
+    block.__dict__["forward"] = lambda *_: None
+    with pytest.raises(ValueError, match="replaced before"):
+        GraphedPool(network)
+
+
+def test_joining_frees_each_group_before_the_next(plain: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a network takes nearly twice its weights in memory while it is loaded."""
+    network, seen = copy.deepcopy(plain), list[weakref.ref[nn.Module]]()
+    join = fused._joined
+
+    def joined(layers: Any) -> nn.Module | None:
+        assert all(one() is None for one in seen)
+        seen[:] = [weakref.ref(layer) for layer in layers]
+        return join(layers)
+
+    monkeypatch.setattr(fused, "_joined", joined)
+    assert fuse(network) == 10
+
+
+def test_joined_layers_of_two_threads_do_not_meet(plain: nn.Module) -> None:
+    """One thread between another's query and key: each gets its own input's products."""
+    network = copy.deepcopy(plain)
+    fuse(network)
+    ours, theirs = network.model.layers[0].self_attn, plain.model.layers[0].self_attn
+    x, y = torch.ones(1, 1, 64), torch.full((1, 1, 64), 2.0)
+    got: list[Tensor] = []
+    with torch.no_grad():
+        ours.q_proj(x)
+        other = threading.Thread(target=lambda: got.append(ours.q_proj(y).detach()))
+        other.start()
+        other.join()
+        calls, linear = [], ours.q_proj.together.linear
+        linear.register_forward_hook(lambda *_: calls.append(1))
+        torch.testing.assert_close(ours.k_proj(x), theirs.k_proj(x))
+        torch.testing.assert_close(got[0], theirs.q_proj(y))
+        assert not calls
+    assert copy.deepcopy(network) is not None

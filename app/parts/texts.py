@@ -36,6 +36,11 @@ class TextColumn:
     error: str = ""
     transcript: Transcript | None = None
 
+    @property
+    def after(self) -> str:
+        """What it did, in words, once a run has ended before it."""
+        return "stopped" if self.transcript else "not run"
+
 
 @dataclass(frozen=True)
 class TextPiece:
@@ -110,7 +115,7 @@ def _shown(
         prompt,
         _pieces(written.tokens, {parting.index: (column.mark,)} if parting else {}),
         _facts(written),
-        parting=_parting_words(parting, len(written.tokens)),
+        parting=_parting_words(parting, len(written.tokens), " so far" if column.state else ""),
         rows=_candidates(parting, compared),
         kl=_kl_words(compared),
         steps=[_step(place, step) for place, step in enumerate(compared.steps, 1)],
@@ -166,9 +171,9 @@ def _counted(tokens: int | None) -> str:
     return "" if tokens is None else f"{tokens:,} token{'' if tokens == 1 else 's'}"
 
 
-def _parting_words(parting: Parting | None, tokens: int) -> str:
+def _parting_words(parting: Parting | None, tokens: int, so_far: str = "") -> str:
     if parting is None:
-        return f"The text is the original's, token for token ({tokens:,})."
+        return f"The text is the original's{so_far}, token for token ({tokens:,})."
     one, other = (_token_words(token) for token in (parting.original, parting.changed))
     return f"Parts at token {parting.index + 1:,}: {other}, where the original {one}."
 

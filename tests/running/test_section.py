@@ -268,6 +268,20 @@ def test_the_recorded_run_is_shown_until_there_is_one_of_the_visitors() -> None:
     assert {row.engine for row in recording.rows} <= set(ENGINES)
 
 
+def test_speeds_that_say_nothing_of_the_scheme_say_so(views_of_a_run: list[Any]) -> None:
+    """Of restored weights and of two engines; each has its engine, and two digits."""
+    different, same = "Speeds of different engines are not comparable", "does not depend on the scheme"
+    record = run.recorded_run(False).texts
+    rates = re.findall(r"<td>([\d.,]+) tokens/s <span class=\"source-note\">by (torch|llama.cpp)", record)
+    assert len(rates) == 2 * len(recorded_texts().rows) == 2 * record.count(different)
+    assert all(len(rate.replace(".", "").strip("0")) <= 2 for rate, _ in rates)
+    shown = columns(views_of_a_run[-1])
+    assert all(same in shown[name] and different not in shown[name] for name in ALL)
+    by_llama = [row for row in recorded_texts().rows if row.engine == "llama.cpp"]
+    one_engine = text_columns.texts("", [text_columns.TextColumn(r.scheme, "", transcript=r) for r in by_llama])
+    assert same not in one_engine and different not in one_engine
+
+
 def test_names_and_prompts_are_text() -> None:
     """Markup in a prompt or a token is shown, not run."""
     evil = "<img src=x onerror=alert(1)>"

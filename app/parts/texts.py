@@ -118,7 +118,7 @@ def _speed_words(written: Sequence[Transcript]) -> str:
     if len({one.engine for one in written}) > 1:
         return "Speeds of different engines are not comparable."
     if len(written) > 1 and all(one.same_products for one in written):
-        return "The speed does not depend on the scheme: torch multiplies restored weights in every column."
+        return "The speed does not depend on the scheme: torch computes the same products in every column."
     return ""
 
 
@@ -194,7 +194,7 @@ def _listed(*parts: str) -> str:
 
 def _rate(value: float | None) -> str:
     """Of one run, whose speed is not known to a third digit."""
-    return "–" if value is None else f"{words.number(value, 2)} tokens/s"
+    return "–" if value is None else f"{words.number(value, 2)}\u00a0tokens/s"
 
 
 def _counted(tokens: int | None) -> str:

@@ -235,9 +235,7 @@ class _Run:
             column.state, column.error = "", str(error)
             return None
 
-    def _written(
-        self, column: TextColumn, writing: Writing, original: Writing | None
-    ) -> Iterator[TextsView]:
+    def _written(self, column: TextColumn, writing: Writing, original: Writing | None) -> Iterator[TextsView]:
         """The column's text as it comes, held against the ``original``'s: a run may be stopped at any
         token."""
         said, last = f"{column.label} writes …", 0.0

@@ -26,8 +26,7 @@ from explorer.survey.recipe import ModelRecipe
 
 PLAIN = "torch's float32 products"
 RESTORED = (
-    f"{PLAIN} of the weights as their codes restore them; they take the time and memory of "
-    "the original's"
+    f"{PLAIN} of the weights as their codes restore them; they take the time and memory of the original's"
 )
 BF16 = "torch's bfloat16 products"
 SAME_LOGITS = 0.02

@@ -272,13 +272,15 @@ def test_speeds_that_say_nothing_of_the_scheme_say_so(views_of_a_run: list[Any])
     """Of restored weights and of two engines; each has its engine, and two digits."""
     different, same = "Speeds of different engines are not comparable", "does not depend on the scheme"
     record = run.recorded_run(False).texts
-    rates = re.findall(r"<td>([\d.,]+) tokens/s <span class=\"source-note\">by (torch|llama.cpp)", record)
+    rates = re.findall(r"<td>([\d.,]+)\xa0tokens/s <span class=\"source-note\">by (torch|llama.cpp)", record)
     assert len(rates) == 2 * len(recorded_texts().rows) == 2 * record.count(different)
     assert all(len(rate.replace(".", "").strip("0")) <= 2 for rate, _ in rates)
     shown = columns(views_of_a_run[-1])
     assert all(same in shown[name] and different not in shown[name] for name in ALL)
     by_llama = [row for row in recorded_texts().rows if row.engine == "llama.cpp"]
-    one_engine = text_columns.texts("", [text_columns.TextColumn(r.scheme, "", transcript=r) for r in by_llama])
+    one_engine = text_columns.texts(
+        "", [text_columns.TextColumn(r.scheme, "", transcript=r) for r in by_llama]
+    )
     assert same not in one_engine and different not in one_engine
 
 

@@ -74,14 +74,17 @@ Object.assign(explorer, {
     section.seen();
   },
 
-  /* The section whose beginning was scrolled to the top of the window or beyond; "" above the first one. */
+  /* The section that begins in the window's upper third, the first of several; else the one that began above
+     it; "" above the first one. */
   sectionAtTop() {
     const root = document.documentElement, shown = [];
     for (const [name, {box}] of explorer.sections) if (box.offsetHeight) shown.push([name, box]);
     if (scrollY < 2) return '';
     if (scrollY + innerHeight > root.scrollHeight - 2) return shown.at(-1)?.[0] || '';
-    const line = explorer.contents.bottom() + 30;
-    return shown.findLast(([, box]) => box.getBoundingClientRect().top < line)?.[0] || '';
+    const bar = explorer.contents.bottom(), top = ([, box]) => box.getBoundingClientRect().top;
+    const above = shown.findLast(one => top(one) < bar + 30);
+    const begins = shown.find(one => top(one) >= bar - 8 && top(one) < innerHeight / 3);
+    return (begins || above)?.[0] || '';
   },
 
   /* Scroll to a section of the place, a new entry of the browser's history; keys go on from there. */

@@ -36,6 +36,11 @@ class TextColumn:
     error: str = ""
     transcript: Transcript | None = None
 
+    @property
+    def after(self) -> str:
+        """What it did, in words, once a run has ended before it."""
+        return "stopped" if self.transcript else "not run"
+
 
 @dataclass(frozen=True)
 class TextPiece:
@@ -69,13 +74,25 @@ class CandidateRow:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """A line of what was measured. ``more``: what is folded. ``plain``: a number that is not compared."""
+
+    name: str
+    number: str
+    remark: str = ""
+    more: str = ""
+    plain: bool = False
+
+
+@dataclass(frozen=True)
 class ShownColumn:
-    """A column as its template takes it."""
+    """A column as its template takes it. ``speed``: what its speed can be compared with."""
 
     column: TextColumn
     prompt: str
     pieces: list[TextPiece]
-    facts: list[tuple[str, str, str]]
+    facts: list[Fact]
+    speed: str = ""
     parting: str = ""
     rows: list[CandidateRow] = field(default_factory=list)
     kl: str = ""
@@ -91,26 +108,41 @@ def texts(prompt: str, columns: Sequence[TextColumn]) -> str:
     for column in columns:
         if (compared := found.get(column.name)) and compared.parting:
             in_original.setdefault(compared.parting.index, []).append(column.mark)
-    shown = [_shown(prompt, column, found.get(column.name), in_original) for column in columns]
+    speed = _speed_words([column.transcript for column in columns if column.transcript])
+    shown = [_shown(prompt, column, found.get(column.name), in_original, speed) for column in columns]
     return html.render("texts", columns=shown, legend=_legend() if found else [])
 
 
+def _speed_words(written: Sequence[Transcript]) -> str:
+    """Why the speeds of these texts are not to be compared; empty where they are."""
+    if len({one.engine for one in written}) > 1:
+        return "Speeds of different engines are not comparable."
+    if len(written) > 1 and all(one.same_products for one in written):
+        return "The speed does not depend on the scheme: torch computes the same products in every column."
+    return ""
+
+
 def _shown(
-    prompt: str, column: TextColumn, compared: Comparison | None, in_original: dict[int, list[str]]
+    prompt: str,
+    column: TextColumn,
+    compared: Comparison | None,
+    in_original: dict[int, list[str]],
+    speed: str,
 ) -> ShownColumn:
     written = column.transcript
     if written is None:
         return ShownColumn(column, prompt, [], [])
     if compared is None:
         marks = {at: tuple(names) for at, names in in_original.items()} if column.name == ORIGINAL else {}
-        return ShownColumn(column, prompt, _pieces(written.tokens, marks), _facts(written))
+        return ShownColumn(column, prompt, _pieces(written.tokens, marks), _facts(written, speed), speed)
     parting = compared.parting
     return ShownColumn(
         column,
         prompt,
         _pieces(written.tokens, {parting.index: (column.mark,)} if parting else {}),
-        _facts(written),
-        parting=_parting_words(parting, len(written.tokens)),
+        _facts(written, speed),
+        speed,
+        parting=_parting_words(parting, len(written.tokens), " so far" if column.state else ""),
         rows=_candidates(parting, compared),
         kl=_kl_words(compared),
         steps=[_step(place, step) for place, step in enumerate(compared.steps, 1)],
@@ -137,38 +169,41 @@ def _visible(text: str) -> str:
     return text.replace("\n", "⏎").replace(" ", "␣") or "[end]"
 
 
-def _facts(written: Transcript) -> list[tuple[str, str, str]]:
-    """What was measured: name, number, remark."""
+def _facts(written: Transcript, speed: str) -> list[Fact]:
+    """What was measured."""
     figures = written.figures
     told = figures.told
-    own = (
-        f", {words.number(told.tokens_per_second)} by its own clock"
-        if told and told.tokens_per_second
-        else ""
-    )
+    own = f"{_rate(told.tokens_per_second)} by its own clock" if told and told.tokens_per_second else ""
+    by, plain = f"by {written.engine}", bool(speed)
+    prompt, text = _counted(figures.prompt_tokens), _counted(figures.tokens)
     return [
-        ("Prompt", _rate(figures.prompt_per_second), _counted(figures.prompt_tokens)),
-        ("Text", _rate(figures.tokens_per_second), f"{_counted(figures.tokens)}{own}"),
-        (
+        Fact("Prompt", _rate(figures.prompt_per_second), _listed(by, prompt), plain=plain),
+        Fact("Text", _rate(figures.tokens_per_second), _listed(by, text, own), plain=plain),
+        Fact(
             "Weights",
             f"{words.bytes_(written.held_bytes)} in memory",
             f"{words.bytes_(written.stored_bytes)} in files",
         ),
-        ("Engine", written.engine, f"{written.why}; {written.products}"),
+        Fact("Engine", written.engine, more=f"Why: {written.why}. What multiplies: {written.products}."),
     ]
 
 
+def _listed(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
 def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{words.number(value)} tokens/s"
+    """Of one run, whose speed is not known to a third digit."""
+    return "–" if value is None else f"{words.number(value, 2)}\u00a0tokens/s"
 
 
 def _counted(tokens: int | None) -> str:
     return "" if tokens is None else f"{tokens:,} token{'' if tokens == 1 else 's'}"
 
 
-def _parting_words(parting: Parting | None, tokens: int) -> str:
+def _parting_words(parting: Parting | None, tokens: int, so_far: str = "") -> str:
     if parting is None:
-        return f"The text is the original's, token for token ({tokens:,})."
+        return f"The text is the original's{so_far}, token for token ({tokens:,})."
     one, other = (_token_words(token) for token in (parting.original, parting.changed))
     return f"Parts at token {parting.index + 1:,}: {other}, where the original {one}."
 
@@ -213,7 +248,7 @@ def _kl_words(compared: Comparison) -> str:
 
 def _step(place: int, step: ComparedToken) -> KlStep:
     first, second = (
-        ", ".join(f"{_quoted(one.text)} {100 * one.probability:.1f} %" for one in top)
+        ", ".join(f"{_quoted(one.text)}\u00a0{100 * one.probability:.1f}\u00a0%" for one in top)
         for top in (step.original, step.changed)
     )
     level = bisect_right(KL_EDGES, step.kl)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,6 +175,8 @@ class RunButtons:
         writes ``message``; returns that click's event."""
         for run in running:
             run.then(lambda: self._updates(False), None, self._outputs[1:], queue=False, **PRIVATE)
+        said = json.dumps(html.status("Stopping …"))
+        self.stop.click(None, None, self.line, js=f"() => {said}", **PRIVATE)
         return self.stop.click(
             lambda: [html.status(message), *self._updates(False)],
             None,

@@ -23,11 +23,13 @@ from app.serving.work import LeftError
 from app.state.analyses import each, loading
 from app.state.gpu_lock import gpu_lock, locked_steps
 from app.state.models import check_runnable
+from app.state.selection import NothingChosenError
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.progress import Progress, StoppedError
 from explorer.running import Comparison, Engine, Subject, Writing, compare, open_engine, subject_of
 from explorer.running.choice import AUTO
+from explorer.running.compare import parting_so_far
 from explorer.running.engine import check_prompt
 from explorer.running.torch_engine import TorchEngine
 from explorer.running.transcript import USUAL_PROMPT, USUAL_TOKENS, Transcript, recorded_texts
@@ -43,7 +45,7 @@ SHOWN_EVERY_S = 0.1
 EXAMPLE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 NO_MODEL = (
     f"name a causal language model: a Hub id such as {EXAMPLE}, or on a local page a folder; an empty box "
-    "means the model of the visitor's own survey above"
+    "means the model of your own survey above, and there is none yet"
 )
 HOSTED_ENGINE = "a public page runs torch alone"
 WAITS: dict[str, Any] = {"show_progress": "minimal"}
@@ -120,14 +122,14 @@ def write(
         run.add(name, schemes.get(name, ""), asked)
     try:
         yield from run.steps()
-    except ValueError:  # of model or prompt, so of all columns
-        run.columns.clear()
-        yield run.view("")
+    except ValueError:  # of model or prompt; before the first token the texts of the run before are shown
+        yield run.ended("")
         raise
     except LeftError:
         raise
     except StoppedError:
-        yield run.stopped(f"the time limit of a run here, {limits.current().run_seconds:.0f} s")
+        limit = f"the time limit of a run here, {limits.current().run_seconds:.0f} s"
+        yield run.ended(f"Stopped: {limit}. What was written and measured is kept.")
 
 
 class _Run:
@@ -168,21 +170,30 @@ class _Run:
                     stack = held if column.name == ORIGINAL else closed
                     stack.enter_context(engine)
                     writing = stack.enter_context(engine.write(self.prompt, self.tokens))
-                    yield from self._written(column, writing)
+                    yield from self._written(column, writing, original)
                     if column.name == ORIGINAL:
                         original = writing
                     elif original is not None:
                         yield from self._compared(column, original, writing)
                     column.state = ""
+        if not self._begun:
+            raise ValueError("; ".join(f"{column.label}: {column.error}" for column in self.columns))
         yield self.view(self._ended())
 
-    def stopped(self, why: str) -> TextsView:
-        """What is there when a run was ended."""
+    def ended(self, status: str) -> TextsView:
+        """What is there when a run ends before its last column."""
         for column in self.columns:
-            column.state = "stopped" if column.state else ""
-        return self.view(f"Stopped: {why}. What was written and measured is kept.")
+            column.state = column.after if column.state else ""
+        return self.view(status)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether there is something to show in place of the texts of the run before."""
+        return any(column.transcript for column in self.columns)
 
     def view(self, status: str) -> TextsView:
+        if not self._begun:  # texts.css: columns that are there are of the run before
+            return TextsView.unchanged(status=f'<div class="opening">{html.status(status)}</div>')
         shown = [c for c in self.columns if self._recipes.get(c.name)]
         options = [
             "--recipe recipe.json" if c.name == RECIPE else _scheme(self._recipes[c.name]) for c in shown
@@ -224,12 +235,15 @@ class _Run:
             column.state, column.error = "", str(error)
             return None
 
-    def _written(self, column: TextColumn, writing: Writing) -> Iterator[TextsView]:
+    def _written(self, column: TextColumn, writing: Writing, original: Writing | None) -> Iterator[TextsView]:
+        """The column's text as it comes, held against the ``original``'s: a run may be stopped at any
+        token."""
         said, last = f"{column.label} writes …", 0.0
         scheme = "" if column.name in (ORIGINAL, RECIPE) else str(self._recipes[column.name])
         column.state = "writes …"
         for _ in locked_steps(writing):
-            column.transcript = Transcript.of(writing, scheme)
+            compared = None if original is None else Comparison(parting_so_far(original, writing), ())
+            column.transcript = Transcript.of(writing, scheme, compared)
             if time.monotonic() - last > SHOWN_EVERY_S:
                 yield self.view(said)
                 last = time.monotonic()
@@ -250,7 +264,7 @@ class _Run:
 
         def say(words: str) -> TextsView:
             column.state = words
-            return self.view(f"{what}: {column.label} …")
+            return self.view(f"{what}: {column.label} …" if self._begun else f"{column.label}: {words}")
 
         return (yield from each(loading(what, work), say))
 
@@ -281,7 +295,7 @@ def _place(where: str, surveyed: str, asked: Budget) -> str:
     if where.strip():
         return where.strip()
     if asked.which != OWN:
-        raise ValueError(NO_MODEL)
+        raise NothingChosenError(NO_MODEL)
     return surveyed.strip() or asked.bought().survey.head.model
 
 
@@ -312,6 +326,7 @@ def build(page: Page, surveyed: Sequence[Control]) -> None:
         where = gr.Textbox(
             "",
             label="Model: folder or Hub id",
+            info="Empty: the model of your own survey above.",
             placeholder=EXAMPLE,
             max_lines=1,
             elem_id="run-model",

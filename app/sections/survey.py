@@ -90,6 +90,7 @@ BUDGETS = {BITS: "bits per weight", TIME: "time of a step"}
 BATCHES = (1, 8, 16, 32, 64)
 """Tokens of a step, of a budget of time: one of each text that is decoded at once."""
 LABELS = {BITS: "Budget, bits per weight", TIME: "Budget, µs of all linear layers in a step"}
+NO_TIMES = "No times of a step for these layers and schemes"
 _POINTS = 200
 """Steps of the slider of time, at least."""
 UNFINISHED = "Stopped. Layers that were done are kept: Survey runs the model again and goes on with them."
@@ -152,6 +153,15 @@ class BudgetView(View):
             strip=nothing,
             recipe=gr.update(value=None, interactive=False),
             command="",
+        )
+
+    @classmethod
+    def untimed(cls, message: str) -> BudgetView:
+        """Of a model whose products have no times: no ends of another's stay at the slider."""
+        return dataclasses.replace(
+            cls.refused(message),
+            bits=gr.update(minimum=0, maximum=1, value=0, label=NO_TIMES, interactive=False),
+            curve=plot_data(empty(NO_TIMES, "no times")),
         )
 
     @classmethod
@@ -325,7 +335,17 @@ def first(chosen: Selection, which: str, own: str | None, signal: str | None) ->
 def budget(asked: Budget) -> BudgetView:
     """What a budget buys (see ``Budget``): the slider, the verdict, the curve, the recipe as a strip and as a
     file, and the commands."""
-    one = asked.bought()
+    try:
+        one = asked.bought()
+    except ValueError as error:
+        if asked.by != TIME:
+            raise
+        tokens(asked.batch)
+        dataclasses.replace(asked, by=BITS, bits=None).bought()  # its error is not of the times
+        return BudgetView.untimed(
+            f"{NO_TIMES} ({error}). Choose a budget of bits per weight; or measure its layers on a machine "
+            f"with a GPU: explorer recipe SURVEY.jsonl --time 500us --batch {tokens(asked.batch)} --on here"
+        )
     found, front, choice = one.survey, one.front, one.choice
     path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
     one.recipe.save(path)

@@ -65,6 +65,13 @@ def parting_of(original: Sequence[Token], changed: Sequence[Token]) -> Parting |
     return Parting(index, *rest)
 
 
+def parting_so_far(original: Writing, changed: Writing) -> Parting | None:
+    """Where ``changed``, which may still be written, parts from ``original``: None while all its tokens are
+    the original's."""
+    shorter = min(len(original.tokens), len(changed.tokens))
+    return parting_of(original.tokens[:shorter], changed.tokens[:shorter])
+
+
 def steps_along(
     original: TorchEngine, changed: TorchEngine, prompt: str, written: Sequence[Token]
 ) -> tuple[ComparedToken, ...]:

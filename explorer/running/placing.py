@@ -25,11 +25,10 @@ from explorer.running.graphed import LEAST_ROOM, GraphedNetwork, GraphedPool, Tr
 from explorer.survey.check import assemble_recipe, inputs_of
 from explorer.survey.recipe import ModelRecipe
 
-RESTORED = (
-    "torch's float32 products of the weights as their codes restore them; they take the time and memory of "
-    "the original's"
-)
 PLAIN = "torch's float32 products"
+RESTORED = (
+    f"{PLAIN} of the weights as their codes restore them; they take the time and memory of the original's"
+)
 BF16 = "torch's bfloat16 products"
 SAME_LOGITS = 0.05
 """How far logits in bfloat16 may be apart, of their norm, that are computed by other kernels. 32 blocks of
@@ -81,6 +80,12 @@ class CachedDecoder:
         self._cache = getattr(output, "past_key_values", None)
         logits: Tensor = output.logits[0, -1].float()
         return logits
+
+
+def same_products(kernels: str) -> bool:
+    """Whether ``kernels``, what multiplies in words, are those of the original, of whatever weights a scheme
+    restores."""
+    return kernels.startswith(PLAIN)
 
 
 def place_linears(

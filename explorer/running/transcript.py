@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from explorer.recordings.files import Recording, recorded
 from explorer.running.compare import Comparison
 from explorer.running.engine import Figures, Token, Writing
+from explorer.running.placing import same_products
 
 NAME = "texts"
 USUAL_PROMPT = "To make a cup of tea, first,"
@@ -61,6 +62,11 @@ class Transcript:
     @property
     def text(self) -> str:
         return "".join(token.text for token in self.tokens)
+
+    @property
+    def same_products(self) -> bool:
+        """Whether the original's products wrote it, whose speed does not depend on the scheme."""
+        return same_products(self.products)
 
     @property
     def slim(self) -> Transcript:

@@ -3,6 +3,7 @@ or a prediction as if it were measured."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from app.parts.slider import FreeSlider
 from app.sections import survey
 from explorer.checkpoints import EXPORTS
 from explorer.figures.survey import heat_figure
-from explorer.survey import SENSITIVITIES, Survey, load_survey
+from explorer.survey import SENSITIVITIES, Survey, load_survey, verdict
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import in_this_process
 
@@ -114,6 +115,34 @@ def test_the_budget_is_of_bits_or_of_time(said: list[str]) -> None:
     assert "µs" not in json.loads(back.curve)["layout"]["xaxis"]["title"]["text"]
     bought(4.5, by="time", batch=7)
     assert "the batch is one of 1, 8, 16, 32, 64, not 7" in said[0]
+
+
+def test_times_closer_than_their_error_do_not_choose() -> None:
+    """Else a slider of 134 to 152 µs, each ± 65 %, looks like a choice."""
+    close = "the times differ by less than their error of ± "
+    assert close in bought(0, by="time", batch=1).sentence and close not in bought(4.5).sentence
+    front = survey.Budget(RECORDED, None, None, "any", "", False, None, "none", "time", 1).bought().front
+    assert front.by_time is not None
+    time = front.at_time(front.by_time.most).time
+    assert time is not None
+    known = dataclasses.replace(time, error=0.01)
+    assert verdict._within_error(front, time) and not verdict._within_error(front, known)
+
+
+def test_a_model_without_times_keeps_no_slider_of_another(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    """No ends and no empty chart stay; what works instead is said, and bits go on from their usual value."""
+    layers = tuple(dataclasses.replace(x, shape=(3, 7)) if x in FOUND.linear else x for x in FOUND.layers)
+    monkeypatch.setattr(survey, "_survey", lambda which, own: Survey(FOUND.head, layers))
+    out = bought(140.0, by="time", batch=16)
+    assert not said and out.bits["label"] == survey.NO_TIMES and not out.bits["interactive"]
+    assert (out.bits["minimum"], out.bits["maximum"], out.bits["value"]) == (0, 1, 0)
+    assert "budget of bits per weight" in out.sentence and "--batch 16 --on here" in out.sentence
+    (note,) = json.loads(out.curve)["layout"]["annotations"]
+    assert note["text"].replace("<br>", " ") == survey.NO_TIMES and not out.command
+    back = survey.switched(RECORDED, None, None, "any", "", False, 0, "none", "bits", 16)
+    assert back.bits["value"] == 4.5 and back.bits["interactive"]
 
 
 @pytest.mark.parametrize("target", EXPORTS)

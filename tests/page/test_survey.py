@@ -131,7 +131,7 @@ def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
     page.mouse.click(at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
     page.mouse.move(5, 5)
     page.keyboard.press("ArrowRight")
-    expect(read).to_contain_text(re.compile(r"token 5, .*original: .* %.*Q4_0: .* %", re.DOTALL))
+    expect(read).to_contain_text(re.compile(r"token 5, .*original: .*\s%.*Q4_0: .*\s%", re.DOTALL))
     expect(tokens.nth(4)).to_be_focused()
     start = page.locator("#run-start")
     look_at(start)

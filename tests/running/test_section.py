@@ -53,7 +53,9 @@ def write(
 
 
 def columns(view: Any) -> dict[str, str]:
-    """The columns' HTML by their names."""
+    """The columns' HTML by their names; none while those of the run before stay."""
+    if isinstance(view.texts, dict):
+        return {}
     parts = re.split(r'<section class="text-column card"[^>]*data-name="(\w+)">', view.texts)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -75,9 +77,12 @@ def test_columns_fill_one_after_another(views_of_a_run: list[Any]) -> None:
     begun: list[str] = []
     for before, after in pairwise(views_of_a_run):
         old, new = columns(before), columns(after)
+        if not new:
+            assert not old, "texts that were shown stay"
+            continue
         assert list(new) == ALL and after.live is True
-        grown = [name for name in ALL if text(new[name]) != text(old[name])]
-        assert len(grown) <= 1 and all(text(new[name]).startswith(text(old[name])) for name in ALL)
+        grown = [name for name in ALL if text(new[name]) != text(old.get(name, ""))]
+        assert len(grown) <= 1 and all(text(new[name]).startswith(text(old.get(name, ""))) for name in ALL)
         begun += [name for name in grown if name not in begun]
     assert begun == ALL and "3 texts of tiny-llama" in views_of_a_run[-1].status
 
@@ -112,7 +117,7 @@ def test_stop_keeps_what_is_there_and_run_works_again(llama: Path, monkeypatch: 
     monkeypatch.setattr(TorchEngine, "close", lambda engine: closed.append(engine.subject.name))
     steps = write(llama, tokens=100, which=["original"])
     for view in steps:
-        if len(text(columns(view)["original"])) > 3:
+        if len(text(columns(view).get("original", ""))) > 3:
             break
     assert "tokens/s" in view.texts and not closed
     steps.close()  # type: ignore[attr-defined]
@@ -134,10 +139,36 @@ def test_the_time_limit_keeps_what_was_written(
     monkeypatch.setattr(views, "check_of_this_run", lambda *_: check)
     before = ""
     for view in write(llama, tokens=100, which=["original", "a"]):
-        late = late or bool(text(columns(view)["original"]))
-        before, last = max(before, text(columns(view)["original"]), key=len), view
+        late = late or bool(text(columns(view).get("original", "")))
+        before, last = max(before, text(columns(view).get("original", "")), key=len), view
     assert before and text(columns(last)["original"]).startswith(before)
-    assert "time limit of a run" in last.status and last.texts.count("stopped") == 2 and not said
+    assert "time limit of a run" in last.status and not said
+    states = re.findall(r'<p class="source-note state">(.*?)</p>', last.texts)
+    assert states == ["stopped", "not run"]
+
+
+def test_a_column_that_is_stopped_is_compared_as_far_as_it_came(llama: Path) -> None:
+    """Both texts and candidates are there: a stopped run shows where they part, and says what was not run."""
+    steps = write(llama, tokens=12)
+    for view in steps:
+        if text(columns(view).get("a", "")) and "Parts at token" in columns(view)["a"]:
+            break
+    steps.close()  # type: ignore[attr-defined]
+    shown = columns(view)
+    assert '<mark class="parting">' in shown["a"] and "candidates" in shown["a"]
+    assert '<mark class="parting">' in shown["original"] and "has ended" not in shown["a"]
+    after = [re.findall(r'<p class="source-note after">(.*?)</p>', shown[name]) for name in ALL]
+    assert after == [[], ["stopped"], ["not run"]]
+
+
+@pytest.mark.parametrize("which", [["original", "a"], ["a"]])
+def test_a_run_that_fails_leaves_the_texts_of_the_run_before(
+    which: list[str], llama: Path, said: list[str]
+) -> None:
+    """Texts, where they come from and their command; only the line says what was wrong."""
+    for view in write(llama, prompt="word " * 600, which=which):
+        assert [view.source, view.texts, view.command, view.live] == [gr.skip()] * 4
+    assert "positions: shorten the prompt or the text" in view.status and len(said) == 1
 
 
 def without(name: str, llama: Path, tmp_path: Path) -> Path:
@@ -167,7 +198,10 @@ ERRORS = [
 def test_what_cannot_be_run_is_said(asked: dict[str, Any], words: str, llama: Path, said: list[str]) -> None:
     """In the section's own line and as a message; no column claims a text."""
     *left, last = write(**({"where": llama} | asked))
-    assert words in unescape(last.status) and len(said) == 1 and words in said[0]
+    # A box that is still empty is no error: the line alone says so.
+    told = [] if asked.get("where") == "" else [words]
+    assert words in unescape(last.status) and len(said) == len(told)
+    assert all(one in other for one, other in zip(told, said, strict=True))
     assert all("writes" not in shown for shown in columns_left(*left, last))
 
 
@@ -232,6 +266,22 @@ def test_the_recorded_run_is_shown_until_there_is_one_of_the_visitors() -> None:
     assert "hf download" in view.command and "quantization-explorer[run]" in unescape(view.command)
     assert run.recorded_run(True).texts == gr.skip()
     assert {row.engine for row in recording.rows} <= set(ENGINES)
+
+
+def test_speeds_that_say_nothing_of_the_scheme_say_so(views_of_a_run: list[Any]) -> None:
+    """Of restored weights and of two engines; each has its engine, and two digits."""
+    different, same = "Speeds of different engines are not comparable", "does not depend on the scheme"
+    record = run.recorded_run(False).texts
+    rates = re.findall(r"<td>([\d.,]+)\xa0tokens/s <span class=\"source-note\">by (torch|llama.cpp)", record)
+    assert len(rates) == 2 * len(recorded_texts().rows) == 2 * record.count(different)
+    assert all(len(rate.replace(".", "").strip("0")) <= 2 for rate, _ in rates)
+    shown = columns(views_of_a_run[-1])
+    assert all(same in shown[name] and different not in shown[name] for name in ALL)
+    by_llama = [row for row in recorded_texts().rows if row.engine == "llama.cpp"]
+    one_engine = text_columns.texts(
+        "", [text_columns.TextColumn(r.scheme, "", transcript=r) for r in by_llama]
+    )
+    assert same not in one_engine and different not in one_engine
 
 
 def test_names_and_prompts_are_text() -> None:

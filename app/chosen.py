@@ -282,6 +282,7 @@ def _held(chosen: Record, shown: TensorView) -> list[Any]:
     tensor = {
         name: getattr(chosen, name) or None for name in (f.name for f in dataclasses.fields(TensorControls))
     }
+    tensor["file"] = None  # the control holds an upload; the record's path on the server is none
     if chosen.source != "builtin":
         tensor["sample"] = None
     pair = [show_scheme(text) if text else None for text in (chosen.scheme, chosen.second)]
@@ -334,6 +335,8 @@ def build(page: Page, blocks: gr.Blocks, first: AnswerView, view: TensorView) ->
         *page.position,
     ]
     chosen.then(None, controls, controls, js="(...held) => explorer.settled(held)", **PRIVATE)
+    # After an error Gradio's script runs what follows a failure, and not what follows in any case.
+    chosen.failure(None, controls, controls, js="(...held) => explorer.failed(held)", **PRIVATE)
     restorer: Any = hidden("explorer.onRestore(() => trigger('restore'))")
     restorer.restore(None, controls, controls, js="(...held) => explorer.restored(held)", **PRIVATE)
     blocks.load(None, None, None, js="() => explorer.begin()", **PRIVATE)

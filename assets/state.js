@@ -136,11 +136,11 @@ Object.assign(explorer, {
   answered: null,
 
   /* The request has ended, whether it was answered or not. `now` is what the controls hold; returns what they
-     are to hold, an empty update for what stays. */
-  async settled(now) {
+     are to hold, an empty update for what stays. An answer is awaited for `ms`. */
+  async settled(now, ms = 3000) {
     const sent = explorer.sent, same = now.map(() => ({__type__: 'update'}));
     if (!sent) return same;
-    const answer = await explorer.heard(sent, 3000), done = answer?.number === sent.number;
+    const answer = await explorer.heard(sent, ms), done = answer?.number === sent.number;
     if (explorer.sent !== sent) return same;
     explorer.sent = null;
     document.documentElement.removeAttribute('data-asking');
@@ -165,6 +165,12 @@ Object.assign(explorer, {
   },
   fileControl: 2,
 
+  /* The request has ended in an error, which Gradio shows as a message: no answer follows. */
+  failed(now) {
+    if (explorer.sent) explorer.sent.failed = true;
+    return explorer.settled(now, 100);
+  },
+
   /* Keys of the address gone to whose values mean nothing: it loses them. */
   dropped: [],
 
@@ -175,7 +181,7 @@ Object.assign(explorer, {
     explorer.dropped = answer.dropped || [];
     explorer.held = answer.held.map((value, i) => value ?? explorer.held?.[i] ?? now[i]);
     if (sent.acts.some(act => act.do === 'file')) explorer.refuseFile('');
-    if (answer.record.source === 'file') explorer.held[explorer.fileControl] = now[explorer.fileControl];
+    explorer.held[explorer.fileControl] = now[explorer.fileControl];
     explorer.show(sent, before);
   },
 
@@ -183,6 +189,7 @@ Object.assign(explorer, {
      request that was sent is not heard soon, it is given up. */
   lost() {
     const sent = explorer.sent;
+    if (sent) sent.lost = true;
     setTimeout(() => {
       if (!sent || explorer.sent !== sent) return;
       explorer.missed = sent;
@@ -270,10 +277,11 @@ Object.assign(explorer, {
       explorer.shownAnew();
     }
     const file = sent.acts.findLast(act => act.do === 'file');
-    if (file) explorer.refuseFile(file.name || 'the file', answer?.why || 'the server does not answer');
+    const error = sent.failed && !sent.lost, why = error ? 'server reports an error' : 'server does not answer';
+    if (file) explorer.refuseFile(file.name || 'the file', answer?.why || `the ${why}`);
     explorer.firstLook.end();
     explorer.showSource(explorer.record?.source);
-    explorer.notice(answer ? '' : 'The server does not answer. Still shown: the previous view.');
+    explorer.notice(answer ? '' : `The ${why}. Still shown: the previous view.`);
   },
 
   /* Put the rings of the maps around the inspected element: the last three controls are its row, its column,

@@ -6,6 +6,7 @@ a scheme that another does not show, and a figure is read as that of something e
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,6 +124,21 @@ def _full(page: Page) -> Iterator[None]:
 
 
 @contextmanager
+def _defect(page: Page) -> Iterator[None]:
+    """The request is taken and ends in an error: a value has come that the server does not take."""
+
+    def spoil(route: Route) -> None:
+        asked = route.request.post_data_json
+        if '"acts"' in str(asked["data"][:1]):
+            asked["data"][1] = "not an uploaded file"
+        route.continue_(post_data=json.dumps(asked))
+
+    page.route(re.compile("queue/join"), spoil)
+    yield
+    page.unroute(re.compile("queue/join"))
+
+
+@contextmanager
 def _overtaken(page: Page) -> Iterator[None]:
     """The request is held back until something else was chosen."""
     held: list[Route] = []
@@ -137,10 +153,11 @@ def _overtaken(page: Page) -> Iterator[None]:
         route.continue_()
 
 
-FAILURES = {"offline": _aborted, "full": _full, "overtaken": _overtaken}
+FAILURES = {"offline": _aborted, "full": _full, "defect": _defect, "overtaken": _overtaken}
 CASES = [(way, failure) for way in WAYS for failure in FAILURES]
 CHOSEN = [
     ("back", "offline"),
+    ("click", "defect"),
     ("drop", "overtaken"),
 ]
 NOISE = re.compile("Failed to load resource|ERR_FAILED|503|Connection errored out|net::|fetch")
@@ -212,6 +229,21 @@ def test_what_is_refused_changes_nothing(page: Page, url: str, what: str) -> Non
     expect(page.locator("#notice .status")).to_contain_text(words)
     assert named(page) == before
     assert "scheme=int4_group32" in page.url and "no/such" not in page.url
+
+
+def test_a_refusal_after_a_file_ends_nothing(page: Page, url: str) -> None:
+    """What the file control holds is put back as it was, not as the path on the server, which no request may
+    name: each later one would be refused."""
+    open_page(page, url, BEGIN)
+    _drop(page)
+    expect(page.locator("#chip-tensor")).to_contain_text("mine")
+    open_page(page, url, BEGIN)
+    _type_scheme(page, "int99")
+    expect(page.locator("#notice .status")).to_contain_text("no scheme")
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement?.blur()")
+    page.keyboard.press("x")
+    expect(page.locator("#chip-a")).to_contain_text(SCHEMES["nvfp4"].label)
 
 
 def test_a_link_to_ones_own_file_says_so_in_the_page(page: Page, url: str, tmp_path: Path) -> None:

@@ -277,7 +277,8 @@ Object.assign(explorer, {
       explorer.shownAnew();
     }
     const file = sent.acts.findLast(act => act.do === 'file');
-    const error = sent.failed && !sent.lost, why = error ? 'server reports an error' : 'server does not answer';
+    const error = sent.failed && !sent.lost;
+    const why = error ? 'server reports an error' : 'server does not answer';
     if (file) explorer.refuseFile(file.name || 'the file', answer?.why || `the ${why}`);
     explorer.firstLook.end();
     explorer.showSource(explorer.record?.source);

@@ -68,7 +68,7 @@ def test_ctrl_c_ends_a_text_with_what_there_is(
 BAD = {
     "--recipe none.json --prompt a": "none.json",
     "--scheme q8_0 --recipe r.json --prompt a": "name one: --recipe or --scheme",
-    "--prompt a --compare": "--original for a checkpoint",
+    "--prompt a --compare": "name --recipe or --scheme, or --original MODEL",
     "--prompt a --engine vllm": "there are auto, torch, llama.cpp",
     "--prompt a --tokens 0": "--tokens",
     "--prompt a --scheme int9": "int9",
@@ -104,7 +104,7 @@ def test_a_model_is_measured_by_every_engine_that_runs_it(
 ) -> None:
     """Schemes that no GGUF file holds by torch alone; KL is that of the weights, whichever engine runs."""
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(runs, "prompt", lambda: PROMPT)
+    monkeypatch.setattr(runs, "usual_prompt", lambda: PROMPT)
     asked = ("--schemes", "q8_0,int3_group64", "--tokens", "4", "--repeats", "2", "--device", "cpu", "--json")
     assert main(["bench", "model", str(llama), *asked]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

@@ -78,7 +78,8 @@ def test_the_network_is_the_one_that_check_measures(
 def test_greedy_text_is_that_of_transformers(
     scheme: str | None, llama: Path, layers: list[str], expected: Expected
 ) -> None:
-    """The same tokens as ``generate`` with the same weights, and bit for bit the same distributions."""
+    """The same tokens as ``generate`` with the same weights, and the same distributions up to the rounding of
+    float32 sums: their order depends on the processor, and on where weights lie in memory."""
     engine = torch_engine(llama, Recipe.parse(scheme) if scheme else None)
     theirs = expected(dict.fromkeys(layers, Recipe.parse(scheme)) if scheme else {}, torch.float32)
     ids = torch.tensor([engine.encode(PROMPT)])
@@ -89,7 +90,7 @@ def test_greedy_text_is_that_of_transformers(
     assert [token.id for token in tokens] == answer.sequences[0, ids.shape[1] :].tolist()
     for token, logits in zip(tokens, answer.logits, strict=True):
         best = logits[0].log_softmax(-1).topk(5)
-        assert [one.log_probability for one in token.top] == best.values.tolist()
+        assert [one.log_probability for one in token.top] == pytest.approx(best.values.tolist(), abs=2e-5)
         assert [one.id for one in token.top] == best.indices.tolist()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(llama)
     everything = tokenizer.decode([*ids[0], *(token.id for token in tokens)], skip_special_tokens=True)

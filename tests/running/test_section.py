@@ -119,7 +119,7 @@ def test_stop_keeps_what_is_there_and_run_works_again(llama: Path, monkeypatch: 
     for view in steps:
         if len(text(columns(view).get("original", ""))) > 3:
             break
-    assert "tokens/s" in view.texts and not closed
+    assert "\u00a0tokens/s" in view.texts and not closed
     steps.close()  # type: ignore[attr-defined]
     assert closed == ["tiny-llama"]
     *_, last = write(llama, tokens=2, which=["original"])

@@ -220,7 +220,7 @@ def test_the_library_imports_only_what_it_declares() -> None:
     """An import without a dependency works here, where everything is installed, and nowhere else."""
     extras = PROJECT["optional-dependencies"]
     optional = [*extras["gpu"], *extras["export"], *extras["gguf"], *extras["cluster"], *extras["report"]]
-    optional += [*extras["texts"], *extras["pictures"], *extras["run"], *extras["cpu"]]
+    optional += [*extras["texts"], *extras["pictures"], *extras["run"], *extras["cpu"], *extras["peers"]]
     declared = map(Requirement, [*PROJECT["dependencies"], *optional])
     allowed = {canonicalize_name(requirement.name) for requirement in declared}
     of_module = packages_distributions()

@@ -113,6 +113,7 @@ def test_texts_and_numbers_are_the_librarys(views_of_a_run: list[Any], llama: Pa
 
 def test_stop_keeps_what_is_there_and_run_works_again(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A closed run closes its engine, whose memory (and temporary file) would stay else."""
+    monkeypatch.setattr(run, "SHOWN_EVERY_S", 0)
     closed: list[str] = []
     monkeypatch.setattr(TorchEngine, "close", lambda engine: closed.append(engine.subject.name))
     steps = write(llama, tokens=100, which=["original"])
@@ -130,6 +131,7 @@ def test_the_time_limit_keeps_what_was_written(
     llama: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also that the visitor is not told to choose a smaller tensor."""
+    monkeypatch.setattr(run, "SHOWN_EVERY_S", 0)
     late = False
 
     def check() -> None:
@@ -147,8 +149,11 @@ def test_the_time_limit_keeps_what_was_written(
     assert states == ["stopped", "not run"]
 
 
-def test_a_column_that_is_stopped_is_compared_as_far_as_it_came(llama: Path) -> None:
+def test_a_column_that_is_stopped_is_compared_as_far_as_it_came(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both texts and candidates are there: a stopped run shows where they part, and says what was not run."""
+    monkeypatch.setattr(run, "SHOWN_EVERY_S", 0)
     steps = write(llama, tokens=12)
     for view in steps:
         if text(columns(view).get("a", "")) and "Parts at token" in columns(view)["a"]:

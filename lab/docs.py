@@ -10,8 +10,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.cpu.verdict import against_float16, sentences
 from explorer.paths import checkout
-from explorer.recordings.gemm import recorded_cpu, recorded_gemms, recorded_layers
+from explorer.recordings.files import Recording
+from explorer.recordings.gemm import recorded_cpus, recorded_gemms, recorded_layers
 from explorer.recordings.grouped import recorded_grouped
+from explorer.recordings.machine import Machine
 from explorer.recordings.quantize import recorded_quantize
 from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
@@ -107,14 +109,15 @@ def _text(path: Path) -> str | None:
 
 def _context() -> dict[str, Any]:
     """Names for the templates: the recordings, and the functions that build tables and figures from them."""
-    cpu = recorded_cpu()
+    cpu, *other_cpus = recorded_cpus() or [Recording(Machine(), ())]
     return {
         "quantize": recorded_quantize(),
         "analysis": recorded_analyses(),
         "gemm": recorded_gemms(),
         "cpu": cpu,
         "cpu_shapes": (DECODE_ON_CPU, PREFILL_ON_CPU),
-        "cpu_sentences": sentences(cpu.rows, "that CPU"),
+        "other_cpus": other_cpus,
+        "sentences": sentences,
         "cpu_against_float16": facts.times_in_words(against_float16(cpu.rows)),
         "grouped": recorded_grouped(),
         "methods": recorded_methods(),

@@ -116,7 +116,12 @@ def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
     return recorded_by_machine(NAME, GemmTiming)
 
 
-def recorded_cpu() -> Recording[GemmTiming]:
-    """The recording of a CPU that ships, the first by name; empty if there is none."""
+def recorded_cpus() -> list[Recording[GemmTiming]]:
+    """The recordings of CPUs that ship, the newest first."""
     cpus = (recording for recording in gemms_by_machine().values() if recording.machine.cpu)
-    return next(cpus, Recording(Machine(), ()))
+    return sorted(cpus, key=lambda recording: recording.machine.date, reverse=True)
+
+
+def recorded_cpu() -> Recording[GemmTiming]:
+    """The newest of ``recorded_cpus``; empty if there is none."""
+    return next(iter(recorded_cpus()), Recording(Machine(), ()))

@@ -23,7 +23,7 @@ from explorer.cpu.table import CPU_PRODUCTS
 from explorer.cpu.verdict import against_float16, sentences
 from explorer.recordings import files
 from explorer.recordings.files import Recording, machine_name, record_to, recorded_by_machine, recording_of
-from explorer.recordings.gemm import GemmTiming, recorded_cpu
+from explorer.recordings.gemm import GemmTiming, recorded_cpu, recorded_cpus
 from explorer.recordings.machine import Machine, MachineLimits
 from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
@@ -170,6 +170,8 @@ def test_recordings_are_kept_by_machine(monkeypatch: pytest.MonkeyPatch, tmp_pat
     found = recorded_by_machine("gemm", GemmTiming)
     assert list(found) == ["a", "b"] and found["b"].rows == (one,)
     assert recorded_cpu().machine.cpu == "b", "a GPU is no CPU"
+    record_to(tmp_path / "machines/c/gemm.json", Recording(Machine(cpu="c", date="2026-01-02"), (one,)))
+    assert [recording.machine.cpu for recording in recorded_cpus()] == ["c", "b"], "the newest is first"
 
 
 def timing(gemm: str, kernel: str, m: int, seconds: float, float32: float = 1.0) -> GemmTiming:

@@ -11,7 +11,7 @@ from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.recordings.files import Recording, record
 from explorer.recordings.machine import this_machine
-from explorer.running import Engine, Writing, compare, open_engine, subject_of
+from explorer.running import Engine, Writing, compare, open_engine, open_like, subject_of
 from explorer.running.transcript import NAME, USUAL_PROMPT, USUAL_TOKENS, Transcript
 
 SCHEMES = ("q8_0", "q4_0", "int4_group64")
@@ -27,9 +27,13 @@ def write_texts(
     tokens: int = USUAL_TOKENS,
     repeats: int = REPEATS,
 ) -> Iterator[Transcript]:
-    """The original's text, and that by each of ``schemes``, compared with it. ``SourceError`` and
-    ``ValueError`` as ``subject_of`` and ``open_engine`` raise them."""
-    with open_engine(subject_of(model), device=device) as engine:
+    """The original's text, by the engine that runs the first of ``schemes``, so that their speeds can be
+    compared, and that by each of ``schemes``, compared with it. ``SourceError`` and ``ValueError`` as
+    ``subject_of`` and ``open_engine`` raise them."""
+    with (
+        open_engine(subject_of(model, Recipe.parse(schemes[0])), device=device) as first,
+        open_like(first, subject_of(model), device) as engine,
+    ):
         original = _fastest(engine, tokens, repeats)
         yield Transcript.of(original).slim
         for scheme in schemes:

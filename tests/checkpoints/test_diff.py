@@ -47,7 +47,8 @@ from explorer.sources.source_limits import LOCAL
 from tests.checkpoints.reading import NAME, uniform
 from tests.checkpoints.test_every_row import hard_weight
 
-READ = [target for target in EXPORTS if not target.startswith("onnx")]
+READ = [name for name, export in EXPORTS.items() if export.sharded or name == "gguf"]
+"""What ``explorer diff`` reads: safetensors and GGUF."""
 WHOLE = [
     ("compressed-tensors", "int4_group128", "INT4 group 128"),
     ("compressed-tensors", "nvfp4_vllm", "NVFP4 (E4M3 scale a group of 16, FP32 scale a tensor)"),

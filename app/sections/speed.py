@@ -26,6 +26,7 @@ from app.parts.widgets import (
     table,
 )
 from app.sections.speed_live import Own, RunView, run, run_on_cpu
+from app.sections.speed_machines import LIVE, RECORDED, Opened, choices, machine_of, recorded_chip
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_PRODUCT
@@ -49,6 +50,7 @@ from explorer.products.advice import (
     Point,
     at_shape,
     fastest,
+    nearest,
     output_errors,
     points,
     swept,
@@ -62,13 +64,12 @@ from explorer.products.shape_times import ModelledTiming, modelled_timings, prod
 from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.files import Recording, RecordingError, recording_json
-from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, gemms_by_machine, recorded_gemms
+from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
 from explorer.recordings.machine import Machine
 from explorer.reports import speed_report
 from explorer.reports.speed import modelled_words
 
-RECORDED, LIVE = "recorded", "live"
 RANDOM, LAYER = "random", "layer"
 OF_LAYER = {"layer-decode": 1, "layer-prefill": 4096}
 """Entries of the shape picker that stand for N and K of the chosen layer -> M."""
@@ -81,6 +82,8 @@ PRESETS = {"Square 4096": SQUARE, "Decode, 8192 × 8192": DECODE} | {
     for model, blocks in LAYERS.items()
     for layer, (n, k) in zip(LAYER_NAMES, blocks, strict=True)
 }
+NEAR_SHAPES = 3
+"""Timed shapes that are named where a machine lacks the one asked for."""
 CPU_WORDS = (
     "What do low bits buy on the CPU that runs this page? Products by torch, ONNX Runtime and llama.cpp are "
     "measured in turns with float32: a first answer within seconds, the rest in minutes."
@@ -136,6 +139,7 @@ def show(
     product: str | None,
     errors_of: str,
     own: Own | None,
+    opened: Opened = (),
 ) -> SpeedView:
     """Every figure of one shape. After the selection come the view ("recorded", "live"), the shape as text,
     the product whose kernels are shown one by one, whose error is plotted ("random", "layer"), and the
@@ -143,7 +147,7 @@ def show(
 
     Returns where the numbers are from, shapes, products, five figures, the advice, table, CSV and JSON.
     """
-    recording = _recording(view, own)
+    recording = machine_of(view, own, opened)
     place = _place(chosen, recording.rows, shape_text, view)
     here = _timings_at(view, recording, place)
     names = list(dict.fromkeys(timing.gemm for timing in here))
@@ -152,7 +156,9 @@ def show(
     every, marked = points(here, errors), _marked(chosen, _on_cpu(here))
     name = f"{recording.machine.chip or 'here'} {place.text}"
     files = _files(f"gemm {name}", recording.machine, here)
-    source = " ".join((_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here)))
+    source = " ".join(
+        (_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here, view))
+    )
     return SpeedView(
         source=html.status(source.strip()),
         shape=gr.update(choices=place.choices, value=place.value),
@@ -177,18 +183,21 @@ def follow(
     product: str | None,
     errors_of: str,
     own: Own | None,
+    opened: Opened,
     marks: tuple[Any, ...] | None,
 ) -> SpeedView:
     """``show`` when the selection changes. What depends on neither scheme nor layer stays as it is, once it
     has been shown: of a shape by its numbers only the marks of A and B change, and only where they differ
     from ``marks``, those that are shown."""
     if marks is None or shape != marks[1] or shape in OF_LAYER or errors_of == LAYER:
-        return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
-    recording = _recording(view, own)
+        return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own, opened)
+    recording = machine_of(view, own, opened)
     place = _place(chosen, recording.rows, shape, view)
     here = _timings_at(view, recording, place)
     marked = _marked(chosen, _on_cpu(here))
-    source = " ".join((_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here)))
+    source = " ".join(
+        (_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here, view))
+    )
     now = _marks(view, place, marked)
     figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
     return SpeedView.unchanged(
@@ -197,19 +206,6 @@ def follow(
         marks=now,
         **figures,
     )
-
-
-def _recording(view: str, own: Own | None) -> Own:
-    """Whose numbers: those of the GPU whose recordings ship, the visitor's own, or those of the machine that
-    ``view`` names. ``ValueError`` for one that is not recorded."""
-    if view == RECORDED:
-        return recorded_gemms()
-    if view == LIVE:
-        return own or Recording(Machine(), ())
-    machines = gemms_by_machine()
-    if view not in machines:
-        raise ValueError(f"no machine {view[:60]!r} is recorded; there are {', '.join(machines) or 'none'}")
-    return machines[view]
 
 
 def _on_cpu(timings: Sequence[GemmTiming]) -> bool:
@@ -331,7 +327,7 @@ def _marked(chosen: Selection, on_cpu: bool = False) -> dict[str, str]:
     return {name: letter for letter in reversed(schemes) for name in products_for(schemes[letter], on_cpu)}
 
 
-def _schemes_words(chosen: Selection, here: Sequence[GemmTiming]) -> str:
+def _schemes_words(chosen: Selection, here: Sequence[GemmTiming], view: str) -> str:
     """Which products A and B are, among those timed or modelled here, in words; else the reason."""
     sentences, best = [], {timing.gemm: timing for timing in fastest(here)}
     for letter, scheme in _schemes(chosen).items():
@@ -341,7 +337,7 @@ def _schemes_words(chosen: Selection, here: Sequence[GemmTiming]) -> str:
             times = ", ".join(f"{best[name].label} {_time_words(best[name])}" for name in names)
             sentences.append(f"{letter}, {label}: {times}.")
         else:
-            sentences.append(f"{letter}, {label}: {_reason(scheme, here)}.")
+            sentences.append(f"{letter}, {label}: {_reason(scheme, here, view)}.")
     return " ".join(sentences) if here else ""
 
 
@@ -350,11 +346,13 @@ def _time_words(timing: GemmTiming) -> str:
     return words.duration(timing.seconds) + how
 
 
-def _reason(scheme: Scheme, here: Sequence[GemmTiming]) -> str:
-    """Why there is no time of a scheme."""
+def _reason(scheme: Scheme, here: Sequence[GemmTiming], view: str) -> str:
+    """Why there is no time of a scheme. What is modelled is of the machine whose recordings ship."""
     if _on_cpu(here):
         return "no kernel of these libraries multiplies weights stored like this, or it was not timed"
     name, reason = product_for(scheme)
+    if name and view != RECORDED:
+        return f"{GEMMS[name].label} was not timed at this shape"
     if name and here:
         reason = product_time(name, here[0].shape).reason
     return reason or "no product of this scheme is timed here"
@@ -377,13 +375,28 @@ def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
 
 def _source(view: str, recording: Own, place: Place) -> str:
     if view != LIVE:
-        return recording.sentence + "."
+        lacks = not place.timed and place.shape and recording and view != RECORDED
+        return f"{recording.sentence}.{f' {_lacking(recording, place.shape)}' if lacks else ''}"
     if not recording:
         return "Nothing measured here yet: Measure this CPU, or choose a shape and products below, then Run."
     if not place.timed:
         known = ", ".join(dict.fromkeys(timing.shape_text for timing in recording.rows))
         return f"{place.text} was not measured here: choose {known}, or Run it below."
     return f"Measured now on {recording.machine.chip or 'this machine'}."
+
+
+def _lacking(recording: Own, shape: Shape | None) -> str:
+    """That a machine did not time ``shape``, and which shapes near it it did: nothing is modelled there."""
+    timed = list(dict.fromkeys(timing.shape for timing in recording.rows))
+    near: list[str] = []
+    while shape and len(near) < NEAR_SHAPES and (one := nearest(timed, shape)):
+        timed.remove(one)
+        near.append("×".join(map(str, one)))
+    more = f", or another of {len(timed) + len(near)} shapes" if timed else ""
+    return (
+        f"{'×'.join(map(str, shape or ()))} was not timed on it, and no time is modelled there: choose "
+        f"{', '.join(near)}{more}."
+    )
 
 
 def _advice(
@@ -455,34 +468,16 @@ def of_model(name: str) -> ShapeView:
 
 @shows(ReportView)
 def report(
-    chosen: Selection, view: str, shape: str | None, own: Own | None, kinds: list[str]
+    chosen: Selection, view: str, shape: str | None, own: Own | None, opened: Opened, kinds: list[str]
 ) -> Iterator[ReportView]:
     """The products at the shape that is shown as a report, A and B marked; ``kinds``: of
     ``report_files.KINDS``."""
-    recording = _recording(view, own)
+    recording = machine_of(view, own, opened)
     if view == LIVE and not recording:
         raise ValueError("nothing is measured here yet: Run first, or take the recorded numbers")
     at = _place(chosen, recording.rows, shape, view).shape
     timed = None if view == RECORDED else recording
     yield from report_steps(lambda progress: speed_report(timed, at, chosen.recipes), kinds)
-
-
-def _recorded_chip() -> str:
-    """The GPU whose numbers ship, for a label; a damaged recording is reported when it is shown."""
-    try:
-        return recorded_gemms().machine.gpu or "GPU"
-    except RecordingError:
-        return "GPU"
-
-
-def _views() -> list[tuple[str, str]]:
-    """Whose numbers can be shown: of the GPU whose recordings ship, of other machines, of this one."""
-    try:
-        machines = gemms_by_machine()
-    except RecordingError:
-        machines = {}
-    others = [(f"Recorded on {recording.machine.chip}", name) for name, recording in machines.items()]
-    return [(f"Recorded on an {_recorded_chip()}", RECORDED), *others, ("Measured here", LIVE)]
 
 
 def _grouped_recording() -> Recording[GroupedTiming]:
@@ -563,7 +558,7 @@ class _Kernels:
 
 def build(page: Page) -> None:
     """Lay the section out and wire it to the selection."""
-    own = page.gemm_timings
+    own, opened = page.gemm_timings, gr.State(())
     pickers = _build_pickers()
     source = block(elem_id="speed-source")
     with gr.Row():
@@ -577,7 +572,7 @@ def build(page: Page) -> None:
     kernels = _build_kernels()
     rows = table(COLUMNS, "speed-table", pinned_columns=1, max_height=520, buttons=["copy"])
     csv_file, json_file = download_buttons()
-    reported_of = [*page.selection, pickers.view, pickers.shape, own]
+    reported_of = [*page.selection, pickers.view, pickers.shape, own, opened]
     build_report(report, reported_of, "report_speed", "Report of this shape")
     block(html.note(METHOD))
     _build_grouped()
@@ -593,7 +588,7 @@ def build(page: Page) -> None:
         json_file=json_file,
         marks=gr.State(None),
     )
-    extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own]
+    extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own, opened]
     _wire_view(page, pickers, extra, outputs, mine.sizes)
     _wire_kernels(kernels)
     _wire_run(page, mine, pickers, [*page.selection, *extra], outputs)
@@ -602,7 +597,7 @@ def build(page: Page) -> None:
 def _build_pickers() -> _Pickers:
     with gr.Row():
         view = gr.Radio(
-            _views(),
+            choices(),
             value=RECORDED,
             label="Numbers",
             elem_id="speed-view",
@@ -611,7 +606,7 @@ def _build_pickers() -> _Pickers:
             [(_named(shape), text) for text, shape in _shapes(recorded_gemms().rows).items()],
             value=None,
             allow_custom_value=True,
-            info="recorded shapes, or type another as 64x8192x8192: its times are modelled",
+            info=f"timed shapes, or another as 64x8192x8192: its times are modelled on {recorded_chip()}",
             label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)",
             min_width=260,
             elem_id="speed-shape",

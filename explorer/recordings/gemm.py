@@ -111,9 +111,11 @@ def recorded_gemms() -> Recording[GemmTiming]:
 
 
 def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
-    """The recordings of other machines, ``assets/measurements/machines/<machine>/gemm.json``: CPUs, and GPUs
-    beside the one of ``recorded_gemms``."""
-    return recorded_by_machine(NAME, GemmTiming)
+    """The recordings beside the one of ``recorded_gemms``: that of layers under ``LAYERS_NAME``, of whatever
+    machine it is, and by the names of their folders those of other CPUs and GPUs,
+    ``assets/measurements/machines/<machine>/gemm.json``."""
+    layers, machines = recorded_layers(), recorded_by_machine(NAME, GemmTiming)
+    return {LAYERS_NAME: layers, **machines} if layers else machines
 
 
 def recorded_cpu() -> Recording[GemmTiming]:

@@ -16,16 +16,34 @@ import pytest
 
 from app import limits
 from app.parts import html
-from app.sections import speed, speed_live
+from app.sections import speed, speed_live, speed_machines
+from app.sections.speed_machines import LIVE, RECORDED
 from app.sections.speed_table import COLUMNS
 from app.state.selection import Selection, matrix_of
 from explorer import gpu, words
 from explorer.cpu.kernels import Library
-from explorer.products.advice import Point, Verdict, at_shape, choice, fastest, points, summary, verdict
+from explorer.products.advice import (
+    Point,
+    Verdict,
+    at_shape,
+    choice,
+    fastest,
+    points,
+    summary,
+    swept,
+    verdict,
+)
 from explorer.products.table import GEMMS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording
-from explorer.recordings.gemm import GemmTiming, gemms_by_machine, recorded_cpu, recorded_gemms
+from explorer.recordings.gemm import (
+    LAYERS_NAME,
+    GemmTiming,
+    gemms_by_machine,
+    recorded_cpu,
+    recorded_gemms,
+    recorded_layers,
+)
 from explorer.recordings.machine import MachineLimits
 from explorer.recordings.times import TimeSpread
 from lab import docs
@@ -37,7 +55,7 @@ NO_GPU = pytest.mark.skipif(gpu.available().ok, reason="on a machine with a GPU 
 
 
 def shown(
-    view: str = speed.RECORDED,
+    view: str = RECORDED,
     shape: str | None = None,
     product: str | None = None,
     errors: str = speed.RANDOM,
@@ -101,7 +119,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_a_scheme_redraws_its_marks_alone() -> None:
     """Table, files and the chosen kernels are of the shape: another scheme does not send them again, and the
     figures only where other products are marked."""
-    rest = [speed.RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None]
+    rest = [RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None, ()]
 
     def kept(marks: Any, **chosen: str) -> tuple[set[str], Any]:
         out = speed.follow(*selection(**chosen), *rest, marks)
@@ -133,7 +151,7 @@ def test_products_of_a_scheme_are_marked(first: str, second: str, marked: dict[s
     found = speed._marked(chosen)
     assert {name: found.get(name) for name in marked} == marked
     assert bool(found) is bool(marked) and ("B" in found.values()) is ("B" in marked.values())
-    words = speed._schemes_words(chosen, at_shape(recorded_gemms().rows, (4096, 4096, 4096)))
+    words = speed._schemes_words(chosen, at_shape(recorded_gemms().rows, (4096, 4096, 4096)), RECORDED)
     assert ("no kernel here multiplies weights stored like this" in words) is not bool(marked)
 
 
@@ -173,10 +191,10 @@ def test_what_is_no_shape_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measured_here_and_back_keeps_the_shape() -> None:
     """Another machine's list of shapes does not lose the one that is looked at."""
     asked = "4096×4096×11008"
-    live = shown(view=speed.LIVE, shape=asked)
+    live = shown(view=LIVE, shape=asked)
     assert live.shape["value"] == asked
     other = Recording(recorded_gemms().machine, (timing(shape=(8, 64, 64)),))
-    assert "was not measured here: choose 8×64×64" in shown(view=speed.LIVE, shape=asked, own=other).source
+    assert "was not measured here: choose 8×64×64" in shown(view=LIVE, shape=asked, own=other).source
     assert shown(shape=live.shape["value"]).shape["value"] == asked
 
 
@@ -184,7 +202,7 @@ def test_after_a_run_its_own_shape_is_shown() -> None:
     """A run of another shape than the one shown is not hidden by it."""
     own = Recording(recorded_gemms().machine, (timing(shape=(8, 64, 64)),))
     view, shape = speed._after_run(8, 64, 64, own)
-    assert (view, shape["value"]) == (speed.LIVE, "8×64×64")
+    assert (view, shape["value"]) == (LIVE, "8×64×64")
     assert unchanged(speed._after_run(-5, 64, 64, own)[0])
 
 
@@ -209,12 +227,12 @@ def test_a_product_just_below_is_taken_and_said() -> None:
 def test_the_layers_own_shape_is_shown_once_it_was_measured() -> None:
     n, k = matrix_of(Selection()).values.shape
     own = Recording(recorded_gemms().machine, (timing(shape=(1, n, k)), timing(shape=(8, n, k))))
-    out = shown(view=speed.LIVE, shape="layer-decode", own=own)
+    out = shown(view=LIVE, shape="layer-decode", own=own)
     assert "nearest" not in out.source and {row[COLUMN_OF_SHAPE] for row in out.table} == {f"1×{n}×{k}"}
 
 
 def test_before_a_run_nothing_is_shown_as_measured() -> None:
-    out = shown(view=speed.LIVE)
+    out = shown(view=LIVE)
     assert "Nothing measured here yet" in out.source and out.table == []
 
 
@@ -228,7 +246,7 @@ def test_a_run_on_the_cpu_times_what_its_libraries_have(monkeypatch: pytest.Monk
     assert {t.gemm for t in own.rows} == {"bf16", "int8_dynamic"}
     assert all(t.shape == (4, 32, 64) and t.threads for t in own.rows)
     assert "Not timed: get it" in steps[-1].status
-    out = shown(view=speed.LIVE, own=own)
+    out = shown(view=LIVE, own=own)
     assert "Measured now on" in out.source and "FP8" not in str(out.table)
     assert sum("get it" in str(row[1]) for row in out.table) > 5, "what is missing says how to get it"
 
@@ -244,11 +262,11 @@ def test_this_cpu_is_measured_by_one_click(monkeypatch: pytest.MonkeyPatch) -> N
     own = steps[-1].own
     assert {t.shape for t in own.rows} == {(1, 32, 64), (4, 32, 64)}
     view, shape = speed._after_cpu(own)
-    assert (view, shape["value"]) == (speed.LIVE, "1×32×64")
-    out = shown(view=speed.LIVE, own=own)
+    assert (view, shape["value"]) == (LIVE, "1×32×64")
+    out = shown(view=LIVE, own=own)
     assert "× torch’s float32" in unescape(out.sentence) and "BF16’s" not in unescape(out.sentence)
     assert all(json.loads(plot)["data"] for plot in (out.tradeoff, out.bars, out.roofline, out.ladder))
-    assert shown(view=speed.LIVE, own=own, errors=speed.LAYER).tradeoff != out.tradeoff
+    assert shown(view=LIVE, own=own, errors=speed.LAYER).tradeoff != out.tradeoff
     assert unchanged(speed._after_cpu(None)[0])
 
 
@@ -259,11 +277,39 @@ def test_a_recorded_machine_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch
     out = shown(view=name)
     assert f"Recorded on one {recorded_cpu().machine.chip}" in unescape(out.source)
     assert "At one token" in out.sentence and all(row[2] for row in out.table if row[3])
-    assert (f"Recorded on {recorded_cpu().machine.chip}", name) in speed._views()
+    assert (f"Recorded on {recorded_cpu().machine.chip}", name) in speed_machines.choices()
     said: list[str] = []
     monkeypatch.setattr(limits, "notify", said.append)
     shown(view="nobody's")
     assert 'no machine "nobody\'s" is recorded; there are' in said[0]
+
+
+def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever machine it is: its own shapes are shown, and what it lacks is said, never modelled."""
+    layers = recorded_layers()
+    assert layers.machine.gpu == "NVIDIA H100 80GB HBM3", "the page's words below are of this file"
+    assert ("Recorded on an NVIDIA H100 80GB HBM3", LAYERS_NAME) in speed_machines.choices()
+    out = shown(view=LAYERS_NAME, shape="16×6144×4096")
+    assert "Recorded on one NVIDIA H100" in out.source and "not timed on it" not in out.source
+    timed = [row for row in out.table if row[COLUMN_OF_SHAPE]]
+    assert len(timed) == 5 and all(row[COLUMN_OF_SHAPE] == "16×6144×4096" for row in timed)
+    lacks = shown(view=LAYERS_NAME, shape="4096×4096×4096")
+    assert (
+        "4096×4096×4096 was not timed on it, and no time is modelled there: choose 64×4096×4096"
+        in lacks.source
+    )
+    assert not [row for row in lacks.table if row[COLUMN_OF_SHAPE]] and "modelled (" not in str(lacks.table)
+    same = dataclasses.replace(layers, machine=recorded_gemms().machine)
+    monkeypatch.setattr(speed_machines, "gemms_by_machine", lambda: {LAYERS_NAME: same})
+    labels = [label for label, _ in speed_machines.choices()]
+    assert labels[:2] == ["Recorded on an NVIDIA H200", "Recorded on an NVIDIA H200, layers of models"]
+
+
+def test_the_curve_over_tokens_is_that_of_the_shape() -> None:
+    """Where every layer was timed at as many M, the shape's own curve is drawn, not another layer's."""
+    rows = recorded_layers().rows
+    assert {t.shape[1:] for t in swept(rows, (16, 6144, 4096))} == {(6144, 4096)}
+    assert {t.shape[1:] for t in swept(recorded_gemms().rows, (1, 12288, 4096))} == {(8192, 8192)}
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,12 @@ from app.parts.widgets import (
     block,
     download_buttons,
     plot_card,
+    results_column,
     stop_button,
     table,
 )
 from app.sections.speed_live import Own, RunView, run, run_on_cpu
-from app.sections.speed_machines import LIVE, RECORDED, Opened, choices, machine_of, recorded_chip
+from app.sections.speed_machines import LIVE, RECORDED, Opened, choices, machine_of, others, recorded_chip
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_PRODUCT
@@ -36,10 +37,13 @@ from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import Scheme, words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
+from explorer.bench.two_machines import compare_machines, flat_pairs, pairs_json
+from explorer.bench.two_machines import sentences as of_two
 from explorer.core.backend import gpu_device
 from explorer.cpu.table import CPU_PRODUCTS, FIRST, product_of, products_for
 from explorer.cpu.verdict import sentences
 from explorer.figures.speed import speed_figure
+from explorer.figures.speed_beside import beside_figure
 from explorer.figures.speed_ladder import ladder_figure
 from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
@@ -63,7 +67,7 @@ from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
 from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
 from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
-from explorer.recordings.files import Recording, RecordingError, recording_json
+from explorer.recordings.files import NOT_RECORDED, Recording, RecordingError, recording_json
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
 from explorer.recordings.machine import Machine
@@ -120,6 +124,17 @@ class SpeedView(View):
     csv_file: Shown
     json_file: Shown
     marks: Shown
+
+
+@dataclass(frozen=True)
+class BesideView(View):
+    """Two machines beside each other: the picker of the second, what it comes to, the figure, and files."""
+
+    beside: Shown
+    sentence: Shown
+    figure: Shown
+    csv_file: Shown
+    json_file: Shown
 
 
 @dataclass(frozen=True)
@@ -453,6 +468,40 @@ def _layer_errors(chosen: Selection, names: tuple[str, ...], on_cpu: bool = Fals
     return _ERRORS.get((*tensor_key(chosen), rows, names, on_cpu), compute, lambda _: 1 << 12)
 
 
+@shows(BesideView, told=True)
+def compare(
+    chosen: Selection,
+    view: str,
+    shape: str | None,
+    beside: str | None,
+    own: Own | None,
+    opened: Opened,
+) -> BesideView:
+    """The machine that ``view`` names beside the one that ``beside`` does ("": none), at the shape that is
+    shown. Returns the second picker, a sentence, the figure, CSV and JSON; after the same machine was chosen
+    as the first, no second one."""
+    beside = "" if beside == view else beside or ""
+    picker = gr.update(choices=others(view, opened), value=beside)
+    if not beside:
+        return BesideView.unchanged(beside=picker, sentence="")
+    first, second = machine_of(view, own, opened), machine_of(beside, own, opened)
+    at = _place(chosen, first.rows, shape, view).shape or next((t.shape for t in second.rows), None)
+    if at is None or not first or not second:
+        lacking = LIVE in (view, beside) and not own
+        said = "Nothing measured here yet: Run below first." if lacking else NOT_RECORDED.capitalize() + "."
+        return BesideView.unchanged(beside=picker, sentence=html.sentence(said), figure="")
+    two = compare_machines(first, second, at)
+    name = f"{two.names[0]} and {two.names[1]} {'×'.join(map(str, at))}"
+    files = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NOTHING_YET
+    return BesideView(
+        beside=picker,
+        sentence=html.sentence(" ".join(of_two(two))),
+        figure=plot_data(beside_figure(two, name, _marked(chosen, any(p.first.on_cpu for p in two.pairs)))),
+        csv_file=files.csv,
+        json_file=files.json,
+    )
+
+
 @shows(ShapeView)
 def from_layer(chosen: Selection, tokens: float | None) -> ShapeView:
     """M, N, K of the chosen matrix as W with the given number of tokens."""
@@ -523,9 +572,10 @@ def _after_stop(m: float, n: float, k: float, own: Own | None) -> tuple[Any, Any
 
 @dataclass(frozen=True)
 class _Pickers:
-    """Whose numbers are shown, of which shape, and with which error."""
+    """Whose numbers are shown, beside whose, of which shape, and with which error."""
 
     view: gr.Radio
+    beside: gr.Dropdown
     shape: gr.Dropdown
     errors_of: gr.Radio
 
@@ -567,6 +617,7 @@ def build(page: Page) -> None:
     status = block(html.status(CPU_WORDS), elem_id="speed-status")
     stopped = block(elem_id="speed-stopped")
     mine = _build_run(cpu, stop, status, stopped)
+    both = _build_beside(pickers)
     sentence = block(elem_id="speed-advice")
     figures = _build_figures()
     kernels = _build_kernels()
@@ -589,9 +640,11 @@ def build(page: Page) -> None:
         marks=gr.State(None),
     )
     extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own, opened]
-    _wire_view(page, pickers, extra, outputs, mine.sizes)
+    compared = [*page.selection, pickers.view, pickers.shape, pickers.beside, own, opened]
+    show_all = _ShowAll([*page.selection, *extra], outputs, compared, both)
+    _wire_view(page, pickers, extra, show_all, mine.sizes)
     _wire_kernels(kernels)
-    _wire_run(page, mine, pickers, [*page.selection, *extra], outputs)
+    _wire_run(page, mine, pickers, show_all)
 
 
 def _build_pickers() -> _Pickers:
@@ -601,6 +654,13 @@ def _build_pickers() -> _Pickers:
             value=RECORDED,
             label="Numbers",
             elem_id="speed-view",
+        )
+        beside = gr.Dropdown(
+            others(RECORDED),
+            value="",
+            label="Beside",
+            info="a second machine: each product on both",
+            elem_id="speed-beside",
         )
         shape = gr.Dropdown(
             [(_named(shape), text) for text, shape in _shapes(recorded_gemms().rows).items()],
@@ -617,7 +677,23 @@ def _build_pickers() -> _Pickers:
             label="Error of",
             elem_id="speed-errors",
         )
-    return _Pickers(view, shape, errors_of)
+    return _Pickers(view, beside, shape, errors_of)
+
+
+def _build_beside(pickers: _Pickers) -> BesideView:
+    """What two machines took; nothing until a second one is chosen."""
+    with results_column():
+        sentence = block(elem_id="speed-two")
+        figure = plot_card(
+            "Two machines",
+            "each product's fastest kernel on both, the first machine's fastest at the top; ×: times as fast "
+            "as the second the first is; X is quantized beforehand, or in the call on both",
+            "speed-both",
+        )
+        csv_file, json_file = download_buttons("both ")
+    return BesideView(
+        beside=pickers.beside, sentence=sentence, figure=figure, csv_file=csv_file, json_file=json_file
+    )
 
 
 def _build_run(cpu: gr.Button, stop: gr.Button, status: gr.HTML, stopped: gr.HTML) -> _OwnRun:
@@ -706,20 +782,49 @@ def _build_grouped() -> None:
 _UNLISTED: dict[str, Any] = {**QUIET, "api_visibility": "undocumented"}
 
 
-def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], outputs: SpeedView, sizes: ShapeView) -> None:
+@dataclass(frozen=True)
+class _ShowAll:
+    """What every change of the pickers runs: ``show``, and then ``compare``."""
+
+    inputs: list[Any]
+    outputs: SpeedView
+    compared: list[Any]
+    both: BesideView
+
+    def on(self, event: Any, **options: Any) -> None:
+        """Show the section and the two machines after ``event``; ``options`` are those of the first."""
+        shown = listen(event, show, self.inputs, self.outputs, **options)
+        self.compare_on(shown.then)
+
+    def compare_on(self, event: Any) -> None:
+        """Show the two machines after ``event``."""
+        listen(event, compare, self.compared, self.both, **PRIVATE)
+
+
+def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowAll, sizes: ShapeView) -> None:
     """What is shown follows the selection and the pickers, and the address keeps it."""
+    outputs = show_all.outputs
     page.follow(follow, [*extra, outputs.marks], outputs, api_name="speed")
+    page.when_seen(
+        compare,
+        show_all.compared,
+        show_all.both,
+        api_name="speed_two_machines",
+        api_visibility="undocumented",
+    )
+    page.keep("machine", pickers.view, pickers.view.change, visit=False)
+    page.keep("beside", pickers.beside, pickers.beside.change, visit=False)
     page.keep("shape", pickers.shape, pickers.shape.input)
     for key, size in vars(sizes).items():
         page.keep(key, size, size.change, visit=False)
-    inputs = [*page.selection, *extra]
     for control, what in (
         (pickers.view, "view"),
         (pickers.shape, "shape"),
         (outputs.product, "product"),
         (pickers.errors_of, "errors"),
     ):
-        listen(control.input, show, inputs, outputs, api_name=f"speed_{what}", **_UNLISTED)
+        show_all.on(control.input, api_name=f"speed_{what}", **_UNLISTED)
+    show_all.compare_on(pickers.beside.input)
 
 
 def _wire_kernels(kernels: _Kernels) -> None:
@@ -729,7 +834,7 @@ def _wire_kernels(kernels: _Kernels) -> None:
     listen(chosen.then, facts_of, product, kernels.facts, **PRIVATE)
 
 
-def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, inputs: list[Any], outputs: SpeedView) -> None:
+def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, show_all: _ShowAll) -> None:
     """The shape may be taken from a model or layer; a run shows its numbers when it ends or is stopped."""
     listen(mine.preset.input, of_model, mine.preset, mine.sizes, **PRIVATE)
     of_layer_inputs = [*page.selection, mine.sizes.m]
@@ -758,10 +863,10 @@ def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, inputs: list[Any], o
     )
     shown, sizes = [pickers.view, pickers.shape], list(mine.sizes.in_order())
     live = running.then(_after_run, [*sizes, page.gemm_timings], shown, **PRIVATE)
-    listen(live.then, show, inputs, outputs, api_name="speed_measured", **_UNLISTED)
+    show_all.on(live.then, api_name="speed_measured", **_UNLISTED)
     cpu_live = of_cpu.then(_after_cpu, page.gemm_timings, shown, **PRIVATE)
-    listen(cpu_live.then, show, inputs, outputs, **PRIVATE)
+    show_all.on(cpu_live.then, **PRIVATE)
     halted = buttons.end_with(running, of_cpu).then(
         _after_stop, [*sizes, page.gemm_timings], shown, **PRIVATE
     )
-    listen(halted.then, show, inputs, outputs, **PRIVATE)
+    show_all.on(halted.then, **PRIVATE)

@@ -9,8 +9,9 @@ from explorer.recordings.files import Recording, RecordingError
 from explorer.recordings.gemm import LAYERS_NAME, gemms_by_machine, recorded_gemms
 from explorer.recordings.machine import Machine
 
-RECORDED, LIVE = "recorded", "live"
-"""The machine whose recordings ship, and the visitor's own run, beside the names of ``gemms_by_machine``."""
+RECORDED, LIVE, OPENED = "recorded", "live", "opened-"
+"""The machine whose recordings ship; the visitor's own run; what the names of recordings begin with that the
+visitor opened. Others have the names of ``gemms_by_machine``."""
 Opened = tuple[Own, ...]
 """Recordings that a visitor opened, in the order in which they were."""
 
@@ -28,6 +29,11 @@ def machine_of(view: str, own: Own | None, opened: Opened = ()) -> Own:
     return machines[view]
 
 
+def is_opened(name: str) -> bool:
+    """True for the name of a recording that a visitor opened."""
+    return name.startswith(OPENED)
+
+
 def choices(opened: Opened = ()) -> list[tuple[str, str]]:
     """Whose numbers can be shown, as labels and names: of the machine whose recordings ship, of other
     machines, of this one. Machines of one name are told apart by what was recorded."""
@@ -39,6 +45,11 @@ def choices(opened: Opened = ()) -> list[tuple[str, str]]:
         told_apart = alike[chip] > 1 and name != RECORDED
         said.append((f"Recorded on {chip}{f', {which}' if told_apart else ''}", name))
     return [*said, ("Measured here", LIVE)]
+
+
+def others(view: str, opened: Opened = ()) -> list[tuple[str, str]]:
+    """The machines that can stand beside the one that ``view`` names, none of them first."""
+    return [("no other machine", ""), *(one for one in choices(opened) if one[1] != view)]
 
 
 def recorded_chip() -> str:

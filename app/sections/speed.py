@@ -27,7 +27,18 @@ from app.parts.widgets import (
     table,
 )
 from app.sections.speed_live import Own, RunView, run, run_on_cpu
-from app.sections.speed_machines import LIVE, RECORDED, Opened, choices, machine_of, others, recorded_chip
+from app.sections.speed_machines import (
+    LIVE,
+    RECORDED,
+    Opened,
+    OpenedView,
+    choices,
+    is_opened,
+    machine_of,
+    open_recording,
+    others,
+    recorded_chip,
+)
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_PRODUCT
@@ -102,6 +113,11 @@ METHOD = (
     "output against the float64 product of unquantized X and W. On a CPU the kernels are those of other "
     "packages: single calls in turns with torch's float32, each after a copy that overwrites the caches, "
     "with the fastest of some numbers of threads; X is quantized in the call."
+)
+RECORDING_WORDS = (
+    "<code>explorer bench gemm --record-to mine.json</code> measures any GPU or CPU and writes the file; "
+    "<i>Download JSON</i> below writes what is shown. Its machine is then one more choice above, for you "
+    "alone."
 )
 _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
@@ -391,7 +407,8 @@ def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
 def _source(view: str, recording: Own, place: Place) -> str:
     if view != LIVE:
         lacks = not place.timed and place.shape and recording and view != RECORDED
-        return f"{recording.sentence}.{f' {_lacking(recording, place.shape)}' if lacks else ''}"
+        whose = "From a file that you opened. " if is_opened(view) else ""
+        return f"{whose}{recording.sentence}.{f' {_lacking(recording, place.shape)}' if lacks else ''}"
     if not recording:
         return "Nothing measured here yet: Measure this CPU, or choose a shape and products below, then Run."
     if not place.timed:
@@ -617,6 +634,7 @@ def build(page: Page) -> None:
     status = block(html.status(CPU_WORDS), elem_id="speed-status")
     stopped = block(elem_id="speed-stopped")
     mine = _build_run(cpu, stop, status, stopped)
+    opening = _build_opening(pickers, opened)
     both = _build_beside(pickers)
     sentence = block(elem_id="speed-advice")
     figures = _build_figures()
@@ -645,6 +663,15 @@ def build(page: Page) -> None:
     _wire_view(page, pickers, extra, show_all, mine.sizes)
     _wire_kernels(kernels)
     _wire_run(page, mine, pickers, show_all)
+    shown = listen(
+        opening.file.upload,
+        open_recording,
+        [opening.file, opened],
+        opening.view,
+        api_name="open_recording",
+        **_UNLISTED,
+    )
+    show_all.on(shown.then, **PRIVATE)
 
 
 def _build_pickers() -> _Pickers:
@@ -678,6 +705,24 @@ def _build_pickers() -> _Pickers:
             elem_id="speed-errors",
         )
     return _Pickers(view, beside, shape, errors_of)
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """The file of a recording, and what opening it shows."""
+
+    file: gr.File
+    view: OpenedView
+
+
+def _build_opening(pickers: _Pickers, opened: gr.State) -> _Opening:
+    with gr.Accordion("Open a recording of another machine", open=False, elem_id="speed-open"):
+        block(html.note(RECORDING_WORDS))
+        status = block(elem_id="speed-opened")
+        file = gr.File(
+            label="A recording (.json)", file_types=[".json"], height=150, elem_id="speed-recording"
+        )
+    return _Opening(file, OpenedView(status=status, opened=opened, view=pickers.view))
 
 
 def _build_beside(pickers: _Pickers) -> BesideView:

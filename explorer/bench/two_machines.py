@@ -152,7 +152,7 @@ def _order(two: TwoMachines) -> list[str]:
         return []
     if not two.reversed:
         equal = all(pair.ratio == 1 for pair in two.pairs)
-        return [] if equal else ["The same one is the faster in each of them."]
+        return [] if equal else ["It is the faster one in each of them."]
     first_wins = (two.ratio or 1.0) < 1
     fast = two.names[0 if first_wins else 1]
     each = [

@@ -44,7 +44,7 @@ from explorer.recordings.gemm import (
     recorded_gemms,
     recorded_layers,
 )
-from explorer.recordings.machine import MachineLimits
+from explorer.recordings.machine import Machine, MachineLimits
 from explorer.recordings.times import TimeSpread
 from lab import docs
 from tests.app.test_handlers import plots_of, selection, unchanged
@@ -303,6 +303,80 @@ def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(speed_machines, "gemms_by_machine", lambda: {LAYERS_NAME: same})
     labels = [label for label, _ in speed_machines.choices()]
     assert labels[:2] == ["Recorded on an NVIDIA H200", "Recorded on an NVIDIA H200, layers of models"]
+
+
+def a_file(path: Path, chip: str, *rows: GemmTiming) -> str:
+    """What ``--record-to`` writes."""
+    return str(recordings.record_to(path, Recording(Machine(gpu=chip), rows)))
+
+
+def test_an_opened_recording_is_one_more_machine(tmp_path: Path) -> None:
+    """It is chosen at once; labels are today's, texts no markup; the same file again is the same machine."""
+    rows = (timing(label="Old", shape=(8, 64, 64)), timing(gemm="gone", label="<b>x", shape=(8, 64, 64)))
+    path = a_file(tmp_path / "mine.json", "NVIDIA A100", *rows)
+    out = speed_machines.open_recording(path, ())
+    assert "Opened: mine.json, 2 timings on NVIDIA A100. Only you see it." in out.status
+    assert [row.label for row in out.opened[0].rows] == [GEMMS["bf16"].label, "‹b>x"]
+    name = out.view["value"]
+    assert ("Opened: NVIDIA A100", name) in out.view["choices"]
+    assert ("Opened: NVIDIA A100", name) not in speed_machines.choices(), "never seen by another"
+    here = speed.show(*selection(), name, None, None, speed.RANDOM, None, out.opened)
+    assert "From a file that you opened. Recorded on one NVIDIA A100" in here.source
+    assert {row[COLUMN_OF_SHAPE] for row in here.table if row[COLUMN_OF_SHAPE]} == {"8×64×64"}
+    again = speed_machines.open_recording(path, out.opened)
+    assert again.opened == out.opened and again.view["value"] == name
+    second = speed_machines.open_recording(a_file(tmp_path / "b.json", "NVIDIA L4", rows[0]), out.opened)
+    assert second.view["value"] != name and len(second.opened) == 2
+    both = speed.compare(*selection(), name, None, second.view["value"], None, second.opened)
+    assert "At 8×64×64 NVIDIA A100 takes as long as NVIDIA L4 in the one product" in both.sentence
+
+
+def test_a_file_that_is_no_recording_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first defect, what is accepted, and a limit of size and number; what was open stays."""
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+    monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recording_bytes=4000))
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"machine":{"gpu":"x"},"rows":[{"row":"bf16"}]}')
+    good = [a_file(tmp_path / f"{chip}.json", chip, timing(shape=(8, 64, 64))) for chip in "ABC"]
+    large = a_file(tmp_path / "large.json", "L", *[timing()] * 9)
+    opened = speed_machines.open_recording(good[0], ()).opened
+    for path, why in (
+        (
+            str(bad),
+            "bad.json was not opened: this is no recording of GemmTiming: rows.0.label: Field required",
+        ),
+        (large, "a recording may have 4 kB here"),
+    ):
+        out = speed_machines.open_recording(path, opened)
+        assert why in said[-1] and why in unescape(out.status)
+        assert unchanged(out.opened) and unchanged(out.view)
+    assert "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE" in said[0]
+    monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recordings=2))
+    opened = speed_machines.open_recording(good[1], opened).opened
+    full = speed_machines.open_recording(good[2], opened)
+    assert "2 recordings are open, as many as may be" in said[-1] and unchanged(full.opened)
+
+
+def test_a_second_machine_is_one_other_than_the_first() -> None:
+    """Recorded beside recorded and beside what is measured here; chosen as the first, it is no second."""
+    xeon = next(name for name, r in gemms_by_machine().items() if r.rows == recorded_cpu().rows)
+    shape, own = "1×4096×4096", Recording(Machine(gpu="Mine"), (timing(shape=(1, 4096, 4096)),))
+
+    def compared(view: str, beside: str, own: Any = None, shape: str = shape) -> Any:
+        return speed.compare(*selection(), view, shape, beside, own, ())
+
+    out = compared(RECORDED, LAYERS_NAME)
+    assert "NVIDIA H200 is" in out.sentence and json.loads(out.figure)["data"]
+    assert RECORDED not in {value for _, value in out.beside["choices"]} and out.csv_file["interactive"]
+    assert "as fast as Intel(R) Xeon(R) Processor" in compared(RECORDED, xeon).sentence
+    assert "in the one product that both timed" in compared(LIVE, xeon, own).sentence
+    assert "Nothing measured here yet" in compared(RECORDED, LIVE).sentence
+    lacks = compared(RECORDED, LAYERS_NAME, shape="64×8192×8192")
+    assert "64×8192×8192 was not timed on NVIDIA H100 80GB HBM3. Both timed 64×4096×4096" in lacks.sentence
+    assert unchanged(lacks.csv_file)
+    same = compared(LAYERS_NAME, LAYERS_NAME)
+    assert same.sentence == "" and same.beside["value"] == "" and unchanged(same.figure)
 
 
 def test_the_curve_over_tokens_is_that_of_the_shape() -> None:

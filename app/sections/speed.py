@@ -687,6 +687,7 @@ def _build_pickers() -> _Pickers:
             value="",
             label="Beside",
             info="a second machine: each product on both",
+            min_width=260,
             elem_id="speed-beside",
         )
         shape = gr.Dropdown(

@@ -131,7 +131,7 @@ def gemms_in(value: Any) -> Recording[GemmTiming]:
     """The recording in the values of a JSON file, of `bench gemm --record-to`, of `--json` or of the page's
     download. ``RecordingError`` names the first defect with its place: what is no recording, no timing at
     all, a time or size that cannot be, or a row that was modelled."""
-    recording = recording_of(value, GemmTiming)
+    recording = recording_of(value, GemmTiming, "matrix products")
     if not recording:
         raise RecordingError("it has no timing in it: rows is empty")
     if not recording.machine.chip:

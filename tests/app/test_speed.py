@@ -344,7 +344,7 @@ def test_a_file_that_is_no_recording_changes_nothing(tmp_path: Path, monkeypatch
     for path, why in (
         (
             str(bad),
-            "bad.json was not opened: this is no recording of GemmTiming: rows.0.label: Field required",
+            "bad.json was not opened: this is no recording of matrix products: rows.0.label: Field required",
         ),
         (large, "a recording may have 4 kB here"),
     ):

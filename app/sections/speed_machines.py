@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -111,7 +112,7 @@ def _read(path: Path) -> Own:
 def _with_plain_texts(row: GemmTiming) -> GemmTiming:
     """``row`` with texts in which a figure reads no markup, and with the label that its product has here."""
     texts = ("gemm", "label", "variant", "file", "baseline", "baseline_note")
-    plain = {name: words.plain(getattr(row, name)).replace("<", "‹") for name in texts}
+    plain: dict[str, Any] = {name: words.plain(getattr(row, name)).replace("<", "‹") for name in texts}
     known = product_of(row.gemm, row.on_cpu)
     return replace(row, **plain | ({"label": known.label} if known else {}))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from app import limits
 from app.parts import html
@@ -384,6 +385,25 @@ def test_the_curve_over_tokens_is_that_of_the_shape() -> None:
     rows = recorded_layers().rows
     assert {t.shape[1:] for t in swept(rows, (16, 6144, 4096))} == {(6144, 4096)}
     assert {t.shape[1:] for t in swept(recorded_gemms().rows, (1, 12288, 4096))} == {(8192, 8192)}
+
+
+@pytest.mark.parametrize(
+    ("capability", "every", "told"), [((8, 0), False, 1), ((8, 0), True, 0), ((9, 0), False, 0)]
+)
+def test_a_run_on_another_gpu_says_where_its_choices_were_tuned(
+    capability: tuple[int, int], every: bool, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, at the end of a run of the fastest kernels; the box that times all of them is named."""
+    monkeypatch.setattr(speed_live, "gpu_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(speed_live, "kernel_capability", lambda device: capability)
+    monkeypatch.setattr(speed_live, "_machine", lambda: Machine(gpu="NVIDIA A100"))
+    monkeypatch.setattr(speed_live, "_one", lambda *_: iter([timing(shape=(8, 64, 64))]))
+    steps = [unescape(str(step.status)) for step in speed.run(8, 64, 64, ["bf16", "int8"], every)]
+    hint = (
+        "Choices of kernels were tuned on an NVIDIA H200; on this NVIDIA A100 another variant may be faster"
+    )
+    assert [hint in step for step in steps].count(True) == told
+    assert "2 of 2 products at 8×64×64" in steps[-1] and (hint in steps[-1]) is bool(told)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from app.sections.speed_live import Own, RunView, run, run_on_cpu
 from app.sections.speed_machines import (
     LIVE,
     RECORDED,
-    Opened,
+    OpenedRecordings,
     OpenedView,
     choices,
     is_opened,
@@ -42,7 +42,7 @@ from app.sections.speed_machines import (
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_PRODUCT
-from app.state.files import NOTHING_YET, Downloads, downloads
+from app.state.files import NONE_NOW, Downloads, downloads
 from app.state.gpu_lock import gpu_lock
 from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
@@ -170,7 +170,7 @@ def show(
     product: str | None,
     errors_of: str,
     own: Own | None,
-    opened: Opened = (),
+    opened: OpenedRecordings = (),
 ) -> SpeedView:
     """Every figure of one shape. After the selection come the view ("recorded", "live"), the shape as text,
     the product whose kernels are shown one by one, whose error is plotted ("random", "layer"), and the
@@ -214,13 +214,13 @@ def follow(
     product: str | None,
     errors_of: str,
     own: Own | None,
-    opened: Opened,
+    opened: OpenedRecordings,
     marks: tuple[Any, ...] | None,
 ) -> SpeedView:
     """``show`` when the selection changes. What depends on neither scheme nor layer stays as it is, once it
     has been shown: of a shape by its numbers only the marks of A and B change, and only where they differ
     from ``marks``, those that are shown."""
-    if marks is None or shape != marks[1] or shape in OF_LAYER or errors_of == LAYER:
+    if marks is None or (view, shape) != marks[:2] or shape in OF_LAYER or errors_of == LAYER:
         return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own, opened)
     recording = machine_of(view, own, opened)
     place = _place(chosen, recording.rows, shape, view)
@@ -465,7 +465,7 @@ def _advice(
 
 def _files(name: str, machine: Machine, here: Sequence[GemmTiming]) -> Downloads:
     if not here:
-        return NOTHING_YET
+        return NONE_NOW
     return downloads(name, [csv_row(timing) for timing in here], recording_json(machine, here))
 
 
@@ -492,7 +492,7 @@ def compare(
     shape: str | None,
     beside: str | None,
     own: Own | None,
-    opened: Opened,
+    opened: OpenedRecordings,
 ) -> BesideView:
     """The machine that ``view`` names beside the one that ``beside`` does ("": none), at the shape that is
     shown. Returns the second picker, a sentence, the figure, CSV and JSON; after the same machine was chosen
@@ -506,10 +506,10 @@ def compare(
     if at is None or not first or not second:
         lacking = LIVE in (view, beside) and not own
         said = "Nothing measured here yet: Run below first." if lacking else NOT_RECORDED.capitalize() + "."
-        return BesideView.unchanged(beside=picker, sentence=html.sentence(said), figure="")
+        return BesideView(picker, html.sentence(said), "", NONE_NOW.csv, NONE_NOW.json)
     two = compare_machines(first, second, at)
     name = f"{two.names[0]} and {two.names[1]} {'×'.join(map(str, at))}"
-    files = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NOTHING_YET
+    files = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NONE_NOW
     return BesideView(
         beside=picker,
         sentence=html.sentence(" ".join(of_two(two))),
@@ -534,7 +534,12 @@ def of_model(name: str) -> ShapeView:
 
 @shows(ReportView)
 def report(
-    chosen: Selection, view: str, shape: str | None, own: Own | None, opened: Opened, kinds: list[str]
+    chosen: Selection,
+    view: str,
+    shape: str | None,
+    own: Own | None,
+    opened: OpenedRecordings,
+    kinds: list[str],
 ) -> Iterator[ReportView]:
     """The products at the shape that is shown as a report, A and B marked; ``kinds``: of
     ``report_files.KINDS``."""

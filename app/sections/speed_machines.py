@@ -27,11 +27,11 @@ ACCEPTED = (
     "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE writes, or what "
     "Download JSON in this section does"
 )
-Opened = tuple[Own, ...]
+OpenedRecordings = tuple[Own, ...]
 """Recordings that a visitor opened, in the order in which they were."""
 
 
-def machine_of(view: str, own: Own | None, opened: Opened = ()) -> Own:
+def machine_of(view: str, own: Own | None, opened: OpenedRecordings = ()) -> Own:
     """Whose numbers: those of the GPU whose recordings ship, the visitor's own, or those of the machine that
     ``view`` names. ``ValueError`` for one that is not recorded."""
     if view == RECORDED:
@@ -49,7 +49,7 @@ def is_opened(name: str) -> bool:
     return name.startswith(OPENED)
 
 
-def choices(opened: Opened = ()) -> list[tuple[str, str]]:
+def choices(opened: OpenedRecordings = ()) -> list[tuple[str, str]]:
     """Whose numbers can be shown, as labels and names: of the machine whose recordings ship, of other
     machines, of this one. Machines of one name are told apart by what was recorded."""
     recorded = {RECORDED: recorded_chip(), **{name: _chip(one) for name, one in _others().items()}}
@@ -72,7 +72,7 @@ class OpenedView(StatusView):
 
 
 @shows(OpenedView)
-def open_recording(path: str | None, opened: Opened) -> OpenedView:
+def open_recording(path: str | None, opened: OpenedRecordings) -> OpenedView:
     """Open a visitor's recording as one more machine, which is shown; ``ValueError`` says what is wrong with
     the file and what is accepted."""
     if not path:
@@ -117,7 +117,7 @@ def _with_plain_texts(row: GemmTiming) -> GemmTiming:
     return replace(row, **plain | ({"label": known.label} if known else {}))
 
 
-def _by_name(opened: Opened) -> dict[str, Own]:
+def _by_name(opened: OpenedRecordings) -> dict[str, Own]:
     return {f"{OPENED}{number}": one for number, one in enumerate(opened, 1)}
 
 
@@ -126,7 +126,7 @@ def opened_words(machine: Machine) -> str:
     return words.plain(", ".join(filter(None, (machine.chip, machine.date))), 60)
 
 
-def others(view: str, opened: Opened = ()) -> list[tuple[str, str]]:
+def others(view: str, opened: OpenedRecordings = ()) -> list[tuple[str, str]]:
     """The machines that can stand beside the one that ``view`` names, none of them first."""
     return [("no other machine", ""), *(one for one in choices(opened) if one[1] != view)]
 

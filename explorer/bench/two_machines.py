@@ -23,7 +23,7 @@ NAMED = 6
 
 
 @dataclass(frozen=True)
-class Pair:
+class OnBoth:
     """One product on both machines, by the kernel that is the fastest on each."""
 
     first: GemmTiming
@@ -53,7 +53,7 @@ class TwoMachines:
 
     names: tuple[str, str]
     shape: Shape
-    pairs: tuple[Pair, ...]
+    pairs: tuple[OnBoth, ...]
     only: tuple[tuple[str, ...], tuple[str, ...]]
     timed: tuple[bool, bool]
     shared: tuple[Shape, ...]
@@ -64,7 +64,7 @@ class TwoMachines:
         return statistics.median(pair.ratio for pair in self.pairs) if self.pairs else None
 
     @property
-    def reversed(self) -> tuple[Pair, ...]:
+    def reversed(self) -> tuple[OnBoth, ...]:
         """The pairs in which the machine is faster that is the slower one in the median."""
         ratio = self.ratio
         if ratio is None or ratio == 1:
@@ -172,18 +172,18 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(items[:NAMED]) + rest
 
 
-def _pairs(first: Sequence[GemmTiming], second: Sequence[GemmTiming]) -> list[Pair]:
+def _pairs(first: Sequence[GemmTiming], second: Sequence[GemmTiming]) -> list[OnBoth]:
     """Each timing at most once. Where several are alike the one of the same name is taken, then the
     fastest."""
     free = sorted(second, key=lambda t: t.seconds)
-    pairs: list[Pair] = []
+    pairs: list[OnBoth] = []
     for same_name in (True, False):
         for timing in sorted(first, key=lambda t: t.seconds):
             if any(pair.first is timing for pair in pairs):
                 continue
             alike = (t for t in free if _same(timing, t) and (t.gemm == timing.gemm or not same_name))
             if (other := next(alike, None)) is not None:
-                pairs.append(Pair(timing, other))
+                pairs.append(OnBoth(timing, other))
                 free = [t for t in free if t is not other]
     return pairs
 

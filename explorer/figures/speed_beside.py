@@ -7,7 +7,7 @@ import html
 import plotly.graph_objects as go
 
 from explorer import words
-from explorer.bench.two_machines import Pair, TwoMachines
+from explorer.bench.two_machines import OnBoth, TwoMachines
 from explorer.figures import style
 from explorer.figures.products import Marked, color_of, products_figure, row_axis, tagged
 from explorer.figures.style import MUTED, wrapped
@@ -92,7 +92,7 @@ def _add_machine(figure: go.Figure, two: TwoMachines, side: int, machine: str, r
     )
 
 
-def _hover(pair: Pair, two: TwoMachines) -> str:
+def _hover(pair: OnBoth, two: TwoMachines) -> str:
     lines = [
         f"{_plain(name)}: {_said(t)}" for name, t in zip(two.names, (pair.first, pair.second), strict=True)
     ]

@@ -243,7 +243,7 @@ def test_what_is_downloaded_or_recorded_is_opened(tmp_path: Path) -> None:
         (gemm_file(rows__0__label="A" * 501), "rows.0: the label has more than 500 characters"),
         (gemm_file(rows__0__how="modelled, ± 5 %"), "rows.0: it was not measured, but is modelled, ± 5 %"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_no_recording_is_refused_with_its_first_defect(text: Any, said: str) -> None:
     """If this fails, an opened file divides by zero in a figure, or shows modelled times as measured."""
     with pytest.raises(RecordingError) as error:

@@ -169,7 +169,8 @@ def _shared(two: TwoMachines) -> str:
 
 def _listed(items: Sequence[str]) -> str:
     rest = f" and {len(items) - NAMED} more" if len(items) > NAMED else ""
-    return ", ".join(items[:NAMED]) + rest
+    apart = "; " if any("," in item for item in items[:NAMED]) else ", "
+    return apart.join(items[:NAMED]) + rest
 
 
 def _pairs(first: Sequence[GemmTiming], second: Sequence[GemmTiming]) -> list[OnBoth]:

@@ -108,6 +108,13 @@ def test_a_shape_that_one_lacks_is_said_with_those_that_both_have() -> None:
     assert sentences(compare_machines(of("A", bf16=1), other, SHAPE))[1] == "The two have no shape in common."
 
 
+def test_labels_with_commas_are_told_apart_and_many_are_counted() -> None:
+    first = of("A", bf16=1, **{f"p{i}, dynamic": 1 for i in range(8)})
+    last = sentences(compare_machines(first, of("B", bf16=1), SHAPE))[-1]
+    named = "; ".join(f"P{i}, DYNAMIC" for i in range(6))
+    assert last == f"Timed on A alone: {named} and 2 more."
+
+
 def test_machines_of_one_name_are_told_apart() -> None:
     one = of("A", bf16=1)
     names = [

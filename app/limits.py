@@ -36,6 +36,8 @@ class Limits:
     text_tokens: that a model writes in one run.
     prompt_characters: of the prompt that it continues.
     solved_columns: input channels of a layer for methods that factor a matrix of them.
+    recording_bytes: of one recording that a visitor opens, which is parsed whole.
+    recordings: that are open at once in one visitor's page.
     """
 
     hosted: bool
@@ -57,6 +59,8 @@ class Limits:
     text_tokens: int
     prompt_characters: int
     solved_columns: int
+    recording_bytes: int
+    recordings: int
 
 
 LOCAL = Limits(
@@ -79,6 +83,8 @@ LOCAL = Limits(
     text_tokens=512,
     prompt_characters=20_000,
     solved_columns=1 << 14,
+    recording_bytes=64 << 20,
+    recordings=8,
 )
 HOSTED = Limits(
     hosted=True,
@@ -100,6 +106,8 @@ HOSTED = Limits(
     text_tokens=64,
     prompt_characters=2_000,
     solved_columns=1 << 12,
+    recording_bytes=2 << 20,
+    recordings=2,
 )
 
 

@@ -19,7 +19,7 @@ import gradio as gr
 from app import limits
 from app.parts.views import Shown, View, page_words
 from app.places import NAMES
-from app.sections import run, survey
+from app.sections import run, speed_machines, survey
 from app.sections.speed import OF_LAYER
 from app.serving import opened
 from app.state.controls import (
@@ -47,6 +47,7 @@ _MICROSECONDS = r"\d{1,7}(\.\d{1,4})?"
 """The same of a budget of time."""
 NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
 """Said in the page as long as nothing else is chosen."""
+NO_RECORDING = "A link cannot carry a recording of one's own: open its file again under Speed"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Kept(View):
     """Values that sections keep in the URL, by their keys (``Page.keep``); ``target`` is kept as "for"."""
 
     range: Shown
+    machine: Shown
+    beside: Shown
     shape: Shown
     m: Shown
     n: Shown
@@ -114,6 +117,8 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         wrong[what] = said
     own = "A link cannot carry a survey of one's own: open its file again. Until then a recorded one is shown"
     missing = own if query.get("survey") == survey.OWN and first else ""
+    if first and any(map(speed_machines.is_opened, (query.get("machine", ""), query.get("beside", "")))):
+        missing = ". ".join(filter(None, (missing, NO_RECORDING)))
     file, refused = held.file or upload, ""
     if source == "file" and first:
         file, refused = _opened(query)
@@ -140,6 +145,7 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         record = dataclasses.replace(record, second="")
     kept = Kept(
         range=_share_of(query.get("range")) or DEFAULT_RANGE,
+        **_machines_of(query),
         shape=_shape(query.get("shape")),
         **{key: _whole(query.get(key)) or usual for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)},
         **_survey_of(query),
@@ -240,6 +246,20 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _machines_of(query: Mapping[str, str]) -> dict[str, Any]:
+    """The two pickers of machines: the usual ones for what is missing or unknown. A recording that the
+    visitor opened stays, because a URL cannot contain it."""
+    view, beside = query.get("machine", ""), query.get("beside", "")
+    names = [name for _, name in speed_machines.choices()]
+    first = view if view in names else speed_machines.RECORDED
+    second = beside if beside in names and beside != first else ""
+    kept = speed_machines.is_opened(beside) or speed_machines.is_opened(view)
+    return {
+        "machine": gr.skip() if speed_machines.is_opened(view) else first,
+        "beside": gr.skip() if kept else gr.update(choices=speed_machines.others(first), value=second),
+    }
+
+
 def _run_of(query: Mapping[str, str]) -> dict[str, Any]:
     """The controls of a run. The prompt stays where a link has none, as it has of a long one."""
     columns, prompt = query.get("columns"), query.get("prompt", "")
@@ -274,6 +294,10 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         yield "columns", columns, f"of {', '.join(run.COLUMNS)}"
     if prompt and (accepted := _prompt_refused(prompt)):
         yield "prompt", prompt, accepted
+    machines = [name for _, name in speed_machines.choices()]
+    for key in ("machine", "beside"):
+        if (name := query.get(key)) and name not in machines and not speed_machines.is_opened(name):
+            yield key, name, f"one of {', '.join(machines)}"
     surveys, targets = (*survey.recorded(), survey.OWN), (*EXPORTS, survey.ANY)
     for key, known in (("survey", surveys), ("ranked", SENSITIVITIES), ("for", targets), ("inputs", INPUTS)):
         if query.get(key) and query[key] not in known:

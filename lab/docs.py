@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.cpu.verdict import against_float16, sentences
 from explorer.paths import checkout
+from explorer.products.auto import TUNED_ON
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import recorded_cpus, recorded_gemms, recorded_layers
 from explorer.recordings.grouped import recorded_grouped
@@ -19,7 +20,7 @@ from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
 from explorer.running.placing import SAME_LOGITS
 from explorer.survey import load_survey
-from lab import embeddings, facts, recipe_tables, recipes, tables
+from lab import claims, embeddings, facts, recipe_tables, recipes, tables
 from lab.analysis import recorded_analyses
 from lab.conformance import markdown as conformance_tables
 from lab.conformance.records import recorded_conformance, recorded_crossover
@@ -155,6 +156,8 @@ def _context() -> dict[str, Any]:
         "recipe_tables": recipe_tables,
         "survey": load_survey(recipes.SHIPPED),
         "tables": tables,
+        "claims": claims,
+        "tuned_on": TUNED_ON,
         "facts": facts,
     }
 

@@ -135,12 +135,13 @@ def results_column() -> gr.Column:
     return gr.Column(elem_classes="results")
 
 
-def download_buttons() -> tuple[gr.DownloadButton, gr.DownloadButton]:
-    """The buttons for a result's CSV and JSON, side by side; they wait for ``files.downloads``."""
+def download_buttons(of: str = "") -> tuple[gr.DownloadButton, gr.DownloadButton]:
+    """The buttons for a result's CSV and JSON, side by side; they wait for ``files.downloads``. ``of``: what
+    of several results, "both "."""
     with gr.Row():
         return (
-            gr.DownloadButton("Download CSV", interactive=False, min_width=140),
-            gr.DownloadButton("Download JSON", interactive=False, min_width=140),
+            gr.DownloadButton(f"Download {of}CSV", interactive=False, min_width=140),
+            gr.DownloadButton(f"Download {of}JSON", interactive=False, min_width=140),
         )
 
 

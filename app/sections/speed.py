@@ -22,23 +22,39 @@ from app.parts.widgets import (
     block,
     download_buttons,
     plot_card,
+    results_column,
     stop_button,
     table,
 )
 from app.sections.speed_live import Own, RunView, run, run_on_cpu
+from app.sections.speed_machines import (
+    LIVE,
+    RECORDED,
+    OpenedRecordings,
+    OpenedView,
+    choices,
+    is_opened,
+    machine_of,
+    open_recording,
+    others,
+    recorded_chip,
+)
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_PRODUCT
-from app.state.files import NOTHING_YET, Downloads, downloads
+from app.state.files import NONE_NOW, Downloads, downloads
 from app.state.gpu_lock import gpu_lock
 from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import Scheme, words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
+from explorer.bench.two_machines import compare_machines, flat_pairs, pairs_json
+from explorer.bench.two_machines import sentences as of_two
 from explorer.core.backend import gpu_device
 from explorer.cpu.table import CPU_PRODUCTS, FIRST, product_of, products_for
 from explorer.cpu.verdict import sentences
 from explorer.figures.speed import speed_figure
+from explorer.figures.speed_beside import beside_figure
 from explorer.figures.speed_ladder import ladder_figure
 from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
@@ -49,6 +65,7 @@ from explorer.products.advice import (
     Point,
     at_shape,
     fastest,
+    nearest,
     output_errors,
     points,
     swept,
@@ -61,14 +78,13 @@ from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
 from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
 from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
-from explorer.recordings.files import Recording, RecordingError, recording_json
-from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, gemms_by_machine, recorded_gemms
+from explorer.recordings.files import NOT_RECORDED, Recording, RecordingError, recording_json
+from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
 from explorer.recordings.machine import Machine
 from explorer.reports import speed_report
 from explorer.reports.speed import modelled_words
 
-RECORDED, LIVE = "recorded", "live"
 RANDOM, LAYER = "random", "layer"
 OF_LAYER = {"layer-decode": 1, "layer-prefill": 4096}
 """Entries of the shape picker that stand for N and K of the chosen layer -> M."""
@@ -81,6 +97,8 @@ PRESETS = {"Square 4096": SQUARE, "Decode, 8192 × 8192": DECODE} | {
     for model, blocks in LAYERS.items()
     for layer, (n, k) in zip(LAYER_NAMES, blocks, strict=True)
 }
+NEAR_SHAPES = 3
+"""Timed shapes that are named where a machine lacks the one asked for."""
 CPU_WORDS = (
     "What do low bits buy on the CPU that runs this page? Products by torch, ONNX Runtime and llama.cpp are "
     "measured in turns with float32: a first answer within seconds, the rest in minutes."
@@ -95,6 +113,11 @@ METHOD = (
     "output against the float64 product of unquantized X and W. On a CPU the kernels are those of other "
     "packages: single calls in turns with torch's float32, each after a copy that overwrites the caches, "
     "with the fastest of some numbers of threads; X is quantized in the call."
+)
+RECORDING_WORDS = (
+    "<code>explorer bench gemm --record-to mine.json</code> measures any GPU or CPU and writes the file; "
+    "<i>Download JSON</i> below writes what is shown. Its machine is then one more choice above, for you "
+    "alone."
 )
 _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
@@ -120,6 +143,17 @@ class SpeedView(View):
 
 
 @dataclass(frozen=True)
+class BesideView(View):
+    """Two machines beside each other: the picker of the second, what it comes to, the figure, and files."""
+
+    beside: Shown
+    sentence: Shown
+    figure: Shown
+    csv_file: Shown
+    json_file: Shown
+
+
+@dataclass(frozen=True)
 class ShapeView(View):
     """The shape of the product to be timed."""
 
@@ -136,6 +170,7 @@ def show(
     product: str | None,
     errors_of: str,
     own: Own | None,
+    opened: OpenedRecordings = (),
 ) -> SpeedView:
     """Every figure of one shape. After the selection come the view ("recorded", "live"), the shape as text,
     the product whose kernels are shown one by one, whose error is plotted ("random", "layer"), and the
@@ -143,7 +178,7 @@ def show(
 
     Returns where the numbers are from, shapes, products, five figures, the advice, table, CSV and JSON.
     """
-    recording = _recording(view, own)
+    recording = machine_of(view, own, opened)
     place = _place(chosen, recording.rows, shape_text, view)
     here = _timings_at(view, recording, place)
     names = list(dict.fromkeys(timing.gemm for timing in here))
@@ -152,7 +187,9 @@ def show(
     every, marked = points(here, errors), _marked(chosen, _on_cpu(here))
     name = f"{recording.machine.chip or 'here'} {place.text}"
     files = _files(f"gemm {name}", recording.machine, here)
-    source = " ".join((_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here)))
+    source = " ".join(
+        (_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here, view))
+    )
     return SpeedView(
         source=html.status(source.strip()),
         shape=gr.update(choices=place.choices, value=place.value),
@@ -177,18 +214,21 @@ def follow(
     product: str | None,
     errors_of: str,
     own: Own | None,
+    opened: OpenedRecordings,
     marks: tuple[Any, ...] | None,
 ) -> SpeedView:
     """``show`` when the selection changes. What depends on neither scheme nor layer stays as it is, once it
     has been shown: of a shape by its numbers only the marks of A and B change, and only where they differ
     from ``marks``, those that are shown."""
-    if marks is None or shape != marks[1] or shape in OF_LAYER or errors_of == LAYER:
-        return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own)
-    recording = _recording(view, own)
+    if marks is None or (view, shape) != marks[:2] or shape in OF_LAYER or errors_of == LAYER:
+        return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own, opened)
+    recording = machine_of(view, own, opened)
     place = _place(chosen, recording.rows, shape, view)
     here = _timings_at(view, recording, place)
     marked = _marked(chosen, _on_cpu(here))
-    source = " ".join((_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here)))
+    source = " ".join(
+        (_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here, view))
+    )
     now = _marks(view, place, marked)
     figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
     return SpeedView.unchanged(
@@ -197,19 +237,6 @@ def follow(
         marks=now,
         **figures,
     )
-
-
-def _recording(view: str, own: Own | None) -> Own:
-    """Whose numbers: those of the GPU whose recordings ship, the visitor's own, or those of the machine that
-    ``view`` names. ``ValueError`` for one that is not recorded."""
-    if view == RECORDED:
-        return recorded_gemms()
-    if view == LIVE:
-        return own or Recording(Machine(), ())
-    machines = gemms_by_machine()
-    if view not in machines:
-        raise ValueError(f"no machine {view[:60]!r} is recorded; there are {', '.join(machines) or 'none'}")
-    return machines[view]
 
 
 def _on_cpu(timings: Sequence[GemmTiming]) -> bool:
@@ -331,7 +358,7 @@ def _marked(chosen: Selection, on_cpu: bool = False) -> dict[str, str]:
     return {name: letter for letter in reversed(schemes) for name in products_for(schemes[letter], on_cpu)}
 
 
-def _schemes_words(chosen: Selection, here: Sequence[GemmTiming]) -> str:
+def _schemes_words(chosen: Selection, here: Sequence[GemmTiming], view: str) -> str:
     """Which products A and B are, among those timed or modelled here, in words; else the reason."""
     sentences, best = [], {timing.gemm: timing for timing in fastest(here)}
     for letter, scheme in _schemes(chosen).items():
@@ -341,7 +368,7 @@ def _schemes_words(chosen: Selection, here: Sequence[GemmTiming]) -> str:
             times = ", ".join(f"{best[name].label} {_time_words(best[name])}" for name in names)
             sentences.append(f"{letter}, {label}: {times}.")
         else:
-            sentences.append(f"{letter}, {label}: {_reason(scheme, here)}.")
+            sentences.append(f"{letter}, {label}: {_reason(scheme, here, view)}.")
     return " ".join(sentences) if here else ""
 
 
@@ -350,11 +377,13 @@ def _time_words(timing: GemmTiming) -> str:
     return words.duration(timing.seconds) + how
 
 
-def _reason(scheme: Scheme, here: Sequence[GemmTiming]) -> str:
-    """Why there is no time of a scheme."""
+def _reason(scheme: Scheme, here: Sequence[GemmTiming], view: str) -> str:
+    """Why there is no time of a scheme. What is modelled is of the machine whose recordings ship."""
     if _on_cpu(here):
         return "no kernel of these libraries multiplies weights stored like this, or it was not timed"
     name, reason = product_for(scheme)
+    if name and view != RECORDED:
+        return f"{GEMMS[name].label} was not timed at this shape"
     if name and here:
         reason = product_time(name, here[0].shape).reason
     return reason or "no product of this scheme is timed here"
@@ -377,13 +406,29 @@ def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
 
 def _source(view: str, recording: Own, place: Place) -> str:
     if view != LIVE:
-        return recording.sentence + "."
+        lacks = not place.timed and place.shape and recording and view != RECORDED
+        whose = "From a file that you opened. " if is_opened(view) else ""
+        return f"{whose}{recording.sentence}.{f' {_lacking(recording, place.shape)}' if lacks else ''}"
     if not recording:
         return "Nothing measured here yet: Measure this CPU, or choose a shape and products below, then Run."
     if not place.timed:
         known = ", ".join(dict.fromkeys(timing.shape_text for timing in recording.rows))
         return f"{place.text} was not measured here: choose {known}, or Run it below."
     return f"Measured now on {recording.machine.chip or 'this machine'}."
+
+
+def _lacking(recording: Own, shape: Shape | None) -> str:
+    """That a machine did not time ``shape``, and which shapes near it it did: nothing is modelled there."""
+    timed = list(dict.fromkeys(timing.shape for timing in recording.rows))
+    near: list[str] = []
+    while shape and len(near) < NEAR_SHAPES and (one := nearest(timed, shape)):
+        timed.remove(one)
+        near.append("×".join(map(str, one)))
+    more = f", or another of {len(timed) + len(near)} shapes" if timed else ""
+    return (
+        f"{'×'.join(map(str, shape or ()))} was not timed on it, and no time is modelled there: choose "
+        f"{', '.join(near)}{more}."
+    )
 
 
 def _advice(
@@ -420,7 +465,7 @@ def _advice(
 
 def _files(name: str, machine: Machine, here: Sequence[GemmTiming]) -> Downloads:
     if not here:
-        return NOTHING_YET
+        return NONE_NOW
     return downloads(name, [csv_row(timing) for timing in here], recording_json(machine, here))
 
 
@@ -440,6 +485,40 @@ def _layer_errors(chosen: Selection, names: tuple[str, ...], on_cpu: bool = Fals
     return _ERRORS.get((*tensor_key(chosen), rows, names, on_cpu), compute, lambda _: 1 << 12)
 
 
+@shows(BesideView, told=True)
+def compare(
+    chosen: Selection,
+    view: str,
+    shape: str | None,
+    beside: str | None,
+    own: Own | None,
+    opened: OpenedRecordings,
+) -> BesideView:
+    """The machine that ``view`` names beside the one that ``beside`` does ("": none), at the shape that is
+    shown. Returns the second picker, a sentence, the figure, CSV and JSON; after the same machine was chosen
+    as the first, no second one."""
+    beside = "" if beside == view else beside or ""
+    picker = gr.update(choices=others(view, opened), value=beside)
+    if not beside:
+        return BesideView.unchanged(beside=picker, sentence="")
+    first, second = machine_of(view, own, opened), machine_of(beside, own, opened)
+    at = _place(chosen, first.rows, shape, view).shape or next((t.shape for t in second.rows), None)
+    if at is None or not first or not second:
+        lacking = LIVE in (view, beside) and not own
+        said = "Nothing measured here yet: Run below first." if lacking else NOT_RECORDED.capitalize() + "."
+        return BesideView(picker, html.sentence(said), "", NONE_NOW.csv, NONE_NOW.json)
+    two = compare_machines(first, second, at)
+    name = f"{two.names[0]} and {two.names[1]} {'×'.join(map(str, at))}"
+    files = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NONE_NOW
+    return BesideView(
+        beside=picker,
+        sentence=html.sentence(" ".join(of_two(two))),
+        figure=plot_data(beside_figure(two, name, _marked(chosen, any(p.first.on_cpu for p in two.pairs)))),
+        csv_file=files.csv,
+        json_file=files.json,
+    )
+
+
 @shows(ShapeView)
 def from_layer(chosen: Selection, tokens: float | None) -> ShapeView:
     """M, N, K of the chosen matrix as W with the given number of tokens."""
@@ -455,34 +534,21 @@ def of_model(name: str) -> ShapeView:
 
 @shows(ReportView)
 def report(
-    chosen: Selection, view: str, shape: str | None, own: Own | None, kinds: list[str]
+    chosen: Selection,
+    view: str,
+    shape: str | None,
+    own: Own | None,
+    opened: OpenedRecordings,
+    kinds: list[str],
 ) -> Iterator[ReportView]:
     """The products at the shape that is shown as a report, A and B marked; ``kinds``: of
     ``report_files.KINDS``."""
-    recording = _recording(view, own)
+    recording = machine_of(view, own, opened)
     if view == LIVE and not recording:
         raise ValueError("nothing is measured here yet: Run first, or take the recorded numbers")
     at = _place(chosen, recording.rows, shape, view).shape
     timed = None if view == RECORDED else recording
     yield from report_steps(lambda progress: speed_report(timed, at, chosen.recipes), kinds)
-
-
-def _recorded_chip() -> str:
-    """The GPU whose numbers ship, for a label; a damaged recording is reported when it is shown."""
-    try:
-        return recorded_gemms().machine.gpu or "GPU"
-    except RecordingError:
-        return "GPU"
-
-
-def _views() -> list[tuple[str, str]]:
-    """Whose numbers can be shown: of the GPU whose recordings ship, of other machines, of this one."""
-    try:
-        machines = gemms_by_machine()
-    except RecordingError:
-        machines = {}
-    others = [(f"Recorded on {recording.machine.chip}", name) for name, recording in machines.items()]
-    return [(f"Recorded on an {_recorded_chip()}", RECORDED), *others, ("Measured here", LIVE)]
 
 
 def _grouped_recording() -> Recording[GroupedTiming]:
@@ -528,9 +594,10 @@ def _after_stop(m: float, n: float, k: float, own: Own | None) -> tuple[Any, Any
 
 @dataclass(frozen=True)
 class _Pickers:
-    """Whose numbers are shown, of which shape, and with which error."""
+    """Whose numbers are shown, beside whose, of which shape, and with which error."""
 
     view: gr.Radio
+    beside: gr.Dropdown
     shape: gr.Dropdown
     errors_of: gr.Radio
 
@@ -563,7 +630,7 @@ class _Kernels:
 
 def build(page: Page) -> None:
     """Lay the section out and wire it to the selection."""
-    own = page.gemm_timings
+    own, opened = page.gemm_timings, gr.State(())
     pickers = _build_pickers()
     source = block(elem_id="speed-source")
     with gr.Row():
@@ -572,12 +639,14 @@ def build(page: Page) -> None:
     status = block(html.status(CPU_WORDS), elem_id="speed-status")
     stopped = block(elem_id="speed-stopped")
     mine = _build_run(cpu, stop, status, stopped)
+    opening = _build_opening(pickers, opened)
+    both = _build_beside(pickers)
     sentence = block(elem_id="speed-advice")
     figures = _build_figures()
     kernels = _build_kernels()
     rows = table(COLUMNS, "speed-table", pinned_columns=1, max_height=520, buttons=["copy"])
     csv_file, json_file = download_buttons()
-    reported_of = [*page.selection, pickers.view, pickers.shape, own]
+    reported_of = [*page.selection, pickers.view, pickers.shape, own, opened]
     build_report(report, reported_of, "report_speed", "Report of this shape")
     block(html.note(METHOD))
     _build_grouped()
@@ -593,25 +662,44 @@ def build(page: Page) -> None:
         json_file=json_file,
         marks=gr.State(None),
     )
-    extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own]
-    _wire_view(page, pickers, extra, outputs, mine.sizes)
+    extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own, opened]
+    compared = [*page.selection, pickers.view, pickers.shape, pickers.beside, own, opened]
+    show_all = _ShowAll([*page.selection, *extra], outputs, compared, both)
+    _wire_view(page, pickers, extra, show_all, mine.sizes)
     _wire_kernels(kernels)
-    _wire_run(page, mine, pickers, [*page.selection, *extra], outputs)
+    _wire_run(page, mine, pickers, show_all)
+    shown = listen(
+        opening.file.upload,
+        open_recording,
+        [opening.file, opened],
+        opening.view,
+        api_name="open_recording",
+        **_UNLISTED,
+    )
+    show_all.on(shown.then, **PRIVATE)
 
 
 def _build_pickers() -> _Pickers:
     with gr.Row():
         view = gr.Radio(
-            _views(),
+            choices(),
             value=RECORDED,
             label="Numbers",
             elem_id="speed-view",
+        )
+        beside = gr.Dropdown(
+            others(RECORDED),
+            value="",
+            label="Beside",
+            info="a second machine: each product on both",
+            min_width=260,
+            elem_id="speed-beside",
         )
         shape = gr.Dropdown(
             [(_named(shape), text) for text, shape in _shapes(recorded_gemms().rows).items()],
             value=None,
             allow_custom_value=True,
-            info="recorded shapes, or type another as 64x8192x8192: its times are modelled",
+            info=f"timed shapes, or another as 64x8192x8192: its times are modelled on {recorded_chip()}",
             label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)",
             min_width=260,
             elem_id="speed-shape",
@@ -622,7 +710,41 @@ def _build_pickers() -> _Pickers:
             label="Error of",
             elem_id="speed-errors",
         )
-    return _Pickers(view, shape, errors_of)
+    return _Pickers(view, beside, shape, errors_of)
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """The file of a recording, and what opening it shows."""
+
+    file: gr.File
+    view: OpenedView
+
+
+def _build_opening(pickers: _Pickers, opened: gr.State) -> _Opening:
+    with gr.Accordion("Open a recording of another machine", open=False, elem_id="speed-open"):
+        block(html.note(RECORDING_WORDS))
+        status = block(elem_id="speed-opened")
+        file = gr.File(
+            label="A recording (.json)", file_types=[".json"], height=150, elem_id="speed-recording"
+        )
+    return _Opening(file, OpenedView(status=status, opened=opened, view=pickers.view))
+
+
+def _build_beside(pickers: _Pickers) -> BesideView:
+    """What two machines took; nothing until a second one is chosen."""
+    with results_column():
+        sentence = block(elem_id="speed-two")
+        figure = plot_card(
+            "Two machines",
+            "each product's fastest kernel on both, the first machine's fastest at the top; ×: times as fast "
+            "as the second the first is; X is quantized beforehand, or in the call on both",
+            "speed-both",
+        )
+        csv_file, json_file = download_buttons("both ")
+    return BesideView(
+        beside=pickers.beside, sentence=sentence, figure=figure, csv_file=csv_file, json_file=json_file
+    )
 
 
 def _build_run(cpu: gr.Button, stop: gr.Button, status: gr.HTML, stopped: gr.HTML) -> _OwnRun:
@@ -711,20 +833,49 @@ def _build_grouped() -> None:
 _UNLISTED: dict[str, Any] = {**QUIET, "api_visibility": "undocumented"}
 
 
-def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], outputs: SpeedView, sizes: ShapeView) -> None:
+@dataclass(frozen=True)
+class _ShowAll:
+    """What every change of the pickers runs: ``show``, and then ``compare``."""
+
+    inputs: list[Any]
+    outputs: SpeedView
+    compared: list[Any]
+    both: BesideView
+
+    def on(self, event: Any, **options: Any) -> None:
+        """Show the section and the two machines after ``event``; ``options`` are those of the first."""
+        shown = listen(event, show, self.inputs, self.outputs, **options)
+        self.compare_on(shown.then)
+
+    def compare_on(self, event: Any) -> None:
+        """Show the two machines after ``event``."""
+        listen(event, compare, self.compared, self.both, **PRIVATE)
+
+
+def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowAll, sizes: ShapeView) -> None:
     """What is shown follows the selection and the pickers, and the address keeps it."""
+    outputs = show_all.outputs
     page.follow(follow, [*extra, outputs.marks], outputs, api_name="speed")
+    page.when_seen(
+        compare,
+        show_all.compared,
+        show_all.both,
+        api_name="speed_two_machines",
+        api_visibility="undocumented",
+    )
+    page.keep("machine", pickers.view, pickers.view.change, visit=False)
+    page.keep("beside", pickers.beside, pickers.beside.change, visit=False)
     page.keep("shape", pickers.shape, pickers.shape.input)
     for key, size in vars(sizes).items():
         page.keep(key, size, size.change, visit=False)
-    inputs = [*page.selection, *extra]
     for control, what in (
         (pickers.view, "view"),
         (pickers.shape, "shape"),
         (outputs.product, "product"),
         (pickers.errors_of, "errors"),
     ):
-        listen(control.input, show, inputs, outputs, api_name=f"speed_{what}", **_UNLISTED)
+        show_all.on(control.input, api_name=f"speed_{what}", **_UNLISTED)
+    show_all.compare_on(pickers.beside.input)
 
 
 def _wire_kernels(kernels: _Kernels) -> None:
@@ -734,7 +885,7 @@ def _wire_kernels(kernels: _Kernels) -> None:
     listen(chosen.then, facts_of, product, kernels.facts, **PRIVATE)
 
 
-def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, inputs: list[Any], outputs: SpeedView) -> None:
+def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, show_all: _ShowAll) -> None:
     """The shape may be taken from a model or layer; a run shows its numbers when it ends or is stopped."""
     listen(mine.preset.input, of_model, mine.preset, mine.sizes, **PRIVATE)
     of_layer_inputs = [*page.selection, mine.sizes.m]
@@ -763,10 +914,10 @@ def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, inputs: list[Any], o
     )
     shown, sizes = [pickers.view, pickers.shape], list(mine.sizes.in_order())
     live = running.then(_after_run, [*sizes, page.gemm_timings], shown, **PRIVATE)
-    listen(live.then, show, inputs, outputs, api_name="speed_measured", **_UNLISTED)
+    show_all.on(live.then, api_name="speed_measured", **_UNLISTED)
     cpu_live = of_cpu.then(_after_cpu, page.gemm_timings, shown, **PRIVATE)
-    listen(cpu_live.then, show, inputs, outputs, **PRIVATE)
+    show_all.on(cpu_live.then, **PRIVATE)
     halted = buttons.end_with(running, of_cpu).then(
         _after_stop, [*sizes, page.gemm_timings], shown, **PRIVATE
     )
-    listen(halted.then, show, inputs, outputs, **PRIVATE)
+    show_all.on(halted.then, **PRIVATE)

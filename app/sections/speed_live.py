@@ -27,12 +27,12 @@ from explorer.bench.cpu_gemm import (
     time_on_cpu,
 )
 from explorer.bench.gemm import time_gemm
-from explorer.core.backend import gpu_device, work_device
+from explorer.core.backend import gpu_device, kernel_capability, work_device
 from explorer.cpu.kernels import usable_threads
 from explorer.cpu.table import CPU_PRODUCTS, FORMER
 from explorer.cpu.table import find as find_on_cpu
 from explorer.cpu.verdict import sentences
-from explorer.products.auto import variants_for
+from explorer.products.auto import tuned_elsewhere, variants_for
 from explorer.products.table import GEMMS
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name
@@ -147,7 +147,11 @@ def _timings(shape: Shape, names: Sequence[str], every_kernel: bool) -> Iterator
             yield RunView.unchanged(status=html.status(stopped))
             return
     at = "×".join(map(str, shape))
-    status = html.status(f"{len(names)} of {len(names)} products at {at}")
+    told = [f"{len(names)} of {len(names)} products at {at}"]
+    capability = None if every_kernel else kernel_capability(work_device())
+    if capability and (hint := tuned_elsewhere(machine.gpu, capability, "tick every kernel")):
+        told.append(f"{hint[0].upper()}{hint[1:]}.")
+    status = html.status(". ".join(told))
     yield RunView(status=status, own=Own(machine, tuple(timings)))
 
 

@@ -26,6 +26,9 @@ class Downloads(NamedTuple):
 
 
 NOTHING_YET = Downloads(gr.skip(), gr.skip())
+_TAKEN_BACK = gr.update(value=None, interactive=False)
+NONE_NOW = Downloads(_TAKEN_BACK, _TAKEN_BACK)
+"""Where nothing is shown, after something was: what the buttons had is of that."""
 
 
 @cache

@@ -37,7 +37,7 @@ from explorer.bench.quantize import DTYPES, time_quantize
 from explorer.bench.runs import SCHEMES as RUN_SCHEMES
 from explorer.bench.runs import time_runs
 from explorer.bench.steps import BATCHES, SHAPES, schemes_here, time_steps
-from explorer.core.backend import gpu_device, gpu_status, require_gpu, work_device
+from explorer.core.backend import gpu_device, gpu_status, kernel_capability, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.cpu.kernels import usable_threads
 from explorer.cpu.table import CPU_PRODUCTS
@@ -45,6 +45,7 @@ from explorer.cpu.table import find as find_on_cpu
 from explorer.cpu.verdict import sentences
 from explorer.methods.recipe import Recipe
 from explorer.paths import checkout
+from explorer.products.auto import tuned_elsewhere
 from explorer.products.grouped import CASES, GROUPED, is_chosen
 from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
@@ -176,7 +177,12 @@ def bench_gemm(
     machine = this_machine(work_device(), limits=limits)
     total = sum(len(job.variants) for job in jobs)
     rows = run_jobs(jobs, work_device(), limits, seconds)
-    return Benchmark(LAYERS_NAME if layers else GEMM, machine, rows, total, gemm_line)
+    every = "--variants all" if not (layers or everything_recorded) else "--variants all with a --shape"
+    capability = kernel_capability(work_device())
+    chosen_for = capability if variants in ("auto", "fastest") else None
+    hint = tuned_elsewhere(machine.gpu, chosen_for, every) if chosen_for else ""
+    name = LAYERS_NAME if layers else GEMM
+    return Benchmark(name, machine, rows, total, gemm_line, notes=[hint] if hint else [])
 
 
 def bench_cpu_gemm(

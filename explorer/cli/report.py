@@ -363,21 +363,12 @@ def _scheme(text: str | None) -> str:
 
 def _timings(path: str | None):  # type: ignore[no-untyped-def]  # a recording, imported where it is read
     """Timings in a file; None of none."""
-    import json
+    from explorer.recordings.gemm import gemms_of_text
 
-    from explorer.reports.speed import timings_in
-
-    if path is None:
-        return None
     try:
-        found = timings_in(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"--timings {path} is no JSON file: {error}") from error
+        return None if path is None else gemms_of_text(Path(path).read_bytes())
     except ValueError as error:
         raise ValueError(f"--timings {path}: {error}") from error
-    if not found:
-        raise ValueError(f"--timings {path} has no timing in it")
-    return found
 
 
 def _element(text: str | None) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from explorer.products.table import GEMMS, Product
 
 LEGEND_HEIGHT = 130
 """At most, in pixels; a longer legend scrolls."""
-NOTHING = "nothing measured yet"
+NOTHING = "nothing was timed at this shape"
 UNKNOWN = "not in the table any more"
 SCHEME_COLORS = {"A": style.A, "B": style.B}
 Marked = Mapping[str, str]

@@ -172,14 +172,14 @@ FEWEST_OF_A_CURVE = 5
 
 
 def swept(timings: Iterable[GemmTiming], shape: Shape) -> list[GemmTiming]:
-    """The timings at one N and K over M: the shape's own, or those measured at the most M."""
+    """The timings at one N and K over M: the shape's own, or those measured at the most M
+    where the shape's own are few."""
     by_sides: dict[tuple[int, int], list[GemmTiming]] = {}
     for timing in timings:
         by_sides.setdefault(timing.shape[1:], []).append(timing)
     own = by_sides.get(shape[1:], [])
-    if _count_of_m(own) >= FEWEST_OF_A_CURVE:
-        return own
-    return max(by_sides.values(), key=_count_of_m, default=[])
+    most = max(by_sides.values(), key=_count_of_m, default=[])
+    return own if _count_of_m(own) >= min(FEWEST_OF_A_CURVE, max(_count_of_m(most), 1)) else most
 
 
 def _count_of_m(timings: Iterable[GemmTiming]) -> int:

@@ -10,6 +10,9 @@ from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.gemm import Shape, recorded_gemms
 
+TUNED_ON, TUNED_CAPABILITY = "NVIDIA H200", (9, 0)
+"""The GPU on which ``LATEST`` and ``EARLIEST`` were found and the recording was made, and its compute
+capability."""
 LATEST = {"registers": 8, "swap A/B": 512, "quantize + swap A/B": 512}
 EARLIEST = {
     "swap A/B, scaled weights": 256,
@@ -33,6 +36,21 @@ def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: s
     if which == "fastest" or len(likely) == 1:
         return likely
     return (_recorded_fastest(gemm, shape, likely) or likely[0],)
+
+
+def tuned_elsewhere(gpu: str, capability: tuple[int, int], every: str) -> str:
+    """That *auto* and *fastest* choose on ``gpu`` by what was the fastest on another one, and that ``every``
+    times each kernel; "" on the GPU that they were tuned on, and on its like.
+
+    Its like are GPUs of the same compute capability. An H100 and an H200 (9.0) have the same tensor cores,
+    instructions and shared memory, and differ in the speed and size of their memory: the choice is taken to
+    hold on both. A GPU of another capability has other tensor cores, and lacks some of the kernels."""
+    if capability == TUNED_CAPABILITY:
+        return ""
+    return (
+        f"choices of kernels were tuned on an {TUNED_ON}; on this {gpu or 'GPU'} another variant may be "
+        f"faster: {every}"
+    )
 
 
 def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:

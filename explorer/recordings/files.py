@@ -167,14 +167,17 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def recording_of(value: Any, row: type[Row]) -> Recording[Row]:
-    """The inverse of ``recording_json``; ``RecordingError`` names the first defect."""
+def recording_of(value: Any, row: type[Row], named: str = "") -> Recording[Row]:
+    """The inverse of ``recording_json``; ``RecordingError`` names the first defect. ``named``: what the rows
+    are, in words."""
     try:
         return cast(Recording[Row], _adapter(cast(Any, Recording)[row]).validate_python(value))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
-        raise RecordingError(f"this is no recording of {row.__name__}: {place}: {first['msg']}") from error
+        raise RecordingError(
+            f"this is no recording of {named or row.__name__}: {place}: {first['msg']}"
+        ) from error
 
 
 def _rounded(value: Any) -> Any:

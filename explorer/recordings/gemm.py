@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from explorer.recordings.files import Recording, recorded, recorded_by_machine
+from explorer.recordings.files import (
+    Recording,
+    RecordingError,
+    recorded,
+    recorded_by_machine,
+    recording_of,
+)
 from explorer.recordings.machine import Machine
 from explorer.recordings.times import AgainstBaseline, DeviceState, TimeSpread
 
 Shape = tuple[int, int, int]
 """M, N and K."""
 NAME = "gemm"
+_MOST, _LONGEST_TEXT, _LONGEST_MACHINE = 1e30, 500, 2000
+"""Numbers and texts of a recording stay below."""
 RENAMED = {"fp8_fine": "fp8_blockwise"}
 """Names of products in older links and recordings -> today's."""
 
@@ -111,9 +120,75 @@ def recorded_gemms() -> Recording[GemmTiming]:
 
 
 def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
-    """The recordings of other machines, ``assets/measurements/machines/<machine>/gemm.json``: CPUs, and GPUs
-    beside the one of ``recorded_gemms``."""
-    return recorded_by_machine(NAME, GemmTiming)
+    """The recordings beside the one of ``recorded_gemms``: that of layers under ``LAYERS_NAME``, of whatever
+    machine it is, and by the names of their folders those of other CPUs and GPUs,
+    ``assets/measurements/machines/<machine>/gemm.json``."""
+    layers, machines = recorded_layers(), recorded_by_machine(NAME, GemmTiming)
+    return {LAYERS_NAME: layers, **machines} if layers else machines
+
+
+def gemms_in(value: Any) -> Recording[GemmTiming]:
+    """The recording in the values of a JSON file, of `bench gemm --record-to`, of `--json` or of the page's
+    download. ``RecordingError`` names the first defect with its place: what is no recording, no timing at
+    all, a time or size that cannot be, or a row that was modelled."""
+    recording = recording_of(value, GemmTiming, "matrix products")
+    if not recording:
+        raise RecordingError("it has no timing in it: rows is empty")
+    if not recording.machine.chip:
+        raise RecordingError("machine: it names no GPU and no CPU")
+    if len(recording.machine.describe()) > _LONGEST_MACHINE:
+        raise RecordingError(f"machine: its words have more than {_LONGEST_MACHINE} characters")
+    for index, (row, written) in enumerate(zip(recording.rows, value["rows"], strict=True)):
+        if how := isinstance(written, dict) and written.get("how"):
+            raise RecordingError(f"rows.{index}: it was not measured, but is {str(how)[:60]}")
+        _check(f"rows.{index}", row)
+    chip = recording.limits
+    for name, rate in {"copy": chip.copy, **chip.rates}.items() if chip else ():
+        _check_above_0(f"machine.limits.{name}", rate)
+    return recording
+
+
+def gemms_of_text(text: bytes) -> Recording[GemmTiming]:
+    """``gemms_in`` of a file's bytes; ``RecordingError`` for what is no JSON, too."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # of text that is no JSON, or no UTF-8, or nested too deep
+        raise RecordingError(f"it is no JSON file: {error}") from error
+    return gemms_in(value)
+
+
+def _check(place: str, row: GemmTiming) -> None:
+    """``RecordingError`` unless figures and words can be made of ``row``."""
+    spreads = {"graph": row.graph, "flush": row.flush, "peer_graph": row.baseline_graph}
+    spreads["peer_flush"] = row.baseline_flush
+    for name, spread in spreads.items():
+        for what, seconds in vars(spread).items() if spread else ():
+            _check_above_0(f"{place}.{name}.{what}", seconds)
+    numbers = {
+        "operations": row.operations,
+        "bytes_moved": row.bytes_moved,
+        "weight_bytes": row.weight_bytes,
+        "tflops": row.tflops,
+        "floor_s": row.floor_s,
+        "share": row.share,
+        "threads": row.threads,
+        "shape": min(row.shape),
+    }
+    for name, number in numbers.items():
+        if number is not None:
+            _check_above_0(f"{place}.{name}", number)
+    if row.activation_s is not None and not 0 <= row.activation_s < _MOST:
+        raise RecordingError(f"{place}.activation_s: {row.activation_s} are no seconds")
+    if math.isnan(row.sqnr_db):
+        raise RecordingError(f"{place}.sqnr_db: not a number")
+    for name in ("gemm", "label", "variant", "file", "baseline", "baseline_note"):
+        if len(getattr(row, name)) > _LONGEST_TEXT:
+            raise RecordingError(f"{place}: the {name} has more than {_LONGEST_TEXT} characters")
+
+
+def _check_above_0(place: str, number: float) -> None:
+    if not 0 < number < _MOST:
+        raise RecordingError(f"{place}: {str(number)[:30]} is not above 0, or not finite")
 
 
 def recorded_cpus() -> list[Recording[GemmTiming]]:

@@ -17,8 +17,8 @@ from explorer.methods.recipe import Recipe
 from explorer.products.advice import ENOUGH_DB, at_shape, points, summary, swept
 from explorer.products.shape_times import ModelledTiming, modelled_timings
 from explorer.products.shapes import DECODE
-from explorer.recordings.files import NOT_RECORDED, Recording, recording_json, recording_of
-from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms
+from explorer.recordings.files import NOT_RECORDED, Recording, recording_json
+from explorer.recordings.gemm import GemmTiming, Shape, gemms_in, recorded_gemms
 from explorer.reports.content import SPEED, Content, Part, Table, content
 
 COLUMNS = (
@@ -103,7 +103,7 @@ def as_measured(timings: Recording[GemmTiming] | None) -> dict[str, Any] | None:
 
 def timings_in(measured: Mapping[str, Any]) -> Recording[GemmTiming]:
     """The inverse of ``as_measured``; ``ValueError`` names the defect."""
-    return recording_of(measured, GemmTiming)
+    return gemms_in(measured)
 
 
 def timing_table(name: str, timings: Sequence[GemmTiming]) -> Table:

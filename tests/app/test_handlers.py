@@ -531,6 +531,20 @@ KEPT = [
 ]
 
 
+def test_a_link_keeps_two_machines() -> None:
+    """Recorded ones by name; a recording of one's own stays where it is open, and is asked for where it is
+    not; what is no machine is said."""
+    seen = visited("machine=gemm-layers&beside=recorded")
+    assert (seen.kept.machine, seen.kept.beside["value"]) == ("gemm-layers", "recorded")
+    assert "gemm-layers" not in {value for _, value in seen.kept.beside["choices"]}
+    assert (visited("").kept.machine, visited("").kept.beside["value"]) == ("recorded", "")
+    own = visited("machine=opened-1&beside=recorded", first=True)
+    assert unchanged(own.kept.machine) and "open its file again under Speed" in own.missing
+    wrong = visited("machine=x&beside=recorded")
+    assert wrong.kept.machine == "recorded" and wrong.kept.beside["value"] == ""
+    assert "The link's machine 'x' is not valid" in wrong.missing and "gemm-layers" in wrong.missing
+
+
 @pytest.mark.parametrize("query, kept", KEPT)
 def test_what_sections_keep_in_the_address(query: dict[str, str], kept: tuple[Any, ...]) -> None:
     """The own range, the shape that is shown and the one to measure; the usual ones for nonsense."""

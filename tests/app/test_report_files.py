@@ -61,7 +61,7 @@ def of_survey(run: Any = None, bits: float = 4.0) -> Any:
 
 def of_speed(view: str, own: Any, kinds: list[str]) -> Any:
     return last(
-        speed.report(*dataclasses.astuple(Selection(scheme="nvfp4")), view, "1×8192×8192", own, kinds)
+        speed.report(*dataclasses.astuple(Selection(scheme="nvfp4")), view, "1×8192×8192", own, (), kinds)
     )
 
 

@@ -13,20 +13,39 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from app import limits
 from app.parts import html
-from app.sections import speed, speed_live
+from app.sections import speed, speed_live, speed_machines
+from app.sections.speed_machines import LIVE, RECORDED
 from app.sections.speed_table import COLUMNS
 from app.state.selection import Selection, matrix_of
 from explorer import gpu, words
 from explorer.cpu.kernels import Library
-from explorer.products.advice import Point, Verdict, at_shape, choice, fastest, points, summary, verdict
+from explorer.products.advice import (
+    Point,
+    Verdict,
+    at_shape,
+    choice,
+    fastest,
+    points,
+    summary,
+    swept,
+    verdict,
+)
 from explorer.products.table import GEMMS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording
-from explorer.recordings.gemm import GemmTiming, gemms_by_machine, recorded_cpu, recorded_gemms
-from explorer.recordings.machine import MachineLimits
+from explorer.recordings.gemm import (
+    LAYERS_NAME,
+    GemmTiming,
+    gemms_by_machine,
+    recorded_cpu,
+    recorded_gemms,
+    recorded_layers,
+)
+from explorer.recordings.machine import Machine, MachineLimits
 from explorer.recordings.times import TimeSpread
 from lab import docs
 from tests.app.test_handlers import plots_of, selection, unchanged
@@ -37,7 +56,7 @@ NO_GPU = pytest.mark.skipif(gpu.available().ok, reason="on a machine with a GPU 
 
 
 def shown(
-    view: str = speed.RECORDED,
+    view: str = RECORDED,
     shape: str | None = None,
     product: str | None = None,
     errors: str = speed.RANDOM,
@@ -101,7 +120,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_a_scheme_redraws_its_marks_alone() -> None:
     """Table, files and the chosen kernels are of the shape: another scheme does not send them again, and the
     figures only where other products are marked."""
-    rest = [speed.RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None]
+    rest = [RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None, ()]
 
     def kept(marks: Any, **chosen: str) -> tuple[set[str], Any]:
         out = speed.follow(*selection(**chosen), *rest, marks)
@@ -116,6 +135,8 @@ def test_a_scheme_redraws_its_marks_alone() -> None:
     for same in ("int4~1x128~symmetric~float16~mse", "int4_group128+gptq"):
         assert kept(marks, scheme=same) == (of_shape | figures, marks), same
     assert kept(marks, scheme="nvfp4", second="int4_group128")[0] == of_shape
+    rest[0] = LAYERS_NAME  # a link that was gone back to shows another machine
+    assert not kept(marks, scheme="nvfp4")[0]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +154,7 @@ def test_products_of_a_scheme_are_marked(first: str, second: str, marked: dict[s
     found = speed._marked(chosen)
     assert {name: found.get(name) for name in marked} == marked
     assert bool(found) is bool(marked) and ("B" in found.values()) is ("B" in marked.values())
-    words = speed._schemes_words(chosen, at_shape(recorded_gemms().rows, (4096, 4096, 4096)))
+    words = speed._schemes_words(chosen, at_shape(recorded_gemms().rows, (4096, 4096, 4096)), RECORDED)
     assert ("no kernel here multiplies weights stored like this" in words) is not bool(marked)
 
 
@@ -173,10 +194,10 @@ def test_what_is_no_shape_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measured_here_and_back_keeps_the_shape() -> None:
     """Another machine's list of shapes does not lose the one that is looked at."""
     asked = "4096×4096×11008"
-    live = shown(view=speed.LIVE, shape=asked)
+    live = shown(view=LIVE, shape=asked)
     assert live.shape["value"] == asked
     other = Recording(recorded_gemms().machine, (timing(shape=(8, 64, 64)),))
-    assert "was not measured here: choose 8×64×64" in shown(view=speed.LIVE, shape=asked, own=other).source
+    assert "was not measured here: choose 8×64×64" in shown(view=LIVE, shape=asked, own=other).source
     assert shown(shape=live.shape["value"]).shape["value"] == asked
 
 
@@ -184,7 +205,7 @@ def test_after_a_run_its_own_shape_is_shown() -> None:
     """A run of another shape than the one shown is not hidden by it."""
     own = Recording(recorded_gemms().machine, (timing(shape=(8, 64, 64)),))
     view, shape = speed._after_run(8, 64, 64, own)
-    assert (view, shape["value"]) == (speed.LIVE, "8×64×64")
+    assert (view, shape["value"]) == (LIVE, "8×64×64")
     assert unchanged(speed._after_run(-5, 64, 64, own)[0])
 
 
@@ -209,13 +230,14 @@ def test_a_product_just_below_is_taken_and_said() -> None:
 def test_the_layers_own_shape_is_shown_once_it_was_measured() -> None:
     n, k = matrix_of(Selection()).values.shape
     own = Recording(recorded_gemms().machine, (timing(shape=(1, n, k)), timing(shape=(8, n, k))))
-    out = shown(view=speed.LIVE, shape="layer-decode", own=own)
+    out = shown(view=LIVE, shape="layer-decode", own=own)
     assert "nearest" not in out.source and {row[COLUMN_OF_SHAPE] for row in out.table} == {f"1×{n}×{k}"}
 
 
 def test_before_a_run_nothing_is_shown_as_measured() -> None:
-    out = shown(view=speed.LIVE)
+    out = shown(view=LIVE)
     assert "Nothing measured here yet" in out.source and out.table == []
+    assert out.json_file["value"] is None, "the file before is another machine's"
 
 
 @NO_GPU
@@ -228,7 +250,7 @@ def test_a_run_on_the_cpu_times_what_its_libraries_have(monkeypatch: pytest.Monk
     assert {t.gemm for t in own.rows} == {"bf16", "int8_dynamic"}
     assert all(t.shape == (4, 32, 64) and t.threads for t in own.rows)
     assert "Not timed: get it" in steps[-1].status
-    out = shown(view=speed.LIVE, own=own)
+    out = shown(view=LIVE, own=own)
     assert "Measured now on" in out.source and "FP8" not in str(out.table)
     assert sum("get it" in str(row[1]) for row in out.table) > 5, "what is missing says how to get it"
 
@@ -244,11 +266,11 @@ def test_this_cpu_is_measured_by_one_click(monkeypatch: pytest.MonkeyPatch) -> N
     own = steps[-1].own
     assert {t.shape for t in own.rows} == {(1, 32, 64), (4, 32, 64)}
     view, shape = speed._after_cpu(own)
-    assert (view, shape["value"]) == (speed.LIVE, "1×32×64")
-    out = shown(view=speed.LIVE, own=own)
+    assert (view, shape["value"]) == (LIVE, "1×32×64")
+    out = shown(view=LIVE, own=own)
     assert "× torch’s float32" in unescape(out.sentence) and "BF16’s" not in unescape(out.sentence)
     assert all(json.loads(plot)["data"] for plot in (out.tradeoff, out.bars, out.roofline, out.ladder))
-    assert shown(view=speed.LIVE, own=own, errors=speed.LAYER).tradeoff != out.tradeoff
+    assert shown(view=LIVE, own=own, errors=speed.LAYER).tradeoff != out.tradeoff
     assert unchanged(speed._after_cpu(None)[0])
 
 
@@ -259,11 +281,132 @@ def test_a_recorded_machine_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch
     out = shown(view=name)
     assert f"Recorded on one {recorded_cpu().machine.chip}" in unescape(out.source)
     assert "At one token" in out.sentence and all(row[2] for row in out.table if row[3])
-    assert (f"Recorded on {recorded_cpu().machine.chip}", name) in speed._views()
+    assert (f"Recorded on {recorded_cpu().machine.chip}", name) in speed_machines.choices()
     said: list[str] = []
     monkeypatch.setattr(limits, "notify", said.append)
     shown(view="nobody's")
     assert 'no machine "nobody\'s" is recorded; there are' in said[0]
+
+
+def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever machine it is: its own shapes are shown, and what it lacks is said, never modelled."""
+    layers = recorded_layers()
+    assert layers.machine.gpu == "NVIDIA H100 80GB HBM3", "the page's words below are of this file"
+    assert ("Recorded on an NVIDIA H100 80GB HBM3", LAYERS_NAME) in speed_machines.choices()
+    out = shown(view=LAYERS_NAME, shape="16×6144×4096")
+    assert "Recorded on one NVIDIA H100" in out.source and "not timed on it" not in out.source
+    timed = [row for row in out.table if row[COLUMN_OF_SHAPE]]
+    assert len(timed) == 5 and all(row[COLUMN_OF_SHAPE] == "16×6144×4096" for row in timed)
+    lacks = shown(view=LAYERS_NAME, shape="4096×4096×4096")
+    assert (
+        "4096×4096×4096 was not timed on it, and no time is modelled there: choose 64×4096×4096"
+        in lacks.source
+    )
+    assert not [row for row in lacks.table if row[COLUMN_OF_SHAPE]] and "modelled (" not in str(lacks.table)
+    same = dataclasses.replace(layers, machine=recorded_gemms().machine)
+    monkeypatch.setattr(speed_machines, "gemms_by_machine", lambda: {LAYERS_NAME: same})
+    labels = [label for label, _ in speed_machines.choices()]
+    assert labels[:2] == ["Recorded on an NVIDIA H200", "Recorded on an NVIDIA H200, layers of models"]
+
+
+def a_file(path: Path, chip: str, *rows: GemmTiming) -> str:
+    """What ``--record-to`` writes."""
+    return str(recordings.record_to(path, Recording(Machine(gpu=chip), rows)))
+
+
+def test_an_opened_recording_is_one_more_machine(tmp_path: Path) -> None:
+    """It is chosen at once; labels are today's, texts no markup; the same file again is the same machine."""
+    rows = (timing(label="Old", shape=(8, 64, 64)), timing(gemm="gone", label="<b>x", shape=(8, 64, 64)))
+    path = a_file(tmp_path / "mine.json", "NVIDIA A100", *rows)
+    out = speed_machines.open_recording(path, ())
+    assert "Opened: mine.json, 2 timings on NVIDIA A100. Only you see it." in out.status
+    assert [row.label for row in out.opened[0].rows] == [GEMMS["bf16"].label, "‹b>x"]
+    name = out.view["value"]
+    assert ("Opened: NVIDIA A100", name) in out.view["choices"]
+    assert ("Opened: NVIDIA A100", name) not in speed_machines.choices(), "never seen by another"
+    here = speed.show(*selection(), name, None, None, speed.RANDOM, None, out.opened)
+    assert "From a file that you opened. Recorded on one NVIDIA A100" in here.source
+    assert {row[COLUMN_OF_SHAPE] for row in here.table if row[COLUMN_OF_SHAPE]} == {"8×64×64"}
+    again = speed_machines.open_recording(path, out.opened)
+    assert again.opened == out.opened and again.view["value"] == name
+    second = speed_machines.open_recording(a_file(tmp_path / "b.json", "NVIDIA L4", rows[0]), out.opened)
+    assert second.view["value"] != name and len(second.opened) == 2
+    both = speed.compare(*selection(), name, None, second.view["value"], None, second.opened)
+    assert "At 8×64×64 NVIDIA A100 takes as long as NVIDIA L4 in the one product" in both.sentence
+
+
+def test_a_file_that_is_no_recording_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first defect, what is accepted, and a limit of size and number; what was open stays."""
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+    monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recording_bytes=4000))
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"machine":{"gpu":"x"},"rows":[{"row":"bf16"}]}')
+    good = [a_file(tmp_path / f"{chip}.json", chip, timing(shape=(8, 64, 64))) for chip in "ABC"]
+    large = a_file(tmp_path / "large.json", "L", *[timing()] * 9)
+    opened = speed_machines.open_recording(good[0], ()).opened
+    for path, why in (
+        (
+            str(bad),
+            "bad.json was not opened: this is no recording of matrix products: rows.0.label: Field required",
+        ),
+        (large, "a recording may have 4 kB here"),
+    ):
+        out = speed_machines.open_recording(path, opened)
+        assert why in said[-1] and why in unescape(out.status)
+        assert unchanged(out.opened) and unchanged(out.view)
+    assert "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE" in said[0]
+    monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recordings=2))
+    opened = speed_machines.open_recording(good[1], opened).opened
+    full = speed_machines.open_recording(good[2], opened)
+    assert "2 recordings are open, as many as may be" in said[-1] and unchanged(full.opened)
+
+
+def test_a_second_machine_is_one_other_than_the_first() -> None:
+    """Recorded beside recorded and beside what is measured here; chosen as the first, it is no second."""
+    xeon = next(name for name, r in gemms_by_machine().items() if r.rows == recorded_cpu().rows)
+    shape, own = "1×4096×4096", Recording(Machine(gpu="Mine"), (timing(shape=(1, 4096, 4096)),))
+
+    def compared(view: str, beside: str, own: Any = None, shape: str = shape) -> Any:
+        return speed.compare(*selection(), view, shape, beside, own, ())
+
+    out = compared(RECORDED, LAYERS_NAME)
+    assert "NVIDIA H200 is" in out.sentence and json.loads(out.figure)["data"]
+    assert RECORDED not in {value for _, value in out.beside["choices"]} and out.csv_file["interactive"]
+    assert "as fast as Intel(R) Xeon(R) Processor" in compared(RECORDED, xeon).sentence
+    assert "in the one product that both timed" in compared(LIVE, xeon, own).sentence
+    assert "Nothing measured here yet" in compared(RECORDED, LIVE).sentence
+    lacks = compared(RECORDED, LAYERS_NAME, shape="64×8192×8192")
+    assert "64×8192×8192 was not timed on NVIDIA H100 80GB HBM3. Both timed 64×4096×4096" in lacks.sentence
+    assert not lacks.csv_file["interactive"] and lacks.csv_file["value"] is None
+    same = compared(LAYERS_NAME, LAYERS_NAME)
+    assert same.sentence == "" and same.beside["value"] == "" and unchanged(same.figure)
+
+
+def test_the_curve_over_tokens_is_that_of_the_shape() -> None:
+    """Where every layer was timed at as many M, the shape's own curve is drawn, not another layer's."""
+    rows = recorded_layers().rows
+    assert {t.shape[1:] for t in swept(rows, (16, 6144, 4096))} == {(6144, 4096)}
+    assert {t.shape[1:] for t in swept(recorded_gemms().rows, (1, 12288, 4096))} == {(8192, 8192)}
+
+
+@pytest.mark.parametrize(
+    ("capability", "every", "told"), [((8, 0), False, 1), ((8, 0), True, 0), ((9, 0), False, 0)]
+)
+def test_a_run_on_another_gpu_says_where_its_choices_were_tuned(
+    capability: tuple[int, int], every: bool, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, at the end of a run of the fastest kernels; the box that times all of them is named."""
+    monkeypatch.setattr(speed_live, "gpu_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(speed_live, "kernel_capability", lambda device: capability)
+    monkeypatch.setattr(speed_live, "_machine", lambda: Machine(gpu="NVIDIA A100"))
+    monkeypatch.setattr(speed_live, "_one", lambda *_: iter([timing(shape=(8, 64, 64))]))
+    steps = [unescape(str(step.status)) for step in speed.run(8, 64, 64, ["bf16", "int8"], every)]
+    hint = (
+        "Choices of kernels were tuned on an NVIDIA H200; on this NVIDIA A100 another variant may be faster"
+    )
+    assert [hint in step for step in steps].count(True) == told
+    assert "2 of 2 products at 8×64×64" in steps[-1] and (hint in steps[-1]) is bool(told)
 
 
 @pytest.mark.parametrize(

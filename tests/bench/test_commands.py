@@ -17,10 +17,11 @@ from explorer.bench.plan import SMALL_ROWS, SWEPT, plan_of_layers, plan_of_recor
 from explorer.bench.steps import SHAPES, parts_of, products_of
 from explorer.methods import METHODS
 from explorer.models.serve import linear_layers
-from explorer.products.auto import variants_for
+from explorer.products.auto import TUNED_ON, variants_for
 from explorer.products.shapes import DECODE, LARGE, SERVING, SMALL_LAYERS, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.gemm import recorded_gemms
+from explorer.recordings.machine import Machine
 from explorer.recordings.quantize import CallTimes, recorded_quantize
 from explorer.recordings.steps import recorded_steps
 from explorer.recordings.times import TimeSpread
@@ -129,6 +130,36 @@ def test_the_fastest_kernel_depends_on_the_tokens() -> None:
     assert variants_for(row, (1, *sides), H200, "all") == row.variants_on(H200)
     assert [v.name for v in variants_for(row, (1, *sides), H200, "tiled")] == ["tiled"]
     assert variants_for(GEMMS["int8_dynamic"], (1, *sides), (7, 5), "fastest") == ()
+
+
+TUNED_WORDS = (
+    "choices of kernels were tuned on an NVIDIA H200; on this NVIDIA A100 another variant may be faster: "
+    "--variants all"
+)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "hint"),
+    [
+        ("NVIDIA H200", (9, 0), ""),
+        ("NVIDIA H100 80GB HBM3", (9, 0), ""),  # the same tensor cores and kernels
+        ("NVIDIA A100", (8, 0), TUNED_WORDS),
+    ],
+)
+@pytest.mark.parametrize("variants", ["auto", "all"])
+def test_choices_tuned_on_another_gpu_are_said_once(
+    gpu: str, capability: tuple[int, int], hint: str, variants: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where every kernel is timed anyway."""
+    assert recorded_gemms().machine.gpu == TUNED_ON
+    for name in ("gpu_device", "work_device"):
+        monkeypatch.setattr(commands, name, lambda: torch.device("cuda"))
+    monkeypatch.setattr(commands, "kernel_capability", lambda device: capability)
+    monkeypatch.setattr(commands, "measure_limits", lambda device: None)
+    monkeypatch.setattr(commands, "this_machine", lambda device, limits: Machine(gpu=gpu))
+    monkeypatch.setattr(commands, "plan", lambda *_: [])
+    benchmark = commands.bench_gemm(["bf16"], [(1, 64, 64)], variants)
+    assert benchmark.notes == ([hint] if hint and variants == "auto" else [])
 
 
 def test_auto_of_a_product_that_was_not_swept_is_its_relatives() -> None:

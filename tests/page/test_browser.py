@@ -14,6 +14,9 @@ from app.places import PLACES
 from app.sections import compare
 from explorer import SCHEMES
 from explorer.methods import METHODS
+from explorer.recordings.files import Recording, record_to
+from explorer.recordings.gemm import recorded_layers
+from explorer.recordings.machine import Machine
 from explorer.training.digits import count
 from tests.sampled import THOROUGH, sampled
 
@@ -650,6 +653,35 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
     expect(page.locator("#speed-source")).to_contain_text("Measured now")
     page.get_by_label("Recorded on an NVIDIA H200").check()
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
+
+
+@pytest.mark.thorough
+def test_a_recording_is_opened_and_stands_beside_another(page: Page, url: str, tmp_path: Path) -> None:
+    """What is no recording leaves the section as it is; one that is becomes the machine shown, for this
+    visitor; the second machine is kept in the address."""
+    rows = tuple(row for row in recorded_layers().rows if row.shape == (64, 4096, 4096))
+    good = record_to(tmp_path / "mine.json", Recording(Machine(gpu="NVIDIA A100"), rows))
+    bad = tmp_path / "bad.json"
+    bad.write_text("[1]")
+    open_page(page, url, "tab=speed&shape=64x4096x4096&beside=gemm-layers")
+    two, source = page.locator("#speed-two"), page.locator("#speed-source")
+    expect(two).to_contain_text("NVIDIA H200 is")
+    page.get_by_text("Open a recording of another machine").click()
+    file = page.locator("#speed-recording input[type=file]")
+    file.set_input_files(bad)
+    expect(page.locator("#speed-opened")).to_contain_text("bad.json was not opened: this is no recording")
+    expect(source).to_contain_text("Recorded on one NVIDIA H200")
+    page.locator("#speed-recording").get_by_label("Clear").click()
+    file.set_input_files(good)
+    expect(source).to_contain_text("From a file that you opened. Recorded on one NVIDIA A100")
+    expect(page.get_by_label("Opened: NVIDIA A100")).to_be_checked()
+    expect(two).to_contain_text("takes as long as")
+    other = page.context.new_page()  # another visitor, with this one's address
+    open_page(other, url, page.url.partition("?")[2])
+    expect(other.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
+    expect(other.locator("#notice")).to_contain_text("open its file again under Speed")
+    expect(other.get_by_label("Opened: NVIDIA A100")).to_have_count(0)
+    other.close()
 
 
 @pytest.mark.thorough

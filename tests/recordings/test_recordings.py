@@ -17,10 +17,18 @@ from app.ui import build
 from explorer import paths
 from explorer.paths import KERNELS
 from explorer.recordings import files as recordings
-from explorer.recordings.files import Recording, RecordingError, as_json, record, recorded, recording_json
-from explorer.recordings.gemm import RENAMED, GemmTiming, recorded_gemms, recorded_layers
+from explorer.recordings.files import (
+    Recording,
+    RecordingError,
+    as_json,
+    record,
+    record_to,
+    recorded,
+    recording_json,
+)
+from explorer.recordings.gemm import RENAMED, GemmTiming, gemms_of_text, recorded_gemms, recorded_layers
 from explorer.recordings.grouped import recorded_grouped
-from explorer.recordings.machine import Machine, this_machine
+from explorer.recordings.machine import Machine, MachineLimits, this_machine
 from explorer.recordings.quantize import (
     QuantizeTiming,
     kernel_file,
@@ -189,3 +197,55 @@ def test_a_page_starts_without_a_damaged_recording(monkeypatch: pytest.MonkeyPat
         (tmp_path / path.name).write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     build()
     assert said and all(".json" in words and "restore the file" in words for words in said)
+
+
+def gemm_file(**changes: Any) -> dict[str, Any]:
+    """A recording of one row as a file has it, with changes by the path of a value ("rows.0.graph")."""
+    value = recording_json(
+        Machine(gpu="A", limits=MachineLimits(1e12, {"bf16": 1e14})), recorded_gemms().rows[:1]
+    )
+    for path, new in changes.items():
+        *way, last = [int(step) if step.isdigit() else step for step in path.split("__")]
+        at: Any = value
+        for step in way:
+            at = at[step]
+        at[last] = new
+    return value
+
+
+def test_what_is_downloaded_or_recorded_is_opened(tmp_path: Path) -> None:
+    """The page's JSON, and the file of ``--record-to``, are read to the same rows."""
+    recording = Recording(recorded_gemms().machine, recorded_gemms().rows[:3])
+    text = json.dumps(recording_json(recording.machine, recording.rows), indent=2).encode()
+    written = record_to(tmp_path / "mine.json", recording).read_bytes()
+    assert gemms_of_text(text) == gemms_of_text(written) == recording
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "it is no JSON file: Expecting value: line 1"),
+        (b"\xff\xfe\x00", "it is no JSON file"),
+        (b"[" * 100_000, "it is no JSON file"),
+        (b"[1]", "the whole: Input should be"),
+        (gemm_file(rows=[]), "rows is empty"),
+        (gemm_file(machine={}), "machine: it names no GPU and no CPU"),
+        (gemm_file(machine__gpu="A" * 3000), "machine: its words have more than 2000 characters"),
+        (gemm_file(machine__limits__copy=0), "machine.limits.copy: 0.0 is not above 0"),
+        (gemm_file(rows__0={"scheme": "x"}), "rows.0.row: Field required"),
+        (gemm_file(rows__0__shape=[1, 2]), "rows.0.shape.2: Field required"),
+        (gemm_file(rows__0__shape=[1, 2, -3]), "rows.0.shape: -3 is not above 0"),
+        (gemm_file(rows__0__graph__median_s=0), "rows.0.graph.median_s: 0.0 is not above 0"),
+        (gemm_file(rows__0__graph__low_s=math.nan), "rows.0.graph.low_s: nan is not above 0, or not finite"),
+        (gemm_file(rows__0__peer_graph__high_s=math.inf), "rows.0.peer_graph.high_s: inf"),
+        (gemm_file(rows__0__share=-1), "rows.0.share: -1.0"),
+        (gemm_file(rows__0__activation_s=-1), "rows.0.activation_s: -1.0 are no seconds"),
+        (gemm_file(rows__0__label="A" * 501), "rows.0: the label has more than 500 characters"),
+        (gemm_file(rows__0__how="modelled, ± 5 %"), "rows.0: it was not measured, but is modelled, ± 5 %"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused_with_its_first_defect(text: Any, said: str) -> None:
+    """If this fails, an opened file divides by zero in a figure, or shows modelled times as measured."""
+    with pytest.raises(RecordingError) as error:
+        gemms_of_text(text if isinstance(text, bytes) else json.dumps(text).encode())
+    assert said in str(error.value)

@@ -1,0 +1,221 @@
+"""Two machines beside each other: products that both timed at one shape, the fastest kernel of each.
+
+Products of two GPUs, or of two CPUs, are the same where they have the same name. A GPU and a CPU have tables
+of their own: there products are the same if W is stored alike and neither quantizes X; those that quantize X
+need the same name, too. Only what was timed is compared, nothing modelled."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from explorer import words
+from explorer.cpu.table import product_of
+from explorer.products.advice import at_shape, fastest, nearest, stored_as
+from explorer.recordings.files import Recording, recording_json
+from explorer.recordings.gemm import GemmTiming, Shape
+from explorer.recordings.machine import Machine
+
+NAMED = 6
+"""Products and shapes that are named where there may be more."""
+
+
+@dataclass(frozen=True)
+class OnBoth:
+    """One product on both machines, by the kernel that is the fastest on each."""
+
+    first: GemmTiming
+    second: GemmTiming
+
+    @property
+    def label(self) -> str:
+        """The product as the first machine's table calls it."""
+        return self.first.label
+
+    @property
+    def ratio(self) -> float:
+        """Times as fast as the second machine the first one is: the second's seconds over the first's."""
+        return self.second.seconds / self.first.seconds
+
+
+@dataclass(frozen=True)
+class TwoMachines:
+    """What two machines took at one shape.
+
+    names          of the machines, different from each other
+    pairs          what both timed, the first machine's fastest first
+    only           labels of the products that the first alone timed there, and the second alone
+    timed          whether the first timed anything at the shape, and the second
+    shared         every shape at which both timed something, the nearest to ``shape`` first
+    """
+
+    names: tuple[str, str]
+    shape: Shape
+    pairs: tuple[OnBoth, ...]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+    timed: tuple[bool, bool]
+    shared: tuple[Shape, ...]
+
+    @property
+    def ratio(self) -> float | None:
+        """The median of the pairs' ratios; None of none."""
+        return statistics.median(pair.ratio for pair in self.pairs) if self.pairs else None
+
+    @property
+    def reversed(self) -> tuple[OnBoth, ...]:
+        """The pairs in which the machine is faster that is the slower one in the median."""
+        ratio = self.ratio
+        if ratio is None or ratio == 1:
+            return ()
+        return tuple(pair for pair in self.pairs if (pair.ratio - 1) * (ratio - 1) < 0)
+
+
+def compare_machines(
+    first: Recording[GemmTiming], second: Recording[GemmTiming], shape: Shape
+) -> TwoMachines:
+    """The products that both recordings have at ``shape`` (M, N, K), side by side."""
+    here = fastest(at_shape(first.rows, shape)), fastest(at_shape(second.rows, shape))
+    pairs = _pairs(*here)
+    used = {id(timing) for pair in pairs for timing in (pair.first, pair.second)}
+    only = [tuple(t.label for t in of_one if id(t) not in used) for of_one in here]
+    both = {t.shape for t in first.rows} & {t.shape for t in second.rows}
+    return TwoMachines(
+        names=_names(first.machine, second.machine),
+        shape=shape,
+        pairs=tuple(sorted(pairs, key=lambda pair: pair.first.seconds)),
+        only=(only[0], only[1]),
+        timed=(bool(here[0]), bool(here[1])),
+        shared=tuple(_by_distance(both, shape)),
+    )
+
+
+def sentences(two: TwoMachines) -> list[str]:
+    """What the comparison comes to: the median ratio, where the order of the machines is reversed, and what
+    only one of them has; of a shape that one lacks, the shapes that both timed."""
+    at, lacking = (
+        "×".join(map(str, two.shape)),
+        [n for n, t in zip(two.names, two.timed, strict=True) if not t],
+    )
+    if two.pairs:
+        said = [_median(two, at), *_order(two)]
+    elif lacking:
+        said = [f"{at} was not timed on {' nor on '.join(lacking)}.", _shared(two)]
+    else:
+        said = [f"At {at} the two timed no product in common."]
+    for name, labels in zip(two.names, two.only, strict=True):
+        if labels and not lacking:
+            said.append(f"Timed on {name} alone: {_listed(labels)}.")
+    return said
+
+
+def flat_pairs(two: TwoMachines) -> list[dict[str, Any]]:
+    """A line for each pair: the product, what each machine took with which kernel, and the ratio."""
+    lines = []
+    for pair in two.pairs:
+        line: dict[str, Any] = {"product": pair.label, "shape": pair.first.shape_text}
+        for name, timing in zip(two.names, (pair.first, pair.second), strict=True):
+            line |= {f"µs, {name}": 1e6 * timing.seconds, f"kernel, {name}": timing.variant}
+        lines.append(line | {f"{two.names[0]}, times as fast": pair.ratio})
+    return lines
+
+
+def pairs_json(
+    two: TwoMachines, first: Recording[GemmTiming], second: Recording[GemmTiming]
+) -> dict[str, Any]:
+    """The pairs with both machines, each timing by the keys of a recorded file."""
+    return {
+        "shape": list(two.shape),
+        "first": recording_json(first.machine, [pair.first for pair in two.pairs]),
+        "second": recording_json(second.machine, [pair.second for pair in two.pairs]),
+        "times_as_fast": [pair.ratio for pair in two.pairs],
+    }
+
+
+def _median(two: TwoMachines, at: str) -> str:
+    ratio = two.ratio or 1.0
+    fast, slow = two.names if ratio >= 1 else two.names[::-1]
+    each = sorted(pair.ratio if ratio >= 1 else 1 / pair.ratio for pair in two.pairs)
+    middle = words.times(statistics.median(each))
+    verb = f"takes as long as {slow}" if middle == "1×" else f"is {middle} as fast as {slow}"
+    if len(each) == 1:
+        return f"At {at} {fast} {verb} in the one product that both timed."
+    return (
+        f"At {at} {fast} {verb} in the median of the "
+        f"{len(each)} products that both timed ({words.times(each[0])} to {words.times(each[-1])})."
+    )
+
+
+def _order(two: TwoMachines) -> list[str]:
+    if len(two.pairs) < 2:
+        return []
+    if not two.reversed:
+        equal = all(pair.ratio == 1 for pair in two.pairs)
+        return [] if equal else ["It is the faster one in each of them."]
+    first_wins = (two.ratio or 1.0) < 1
+    fast = two.names[0 if first_wins else 1]
+    each = [
+        f"{pair.label} ({words.times(pair.ratio if first_wins else 1 / pair.ratio)})" for pair in two.reversed
+    ]
+    return [f"The order is reversed, {fast} is faster, in {_listed(each)}."]
+
+
+def _shared(two: TwoMachines) -> str:
+    if not two.shared:
+        return "The two have no shape in common."
+    return f"Both timed {_listed(['×'.join(map(str, shape)) for shape in two.shared])}."
+
+
+def _listed(items: Sequence[str]) -> str:
+    rest = f" and {len(items) - NAMED} more" if len(items) > NAMED else ""
+    apart = "; " if any("," in item for item in items[:NAMED]) else ", "
+    return apart.join(items[:NAMED]) + rest
+
+
+def _pairs(first: Sequence[GemmTiming], second: Sequence[GemmTiming]) -> list[OnBoth]:
+    """Each timing at most once. Where several are alike the one of the same name is taken, then the
+    fastest."""
+    free = sorted(second, key=lambda t: t.seconds)
+    pairs: list[OnBoth] = []
+    for same_name in (True, False):
+        for timing in sorted(first, key=lambda t: t.seconds):
+            if any(pair.first is timing for pair in pairs):
+                continue
+            alike = (t for t in free if _same(timing, t) and (t.gemm == timing.gemm or not same_name))
+            if (other := next(alike, None)) is not None:
+                pairs.append(OnBoth(timing, other))
+                free = [t for t in free if t is not other]
+    return pairs
+
+
+def _same(one: GemmTiming, other: GemmTiming) -> bool:
+    if one.on_cpu == other.on_cpu:
+        return one.gemm == other.gemm
+    rows = product_of(one.gemm, one.on_cpu), product_of(other.gemm, other.on_cpu)
+    if rows[0] is None or rows[1] is None:
+        return False
+    if rows[0].x.scale is not None or rows[1].x.scale is not None:
+        return one.gemm == other.gemm
+    return stored_as(rows[0].w) == stored_as(rows[1].w)
+
+
+def _by_distance(shapes: Iterable[Shape], wanted: Shape) -> list[Shape]:
+    left, ordered = sorted(shapes), list[Shape]()
+    while left and (one := nearest(left, wanted)):
+        left.remove(one)
+        ordered.append(one)
+    return ordered
+
+
+def _names(first: Machine, second: Machine) -> tuple[str, str]:
+    """The chips; where they are the same with threads and date, or by their order."""
+    one, other = (machine.chip or "an unnamed machine" for machine in (first, second))
+    if one != other:
+        return one, other
+    more = []
+    for machine in (first, second):
+        threads = f"{machine.threads} threads" if machine.threads else ""
+        known = ", ".join(filter(None, (threads, machine.date, machine.commit)))
+        more.append(f"{one} ({known})" if known else one)
+    return (more[0], more[1]) if more[0] != more[1] else (f"{one} (1)", f"{one} (2)")

@@ -51,7 +51,7 @@ from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
 from explorer.products.table import find as find_gemm
 from explorer.recordings.files import Recording, as_json, machine_name, record, record_to
-from explorer.recordings.gemm import LAYERS_NAME, GemmTiming
+from explorer.recordings.gemm import LAYERS_NAME, GemmTiming, recorded_gemms
 from explorer.recordings.gemm import NAME as GEMM
 from explorer.recordings.grouped import NAME as GROUPED_PRODUCTS
 from explorer.recordings.grouped import GroupedTiming
@@ -99,7 +99,16 @@ class Benchmark(Generic[Row]):
         if to is not None:
             return record_to(to, recording)
         self.check_recordable()
-        return record(self.name, recording)
+        return record(place_of(self.name, self.machine), recording)
+
+
+def place_of(name: str, machine: Machine) -> str:
+    """Where the recording ``name`` of ``machine`` is written: among the machines where it is of products or
+    quantizers of another GPU than that of ``gemm.json``, from whose times others are modelled."""
+    gpu = recorded_gemms().machine.gpu
+    if name in (GEMM, QUANTIZE) and machine.gpu and gpu not in ("", machine.gpu):
+        return machine_name(name, machine)
+    return name
 
 
 def bench_cpu(

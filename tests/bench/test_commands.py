@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from explorer import gpu
 from explorer.bench import commands, plan, timing
+from explorer.bench.commands import place_of
 from explorer.bench.plan import SMALL_ROWS, SWEPT, plan_of_layers, plan_of_records
 from explorer.bench.steps import SHAPES, parts_of, products_of
 from explorer.methods import METHODS
@@ -95,6 +96,14 @@ def test_calls_are_timed_until_the_last_has_ended(monkeypatch: pytest.MonkeyPatc
     spread = timing.time_calls(calls, torch.device("cpu"), rounds=3, repeats=2)
     once = ["wait", "clock", *"ababab", "wait", "clock"]
     assert steps == once * 3 and spread == TimeSpread(10, 10, 10)
+
+
+def test_another_gpu_is_recorded_beside_the_one_that_ships() -> None:
+    """Otherwise `--record` on an A100 replaces the H200's times, from which others are modelled."""
+    for name in ("gemm", "quantize"):
+        assert place_of(name, Machine(gpu=TUNED_ON)) == name
+        assert place_of(name, Machine(gpu="NVIDIA A100")) == f"machines/nvidia-a100/{name}"
+    assert place_of("steps", Machine(gpu="NVIDIA A100")) == "steps", "of which there is one"
 
 
 def test_the_plan_of_records_covers_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -737,8 +737,8 @@ def _build_beside(pickers: _Pickers) -> BesideView:
         sentence = block(elem_id="speed-two")
         figure = plot_card(
             "Two machines",
-            "each product's fastest kernel on both, the first machine's fastest at the top; ×: times as fast "
-            "as the second the first is; X is quantized beforehand, or in the call on both",
+            "each product's fastest kernel on both, the first machine's fastest at the top; ×: the slower "
+            "time over the faster; X is quantized beforehand, or in the call on both",
             "speed-both",
         )
         csv_file, json_file = download_buttons("both ")

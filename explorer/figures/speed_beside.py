@@ -21,7 +21,7 @@ LONGEST_NAME = 40
 
 def beside_figure(two: TwoMachines, name: str, marked: Marked | None = None) -> go.Figure:
     """A row for each product that both machines timed, the first machine's fastest at the top: its time on
-    both, on one logarithmic axis, joined by a line, with how many times as fast as the second the first is.
+    both, on one logarithmic axis, joined by a line, with how many times as fast as the slower the faster is.
     ``marked``: whose weights A or B has."""
     title, marked = f"{name} beside", marked or {}
     if not two.pairs:
@@ -36,7 +36,7 @@ def beside_figure(two: TwoMachines, name: str, marked: Marked | None = None) -> 
         x=[max(both) for both in times],
         y=rows,
         mode="text",
-        text=[f"   {words.times(pair.ratio)}" for pair in two.pairs],
+        text=[f"   {words.times(max(pair.ratio, 1 / pair.ratio))}" for pair in two.pairs],
         textposition="middle right",
         textfont={"size": 11},
         hoverinfo="skip",
@@ -96,7 +96,8 @@ def _hover(pair: OnBoth, two: TwoMachines) -> str:
     lines = [
         f"{_plain(name)}: {_said(t)}" for name, t in zip(two.names, (pair.first, pair.second), strict=True)
     ]
-    ahead = f"{_plain(two.names[0])} is {words.times(pair.ratio)} as fast"
+    faster, factor = (0, pair.ratio) if pair.ratio >= 1 else (1, 1 / pair.ratio)
+    ahead = f"{_plain(two.names[faster])} is {words.times(factor)} as fast"
     return "<br>".join((_plain(pair.label), *lines, ahead))
 
 

@@ -133,7 +133,7 @@ def test_the_figure_has_both_times_of_each_product() -> None:
     assert list(one["x"]) == [3e6, 4e6, 8e6] and list(other["x"]) == [6e6, 2e6, 2e6]
     assert one["marker"]["symbol"] != other["marker"]["symbol"]
     words = next(t for t in figure["data"] if t["mode"] == "text")
-    assert [text.strip() for text in words["text"]] == ["2×", "0.5×", "0.25×"]
+    assert [text.strip() for text in words["text"]] == ["2×", "2×", "4×"]
     assert list(words["x"]) == [6e6, 4e6, 8e6]
     assert "<b>A</b></span> INT8" in figure["layout"]["yaxis"]["ticktext"][0]
     low, high = (10**end for end in figure["layout"]["xaxis"]["range"])

@@ -26,15 +26,17 @@ from app.parts.scheme_controls import SchemeView, show_scheme, show_second
 from app.parts.tensor_controls import TensorControls, tensor_view
 from app.parts.views import Control, Shown, View, listen, page_words, shows
 from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
-from app.sections.answer import FILLING, AnswerView, answered, of_tensor
-from app.sections.overview import TensorView, element_of, place_of, words_of
+from app.sections.answer import FILLING, AnswerView, answered, of_tensor, sampled
+from app.sections.overview import TensorView, element_of, place_of, words_of, words_of_sample
 from app.serving.work import OvertakenError, overtake, session_now
 from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr
+from app.state.estimates import estimated
 from app.state.record import (
     Act,
     Acts,
     FileRefusedError,
     Record,
+    first_of_file,
     goal_now,
     keeping_goal,
     next_record,
@@ -44,6 +46,7 @@ from app.state.record import (
 )
 from app.state.selection import NothingChosenError, file_source, tensor_key
 from explorer import words
+from explorer.analysis.estimate import WORTH_SEARCHED
 from explorer.sources.tensors import Matrix
 
 Result = TypeVar("Result")
@@ -93,6 +96,11 @@ class ChosenView(View):
     answered: AnswerView
     shown: TensorView
 
+    @property
+    def of_sample(self) -> bool:
+        """True of a view that shows estimates while the rest is computed: no answer to the script."""
+        return isinstance(self.shown.kpis, str) and not isinstance(self.answer, str)
+
     @classmethod
     def refused(cls, message: str) -> Self:
         return cls.unchanged(
@@ -108,12 +116,18 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
 
     A goal that cannot be is said and left out, where the request has other acts: those were done before it.
     """
-    asked = Acts.read(acts)
+    asked, estimates = Acts.read(acts), False
     try:
-        yield from _chosen(asked, upload, held)
+        for view in _chosen(asked, upload, held):
+            estimates = estimates or view.of_sample
+            yield view
     except OvertakenError:  # the script sends these acts again, with those that followed
         answer = json.dumps({"number": asked.number, "overtaken": True})
         yield ChosenView.unchanged(answer=answer, notice="")
+    except Exception:
+        if estimates and not asked.whole:
+            yield _as_held(held)
+        raise
 
 
 def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenView]:
@@ -154,13 +168,36 @@ def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenVie
     first = answered(wanted, found, outputs, asked.everything)
     if asked.whole or tensor_key(wanted) != tensor_key(held):
         first |= of_tensor(wanted, found)
-    if not asked.whole and _shows_the_same(wanted, held):
+    if not asked.whole and _shows_the_same(wanted, held) and found[0].values.numel() <= WORTH_SEARCHED:
         moved = wanted.element != held.element
         shown = TensorView.unchanged(**(element_of(wanted, found) if moved else {}))
     else:
         shown = TensorView.unchanged(**words_of(*found, outputs), **place_of(wanted, found))
     view = AnswerView.unchanged(**first)
     yield _committed(asked, held, wanted, kept, view, shown, missing, dropped)
+
+
+def _as_held(held: Record) -> ChosenView:
+    """What estimates have taken the place of, again."""
+    found = analyses_of(held)
+    outputs = output_sqnr(held, found[1])
+    first = answered(held, found, outputs)
+    del first["goals"]
+    words = words_of(*found, outputs)
+    return ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=TensorView.unchanged(**words))
+
+
+def _sampled(wanted: Record) -> Iterator[ChosenView]:
+    """The numbers of a sample, where the whole tensor takes longer; nothing where they cannot be had, for
+    whatever reason: what the whole tensor meets then is said."""
+    try:
+        seen = estimated(wanted)
+        first = {} if seen is None else sampled(wanted, seen)
+    except (ValueError, OSError):
+        return
+    if seen is not None:
+        shown = TensorView.unchanged(**words_of_sample(seen))
+        yield ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=shown)
 
 
 def give_up(request: gr.Request) -> None:
@@ -178,6 +215,8 @@ def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, 
     if what is None:
         return next_record(held, act, upload)
     yield ChosenView.unchanged(notice="")  # why the one before was refused
+    if act.get("do") == "file" and upload:
+        yield from _sampled(first_of_file(held, upload))
     return (yield from _said(loading(words.plain(what, 80), lambda _: next_record(held, act, upload))))
 
 
@@ -208,6 +247,7 @@ def _with_goal(held: Record, wanted: Record, visits: bool) -> Record:
 
 def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
     """``analysing``, its words in the line over the page."""
+    yield from _sampled(chosen)
     return (yield from _said(analysing(chosen)))
 
 

@@ -18,7 +18,7 @@ from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
 from app.state.selection import Selection, is_read, matrix_of, tensor_key
 from explorer import SourceError
-from explorer.analysis.report import sqnr_of
+from explorer.analysis.report import Report, sqnr_of
 from explorer.analysis.sliced import analyse_anywhere
 from explorer.analysis.tensor import Analysis, Side
 from explorer.methods import apply, label_of
@@ -50,6 +50,12 @@ def analyses_of(chosen: Selection, progress: Progress | None = None) -> tuple[Ma
     recipes = chosen.recipes
     matrix = matrix_of(chosen)
     return matrix, [(recipe, _analysis_of(chosen, matrix, recipe, progress)) for recipe in recipes]
+
+
+def known_report(chosen: Selection, recipe: Recipe) -> Report | None:
+    """The report of ``recipe`` on all of the selected tensor, if its analysis is at hand."""
+    analysis = _ANALYSES.peek(_key(chosen, recipe))
+    return None if analysis is None else analysis.report
 
 
 def sides_of(pairs: Sequence[tuple[Recipe, Analysis]]) -> list[Side]:

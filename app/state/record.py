@@ -220,6 +220,13 @@ def _file(held: Record, act: Act, upload: str | None) -> Record:
     raise refused or SourceError("the file has no tensors")
 
 
+def first_of_file(held: Record, upload: str) -> Record:
+    """The record of an uploaded file that is tried first: its best tensor by name and shape. ``ValueError``
+    where the file cannot be opened."""
+    name = next(iter(best_tensors(file_source(upload).infos)), None)
+    return dataclasses.replace(held, source="file", file=upload, file_tensor=name)
+
+
 class FileRefusedError(SourceError):
     """A file that is not opened: the page says so at the place of the file and in the line over the page."""
 

@@ -29,7 +29,7 @@ from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
 from app.sections.answer import FILLING, AnswerView, answered, of_tensor, sampled
 from app.sections.overview import TensorView, element_of, place_of, words_of, words_of_sample
 from app.serving.work import OvertakenError, overtake, session_now
-from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr
+from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr, reading
 from app.state.estimates import estimated
 from app.state.record import (
     Act,
@@ -44,7 +44,7 @@ from app.state.record import (
     shape_of,
     without_implied_goal,
 )
-from app.state.selection import NothingChosenError, file_source, tensor_key
+from app.state.selection import NothingChosenError, file_source, is_read, tensor_key
 from explorer import words
 from explorer.analysis.estimate import WORTH_SEARCHED
 from explorer.sources.tensors import Matrix
@@ -149,7 +149,7 @@ def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenVie
                     left_out.append(str(error))
                     if act.get("do") != "goal" or len(left_out) == len(asked.acts):
                         raise
-        found = yield from _analysing_file(held, wanted)
+        found = yield from _analysing_file(held, wanted, asked.whole or kept is not None, asked.everything)
     except (ValueError, OSError) as error:
         if isinstance(error, NothingChosenError):
             raise
@@ -187,17 +187,19 @@ def _as_held(held: Record) -> ChosenView:
     return ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=TensorView.unchanged(**words))
 
 
-def _sampled(wanted: Record) -> Iterator[ChosenView]:
-    """The numbers of a sample, where the whole tensor takes longer; nothing where they cannot be had, for
-    whatever reason: what the whole tensor meets then is said."""
+def _sampled(wanted: Record, held: Record | None, everything: bool = False) -> Iterator[ChosenView]:
+    """The numbers of a sample, where the whole tensor takes longer, by the goal of ``held``, if that is
+    given. Nothing where they cannot be had, for whatever reason: what the whole tensor meets then is said."""
     try:
         seen = estimated(wanted)
-        first = {} if seen is None else sampled(wanted, seen)
+        if seen is None:
+            return
+        wanted = wanted if held is None else keeping_goal(held, wanted, seen.shape)
+        first = sampled(wanted, seen, everything)
     except (ValueError, OSError):
         return
-    if seen is not None:
-        shown = TensorView.unchanged(**words_of_sample(seen))
-        yield ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=shown)
+    shown = TensorView.unchanged(**words_of_sample(seen))
+    yield ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=shown)
 
 
 def give_up(request: gr.Request) -> None:
@@ -216,7 +218,7 @@ def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, 
         return next_record(held, act, upload)
     yield ChosenView.unchanged(notice="")  # why the one before was refused
     if act.get("do") == "file" and upload:
-        yield from _sampled(first_of_file(held, upload))
+        yield from _sampled(first_of_file(held, upload), held)
     return (yield from _said(loading(words.plain(what, 80), lambda _: next_record(held, act, upload))))
 
 
@@ -242,19 +244,27 @@ def _with_goal(held: Record, wanted: Record, visits: bool) -> Record:
     except ValueError as error:
         limits.notify(f"{error}; the usual goal instead")
         return dataclasses.replace(wanted, goal="", shortlist="")
-    return without_implied_goal(wanted if visits else keeping_goal(held, wanted))
+    return without_implied_goal(wanted if visits else keeping_goal(held, wanted, shape_of(wanted)))
 
 
-def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
-    """``analysing``, its words in the line over the page."""
-    yield from _sampled(chosen)
+def _analysing(
+    chosen: Record, held: Record | None = None, everything: bool = False
+) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
+    """``analysing``, its words in the line over the page, after the numbers of a sample (``_sampled``)."""
+    yield from _sampled(chosen, held, everything)
+    if not is_read(chosen):
+        yield from _said(reading(chosen))
+        yield from _sampled(chosen, held, everything)  # of what could not be had from the file
     return (yield from _said(analysing(chosen)))
 
 
-def _analysing_file(held: Record, wanted: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
-    """``_analysing``; what cannot be computed of another file or tensor than the one ``held`` names it."""
+def _analysing_file(
+    held: Record, wanted: Record, anew: bool, everything: bool
+) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
+    """``_analysing``; what cannot be computed of another file or tensor than the one ``held`` names it.
+    ``anew``: the goal is not kept."""
     try:
-        return (yield from _analysing(wanted))
+        return (yield from _analysing(wanted, None if anew else held, everything))
     except ValueError as error:
         if wanted.source != "file" or not wanted.file or tensor_key(wanted) == tensor_key(held):
             raise

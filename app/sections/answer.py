@@ -227,14 +227,14 @@ def answered(
         "goals": html.goals(list(GOALS.values()), goal),
         "said": html.answer(said),
         "head": html.figure_head(goal, everything),
-        "figure": _figure(chosen, matrix, goal, rows, everything),
+        "figure": _figure(chosen, matrix.name, goal, rows, everything),
         "listed": _table(chosen, shape, goal, rows),
         "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
     }
 
 
-def sampled(chosen: Record, seen: Estimated) -> dict[str, Shown]:
-    """The sentence and the table by a sample, where they stand once the whole tensor is known."""
+def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[str, Shown]:
+    """The fields of ``answered`` by a sample, except for the goals and the figure's head."""
     goal = goal_now(chosen, seen.shape)
     for (_, side), text in zip(seen.sides, chosen.schemes, strict=True):
         if isinstance(side, Report):
@@ -245,7 +245,12 @@ def sampled(chosen: Record, seen: Estimated) -> dict[str, Shown]:
     own = [_spoken(by_text[text], seen.shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
     said = answer(own[0], own[1] if own[1:] else None, list(known_rows(chosen).values()), goal)
     said = dataclasses.replace(said, better=sample_words(seen.estimates))
-    return {"said": html.answer(said), "listed": _table(chosen, seen.shape, goal, rows)}
+    return {
+        "said": html.answer(said),
+        "figure": _figure(chosen, seen.name, goal, rows, everything),
+        "listed": _table(chosen, seen.shape, goal, rows),
+        "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
+    }
 
 
 def _table(chosen: Record, shape: tuple[int, int], goal: Goal, rows: Sequence[Candidate | Pending]) -> str:
@@ -325,7 +330,7 @@ def _suggestions(goal: Goal, rows: Sequence[Candidate | Pending]) -> list[html.S
 
 
 def _figure(
-    chosen: Record, matrix: Matrix, goal: Goal, rows: Sequence[Candidate | Pending], everything: bool
+    chosen: Record, name: str, goal: Goal, rows: Sequence[Candidate | Pending], everything: bool
 ) -> str:
     """The frontier of what is known, cropped to the goal."""
     known = known_rows(chosen)
@@ -344,7 +349,7 @@ def _figure(
         a, b = [*(marked[text] for text in chosen.schemes), None][:2]
         among = [marked[text] for text in texts]
         shown = GOALS["all"] if everything else goal
-        return plot_data(frontier_figure(list(marked.values()), matrix.name, a, b, shown, among))
+        return plot_data(frontier_figure(list(marked.values()), name, a, b, shown, among))
 
     return _DRAWN.get(key, draw, lambda _: 1)
 

@@ -67,9 +67,7 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
     """``analyses_of``, as the return value; yields in words how far the tensor's reading is, and what
     has not been computed yet. That runs in a thread of its own: it can be given up before it ends."""
     if not is_read(chosen):
-        name = chosen.file_tensor if chosen.source == "file" else chosen.layer
-        what = f"Reading {name or chosen.sample}" if chosen.source != "builtin" else "Making the tensor"
-        yield from loading(what, lambda progress: matrix_of(chosen, progress))
+        yield from reading(chosen)
     new = [r for r in chosen.recipes if _ANALYSES.peek(_key(chosen, r)) is None]
     if not new:
         return analyses_of(chosen)
@@ -83,6 +81,13 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
         steps, lambda step: f"{label} on this layer's inputs: {step[0]} of {step[1]} steps"
     )
     return found
+
+
+def reading(chosen: Selection) -> Generator[str, None, Matrix]:
+    """``matrix_of``, as the return value; yields in words how far it is."""
+    name = chosen.file_tensor if chosen.source == "file" else chosen.layer
+    what = f"Reading {name or chosen.sample}" if chosen.source != "builtin" else "Making the tensor"
+    return (yield from loading(what, lambda progress: matrix_of(chosen, progress)))
 
 
 def loading(what: str, load: Callable[[Progress], Result]) -> Generator[str, None, Result]:

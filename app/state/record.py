@@ -314,9 +314,9 @@ def goal_now(held: Record, shape: tuple[int, int]) -> Goal:
     return goal_of(held.goal, shape) if held.goal else nearest_goal(held.recipes[0].scheme, shape)
 
 
-def keeping_goal(held: Record, wanted: Record) -> Record:
-    """``wanted`` with the goal of ``held`` where none was chosen, and A alone would make it another one."""
-    shape = shape_of(wanted)
+def keeping_goal(held: Record, wanted: Record, shape: tuple[int, int]) -> Record:
+    """``wanted``, whose tensor has ``shape``, with the goal of ``held`` where none was chosen, and A alone
+    would make it another one."""
     before, after = (nearest_goal(one.recipes[0].scheme, shape) for one in (held, wanted))
     if wanted.goal or before.name == after.name:
         return wanted

@@ -93,10 +93,13 @@ def _short(scheme: Scheme | Recipe) -> str:
     return scheme.label
 
 
-def verdict(tensor: str, schemes: Sequence[Scheme | Recipe], words: str, why: str = "") -> str:
-    """Heading of the Tensor place: the tensor, the schemes, their assessment, and its reason."""
+def verdict(
+    tensor: str, schemes: Sequence[Scheme | Recipe], words: str, why: str = "", waits: bool = False
+) -> str:
+    """Heading of the Tensor place: the tensor, the schemes, their assessment, and its reason; ``waits``: the
+    reason is still computed, and has room where it will stand."""
     marked = list(zip(SIDES, schemes, strict=False))
-    return render("verdict", tensor=tensor, schemes=marked, words=words, why=why)
+    return render("verdict", tensor=tensor, schemes=marked, words=words, why=why, waits=waits)
 
 
 SIDES = ("A", "B")
@@ -157,13 +160,14 @@ def _of_sample(tile: Tile, sampled: Sequence[Estimate | None]) -> Tile:
         if one is None:
             numbers.append((side, number))
             continue
-        note = f"of {percent(one.share)} of the tensor"
+        part = percent(one.share)
+        note = f"of {part} of the tensor"
         if least:
-            note = f"at least: {note}"
+            note = f"at least, of {part}"
         elif one.half_db is not None and tile.name == "SQNR":
-            note = f"± {one.half_db:.2g} dB, {note}"
+            note = f"± {one.half_db:.2g} dB, of {part}"
         elif one.own_range:
-            note = f"{note}, by its own range"
+            note = f"{part}, by its own range"
         numbers.append((side, Number(f"{'≥' if least else '≈'} {number.text}", note, False)))
     difference = f"≈ {tile.difference}" if tile.difference and tile.difference != "the same" else ""
     return dataclasses.replace(tile, numbers=tuple(numbers), difference="" if least else difference)

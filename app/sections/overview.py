@@ -80,6 +80,9 @@ def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dic
     }
 
 
+_WAITS = "The reason follows with the whole tensor."
+
+
 def words_of_sample(seen: Estimated) -> dict[str, str]:
     """The bar, the verdict and the key numbers by a sample of the tensor, as ``words_of`` names them."""
     words = f"By the sample: {verdict(*seen.reports)}"

@@ -66,13 +66,10 @@ def sample_words(sides: Sequence[Estimate | None]) -> str:
     found = {letter: one for letter, one in zip("AB", sides, strict=False) if one is not None}
     shares = " and ".join(dict.fromkeys(percent(one.share) for one in found.values()))
     named = {letter: f"{letter} " if len(sides) > 1 else "" for letter in found}
-    off = [
-        f"{named[letter]}± {one.half_db:.2g} dB" for letter, one in found.items() if one.half_db is not None
-    ]
+    off = [f"{named[letter]}± {one.half_db:.2g}" for letter, one in found.items() if one.half_db is not None]
     own = [f"{named[letter]}by the sample’s own range" for letter, one in found.items() if one.own_range]
-    sure = f" (in {100 * CONFIDENCE:.0f} % of samples)" if off else ""
-    about = "".join(f", {one}" for one in (*off, *own))
-    return f"≈ estimated on {shares} of the tensor{about}{sure}; all of it follows."
+    sure = f"{', '.join(off)} dB ({100 * CONFIDENCE:.0f} %)" if off else ""
+    return f"≈ {shares} of the tensor{''.join(f', {one}' for one in (sure, *own) if one)}"
 
 
 def footnote(a: Report, b: Report | None = None) -> str:

@@ -57,7 +57,7 @@ def test_a_scheme_is_estimated_before_the_whole_tensor_is_quantized(file: str) -
     first = next(seen)
     known = analyses.known_report(Record(**held(file) | {"scheme": "int4_group128"}), _recipe())
     assert of_sample(first) and known is None and unchanged(first.answer) and unchanged(first.record.scheme)
-    assert "≈" in first.answered.said and "estimated on 6.2 % of the tensor, ± " in first.answered.said
+    assert "≈" in first.answered.said and "≈ 6.2 % of the tensor, ± " in first.answered.said
     assert "≥" in first.shown.kpis and "dB, of 6.2 %" in first.shown.kpis
     last = list(seen)[-1]
     x = open_tensors(file).matrix().values

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -30,7 +30,7 @@ from app.sections.answer import FILLING, AnswerView, answered, of_tensor, sample
 from app.sections.overview import TensorView, element_of, place_of, words_of, words_of_sample
 from app.serving.work import OvertakenError, overtake, session_now
 from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr, reading
-from app.state.estimates import estimated
+from app.state.estimates import Estimated, estimated
 from app.state.record import (
     Act,
     Acts,
@@ -47,11 +47,13 @@ from app.state.record import (
 from app.state.selection import NothingChosenError, file_source, is_read, tensor_key
 from explorer import words
 from explorer.analysis.estimate import WORTH_SEARCHED
+from explorer.progress import Progress
 from explorer.sources.tensors import Matrix
 
 Result = TypeVar("Result")
 CHOOSING = "choosing"
 """The kind of work that the script gives up for acts that follow."""
+_SAMPLE = "Quantizing a sample"
 STILL = "Still shown: the previous view."
 
 
@@ -187,18 +189,26 @@ def _as_held(held: Record) -> ChosenView:
     return ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=TensorView.unchanged(**words))
 
 
-def _sampled(wanted: Record, held: Record | None, everything: bool = False) -> Iterator[ChosenView]:
-    """The numbers of a sample, where the whole tensor takes longer, by the goal of ``held``, if that is
-    given. Nothing where they cannot be had, for whatever reason: what the whole tensor meets then is said."""
+def _sampled(
+    find: Callable[[], Record], held: Record | None, what: str, everything: bool = False
+) -> Iterator[ChosenView]:
+    """The numbers of a sample of what ``find`` returns, where the whole tensor takes longer, by the goal of
+    ``held``, if that is given; ``what`` is said meanwhile. Nothing where they cannot be had, for whatever
+    reason: what the whole tensor meets then is said."""
+
+    def seen(_: Progress) -> tuple[Record, Estimated | None]:
+        wanted = find()
+        return wanted, estimated(wanted)
+
     try:
-        seen = estimated(wanted)
-        if seen is None:
+        wanted, found = yield from _said(loading(what, seen))
+        if found is None:
             return
-        wanted = wanted if held is None else keeping_goal(held, wanted, seen.shape)
-        first = sampled(wanted, seen, everything)
+        wanted = wanted if held is None else keeping_goal(held, wanted, found.shape)
+        first = sampled(wanted, found, everything)
     except (ValueError, OSError):
         return
-    shown = TensorView.unchanged(**words_of_sample(seen))
+    shown = TensorView.unchanged(**words_of_sample(found))
     yield ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=shown)
 
 
@@ -217,9 +227,10 @@ def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, 
     if what is None:
         return next_record(held, act, upload)
     yield ChosenView.unchanged(notice="")  # why the one before was refused
+    what = words.plain(what, 80)
     if act.get("do") == "file" and upload:
-        yield from _sampled(first_of_file(held, upload), held)
-    return (yield from _said(loading(words.plain(what, 80), lambda _: next_record(held, act, upload))))
+        yield from _sampled(lambda: first_of_file(held, upload), held, what)
+    return (yield from _said(loading(what, lambda _: next_record(held, act, upload))))
 
 
 def _said(steps: Generator[str, None, Result]) -> Generator[ChosenView, None, Result]:
@@ -251,10 +262,10 @@ def _analysing(
     chosen: Record, held: Record | None = None, everything: bool = False
 ) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
     """``analysing``, its words in the line over the page, after the numbers of a sample (``_sampled``)."""
-    yield from _sampled(chosen, held, everything)
+    yield from _sampled(lambda: chosen, held, _SAMPLE, everything)
     if not is_read(chosen):
         yield from _said(reading(chosen))
-        yield from _sampled(chosen, held, everything)  # of what could not be had from the file
+        yield from _sampled(lambda: chosen, held, _SAMPLE, everything)  # of what the file gives no part of
     return (yield from _said(analysing(chosen)))
 
 

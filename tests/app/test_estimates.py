@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from app import chosen as page
+from app import start
 from app.chosen import ChosenView
 from app.serving.work import OvertakenError
 from app.state import analyses
@@ -116,3 +117,19 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     messages: list[str] = []
     monkeypatch.setattr(page.limits, "notify", messages.append)
     return messages
+
+
+def test_a_value_that_no_sample_meets_is_refused_by_the_page(file: str) -> None:
+    """If this fails, a large file with a NaN is opened by ``explorer page`` and never refused, or its
+    estimates stay."""
+    x = np.load(file)
+    x[-1] = np.nan
+    np.save(file, x)
+    assert start._can_be_sampled(file)
+    seen = list(views({"do": "file"}, file, scheme="int8_row"))
+    assert of_sample(next(view for view in seen if not unchanged(view.shown.kpis)))
+    assert "256 of 262144 values are NaN or Inf" in json.loads(seen[-1].answer)["why"]
+    restored = [view.shown.kpis for view in seen if not unchanged(view.shown.kpis)][-1]
+    assert "≈" not in restored
+    np.save(file, np.full(SHAPE, np.nan, np.float32))
+    assert not start._can_be_sampled(file)  # then all of it is looked at, and refused, before it is served

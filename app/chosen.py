@@ -26,9 +26,9 @@ from app.parts.scheme_controls import SchemeView, show_scheme, show_second
 from app.parts.tensor_controls import TensorControls, tensor_view
 from app.parts.views import Control, Shown, View, listen, page_words, shows
 from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
-from app.sections.answer import FILLING, AnswerView, answered, of_tensor, sampled
+from app.sections.answer import AnswerView, answered, of_tensor, sampled
 from app.sections.overview import TensorView, element_of, place_of, words_of, words_of_sample
-from app.serving.work import OvertakenError, overtake, session_now
+from app.serving.work import FILLING, OvertakenError, first_numbers, overtake, session_now
 from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr, reading
 from app.state.estimates import Estimated, estimated
 from app.state.record import (
@@ -197,8 +197,9 @@ def _sampled(
     reason: what the whole tensor meets then is said."""
 
     def seen(_: Progress) -> tuple[Record, Estimated | None]:
-        wanted = find()
-        return wanted, estimated(wanted)
+        with first_numbers():
+            wanted = find()
+            return wanted, estimated(wanted)
 
     try:
         wanted, found = yield from _said(loading(what, seen))

@@ -23,6 +23,7 @@ from app.parts.page import Page
 from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
 from app.parts.views import Control, Shown, StatusView, View, shows
 from app.parts.widgets import PRIVATE, block, hidden, plot, plot_card
+from app.serving.work import FILLING
 from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.cache import BoundedCache
 from app.state.estimates import Estimated
@@ -54,8 +55,6 @@ OFFERED = ("mlp_up", "attention_query", "mlp_down", "portrait", "outlier_channel
 PICTURES = 4
 WHOLE = 1 << 22
 """The most elements of which a scheme that searches is measured whole without being A or B."""
-FILLING = "filling"
-"""The kind of work that another record overtakes."""
 LOOKED_EVERY_S = 0.7
 """Seconds between two looks at rows that are being computed."""
 SUGGESTED = 4

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from app import chosen as page
 from app import start
 from app.chosen import ChosenView
+from app.serving import work
 from app.serving.work import OvertakenError
 from app.state import analyses
 from app.state.estimates import estimated
@@ -133,3 +136,17 @@ def test_a_value_that_no_sample_meets_is_refused_by_the_page(file: str) -> None:
     assert "≈" not in restored
     np.save(file, np.full(SHAPE, np.nan, np.float32))
     assert not start._can_be_sampled(file)  # then all of it is looked at, and refused, before it is served
+
+
+def test_what_fills_the_screen_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, first numbers wait for a core while schemes nobody looks at are computed."""
+    waited: list[float] = []
+    monkeypatch.setattr(work, "_WAITS_S", 0.05)
+    for kind in (work.FILLING, page.CHOOSING):
+        check = work.check_of_this_run(kind)
+        for inside in (False, True):
+            began = time.monotonic()
+            with work.first_numbers() if inside else nullcontext():
+                check()
+            waited.append(time.monotonic() - began)
+    assert waited[1] >= 0.05 and max(waited[0], *waited[2:]) < 0.05

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -26,15 +26,17 @@ from app.parts.scheme_controls import SchemeView, show_scheme, show_second
 from app.parts.tensor_controls import TensorControls, tensor_view
 from app.parts.views import Control, Shown, View, listen, page_words, shows
 from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
-from app.sections.answer import FILLING, AnswerView, answered, of_tensor
-from app.sections.overview import TensorView, element_of, place_of, words_of
-from app.serving.work import OvertakenError, overtake, session_now
-from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr
+from app.sections.answer import AnswerView, answered, of_tensor, sampled
+from app.sections.overview import TensorView, element_of, place_of, words_of, words_of_sample
+from app.serving.work import FILLING, OvertakenError, first_numbers, overtake, session_now
+from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr, reading
+from app.state.estimates import Estimated, estimated
 from app.state.record import (
     Act,
     Acts,
     FileRefusedError,
     Record,
+    first_of_file,
     goal_now,
     keeping_goal,
     next_record,
@@ -42,13 +44,16 @@ from app.state.record import (
     shape_of,
     without_implied_goal,
 )
-from app.state.selection import NothingChosenError, file_source, tensor_key
+from app.state.selection import NothingChosenError, file_source, is_read, tensor_key
 from explorer import words
+from explorer.analysis.estimate import WORTH_SEARCHED
+from explorer.progress import Progress
 from explorer.sources.tensors import Matrix
 
 Result = TypeVar("Result")
 CHOOSING = "choosing"
 """The kind of work that the script gives up for acts that follow."""
+_SAMPLE = "Quantizing a sample"
 STILL = "Still shown: the previous view."
 
 
@@ -93,6 +98,11 @@ class ChosenView(View):
     answered: AnswerView
     shown: TensorView
 
+    @property
+    def of_sample(self) -> bool:
+        """True of a view that shows estimates while the rest is computed: no answer to the script."""
+        return isinstance(self.shown.kpis, str) and not isinstance(self.answer, str)
+
     @classmethod
     def refused(cls, message: str) -> Self:
         return cls.unchanged(
@@ -108,12 +118,18 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
 
     A goal that cannot be is said and left out, where the request has other acts: those were done before it.
     """
-    asked = Acts.read(acts)
+    asked, estimates = Acts.read(acts), False
     try:
-        yield from _chosen(asked, upload, held)
+        for view in _chosen(asked, upload, held):
+            estimates = estimates or view.of_sample
+            yield view
     except OvertakenError:  # the script sends these acts again, with those that followed
         answer = json.dumps({"number": asked.number, "overtaken": True})
         yield ChosenView.unchanged(answer=answer, notice="")
+    except Exception:
+        if estimates and not asked.whole:
+            yield _as_held(held)
+        raise
 
 
 def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenView]:
@@ -135,7 +151,7 @@ def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenVie
                     left_out.append(str(error))
                     if act.get("do") != "goal" or len(left_out) == len(asked.acts):
                         raise
-        found = yield from _analysing_file(held, wanted)
+        found = yield from _analysing_file(held, wanted, asked.whole or kept is not None, asked.everything)
     except (ValueError, OSError) as error:
         if isinstance(error, NothingChosenError):
             raise
@@ -154,13 +170,47 @@ def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenVie
     first = answered(wanted, found, outputs, asked.everything)
     if asked.whole or tensor_key(wanted) != tensor_key(held):
         first |= of_tensor(wanted, found)
-    if not asked.whole and _shows_the_same(wanted, held):
+    if not asked.whole and _shows_the_same(wanted, held) and found[0].values.numel() <= WORTH_SEARCHED:
         moved = wanted.element != held.element
         shown = TensorView.unchanged(**(element_of(wanted, found) if moved else {}))
     else:
         shown = TensorView.unchanged(**words_of(*found, outputs), **place_of(wanted, found))
     view = AnswerView.unchanged(**first)
     yield _committed(asked, held, wanted, kept, view, shown, missing, dropped)
+
+
+def _as_held(held: Record) -> ChosenView:
+    """What estimates have taken the place of, again."""
+    found = analyses_of(held)
+    outputs = output_sqnr(held, found[1])
+    first = answered(held, found, outputs)
+    del first["goals"]
+    words = words_of(*found, outputs)
+    return ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=TensorView.unchanged(**words))
+
+
+def _sampled(
+    find: Callable[[], Record], held: Record | None, what: str, everything: bool = False
+) -> Iterator[ChosenView]:
+    """The numbers of a sample of what ``find`` returns, where the whole tensor takes longer, by the goal of
+    ``held``, if that is given; ``what`` is said meanwhile. Nothing where they cannot be had, for whatever
+    reason: what the whole tensor meets then is said."""
+
+    def seen(_: Progress) -> tuple[Record, Estimated | None]:
+        with first_numbers():
+            wanted = find()
+            return wanted, estimated(wanted)
+
+    try:
+        wanted, found = yield from _said(loading(what, seen))
+        if found is None:
+            return
+        wanted = wanted if held is None else keeping_goal(held, wanted, found.shape)
+        first = sampled(wanted, found, everything)
+    except (ValueError, OSError):
+        return
+    shown = TensorView.unchanged(**words_of_sample(found))
+    yield ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=shown)
 
 
 def give_up(request: gr.Request) -> None:
@@ -178,7 +228,10 @@ def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, 
     if what is None:
         return next_record(held, act, upload)
     yield ChosenView.unchanged(notice="")  # why the one before was refused
-    return (yield from _said(loading(words.plain(what, 80), lambda _: next_record(held, act, upload))))
+    what = words.plain(what, 80)
+    if act.get("do") == "file" and upload:
+        yield from _sampled(lambda: first_of_file(held, upload), held, what)
+    return (yield from _said(loading(what, lambda _: next_record(held, act, upload))))
 
 
 def _said(steps: Generator[str, None, Result]) -> Generator[ChosenView, None, Result]:
@@ -203,18 +256,27 @@ def _with_goal(held: Record, wanted: Record, visits: bool) -> Record:
     except ValueError as error:
         limits.notify(f"{error}; the usual goal instead")
         return dataclasses.replace(wanted, goal="", shortlist="")
-    return without_implied_goal(wanted if visits else keeping_goal(held, wanted))
+    return without_implied_goal(wanted if visits else keeping_goal(held, wanted, shape_of(wanted)))
 
 
-def _analysing(chosen: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
-    """``analysing``, its words in the line over the page."""
+def _analysing(
+    chosen: Record, held: Record | None = None, everything: bool = False
+) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
+    """``analysing``, its words in the line over the page, after the numbers of a sample (``_sampled``)."""
+    yield from _sampled(lambda: chosen, held, _SAMPLE, everything)
+    if not is_read(chosen):
+        yield from _said(reading(chosen))
+        yield from _sampled(lambda: chosen, held, _SAMPLE, everything)  # of what the file gives no part of
     return (yield from _said(analysing(chosen)))
 
 
-def _analysing_file(held: Record, wanted: Record) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
-    """``_analysing``; what cannot be computed of another file or tensor than the one ``held`` names it."""
+def _analysing_file(
+    held: Record, wanted: Record, anew: bool, everything: bool
+) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
+    """``_analysing``; what cannot be computed of another file or tensor than the one ``held`` names it.
+    ``anew``: the goal is not kept."""
     try:
-        return (yield from _analysing(wanted))
+        return (yield from _analysing(wanted, None if anew else held, everything))
     except ValueError as error:
         if wanted.source != "file" or not wanted.file or tensor_key(wanted) == tensor_key(held):
             raise

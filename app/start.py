@@ -29,7 +29,8 @@ from app.serving.measure import ROUTES
 from app.serving.memory import return_forever, return_large_blocks
 from app.serving.visitors import HostedWatch
 from app.state.controls import DEFAULT_SCHEME
-from app.state.record import Record, next_record
+from app.state.estimates import estimated
+from app.state.record import Record, first_of_file, next_record
 from app.theme import LATE_HEAD, make_theme
 from app.ui import build
 from explorer import gpu
@@ -97,8 +98,19 @@ def _query_of(file: Path | None) -> str:
     if file is None:
         return ""
     name = opened.register(file)
-    next_record(Record(), {"do": "file"}, str(opened.path_of(name)))  # refuses what the page could not show
+    path = str(opened.path_of(name))
+    if not _can_be_sampled(path):
+        next_record(Record(), {"do": "file"}, path)  # refuses what the page could not show
     return f"/?{opened.query_of(name)}"
+
+
+def _can_be_sampled(path: str) -> bool:
+    """True of a file whose tensor is large and begins to be shown at once: the page reads the rest of it, and
+    says there what is wrong with it."""
+    try:
+        return estimated(first_of_file(Record.fresh(), path)) is not None
+    except ValueError:
+        return False
 
 
 def _announce(page: Any, address: str, open_browser: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from explorer.analysis import estimate
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.cpu.verdict import against_float16, sentences
 from explorer.paths import checkout
@@ -124,6 +125,7 @@ def _context() -> dict[str, Any]:
         "methods": recorded_methods(),
         "page": recorded_page(),
         "sizes": recorded_sizes(),
+        "estimate": estimate,
         "embeddings": embeddings.recorded_embeddings(),
         "training": recorded_training(),
         "gradients": recorded_gradients(),

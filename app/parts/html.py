@@ -6,6 +6,7 @@ piece of the page that holds such a name goes through here.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,12 @@ from app.parts.pictures import Bars
 from explorer import words
 from explorer.analysis.answer import Answer
 from explorer.analysis.element import Inspection
+from explorer.analysis.estimate import Estimate
 from explorer.analysis.goals import AT_MOST, MOST, Goal
 from explorer.analysis.memory import MemoryEstimate, left_on, sizes_that_differ
 from explorer.analysis.report import Report
 from explorer.analysis.shortlist import TOKENS, Candidate, Pending, RowTime
+from explorer.analysis.why import percent
 from explorer.checkpoints.held import OWN
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
@@ -90,20 +93,24 @@ def _short(scheme: Scheme | Recipe) -> str:
     return scheme.label
 
 
-def verdict(tensor: str, schemes: Sequence[Scheme | Recipe], words: str, why: str = "") -> str:
-    """Heading of the Tensor place: the tensor, the schemes, their assessment, and its reason."""
+def verdict(
+    tensor: str, schemes: Sequence[Scheme | Recipe], words: str, why: str = "", waits: bool = False
+) -> str:
+    """Heading of the Tensor place: the tensor, the schemes, their assessment, and its reason; ``waits``: the
+    reason is still computed, and has room where it will stand."""
     marked = list(zip(SIDES, schemes, strict=False))
-    return render("verdict", tensor=tensor, schemes=marked, words=words, why=why)
+    return render("verdict", tensor=tensor, schemes=marked, words=words, why=why, waits=waits)
 
 
 SIDES = ("A", "B")
 
 
 class Number(NamedTuple):
-    """A key number of one scheme: its text, and a remark."""
+    """A key number of one scheme: its text, and a remark, which leads to the element if it names one."""
 
     text: str
     note: str
+    leads: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,9 +124,12 @@ class Tile:
     difference: str
 
 
-def kpis(reports: Sequence[Report], outputs: Sequence[float] = ()) -> str:
+def kpis(
+    reports: Sequence[Report], outputs: Sequence[float] = (), sampled: Sequence[Estimate | None] = ()
+) -> str:
     """The row of key numbers of one report, or of two with their differences. ``outputs``: where a method
-    works for it, the SQNR in dB of the layer's output by each."""
+    works for it, the SQNR in dB of the layer's output by each. ``sampled``: for each report the estimate that
+    it is of, None where it is of the whole tensor."""
     rows = (
         ("SQNR", "SQNR", "dB", _sqnr, lambda r: r.sqnr_db, "+.2f", " dB"),
         ("Bits per element", "bits per element", "", _bits, lambda r: r.bits.total, "+.3g", " bits"),
@@ -132,10 +142,35 @@ def kpis(reports: Sequence[Report], outputs: Sequence[float] = ()) -> str:
         _tile(name, term, unit, [text(r) for r in reports], [float(value(r)) for r in reports], how, of)
         for name, term, unit, text, value, how, of in rows
     ]
+    if any(sampled):
+        tiles = [_of_sample(tile, sampled) for tile in tiles]
     if outputs:
         numbers = [Number(_decibels(db), "on held-out inputs") for db in outputs]
         tiles.insert(0, _tile("Output SQNR", "SQNR", "dB", numbers, outputs, "+.2f", " dB"))
     return render("kpis", tiles=tiles)
+
+
+def _of_sample(tile: Tile, sampled: Sequence[Estimate | None]) -> Tile:
+    """The tile with numbers of a sample marked as estimates or lower bounds; bits and bytes are exact."""
+    if tile.name in ("Bits per element", "Size"):
+        return tile
+    least = tile.name == "Largest error"
+    numbers = []
+    for (side, number), one in zip(tile.numbers, sampled, strict=True):
+        if one is None:
+            numbers.append((side, number))
+            continue
+        part = percent(one.share)
+        note = f"of {part} of the tensor"
+        if least:
+            note = f"at least, of {part}"
+        elif one.half_db is not None and tile.name == "SQNR":
+            note = f"± {one.half_db:.2g} dB, of {part}"
+        elif one.own_range:
+            note = f"{part}, by its own range"
+        numbers.append((side, Number(f"{'≥' if least else '≈'} {number.text}", note, False)))
+    difference = f"≈ {tile.difference}" if tile.difference and tile.difference != "the same" else ""
+    return dataclasses.replace(tile, numbers=tuple(numbers), difference="" if least else difference)
 
 
 def _tile(

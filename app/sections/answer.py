@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,14 +23,17 @@ from app.parts.page import Page
 from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
 from app.parts.views import Control, Shown, StatusView, View, shows
 from app.parts.widgets import PRIVATE, block, hidden, plot, plot_card
+from app.serving.work import FILLING
 from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.cache import BoundedCache
+from app.state.estimates import Estimated
 from app.state.gpu_lock import locked_steps
 from app.state.record import Record, goal_now, listing
 from app.state.selection import file_source, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
-from explorer.analysis.answer import Answer, Phrase, answer, footnote, short, signed
+from explorer.analysis.answer import Answer, Phrase, answer, footnote, sample_words, short, signed
+from explorer.analysis.estimate import Estimate
 from explorer.analysis.goals import GOALS, Goal
 from explorer.analysis.report import Report
 from explorer.analysis.schemes import searches, survey
@@ -52,8 +55,6 @@ OFFERED = ("mlp_up", "attention_query", "mlp_down", "portrait", "outlier_channel
 PICTURES = 4
 WHOLE = 1 << 22
 """The most elements of which a scheme that searches is measured whole without being A or B."""
-FILLING = "filling"
-"""The kind of work that another record overtakes."""
 LOOKED_EVERY_S = 0.7
 """Seconds between two looks at rows that are being computed."""
 SUGGESTED = 4
@@ -130,20 +131,28 @@ def listed(chosen: Record, goal: Goal) -> tuple[str, ...]:
     return listing(dataclasses.replace(chosen, shortlist=names)).listed
 
 
-def candidates(chosen: Record, matrix: Matrix, goal: Goal) -> list[Candidate | Pending]:
-    """The rows of the table, as far as they are known."""
-    return [_candidate(chosen, matrix, text, goal.name in INPUTS) for text in listed(chosen, goal)]
+def candidates(
+    chosen: Record, shape: tuple[int, int], goal: Goal, sampled: Mapping[str, Estimate] | None = None
+) -> list[Candidate | Pending]:
+    """The rows of the table of a tensor [rows, cols], as far as they are known; ``sampled``: estimates of
+    those that are being computed."""
+    seen = sampled or {}
+    return [_candidate(chosen, shape, t, goal.name in INPUTS, seen.get(t)) for t in listed(chosen, goal)]
 
 
-def _candidate(chosen: Record, matrix: Matrix, text: str, of_inputs: bool) -> Candidate | Pending:
+def _candidate(
+    chosen: Record, shape: tuple[int, int], text: str, of_inputs: bool, sampled: Estimate | None
+) -> Candidate | Pending:
     recipe = Recipe.parse(text)
-    scheme, shape = recipe.scheme, (matrix.values.shape[0], matrix.values.shape[1])
+    scheme = recipe.scheme
     held = held_by(scheme, shape)
     times = () if recipe.method or not _is_weight(chosen) else times_of(str(scheme), *shape, of_inputs)
     report = whole_report(chosen, text)
     row = None if recipe.method else known_rows(chosen).get(scheme.text)
     if report is not None:
         return Candidate(text, recipe.label, report, held, times)
+    if sampled is not None:
+        return Candidate(text, recipe.label, sampled.report, held, times, sampled.share)
     bits, nbytes = storage(scheme, shape)
     if row is not None:
         seen = dataclasses.replace(row.report, nbytes=nbytes)
@@ -208,27 +217,52 @@ def answered(
     for (_, analysis), text in zip(pairs, chosen.schemes, strict=True):
         keep_whole(chosen, text, analysis.report)
     goal = goal_now(chosen, shape)
-    rows = candidates(chosen, matrix, goal)
+    rows = candidates(chosen, shape, goal)
     by_text = {one.text: one for one in rows if isinstance(one, Candidate)}
     own = [_spoken(by_text[text], shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
     known = list(known_rows(chosen).values())
     said = _of_outputs(own, outputs) if outputs else answer(own[0], own[1] if own[1:] else None, known, goal)
-    plain = tuple(one.text for one in rows if not Recipe.parse(one.text).method and _is_weight(chosen))
     return {
         "goals": html.goals(list(GOALS.values()), goal),
         "said": html.answer(said),
         "head": html.figure_head(goal, everything),
-        "figure": _figure(chosen, matrix, goal, rows, everything),
-        "listed": html.shortlist(
-            rows,
-            chosen.scheme,
-            chosen.second,
-            _times_words(plain, *shape, goal.name in INPUTS),
-            _suggestions(goal, rows),
-            gpu_device() is not None,
-        ),
+        "figure": _figure(chosen, matrix.name, goal, rows, everything),
+        "listed": _table(chosen, shape, goal, rows),
         "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
     }
+
+
+def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[str, Shown]:
+    """The fields of ``answered`` by a sample, except for the goals and the figure's head."""
+    goal = goal_now(chosen, seen.shape)
+    for (_, side), text in zip(seen.sides, chosen.schemes, strict=True):
+        if isinstance(side, Report):
+            keep_whole(chosen, text, side)
+    estimates = zip(chosen.schemes, seen.estimates, strict=True)
+    rows = candidates(chosen, seen.shape, goal, {text: one for text, one in estimates if one is not None})
+    by_text = {one.text: one for one in rows if isinstance(one, Candidate)}
+    own = [_spoken(by_text[text], seen.shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
+    said = answer(own[0], own[1] if own[1:] else None, list(known_rows(chosen).values()), goal)
+    said = dataclasses.replace(said, better=sample_words(seen.estimates))
+    return {
+        "said": html.answer(said),
+        "figure": _figure(chosen, seen.name, goal, rows, everything),
+        "listed": _table(chosen, seen.shape, goal, rows),
+        "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
+    }
+
+
+def _table(chosen: Record, shape: tuple[int, int], goal: Goal, rows: Sequence[Candidate | Pending]) -> str:
+    """The shortlist."""
+    plain = tuple(one.text for one in rows if not Recipe.parse(one.text).method and _is_weight(chosen))
+    return html.shortlist(
+        rows,
+        chosen.scheme,
+        chosen.second,
+        _times_words(plain, *shape, goal.name in INPUTS),
+        _suggestions(goal, rows),
+        gpu_device() is not None,
+    )
 
 
 def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
@@ -295,7 +329,7 @@ def _suggestions(goal: Goal, rows: Sequence[Candidate | Pending]) -> list[html.S
 
 
 def _figure(
-    chosen: Record, matrix: Matrix, goal: Goal, rows: Sequence[Candidate | Pending], everything: bool
+    chosen: Record, name: str, goal: Goal, rows: Sequence[Candidate | Pending], everything: bool
 ) -> str:
     """The frontier of what is known, cropped to the goal."""
     known = known_rows(chosen)
@@ -314,7 +348,7 @@ def _figure(
         a, b = [*(marked[text] for text in chosen.schemes), None][:2]
         among = [marked[text] for text in texts]
         shown = GOALS["all"] if everything else goal
-        return plot_data(frontier_figure(list(marked.values()), matrix.name, a, b, shown, among))
+        return plot_data(frontier_figure(list(marked.values()), name, a, b, shown, among))
 
     return _DRAWN.get(key, draw, lambda _: 1)
 

@@ -14,6 +14,7 @@ from app.parts.views import Shown, View, listen, shows
 from app.parts.widgets import block, figure_pair, hidden, plot_card, plot_pair
 from app.sections.element import ElementView, arithmetic, build_element, shown_element
 from app.state.analyses import Pairs, analyses_of, sides_of
+from app.state.estimates import Estimated
 from app.state.gpu_lock import gpu_lock
 from app.state.record import Record
 from app.state.selection import Selection, matrix_of
@@ -76,6 +77,21 @@ def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dic
         "chips": html.chips(matrix.name, recipes),
         "verdict": html.verdict(matrix.description, recipes, words, why),
         "kpis": html.kpis(reports, outputs),
+    }
+
+
+_WAITS = "The reason follows with the whole tensor."
+
+
+def words_of_sample(seen: Estimated) -> dict[str, str]:
+    """The bar, the verdict and the key numbers by a sample of the tensor, as ``words_of`` names them."""
+    words = f"By the sample: {verdict(*seen.reports)}"
+    return {
+        "chips": html.chips(seen.name, seen.recipes),
+        "verdict": html.verdict(
+            seen.description, seen.recipes, words, "All of the tensor is being computed."
+        ),
+        "kpis": html.kpis(seen.reports, sampled=seen.estimates),
     }
 
 

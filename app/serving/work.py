@@ -4,9 +4,11 @@ else."""
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from gradio.context import LocalContext
@@ -17,6 +19,11 @@ from app.serving.listeners import unheard
 from explorer.progress import StoppedError, stoppable
 
 Item = TypeVar("Item")
+FILLING = "filling"
+"""The kind of work that goes on behind what is shown: another record overtakes it, and it waits at its
+checkpoints while ``first_numbers`` are computed."""
+_WAITS_S = 1.0
+"""The longest that it waits there."""
 
 
 class LeftError(StoppedError):
@@ -44,6 +51,38 @@ def overtake(session: str | None, kind: str) -> None:
         _OVERTAKEN.popitem(last=False)
 
 
+class _Quiet:
+    """Whether nothing is computed that a visitor waits for."""
+
+    def __init__(self) -> None:
+        self._lock, self._count, self._event = threading.Lock(), 0, threading.Event()
+        self._event.set()
+
+    def add(self, by: int) -> None:
+        with self._lock:
+            self._count += by
+            if self._count:
+                self._event.clear()
+            else:
+                self._event.set()
+
+    def wait(self, seconds: float) -> None:
+        self._event.wait(seconds)
+
+
+_QUIET = _Quiet()
+
+
+@contextmanager
+def first_numbers() -> Iterator[None]:
+    """Inside, ``FILLING`` of all visitors waits: a second at most at each checkpoint."""
+    _QUIET.add(1)
+    try:
+        yield
+    finally:
+        _QUIET.add(-1)
+
+
 def session_now() -> str | None:
     """The session of the current request; None outside a server."""
     event = _event()
@@ -60,6 +99,8 @@ def check_of_this_run(kind: str = "") -> Callable[[], None]:
     end, session = began + longest, session_now() if kind else None
 
     def check() -> None:
+        if kind == FILLING:
+            _QUIET.wait(_WAITS_S)
         if time.monotonic() > end:
             raise StoppedError(
                 f"stopped after {longest:.0f} s, the time limit of a run here; choose a smaller "

@@ -18,7 +18,7 @@ from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
 from app.state.selection import Selection, is_read, matrix_of, tensor_key
 from explorer import SourceError
-from explorer.analysis.report import sqnr_of
+from explorer.analysis.report import Report, sqnr_of
 from explorer.analysis.sliced import analyse_anywhere
 from explorer.analysis.tensor import Analysis, Side
 from explorer.methods import apply, label_of
@@ -52,6 +52,12 @@ def analyses_of(chosen: Selection, progress: Progress | None = None) -> tuple[Ma
     return matrix, [(recipe, _analysis_of(chosen, matrix, recipe, progress)) for recipe in recipes]
 
 
+def known_report(chosen: Selection, recipe: Recipe) -> Report | None:
+    """The report of ``recipe`` on all of the selected tensor, if its analysis is at hand."""
+    analysis = _ANALYSES.peek(_key(chosen, recipe))
+    return None if analysis is None else analysis.report
+
+
 def sides_of(pairs: Sequence[tuple[Recipe, Analysis]]) -> list[Side]:
     """The analyses as figures take them, by their recipes' labels."""
     return [Side(recipe.label, analysis) for recipe, analysis in pairs]
@@ -61,9 +67,7 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
     """``analyses_of``, as the return value; yields in words how far the tensor's reading is, and what
     has not been computed yet. That runs in a thread of its own: it can be given up before it ends."""
     if not is_read(chosen):
-        name = chosen.file_tensor if chosen.source == "file" else chosen.layer
-        what = f"Reading {name or chosen.sample}" if chosen.source != "builtin" else "Making the tensor"
-        yield from loading(what, lambda progress: matrix_of(chosen, progress))
+        yield from reading(chosen)
     new = [r for r in chosen.recipes if _ANALYSES.peek(_key(chosen, r)) is None]
     if not new:
         return analyses_of(chosen)
@@ -77,6 +81,13 @@ def analysing(chosen: Selection) -> Generator[str, None, tuple[Matrix, Pairs]]:
         steps, lambda step: f"{label} on this layer's inputs: {step[0]} of {step[1]} steps"
     )
     return found
+
+
+def reading(chosen: Selection) -> Generator[str, None, Matrix]:
+    """``matrix_of``, as the return value; yields in words how far it is."""
+    name = chosen.file_tensor if chosen.source == "file" else chosen.layer
+    what = f"Reading {name or chosen.sample}" if chosen.source != "builtin" else "Making the tensor"
+    return (yield from loading(what, lambda progress: matrix_of(chosen, progress)))
 
 
 def loading(what: str, load: Callable[[Progress], Result]) -> Generator[str, None, Result]:

@@ -220,6 +220,13 @@ def _file(held: Record, act: Act, upload: str | None) -> Record:
     raise refused or SourceError("the file has no tensors")
 
 
+def first_of_file(held: Record, upload: str) -> Record:
+    """The record of an uploaded file that is tried first: its best tensor by name and shape. ``ValueError``
+    where the file cannot be opened."""
+    name = next(iter(best_tensors(file_source(upload).infos)), None)
+    return dataclasses.replace(held, source="file", file=upload, file_tensor=name)
+
+
 class FileRefusedError(SourceError):
     """A file that is not opened: the page says so at the place of the file and in the line over the page."""
 
@@ -307,9 +314,9 @@ def goal_now(held: Record, shape: tuple[int, int]) -> Goal:
     return goal_of(held.goal, shape) if held.goal else nearest_goal(held.recipes[0].scheme, shape)
 
 
-def keeping_goal(held: Record, wanted: Record) -> Record:
-    """``wanted`` with the goal of ``held`` where none was chosen, and A alone would make it another one."""
-    shape = shape_of(wanted)
+def keeping_goal(held: Record, wanted: Record, shape: tuple[int, int]) -> Record:
+    """``wanted``, whose tensor has ``shape``, with the goal of ``held`` where none was chosen, and A alone
+    would make it another one."""
     before, after = (nearest_goal(one.recipes[0].scheme, shape) for one in (held, wanted))
     if wanted.goal or before.name == after.name:
         return wanted

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from explorer import words
+from explorer.analysis.estimate import CONFIDENCE, Estimate
 from explorer.analysis.goals import Goal
 from explorer.analysis.report import Report
 from explorer.analysis.schemes import ComparisonRow
 from explorer.analysis.shortlist import TOKENS, Candidate, RowTime
 from explorer.analysis.verdict import band_of
+from explorer.analysis.why import percent
 
 SAME_DB, SAME_BITS = 0.05, 0.005
 """Differences below these vanish in the digits that are shown."""
@@ -49,12 +51,25 @@ def answer(
         return Answer((*_alone(a, rows, goal), Phrase(".")), footnote(a.report))
     first, second = Phrase(short(a.label), "a"), Phrase(short(b.label), "b")
     if not (math.isfinite(a.report.sqnr_db) and math.isfinite(b.report.sqnr_db)):
-        said = f": {level(a.report)}; "
-        return Answer((first, Phrase(said), second, Phrase(f": {level(b.report)}.")))
+        said = f": {_level(a)}; "
+        return Answer((first, Phrase(said), second, Phrase(f": {_level(b)}.")))
     gain, more = b.report.sqnr_db - a.report.sqnr_db, b.report.bits.total - a.report.bits.total
-    middle = f" {_gain(gain)} {_cost(gain, more)} against "
+    about = "≈ " if min(a.share, b.share) < 1 and abs(gain) >= SAME_DB else ""
+    middle = f" {_gain(gain, about)} {_cost(gain, more)} against "
     parts = (second, Phrase(middle), first, Phrase(f"{_faster(a, b)}."))
     return Answer(parts, footnote(a.report, b.report), _better_than_both(a, b, rows))
+
+
+def sample_words(sides: Sequence[Estimate | None]) -> str:
+    """What the numbers of A and B are of, while those of the whole tensor are computed: the part, and how far
+    they may be off; None for one whose whole is known."""
+    found = {letter: one for letter, one in zip("AB", sides, strict=False) if one is not None}
+    shares = " and ".join(dict.fromkeys(percent(one.share) for one in found.values()))
+    named = {letter: f"{letter} " if len(sides) > 1 else "" for letter in found}
+    off = [f"{named[letter]}± {one.half_db:.2g}" for letter, one in found.items() if one.half_db is not None]
+    own = [f"{named[letter]}by the sample’s own range" for letter, one in found.items() if one.own_range]
+    sure = f"{', '.join(off)} dB ({100 * CONFIDENCE:.0f} %)" if off else ""
+    return f"≈ {shares} of the tensor{''.join(f', {one}' for one in (sure, *own) if one)}"
 
 
 def footnote(a: Report, b: Report | None = None) -> str:
@@ -93,10 +108,15 @@ def level(report: Report) -> str:
     return f"{report.sqnr_db:.1f} dB at {bits}"
 
 
-def _gain(gain: float) -> str:
+def _level(one: Candidate) -> str:
+    """``level``, as of a part of the tensor where the candidate's report is of one."""
+    return f"{'≈ ' if one.share < 1 else ''}{level(one.report)}"
+
+
+def _gain(gain: float, about: str) -> str:
     if abs(gain) < SAME_DB:
         return "has the same error"
-    return f"{'gains' if gain > 0 else 'has'} {signed(gain, 1)} dB"
+    return f"{'gains' if gain > 0 else 'has'} {about}{signed(gain, 1)} dB"
 
 
 def _better_than_both(a: Candidate, b: Candidate, rows: Sequence[ComparisonRow]) -> str:
@@ -139,7 +159,7 @@ def _ratio(one: RowTime, other: RowTime) -> str:
 def _alone(a: Candidate, rows: Sequence[ComparisonRow], goal: Goal | None) -> list[Phrase]:
     name = Phrase(short(a.label), "a")
     mine, bits = a.report.sqnr_db, a.report.bits.total
-    start = [name, Phrase(f": {level(a.report)}")]
+    start = [name, Phrase(f": {_level(a)}")]
     if not math.isfinite(mine):
         return start
     limit = goal.most_bits if goal is not None and goal.most_bits is not None else bits

@@ -7,7 +7,7 @@ import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from explorer.sources.matrix import Matrix, as_matrix, matrix_shape, to_float32
 from explorer.sources.source_limits import SourceLimits
 from explorer.words import plain
 
+Pieces = Callable[[Sequence[int], int], Tensor]
+"""``(starts, length)``: float32 [starts, length], these runs of a tensor's elements in row-major order."""
 LONGEST_NAME = 1000
 """Characters of a tensor's name."""
 MOST_AXES = 64
@@ -83,6 +85,11 @@ class TensorSource(ABC):
     @abstractmethod
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         """The tensor's first ``rows`` entries along its first axis (all if None), in the file's dtype."""
+
+    def pieces(self, name: str | None = None) -> Pieces | None:
+        """What reads runs of one tensor without the rest of it; None where that takes as long as reading all:
+        archives, tables, pictures, tensors in column-major order, and models."""
+        return None
 
     def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
         """The tensors of the files that a restored weight is made of: its codes, and its scales; none for any

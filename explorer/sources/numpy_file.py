@@ -11,7 +11,7 @@ import io
 import math
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,16 @@ import torch
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims, refused, shape_words
+from explorer.sources.base import (
+    Pieces,
+    SourceError,
+    TensorInfo,
+    TensorSource,
+    check_claims,
+    refused,
+    shape_words,
+)
+from explorer.sources.matrix import to_float32
 from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 from explorer.words import plain
@@ -69,6 +78,21 @@ class NpyFile(TensorSource):
         with self._file.open() as file:
             _read_header(file, self.origin)
             return _from_numpy(_first_rows(file, self._header, rows, progress))
+
+    def pieces(self, name: str | None = None) -> Pieces | None:
+        header = self._header
+        if header.fortran:
+            return None
+        with self._file.open() as file:
+            _read_header(file, self.origin)
+            first = file.tell()
+
+        def read(starts: Sequence[int], length: int) -> Tensor:
+            size = header.dtype.itemsize
+            data = self._file.read_pieces([first + start * size for start in starts], length * size)
+            return to_float32(_from_numpy(np.frombuffer(data, header.dtype).reshape(len(starts), length)))
+
+        return read
 
 
 class NpzFile(TensorSource):

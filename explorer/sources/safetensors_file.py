@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import SourceError, TensorInfo, TensorSource
+from explorer.sources.base import Pieces, SourceError, TensorInfo, TensorSource
+from explorer.sources.matrix import to_float32
 from explorer.sources.safetensors_header import PREFIX, decode, entries, header_length
 from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
@@ -36,3 +38,16 @@ class SafetensorsFile(TensorSource):
         entry = self._entries[info.name]
         size, shape = entry.first(rows)
         return decode(info, shape, self._file.read(entry.start, size), self.origin)
+
+    def pieces(self, name: str | None = None) -> Pieces | None:
+        entry = self._entries[self.info(name).name]
+        count = entry.info.elements
+        size = (entry.stop - entry.start) // max(count, 1)
+        if size * count != entry.stop - entry.start or entry.info.dtype in ("C64", "F4"):
+            return None
+
+        def read(starts: Sequence[int], length: int) -> Tensor:
+            data = self._file.read_pieces([entry.start + start * size for start in starts], length * size)
+            return to_float32(decode(entry.info, (len(starts), length), data, self.origin))
+
+        return read

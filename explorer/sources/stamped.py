@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -64,6 +64,17 @@ class StampedFile:
             while view and (count := file.readinto(view[:_PIECE])):  # type: ignore[attr-defined]
                 view = view[count:]
                 checkpoint()
+        return data
+
+    def read_pieces(self, starts: Sequence[int], size: int) -> bytearray:
+        """The bytes [start, start + size) of each start, one after another."""
+        data = bytearray(size * len(starts))
+        view = memoryview(data)
+        with self.open() as file:
+            for i, start in enumerate(starts):
+                file.seek(start)
+                if file.readinto(view[i * size : (i + 1) * size]) != size:  # type: ignore[attr-defined]
+                    raise SourceError(f"{self._origin} ends at byte {self.size:,}, before {start + size:,}")
         return data
 
     def _check(self, file: IO[bytes]) -> None:

@@ -886,7 +886,7 @@ def filled(chosen: Record) -> dict[str, Any]:
         pass
     matrix = matrix_of(chosen)
     goal = answer.goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
-    return {row.text: row for row in answer.candidates(chosen, matrix, goal)}
+    return {row.text: row for row in answer.candidates(chosen, tuple(matrix.values.shape), goal)}
 
 
 def test_a_method_and_its_scheme_are_two_points() -> None:

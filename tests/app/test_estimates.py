@@ -1,0 +1,152 @@
+"""Numbers of a sample of a large tensor on the page, until those of the whole tensor are there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app import chosen as page
+from app import start
+from app.chosen import ChosenView
+from app.serving import work
+from app.serving.work import OvertakenError
+from app.state import analyses
+from app.state.estimates import estimated
+from app.state.record import Record
+from app.state.selection import is_read
+from explorer import SCHEMES, compare, quantize
+from explorer.analysis import estimate
+from explorer.sources import open_tensors
+from tests.app.test_handlers import did, unchanged
+
+SHAPE = (1024, 256)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file whose tensor counts as large."""
+    monkeypatch.setattr(estimate, "WORTH", 0)
+    monkeypatch.setattr(estimate, "WORTH_SEARCHED", 0)
+    monkeypatch.setattr(page, "WORTH_SEARCHED", 0)
+    monkeypatch.setattr(estimate, "ELEMENTS", 1 << 14)
+    path = tmp_path / "weight.npy"
+    np.save(path, np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32))
+    return str(path)
+
+
+def views(act: dict[str, Any], upload: str | None = None, **held: Any) -> Iterator[ChosenView]:
+    text = json.dumps({"number": 7, "whole": False, "acts": [act]})
+    yield from page.choose(text, upload, *vars(Record(**held)).values())
+
+
+def of_sample(view: ChosenView) -> bool:
+    return not unchanged(view.shown.kpis) and "≈" in view.shown.kpis
+
+
+def held(file: str) -> dict[str, Any]:
+    """The record of a page that shows the file."""
+    return {"source": "file", "file": file, "file_tensor": "weight", "scheme": "int8_row"}
+
+
+def test_a_scheme_is_estimated_before_the_whole_tensor_is_quantized(file: str) -> None:
+    did({"do": "file"}, upload=file, scheme="int8_row")
+    seen = views({"do": "scheme", "text": "int4_group128"}, file, **held(file))
+    first = next(seen)
+    known = analyses.known_report(Record(**held(file) | {"scheme": "int4_group128"}), _recipe())
+    assert of_sample(first) and known is None and unchanged(first.answer) and unchanged(first.record.scheme)
+    assert "≈" in first.answered.said and "≈ 6.2 % of the tensor, ± " in first.answered.said
+    assert "≥" in first.shown.kpis and "dB, of 6.2 %" in first.shown.kpis
+    last = list(seen)[-1]
+    x = open_tensors(file).matrix().values
+    whole = compare(x, quantize(x, SCHEMES["int4_group128"]))
+    assert f"{whole.sqnr_db:.2f}" in last.shown.kpis and "≈" not in last.shown.kpis + last.answered.said
+    assert last.record.scheme == str(_recipe())
+    size = estimated(Record(**held(file) | {"scheme": "q4_0"}))
+    assert size is not None and size.reports[0].nbytes == quantize(x, SCHEMES["q4_0"]).nbytes
+
+
+def _recipe() -> Any:
+    return Record(scheme="int4_group128").recipes[0]
+
+
+def test_a_file_is_estimated_before_it_is_read(file: str) -> None:
+    seen = views({"do": "file"}, file, scheme="int8_row", second="nvfp4")
+    sampled = next(view for view in seen if of_sample(view))
+    assert not is_read(Record(**held(file))) and "weight" in sampled.shown.chips
+    assert "A ± " in sampled.answered.said and "B ± " in sampled.answered.said
+    assert not of_sample(list(seen)[-1])
+
+
+@pytest.mark.parametrize("end", [ValueError("no memory for it"), OvertakenError("other acts follow")])
+def test_estimates_of_what_is_not_shown_go_away(
+    file: str, end: Exception, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, numbers of a scheme that was refused or left stand beside the scheme before it."""
+    did({"do": "file"}, upload=file, scheme="int8_row")
+    shown = did({"do": "scheme", "text": "int8_row"}, upload=file, **held(file))
+
+    def fail(*_: object) -> Iterator[str]:
+        raise end
+        yield ""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(page, "analysing", fail)
+        seen = list(views({"do": "scheme", "text": "int5_row"}, file, **held(file)))
+    assert of_sample(seen[0])
+    if isinstance(end, OvertakenError):  # the script sends the acts again, here with the way back
+        assert json.loads(seen[-1].answer)["overtaken"]
+        seen = list(views({"do": "scheme", "text": "int8_row"}, file, **held(file)))
+    else:
+        assert said == ["no memory for it"]
+    restored = next(view for view in reversed(seen) if not unchanged(view.shown.kpis))
+    assert restored.shown.kpis == shown.shown.kpis and restored.answered.said == shown.answered.said
+
+
+def test_small_tensors_have_no_estimate(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "WORTH", SHAPE[0] * SHAPE[1])
+    assert estimated(Record(**held(file))) is None
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The messages shown to the visitor."""
+    messages: list[str] = []
+    monkeypatch.setattr(page.limits, "notify", messages.append)
+    return messages
+
+
+def test_a_value_that_no_sample_meets_is_refused_by_the_page(file: str) -> None:
+    """If this fails, a large file with a NaN is opened by ``explorer page`` and never refused, or its
+    estimates stay."""
+    x = np.load(file)
+    x[-1] = np.nan
+    np.save(file, x)
+    assert start._can_be_sampled(file)
+    seen = list(views({"do": "file"}, file, scheme="int8_row"))
+    assert of_sample(next(view for view in seen if not unchanged(view.shown.kpis)))
+    assert "256 of 262144 values are NaN or Inf" in json.loads(seen[-1].answer)["why"]
+    restored = [view.shown.kpis for view in seen if not unchanged(view.shown.kpis)][-1]
+    assert "≈" not in restored
+    np.save(file, np.full(SHAPE, np.nan, np.float32))
+    assert not start._can_be_sampled(file)  # then all of it is looked at, and refused, before it is served
+
+
+def test_what_fills_the_screen_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, first numbers wait for a core while schemes nobody looks at are computed."""
+    waited: list[float] = []
+    monkeypatch.setattr(work, "_WAITS_S", 0.05)
+    for kind in (work.FILLING, page.CHOOSING):
+        check = work.check_of_this_run(kind)
+        for inside in (False, True):
+            began = time.monotonic()
+            with work.first_numbers() if inside else nullcontext():
+                check()
+            waited.append(time.monotonic() - began)
+    assert waited[1] >= 0.05 and max(waited[0], *waited[2:]) < 0.05

@@ -15,8 +15,9 @@ from explorer.paths import checkout
 from explorer.recordings.files import as_json
 from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES, Scheme
-from lab import analysis, methods, page, sizes
+from lab import analysis, first_numbers, methods, page, sizes
 from lab.analysis import AnalysisTiming, time_analyses
+from lab.first_numbers import FirstNumbers, time_first_numbers
 from lab.methods import MethodTiming, time_methods
 from lab.page import PageTiming, time_page
 from lab.sizes import SizeTiming, size_line, time_sizes
@@ -70,6 +71,31 @@ def bench_page(
     rows = time_page(url, names, acts, repeats, updates)
     total = len(names) * (1 + len(acts)) + bool(updates)
     return Benchmark(page.NAME, machine, rows, total, page_line, of_gpu=False)
+
+
+def bench_first_numbers(
+    shapes: Shapes | None = None, repeats: int = 5, url: str | None = None
+) -> Benchmark[FirstNumbers]:
+    """First numbers of large files on the page in a headless Chromium."""
+    wanted = matrices(shapes or list(first_numbers.SIZES))
+    if url is None:
+        checkout()
+    machine = dataclasses.replace(this_machine(CPU, ("gradio",)), threads=os.cpu_count())
+    machine.packages["Chromium"] = page.chromium_version()
+    rows = time_first_numbers(url, wanted, repeats)
+    return Benchmark(first_numbers.NAME, machine, rows, 2 * len(wanted), first_numbers_line, of_gpu=False)
+
+
+def first_numbers_line(row: FirstNumbers) -> Line:
+    """One act with one file."""
+    return {
+        "act": row.act,
+        "shape": "×".join(map(str, row.shape)),
+        "repeats": row.repeats,
+        "first numbers": words.duration(row.first_s),
+        "longest": words.duration(row.high_s),
+        "all numbers": words.duration(row.whole_s),
+    }
 
 
 def page_line(timing: PageTiming) -> Line:

@@ -152,6 +152,23 @@ def page(
     run(bench_page(chosen, acts, repeats, updates, url), record, as_json)
 
 
+@app.command("first-numbers", epilog=examples("first-numbers --record", "first-numbers --shape 8192x8192"))
+def first_numbers(
+    shape: Shapes = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A page that runs already.", show_default="this checkout's"),
+    ] = None,
+    repeats: Repeats = 5,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """A large file on the page in a headless Chromium: its first numbers, and all of them."""
+    from lab.benchmarks import bench_first_numbers
+
+    run(bench_first_numbers(matrix_shapes(shape), repeats, url), record, as_json)
+
+
 @app.command(epilog=examples("exports path/to/model"))
 def exports(
     model: Annotated[str, typer.Argument(help="Folder of a causal model.")],

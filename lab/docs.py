@@ -27,6 +27,7 @@ from lab.conformance import markdown as conformance_tables
 from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.conformance.table import uncompared
 from lab.exports import exports_measured, recorded_exports
+from lab.first_numbers import recorded_first_numbers
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.runs import runs_table
@@ -126,6 +127,7 @@ def _context() -> dict[str, Any]:
         "page": recorded_page(),
         "sizes": recorded_sizes(),
         "estimate": estimate,
+        "first_numbers": recorded_first_numbers(),
         "embeddings": embeddings.recorded_embeddings(),
         "training": recorded_training(),
         "gradients": recorded_gradients(),

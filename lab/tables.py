@@ -31,6 +31,7 @@ from explorer.schemes.scheme import label_of_text
 from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
 from lab.analysis import AnalysisTiming
 from lab.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
+from lab.first_numbers import FirstNumbers
 from lab.methods import MethodTiming
 from lab.page import PageTiming
 from lab.sizes import SizeTiming
@@ -160,6 +161,22 @@ def analysis_table(timings: Sequence[AnalysisTiming]) -> str:
     if others := [name for name in SCHEMES if name not in schemes]:
         rows.append([f"{len(others)} other schemes", *(NOT_RECORDED for _ in shapes)])
     return markdown(["scheme", *("×".join(map(str, shape)) for shape in shapes)], rows)
+
+
+def first_numbers_table(rows: Sequence[FirstNumbers]) -> str:
+    """Seconds to the first and to all numbers of large files on the page."""
+    cells = [
+        [
+            f"{row.shape[0] * row.shape[1] / 1e6:.0f} M",
+            row.act,
+            words.duration(row.first_s),
+            f"{words.duration(row.low_s)} to {words.duration(row.high_s)} ({row.repeats})",
+            words.duration(row.whole_s),
+        ]
+        for row in rows
+    ]
+    headers = ["elements", "act", "first numbers", "least to most (repeats)", "all numbers"]
+    return markdown(headers, cells or [[NOT_RECORDED, *[""] * (len(headers) - 1)]])
 
 
 def sizes_table(timings: Sequence[SizeTiming]) -> str:

@@ -4,12 +4,17 @@ If these fail, `python -m lab page` says something else than it measured."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from explorer import browser
 from lab import page
-from lab.benchmarks import page_line
+from lab.benchmarks import first_numbers_line, page_line
+from lab.first_numbers import KEY, FirstNumbers, random_file, row_of
 from lab.page import Answer, PageTiming, summary
+from lab.tables import first_numbers_table
 
 ANSWERS = [
     Answer(whole=300, first=90, shift=0.0, task=60, received=5000),
@@ -55,3 +60,16 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(page.sys.modules, "playwright.sync_api", None)
     with pytest.raises(ValueError, match="pip install playwright"):
         browser.playwright_api()
+
+
+def test_first_numbers_have_medians_and_extremes(tmp_path: Path) -> None:
+    """Pairs of the first and of all numbers; the file holds what its shape says, from one seed."""
+    row = row_of(KEY, (4, 4), [(0.5, 9.0), (0.3, 5.0), (0.4, 7.0)])
+    assert row == FirstNumbers(KEY, (4, 4), 3, 0.4, 0.3, 0.5, 7.0)
+    assert first_numbers_line(row)["first numbers"] == "400 ms"
+    assert "300 ms to 500 ms (3)" in first_numbers_table([row])
+    with pytest.raises(ValueError, match="nothing was measured"):
+        row_of(KEY, (4, 4), [])
+    values = np.load(random_file(tmp_path / "x.npy", (300, 8)))
+    assert values.shape == (300, 8) and values.dtype == np.float32
+    assert abs(float(values.std()) - 1) < 0.05 and len(np.unique(values)) > 2300

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from explorer import SCHEMES
-from tests.page.test_browser import choose, frames, look_at, open_page, open_panel
+from tests.page.test_browser import choose, frames, look_at, open_page, open_panel, until_held
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -214,8 +214,8 @@ def held_acts(page: Page, count: int) -> list[Route]:
     waiting: list[Route] = []
 
     def hold(route: Route) -> None:
-        said = route.request.post_data or ""
-        if len(waiting) < count and r"\"do\"" in said and r"\"look\"" not in said:
+        acts = re.findall(r'\\"do\\":\\"(\w+)', route.request.post_data or "")
+        if len(waiting) < count and set(acts) - {"look"}:
             waiting.append(route)
         else:
             route.continue_()
@@ -255,8 +255,7 @@ def test_an_answer_of_before_does_not_write_the_address_gone_to(page: Page, url:
     there = "scheme=int4_row&row=7&column=8"
     waiting = held_acts(page, 2)
     page.keyboard.press("]")
-    while not waiting:
-        page.wait_for_timeout(20)
+    until_held(page, waiting)
     version = page.evaluate(
         """query => { history.pushState(null, '', '?' + query);
         dispatchEvent(new PopStateEvent('popstate'));
@@ -264,8 +263,7 @@ def test_an_answer_of_before_does_not_write_the_address_gone_to(page: Page, url:
         there,
     )
     waiting[0].continue_()
-    while len(waiting) < 2:
-        page.wait_for_timeout(20)
+    until_held(page, waiting, 2)
     expect(page.locator("#chip-a")).not_to_have_text(SCHEMES["int4_row"].label)
     shown, query = page.evaluate("explorer.version"), page.evaluate("location.search")
     waiting[1].continue_()

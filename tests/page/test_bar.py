@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from explorer import SCHEMES
-from tests.page.test_browser import choose, frames, look_at, open_page, open_panel
+from tests.page.test_browser import choose, frames, look_at, open_page, open_panel, until_held
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -339,8 +339,7 @@ def test_the_first_sight_is_not_empty(page: Page, url: str) -> None:
     page.locator("#kpis .v").first.wait_for()
     expect(page.locator("#which .words")).to_contain_text("4-bit weights")
     expect(page.locator("#chip-tensor")).to_contain_text("MLP up-projection")
-    while not held:
-        page.wait_for_timeout(20)
+    until_held(page, held)
     assert not page.evaluate("window.explorer.ready"), "no answer has come yet"
     held[0].continue_()
     page.wait_for_function("window.explorer?.ready")
@@ -357,8 +356,8 @@ def test_a_link_does_not_show_another_view_first(page: Page, url: str) -> None:
     expect(page.locator("#which .words")).to_be_hidden()
     expect(page.locator("#chip-a")).to_be_hidden()
     assert not page.evaluate("window.explorer.ready")
-    for route in held:
-        route.continue_()
+    until_held(page, held)
+    held[0].continue_()
     page.wait_for_function("window.explorer?.ready")
     expect(page.locator("#which .words")).to_be_visible()
     expect(page.locator("#chip-a")).to_contain_text("NVFP4")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Error, Locator, Page, expect
+from playwright.sync_api import Browser, Error, Locator, Page, Route, expect
 
 from app.learn import training
 from app.places import PLACES
@@ -36,6 +38,14 @@ def idle(page: Page) -> None:
     """Wait until nothing is asked of the server, and what waits has been drawn."""
     page.wait_for_function("!explorer.stream.open.size", timeout=60_000)
     page.evaluate("explorer.drawing")
+
+
+def until_held(page: Page, held: Sequence[Route], count: int = 1, seconds: float = 30) -> None:
+    """Wait until ``count`` requests are held back; fail after ``seconds``."""
+    end = time.monotonic() + seconds
+    while len(held) < count:
+        assert time.monotonic() < end, f"{len(held)} of {count} requests came in {seconds} s"
+        page.wait_for_timeout(20)
 
 
 def frames(page: Page, count: int = 40) -> None:

@@ -19,7 +19,7 @@ from playwright.sync_api import Page, Route, expect
 
 from explorer import SCHEMES
 from explorer.sources.samples import SAMPLES
-from tests.page.test_browser import idle, open_page
+from tests.page.test_browser import idle, open_page, until_held
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -144,8 +144,7 @@ def _overtaken(page: Page) -> Iterator[None]:
     held: list[Route] = []
     page.route(re.compile("queue/join"), lambda route: held.append(route), times=1)
     yield
-    while not held:  # an upload comes before the request
-        page.wait_for_timeout(20)
+    until_held(page, held)  # an upload comes before the request
     page.keyboard.press("Escape")
     page.evaluate("document.activeElement?.blur()")
     page.keyboard.press("}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from explorer import words
+from explorer.analysis.estimate import WORTH
 from explorer.bench.commands import CPU, Benchmark, Line, Shapes, matrices
 from explorer.core.backend import work_device
 from explorer.methods import METHODS
@@ -78,12 +79,17 @@ def bench_first_numbers(
 ) -> Benchmark[FirstNumbers]:
     """First numbers of large files on the page in a headless Chromium."""
     wanted = matrices(shapes or list(first_numbers.SIZES))
+    for rows, columns in wanted:
+        if rows * columns <= WORTH:
+            raise ValueError(
+                f"{rows}×{columns} has no first numbers: expected more than {WORTH >> 20} M elements"
+            )
     if url is None:
         checkout()
     machine = dataclasses.replace(this_machine(CPU, ("gradio",)), threads=os.cpu_count())
     machine.packages["Chromium"] = page.chromium_version()
-    rows = time_first_numbers(url, wanted, repeats)
-    return Benchmark(first_numbers.NAME, machine, rows, 2 * len(wanted), first_numbers_line, of_gpu=False)
+    timed = time_first_numbers(url, wanted, repeats)
+    return Benchmark(first_numbers.NAME, machine, timed, 2 * len(wanted), first_numbers_line, of_gpu=False)
 
 
 def first_numbers_line(row: FirstNumbers) -> Line:

@@ -130,6 +130,7 @@ def test_every_command_is_run_by_a_test() -> None:
         "lab texts",
         "lab exports",
         "lab sizes",
+        "lab first_numbers",
     }
     elsewhere |= {"page"}  # tests/test_package.py
     elsewhere |= {"run"}  # tests/running/test_command.py
@@ -318,6 +319,7 @@ BAD = [
     (("bench", "cpu", "--schemes", ","), "expected a comma-separated list"),
     (("bench", "cpu", "--repeats", "0"), "--repeats"),
     (("lab", "page", "--tensors", "nope"), "no built-in tensor 'nope'; there are mlp_up"),
+    (("lab", "first-numbers", "--shape", "128x128"), "128×128 has no first numbers: expected more than 8 M"),
     (("lab", "page", "--actions", "dance"), "no action 'dance'; there are scheme A by key"),
     (("compare", "sample:query_in", "--schemes", ","), "expected a comma-separated list"),
     (("methods", *LAYER, "--methods", ","), "expected a comma-separated list"),

@@ -44,6 +44,7 @@ from lab.analysis import recorded_analyses
 from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.embeddings import recorded_embeddings
 from lab.exports import recorded_exports
+from lab.first_numbers import recorded_first_numbers
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.recipes import recorded_causal, recorded_recipes
@@ -59,6 +60,7 @@ SHIPPED = {
     "crossover": recorded_crossover,
     "embeddings": recorded_embeddings,
     "exports": recorded_exports,
+    "first-numbers": recorded_first_numbers,
     "gemm": recorded_gemms,
     "gemm-layers": recorded_layers,
     "gradients": recorded_gradients,

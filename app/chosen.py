@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -127,8 +128,8 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
         answer = json.dumps({"number": asked.number, "overtaken": True})
         yield ChosenView.unchanged(answer=answer, notice="")
     except Exception:
-        if estimates and not asked.whole:
-            yield _as_held(held)
+        if not asked.whole and (estimates or _may_show_estimates(held)):
+            yield _as_held(held, asked.everything)
         raise
 
 
@@ -179,11 +180,19 @@ def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenVie
     yield _committed(asked, held, wanted, kept, view, shown, missing, dropped)
 
 
-def _as_held(held: Record) -> ChosenView:
-    """What estimates have taken the place of, again."""
+def _may_show_estimates(held: Record) -> bool:
+    """True of a tensor of which a request before this one, that was overtaken, may have shown estimates."""
+    try:
+        return is_read(held) and math.prod(shape_of(held)) > WORTH_SEARCHED
+    except (ValueError, OSError):
+        return False  # nothing is shown that could be shown again
+
+
+def _as_held(held: Record, everything: bool) -> ChosenView:
+    """What estimates have taken the place of, again; ``everything``: the frontier is not cropped."""
     found = analyses_of(held)
     outputs = output_sqnr(held, found[1])
-    first = answered(held, found, outputs)
+    first = answered(held, found, outputs, everything)
     del first["goals"]
     words = words_of(*found, outputs)
     return ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=TensorView.unchanged(**words))

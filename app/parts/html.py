@@ -166,6 +166,8 @@ def _of_sample(tile: Tile, sampled: Sequence[Estimate | None]) -> Tile:
             note = f"at least, of {part}"
         elif one.half_db is not None and tile.name == "SQNR":
             note = f"± {one.half_db:.2g} dB, of {part}"
+        elif one.uneven:
+            note = f"{part}, most in few rows"
         elif one.own_range:
             note = f"{part}, by its own range"
         numbers.append((side, Number(f"{'≥' if least else '≈'} {number.text}", note, False)))

@@ -88,9 +88,7 @@ def words_of_sample(seen: Estimated) -> dict[str, str]:
     words = f"By the sample: {verdict(*seen.reports)}"
     return {
         "chips": html.chips(seen.name, seen.recipes),
-        "verdict": html.verdict(
-            seen.description, seen.recipes, words, "All of the tensor is being computed."
-        ),
+        "verdict": html.verdict(seen.description, seen.recipes, words, _WAITS, waits=True),
         "kpis": html.kpis(seen.reports, sampled=seen.estimates),
     }
 

@@ -68,6 +68,7 @@ def sample_words(sides: Sequence[Estimate | None]) -> str:
     named = {letter: f"{letter} " if len(sides) > 1 else "" for letter in found}
     off = [f"{named[letter]}± {one.half_db:.2g}" for letter, one in found.items() if one.half_db is not None]
     own = [f"{named[letter]}by the sample’s own range" for letter, one in found.items() if one.own_range]
+    own += [f"{named[letter]}most of it in few rows" for letter, one in found.items() if one.uneven]
     sure = f"{', '.join(off)} dB ({100 * CONFIDENCE:.0f} %)" if off else ""
     return f"≈ {shares} of the tensor{''.join(f', {one}' for one in (sure, *own) if one)}"
 

@@ -30,7 +30,8 @@ from explorer.sources.base import Pieces
 
 SEED = 20_011
 CONFIDENCE = 0.95
-"""The share of samples, at least, whose interval holds the value of the whole matrix."""
+"""The share of samples whose interval holds the value of the whole matrix, if its rows are alike enough that
+a sample shows how they differ."""
 _QUANTILE = 0.99
 """The share for which intervals are computed: rows with few large errors are skewed, so that intervals for
 0.95 hold the value in only 0.90 to 0.95 of samples (tests/analysis/test_estimate.py)."""
@@ -38,6 +39,11 @@ ELEMENTS, SEARCHED = 1 << 20, 1 << 18
 """Elements of a sample; the second of schemes that search for a range, which takes thirty times as long."""
 UNIT = 1 << 13
 """Elements of a unit, at most, unless a band of whole blocks has more."""
+MOST_UNITS = 1 << 14
+"""Units of a sample, at most, however small they are: each is a read of its own."""
+EVEN = 10.0
+"""Units that carry the error, and the signal, at least: (Σs)² / Σs² of their sums s. Where fewer hold most of
+it, intervals by the spread of units hold the value far less often than stated."""
 FEWEST = 24
 """Units of a sample: of fewer there is no estimate, since a few rows do not say how far rows differ."""
 WORTH, WORTH_SEARCHED = 1 << 23, 1 << 20
@@ -56,7 +62,8 @@ class Estimate:
     ``factors``: by the field of the report, what its value is multiplied and divided by at the ends of the
     interval of ``CONFIDENCE``; ``half_db``: half the interval of ``sqnr_db``. They are empty and None where
     ``own_range`` is True: the scheme has scales of all rows, which here are the sample's own, so that the
-    error of the whole matrix may be larger by any amount; and where the sample has no error.
+    error of the whole matrix may be larger by any amount; and where ``uneven`` is True: few units hold most
+    of the error or of the signal, so that the sample does not say how far it may be off.
     ``share`` (0 … 1) of the elements are in the sample, in so many ``units``.
     """
 
@@ -66,6 +73,7 @@ class Estimate:
     own_range: bool
     share: float
     units: int
+    uneven: bool = False
 
     def interval(self, field: str) -> tuple[float, float] | None:
         """The ends of the interval of a field of the report; None for one that has none."""
@@ -116,7 +124,8 @@ def estimate(
 ) -> Estimate | None:
     """Estimate the error of a matrix of ``shape`` [rows, cols] under ``scheme`` on about ``elements`` of it.
 
-    None where the matrix has too few units for a sample. ``ValueError`` if what was drawn is not finite.
+    None where the matrix has too few units for a sample, and where the sample has no error or no signal: that
+    says nothing of the whole. ``ValueError`` if what was drawn is not finite.
     """
     drawn = _drawn(shape, scheme, elements or (SEARCHED if searches(scheme) else ELEMENTS), seed)
     if drawn is None:
@@ -132,8 +141,11 @@ def estimate(
     noise, size, signal = (
         each.view(len(units), -1).sum(1) for each in (errors.square(), errors.abs(), x.double().square())
     )
-    if own_range or not float(noise.sum()) or not float(signal.sum()):
-        return Estimate(report, {}, None, own_range, share, len(units))
+    if not float(noise.sum()) or not float(signal.sum()):
+        return None
+    uneven = min(_carrying(noise), _carrying(signal)) < EVEN
+    if own_range or uneven:
+        return Estimate(report, {}, None, own_range, share, len(units), uneven and not own_range)
     among = len(units) / layout.units
     ratio, mse, mae = (
         _factor(numbers, weights, among)
@@ -141,6 +153,11 @@ def estimate(
     )
     factors = {"relative_error": math.sqrt(ratio), "mse": mse, "rmse": math.sqrt(mse), "mae": mae}
     return Estimate(report, factors, 10 * math.log10(ratio), False, share, len(units))
+
+
+def _carrying(sums: Tensor) -> float:
+    """How many units of equal sums would be as uneven as these."""
+    return float(sums.sum().square() / sums.square().sum())
 
 
 def _factor(numbers: Tensor, weights: Tensor | None, among: float) -> float:
@@ -158,7 +175,7 @@ def _drawn(
 ) -> tuple[_Layout, list[int]] | None:
     """The units and those that are drawn, in order; None where there are too few."""
     layout = _layout(shape, scheme)
-    count = min(elements // (layout.tall * layout.wide), layout.units) if layout else 0
+    count = min(elements // (layout.tall * layout.wide), layout.units, MOST_UNITS) if layout else 0
     if layout is None or count < FEWEST or 2 * count > layout.units:
         return None
     return layout, sorted(random.Random(seed).sample(range(layout.units), count))

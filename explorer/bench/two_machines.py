@@ -1,19 +1,20 @@
 """Two machines beside each other: products that both timed at one shape, the fastest kernel of each.
 
 Products of two GPUs, or of two CPUs, are the same where they have the same name. A GPU and a CPU have tables
-of their own: there products are the same if W is stored alike and neither quantizes X; those that quantize X
-need the same name, too. Only what was timed is compared, nothing modelled."""
+of their own: there products are the same if W is stored alike and neither takes quantized X; others need the
+same name, too. Only what was timed is compared, nothing modelled."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from explorer import words
 from explorer.cpu.table import product_of
-from explorer.products.advice import at_shape, fastest, nearest, stored_as
+from explorer.products.advice import at_shape, by_distance, fastest, stored_as
 from explorer.recordings.files import Recording, recording_json
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.machine import Machine
@@ -60,8 +61,13 @@ class TwoMachines:
 
     @property
     def ratio(self) -> float | None:
-        """The median of the pairs' ratios; None of none."""
-        return statistics.median(pair.ratio for pair in self.pairs) if self.pairs else None
+        """The median of the pairs' ratios, of two in the middle the geometric mean, which is the same
+        whichever machine comes first. None of none."""
+        if not self.pairs:
+            return None
+        ratios = [pair.ratio for pair in self.pairs]
+        low, high = statistics.median_low(ratios), statistics.median_high(ratios)
+        return low if low == high else math.sqrt(low * high)
 
     @property
     def reversed(self) -> tuple[OnBoth, ...]:
@@ -87,7 +93,7 @@ def compare_machines(
         pairs=tuple(sorted(pairs, key=lambda pair: pair.first.seconds)),
         only=(only[0], only[1]),
         timed=(bool(here[0]), bool(here[1])),
-        shared=tuple(_by_distance(both, shape)),
+        shared=tuple(by_distance(both, shape)),
     )
 
 
@@ -137,7 +143,7 @@ def _median(two: TwoMachines, at: str) -> str:
     ratio = two.ratio or 1.0
     fast, slow = two.names if ratio >= 1 else two.names[::-1]
     each = sorted(pair.ratio if ratio >= 1 else 1 / pair.ratio for pair in two.pairs)
-    middle = words.times(statistics.median(each))
+    middle = words.times(max(ratio, 1 / ratio))
     verb = f"takes as long as {slow}" if middle == "1×" else f"is {middle} as fast as {slow}"
     if len(each) == 1:
         return f"At {at} {fast} {verb} in the one product that both timed."
@@ -151,8 +157,9 @@ def _order(two: TwoMachines) -> list[str]:
     if len(two.pairs) < 2:
         return []
     if not two.reversed:
-        equal = all(pair.ratio == 1 for pair in two.pairs)
-        return [] if equal else ["It is the faster one in each of them."]
+        ratio = two.ratio or 1.0
+        even = words.times(max(ratio, 1 / ratio)) == "1×"
+        return [] if even else ["It is the faster one in each of them."]
     first_wins = (two.ratio or 1.0) < 1
     fast = two.names[0 if first_wins else 1]
     each = [
@@ -178,14 +185,16 @@ def _pairs(first: Sequence[GemmTiming], second: Sequence[GemmTiming]) -> list[On
     fastest."""
     free = sorted(second, key=lambda t: t.seconds)
     pairs: list[OnBoth] = []
+    waiting = sorted(first, key=lambda t: t.seconds)
     for same_name in (True, False):
-        for timing in sorted(first, key=lambda t: t.seconds):
-            if any(pair.first is timing for pair in pairs):
-                continue
+        before, waiting = waiting, []
+        for timing in before:
             alike = (t for t in free if _same(timing, t) and (t.gemm == timing.gemm or not same_name))
             if (other := next(alike, None)) is not None:
                 pairs.append(OnBoth(timing, other))
-                free = [t for t in free if t is not other]
+                free.remove(other)
+            else:
+                waiting.append(timing)
     return pairs
 
 
@@ -198,14 +207,6 @@ def _same(one: GemmTiming, other: GemmTiming) -> bool:
     if rows[0].x.scale is not None or rows[1].x.scale is not None:
         return one.gemm == other.gemm
     return stored_as(rows[0].w) == stored_as(rows[1].w)
-
-
-def _by_distance(shapes: Iterable[Shape], wanted: Shape) -> list[Shape]:
-    left, ordered = sorted(shapes), list[Shape]()
-    while left and (one := nearest(left, wanted)):
-        left.remove(one)
-        ordered.append(one)
-    return ordered
 
 
 def _names(first: Machine, second: Machine) -> tuple[str, str]:

@@ -157,14 +157,19 @@ def stored_as(scheme: Scheme) -> tuple[object, ...]:
 
 
 def nearest(shapes: Iterable[Shape], wanted: Shape) -> Shape | None:
-    """The shape of ``shapes`` with the sides that differ least from ``wanted`` in proportion, of those with
-    the nearest M; None of none."""
+    """The first ``by_distance``; None of none."""
+    return next(iter(by_distance(shapes, wanted)), None)
+
+
+def by_distance(shapes: Iterable[Shape], wanted: Shape) -> list[Shape]:
+    """The shapes with the nearest M first, of those with the same M the ones whose other sides differ least
+    from ``wanted`` in proportion."""
 
     def distance(shape: Shape) -> tuple[float, float]:
         m, n, k = (abs(math.log(side / other)) for side, other in zip(shape, wanted, strict=True))
         return m, n + k
 
-    return min(shapes, key=distance, default=None)
+    return sorted(sorted(shapes), key=distance)
 
 
 FEWEST_OF_A_CURVE = 5

@@ -22,6 +22,10 @@ from explorer.recordings.times import AgainstBaseline, DeviceState, TimeSpread
 Shape = tuple[int, int, int]
 """M, N and K."""
 NAME = "gemm"
+LONGEST_SIDE = 999_999_999
+"""Elements of a side, at most, as the page's picker takes it."""
+SHORTEST_S, LONGEST_S = 1e-12, 1e6
+"""Seconds that a product can have taken."""
 _MOST, _LONGEST_TEXT, _LONGEST_MACHINE = 1e30, 500, 2000
 """Numbers and texts of a recording stay below."""
 RENAMED = {"fp8_fine": "fp8_blockwise"}
@@ -164,6 +168,8 @@ def _check(place: str, row: GemmTiming) -> None:
     for name, spread in spreads.items():
         for what, seconds in vars(spread).items() if spread else ():
             _check_above_0(f"{place}.{name}.{what}", seconds)
+            if not SHORTEST_S <= seconds <= LONGEST_S:
+                raise RecordingError(f"{place}.{name}.{what}: {seconds:g} s are no time of a product")
     numbers = {
         "operations": row.operations,
         "bytes_moved": row.bytes_moved,
@@ -174,6 +180,8 @@ def _check(place: str, row: GemmTiming) -> None:
         "threads": row.threads,
         "shape": min(row.shape),
     }
+    if max(row.shape) > LONGEST_SIDE:
+        raise RecordingError(f"{place}.shape: a side has more than {LONGEST_SIDE:,} elements")
     for name, number in numbers.items():
         if number is not None:
             _check_above_0(f"{place}.{name}", number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,8 @@ def test_intervals_hold_the_whole_in_the_stated_share_of_samples() -> None:
             whole = compare(x, quantize(x, SCHEMES[text]))
             for seed in range(SAMPLES):
                 seen = estimated(x, text, seed)
+                if seen.uneven:
+                    continue  # the page states no interval
                 ends = {field: seen.interval(field) for field in FIELDS}
                 held.setdefault((name, text), []).extend(
                     end is not None and end[0] <= getattr(whole, field) <= end[1]
@@ -154,3 +157,53 @@ def test_files_that_have_to_be_read_whole_give_no_pieces(tmp_path: Path) -> None
     np.savez(tmp_path / "x.npz", x=np.ones((4, 6), np.float32))
     assert open_tensors(tmp_path / "columns.npy").pieces() is None
     assert open_tensors(tmp_path / "x.npz").pieces() is None
+
+
+def test_few_units_that_hold_most_have_no_interval() -> None:
+    """Intervals by their spread would hold the value in a third of samples; the page names the few rows."""
+    x = torch.randn(4096, 128)
+    x[::100] *= 100
+    outcomes = [estimate(of_matrix(x), (4096, 128), SCHEMES["int8_row"], 1 << 15, seed) for seed in range(20)]
+    found = [one for one in outcomes if one is not None]
+    assert sum(one.uneven for one in found) > 12
+    one = next(one for one in found if one.uneven)
+    assert one.half_db is None and not one.factors and "most of it in few rows" in sample_words([one])
+
+
+def test_a_sample_without_error_or_signal_says_nothing() -> None:
+    """Else a tensor is called exact of which the sample met zeros alone."""
+    x = torch.zeros(1024, 256)
+    x[0] = 0.37
+    for text in ("bf16", "ternary_absmean"):
+        assert estimate(of_matrix(x), (1024, 256), SCHEMES[text], ELEMENTS) is None
+
+
+def test_units_are_drawn_from_all_rows_and_columns() -> None:
+    """Of a matrix whose rows or columns grow, the first ones say too little."""
+    growing = torch.exp(torch.linspace(-2, 2, 2048))[:, None]
+    rows = torch.randn(2048, 128) * growing
+    wide = torch.randn(64, 32768) * torch.exp(torch.linspace(-2, 2, 32768))
+    for x, elements in ((rows, 1 << 15), (wide, 1 << 19)):
+        shape = (x.shape[0], x.shape[1])
+        found = estimate(of_matrix(x), shape, SCHEMES["mxfp4"], elements)
+        assert found is not None
+        truth = compare(x, quantize(x, SCHEMES["mxfp4"]))
+        assert found.report.mse == pytest.approx(truth.mse, rel=0.35)
+
+
+def test_the_interval_is_cochrans() -> None:
+    """A ratio estimator with half of the units drawn, written out; Student's t of the table."""
+    numbers, weights = (
+        torch.tensor([1.0, 2.0, 3.0, 6.0]).double(),
+        torch.tensor([2.0, 3.0, 7.0, 8.0]).double(),
+    )
+    ratio = 12 / 20
+    squares = sum(float(n - ratio * w) ** 2 for n, w in zip(numbers, weights, strict=True))
+    deviation = math.sqrt((1 - 0.5) / 4 * squares / 3) / 3.0  # relative: the mean of the numbers is 3
+    assert module._factor(numbers, weights, 0.5) == pytest.approx(math.exp(5.840909 * deviation), rel=1e-6)
+
+
+def test_thin_matrices_have_no_more_units_than_can_be_read() -> None:
+    """A row of one element is a unit: a million reads take longer than the whole."""
+    found = module._drawn((1 << 24, 1), SCHEMES["int8_row"], module.ELEMENTS)
+    assert found is not None and len(found[1]) == module.MOST_UNITS

@@ -109,6 +109,16 @@ def test_estimates_of_what_is_not_shown_go_away(
     assert restored.shown.kpis == shown.shown.kpis and restored.answered.said == shown.answered.said
 
 
+@pytest.mark.usefixtures("said")
+def test_estimates_of_a_request_before_go_away_with_a_refusal(file: str) -> None:
+    """Else numbers of a scheme that was left stand under "Still shown: the previous view"."""
+    did({"do": "file"}, upload=file, scheme="int8_row")
+    shown = did({"do": "scheme", "text": "int8_row"}, upload=file, **held(file))
+    refused = list(views({"do": "scheme", "text": "int4~nonsense"}, file, **held(file)))
+    restored = next(view for view in reversed(refused) if not unchanged(view.shown.kpis))
+    assert restored.shown.kpis == shown.shown.kpis
+
+
 def test_small_tensors_have_no_estimate(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "WORTH", SHAPE[0] * SHAPE[1])
     assert estimated(Record(**held(file))) is None

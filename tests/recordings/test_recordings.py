@@ -237,6 +237,8 @@ def test_what_is_downloaded_or_recorded_is_opened(tmp_path: Path) -> None:
         (gemm_file(rows__0={"scheme": "x"}), "rows.0.row: Field required"),
         (gemm_file(rows__0__shape=[1, 2]), "rows.0.shape.2: Field required"),
         (gemm_file(rows__0__shape=[1, 2, -3]), "rows.0.shape: -3 is not above 0"),
+        (gemm_file(rows__0__shape=[1, 64, 10**10]), "rows.0.shape: a side has more than 999,999,999"),
+        (gemm_file(rows__0__graph__median_s=1e-320), "rows.0.graph.median_s: 9.99989e-321 s are no time"),
         (gemm_file(rows__0__graph__median_s=0), "rows.0.graph.median_s: 0.0 is not above 0"),
         (gemm_file(rows__0__graph__low_s=math.nan), "rows.0.graph.low_s: nan is not above 0, or not finite"),
         (gemm_file(rows__0__peer_graph__high_s=math.inf), "rows.0.peer_graph.high_s: inf"),

@@ -127,9 +127,9 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
     except OvertakenError:  # the script sends these acts again, with those that followed
         answer = json.dumps({"number": asked.number, "overtaken": True})
         yield ChosenView.unchanged(answer=answer, notice="")
-    except Exception:
-        if not asked.whole and (estimates or _may_show_estimates(held)):
-            yield _as_held(held, asked.everything)
+    except Exception:  # of every kind, and raised again: what estimates have replaced comes back first
+        if not asked.whole:
+            yield from _restored(held, asked.everything, estimates)
         raise
 
 
@@ -180,12 +180,14 @@ def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenVie
     yield _committed(asked, held, wanted, kept, view, shown, missing, dropped)
 
 
-def _may_show_estimates(held: Record) -> bool:
-    """True of a tensor of which a request before this one, that was overtaken, may have shown estimates."""
+def _restored(held: Record, everything: bool, estimates: bool) -> Iterator[ChosenView]:
+    """``_as_held`` where this request has shown ``estimates``, or one before it that was overtaken may have.
+    Nothing of a tensor that can no longer be read: the refusal of the request itself is what is said."""
     try:
-        return is_read(held) and math.prod(shape_of(held)) > WORTH_SEARCHED
+        if estimates or (is_read(held) and math.prod(shape_of(held)) > WORTH_SEARCHED):
+            yield _as_held(held, everything)
     except (ValueError, OSError):
-        return False  # nothing is shown that could be shown again
+        return
 
 
 def _as_held(held: Record, everything: bool) -> ChosenView:

@@ -14,7 +14,7 @@ from explorer.core.backend import work_device
 from explorer.methods import METHODS
 from explorer.paths import checkout
 from explorer.recordings.files import as_json
-from explorer.recordings.machine import this_machine
+from explorer.recordings.machine import Machine, this_machine
 from explorer.schemes import SCHEMES, Scheme
 from lab import analysis, first_numbers, methods, page, sizes
 from lab.analysis import AnalysisTiming, time_analyses
@@ -65,13 +65,20 @@ def bench_page(
     """The page in a headless Chromium: this checkout's, started for it, or the one that runs at ``url``."""
     names, acts = list(tensors or page.TENSORS), list(actions or page.ACTIONS)
     page.check(names, acts, repeats, updates)
+    machine = _with_browser(url)
+    rows = time_page(url, names, acts, repeats, updates)
+    total = len(names) * (1 + len(acts)) + bool(updates)
+    return Benchmark(page.NAME, machine, rows, total, page_line, of_gpu=False)
+
+
+def _with_browser(url: str | None) -> Machine:
+    """This machine with its Chromium, for the page at ``url``; ``ValueError`` without a checkout to start one
+    of."""
     if url is None:
         checkout()
     machine = dataclasses.replace(this_machine(CPU, ("gradio", "plotly")), threads=os.cpu_count())
     machine.packages["Chromium"] = page.chromium_version()
-    rows = time_page(url, names, acts, repeats, updates)
-    total = len(names) * (1 + len(acts)) + bool(updates)
-    return Benchmark(page.NAME, machine, rows, total, page_line, of_gpu=False)
+    return machine
 
 
 def bench_first_numbers(
@@ -84,10 +91,7 @@ def bench_first_numbers(
             raise ValueError(
                 f"{rows}×{columns} has no first numbers: expected more than {WORTH >> 20} M elements"
             )
-    if url is None:
-        checkout()
-    machine = dataclasses.replace(this_machine(CPU, ("gradio",)), threads=os.cpu_count())
-    machine.packages["Chromium"] = page.chromium_version()
+    machine = _with_browser(url)
     timed = time_first_numbers(url, wanted, repeats)
     return Benchmark(first_numbers.NAME, machine, timed, 2 * len(wanted), first_numbers_line, of_gpu=False)
 

@@ -64,8 +64,8 @@ from explorer.products.advice import (
     MARGIN_DB,
     Point,
     at_shape,
+    by_distance,
     fastest,
-    nearest,
     output_errors,
     points,
     swept,
@@ -420,11 +420,8 @@ def _source(view: str, recording: Own, place: Place) -> str:
 def _lacking(recording: Own, shape: Shape | None) -> str:
     """That a machine did not time ``shape``, and which shapes near it it did: nothing is modelled there."""
     timed = list(dict.fromkeys(timing.shape for timing in recording.rows))
-    near: list[str] = []
-    while shape and len(near) < NEAR_SHAPES and (one := nearest(timed, shape)):
-        timed.remove(one)
-        near.append("×".join(map(str, one)))
-    more = f", or another of {len(timed) + len(near)} shapes" if timed else ""
+    near = ["×".join(map(str, one)) for one in by_distance(timed, shape)[:NEAR_SHAPES]] if shape else []
+    more = f", or another of {len(timed)} shapes" if len(timed) > len(near) else ""
     return (
         f"{'×'.join(map(str, shape or ()))} was not timed on it, and no time is modelled there: choose "
         f"{', '.join(near)}{more}."

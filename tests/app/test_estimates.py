@@ -119,6 +119,21 @@ def test_estimates_of_a_request_before_go_away_with_a_refusal(file: str) -> None
     assert restored.shown.kpis == shown.shown.kpis
 
 
+def test_a_refusal_is_said_though_nothing_can_come_back(
+    file: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the visitor reads of the tensor before, and not what was wrong with the act."""
+    did({"do": "file"}, upload=file, scheme="int8_row")
+    did({"do": "scheme", "text": "int8_row"}, upload=file, **held(file))
+
+    def gone(*_: object) -> ChosenView:
+        raise OSError("the file is gone")
+
+    monkeypatch.setattr(page, "_as_held", gone)
+    *_, last = views({"do": "scheme", "text": "int4~nonsense"}, file, **held(file))
+    assert "nonsense" in json.loads(last.answer)["why"] and "gone" not in "".join(said)
+
+
 def test_small_tensors_have_no_estimate(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "WORTH", SHAPE[0] * SHAPE[1])
     assert estimated(Record(**held(file))) is None

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from explorer import SCHEMES
-from tests.page.test_browser import choose, frames, look_at, open_page, open_panel, until_held
+from tests.page.test_browser import choose, frames, look_at, open_page, open_panel, route_requests, until_held
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -220,7 +220,7 @@ def held_acts(page: Page, count: int) -> list[Route]:
         else:
             route.continue_()
 
-    page.route(re.compile("queue/join"), hold)
+    route_requests(page, hold)
     return waiting
 
 

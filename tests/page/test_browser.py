@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,25 @@ def until_held(page: Page, held: Sequence[Route], count: int = 1, seconds: float
     while len(held) < count:
         assert time.monotonic() < end, f"{len(held)} of {count} requests came in {seconds} s"
         page.wait_for_timeout(20)
+
+
+def route_requests(page: Page, handler: Callable[[Route], object]) -> None:
+    """Give each request to Gradio's queue to ``handler``, from the next one on, on a page that is open.
+    Chromium tells a page of its routes some time after ``page.route`` has returned, and two of a hundred
+    keys pressed at once got past theirs: so wait until a request that means nothing is held."""
+
+    def handle(route: Route) -> None:
+        if "queue/join" in route.request.url.partition("?")[2]:
+            route.fulfill(headers={"x-routed": "yes"})
+        else:
+            handler(route)
+
+    page.route(re.compile("queue/join"), handle)
+    probe = "fetch('favicon.ico?queue/join').then(answer => answer.headers.get('x-routed'))"
+    for _ in range(1000):
+        if page.evaluate(probe):
+            return
+    raise AssertionError("no request comes by the route")
 
 
 def frames(page: Page, count: int = 40) -> None:

@@ -19,7 +19,7 @@ from playwright.sync_api import Page, Route, expect
 
 from explorer import SCHEMES
 from explorer.sources.samples import SAMPLES
-from tests.page.test_browser import idle, open_page, until_held
+from tests.page.test_browser import idle, open_page, route_requests, until_held
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
@@ -109,7 +109,7 @@ WAYS: dict[str, Callable[[Page], None]] = {
 @contextmanager
 def _aborted(page: Page) -> Iterator[None]:
     """The network is gone."""
-    page.route(re.compile("queue/join"), lambda route: route.abort())
+    route_requests(page, lambda route: route.abort())
     yield
     page.unroute(re.compile("queue/join"))
 
@@ -118,7 +118,7 @@ def _aborted(page: Page) -> Iterator[None]:
 def _full(page: Page) -> Iterator[None]:
     """The server takes no more requests."""
     answer = {"status": 503, "json": {"detail": "The queue is full."}}
-    page.route(re.compile("queue/join"), lambda route: route.fulfill(**answer))
+    route_requests(page, lambda route: route.fulfill(**answer))
     yield
     page.unroute(re.compile("queue/join"))
 
@@ -133,7 +133,7 @@ def _defect(page: Page) -> Iterator[None]:
             asked["data"][1] = "not an uploaded file"
         route.continue_(post_data=json.dumps(asked))
 
-    page.route(re.compile("queue/join"), spoil)
+    route_requests(page, spoil)
     yield
     page.unroute(re.compile("queue/join"))
 
@@ -142,7 +142,7 @@ def _defect(page: Page) -> Iterator[None]:
 def _overtaken(page: Page) -> Iterator[None]:
     """The request is held back until something else was chosen."""
     held: list[Route] = []
-    page.route(re.compile("queue/join"), lambda route: held.append(route), times=1)
+    route_requests(page, lambda route: route.continue_() if held else held.append(route))
     yield
     until_held(page, held)  # an upload comes before the request
     page.keyboard.press("Escape")
@@ -150,6 +150,7 @@ def _overtaken(page: Page) -> Iterator[None]:
     page.keyboard.press("}")
     for route in held:
         route.continue_()
+    page.unroute(re.compile("queue/join"))
 
 
 FAILURES = {"offline": _aborted, "full": _full, "defect": _defect, "overtaken": _overtaken}

@@ -200,7 +200,7 @@ def _step(x: Tensor, q: QuantizedTensor, e: Inspection) -> tuple[str, str]:
 
 
 def _in_bfloat16(q: QuantizedTensor) -> str:
-    return " in BF16" if q.scheme.codes.bfloat16 else ""
+    return " in BF16" if q.scheme.codes_in_bfloat16 else ""
 
 
 def _exact(value: float) -> str:

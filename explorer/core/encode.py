@@ -136,7 +136,7 @@ def _scaled(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
         by, may_be_zero = torch.where(by == 0, torch.inf, by), False  # x / inf is 0 as well, or -0
     divisor = spread(by)
     scaled = through_bfloat16(blocks) / divisor if rule.bfloat16 else blocks / divisor
-    scaled = through_bfloat16(scaled) if rule.bfloat16 else scaled
+    scaled = through_bfloat16(scaled) if scheme.codes_in_bfloat16 else scaled
     if not may_be_zero:
         return scaled
     return torch.where(divisor == 0, torch.zeros_like(scaled), scaled)

@@ -239,12 +239,15 @@ def through_bfloat16(x: Tensor) -> Tensor:
 def tensor_scale_for(amax: Tensor, scheme: Scheme) -> Tensor:
     """float32 scalar amax / (6 · 448), so that the largest block scale is E4M3's maximum; 1 if amax is 0.
 
-    The calibrator's headroom is left above it. By compressed-tensors' rules it is the reciprocal.
+    The calibrator's headroom is left above it. By compressed-tensors' rules it is the reciprocal, and in BF16 the
+    reciprocal of amax and its product are BF16 numbers.
     """
     largest = amax.amax() if amax.numel() else amax.new_zeros(())
     full = scheme.format.max * E4M3.max / scheme.calibrator.headroom
     if scheme.scale is not None and scheme.scale.divides_by_tensor_scale:
-        inverse = largest.clamp(min=SMALLEST_TENSOR_SCALE).reciprocal() * full
+        rounded = through_bfloat16 if scheme.codes.bfloat16 else torch.Tensor.float
+        smallest = rounded(largest).clamp(min=SMALLEST_TENSOR_SCALE)
+        inverse = rounded(rounded(smallest.reciprocal()) * full)
         return torch.where(inverse.isinf(), torch.ones_like(inverse), inverse)
     scale = divide(largest, full).clamp(min=SMALLEST_TENSOR_SCALE)
     return torch.where(largest == 0, torch.ones_like(scale), scale)

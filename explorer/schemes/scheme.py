@@ -77,6 +77,13 @@ class Scheme(SchemeParts):
         return self.codes.rounding(self.seed)
 
     @property
+    def codes_in_bfloat16(self) -> bool:
+        """Whether codes, too, are computed in BF16 where ``codes.bfloat16`` says so. Under a scale over the
+        tensor that divides (compressed-tensors' NVFP4) a block's scale is a float32 number, and so is x divided
+        by it."""
+        return self.codes.bfloat16 and not (self.scale is not None and self.scale.divides_by_tensor_scale)
+
+    @property
     def first_code(self) -> int:
         """The code's value that an offset stands for: that of the block's minimum, or 0."""
         fmt = self.format

@@ -1,18 +1,22 @@
-"""One scheme and one outside implementation: on which cases codes and scales are the same, bit for bit."""
+"""One scheme and one outside implementation: on which cases codes and scales are the same, bit for bit, and how
+far they are apart where a difference is named."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import Scheme
+from lab.conformance.differences import Difference, Distance, codes_apart, numbers_apart, steps_apart
 from lab.conformance.outside import Outside, Quantizer, version_of
 
 EVERYWHERE = "everywhere"
+EQUAL = Difference("")
+"""The bound of a case that no difference is named for: nothing differs."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,9 @@ class Row:
     """A scheme (``name``: a row of ``SCHEMES`` or a text) and ``function`` of an outside ``package``.
 
     ``text``: the scheme compared, where that is not ``name`` but follows a ``convention`` of theirs.
-    ``differs``: the cases in which they do not agree, and why; under ``EVERYWHERE`` a reason that shows in
-    some of the other cases, by which values fall close to ties. ``row_length``: matrices are compared as rows
-    of so many values, where the package asks for that.
+    ``differs``: the cases in which they do not agree, why, and by how much at most; under ``EVERYWHERE`` a
+    difference that shows in some of the other cases, by which values fall close to ties. ``row_length``:
+    matrices are compared as rows of so many values, where the package asks for that.
     """
 
     name: str
@@ -31,7 +35,7 @@ class Row:
     quantize: Quantizer
     text: str = ""
     convention: str = ""
-    differs: Mapping[str, str] = field(default_factory=dict)
+    differs: Mapping[str, Difference] = field(default_factory=dict)
     row_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -42,21 +46,34 @@ class Row:
     def scheme(self) -> Scheme:
         return Scheme.parse(self.text or self.name)
 
+    def matrix(self, x: Tensor) -> Tensor:
+        """``x`` in rows of the length that the package asks for."""
+        return x if self.row_length is None else x.reshape(-1, self.row_length)
+
 
 @dataclass(frozen=True)
 class Count:
-    """Counts of one case: compared codes (or dequantized values) and scales, including zero points and
-    tensor scales, and the differences in each."""
+    """Counts of one case, and how many of each differ.
+
+    codes    compared codes
+    values   values that the package restored from our codes: nothing of its own rounding is compared
+    scales   with zero points, minimums and tensor scales
+
+    ``apart`` says how far what differs is apart: codes or values, and scales.
+    """
 
     case: str
     codes: int
     different_codes: int
     scales: int
     different_scales: int
+    values: int = 0
+    different_values: int = 0
+    apart: Distance = field(default_factory=Distance)
 
     @property
     def equal(self) -> bool:
-        return not self.different_codes and not self.different_scales
+        return not (self.different_codes or self.different_values or self.different_scales)
 
     def __add__(self, other: Count) -> Count:
         return Count(
@@ -65,7 +82,31 @@ class Count:
             self.different_codes + other.different_codes,
             self.scales + other.scales,
             self.different_scales + other.different_scales,
+            self.values + other.values,
+            self.different_values + other.different_values,
+            self.apart + other.apart,
         )
+
+    def beyond(self, bound: Difference) -> list[str]:
+        """What lies beyond ``bound``, in words with what was expected; empty if nothing does."""
+        counts = (
+            ("codes", self.different_codes, self.codes, bound.codes),
+            ("restored values", self.different_values, self.values, bound.codes),
+            ("scales", self.different_scales, self.scales, bound.scales),
+        )
+        return [
+            f"{different:,} of {of:,} {what} differ, {_at_most(share, of)} expected"
+            for what, different, of, share in counts
+            if different > _limit(share, of)
+        ] + self.apart.beyond(bound)
+
+
+def _limit(share: float, of: int) -> int:
+    return int(share * of + 1e-9)
+
+
+def _at_most(share: float, of: int) -> str:
+    return f"at most {_limit(share, of):,}" if share else "none"
 
 
 @dataclass(frozen=True)
@@ -79,7 +120,7 @@ class Conformance:
     version: str
     function: str
     convention: str
-    differs: dict[str, str]
+    differs: dict[str, Difference]
     counts: tuple[Count, ...]
 
     @property
@@ -87,13 +128,20 @@ class Conformance:
         return sum(self.counts[1:], self.counts[0])
 
     @property
+    def decodes(self) -> bool:
+        """Whether the package only restores values from our codes."""
+        return self.total.values > 0
+
+    @property
     def verdict(self) -> str:
-        """ "equal", "equal but for zeros", "differs"."""
+        """ "equal", "equal but for zeros", "differs"; "decoded" in place of "equal" where the package only
+        restores values from our codes."""
+        word = "decoded" if self.decodes else "equal"
         if self.total.equal:
-            return "equal"
+            return word
         if EVERYWHERE in self.differs:
             return "differs"
-        return f"equal but for {', '.join(count.case for count in self.counts if not count.equal)}"
+        return f"{word} but for {', '.join(count.case for count in self.counts if not count.equal)}"
 
     @property
     def surprises(self) -> list[str]:
@@ -101,15 +149,11 @@ class Conformance:
         named = [count for count in self.counts if count.case in self.differs]
         others = [count for count in self.counts if count.case not in self.differs]
         surprises = [f"{count.case}: equal, stated to differ" for count in named if count.equal]
-        if EVERYWHERE not in self.differs:
-            return surprises + [
-                f"{count.case}: {count.different_codes} codes and {count.different_scales} scales differ, "
-                "stated to be equal"
-                for count in others
-                if not count.equal
-            ]
-        if others and all(count.equal for count in others):
+        if EVERYWHERE in self.differs and others and all(count.equal for count in others):
             surprises.append("equal in every case that is not named, stated to differ")
+        rest = self.differs.get(EVERYWHERE, EQUAL)
+        for count in self.counts:
+            surprises += [f"{count.case}: {text}" for text in count.beyond(self.differs.get(count.case, rest))]
         return surprises
 
 
@@ -117,9 +161,13 @@ def conformance(row: Row, cases: Iterable[tuple[str, Tensor]]) -> Conformance:
     """Compare on every case; cases of one name are counted together. ``ValueError`` without the package."""
     version, counts = version_of(row.package), dict[str, Count]()
     for case, x in cases:
-        x = x if row.row_length is None else x.reshape(-1, row.row_length)
-        count = compare_codes(quantize(x, row.scheme), row.quantize(x), case)
+        count = compare_codes(quantize(row.matrix(x), row.scheme), row.quantize(row.matrix(x)), case)
         counts[case] = counts[case] + count if case in counts else count
+    return result_of(row, version, counts.values())
+
+
+def result_of(row: Row, version: str, counts: Iterable[Count]) -> Conformance:
+    """``row`` with what was counted against ``version`` of its package."""
     return Conformance(
         row.name,
         str(row.scheme),
@@ -128,7 +176,7 @@ def conformance(row: Row, cases: Iterable[tuple[str, Tensor]]) -> Conformance:
         row.function,
         row.convention,
         dict(row.differs),
-        tuple(counts.values()),
+        tuple(counts),
     )
 
 
@@ -140,30 +188,35 @@ def run(rows: Iterable[Row], cases: Iterable[tuple[str, Tensor]]) -> Iterator[Co
 
 
 def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Count:
-    """Count what differs. ``ValueError`` where shapes do not match, or only one side has scales or zero
-    points: a row of the table is wrong then."""
-    codes = _code_pair(ours, theirs)
-    scales = list(_scale_pairs(ours, theirs)) if theirs.restored is None else []
-    for mine, other in (codes, *scales):
-        if mine.shape != other.shape:
-            raise ValueError(f"shapes {tuple(mine.shape)} and {tuple(other.shape)} cannot be compared")
-    return Count(
-        case,
-        codes[0].numel(),
-        int((codes[0] != codes[1]).sum()),
-        sum(mine.numel() for mine, _ in scales),
-        sum(int((mine != other).sum()) for mine, other in scales),
-    )
-
-
-def _code_pair(ours: QuantizedTensor, theirs: Outside) -> tuple[Tensor, Tensor]:
-    """Our codes and theirs, or restored values; ``ValueError`` without either."""
+    """Count what differs, and measure by how much. ``ValueError`` where shapes do not match, or only one side
+    has scales or zero points: a row of the table is wrong then."""
     if theirs.restored is not None:
-        return ours.dequantize(), theirs.restored
+        mine = ours.dequantize()
+        _check_shapes(mine, theirs.restored)
+        differ = int((mine != theirs.restored).sum())
+        return Count(case, 0, 0, 0, 0, mine.numel(), differ, numbers_apart(mine, theirs.restored))
     if theirs.codes is None:
         raise ValueError(f"there is nothing to compare {ours.scheme.text} with")
     mask = 2**ours.scheme.format.bits - 1
-    return ours.codes.long() & mask, theirs.codes.long() & mask
+    mine, other = ours.codes.long() & mask, theirs.codes.long() & mask
+    _check_shapes(mine, other)
+    scales, apart = list(_scale_pairs(ours, theirs)), codes_apart(mine, other, ours.scheme.format)
+    for one, another in scales:
+        _check_shapes(one, another)
+        apart += numbers_apart(one, another) if one.is_floating_point() else steps_apart(one, another)
+    return Count(
+        case,
+        mine.numel(),
+        int((mine != other).sum()),
+        sum(one.numel() for one, _ in scales),
+        sum(int((one != another).sum()) for one, another in scales),
+        apart=apart,
+    )
+
+
+def _check_shapes(mine: Tensor, other: Tensor) -> None:
+    if mine.shape != other.shape:
+        raise ValueError(f"shapes {tuple(mine.shape)} and {tuple(other.shape)} cannot be compared")
 
 
 def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tensor, Tensor]]:
@@ -187,3 +240,16 @@ def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tenso
 
 def _or(scale: Tensor | None, otherwise: Tensor) -> Tensor:
     return otherwise if scale is None else scale.float().reshape(1)
+
+
+def broken(theirs: Outside) -> Iterator[tuple[str, Outside]]:
+    """``theirs`` with one thing wrong: every code's lowest bit, or the scales, zero points, minimums, tensor
+    scale or restored values twice as large. What a comparison that works reports, whatever it excuses."""
+    if theirs.codes is not None:
+        yield "codes", replace(theirs, codes=theirs.codes.long() ^ 1)
+    for name in ("scales", "minimums", "tensor_scale", "restored"):
+        part = getattr(theirs, name)
+        if part is not None:
+            yield name, replace(theirs, **{name: part.float() * 2})
+    if theirs.zero_points is not None:
+        yield "zero points", replace(theirs, zero_points=theirs.zero_points.long() + 1)

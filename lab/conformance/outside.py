@@ -49,7 +49,8 @@ class Outside:
 
 
 Quantizer = Callable[[Tensor], Outside]
-"""float32 [rows, cols] -> the package's result."""
+"""[rows, cols] of float32, BF16 or FP16 -> the package's result; a package that takes float32 alone is given the
+same values in that."""
 
 
 def load(module: str, package: str) -> ModuleType:

@@ -21,7 +21,7 @@ def ml_dtypes_cast(x: Tensor, name: str) -> Outside:
     """``astype`` of the dtype that has the format's name."""
     module = load("ml_dtypes", ML_DTYPES)
     with np.errstate(all="ignore"):
-        out = x.numpy().astype(getattr(module, name))
+        out = x.float().numpy().astype(getattr(module, name))
     return Outside(_bits(out.view(np.dtype(f"u{out.itemsize}"))))
 
 

@@ -50,6 +50,11 @@ def mx(x: Tensor, bits: int) -> Outside:
     return Outside(FORMATS[element].encode_unchecked(values), scale)
 
 
+def nvfp4_in_bfloat16(x: Tensor) -> Outside:
+    """NVFP4 of BF16 weights: global scale and block scales are BF16 numbers, their product is float32."""
+    return nvfp4(x.to(torch.bfloat16))
+
+
 def nvfp4(x: Tensor) -> Outside:
     """NVFP4 under ``generate_gparam``'s global scale, the reciprocal of what multiplies."""
     dtypes = {"scale_dtype": torch.float8_e4m3fn, "zp_dtype": torch.float8_e4m3fn}
@@ -155,5 +160,7 @@ ROWS = [
     _mx_row("mxfp4_even", "float4_e2m1fn", 4),
     _mx_row("float6_e2m3fn~1x32~symmetric~even~minmax", "float6_e2m3fn", 6),
     _mx_row("float8_e4m3fn~1x32~symmetric~even~minmax", "float8_e4m3fn", 8),
-    Row("nvfp4_vllm", PACKAGE, FUNCTION, nvfp4),
+    Row("nvfp4_vllm", PACKAGE, f"{FUNCTION}, BF16 weights", nvfp4_in_bfloat16),
+    Row("nvfp4_vllm", PACKAGE, FUNCTION, nvfp4, "float4_e2m1fn~1x16~symmetric~nvfp4-ct~minmax",
+        "float32 arithmetic"),
 ]  # fmt: skip

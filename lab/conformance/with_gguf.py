@@ -58,7 +58,7 @@ def _blocks(x: Tensor, kind: str) -> Bytes:
     """uint8 [blocks, bytes of a block]. Its warnings about 1 / 0 in blocks of zeros are left out."""
     gguf, quants = load("gguf", PACKAGE), load("gguf.quants", PACKAGE)
     with np.errstate(all="ignore"):
-        raw: Bytes = quants.quantize(x.numpy(), gguf.GGMLQuantizationType[kind])
+        raw: Bytes = quants.quantize(x.float().numpy(), gguf.GGMLQuantizationType[kind])
     return raw.reshape(x.numel() // BLOCK, -1)
 
 

@@ -31,7 +31,7 @@ def conformance(
         str | None, typer.Option(help="Comma-separated packages to compare with.", show_default="all")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Also on all linear layers of a model (two minutes).")
+        bool, typer.Option("--full", help="Also on all linear layers of a model (five minutes).")
     ] = False,
     model: Annotated[
         str | None,
@@ -46,8 +46,8 @@ def conformance(
 ) -> None:
     """Compare codes and scales with torchao, compressed-tensors, bitsandbytes, gguf, ml_dtypes and gfloat.
 
-    Exit code 1 if a row of the table is equal where it is said to differ, or differs where it is said to be
-    equal.
+    Exit code 1 if a row of the table is equal where it is said to differ, differs where it is said to be
+    equal, or differs by more than is said.
     """
     from explorer.core.serialize import to_json
     from explorer.models.evaluate import MODEL
@@ -81,6 +81,8 @@ def _table(results: Sequence[Conformance]) -> PrintedTable:
     described = ("scheme", "convention", "package", "function", "verdict")
     rows = []
     for r in results:
-        counts = (r.total.codes, r.total.different_codes, r.total.scales, r.total.different_scales)
+        t = r.total
+        counts = (t.codes, t.different_codes, t.scales, t.different_scales, t.values, t.different_values)
         rows.append((r.name, r.convention, f"{r.package} {r.version}", r.function, r.verdict, *counts))
-    return PrintedTable((*described, "codes", "differ", "scales", "differ"), rows)
+    columns = ("codes", "differ", "scales", "differ", "decoded values", "differ")
+    return PrintedTable((*described, *columns), rows)

@@ -1,5 +1,5 @@
-"""One scheme and one outside implementation: on which cases codes and scales are the same, bit for bit, and how
-far they are apart where a difference is named."""
+"""One scheme and one outside implementation: on which cases codes and scales are the same, bit for bit, and
+how far they are apart where a difference is named."""
 
 from __future__ import annotations
 
@@ -153,7 +153,9 @@ class Conformance:
             surprises.append("equal in every case that is not named, stated to differ")
         rest = self.differs.get(EVERYWHERE, EQUAL)
         for count in self.counts:
-            surprises += [f"{count.case}: {text}" for text in count.beyond(self.differs.get(count.case, rest))]
+            surprises += [
+                f"{count.case}: {text}" for text in count.beyond(self.differs.get(count.case, rest))
+            ]
         return surprises
 
 

@@ -62,7 +62,7 @@ class Distance:
     """The largest distances between what differs.
 
     steps             of codes, in steps of the format: 0 where only the sign of zero differs
-    special_codes     how many are NaN or Inf on one side
+    special_codes     how many are NaN, Inf or no code of the format on one side
     factor            of scales (or of restored values), the larger by the smaller magnitude
     special_scales    how many are NaN, Inf or 0 on one side
     opposite_signs    how many have another sign
@@ -92,7 +92,9 @@ class Distance:
         if self.steps > bound.steps:
             found.append(f"codes differ by {self.steps} steps, at most {bound.steps} expected")
         if self.factor > bound.factor * (1 + 1e-5):  # recordings have six digits
-            found.append(f"scales differ by a factor of {self.factor:.6g}, at most {bound.factor:.6g} expected")
+            found.append(
+                f"scales differ by a factor of {self.factor:.6g}, at most {bound.factor:.6g} expected"
+            )
         if self.zero_points > bound.zero_points:
             found.append(f"zero points differ by {self.zero_points}, at most {bound.zero_points} expected")
         if self.opposite_signs and not bound.signs:
@@ -121,7 +123,9 @@ def codes_apart(mine: Tensor, theirs: Tensor, fmt: Format) -> Distance:
             finite &= fmt.decode(theirs.to(fmt.code_dtype)).isfinite()
             ranks = [torch.where(codes < sign, codes, sign - codes) for codes in (mine, theirs)]
     else:
-        values = [fmt.values[codes] for codes in (mine, theirs)]
+        no_code = torch.full((2**fmt.bits - len(fmt.values),), torch.nan)
+        table = torch.cat([fmt.values, no_code])
+        values = [table[codes] for codes in (mine, theirs)]
         finite = values[0].isfinite() & values[1].isfinite()
         order = fmt.values[fmt.values.isfinite()].unique()
         ranks = [torch.searchsorted(order, part.nan_to_num(0.0, 0.0, 0.0)) for part in values]

@@ -14,6 +14,7 @@ COLUMNS = (
     "scheme", "under the convention", "their function", "verdict", "codes", "of them differ", "scales",
     "of them differ",
 )  # fmt: skip
+DECODED = ("scheme", "their function", "verdict", "decoded values", "of them differ")
 
 
 def packages(rows: Iterable[Conformance]) -> list[str]:
@@ -22,48 +23,63 @@ def packages(rows: Iterable[Conformance]) -> list[str]:
 
 
 def conformance_table(rows: Sequence[Conformance], package: str) -> str:
-    """The rows of one of ``packages``, and below them the reasons that verdicts give by number."""
+    """The rows of one of ``packages``, those that only decode in a table of their own, and below them the
+    reasons that verdicts give by number, with their bounds."""
     own = [row for row in rows if f"{row.package} {row.version}" == package]
     reasons = {why: n for n, why in enumerate(dict.fromkeys(w for row in own for w in _shown(row)), 1)}
-    table = markdown(COLUMNS, [_cells(row, reasons) for row in own])
-    notes = "\n".join(f"{n}. {why[0].upper()}{why[1:]}." for why, n in reasons.items())
-    return f"{table}\n\n{notes}" if notes else table
+    encoded, decoded = ([row for row in own if row.decodes is kind] for kind in (False, True))
+    parts = [markdown(COLUMNS, [_cells(row, reasons) for row in encoded])] if encoded else []
+    if decoded:
+        parts += ["Decoded only:", markdown(DECODED, [_decoded_cells(row, reasons) for row in decoded])]
+    parts += ["\n".join(f"{n}. {why[0].upper()}{why[1:]}." for why, n in reasons.items())] if reasons else []
+    return "\n\n".join(parts)
 
 
 def _cells(row: Conformance, reasons: dict[str, int]) -> list[str]:
     total = row.total
+    counts = (total.codes, total.different_codes, total.scales, total.different_scales)
+    name, verdict = f"`{Scheme.parse(row.name)}`", _verdict(row, reasons)
+    return [name, row.convention, row.function, verdict, *(f"{n:,}" for n in counts)]
+
+
+def _decoded_cells(row: Conformance, reasons: dict[str, int]) -> list[str]:
+    counts = (row.total.values, row.total.different_values)
+    name, verdict = f"`{Scheme.parse(row.name)}`", _verdict(row, reasons)
+    return [name, row.function, verdict, *(f"{n:,}" for n in counts)]
+
+
+def _verdict(row: Conformance, reasons: dict[str, int]) -> str:
     numbers = ", ".join(str(reasons[why]) for why in _shown(row))
-    return [
-        f"`{Scheme.parse(row.name)}`",
-        row.convention,
-        row.function,
-        f"{row.verdict} ({numbers})" if numbers else row.verdict,
-        *(f"{n:,}" for n in (total.codes, total.different_codes, total.scales, total.different_scales)),
-    ]
+    return f"{row.verdict} ({numbers})" if numbers else row.verdict
 
 
 def _shown(row: Conformance) -> list[str]:
-    """The reasons that count: of the cases that were compared and differ."""
+    """The reasons that count, with their bounds: of the cases that were compared and differ."""
     cases = {count.case for count in row.counts if not count.equal} | {EVERYWHERE}
-    return list(dict.fromkeys(why for case, why in row.differs.items() if case in cases))
+    shown = (named for case, named in row.differs.items() if case in cases)
+    return list(dict.fromkeys(f"{named.why} ({named.words})" for named in shown))
 
 
 @dataclass(frozen=True)
 class Totals:
     """Number of rows, of rows equal in all cases, of rows that differ by a convention everywhere (the
-    others are equal except in some cases), and of compared codes."""
+    others are equal except in some cases), and of compared codes; of rows that only decode, and of the values
+    that they compare."""
 
     rows: int
     equal: int
     differ: int
     codes: int
+    decoded: int
+    values: int
 
 
 def totals(rows: Sequence[Conformance]) -> Totals:
     """Counted over all rows by their verdicts."""
     differ = sum(row.verdict == "differs" for row in rows)
     equal = sum(row.verdict == "equal" for row in rows)
-    return Totals(len(rows), equal, differ, sum(row.total.codes for row in rows))
+    codes, values = (sum(getattr(row.total, name) for row in rows) for name in ("codes", "values"))
+    return Totals(len(rows), equal, differ, codes, sum(row.decodes for row in rows), values)
 
 
 def crossover_table(rows: Sequence[Crossover]) -> str:

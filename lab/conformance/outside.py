@@ -49,8 +49,8 @@ class Outside:
 
 
 Quantizer = Callable[[Tensor], Outside]
-"""[rows, cols] of float32, BF16 or FP16 -> the package's result; a package that takes float32 alone is given the
-same values in that."""
+"""[rows, cols] of float32, BF16 or FP16 -> the package's result. A package that takes float32 alone is given
+the same values in float32."""
 
 
 def load(module: str, package: str) -> ModuleType:

@@ -7,8 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lab.conformance.cases import ALL
+from lab.conformance.cases import ALL, ALL_BF16, BF16, BOUNDARIES, FP16, SUBNORMALS
 from lab.conformance.compare import Row
+from lab.conformance.differences import Difference
 from lab.conformance.outside import Outside, load
 
 PACKAGE = "bitsandbytes"
@@ -38,19 +39,53 @@ def int8_rows(x: Tensor) -> Outside:
     return Outside(codes.view(torch.uint8), amax[:, None] / 127)
 
 
-MIDPOINTS = (
-    "midpoints between levels are rounded to float32 there, exact here; values on such a midpoint differ"
-)
+def _midpoints(share: float) -> Difference:
+    why = (
+        "midpoints between levels are rounded to float32 there, exact here; values on such a midpoint differ"
+    )
+    return Difference(why, codes=share, steps=1)
+
+
+def _int8(share: float) -> Difference:
+    why = "codes are rounded from x · (127 / amax) there, from x / scale here"
+    return Difference(why, codes=share, steps=1)
+
+
 ZERO_SCALES = "scales may be 0"
-INT8 = "codes are rounded from x · (127 / amax) there, from x / scale here"
+TINY = Difference(
+    "an amax below 1e-38 counts as 1e-38 when values are divided there; 1 / amax may be Inf here",
+    codes=0.28,
+    steps=8,
+)
+INT8_INVERSE = Difference(
+    "127 / amax is Inf there for an amax below 2^-121, and its products become 0 as integers",
+    codes=0.28,
+    steps=127,
+)
+NF4 = {ALL: _midpoints(1e-6), SUBNORMALS: TINY}
+FP4 = {
+    "ties": _midpoints(0.025),
+    BOUNDARIES: _midpoints(1e-4),
+    SUBNORMALS: TINY,
+    BF16: _midpoints(1e-3),
+    FP16: _midpoints(1e-4),
+    ALL: _midpoints(1e-6),
+    ALL_BF16: _midpoints(1e-3),
+}
+INT8 = {
+    BOUNDARIES: _int8(1e-3),
+    SUBNORMALS: INT8_INVERSE,
+    BF16: _int8(1e-3),
+    FP16: _int8(1e-4),
+    ALL: _int8(1e-5),
+    ALL_BF16: _int8(1e-3),
+}
 
 ROWS = [
-    Row("nf4_block64_bnb", PACKAGE, "quantize_4bit, nf4", partial(four_bits, kind="nf4"),
-        differs={ALL: MIDPOINTS}),
+    Row("nf4_block64_bnb", PACKAGE, "quantize_4bit, nf4", partial(four_bits, kind="nf4"), differs=NF4),
     Row("nf4_block64_double", PACKAGE, "quantize_4bit, nf4, compress_statistics",
-        partial(four_bits, kind="nf4", nested=True), differs={ALL: MIDPOINTS}),
-    Row("fp4_block64_bnb", PACKAGE, "quantize_4bit, fp4", partial(four_bits, kind="fp4"),
-        differs={"ties": MIDPOINTS, ALL: MIDPOINTS}),
+        partial(four_bits, kind="nf4", nested=True), differs=NF4),
+    Row("fp4_block64_bnb", PACKAGE, "quantize_4bit, fp4", partial(four_bits, kind="fp4"), differs=FP4),
     Row("int8_row", PACKAGE, "int8_vectorwise_quant", int8_rows,
-        "int8~row~symmetric~float32-zero~minmax", ZERO_SCALES, differs={ALL: INT8}),
+        "int8~row~symmetric~float32-zero~minmax", ZERO_SCALES, differs=INT8),
 ]  # fmt: skip

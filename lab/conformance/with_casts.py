@@ -12,6 +12,7 @@ from torch import Tensor
 
 from explorer.schemes import Scheme
 from lab.conformance.compare import Row
+from lab.conformance.differences import Difference
 from lab.conformance.outside import Outside, load
 
 ML_DTYPES, GFLOAT = "ml_dtypes", "gfloat"
@@ -46,7 +47,12 @@ def _bits(codes: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(codes.astype(np.int64))
 
 
-OVERFLOW = "values beyond the largest become NaN or Inf there; they saturate here"
+def _overflow(share: float) -> Difference:
+    why = "values beyond the largest become NaN or Inf there; they saturate here"
+    return Difference(why, codes=share, special=True)
+
+
+OVERFLOWS = {"spreads": _overflow(0.45), "outliers": _overflow(4e-4)}
 GFLOAT_NAMES = {
     "bfloat16": "bfloat16", "float16": "binary16", "float8_e4m3fn": "ocp_e4m3", "float8_e5m2": "ocp_e5m2",
     "float6_e2m3fn": "ocp_e2m3", "float6_e3m2fn": "ocp_e3m2", "float4_e2m1fn": "ocp_e2m1",
@@ -66,7 +72,9 @@ def _name(fmt: str) -> str:
 
 def _ml_dtypes_row(fmt: str, overflowing: tuple[str, ...]) -> Row:
     call = partial(ml_dtypes_cast, name=fmt)
-    return Row(_name(fmt), ML_DTYPES, f"astype({fmt})", call, differs=dict.fromkeys(overflowing, OVERFLOW))
+    return Row(
+        _name(fmt), ML_DTYPES, f"astype({fmt})", call, differs={case: OVERFLOWS[case] for case in overflowing}
+    )
 
 
 ROWS = [

@@ -16,8 +16,9 @@ from explorer.core.quantize import quantize
 from explorer.export.ggml import ggml_bytes
 from explorer.schemes import SCHEMES
 from explorer.schemes.rules import SUPER_BLOCK
-from lab.conformance.cases import ALL
+from lab.conformance.cases import ALL, ALL_BF16, BF16, SUBNORMALS
 from lab.conformance.compare import Row
+from lab.conformance.differences import Difference
 from lab.conformance.outside import Outside, load
 
 PACKAGE = "gguf"
@@ -84,17 +85,35 @@ def _halves(raw: Bytes, x: Tensor) -> Tensor:
     return torch.from_numpy(raw.view(np.float16).astype(np.float32)).reshape(len(x), -1)
 
 
-OVERFLOW = {"spreads": "float16 scales beyond 65504 become Inf there, 65504 here; the codes are the same"}
-TIES = "of values of one magnitude the first decides on the scale's sign there, the positive one here"
+OVERFLOW = Difference(
+    "float16 scales beyond 65504 become Inf there, 65504 here; the codes are the same",
+    scales=0.6,
+    special=True,
+)
+INVERSE = Difference(
+    "1 / scale is Inf for scales below 2^-128: codes saturate here, there they are what Inf gives as an "
+    "integer; float16 has 0 for such a scale, and all restore 0",
+    codes=0.3,
+    steps=255,
+)
+
+
+def _ties(share: float) -> Difference:
+    """Codes of a block under a scale of the other sign are mirrored, and its largest value is clipped."""
+    why = "of values of one magnitude the first decides on the scale's sign there, the positive one here"
+    return Difference(why, codes=share, steps=31, scales=share, signs=True)
+
+
+TIES = {ALL: _ties(1e-5), ALL_BF16: _ties(0.004), BF16: _ties(0.005)}
+
+
+def _differs(bits: int, kind: int) -> dict[str, Difference]:
+    signed = bits < 8 and kind == 0
+    return {"spreads": OVERFLOW, SUBNORMALS: INVERSE} | (TIES if signed else {})
+
 
 ROWS = [
-    Row(
-        f"q{bits}_{kind}",
-        PACKAGE,
-        f"quantize, Q{bits}_{kind}",
-        call,
-        differs=OVERFLOW | ({ALL: TIES} if bits < 8 and kind == 0 else {}),
-    )
+    Row(f"q{bits}_{kind}", PACKAGE, f"quantize, Q{bits}_{kind}", call, differs=_differs(bits, kind))
     for bits, kind, call in (
         (8, 0, q8_0),
         (4, 0, partial(symmetric, bits=4)),

@@ -1,4 +1,5 @@
-"""The conformance table, run on its sample: every row is as equal, or as different, as it says.
+"""The conformance table, run on its sample: every row is as equal, or as different, as it says, and would
+be noticed if it were not.
 
 If these fail, the library says that it has the bits of torchao, compressed-tensors, bitsandbytes or gguf and
 does not, or excuses a difference that is gone.
@@ -10,17 +11,31 @@ import ast
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from explorer import SCHEMES, Scheme, quantize
+from explorer.formats import FORMATS, Format
 from explorer.schemes.table import STORED_BY
 from lab.cli import main
 from lab.conformance import table
-from lab.conformance.cases import ALL, model_cases, sample_cases
-from lab.conformance.compare import EVERYWHERE, Row, compare_codes, conformance
+from lab.conformance.cases import (
+    ALL,
+    ALL_BF16,
+    BF16,
+    BOUNDARIES,
+    FP16,
+    ONE,
+    SUBNORMALS,
+    ZERO_SIGNS,
+    model_cases,
+    sample_cases,
+)
+from lab.conformance.compare import EVERYWHERE, Count, Row, broken, compare_codes, conformance, result_of
+from lab.conformance.differences import Difference, Distance, codes_apart, numbers_apart
 from lab.conformance.markdown import conformance_table, crossover_table, first_block_of_nf4, packages, totals
 from lab.conformance.outside import PACKAGES, Outside, load, version_of
 from lab.conformance.records import recorded_conformance, recorded_crossover, run_crossover
@@ -37,9 +52,24 @@ def cases() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.package}-{r.function}-{r.name}")
 def test_a_row_is_as_equal_as_it_says(row: Row, cases: dict[str, Tensor]) -> None:
-    """Codes and scales, in every case: equal where nothing is said, different where something is."""
-    result = conformance(row, cases.items())
-    assert not result.surprises, "; ".join(result.surprises)
+    """Codes and scales, in every case: equal where nothing is said, and within bounds where something is.
+
+    Then the same with one thing wrong in what the package's wrapper returns: the lowest bit of codes, or
+    scales, zero points or restored values of twice the size. It is reported in every case with a named
+    difference, which excuses none of it, and in one without.
+    """
+    counts, noticed = [], 0
+    for case, x in cases.items():
+        ours, theirs = quantize(row.matrix(x), row.scheme), row.quantize(row.matrix(x))
+        counts.append(compare_codes(ours, theirs, case))
+        if case in row.differs or case == ONE:
+            for part, wrong in broken(theirs):
+                result = result_of(row, "", [compare_codes(ours, wrong, case)])
+                assert result.surprises, f"{case}: wrong {part} are excused"
+                noticed += 1
+    surprises = result_of(row, "", counts).surprises
+    assert not surprises, "; ".join(surprises)
+    assert noticed
 
 
 @pytest.mark.parametrize("shape", [(77, 333), (5, 77), (9, 32), (128, 192)])
@@ -80,29 +110,115 @@ def one_scale_off(x: Tensor) -> Outside:
     return dataclasses.replace(as_here(x), scales=scales)
 
 
+def codes_garbled(x: Tensor) -> Outside:
+    codes = as_here(x).codes
+    assert codes is not None
+    return dataclasses.replace(as_here(x), codes=codes ^ 255)
+
+
+def scales_garbled(x: Tensor) -> Outside:
+    return dataclasses.replace(as_here(x), scales=quantize(x, SCHEMES["int8_row"]).scales.stored * 1000)
+
+
+WHY = Difference("why", codes=1e-4, steps=1, scales=0.01, factor=1 + 1e-6)
+"""Allows what ``one_code_off`` and ``one_scale_off`` do, and little else."""
+OTHER = dataclasses.replace(WHY, why="other")
+
+
 @pytest.mark.parametrize(
     ("quantizer", "differs", "verdict", "surprised"),
     [
+        (codes_garbled, {"ties": WHY, "zeros": WHY}, "equal but for ties, zeros", True),
+        (codes_garbled, {EVERYWHERE: WHY}, "differs", True),
+        (scales_garbled, {"ties": WHY, "zeros": WHY}, "equal but for ties, zeros", True),
         (as_here, {}, "equal", False),
         (one_code_off, {}, "equal but for ties, zeros", True),
         (one_scale_off, {}, "equal but for ties, zeros", True),
-        (one_code_off, {EVERYWHERE: "why"}, "differs", False),
-        (one_code_off, {EVERYWHERE: "why", "ties": "other"}, "differs", False),
-        (zeros_off, {EVERYWHERE: "why", "zeros": "other"}, "differs", True),
-        (zeros_off, {"zeros": "why"}, "equal but for zeros", False),
-        (one_code_off, {"ties": "why", "zeros": "why"}, "equal but for ties, zeros", False),
-        (one_code_off, {"ties": "why"}, "equal but for ties, zeros", True),
-        (as_here, {EVERYWHERE: "why"}, "equal", True),
-        (as_here, {"ties": "why"}, "equal", True),
+        (one_code_off, {EVERYWHERE: WHY}, "differs", False),
+        (one_code_off, {EVERYWHERE: WHY, "ties": OTHER}, "differs", False),
+        (zeros_off, {EVERYWHERE: WHY, "zeros": OTHER}, "differs", True),
+        (zeros_off, {"zeros": WHY}, "equal but for zeros", False),
+        (one_code_off, {"ties": WHY, "zeros": WHY}, "equal but for ties, zeros", False),
+        (one_code_off, {"ties": WHY}, "equal but for ties, zeros", True),
+        (as_here, {EVERYWHERE: WHY}, "equal", True),
+        (as_here, {"ties": WHY}, "equal", True),
     ],
 )
 def test_a_row_that_is_wrong_is_noticed(
-    quantizer: object, differs: dict[str, str], verdict: str, surprised: bool, cases: dict[str, Tensor]
+    quantizer: object, differs: dict[str, Difference], verdict: str, surprised: bool, cases: dict[str, Tensor]
 ) -> None:
-    """One code or the last bit of one scale is enough, either way."""
+    """One code or the last bit of one scale is enough, either way; garbage is beyond every bound."""
     row = Row("int8_row", "gguf", "f", quantizer, differs=differs)  # type: ignore[arg-type]
     result = conformance(row, [(name, cases[name]) for name in ("ties", "zeros")])
     assert (result.verdict, bool(result.surprises)) == (verdict, surprised)
+
+
+INT8, E4M3FN, BNB_FP4, HALF = (FORMATS[name] for name in ("int8", "float8_e4m3fn", "bnb_fp4", "float16"))
+
+
+@pytest.mark.parametrize(
+    ("fmt", "mine", "theirs", "apart"),
+    [
+        (INT8, [0, 255, 5], [0, 1, 5], Distance(steps=2)),
+        (E4M3FN, [0x00, 0x80, 0x38], [0x80, 0x00, 0x38], Distance()),
+        (E4M3FN, [0x01, 0x38], [0x81, 0x37], Distance(steps=2)),
+        (E4M3FN, [0x7E, 0x38], [0x7F, 0x3A], Distance(steps=2, special_codes=1)),
+        (HALF, [0x8001, 0x3C00], [0x0001, 0x3C00], Distance(steps=2)),
+        (HALF, [0x7BFF], [0x7C00], Distance(special_codes=1)),
+        (FORMATS["nf4"], [0, 7], [15, 7], Distance(steps=15)),
+    ],
+)
+def test_codes_are_apart_by_steps_of_their_format(
+    fmt: Format, mine: list[int], theirs: list[int], apart: Distance
+) -> None:
+    """In the order of values; zeros of both signs are one value, and NaN and Inf are counted alone."""
+    assert codes_apart(torch.tensor(mine), torch.tensor(theirs), fmt) == apart
+
+
+def test_numbers_are_apart_by_a_factor() -> None:
+    """0, Inf and NaN are no factor away: they are counted, and so are signs."""
+    nan, inf = torch.nan, torch.inf
+    mine = torch.tensor([1.0, 3.0, 2.0, 0.0, 65504.0, 1.0, 0.0])
+    theirs = torch.tensor([1.0, 1.5, -2.0, 1.0, inf, nan, -0.0])
+    assert numbers_apart(mine, theirs) == Distance(factor=2.0, special_scales=3, opposite_signs=1)
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ({}, ["5 of 100 codes differ, none expected", "1 of 10 scales differ, none expected",
+              "codes differ by 3 steps, at most 0 expected", "by a factor of 1.5, at most 1 expected",
+              "zero points differ by 2, at most 0 expected", "1 scales have opposite signs, none",
+              "4 codes and 1 scales are NaN, Inf or 0 on one side, none expected"]),
+        ({"codes": 0.04, "steps": 3, "scales": 0.1, "factor": 1.5, "zero_points": 2, "special": True,
+          "signs": True}, ["5 of 100 codes differ, at most 4 expected"]),
+        ({"codes": 0.05, "steps": 2, "scales": 0.1, "factor": 1.4, "zero_points": 1, "special": True,
+          "signs": True}, ["by 3 steps, at most 2", "of 1.5, at most 1.4", "differ by 2, at most 1"]),
+        ({"codes": 0.05, "steps": 3, "scales": 0.1, "factor": 1.5, "zero_points": 2, "special": True,
+          "signs": True}, []),
+    ],
+)  # fmt: skip
+def test_what_lies_beyond_a_bound_is_said_with_what_was_expected(
+    bound: dict[str, Any], said: list[str]
+) -> None:
+    count = Count("ties", 100, 5, 10, 1, apart=Distance(3, 4, 1.5, 1, 1, 2))
+    found = count.beyond(Difference("why", **bound))
+    assert len(found) == len(said) and all(text in whole for text, whole in zip(said, found, strict=True))
+
+
+def test_decoded_values_are_counted_apart() -> None:
+    """They say nothing about codes: neither "equal" nor among the codes that are."""
+    x = torch.randn(4, 32)
+
+    def decoded(x: Tensor) -> Outside:
+        return Outside(restored=quantize(x, SCHEMES["int8_row"]).dequantize())
+
+    row = Row("int8_row", "gguf", "f", decoded)
+    result = conformance(row, [("a", x)])
+    assert (result.verdict, result.total.codes, result.total.values) == ("decoded", 0, 128)
+    off = dataclasses.replace(row, quantize=lambda x: Outside(restored=decoded(x).restored + 1))  # type: ignore[operator]
+    wrong = conformance(off, [("a", x)])
+    assert wrong.verdict == "decoded but for a" and "128 of 128 restored values differ" in wrong.surprises[0]
 
 
 def test_counts_are_of_codes_and_of_everything_that_scales() -> None:
@@ -142,6 +258,15 @@ def test_the_cases_are_what_they_are_called(cases: dict[str, Tensor]) -> None:
     assert (blocks == 0).all(2).any() and (blocks == 0).all(2).logical_not().any()
     magnitudes = cases["spreads"].abs()
     assert magnitudes.max() > 2.0**55 and magnitudes[magnitudes > 0].min() < 2.0**-55
+    boundaries = cases[BOUNDARIES].view(-1, 32).abs().amax(1)
+    mantissas = boundaries.view(torch.int32) & 0x7FFFFF
+    near = {(int(m) + 2) % 2**23 - 2 for m in mantissas}
+    assert {i / 8 * 2**23 + ulp for i in (0, 2, 4, 6, 7) for ulp in range(-2, 3)} == near
+    tiny = cases[SUBNORMALS].abs()
+    assert ((tiny > 0) & (tiny < 2.0**-126)).sum() > 5000 and (tiny[-1] > 2.0**-126).any()
+    signs = cases[ZERO_SIGNS]
+    assert (signs.signbit() & (signs == 0)).sum() > 5000 and (signs[0] == 0).all()
+    assert (cases[BF16].dtype, cases[FP16].dtype) == (torch.bfloat16, torch.float16)
     assert cases["heavy tails"].abs().max() > 50 * cases["heavy tails"].abs().median()
 
 
@@ -173,7 +298,10 @@ def test_the_command_fails_where_a_row_is_wrong(
     monkeypatch.setattr(table, "ROWS", (Row("int8_row", "gguf", "off by one", one_code_off),))
     assert main(["conformance", "--packages", "gguf"]) == 1
     out, err = capsys.readouterr()
-    assert "equal but for" in out and "int8_row, gguf off by one: ties: 1 codes" in err
+    assert (
+        "equal but for" in out
+        and "int8_row, gguf off by one: ties: 1 of 32,768 codes differ, none expected" in err
+    )
     monkeypatch.setattr(table, "ROWS", (Row("int8_row", "gguf", "the same", as_here),))
     assert main(["conformance", "--packages", "gguf"]) == 0
 
@@ -197,14 +325,18 @@ def test_the_recording_is_of_todays_rows() -> None:
         (*schemes, r.package, r.function, r.convention) for schemes, r in zip(read, recorded, strict=True)
     ] == today
     assert [r.differs for r in recorded] == [dict(row.differs) for row in ROWS]
+    assert [r.decodes for r in recorded] == [row.function.startswith("dequantize") for row in ROWS]
     assert not [(r.name, r.package, r.function, r.surprises) for r in recorded if r.surprises]
-    assert all([*sample_cases(), ALL] == [count.case for count in r.counts] for r in recorded)
+    assert all([*sample_cases(), ALL, ALL_BF16] == [count.case for count in r.counts] for r in recorded)
     assert not set(uncompared()) & {r.name for r in recorded}
 
 
 def test_the_whole_model_is_every_linear_layer(minilm: Path) -> None:
     """36 of the encoder and the pooler: 10,764,288 weights."""
-    weights = [weight for _, weight in model_cases(str(minilm))]
+    every = list(model_cases(str(minilm)))
+    weights = [weight for case, weight in every if case == ALL]
+    in_bf16 = [weight for case, weight in every if case == ALL_BF16]
+    assert len(in_bf16) == len(weights) and {weight.dtype for weight in in_bf16} == {torch.bfloat16}
     assert len(weights) == 37 and sum(weight.numel() for weight in weights) == 10_764_288
 
 
@@ -217,8 +349,10 @@ def test_tables_give_every_reason_a_number() -> None:
         cited = {int(n) for group in re.findall(r"\(([\d, ]+)\) \|", text) for n in group.split(", ")}
         assert cited == {int(n) for n in re.findall(r"^(\d+)\. ", text, re.M)}
     counted = totals(recorded)
-    assert counted.rows == len(recorded) and counted.equal + counted.differ < counted.rows
+    assert counted.rows == len(recorded) and counted.equal + counted.decoded + counted.differ < counted.rows
     assert counted.codes == sum(count.codes for row in recorded for count in row.counts)
+    assert counted.values == sum(count.values for row in recorded for count in row.counts)
+    assert counted.decoded == sum("dequantize," in row.function for row in recorded)
 
 
 def test_nf4_overtakes_asymmetric_int4_at_blocks_of_64(minilm: Path) -> None:

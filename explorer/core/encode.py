@@ -127,7 +127,9 @@ def _scaled(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
         return blocks
     if scales.offsets is not None:
         blocks = blocks - spread(_minimum(scales, scheme))
-    if rule.reciprocal and not rule.bfloat16:
+    if rule.reciprocal and rule.bfloat16:
+        return through_bfloat16(through_bfloat16(blocks) * spread(through_bfloat16(_reciprocal(scales))))
+    if rule.reciprocal:
         return blocks * spread(_reciprocal(scales))
     by = scales.scale if scales.unrounded is None or rule.bfloat16 else scales.unrounded
     # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.

@@ -301,7 +301,9 @@ def _zero_points(clip_range: Range, scale: Tensor, scheme: Scheme) -> Tensor | N
     fmt, low = scheme.format, torch.where(scale == 0, torch.zeros_like(scale), clip_range.low / scale)
     zero = fmt.qmin - low
     if scheme.codes.bfloat16:
-        zero = through_bfloat16(fmt.qmin - through_bfloat16(low))
+        zero = fmt.qmin - through_bfloat16(low)
+        by_theirs = scheme.scale is not None and scheme.scale.convention is Convention.COMPRESSED_TENSORS
+        zero = through_bfloat16(zero) if by_theirs else zero
     zero = zero.round().clamp(fmt.qmin, fmt.qmax)
     if scheme.scale is not None and scheme.scale.convention is Convention.COMPRESSED_TENSORS:
         zero = torch.where(_is_empty(clip_range, scheme), torch.zeros_like(zero), zero)

@@ -25,8 +25,9 @@ class Row:
 
     ``text``: the scheme compared, where that is not ``name`` but follows a ``convention`` of theirs.
     ``differs``: the cases in which they do not agree, why, and by how much at most; under ``EVERYWHERE`` a
-    difference that shows in some of the other cases, by which values fall close to ties. ``row_length``:
-    matrices are compared as rows of so many values, where the package asks for that.
+    difference that shows in some of the other cases, by which values fall close to ties. ``halves``: the
+    schemes compared for values of BF16 and FP16, where the package computes in the dtype of its values.
+    ``row_length``: matrices are compared as rows of so many values, where the package asks for that.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Row:
     text: str = ""
     convention: str = ""
     differs: Mapping[str, Difference] = field(default_factory=dict)
+    halves: Mapping[torch.dtype, str] = field(default_factory=dict)
     row_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,9 +48,11 @@ class Row:
     def scheme(self) -> Scheme:
         return Scheme.parse(self.text or self.name)
 
-    def matrix(self, x: Tensor) -> Tensor:
-        """``x`` in rows of the length that the package asks for."""
-        return x if self.row_length is None else x.reshape(-1, self.row_length)
+    def both(self, x: Tensor) -> tuple[QuantizedTensor, Outside]:
+        """``x`` quantized here and there, in rows of the length that the package asks for."""
+        x = x if self.row_length is None else x.reshape(-1, self.row_length)
+        text = self.halves.get(x.dtype)
+        return quantize(x, Scheme.parse(text) if text else self.scheme), self.quantize(x)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Count:
 
     codes    compared codes
     values   values that the package restored from our codes: nothing of its own rounding is compared
-    scales   with zero points, minimums and tensor scales
+    scales   with zero points (``zero_points`` of them), minimums and tensor scales
 
     ``apart`` says how far what differs is apart: codes or values, and scales.
     """
@@ -69,6 +73,7 @@ class Count:
     different_scales: int
     values: int = 0
     different_values: int = 0
+    zero_points: int = 0
     apart: Distance = field(default_factory=Distance)
 
     @property
@@ -84,6 +89,7 @@ class Count:
             self.different_scales + other.different_scales,
             self.values + other.values,
             self.different_values + other.different_values,
+            self.zero_points + other.zero_points,
             self.apart + other.apart,
         )
 
@@ -92,7 +98,13 @@ class Count:
         counts = (
             ("codes", self.different_codes, self.codes, bound.codes),
             ("restored values", self.different_values, self.values, bound.codes),
-            ("scales", self.different_scales, self.scales, bound.scales),
+            (
+                "scales",
+                self.different_scales - self.apart.moved,
+                self.scales - self.zero_points,
+                bound.scales,
+            ),
+            ("zero points", self.apart.moved, self.zero_points, bound.moved),
         )
         return [
             f"{different:,} of {of:,} {what} differ, {_at_most(share, of)} expected"
@@ -112,10 +124,11 @@ def _at_most(share: float, of: int) -> str:
 @dataclass(frozen=True)
 class Conformance:
     """A row of the table with what was counted. ``scheme`` is the text that was compared, ``name`` the scheme
-    that it stands for."""
+    that it stands for; ``halves`` holds the texts compared for values of other dtypes than float32."""
 
     name: str
     scheme: str
+    halves: dict[str, str]
     package: str
     version: str
     function: str
@@ -163,7 +176,7 @@ def conformance(row: Row, cases: Iterable[tuple[str, Tensor]]) -> Conformance:
     """Compare on every case; cases of one name are counted together. ``ValueError`` without the package."""
     version, counts = version_of(row.package), dict[str, Count]()
     for case, x in cases:
-        count = compare_codes(quantize(row.matrix(x), row.scheme), row.quantize(row.matrix(x)), case)
+        count = compare_codes(*row.both(x), case)
         counts[case] = counts[case] + count if case in counts else count
     return result_of(row, version, counts.values())
 
@@ -173,6 +186,7 @@ def result_of(row: Row, version: str, counts: Iterable[Count]) -> Conformance:
     return Conformance(
         row.name,
         str(row.scheme),
+        {str(dtype).removeprefix("torch."): text for dtype, text in row.halves.items()},
         row.package,
         version,
         row.function,
@@ -196,7 +210,7 @@ def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Cou
         mine = ours.dequantize()
         _check_shapes(mine, theirs.restored)
         differ = int((mine != theirs.restored).sum())
-        return Count(case, 0, 0, 0, 0, mine.numel(), differ, numbers_apart(mine, theirs.restored))
+        return Count(case, 0, 0, 0, 0, mine.numel(), differ, 0, numbers_apart(mine, theirs.restored))
     if theirs.codes is None:
         raise ValueError(f"there is nothing to compare {ours.scheme.text} with")
     mask = 2**ours.scheme.format.bits - 1
@@ -212,6 +226,7 @@ def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Cou
         int((mine != other).sum()),
         sum(one.numel() for one, _ in scales),
         sum(int((one != another).sum()) for one, another in scales),
+        zero_points=sum(one.numel() for one, _ in scales if not one.is_floating_point()),
         apart=apart,
     )
 

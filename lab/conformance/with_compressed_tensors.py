@@ -11,7 +11,9 @@ from torch import Tensor
 
 from explorer.formats import FORMATS, IntegerFormat
 from explorer.schemes.text import ELEMENT_FORMATS
+from lab.conformance.cases import FP16, SUBNORMALS, ZERO_SIGNS
 from lab.conformance.compare import Row
+from lab.conformance.differences import FP16_ARITHMETIC, Difference, integers_in_float16
 from lab.conformance.outside import FULL_RANGE, Outside, load
 
 PACKAGE = "compressed-tensors"
@@ -97,6 +99,21 @@ def _quantize(
 
 SCALES_OF_ZERO = "a scale of 0 becomes the format's epsilon"
 ZERO_FIRST = "zero point added before rounding"
+
+
+def _sign_of_zero(share: float) -> Difference:
+    return Difference("the zero point 0 is added there, which makes -0.0 positive", codes=share)
+
+
+def _zero_point(bits: int) -> Difference:
+    why = "where (max - min) / (2^b - 1) is rounded to 0, the zero point comes from a division by 0 there"
+    most = 2**bits - 1
+    return Difference(why, codes=0.05, steps=most, moved=0.05, zero_points=most)
+
+
+SIGNS = {ZERO_SIGNS: _sign_of_zero(0.22), SUBNORMALS: _sign_of_zero(0.002)}
+FP16_FLOAT8 = Difference(FP16_ARITHMETIC, codes=0.01, steps=1, scales=1, factor=1.001)
+FP16_NVFP4 = Difference(FP16_ARITHMETIC, codes=0.01, steps=1, scales=0.01, factor=1.125)
 EVEN = "EVEN with one mantissa bit, three for E2M3"
 BLOCKS = {"tensor": (-1, -1), "row": (1, -1)}
 
@@ -108,8 +125,14 @@ def _integer_row(name: str, word: str) -> Row:
     parts = (FULL_RANGE if symmetric else ZERO_FIRST, float32, SCALES_OF_ZERO)
     mapping, end = ("FULL", "") if symmetric else ("ASYMMETRIC", "~zerofirst")
     text = f"int{bits}~{word}~{mapping}~float32-ct~minmax{end}"
-    call = partial(integers, bits=bits, block=block, symmetric=symmetric)
-    return Row(name, PACKAGE, f"{FUNCTION}, {kind}", call, text, "; ".join(filter(None, parts)))
+    call, convention = (
+        partial(integers, bits=bits, block=block, symmetric=symmetric),
+        "; ".join(filter(None, parts)),
+    )
+    differs = {FP16: integers_in_float16(bits)}
+    if (name, word) == ("int8_row_asym", "row"):
+        differs[SUBNORMALS] = _zero_point(8)
+    return Row(name, PACKAGE, f"{FUNCTION}, {kind}", call, text, convention, differs, _in_halves(text))
 
 
 INTEGERS = (
@@ -131,22 +154,29 @@ def _integer_rows() -> list[Row]:
 BF16 = "every operation in BF16"
 
 
+def _in_halves(text: str) -> dict[torch.dtype, str]:
+    """What it does with BF16 values: scales in BF16, and every operation."""
+    return {torch.bfloat16: f"{text.replace('float32', 'bfloat16')}~bf16"}
+
+
 def _bf16_row(name: str, bits: int, block: tuple[int, int], symmetric: bool) -> Row:
     """The weights of a BF16 checkpoint, as llm-compressor quantizes them for vLLM."""
     call = partial(in_bfloat16, bits=bits, block=block, symmetric=symmetric)
     kind = "symmetric" if symmetric else "asymmetric"
-    return Row(name, PACKAGE, f"{FUNCTION}, BF16 weights, {kind}", call)
+    differs = {} if symmetric else {SUBNORMALS: _zero_point(bits)}
+    return Row(name, PACKAGE, f"{FUNCTION}, BF16 weights, {kind}", call, differs=differs)
 
 
 def _float8_row(word: str, block: tuple[int, int]) -> Row:
     text = f"float8_e4m3fn~{word}~symmetric~float32-ct~minmax"
     call = partial(float8, block=block)
-    return Row(f"fp8_e4m3_{word}", PACKAGE, FUNCTION, call, text, SCALES_OF_ZERO)
+    differs = SIGNS | {FP16: FP16_FLOAT8}
+    return Row(f"fp8_e4m3_{word}", PACKAGE, FUNCTION, call, text, SCALES_OF_ZERO, differs, _in_halves(text))
 
 
 def _mx_row(name: str, element: str, bits: int) -> Row:
     text = f"{element}~1x32~symmetric~even-ct~minmax"
-    return Row(name, PACKAGE, FUNCTION, partial(mx, bits=bits), text, EVEN)
+    return Row(name, PACKAGE, FUNCTION, partial(mx, bits=bits), text, EVEN, SIGNS)
 
 
 ROWS = [
@@ -160,7 +190,8 @@ ROWS = [
     _mx_row("mxfp4_even", "float4_e2m1fn", 4),
     _mx_row("float6_e2m3fn~1x32~symmetric~even~minmax", "float6_e2m3fn", 6),
     _mx_row("float8_e4m3fn~1x32~symmetric~even~minmax", "float8_e4m3fn", 8),
-    Row("nvfp4_vllm", PACKAGE, f"{FUNCTION}, BF16 weights", nvfp4_in_bfloat16),
+    Row("nvfp4_vllm", PACKAGE, f"{FUNCTION}, BF16 weights", nvfp4_in_bfloat16,
+        differs={ZERO_SIGNS: _sign_of_zero(0.22), SUBNORMALS: _sign_of_zero(0.09)}),
     Row("nvfp4_vllm", PACKAGE, FUNCTION, nvfp4, "float4_e2m1fn~1x16~symmetric~nvfp4-ct~minmax",
-        "float32 arithmetic"),
+        "float32 arithmetic", SIGNS | {FP16: FP16_NVFP4}, {torch.bfloat16: "nvfp4_vllm"}),
 ]  # fmt: skip

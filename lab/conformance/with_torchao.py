@@ -11,7 +11,9 @@ from torch import Tensor
 from explorer.formats import FORMATS, FloatFormat
 from explorer.formats.packing import unpack
 from explorer.schemes import ExponentRule, Scheme
+from lab.conformance.cases import BOUNDARIES, FP16, HALVES, SUBNORMALS, ZERO_SIGNS
 from lab.conformance.compare import Row
+from lab.conformance.differences import Difference, integers_in_float16
 from lab.conformance.outside import FULL_RANGE, Outside, load
 
 PACKAGE = "torchao"
@@ -51,20 +53,24 @@ def affine(x: Tensor, bits: int, block: tuple[int, int], mapping: str) -> Outsid
 
 
 def mx(x: Tensor, element: str, rule: str) -> Outside:
-    """``to_mx`` in blocks of 32."""
+    """``to_mx`` in blocks of 32; it takes no FP16."""
     module = load("torchao.prototype.mx_formats.mx_tensor", PACKAGE)
     rules: Any = load("torchao.prototype.mx_formats.config", PACKAGE).ScaleCalculationMode
-    scales, data = module.to_mx(x, MX_ELEMENTS[element], 32, rules[rule])
+    scales, data = module.to_mx(_not_in_float16(x), MX_ELEMENTS[element], 32, rules[rule])
     codes = _fp4_codes(data, x) if element == "float4_e2m1fn" else data.view(torch.uint8)
     return Outside(codes, scales.float())
 
 
 def nvfp4(x: Tensor) -> Outside:
-    """``nvfp4_quantize`` under ``per_tensor_amax_to_scale``."""
-    module = load("torchao.prototype.mx_formats.nvfp4_tensor", PACKAGE)
+    """``nvfp4_quantize`` under ``per_tensor_amax_to_scale``; it takes no FP16."""
+    module, x = load("torchao.prototype.mx_formats.nvfp4_tensor", PACKAGE), _not_in_float16(x)
     top = module.per_tensor_amax_to_scale(x.abs().amax())
     scales, packed = module.nvfp4_quantize(x, 16, top)
     return Outside(_fp4_codes(packed, x), scales.float(), tensor_scale=top)
+
+
+def _not_in_float16(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.float16 else x
 
 
 def _fp4_codes(packed: Tensor, x: Tensor) -> Tensor:
@@ -77,7 +83,32 @@ def _grid(x: Tensor, block: tuple[int, int]) -> tuple[int, int]:
 
 
 ZERO_SCALES = "scales may be 0"
-NAN_OF_ZEROS = "zeros under a scale of 0 become NaN there (0 / 0), zeros here"
+
+
+def _nan_of_zeros(share: float) -> Difference:
+    why = "zeros under a scale of 0 become NaN there (0 / 0), zeros here"
+    return Difference(why, codes=share, special=True)
+
+
+UNDER_ZERO = Difference(
+    "under a scale that is rounded to 0, zeros become NaN there (0 / 0) and other values the largest code "
+    "(x / 0), zeros here",
+    codes=0.15,
+    steps=127,
+    special=True,
+)
+MX_SMALLEST = Difference(
+    "the scale 2^-127 is stored, and values are divided by 2^-126 there", codes=0.4, steps=8
+)
+RCEIL_SMALLEST = Difference("under the scale 2^-127 values are not divided there", codes=0.4, steps=123)
+RCEIL_LOGARITHM = Difference(
+    "an amax 1 or 2 ulp above max · 2^k counts as max · 2^k there, for most k: the logarithm is rounded to "
+    "float32 before it is rounded up; exact here",
+    codes=0.09,
+    steps=8,
+    scales=0.09,
+    factor=2,
+)
 TORCHAO = "scales of at least the smallest normal number"
 RECIPROCAL = "multiplication by the reciprocal"
 NO_CLIP = "nothing clipped: max(-min / 2^(b-1), max / (2^(b-1) - 1))"
@@ -98,8 +129,14 @@ def _float8_row(short: str, word: str) -> Row:
     call = partial(float8, dtype=fmt.torch_dtype, block=_block(word))
     name = f"fp8_{'e4m3' if short == 'e4m3fn' else short}_{word}"
     text = f"{fmt.name}~{word}~symmetric~float32-zero~minmax"
-    differs = {} if word == "tensor" else {"zeros": NAN_OF_ZEROS}
-    return Row(name, PACKAGE, "Float8Tensor.from_hp", call, text, ZERO_SCALES, differs)
+    differs = {
+        "tensor": {},
+        "row": {"zeros": _nan_of_zeros(0.21), ZERO_SIGNS: _nan_of_zeros(0.13), SUBNORMALS: UNDER_ZERO},
+        "1x128": {"zeros": _nan_of_zeros(0.61), ZERO_SIGNS: _nan_of_zeros(0.13), SUBNORMALS: UNDER_ZERO},
+        "128x128": {"zeros": _nan_of_zeros(0.5)},
+    }[word]
+    halves = {dtype: text.replace("float32", str(dtype).removeprefix("torch.")) for dtype in HALVES.values()}
+    return Row(name, PACKAGE, "Float8Tensor.from_hp", call, text, ZERO_SCALES, differs, halves)
 
 
 def _affine_row(name: str, word: str, mapping: str) -> Row:
@@ -110,7 +147,10 @@ def _affine_row(name: str, word: str, mapping: str) -> Row:
     parts = (words, "" if bits == 8 else "float32 scales", TORCHAO, RECIPROCAL)
     text = f"int{bits}~{word}~{ours}~float32-torchao~minmax~reciprocal"
     call = partial(affine, bits=bits, block=_block(word), mapping=mapping)
-    return Row(name, PACKAGE, f"quantize_affine, {mapping}", call, text, "; ".join(filter(None, parts)))
+    convention = "; ".join(filter(None, parts))
+    differs = {FP16: integers_in_float16(bits)}
+    halves = {torch.bfloat16: f"{text.replace('float32', 'bfloat16')}~bf16"}
+    return Row(name, PACKAGE, f"quantize_affine, {mapping}", call, text, convention, differs, halves)
 
 
 AFFINE = (
@@ -135,7 +175,9 @@ def _mx_row(element: str, rule: ExponentRule) -> Row:
     call = partial(mx, element=element, rule=rule.name)
     name = str(Scheme.parse(f"{element}~1x32~symmetric~{rule.name}~minmax"))
     text = f"{element}~1x32~symmetric~{rule.name}-torchao~minmax"
-    return Row(name, PACKAGE, f"to_mx, {rule.name}", call, text, TORCHAO)
+    rceil = {BOUNDARIES: RCEIL_LOGARITHM, SUBNORMALS: RCEIL_SMALLEST}
+    differs = rceil if rule is ExponentRule.RCEIL else {SUBNORMALS: MX_SMALLEST}
+    return Row(name, PACKAGE, f"to_mx, {rule.name}", call, text, TORCHAO, differs)
 
 
 ROWS = [

@@ -60,7 +60,7 @@ def test_a_row_is_as_equal_as_it_says(row: Row, cases: dict[str, Tensor]) -> Non
     """
     counts, noticed = [], 0
     for case, x in cases.items():
-        ours, theirs = quantize(row.matrix(x), row.scheme), row.quantize(row.matrix(x))
+        ours, theirs = row.both(x)
         counts.append(compare_codes(ours, theirs, case))
         if case in row.differs or case == ONE:
             for part, wrong in broken(theirs):
@@ -70,6 +70,24 @@ def test_a_row_is_as_equal_as_it_says(row: Row, cases: dict[str, Tensor]) -> Non
     surprises = result_of(row, "", counts).surprises
     assert not surprises, "; ".join(surprises)
     assert noticed
+    for named in row.differs.values():
+        assert named.codes < 0.7 and (named.scales < 0.7 or named.factor < 2), f"{named.why}: anything goes"
+
+
+def test_the_logarithm_of_torchao_rounds_a_block_s_scale_down() -> None:
+    """RCEIL of the numbers 1 and 2 ulp above 448 · 2^k, for 41 k: the least power of two that is not below
+    amax / 448 is 2^(k+1). Ours is; of theirs the logarithm is rounded to 2^k for most k."""
+    row = next(row for row in ROWS if (row.name, row.function) == ("mxfp8_e4m3", "to_mx, RCEIL"))
+    above, wrong = torch.tensor([0.0, torch.inf]), []
+    for k in range(-20, 21):
+        largest = torch.nextafter(torch.tensor(448.0 * 2.0**k), above[1])
+        x = torch.zeros(2, 32)
+        x[0, 3], x[1, 3] = largest, torch.nextafter(largest, above[1])
+        ours, theirs = row.both(x)
+        assert theirs.scales is not None and ours.scales.stored.unique().tolist() == [2.0 ** (k + 1)]
+        wrong += [theirs.scales.flatten().tolist()]
+    rounded = [k for k, scales in zip(range(-20, 21), wrong, strict=True) if 2.0**k in scales]
+    assert len(rounded) == 33 and "for most k" in row.differs[BOUNDARIES].why
 
 
 @pytest.mark.parametrize("shape", [(77, 333), (5, 77), (9, 32), (128, 192)])
@@ -183,25 +201,35 @@ def test_numbers_are_apart_by_a_factor() -> None:
     assert numbers_apart(mine, theirs) == Distance(factor=2.0, special_scales=3, opposite_signs=1)
 
 
+WIDE = {
+    "codes": 0.05, "steps": 3, "scales": 0.1, "factor": 1.5, "moved": 0.2, "zero_points": 2, "special": True,
+    "signs": True,
+}  # fmt: skip
+"""A bound that is just wide enough for the count below."""
+
+
 @pytest.mark.parametrize(
     ("bound", "said"),
     [
         ({}, ["5 of 100 codes differ, none expected", "1 of 10 scales differ, none expected",
+              "2 of 10 zero points differ, none expected",
               "codes differ by 3 steps, at most 0 expected", "by a factor of 1.5, at most 1 expected",
               "zero points differ by 2, at most 0 expected", "1 scales have opposite signs, none",
               "4 codes and 1 scales are NaN, Inf or 0 on one side, none expected"]),
-        ({"codes": 0.04, "steps": 3, "scales": 0.1, "factor": 1.5, "zero_points": 2, "special": True,
-          "signs": True}, ["5 of 100 codes differ, at most 4 expected"]),
-        ({"codes": 0.05, "steps": 2, "scales": 0.1, "factor": 1.4, "zero_points": 1, "special": True,
-          "signs": True}, ["by 3 steps, at most 2", "of 1.5, at most 1.4", "differ by 2, at most 1"]),
-        ({"codes": 0.05, "steps": 3, "scales": 0.1, "factor": 1.5, "zero_points": 2, "special": True,
-          "signs": True}, []),
+        (WIDE, []),
+        (WIDE | {"codes": 0.04}, ["5 of 100 codes differ, at most 4 expected"]),
+        (WIDE | {"steps": 2, "factor": 1.4, "zero_points": 1},
+         ["by 3 steps, at most 2", "of 1.5, at most 1.4", "differ by 2, at most 1"]),
+        (WIDE | {"scales": 0.0, "moved": 0.1},
+         ["1 of 10 scales differ, none expected", "2 of 10 zero points differ, at most 1 expected"]),
+        (WIDE | {"special": False, "signs": False},
+         ["1 scales have opposite signs, none", "4 codes and 1 scales are NaN, Inf or 0 on one side, none"]),
     ],
 )  # fmt: skip
 def test_what_lies_beyond_a_bound_is_said_with_what_was_expected(
     bound: dict[str, Any], said: list[str]
 ) -> None:
-    count = Count("ties", 100, 5, 10, 1, apart=Distance(3, 4, 1.5, 1, 1, 2))
+    count = Count("ties", 100, 5, 20, 3, zero_points=10, apart=Distance(3, 4, 1.5, 1, 1, 2, moved=2))
     found = count.beyond(Difference("why", **bound))
     assert len(found) == len(said) and all(text in whole for text, whole in zip(said, found, strict=True))
 

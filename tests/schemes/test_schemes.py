@@ -32,7 +32,7 @@ from explorer import (
 )
 from explorer.core.ranges import find_scales
 from explorer.formats import E4M3, E8M0, CodebookFormat, IntegerFormat
-from explorer.schemes import Scales
+from explorer.schemes import Scales, through_bfloat16
 from explorer.schemes.calibrators import CalibrationContext
 from explorer.schemes.rules import SUPER_BLOCK
 
@@ -238,6 +238,7 @@ def naive(x: Tensor, scheme: Scheme) -> Tensor:
                 )
             elif rule is not None and rule.per_tensor:
                 step = whole[r // height, c // width]
+                block = through_bfloat16(block) if scheme.codes.bfloat16 else block
                 codes = scheme.format.encode(block / step)
                 out[r : r + height, c : c + width] = scheme.format.decode(codes) * step
             else:

@@ -6,6 +6,7 @@ and scales, written as ggml's bytes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from explorer.core.quantize import quantize
 from explorer.export.ggml import ggml_bytes
-from explorer.schemes import SCHEMES
+from explorer.schemes import SCHEMES, Scheme
+from explorer.schemes.calibrators import CALIBRATORS
 from explorer.schemes.rules import SUPER_BLOCK
 from lab.conformance.cases import ALL, ALL_BF16, BF16, SUBNORMALS
 from lab.conformance.compare import Row
@@ -47,10 +49,10 @@ def with_minimum(x: Tensor, bits: int) -> Outside:
     return Outside(_codes(codes, x), _halves(d, x), minimums=_halves(minimum, x))
 
 
-def restored(x: Tensor, name: str) -> Outside:
-    """``x`` quantized here by a K-quant, and its bytes dequantized there."""
+def restored(x: Tensor, name: str, text: str) -> Outside:
+    """``x`` quantized here by ``text``, a K-quant's codes and scales, and its bytes dequantized there."""
     gguf, quants = load("gguf", PACKAGE), load("gguf.quants", PACKAGE)
-    raw = ggml_bytes(quantize(x, SCHEMES[name])).numpy()
+    raw = ggml_bytes(quantize(x, Scheme.parse(text))).numpy()
     values = quants.dequantize(raw, gguf.GGMLQuantizationType[name.upper()])
     return Outside(restored=torch.from_numpy(values).reshape(x.shape))
 
@@ -122,7 +124,15 @@ ROWS = [
         (5, 1, partial(with_minimum, bits=5)),
     )
 ]
-ROWS += [
-    Row(name, PACKAGE, f"dequantize, {name.upper()}", partial(restored, name=name), row_length=SUPER_BLOCK)
-    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-]
+
+
+def _decoded(name: str) -> Row:
+    """A K-quant that is only decoded there: ranges need no search for that. A row whose function returns codes
+    and scales in place of ``restored`` counts as the others do."""
+    scheme = replace(SCHEMES[name], calibrator=CALIBRATORS["minmax"], least_squares_scale=False)
+    call = partial(restored, name=name, text=scheme.text)
+    function = f"dequantize, {name.upper()}"
+    return Row(name, PACKAGE, function, call, scheme.text, "min-max ranges", row_length=SUPER_BLOCK)
+
+
+ROWS += [_decoded(name) for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")]

@@ -127,8 +127,8 @@ ROWS = [
 
 
 def _decoded(name: str) -> Row:
-    """A K-quant that is only decoded there: ranges need no search for that. A row whose function returns codes
-    and scales in place of ``restored`` counts as the others do."""
+    """A K-quant that is only decoded there: ranges need no search for that. A row whose function returns
+    codes and scales in place of ``restored`` counts as the others do."""
     scheme = replace(SCHEMES[name], calibrator=CALIBRATORS["minmax"], least_squares_scale=False)
     call = partial(restored, name=name, text=scheme.text)
     function = f"dequantize, {name.upper()}"

@@ -31,7 +31,7 @@ def conformance(
         str | None, typer.Option(help="Comma-separated packages to compare with.", show_default="all")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Also on all linear layers of a model (five minutes).")
+        bool, typer.Option("--full", help="Also on all linear layers of a model (two minutes).")
     ] = False,
     model: Annotated[
         str | None,

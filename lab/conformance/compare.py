@@ -63,7 +63,7 @@ class Count:
     values   values that the package restored from our codes: nothing of its own rounding is compared
     scales   with zero points (``zero_points`` of them), minimums and tensor scales
 
-    ``apart`` says how far what differs is apart: codes or values, and scales.
+    ``apart`` says how far what differs is apart, codes or values, and scales; None where nothing differs.
     """
 
     case: str
@@ -74,7 +74,7 @@ class Count:
     values: int = 0
     different_values: int = 0
     zero_points: int = 0
-    apart: Distance = field(default_factory=Distance)
+    apart: Distance | None = None
 
     @property
     def equal(self) -> bool:
@@ -90,27 +90,32 @@ class Count:
             self.values + other.values,
             self.different_values + other.different_values,
             self.zero_points + other.zero_points,
-            self.apart + other.apart,
+            other.apart
+            if self.apart is None
+            else self.apart
+            if other.apart is None
+            else self.apart + other.apart,
         )
 
     def beyond(self, bound: Difference) -> list[str]:
         """What lies beyond ``bound``, in words with what was expected; empty if nothing does."""
+        apart = self.apart or Distance()
         counts = (
             ("codes", self.different_codes, self.codes, bound.codes),
             ("restored values", self.different_values, self.values, bound.codes),
             (
                 "scales",
-                self.different_scales - self.apart.moved,
+                self.different_scales - apart.moved,
                 self.scales - self.zero_points,
                 bound.scales,
             ),
-            ("zero points", self.apart.moved, self.zero_points, bound.moved),
+            ("zero points", apart.moved, self.zero_points, bound.moved),
         )
         return [
             f"{different:,} of {of:,} {what} differ, {_at_most(share, of)} expected"
             for what, different, of, share in counts
             if different > _limit(share, of)
-        ] + self.apart.beyond(bound)
+        ] + apart.beyond(bound)
 
 
 def _limit(share: float, of: int) -> int:
@@ -210,7 +215,8 @@ def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Cou
         mine = ours.dequantize()
         _check_shapes(mine, theirs.restored)
         differ = int((mine != theirs.restored).sum())
-        return Count(case, 0, 0, 0, 0, mine.numel(), differ, 0, numbers_apart(mine, theirs.restored))
+        apart = numbers_apart(mine, theirs.restored) if differ else None
+        return Count(case, 0, 0, 0, 0, mine.numel(), differ, 0, apart)
     if theirs.codes is None:
         raise ValueError(f"there is nothing to compare {ours.scheme.text} with")
     mask = 2**ours.scheme.format.bits - 1
@@ -220,15 +226,15 @@ def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Cou
     for one, another in scales:
         _check_shapes(one, another)
         apart += numbers_apart(one, another) if one.is_floating_point() else steps_apart(one, another)
-    return Count(
+    count = Count(
         case,
         mine.numel(),
         int((mine != other).sum()),
         sum(one.numel() for one, _ in scales),
         sum(int((one != another).sum()) for one, another in scales),
         zero_points=sum(one.numel() for one, _ in scales if not one.is_floating_point()),
-        apart=apart,
     )
+    return count if count.equal else replace(count, apart=apart)
 
 
 def _check_shapes(mine: Tensor, other: Tensor) -> None:
@@ -257,16 +263,3 @@ def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tenso
 
 def _or(scale: Tensor | None, otherwise: Tensor) -> Tensor:
     return otherwise if scale is None else scale.float().reshape(1)
-
-
-def broken(theirs: Outside) -> Iterator[tuple[str, Outside]]:
-    """``theirs`` with one thing wrong: every code's lowest bit, or the scales, zero points, minimums, tensor
-    scale or restored values twice as large. What a comparison that works reports, whatever it excuses."""
-    if theirs.codes is not None:
-        yield "codes", replace(theirs, codes=theirs.codes.long() ^ 1)
-    for name in ("scales", "minimums", "tensor_scale", "restored"):
-        part = getattr(theirs, name)
-        if part is not None:
-            yield name, replace(theirs, **{name: part.float() * 2})
-    if theirs.zero_points is not None:
-        yield "zero points", replace(theirs, zero_points=theirs.zero_points.long() + 1)

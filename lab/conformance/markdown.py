@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from explorer.schemes import Scheme
+from lab.conformance.cases import ALL, ALL_BF16
 from lab.conformance.compare import EVERYWHERE, Conformance
 from lab.conformance.records import Crossover
 from lab.tables import markdown
@@ -14,6 +15,8 @@ COLUMNS = (
     "scheme", "under the convention", "their function", "verdict", "codes", "of them differ", "scales",
     "of them differ",
 )  # fmt: skip
+MODEL = (ALL, ALL_BF16)
+"""The cases of real weights."""
 DECODED = ("scheme", "their function", "verdict", "decoded values", "of them differ")
 
 
@@ -63,13 +66,14 @@ def _shown(row: Conformance) -> list[str]:
 @dataclass(frozen=True)
 class Totals:
     """Number of rows, of rows equal in all cases, of rows that differ by a convention everywhere (the
-    others are equal except in some cases), and of compared codes; of rows that only decode, and of the values
-    that they compare."""
+    others are equal except in some cases), and of compared codes; of rows that are equal on real weights,
+    in float32 and in BF16; of rows that only decode, and of the values that they compare."""
 
     rows: int
     equal: int
     differ: int
     codes: int
+    on_model: int
     decoded: int
     values: int
 
@@ -79,7 +83,8 @@ def totals(rows: Sequence[Conformance]) -> Totals:
     differ = sum(row.verdict == "differs" for row in rows)
     equal = sum(row.verdict == "equal" for row in rows)
     codes, values = (sum(getattr(row.total, name) for row in rows) for name in ("codes", "values"))
-    return Totals(len(rows), equal, differ, codes, sum(row.decodes for row in rows), values)
+    on_model = sum(all(c.equal for c in row.counts if c.case in MODEL) for row in rows if not row.decodes)
+    return Totals(len(rows), equal, differ, codes, on_model, sum(row.decodes for row in rows), values)
 
 
 def crossover_table(rows: Sequence[Crossover]) -> str:

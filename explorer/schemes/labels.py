@@ -76,7 +76,10 @@ def sentence(parts: SchemeParts, stored_by: str = "") -> str:
     text += f"; ranges by {parts.calibrator.label}" if parts.calibrator is not MINMAX else ""
     text += ", scales refitted by least squares" if parts.least_squares_scale else ""
     text += f"; rounded stochastically (seed {parts.seed})" if parts.seed is not None else ""
-    text += "".join(f"; {CODE_SENTENCES[word]}" for word in parts.codes.words)
+    by_word = CODE_SENTENCES | (
+        {"bf16": "scales computed in BF16"} if parts.scale.divides_by_tensor_scale else {}
+    )
+    text += "".join(f"; {by_word[word]}" for word in parts.codes.words)
     who = f": the same codes and scales as {stored_by}" if stored_by else ""
     return f"{text}{who}."
 

@@ -197,8 +197,8 @@ class CodeRule:
     reciprocal   x · (1 / scale) instead of x / scale (torchao, bitsandbytes, GGUF)
     zero_first   the zero point is added before rounding instead of after (compressed-tensors)
     unrounded    the scale is taken as computed, before it is rounded to its stored format (GGUF)
-    bfloat16     every operation is rounded to BF16 (compressed-tensors on BF16 checkpoints); under a scale over
-                 the tensor that divides, only scales are: its float32 takes the codes along
+    bfloat16     every operation is rounded to BF16 (compressed-tensors and torchao on BF16 weights). Under
+                 compressed-tensors' scale over the tensor only scales are; x / scale is a float32 number
     ties         where halves go (microxcaling, GGUF Q8_0: away; GGUF's other types: up)
     """
 

@@ -239,8 +239,8 @@ def through_bfloat16(x: Tensor) -> Tensor:
 def tensor_scale_for(amax: Tensor, scheme: Scheme) -> Tensor:
     """float32 scalar amax / (6 · 448), so that the largest block scale is E4M3's maximum; 1 if amax is 0.
 
-    The calibrator's headroom is left above it. By compressed-tensors' rules it is the reciprocal, and in BF16 the
-    reciprocal of amax and its product are BF16 numbers.
+    The calibrator's headroom is left above it. By compressed-tensors' rules it is the reciprocal, and in BF16
+    the reciprocal of amax and its product are BF16 numbers.
     """
     largest = amax.amax() if amax.numel() else amax.new_zeros(())
     full = scheme.format.max * E4M3.max / scheme.calibrator.headroom

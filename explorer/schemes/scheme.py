@@ -78,9 +78,9 @@ class Scheme(SchemeParts):
 
     @property
     def codes_in_bfloat16(self) -> bool:
-        """Whether codes, too, are computed in BF16 where ``codes.bfloat16`` says so. Under a scale over the
-        tensor that divides (compressed-tensors' NVFP4) a block's scale is a float32 number, and so is x divided
-        by it."""
+        """Whether codes, too, are computed in BF16, where ``codes.bfloat16`` says so. Under a scale over the
+        tensor that divides (compressed-tensors' NVFP4) a block's scale is a float32 number, and so is x
+        divided by it."""
         return self.codes.bfloat16 and not (self.scale is not None and self.scale.divides_by_tensor_scale)
 
     @property

@@ -222,24 +222,25 @@ WIDE = {
 """A bound that is just wide enough for the count below."""
 
 
-@pytest.mark.parametrize(
-    ("bound", "said"),
-    [
-        ({}, ["5 of 100 codes differ, none expected", "1 of 10 scales differ, none expected",
-              "2 of 10 zero points differ, none expected",
-              "codes differ by 3 steps, at most 0 expected", "by a factor of 1.5, at most 1 expected",
-              "zero points differ by 2, at most 0 expected", "1 scales have opposite signs, none",
-              "4 codes and 1 scales are NaN, Inf or 0 on one side, none expected"]),
-        (WIDE, []),
-        (WIDE | {"codes": 0.04}, ["5 of 100 codes differ, at most 4 expected"]),
-        (WIDE | {"steps": 2, "factor": 1.4, "zero_points": 1},
-         ["by 3 steps, at most 2", "of 1.5, at most 1.4", "differ by 2, at most 1"]),
-        (WIDE | {"scales": 0.0, "moved": 0.1},
-         ["1 of 10 scales differ, none expected", "2 of 10 zero points differ, at most 1 expected"]),
-        (WIDE | {"special": False, "signs": False},
-         ["1 scales have opposite signs, none", "4 codes and 1 scales are NaN, Inf or 0 on one side, none"]),
-    ],
-)  # fmt: skip
+BEYOND = [
+    ({}, ["5 of 100 codes differ, none expected", "1 of 10 scales differ, none expected",
+          "2 of 10 zero points differ, none expected",
+          "codes differ by 3 steps, at most 0 expected", "by a factor of 1.5, at most 1 expected",
+          "zero points differ by 2, at most 0 expected", "1 scales have opposite signs, none",
+          "4 codes and 1 scales are NaN, Inf or 0 on one side, none expected"]),
+    (WIDE, []),
+    (WIDE | {"codes": 0.04}, ["5 of 100 codes differ, at most 4 expected"]),
+    (WIDE | {"steps": 2, "factor": 1.4, "zero_points": 1},
+     ["by 3 steps, at most 2", "of 1.5, at most 1.4", "differ by 2, at most 1"]),
+    (WIDE | {"scales": 0.0, "moved": 0.1},
+     ["1 of 10 scales differ, none expected", "2 of 10 zero points differ, at most 1 expected"]),
+    (WIDE | {"special": False, "signs": False},
+     ["1 scales have opposite signs, none", "4 codes and 1 scales are NaN, Inf or 0 on one side, none"]),
+]  # fmt: skip
+"""Bounds, and what is said of the count below."""
+
+
+@pytest.mark.parametrize(("bound", "said"), BEYOND)
 def test_what_lies_beyond_a_bound_is_said_with_what_was_expected(
     bound: dict[str, Any], said: list[str]
 ) -> None:

@@ -189,13 +189,13 @@ def _step(x: Tensor, q: QuantizedTensor, e: Inspection) -> tuple[str, str]:
     value, name, divisor = short(e.value), "scale", e.scale
     if scales.offsets is not None:
         value = f"({value} − ({short(float(least_value(scales, q.scheme)[cell]))}))"
-    if scales.unrounded is not None and not rule.bfloat16:
+    if scales.unrounded is not None and (rule.reciprocal or not rule.bfloat16):
         name, divisor = "unrounded scale", float(scales.unrounded[cell])
     scaled = _exact(_in_units(x, q, e))
     if divisor == 0:
         return f"x / {name}", f"0 under a scale of 0, not {value} / 0"
-    if rule.reciprocal and not rule.bfloat16:
-        return f"x × 1 / {name}", f"{value} × (1 / {short(divisor)}) = {scaled}"
+    if rule.reciprocal:
+        return f"x × 1 / {name}", f"{value} × (1 / {short(divisor)}) = {scaled}{_in_bfloat16(q)}"
     return f"x / {name}", f"{value} / {short(divisor)} = {scaled}{_in_bfloat16(q)}"
 
 

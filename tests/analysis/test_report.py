@@ -119,6 +119,7 @@ RULES = [
     "int4~1x32~asymmetric~bfloat16-ct~minmax~zerofirst~bf16",
     "int5~1x32~asymmetric~float32~minmax~zerofirst",
     "int8~row~asymmetric~float32-torchao~minmax~reciprocal",
+    "int8~row~asymmetric~bfloat16-torchao~minmax~reciprocal~bf16",
     "int4~1x32~midpoint~float32~minmax~up",
     "int4~1x32~minimum~float16~minmax~reciprocal~unrounded~up",
     "float4_e2m1fn~1x16~symmetric~float16~minmax~away",

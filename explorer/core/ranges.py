@@ -10,6 +10,7 @@ from torch import Tensor
 from explorer.core.blocks import Rectangle, pieces, runs_of_blocks
 from explorer.core.encode import code_values, restore_blocks
 from explorer.core.flat import unrolled
+from explorer.core.k_quants import find_k_scales
 from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import Scales, Scheme, join_scales, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range
@@ -90,6 +91,8 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
 def find_scales(x: Tensor, scheme: Scheme) -> Scales:
     """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
     calibrator's search had it, whatever ranges it found."""
+    if scheme.scale is not None and scheme.scale.is_searched:
+        return find_k_scales(x, scheme).scales
     found, largest, rule = find_ranges(x, scheme), _largest(x, scheme), scheme.scale
     rows = max(1, SCALED_AT_ONCE // max(found.low.shape[1], 1))
     if len(found.low) <= rows or rule is None or rule.nested:

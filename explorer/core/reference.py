@@ -10,6 +10,7 @@ from torch import Tensor
 from explorer.core.blocks import chunks, ordered_sum, pieces, rectangles
 from explorer.core.encode import converted, decode_matrix, encode_matrix, not_clipped
 from explorer.core.flat import unrolled
+from explorer.core.k_quants import k_quantized
 from explorer.core.ranges import check_finite, find_scales
 from explorer.error_sums import ErrorSums
 from explorer.formats import Format
@@ -25,6 +26,8 @@ class Reference:
     def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
         check_finite(x)
         x = x.to(torch.float32)
+        if scheme.scale is not None and scheme.scale.is_searched:
+            return *k_quantized(x, scheme), None
         return *self.encode(x, find_scales(x, scheme), scheme), None
 
     @keeps_subnormals

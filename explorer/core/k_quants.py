@@ -27,6 +27,7 @@ from explorer.schemes.k_search import (
     Steps,
     first_largest,
     nearest_whole,
+    root,
     search_by_code,
     search_positive,
     search_signed,
@@ -63,7 +64,7 @@ class KQuant:
 
 def _root_mean_square_and_magnitude(x: Tensor) -> Tensor:
     mean = sum_in_order(x * x) / torch.full_like(x[0], len(x))
-    return mean.sqrt_() + x.abs()
+    return root(mean) + x.abs()
 
 
 def _with_minimum(bits: int, steps: Steps, weigh: Weights, absolute: bool = False, sigma: float = 2.0) -> KQuant:
@@ -191,7 +192,7 @@ def _weights(x: Tensor, importance: Tensor, kind: KQuant) -> Tensor:
     across = padded.permute(2, 0, 1).contiguous()
     sigma = sum_in_order(across * across).mul_(kind.sigma).div_(SUPER_BLOCK)
     each = sigma.repeat_interleave(SUPER_BLOCK, 1)[:, : x.shape[1]]
-    return (x * x).add_(each).sqrt_().mul_(importance)
+    return root((x * x).add_(each)).mul_(importance)
 
 
 def _super_blocks(grid: Tensor, scheme: Scheme) -> Tensor:

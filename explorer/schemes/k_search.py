@@ -64,6 +64,11 @@ def nearest_whole(x: Tensor) -> Tensor:
     return (x + _SHIFT).view(torch.int32).bitwise_and_(0x7FFFFF).sub_(0x400000)
 
 
+def root(x: Tensor) -> Tensor:
+    """float32: the correctly rounded square root of ``x``; torch's in float32 may be an ulp off on a CPU."""
+    return x.double().sqrt_().float()
+
+
 def search_with_minimum(
     x: Tensor, weights: Tensor, codes: int, steps: Steps, absolute: bool = False
 ) -> Found:

@@ -1,4 +1,4 @@
-"""Scales of K-quants by llama.cpp's search (``schemes.k_search``), in tiles that stay in a core's cache.
+"""Scales of K-quants by llama.cpp's search (``schemes.k_search``), in runs of about 2^18 elements on a CPU.
 
 Per type: the weights of the error, the candidates, and how a super-block's scales are rounded, each with and
 without an importance of the columns (ggml's ``quant_weights``: the mean square of the layer's inputs).
@@ -6,20 +6,18 @@ without an importance of the columns (ggml's ``quant_weights``: the mean square 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from explorer.core.blocks import rectangles
+from explorer.core.blocks import runs_of_blocks
 from explorer.core.encode import encode_matrix
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, unpack
 from explorer.formats.subnormals import keeps_subnormals
-from explorer.progress import checkpoint
 from explorer.schemes import Scales, Scheme
 from explorer.schemes.k_search import (
     SMALLEST,
@@ -39,26 +37,21 @@ from explorer.schemes.rules import SUPER_BLOCK, ScaleRule
 
 Weights = Callable[[Tensor], Tensor]
 Search = Callable[[Tensor, Tensor], Found]
-CELLS = 1 << 15
-"""Candidates times blocks of a tile, for each thread: 128 kB of float32, of which a handful of tensors stay in a
-core's cache; torch splits an operation among threads from this size on."""
 
 
 @dataclass(frozen=True)
 class KQuant:
     """How ggml searches one type, by its bits.
 
-    ``weigh``       weights of the error, without importances, from blocks [width, n]
-    ``search``      a block's scale under weights; ``important`` the same where columns have importances
-    ``candidates``  scales tried for a block
-    ``sigma``       what the mean square of a super-block is multiplied by in weights with importances; None:
-                    the importances are the weights
+    ``weigh``   weights of the error, without importances, from blocks [width, n]
+    ``search``  a block's scale under weights; ``important`` the same where columns have importances
+    ``sigma``   what the mean square of a super-block is multiplied by in weights with importances; None: the
+                importances are the weights
     """
 
     weigh: Weights
     search: Search
     important: Search
-    candidates: int
     sigma: float | None = 2.0
 
 
@@ -67,27 +60,21 @@ def _root_mean_square_and_magnitude(x: Tensor) -> Tensor:
     return root(mean) + x.abs()
 
 
-def _with_minimum(bits: int, steps: Steps, weigh: Weights, absolute: bool = False, sigma: float = 2.0) -> KQuant:
+def _with_minimum(
+    bits: int, steps: Steps, weigh: Weights, absolute: bool = False, sigma: float = 2.0
+) -> KQuant:
     codes = 1 << bits
     search = partial(search_with_minimum, codes=codes, steps=steps, absolute=absolute)
     important = partial(search_with_minimum, codes=codes, steps=Steps(-0.9, 0.05, 36))
-    return KQuant(weigh, search, important, steps.count + 2, sigma)
+    return KQuant(weigh, search, important, sigma)
 
 
 K_QUANTS: dict[int, KQuant] = {
     2: _with_minimum(2, Steps(-0.5, 0.1, 15), torch.abs, absolute=True, sigma=1.0),
-    3: KQuant(
-        torch.square, lambda x, _: search_by_code(x, 4), partial(search_signed, half=4), candidates=8
-    ),
+    3: KQuant(torch.square, lambda x, _: search_by_code(x, 4), partial(search_signed, half=4)),
     4: _with_minimum(4, Steps(-1.0, 0.1, 20), _root_mean_square_and_magnitude),
     5: _with_minimum(5, Steps(-0.5, 0.1, 15), _root_mean_square_and_magnitude),
-    6: KQuant(
-        torch.square,
-        partial(search_signed, half=32),
-        partial(search_signed, half=32),
-        candidates=19,
-        sigma=None,
-    ),
+    6: KQuant(torch.square, partial(search_signed, half=32), partial(search_signed, half=32), sigma=None),
 }
 """By the bits of a code: Q2_K … Q6_K."""
 
@@ -108,9 +95,9 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     """The scales of finite float32 ``x`` [rows, cols] under a K-quant by ggml's search.
 
     ``importance`` float32 [cols], not negative: what the squared error of each column counts (the mean square
-    of the layer's inputs), as ``quant_weights`` of ``ggml_quantize_chunk``. A last super-block or block may be
-    shorter: it is searched as if it were whole. ``ValueError`` for an importance of another shape, or one that
-    is negative or not finite.
+    of the layer's inputs), as ``quant_weights`` of ``ggml_quantize_chunk``. A last super-block or block may
+    be shorter, and is searched in the same way. ``ValueError`` for an importance of another shape, or one
+    that is negative or not finite.
     """
     rule, shape, kind = scheme.scale, (x.shape[0], x.shape[1]), K_QUANTS[scheme.format.bits]
     assert rule is not None and rule.super_bits is not None
@@ -119,22 +106,19 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     grid = scheme.grid(shape)
     scale, minimum, weight = (torch.zeros(grid, device=x.device) for _ in range(3))
     codes = torch.zeros(shape, dtype=torch.uint8, device=x.device)
-    for part in rectangles(shape, scheme.block):
-        for rows in _tiles(part.rows, part.grid_columns, kind, x.device):
-            checkpoint()
-            values, cells = x[rows, part.columns], (rows, part.grid_columns)
-            across = values.reshape(-1, part.width).t().contiguous()
-            if importance is None:
-                found = kind.search(across, kind.weigh(across))
-            else:
-                weights = _weights(x[rows], importance, kind)[:, part.columns]
-                weights = weights.reshape(-1, part.width).t().contiguous()
-                found = kind.important(across, weights)
-                weight[cells] = sum_in_order(weights).view(values.shape[0], -1)
-            scale[cells] = found.scale.view(values.shape[0], -1)
-            if found.minimum is not None:
-                minimum[cells] = found.minimum.view(values.shape[0], -1)
-            codes[rows, part.columns] = found.codes.to(torch.uint8).t().reshape(values.shape)
+    for part in runs_of_blocks(shape, scheme.block, x.device):
+        values, cells = x[part.rows, part.columns], (part.grid_rows, part.grid_columns)
+        across = _across(values, part.width)
+        if importance is None:
+            found = kind.search(across, kind.weigh(across))
+        else:
+            weights = _across(_weights(x[part.rows], importance, kind)[:, part.columns], part.width)
+            found = kind.important(across, weights)
+            weight[cells] = sum_in_order(weights).view(len(values), -1)
+        scale[cells] = found.scale.view(len(values), -1)
+        if found.minimum is not None:
+            minimum[cells] = found.minimum.view(len(values), -1)
+        codes[part.rows, part.columns] = found.codes.to(torch.uint8).t().reshape(values.shape)
     below = minimum if scheme.mapping.has_offset else None
     if importance is None:
         stored, offsets, upper, zero = _rounded(scale, below, scheme, rule)
@@ -146,8 +130,8 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
 
 
 def k_quantized(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, Scales]:
-    """Packed codes uint8 [rows, row bytes] and scales of finite float32 ``x`` [rows, cols] under a K-quant, as
-    ``find_k_scales`` finds them; where a scale was rounded to 0, codes restore 0 whatever they are, and are
+    """Packed codes uint8 [rows, row bytes] and scales of finite float32 ``x`` [rows, cols] under a K-quant,
+    as ``find_k_scales`` finds them. Where a scale was rounded to 0 all codes restore the same value: they are
     those of the search, as in ggml."""
     found = find_k_scales(x, scheme, importance)
     packed, scales = encode_matrix(x, found.scales, scheme)
@@ -176,12 +160,9 @@ def _checked(importance: Tensor, x: Tensor) -> Tensor:
     return importance
 
 
-def _tiles(rows: slice, cells: slice, kind: KQuant, device: torch.device) -> Iterator[slice]:
-    """Runs of ``rows`` with about so many blocks that candidates times blocks are ``CELLS`` for each thread."""
-    most = (1 << 24 if device.type == "cuda" else CELLS * torch.get_num_threads()) // kind.candidates
-    each = max(1, most // max(1, cells.stop - cells.start))
-    for start in range(rows.start, rows.stop, each):
-        yield slice(start, min(start + each, rows.stop))
+def _across(x: Tensor, width: int) -> Tensor:
+    """[width, n] of the blocks of ``x`` [rows, cols], whole ones, row by row."""
+    return x.reshape(-1, width).t().contiguous()
 
 
 def _weights(x: Tensor, importance: Tensor, kind: KQuant) -> Tensor:
@@ -196,7 +177,7 @@ def _weights(x: Tensor, importance: Tensor, kind: KQuant) -> Tensor:
 
 
 def _super_blocks(grid: Tensor, scheme: Scheme) -> Tensor:
-    """float32 [blocks of a super-block, super-blocks] of [rows, blocks]; a shorter one is filled with zeros."""
+    """float32 [blocks of a super-block, super-blocks] of [rows, blocks]; a shorter one ends in zeros."""
     each = SUPER_BLOCK // (scheme.block[1] or 1)
     padded = torch.nn.functional.pad(grid, (0, -grid.shape[1] % each))
     return padded.view(-1, each).t().contiguous()
@@ -250,7 +231,7 @@ def _parts_of_largest(across: Tensor, high: int, rule: ScaleRule) -> tuple[Tenso
 def _rounded_by_weight(
     scale: Tensor, minimum: Tensor | None, weight: Tensor, scheme: Scheme, rule: ScaleRule
 ) -> Rounded:
-    """Scales and minimums [grid] in whole parts of a searched unit, under the sums of their blocks' weights."""
+    """Scales and minimums [grid] in whole parts of a searched unit, weighted by the sums of weights."""
     if scheme.format.bits == 6:
         return _rounded(scale, minimum, scheme, rule)
     assert rule.super_bits is not None

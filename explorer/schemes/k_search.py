@@ -2,8 +2,9 @@
 
 A block's scale, and its minimum where it has one, are those of the least weighted error among a few dozen
 candidates, each refitted to its codes by weighted least squares (ggml's reference quantizer; Q3_K: one start,
-improved a code at a time). Every sum is taken in ggml's order and every operation rounded to float32 by itself,
-so that scales, minimums and codes equal those of ggml's C without fused multiply-adds, bit for bit.
+improved a code at a time). Every sum is taken in ggml's order, and every operation is rounded to float32 by
+itself, so that scales, minimums and codes equal those of ggml's C bit for bit, where that is compiled without
+fused multiply-adds.
 
 Blocks lie [width, n]: element i of all n blocks is one row.
 """
@@ -123,8 +124,8 @@ def _weighted_error(
 
 
 def search_signed(x: Tensor, weights: Tensor, half: int) -> Found:
-    """The scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, for codes l from -half
-    to half - 1 of which the value of largest magnitude takes about -half."""
+    """The scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, for codes l from
+    -half to half - 1 of which the value of largest magnitude takes about -half."""
     extreme, zero = first_largest(x)
     offsets = torch.tensor([0, *range(-9, 0), *range(1, 10)], dtype=torch.float32, device=x.device)
     steps = offsets * torch.tensor(0.1, device=x.device) + half
@@ -174,8 +175,8 @@ def search_by_code(x: Tensor, half: int) -> Found:
 
 
 def search_positive(x: Tensor, weights: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """The scale [n] of numbers ``x`` [m, n], which are not negative, and their whole numbers int32 [m, n] up to
-    ``largest``: with the least weighted error of nine scales, then improved one number after another."""
+    """The scale [n] of numbers ``x`` [m, n], which are not negative, and their whole numbers int32 [m, n] up
+    to ``largest``: with the least weighted error of nine scales, then improved one number after another."""
     high = x.amax(0).clamp_(min=0)
     offsets = torch.tensor([0, *range(-4, 0), *range(1, 5)], dtype=torch.float32, device=x.device)
     per_unit = (offsets * torch.tensor(0.1, device=x.device) + largest)[:, None] / high
@@ -210,8 +211,8 @@ def search_positive(x: Tensor, weights: Tensor, largest: int) -> tuple[Tensor, T
 
 
 def first_largest(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [n]: of each column of ``x`` [width, n] the first value of largest magnitude; and bool [n]: whether
-    it is as good as zero."""
+    """float32 [n]: of each column of ``x`` [width, n] the first value of largest magnitude; and bool [n]:
+    whether it is as good as zero."""
     magnitude = x.abs()
     extreme = x.gather(0, magnitude.argmax(0, keepdim=True))[0]
     return extreme, extreme.abs() < SMALLEST

@@ -53,9 +53,9 @@ class Convention(enum.Enum):
                          (torchao 0.18)
     ZERO                 a scale may be 0, and a block of zeros has that scale (GGUF, bitsandbytes, torchao's
                          Float8Tensor)
-    GGML                 scales under super-blocks as llama.cpp's search finds them (``schemes.k_search``): each
-                         type of K-quant has its own weights and candidates. Where a range is given instead,
-                         they are those of the range, as by ZERO
+    GGML                 scales under super-blocks as llama.cpp's search finds them (``schemes.k_search``):
+                         each type of K-quant has its own weights and candidates. Where a range is given
+                         instead, they are those of the range, as by ZERO
     """
 
     OWN = ""

@@ -160,8 +160,8 @@ def _gguf_blocks() -> list[Row]:
 def _k_quants() -> list[Row]:
     """GGUF's blocks under super-blocks of 256, by llama.cpp's search: the same bytes as llama.cpp's.
 
-    The same types by our own search are spelled, such as ``int4~1x32~minimum~super6~mse~fit`` for Q4_K: ranges
-    of least squared error without weights, and scales refitted to the codes.
+    The same types by our own search are spelled, such as ``int4~1x32~minimum~super6~mse~fit`` for Q4_K:
+    ranges of least squared error without weights, and scales refitted to the codes.
     """
     f16, rows = float_format("float16"), []
     for bits, length, scale_bits, mapping in K_QUANTS:

@@ -10,7 +10,7 @@ _MAPPING_WORDS = {
     MappingType.FULL: "the full code range is used, so the largest magnitudes land on rounding ties",
     MappingType.POWER: "scale = amax / 2^(b-1), so the largest positive value is clipped by one code",
     MappingType.NO_CLIP: "the full code range is used and nothing is clipped",
-    MappingType.SIGNED_MAX: "the value of largest magnitude takes the code -2^(b-1): a scale may be negative",
+    MappingType.SIGNED_MAX: "the first value of largest magnitude takes the code -2^(b-1), whatever its sign",
     MappingType.MINIMUM: "x = scale · (code + 2^(b-1)) + minimum, and 0 need not be exact",
     MappingType.MIDPOINT: "x = scale · code + the value of code 0, and 0 need not be exact",
 }

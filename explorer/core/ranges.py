@@ -98,9 +98,9 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
 def find_scales(x: Tensor, scheme: Scheme) -> Scales:
     """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
     calibrator's search had it, whatever ranges it found."""
-    if scheme.scale is not None and scheme.scale.is_searched:
-        return find_k_scales(x, scheme).scales
     found, largest, rule = find_ranges(x, scheme), _largest(x, scheme), scheme.scale
+    if rule is not None and rule.is_searched:
+        return find_k_scales(x, scheme).scales
     rows = max(1, SCALED_AT_ONCE // max(found.low.shape[1], 1))
     if len(found.low) <= rows or rule is None or rule.nested:
         return scale_for(found, scheme, largest)

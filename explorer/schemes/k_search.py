@@ -106,8 +106,12 @@ def search_with_minimum(
         least, scale = torch.where(better, error, least), torch.where(better, new_scale, scale)
         minimum = torch.where(better, new_minimum, minimum)
     _levels(x, best_start, best_unit, codes, level)
-    minimum = torch.where(flat, low, minimum)
-    return Found(scale.masked_fill(flat, 0), -minimum, level.masked_fill_(flat, 0))
+    # No candidate has a number for a scale where sums overflow: the range has one.
+    beyond = ~(scale.isfinite() & minimum.isfinite())
+    scale = torch.where(beyond, (high - low) / torch.full_like(low, codes - 1), scale)
+    minimum = torch.where(flat | beyond, low, minimum)
+    flat |= best_unit.isinf()
+    return Found(scale.masked_fill(high == low, 0), -minimum, level.masked_fill_(flat, 0))
 
 
 def _levels(x: Tensor, low: Tensor, per_unit: Tensor, codes: int, out: Tensor) -> None:
@@ -145,7 +149,8 @@ def search_signed(x: Tensor, weights: Tensor, half: int) -> Found:
         scale, best = torch.where(better, ratio[i], scale), torch.where(better, products[i], best)
         chosen = torch.where(better, per_unit[i], chosen)
     levels = (x * chosen).round_().clamp_(-half, half - 1) + half
-    return Found(scale.masked_fill(zero, 0), None, levels.masked_fill_(zero, 0))
+    scale = torch.where(scale.isfinite(), scale, extreme / torch.full_like(extreme, -half))
+    return Found(scale.masked_fill_(zero, 0), None, levels.masked_fill_(zero, 0))
 
 
 def search_by_code(x: Tensor, half: int) -> Found:
@@ -171,6 +176,7 @@ def search_by_code(x: Tensor, half: int) -> Found:
         if not bool(changed.any()):
             break
     scale = torch.where(sum_l2 > 0, sum_xl / sum_l2, torch.zeros_like(sum_l2))
+    scale = torch.where(scale.isfinite(), scale, extreme / torch.full_like(extreme, -half))
     return Found(scale.masked_fill_(zero, 0), None, level.add_(half).masked_fill_(zero, 0))
 
 
@@ -207,6 +213,7 @@ def search_positive(x: Tensor, weights: Tensor, largest: int) -> tuple[Tensor, T
             break
     zero = high == 0
     scale = torch.where(sum_l2 > 0, sum_xl / sum_l2, torch.zeros_like(high))
+    scale = torch.where(scale.isfinite(), scale, high / torch.full_like(high, largest))
     return scale.masked_fill_(zero, 0), level.masked_fill_(zero, 0).int()
 
 

@@ -142,8 +142,8 @@ class SchemeParts:
             )
         if self.calibrator is not MINMAX or self.least_squares_scale or self.codes != OWN_CODES:
             raise ValueError(
-                "llama.cpp's search finds the scales of a block by itself: no calibrator but minmax, no "
-                "fitted scales, and no other rule for codes"
+                f"llama.cpp's search ({rule.word}) finds scales by itself: it goes with minmax, without "
+                f"fitted scales and rules for codes; {rule.of_ranges.word} takes those"
             )
 
     def _check_codes(self) -> None:

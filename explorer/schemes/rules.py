@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
@@ -144,6 +145,11 @@ class ScaleRule:
     def is_searched(self) -> bool:
         """Whether llama.cpp's search finds the scales, and not a calibrator's range."""
         return self.convention is Convention.GGML
+
+    @property
+    def of_ranges(self) -> ScaleRule:
+        """The rule by which ranges decide on scales, where llama.cpp's search does not."""
+        return dataclasses.replace(self, convention=Convention.ZERO) if self.is_searched else self
 
     @property
     def spans_tensor(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.formats.rounding import Rounding
+from explorer.schemes.calibrators import Calibrator
 from explorer.schemes.labels import custom_label, sentence
 from explorer.schemes.names import named
 from explorer.schemes.parts import SEPARATOR, SchemeParts
@@ -71,6 +72,14 @@ class Scheme(SchemeParts):
 
     def __str__(self) -> str:
         return self.text if unlisted(self) else NAMES.get(self.text, self.text)
+
+    def with_ranges_by(self, calibrator: Calibrator) -> Scheme:
+        """The same with another calibrator; scales that llama.cpp's search finds become those of ranges.
+
+        ``ValueError`` where the calibrator does not go with the scheme.
+        """
+        scale = self.scale if self.scale is None or calibrator is self.calibrator else self.scale.of_ranges
+        return dataclasses.replace(self, name="", calibrator=calibrator, scale=scale)
 
     @property
     def rounding(self) -> Rounding:

@@ -161,7 +161,9 @@ def _k_quants() -> list[Row]:
     """GGUF's blocks under super-blocks of 256, by llama.cpp's search: the same bytes as llama.cpp's.
 
     The same types by our own search are spelled, such as ``int4~1x32~minimum~super6~mse~fit`` for Q4_K:
-    ranges of least squared error without weights, and scales refitted to the codes.
+    ranges of least squared error without weights, and scales refitted to the codes. On a 384 x 384 layer of
+    all-MiniLM-L6-v2 that gives 11.48, 16.59, 22.75, 28.64 and 34.63 dB, llama.cpp's search 10.45, 16.32,
+    22.83, 28.76 and 34.90.
     """
     f16, rows = float_format("float16"), []
     for bits, length, scale_bits, mapping in K_QUANTS:

@@ -19,6 +19,7 @@ from app.state.gpu_lock import gpu_lock
 from app.state.record import Record
 from app.state.selection import Selection, matrix_of
 from app.theme import plot_data
+from explorer.analysis.answer import short
 from explorer.analysis.verdict import judged, verdict
 from explorer.bench.quantize import time_one
 from explorer.core.backend import gpu_device, gpu_status
@@ -73,11 +74,21 @@ def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dic
         words, why = f"{output_words(recipes, outputs)} {verdict(*reports)}", ""
     else:
         words, why = judged(*(analysis for _, analysis in pairs))
+    words += _shortened(pairs)
     return {
         "chips": html.chips(matrix.name, recipes),
         "verdict": html.verdict(matrix.description, recipes, words, why),
         "kpis": html.kpis(reports, outputs),
     }
+
+
+def _shortened(pairs: Pairs) -> str:
+    """Which schemes' bits are of rows that no GGUF file holds: what is put behind the verdict."""
+    said: dict[str, list[str]] = {}
+    for recipe, analysis in pairs:
+        if words := recipe.scheme.shortened(analysis.q.shape):
+            said.setdefault(words, []).append(short(recipe.scheme.label))
+    return "".join(f" {' and '.join(labels)}: {words}." for words, labels in said.items())
 
 
 _WAITS = "The reason follows with the whole tensor."

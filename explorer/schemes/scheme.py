@@ -123,6 +123,17 @@ class Scheme(SchemeParts):
             padding=stored - codes,
         )
 
+    def shortened(self, shape: tuple[int, int]) -> str:
+        """What is said beside the bits of a tensor of ``shape`` whose rows end in a shorter super-block, as
+        no GGUF file has it; empty of others.
+        """
+        if self.scale is None or self.scale.super_bits is None or shape[1] % SUPER_BLOCK == 0:
+            return ""
+        return (
+            f"a row of {shape[1]} values is no whole number of super-blocks of {SUPER_BLOCK}: no GGUF file "
+            "holds it, and the bits count a shorter last one"
+        )
+
     def _bits_above(self, shape: tuple[int, int]) -> int:
         """Bits of the scales that scales of blocks are stored under."""
         if self.scale is not None and self.scale.nested:

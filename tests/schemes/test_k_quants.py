@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer import SCHEMES, quantize
+from explorer import CALIBRATORS, SCHEMES, ScaleRule, Scheme, quantize
+from explorer.checkpoints import to_gguf
 from explorer.core.k_quants import k_quantized
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.ggml_blocks import row_bytes
+from explorer.schemes import Convention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
@@ -93,3 +95,55 @@ def test_of_equal_magnitudes_the_first_decides_on_the_sign(name: str) -> None:
     ties = torch.randint(-4, 5, (64, 256)).float()
     for values in (x, ties, torch.randn(256, 512).to(torch.bfloat16)):
         assert torch.equal(here(values, name), by_ggml(values, name))
+
+
+def test_numbers_beyond_float16_restore_what_they_can() -> None:
+    """Where ggml stores Inf, the largest float16 number is stored here; where a unit of minimums rounds to 0,
+    so are its whole numbers, which restore nothing. Codes of such small values are the same."""
+    small = torch.randn(8, 256) * 1e-12
+    for name in K_QUANTS:
+        assert bool(quantize(torch.randn(4, 256) * 1e10, SCHEMES[name]).dequantize().isfinite().all())
+        differ = (here(small, name) != by_ggml(small, name)).any(0).nonzero()[:, 0].tolist()
+        minimums = {"q2_k": range(16), "q4_k": range(4, 16), "q5_k": range(4, 16)}.get(name, range(0))
+        assert set(differ) <= set(minimums)
+
+
+def test_importances_that_are_none_are_refused() -> None:
+    x = torch.randn(2, 256)
+    for wrong, why in ((torch.ones(255), "256 columns"), (-torch.ones(256), "not negative")):
+        with pytest.raises(ValueError, match=why):
+            k_quantized(x, SCHEMES["q4_k"], wrong)
+
+
+@pytest.mark.parametrize("name", K_QUANTS)
+def test_shorter_blocks_are_searched_as_others(name: str) -> None:
+    """Rows that end within a super-block, or within a block: the whole blocks before are those of a row that
+    ends there, and no value is lost."""
+    x = torch.randn(3, 333)
+    whole, part = quantize(x, SCHEMES[name]), quantize(x[:, :256].contiguous(), SCHEMES[name])
+    assert torch.equal(whole.codes[:, :256], part.codes)
+    error = (whole.dequantize() - x).square().mean(0)
+    assert float(error[256:].mean()) < 2 * float(error[:256].mean())
+
+
+def test_a_search_says_what_it_goes_with() -> None:
+    """Other layouts, calibrators and fitted scales have no such search; the word for ranges is named."""
+    for text, why in (
+        ("int4~1x16~minimum~super6-ggml~minmax", "Q2_K to Q6_K"),
+        ("int4~1x32~minimum~super6-ggml~mse", "super6 takes those"),
+        ("int4~1x32~minimum~super6-ggml~minmax~fit", "super6 takes those"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Scheme.parse(text)
+    with pytest.raises(ValueError, match="scales under super-blocks"):
+        ScaleRule(convention=Convention.GGML)
+    ours = SCHEMES["q4_k"].with_ranges_by(CALIBRATORS["mse"])
+    assert str(ours) == "int4~1x32~minimum~super6~mse"
+    assert str(SCHEMES["q4_k"].with_ranges_by(CALIBRATORS["minmax"])) == "q4_k"
+
+
+def test_rows_that_no_file_holds_are_said() -> None:
+    """In the words of the export that refuses them."""
+    said = SCHEMES["q4_k"].shortened((1536, 384))
+    assert said.startswith(to_gguf.refuses(SCHEMES["q4_k"], (1536, 384))) and "no GGUF file" in said
+    assert not SCHEMES["q4_k"].shortened((384, 1536)) and not SCHEMES["q4_0"].shortened((1536, 384))

@@ -74,7 +74,7 @@ SQNR = {
     "q2_k": (9.58, 11.48, 10.45), "q3_k": (16.09, 16.59, 16.32), "q4_k": (22.03, 22.75, 22.83),
     "q5_k": (28.27, 28.64, 28.76), "q6_k": (34.41, 34.63, 34.90),
 }  # fmt: skip
-"""dB on a layer of all-MiniLM-L6-v2: rounded to nearest on min-max ranges, by our search, and by llama.cpp's."""
+"""dB on a layer of all-MiniLM-L6-v2: rounded to nearest on min-max ranges, by our search, by llama.cpp's."""
 
 
 @pytest.mark.parametrize("name", SQNR)

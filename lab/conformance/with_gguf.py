@@ -1,7 +1,7 @@
 """Rows of gguf: the block formats that its Python package quantizes bit for bit as llama.cpp does.
 
 Its K-quants can only be dequantized there: what is compared are the values that it restores from our codes
-and scales, written as ggml's bytes.
+and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the bytes with ggml's C.
 """
 
 from __future__ import annotations

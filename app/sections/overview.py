@@ -19,7 +19,6 @@ from app.state.gpu_lock import gpu_lock
 from app.state.record import Record
 from app.state.selection import Selection, matrix_of
 from app.theme import plot_data
-from explorer.analysis.answer import short
 from explorer.analysis.verdict import judged, verdict
 from explorer.bench.quantize import time_one
 from explorer.core.backend import gpu_device, gpu_status
@@ -83,12 +82,13 @@ def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dic
 
 
 def _shortened(pairs: Pairs) -> str:
-    """Which schemes' bits are of rows that no GGUF file holds: what is put behind the verdict."""
-    said: dict[str, list[str]] = {}
-    for recipe, analysis in pairs:
-        if words := recipe.scheme.shortened(analysis.q.shape):
-            said.setdefault(words, []).append(short(recipe.scheme.label))
-    return "".join(f" {' and '.join(labels)}: {words}." for words, labels in said.items())
+    """Behind the verdict: whose bits are of rows that no GGUF file holds; empty of others."""
+    notes = [recipe.scheme.shortened(analysis.q.shape) for recipe, analysis in pairs]
+    whose = [side for side, words in zip(html.SIDES, notes, strict=False) if words]
+    if not whose:
+        return ""
+    words = next(filter(None, notes))
+    return f" {' and '.join(whose)}: {words}." if len(pairs) > 1 else f" {words[0].upper()}{words[1:]}."
 
 
 _WAITS = "The reason follows with the whole tensor."

@@ -37,6 +37,8 @@ from explorer.schemes.rules import SUPER_BLOCK, ScaleRule
 
 Weights = Callable[[Tensor], Tensor]
 Search = Callable[[Tensor, Tensor], Found]
+AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Elements searched at a time, a multiple of a super-block: about ten tensors of their size are made."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     grid = scheme.grid(shape)
     scale, minimum, weight = (torch.zeros(grid, device=x.device) for _ in range(3))
     codes = torch.zeros(shape, dtype=torch.uint8, device=x.device)
-    for part in runs_of_blocks(shape, scheme.block, x.device):
+    for part in runs_of_blocks(shape, scheme.block, x.device, AT_ONCE[x.device.type]):
         values, cells = x[part.rows, part.columns], (part.grid_rows, part.grid_columns)
         across = _across(values, part.width)
         if importance is None:

@@ -187,13 +187,14 @@ def _super_blocks(grid: Tensor, scheme: Scheme) -> Tensor:
 
 def _of_blocks(each: Tensor, like: Tensor, count: int) -> Tensor:
     """[rows, blocks] of what is the same for the blocks of a super-block, [super-blocks]."""
-    spread = each.view(like.shape[0], -1).repeat_interleave(count, 1)
+    spread = each.view(like.shape[0], -(-like.shape[1] // count)).repeat_interleave(count, 1)
     return spread[:, : like.shape[1]].contiguous()
 
 
 def _as_grid(across: Tensor, like: Tensor) -> Tensor:
     """float32 [rows, blocks] of [blocks of a super-block, super-blocks]."""
-    return across.t().reshape(like.shape[0], -1)[:, : like.shape[1]].float().contiguous()
+    count = -(-like.shape[1] // len(across)) * len(across)
+    return across.t().reshape(like.shape[0], count)[:, : like.shape[1]].float().contiguous()
 
 
 Rounded = tuple[Tensor, Tensor | None, SuperBlockLevel, Tensor | None]

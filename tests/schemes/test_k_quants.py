@@ -21,6 +21,8 @@ from explorer.schemes import Convention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+MINIMUMS = {"q2_k": range(16), "q4_k": range(4, 16), "q5_k": range(4, 16)}
+"""The bytes of a super-block that hold whole numbers of minimums."""
 
 
 def by_ggml(x: Tensor, name: str, importance: Tensor | None = None) -> Tensor:
@@ -104,8 +106,29 @@ def test_numbers_beyond_float16_restore_what_they_can() -> None:
     for name in K_QUANTS:
         assert bool(quantize(torch.randn(4, 256) * 1e10, SCHEMES[name]).dequantize().isfinite().all())
         differ = (here(small, name) != by_ggml(small, name)).any(0).nonzero()[:, 0].tolist()
-        minimums = {"q2_k": range(16), "q4_k": range(4, 16), "q5_k": range(4, 16)}.get(name, range(0))
-        assert set(differ) <= set(minimums)
+        assert set(differ) <= set(MINIMUMS.get(name, range(0)))
+
+
+@pytest.mark.parametrize("shape", [(0, 256), (3, 0), (0, 0), (1, 1)])
+def test_little_is_quantized_too(shape: tuple[int, int]) -> None:
+    for name in K_QUANTS:
+        for importance in (None, torch.ones(shape[1])):
+            packed, scales = k_quantized(torch.randn(shape), SCHEMES[name], importance)
+            assert QuantizedTensor(packed, scales, SCHEMES[name], shape).dequantize().shape == shape
+
+
+def test_columns_of_no_importance_are_those_of_llama_cpp() -> None:
+    """Inputs that are always 0. Where a whole super-block has none, units are 0, and whole numbers of
+    minimums, which restore nothing, are not kept: bytes of scales alone may differ."""
+    importance = torch.rand(512)
+    importance[:64], importance[256:] = 0, 0
+    x = torch.randn(16, 512)
+    for name in K_QUANTS:
+        ours, theirs = here(x, name, importance), by_ggml(x, name, importance)
+        half = ours.shape[1] // 2
+        assert torch.equal(ours[:, :half], theirs[:, :half])
+        differ = (ours != theirs)[:, half:].any(0).nonzero()[:, 0].tolist()
+        assert set(differ) <= set(MINIMUMS.get(name, range(0)))
 
 
 def test_importances_that_are_none_are_refused() -> None:

@@ -184,6 +184,15 @@ def test_quantize_reports_what_the_library_reports(capsys: pytest.CaptureFixture
     )
 
 
+def test_bits_of_rows_that_no_gguf_file_holds_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """384 columns are one and a half super-blocks; in JSON the note stands beside the bits."""
+    compared = run(capsys, "compare", "sample:attention_query", "--schemes", "q4_k,nvfp4,q6_k")[1]
+    assert "q4_k, q6_k: a row of 384 values" in compared and "nvfp4:" not in compared
+    quantized = ("quantize", "sample:attention_query", "--scheme", "q6_k")
+    assert "no GGUF file holds it" in run(capsys, *quantized)[1]
+    assert "no GGUF file" in json.loads(run(capsys, *quantized, "--json")[1])["report"]["note"]
+
+
 def test_units_are_said_and_totals_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     """Bits as they are packed, shares in percent in every table, and the total of bits in JSON."""
     _, out, _ = run(capsys, "formats")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ def written(method: str, own: float | None, side: str, first: str) -> str:
     "own", the scheme of ``side`` ("a" or "b"). What repairs A repairs it under the new range too."""
     recipe = Recipe.parse(first)
     calibrator = share_of_minmax(float(own or 0)) if method == OWN else calibrator_named(method)
-    text = str(Recipe(dataclasses.replace(recipe.scheme, name="", calibrator=calibrator), recipe.method))
+    text = str(Recipe(recipe.scheme.with_ranges_by(calibrator), recipe.method))
     if text == first:
         raise ValueError(f"A has this range already: {calibrator.label}")
     limits.inform(f"Scheme {side.upper()}: ranges by {calibrator.label}")

@@ -73,11 +73,22 @@ def words_of(matrix: Matrix, pairs: Pairs, outputs: Sequence[float] = ()) -> dic
         words, why = f"{output_words(recipes, outputs)} {verdict(*reports)}", ""
     else:
         words, why = judged(*(analysis for _, analysis in pairs))
+    words += _shortened(pairs)
     return {
         "chips": html.chips(matrix.name, recipes),
         "verdict": html.verdict(matrix.description, recipes, words, why),
         "kpis": html.kpis(reports, outputs),
     }
+
+
+def _shortened(pairs: Pairs) -> str:
+    """Behind the verdict: whose bits are of rows that no GGUF file holds; empty of others."""
+    notes = [recipe.scheme.shortened(analysis.q.shape) for recipe, analysis in pairs]
+    whose = [side for side, words in zip(html.SIDES, notes, strict=False) if words]
+    if not whose:
+        return ""
+    words = next(filter(None, notes))
+    return f" {' and '.join(whose)}: {words}." if len(pairs) > 1 else f" {words[0].upper()}{words[1:]}."
 
 
 _WAITS = "The reason follows with the whole tensor."

@@ -78,7 +78,8 @@ def scale_label(word: str, rule: ScaleRule | None) -> str:
     if rule is None:
         return "none: plain cast"
     if rule.super_bits is not None:
-        return f"{rule.super_bits}-bit integers under FP16 super-blocks (GGUF)"
+        found = "llama.cpp's search" if rule.is_searched else "GGUF"
+        return f"{rule.super_bits}-bit integers under FP16 super-blocks ({found})"
     if rule.nested:
         return "8 bits under FP32 (double quantization)"
     if rule.exponent is not None:
@@ -141,7 +142,7 @@ def parts_of(scheme: Scheme) -> Parts:
         columns or 0,
         scheme.mapping.name,
         _own_word(scheme.scale),
-        (scheme.scale.convention.value or "own") if scheme.scale else "own",
+        (scheme.scale.of_ranges.convention.value or "own") if scheme.scale else "own",
         scheme.calibrator.name,
         tuple(scheme.codes.words),
         scheme.least_squares_scale,
@@ -187,6 +188,9 @@ def dropped_choices(wanted: Parts, scheme: Scheme) -> str:
 def _simpler(parts: Parts) -> Iterator[Parts]:
     """``parts``, then with one choice after another taken back."""
     yield parts
+    rule = SCALE_RULES[parts.scale]
+    if rule is not None and rule.is_searched:
+        yield dataclasses.replace(parts, scale=rule.of_ranges.word)
     yield dataclasses.replace(parts, mapping="SYMMETRIC")
     yield dataclasses.replace(parts, scale="float16", convention="own")
     for word in parts.codes:

@@ -51,13 +51,16 @@ def analyse_anywhere(x: Tensor, scheme: Scheme) -> Analysis:
 def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Analysis:
     """``analyse`` of the float32 matrix ``x`` [rows, cols] in host memory, slice by slice on ``device``.
 
-    ``rows_each`` rows make a slice, a multiple of the block's height. Schemes with a least-squares scale or
-    stochastic rounding are quantized on the host first; those with blocks across rows are analysed there.
+    ``rows_each`` rows make a slice, a multiple of the block's height. Schemes with a least-squares scale,
+    stochastic rounding or llama.cpp's search are quantized on the host first; those with blocks across rows
+    are analysed there.
     """
     if scheme.flat or not x.numel():
         return analyse(x, scheme)
     shape = (x.shape[0], x.shape[1])
-    known = quantize(x, scheme) if scheme.least_squares_scale or scheme.seed is not None else None
+    searched = scheme.scale is not None and scheme.scale.is_searched
+    first = scheme.least_squares_scale or scheme.seed is not None or searched
+    known = quantize(x, scheme) if first else None
     scales = _scales(x, scheme, device, rows_each) if known is None else known.scales
     packed = torch.empty(shape[0], packed_row_bytes(scheme.format, shape[1]), dtype=torch.uint8)
     low, high = finite_range(x)

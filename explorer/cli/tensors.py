@@ -132,11 +132,15 @@ def quantize(
         analysis.q.save(out, matrix.name or "tensor")
     if as_json:
         measured = {**to_json(report), "total_bits": report.bits.total}
+        if words := chosen.shortened(analysis.q.shape):
+            measured["note"] = words
         print_json({"tensor": matrix.description, "scheme": _scheme_record(chosen), "report": measured})
         return
     say(matrix.description)
     say(chosen.describe())
     print_table(PrintedTable(("", "value"), _report_items(report)))
+    if words := chosen.shortened(analysis.q.shape):
+        say(f"{chosen.name}: {words}")
     if out:
         say(f"written: {out}")
 
@@ -214,6 +218,10 @@ def compare(
         for row in marked
     ]
     emit(as_json, [comparison_record(row) for row in marked], PrintedTable(columns, lines))
+    shape = matrix.values.shape[0], matrix.values.shape[1]
+    names = [(s.name, words) for s in chosen if (words := s.shortened(shape))]
+    if names and not as_json:
+        say(f"{', '.join(name for name, _ in names)}: {names[0][1]}")
 
 
 @app.command(

@@ -84,11 +84,14 @@ def chunks(
 
 
 def runs_of_blocks(
-    shape: tuple[int, int], block: tuple[int | None, int | None], device: torch.device = CPU
+    shape: tuple[int, int],
+    block: tuple[int | None, int | None],
+    device: torch.device = CPU,
+    most: int | None = None,
 ) -> Iterator[Rectangle]:
-    """Rectangles of about ``CHUNK_ELEMENTS`` in whole blocks, for work on each block by itself: runs of rows
-    of blocks, and of their columns where one row of blocks is larger."""
-    most = CHUNK_ELEMENTS[device.type]
+    """Rectangles of about ``most`` elements (``CHUNK_ELEMENTS``) in whole blocks, for work on each block by
+    itself: runs of rows of blocks, and of their columns where one row of blocks is larger."""
+    most = CHUNK_ELEMENTS[device.type] if most is None else most
     for part in rectangles(shape, block):
         wide = part.grid_columns.stop - part.grid_columns.start
         high = max(1, most // max(1, part.height * wide * part.width))

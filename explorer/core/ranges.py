@@ -10,9 +10,10 @@ from torch import Tensor
 from explorer.core.blocks import Rectangle, pieces, runs_of_blocks
 from explorer.core.encode import code_values, restore_blocks
 from explorer.core.flat import unrolled
+from explorer.core.k_quants import find_k_scales
 from explorer.formats.subnormals import keeps_subnormals
-from explorer.schemes import Scales, Scheme, join_scales, scale_for
-from explorer.schemes.calibrators import CalibrationContext, Range
+from explorer.schemes import MappingType, Scales, Scheme, join_scales, scale_for
+from explorer.schemes.calibrators import CalibrationContext, Range, low_first
 
 LARGEST, LARGEST_OF_BOTH_ENDS = 2.0**127, 2.0**126
 """The largest magnitude that is scaled: codes restored from ranges up to here are finite in float32 and in
@@ -72,18 +73,25 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
     if scheme.flat:
         view, along_rows = unrolled((x.shape[0], x.shape[1]), scheme)
         found = find_ranges(x.reshape(view), along_rows, largest)
-        return Range(found.low.view(grid), found.high.view(grid))
+        first = None if found.low_first is None else found.low_first.view(grid)
+        return Range(found.low.view(grid), found.high.view(grid), first)
     low = torch.zeros(grid, dtype=torch.float32, device=x.device)
     high = torch.zeros(grid, dtype=torch.float32, device=x.device)
     if scheme.scale is None:
         return Range(low, high)
-    context = _context(x, scheme, largest)
+    context, first = _context(x, scheme, largest), None
+    # A search judges every range by the positive end's sign, and that is what it found.
+    if scheme.mapping is MappingType.SIGNED_MAX and scheme.calibrator.name != "mse":
+        first = torch.zeros(grid, dtype=torch.bool, device=x.device)
     for part in runs_of_blocks((x.shape[0], x.shape[1]), scheme.block, x.device):
         part_range = scheme.calibrator.of(part.blocks(x), context)
         low[part.grid_rows, part.grid_columns] = part_range.low
         high[part.grid_rows, part.grid_columns] = part_range.high
-    check_range(Range(low, high), scheme)
-    return Range(low, high)
+        if first is not None:
+            first[part.grid_rows, part.grid_columns] = low_first(part.blocks(x))
+    found = Range(low, high, first)
+    check_range(found, scheme)
+    return found
 
 
 @keeps_subnormals
@@ -91,11 +99,13 @@ def find_scales(x: Tensor, scheme: Scheme) -> Scales:
     """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
     calibrator's search had it, whatever ranges it found."""
     found, largest, rule = find_ranges(x, scheme), _largest(x, scheme), scheme.scale
+    if rule is not None and rule.is_searched:
+        return find_k_scales(x, scheme).scales
     rows = max(1, SCALED_AT_ONCE // max(found.low.shape[1], 1))
     if len(found.low) <= rows or rule is None or rule.nested:
         return scale_for(found, scheme, largest)
-    parts = zip(found.low.split(rows), found.high.split(rows), strict=True)
-    return join_scales([scale_for(Range(low, high), scheme, largest) for low, high in parts], 0)
+    parts = [found.rows(start, start + rows) for start in range(0, len(found.low), rows)]
+    return join_scales([scale_for(part, scheme, largest) for part in parts], 0)
 
 
 def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from explorer.core.blocks import chunks, ordered_sum, pieces, rectangles
 from explorer.core.encode import converted, decode_matrix, encode_matrix, not_clipped
 from explorer.core.flat import unrolled
-from explorer.core.ranges import check_finite, find_scales
+from explorer.core.k_quants import k_quantized
+from explorer.core.ranges import check_finite, find_ranges, find_scales
 from explorer.error_sums import ErrorSums
 from explorer.formats import Format
 from explorer.formats.packing import unpack
@@ -25,6 +26,9 @@ class Reference:
     def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
         check_finite(x)
         x = x.to(torch.float32)
+        if scheme.scale is not None and scheme.scale.is_searched:
+            find_ranges(x, scheme)  # which refuses those that are too large
+            return *k_quantized(x, scheme), None
         return *self.encode(x, find_scales(x, scheme), scheme), None
 
     @keeps_subnormals

@@ -94,6 +94,8 @@ def clipped(
     K]."""
     check_layer(weight, activations)
     weight = weight.float()
+    if scheme.scale is not None and scheme.scale.is_searched:  # ranges would replace what llama.cpp's found
+        return rtn(weight, scheme, activations)
     ranges = clip_search(weight, scheme, activations.float())
     return QuantizedLayer(
         quantize_with_scales(weight, scheme, scale_for(ranges, scheme, weight.abs().amax()))

@@ -33,15 +33,24 @@ class Range:
     """float32 [grid rows, grid columns]: the values that the codes of each block should span.
 
     ``low`` <= 0 <= ``high``, so that zero is representable, but under schemes with floating-point offsets.
+    ``low_first``, bool of the same shape: whether the first of a block's largest magnitudes is negative. It
+    decides on the sign of a scale that may be negative where both ends are as far from zero; without it the
+    positive end does.
     """
 
     low: Tensor
     high: Tensor
+    low_first: Tensor | None = None
 
     @property
     def amax(self) -> Tensor:
         """The largest magnitude: the farther of the two ends."""
         return torch.maximum(-self.low, self.high)
+
+    def rows(self, start: int, stop: int) -> Range:
+        """The range of the grid's rows from ``start`` to ``stop``: views."""
+        first = None if self.low_first is None else self.low_first[start:stop]
+        return Range(self.low[start:stop], self.high[start:stop], first)
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,13 @@ def _parts(blocks: Tensor) -> tuple[Tensor, ...]:
         return (blocks,)
     rows = blocks.split(max(1, most // width), 1)
     return tuple(part for run in rows for part in run.split(most, 3))
+
+
+def low_first(blocks: Tensor) -> Tensor:
+    """bool [grid rows, grid columns]: whether the first of each block's values of largest magnitude is
+    negative."""
+    values = blocks.permute(0, 2, 1, 3).flatten(2)
+    return values.gather(2, values.abs().argmax(2, keepdim=True))[:, :, 0] < 0
 
 
 def _mean_magnitude(blocks: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ _MAPPING_WORDS = {
     MappingType.FULL: "the full code range is used, so the largest magnitudes land on rounding ties",
     MappingType.POWER: "scale = amax / 2^(b-1), so the largest positive value is clipped by one code",
     MappingType.NO_CLIP: "the full code range is used and nothing is clipped",
-    MappingType.SIGNED_MAX: "the value of largest magnitude takes the code -2^(b-1): a scale may be negative",
+    MappingType.SIGNED_MAX: "the first value of largest magnitude takes the code -2^(b-1), whatever its sign",
     MappingType.MINIMUM: "x = scale · (code + 2^(b-1)) + minimum, and 0 need not be exact",
     MappingType.MIDPOINT: "x = scale · code + the value of code 0, and 0 need not be exact",
 }
@@ -54,7 +54,8 @@ def custom_label(parts: SchemeParts) -> str:
 def _scale_label(rule: ScaleRule) -> str:
     """How scales are stored, in a few words: "FP16 scales", "E8M0 scales (RCEIL)"."""
     if rule.super_bits is not None:
-        return f"{rule.super_bits}-bit scales in super-blocks"
+        text = f"{rule.super_bits}-bit scales in super-blocks"
+        return f"{text} {rule.convention.words}" if rule.is_searched else text
     if rule.nested:
         return "doubly quantized scales"
     name = rule.format.label.split(" (")[0]
@@ -91,7 +92,8 @@ def _scale_words(parts: SchemeParts) -> str:
         text, both = f"{_sharing_words(parts)} a scale", parts.mapping.has_offset
         text += " and a minimum" if both else ""
         text += f" of {parts.scale.super_bits} bits{' each' if both else ''}"
-        return f"{text} under FP16 scales of super-blocks of {SUPER_BLOCK}"
+        text = f"{text} under FP16 scales of super-blocks of {SUPER_BLOCK}"
+        return f"{text}, all {parts.scale.convention.words}" if parts.scale.is_searched else text
     if parts.scale.nested:
         return (
             f"{_sharing_words(parts)} a scale, stored less the mean of all scales in 8 bits under FP32 "

@@ -121,8 +121,9 @@ def super_blocks(
 ) -> tuple[Tensor, Tensor | None, SuperBlockLevel]:
     """Stored scales [grid], offsets [grid] and the level above, of float32 scales ``raw`` [grid].
 
-    As GGUF's K-quants have them. With a ``minimum`` [grid], at most 0: scales d · s and offsets -(d' · m), s
-    and m unsigned. Without: scales d · s of either sign, the one of largest magnitude as the least integer.
+    As GGUF's K-quants have them; those that llama.cpp's search finds are rounded in ``core.k_quants``. With a
+    ``minimum`` [grid], at most 0: scales d · s and offsets -(d' · m), s and m unsigned. Without: scales d · s
+    of either sign, the one of largest magnitude as the least integer.
     """
     rule, width = scheme.scale, scheme.block[1]
     assert rule is not None and rule.super_bits is not None and width is not None

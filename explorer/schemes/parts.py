@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 
 from explorer.formats import FloatFormat, Format, IntegerFormat
 from explorer.schemes.calibrators import MINMAX, Calibrator
-from explorer.schemes.rules import OWN_CODES, SUPER_BLOCK, CodeRule, MappingType, ScaleRule, Ties
+from explorer.schemes.rules import (
+    K_QUANTS,
+    OWN_CODES,
+    SUPER_BLOCK,
+    CodeRule,
+    MappingType,
+    ScaleRule,
+    Ties,
+)
 
 Block = tuple[int | None, int | None]
 LONGEST_SIDE = 10**9 - 1
@@ -120,6 +128,22 @@ class SchemeParts:
             raise ValueError(
                 "scales under super-blocks go with the mappings minimum and signed_max, "
                 f"not {self.mapping.word}"
+            )
+        if self.scale is not None and self.scale.is_searched:
+            self._check_searched(width, self.scale)
+
+    def _check_searched(self, width: int, rule: ScaleRule) -> None:
+        """``ValueError`` unless llama.cpp's search is of this type, and is all that finds its scales."""
+        kind = self.format.bits, width, rule.super_bits, self.mapping
+        if kind not in K_QUANTS:
+            raise ValueError(
+                f"llama.cpp's search is of Q2_K to Q6_K, and has none for {self.format.label} in blocks of "
+                f"{width} with scales of {rule.super_bits} bits, mapping {self.mapping.word}"
+            )
+        if self.calibrator is not MINMAX or self.least_squares_scale or self.codes != OWN_CODES:
+            raise ValueError(
+                f"llama.cpp's search ({rule.word}) finds scales by itself: it goes with minmax, without "
+                f"fitted scales and rules for codes; {rule.of_ranges.word} takes those"
             )
 
     def _check_codes(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ class MappingType(enum.Enum):
     POWER = "symmetric, scale = amax / 2^(b-1): the largest positive value is clipped by one code"
     NO_CLIP = "symmetric, scale = max(-min / 2^(b-1), max / (2^(b-1)-1)): full range, nothing clipped"
     ASYMMETRIC = "asymmetric: scale = (max - min) / (2^b - 1), integer zero point, 0 stays exact"
-    SIGNED_MAX = "symmetric, scale = m / -2^(b-1) for the value m of largest magnitude: it may be negative"
+    SIGNED_MAX = "symmetric, scale = m / -2^(b-1) for the first value m of largest magnitude, of either sign"
     MINIMUM = "asymmetric: x = scale · (code + 2^(b-1)) + minimum, both stored in the scale's format"
     MIDPOINT = "asymmetric: x = scale · code + (minimum + 2^(b-1) scale), both stored in the scale's format"
 
@@ -53,12 +54,16 @@ class Convention(enum.Enum):
                          (torchao 0.18)
     ZERO                 a scale may be 0, and a block of zeros has that scale (GGUF, bitsandbytes, torchao's
                          Float8Tensor)
+    GGML                 scales under super-blocks as llama.cpp's search finds them (``schemes.k_search``):
+                         each type of K-quant has its own weights and candidates. Where a range is given
+                         instead, they are those of the range, as by ZERO
     """
 
     OWN = ""
     COMPRESSED_TENSORS = "ct"
     TORCHAO = "torchao"
     ZERO = "zero"
+    GGML = "ggml"
 
     @property
     def words(self) -> str:
@@ -70,6 +75,7 @@ _CONVENTION_WORDS = {
     "ct": "by compressed-tensors' rules",
     "torchao": "by torchao's rules",
     "zero": "which may be 0",
+    "ggml": "found by llama.cpp's search",
 }
 
 
@@ -77,6 +83,14 @@ SUPER_BLOCK = 256
 """Elements along the row whose blocks share a super-block's scale; the last of a row may be shorter."""
 SUPER_BITS = (4, 6, 8)
 """The widths of a block's scale under a super-block's: those of GGUF's K-quants."""
+K_QUANTS = (
+    (2, 16, 4, MappingType.MINIMUM),
+    (3, 16, 6, MappingType.SIGNED_MAX),
+    (4, 32, 6, MappingType.MINIMUM),
+    (5, 32, 6, MappingType.MINIMUM),
+    (6, 16, 8, MappingType.SIGNED_MAX),
+)
+"""GGUF's Q2_K … Q6_K: bits of a code, length of a block, bits of its scale, mapping."""
 NESTED_BLOCK = 256
 """Scales, counted row by row, that share a scale of their own under double quantization (QLoRA)."""
 
@@ -105,6 +119,8 @@ class ScaleRule:
             raise ValueError("two-level scaling is defined for E4M3 block scales (NVFP4)")
         if not self.format.holds_scales:
             raise ValueError(f"scales have 8, 16 or 32 bits, not {self.format.label}'s {self.format.bits}")
+        if self.convention is Convention.GGML and self.super_bits is None:
+            raise ValueError("llama.cpp's search finds scales under super-blocks: super4, super6 or super8")
         if self.convention is Convention.ZERO and not self.format.has_zero:
             raise ValueError(f"{self.format.label} has no zero, so that scales of it cannot be 0")
         if self.super_bits is not None:
@@ -117,13 +133,23 @@ class ScaleRule:
     def _check_super_blocks(self) -> None:
         if self.super_bits not in SUPER_BITS:
             raise ValueError(f"scales under super-blocks have 4, 6 or 8 bits, not {self.super_bits}")
-        if self.format.name != "float16" or self.convention is not Convention.ZERO:
+        if self.format.name != "float16" or self.convention not in (Convention.ZERO, Convention.GGML):
             raise ValueError("super-blocks have float16 scales, and their blocks' scales may be 0")
 
     @property
     def has_upper_level(self) -> bool:
         """Whether the scales of blocks are themselves quantized, so that no block is restored alone."""
         return self.nested or self.super_bits is not None
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether llama.cpp's search finds the scales, and not a calibrator's range."""
+        return self.convention is Convention.GGML
+
+    @property
+    def of_ranges(self) -> ScaleRule:
+        """The rule by which ranges decide on scales, where llama.cpp's search does not."""
+        return dataclasses.replace(self, convention=Convention.ZERO) if self.is_searched else self
 
     @property
     def spans_tensor(self) -> bool:
@@ -171,11 +197,11 @@ class ScaleRule:
     @property
     def word(self) -> str:
         """The rule's name: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels), each with its
-        convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks); ``nested``. A scheme's text has
-        it in lower case.
+        convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks), ``super6-ggml`` (found by
+        llama.cpp's search); ``nested``. A scheme's text has it in lower case.
         """
         if self.super_bits is not None:
-            return f"super{self.super_bits}"
+            return f"super{self.super_bits}{'-ggml' if self.is_searched else ''}"
         if self.nested:
             return "nested"
         word = "nvfp4" if self.per_tensor else self.exponent.name if self.exponent else self.format.name

@@ -225,7 +225,10 @@ def _exact_scale(clip_range: Range, scheme: Scheme) -> Tensor:
     if scheme.mapping is MappingType.NO_CLIP:
         return torch.maximum(divide(-clip_range.low, -fmt.qmin), divide(clip_range.high, fmt.qmax))
     if scheme.mapping is MappingType.SIGNED_MAX:
-        largest = torch.where(clip_range.high >= -clip_range.low, clip_range.high, clip_range.low)
+        above = clip_range.high >= -clip_range.low
+        if clip_range.low_first is not None:
+            above &= (clip_range.high != -clip_range.low) | ~clip_range.low_first
+        largest = torch.where(above, clip_range.high, clip_range.low)
         return divide(largest, fmt.qmin)
     span = clip_range.high - clip_range.low
     return divide(through_bfloat16(span) if scheme.codes.bfloat16 else span, 2**fmt.bits - 1)

@@ -12,6 +12,7 @@ from typing import Any
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.formats.rounding import Rounding
+from explorer.schemes.calibrators import Calibrator
 from explorer.schemes.labels import custom_label, sentence
 from explorer.schemes.names import named
 from explorer.schemes.parts import SEPARATOR, SchemeParts
@@ -72,6 +73,14 @@ class Scheme(SchemeParts):
     def __str__(self) -> str:
         return self.text if unlisted(self) else NAMES.get(self.text, self.text)
 
+    def with_ranges_by(self, calibrator: Calibrator) -> Scheme:
+        """The same with another calibrator; scales that llama.cpp's search finds become those of ranges.
+
+        ``ValueError`` where the calibrator does not go with the scheme.
+        """
+        scale = self.scale if self.scale is None or calibrator is self.calibrator else self.scale.of_ranges
+        return dataclasses.replace(self, name="", calibrator=calibrator, scale=scale)
+
     @property
     def rounding(self) -> Rounding:
         return self.codes.rounding(self.seed)
@@ -119,6 +128,17 @@ class Scheme(SchemeParts):
             zero_points=(blocks * self._bits_of_zero + (above if self.mapping.has_offset else 0)) / elements,
             tensor_scale=32 / elements if self.scale.spans_tensor else 0.0,
             padding=stored - codes,
+        )
+
+    def shortened(self, shape: tuple[int, int]) -> str:
+        """What is said beside the bits of a tensor of ``shape`` whose rows end in a shorter super-block, as
+        no GGUF file has it; empty of others.
+        """
+        if self.scale is None or self.scale.super_bits is None or shape[1] % SUPER_BLOCK == 0:
+            return ""
+        return (
+            f"a row of {shape[1]} values is no whole number of super-blocks of {SUPER_BLOCK}: no GGUF file "
+            "holds it, and the bits count a shorter last one"
         )
 
     def _bits_above(self, shape: tuple[int, int]) -> int:

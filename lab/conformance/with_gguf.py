@@ -1,12 +1,11 @@
 """Rows of gguf: the block formats that its Python package quantizes bit for bit as llama.cpp does.
 
 Its K-quants can only be dequantized there: what is compared are the values that it restores from our codes
-and scales, written as ggml's bytes.
+and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the bytes with ggml's C.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,10 +14,9 @@ from torch import Tensor
 
 from explorer.core.quantize import quantize
 from explorer.export.ggml import ggml_bytes
-from explorer.schemes import SCHEMES, Scheme
-from explorer.schemes.calibrators import CALIBRATORS
+from explorer.schemes import SCHEMES
 from explorer.schemes.rules import SUPER_BLOCK
-from lab.conformance.cases import ALL, ALL_BF16, BF16, SUBNORMALS
+from lab.conformance.cases import SUBNORMALS
 from lab.conformance.compare import Row
 from lab.conformance.differences import Difference
 from lab.conformance.outside import Outside, load
@@ -49,10 +47,10 @@ def with_minimum(x: Tensor, bits: int) -> Outside:
     return Outside(_codes(codes, x), _halves(d, x), minimums=_halves(minimum, x))
 
 
-def restored(x: Tensor, name: str, text: str) -> Outside:
-    """``x`` quantized here by ``text``, a K-quant's codes and scales, and its bytes dequantized there."""
+def restored(x: Tensor, name: str) -> Outside:
+    """``x`` quantized here by ``name``, a K-quant, and its bytes dequantized there."""
     gguf, quants = load("gguf", PACKAGE), load("gguf.quants", PACKAGE)
-    raw = ggml_bytes(quantize(x, Scheme.parse(text))).numpy()
+    raw = ggml_bytes(quantize(x, SCHEMES[name])).numpy()
     values = quants.dequantize(raw, gguf.GGMLQuantizationType[name.upper()])
     return Outside(restored=torch.from_numpy(values).reshape(x.shape))
 
@@ -100,22 +98,14 @@ INVERSE = Difference(
 )
 
 
-def _ties(share: float) -> Difference:
-    """Codes of a block under a scale of the other sign are mirrored, and its largest value is clipped."""
-    why = "of values of one magnitude the first decides on the scale's sign there, the positive one here"
-    return Difference(why, codes=share, steps=31, scales=share, signs=True)
-
-
-TIES = {ALL: _ties(1e-5), ALL_BF16: _ties(0.004), BF16: _ties(0.005)}
-
-
-def _differs(bits: int, kind: int) -> dict[str, Difference]:
-    signed = bits < 8 and kind == 0
-    return {"spreads": OVERFLOW, SUBNORMALS: INVERSE} | (TIES if signed else {})
-
-
 ROWS = [
-    Row(f"q{bits}_{kind}", PACKAGE, f"quantize, Q{bits}_{kind}", call, differs=_differs(bits, kind))
+    Row(
+        f"q{bits}_{kind}",
+        PACKAGE,
+        f"quantize, Q{bits}_{kind}",
+        call,
+        differs={"spreads": OVERFLOW, SUBNORMALS: INVERSE},
+    )
     for bits, kind, call in (
         (8, 0, q8_0),
         (4, 0, partial(symmetric, bits=4)),
@@ -126,13 +116,7 @@ ROWS = [
 ]
 
 
-def _decoded(name: str) -> Row:
-    """A K-quant that is only decoded there: ranges need no search for that. A row whose function returns
-    codes and scales in place of ``restored`` counts as the others do."""
-    scheme = replace(SCHEMES[name], calibrator=CALIBRATORS["minmax"], least_squares_scale=False)
-    call = partial(restored, name=name, text=scheme.text)
-    function = f"dequantize, {name.upper()}"
-    return Row(name, PACKAGE, function, call, scheme.text, "min-max ranges", row_length=SUPER_BLOCK)
-
-
-ROWS += [_decoded(name) for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")]
+ROWS += [
+    Row(name, PACKAGE, f"dequantize, {name.upper()}", partial(restored, name=name), row_length=SUPER_BLOCK)
+    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+]

@@ -66,7 +66,10 @@ def test_the_pickers_offer_what_a_text_may_say() -> None:
     """If this fails, a link opens with a scheme that the next click refuses."""
     rules = [rule for rule in SCALE_RULES.values() if rule is not None and not rule.has_upper_level]
     assert {rule.word for rule in rules if rule.convention is Convention.OWN} < set(SCALES)
-    assert set(CONVENTIONS) == {convention.value or "own" for convention in Convention}
+    of_words = {rule.convention for rule in rules}
+    assert set(CONVENTIONS) == {convention.value or "own" for convention in of_words}
+    searched = {rule.word for rule in SCALE_RULES.values() if rule is not None and rule.is_searched}
+    assert searched == {"super4-ggml", "super6-ggml", "super8-ggml"} < set(SCALES)
     assert set(CODES) == set(CODE_WORDS) and set(MAPPINGS) == set(MappingType.__members__)
     assert {name for _, name in format_choices()} == set(ELEMENT_FORMATS)
 
@@ -237,7 +240,10 @@ def test_what_is_taken_back_is_said() -> None:
     assert dropped_choices(wider, scheme).endswith("reset: scales, rules of scales")
     stored = dataclasses.replace(parts_of(SCHEMES["fp8_e4m3_row"]), mapping="MINIMUM")
     assert dropped_choices(stored, scheme_of(stored)).endswith("reset: symmetry")
-    assert not dropped_choices(kept, scheme_of(kept))
+    assert not dropped_choices(kept, scheme_of(kept)) and scheme_of(kept) is SCHEMES["q4_k"]
+    ranged = dataclasses.replace(kept, range="mse", refit=True)
+    assert str(scheme_of(ranged)) == "int4~1x32~minimum~super6~mse~fit", "llama.cpp's search takes no range"
+    assert dropped_choices(ranged, scheme_of(ranged)).endswith("reset: scales")
 
 
 def test_finite_numbers_beyond_float32_are_named(tmp_path: Path) -> None:

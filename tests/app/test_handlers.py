@@ -143,6 +143,7 @@ def test_the_tensor_place_shows_every_scheme(name: str) -> None:
             )
             assert "title" not in plot["layout"]
         assert SCHEMES[name].label in unescape(out.chips) and SCHEMES[name].label in unescape(out.verdict)
+        assert ("no GGUF file" in unescape(out.verdict)) == bool(SCHEMES[name].shortened((1536, 384)))
 
 
 def test_a_large_tensor_stays_small_on_the_wire() -> None:

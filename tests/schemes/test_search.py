@@ -17,7 +17,11 @@ from explorer.schemes import calibrators
 from explorer.schemes.calibrators import CalibrationContext, Range, minmax_range
 
 SEARCHED = (
-    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+    "int2~1x16~minimum~super4~mse~fit",
+    "int3~1x16~signed_max~super6~mse~fit",
+    "int4~1x32~minimum~super6~mse~fit",
+    "int5~1x32~minimum~super6~mse~fit",
+    "int6~1x16~signed_max~super8~mse~fit",
     "int4~1x32~symmetric~float16~mse",
     "int3~1x16~asymmetric~float16~mse",
     "int4~1x32~midpoint~float16~mse",
@@ -71,8 +75,7 @@ def matrices() -> Iterator[tuple[str, Tensor]]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("text", SEARCHED)
 def test_the_search_finds_what_the_plain_loop_finds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, codes of K-quants, and of every scheme with a searched range, are others than they
-    were."""
+    """If this fails, codes of every scheme with a searched range are others than they were."""
     scheme = Scheme.parse(text)
     monkeypatch.setattr(calibrators, "TILE", 1 << 9)  # several tiles, the last one shorter
     for name, x in matrices():
@@ -85,8 +88,8 @@ def test_the_search_finds_what_the_plain_loop_finds(text: str, monkeypatch: pyte
 
 
 def test_the_search_computes_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, the bounds rule nothing out, and a K-quant takes as long as all its candidates."""
-    x, scheme, restored = torch.randn(32, 512), Scheme.parse("q4_k"), 0
+    """If this fails, the bounds rule nothing out, and a search takes as long as all its candidates."""
+    x, scheme, restored = torch.randn(32, 512), Scheme.parse("int4~1x32~minimum~super6~mse~fit"), 0
     kept = ranges.restore_blocks
 
     def counted(part: object, values: Tensor, scales: object) -> Tensor:

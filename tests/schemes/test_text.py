@@ -47,9 +47,14 @@ RULES = [
         dataclasses.replace(rule, convention=convention)
         for rule in PLAIN_RULES
         for convention in Convention
-        if convention is not Convention.ZERO or rule.format is not E8M0
+        if convention is not Convention.GGML
+        and (convention is not Convention.ZERO or rule.format is not E8M0)
     ),
-    *(ScaleRule(FORMATS["float16"], None, False, Convention.ZERO, bits) for bits in (4, 6, 8)),
+    *(
+        ScaleRule(FORMATS["float16"], None, False, convention, bits)
+        for bits in (4, 6, 8)
+        for convention in (Convention.ZERO, Convention.GGML)
+    ),
     ScaleRule(convention=Convention.ZERO, nested=True),
 ]
 CODES = st.builds(CodeRule, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(Ties))

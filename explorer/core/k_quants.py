@@ -1,0 +1,266 @@
+"""Scales of K-quants by llama.cpp's search (``schemes.k_search``), in runs of about 2^18 elements on a CPU.
+
+Per type: the weights of the error, the candidates, and how a super-block's scales are rounded, each with and
+without an importance of the columns (ggml's ``quant_weights``: the mean square of the layer's inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from explorer.core.blocks import runs_of_blocks
+from explorer.core.encode import encode_matrix
+from explorer.formats import IntegerFormat
+from explorer.formats.packing import pack, unpack
+from explorer.formats.subnormals import keeps_subnormals
+from explorer.schemes import Scales, Scheme
+from explorer.schemes.k_search import (
+    SMALLEST,
+    Found,
+    Steps,
+    first_largest,
+    nearest_whole,
+    root,
+    search_by_code,
+    search_positive,
+    search_signed,
+    search_with_minimum,
+    sum_in_order,
+)
+from explorer.schemes.levels import SuperBlockLevel, divide, integer_limits, round_scale
+from explorer.schemes.rules import SUPER_BLOCK, ScaleRule
+
+Weights = Callable[[Tensor], Tensor]
+Search = Callable[[Tensor, Tensor], Found]
+AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Elements searched at a time, a multiple of a super-block: about ten tensors of their size are made."""
+
+
+@dataclass(frozen=True)
+class KQuant:
+    """How ggml searches one type, by its bits.
+
+    ``weigh``   weights of the error, without importances, from blocks [width, n]
+    ``search``  a block's scale under weights; ``important`` the same where columns have importances
+    ``sigma``   what the mean square of a super-block is multiplied by in weights with importances; None: the
+                importances are the weights
+    """
+
+    weigh: Weights
+    search: Search
+    important: Search
+    sigma: float | None = 2.0
+
+
+def _root_mean_square_and_magnitude(x: Tensor) -> Tensor:
+    mean = sum_in_order(x * x) / torch.full_like(x[0], len(x))
+    return root(mean) + x.abs()
+
+
+def _with_minimum(
+    bits: int, steps: Steps, weigh: Weights, absolute: bool = False, sigma: float = 2.0
+) -> KQuant:
+    codes = 1 << bits
+    search = partial(search_with_minimum, codes=codes, steps=steps, absolute=absolute)
+    important = partial(search_with_minimum, codes=codes, steps=Steps(-0.9, 0.05, 36))
+    return KQuant(weigh, search, important, sigma)
+
+
+K_QUANTS: dict[int, KQuant] = {
+    2: _with_minimum(2, Steps(-0.5, 0.1, 15), torch.abs, absolute=True, sigma=1.0),
+    3: KQuant(torch.square, lambda x, _: search_by_code(x, 4), partial(search_signed, half=4)),
+    4: _with_minimum(4, Steps(-1.0, 0.1, 20), _root_mean_square_and_magnitude),
+    5: _with_minimum(5, Steps(-0.5, 0.1, 15), _root_mean_square_and_magnitude),
+    6: KQuant(torch.square, partial(search_signed, half=32), partial(search_signed, half=32), sigma=None),
+}
+"""By the bits of a code: Q2_K … Q6_K."""
+
+
+@dataclass(frozen=True)
+class KScales:
+    """What the search finds: the scales as stored, and the codes of blocks whose scale was rounded to 0.
+
+    ``codes``  uint8 [rows, cols], counted from 0: of every block under its scale before it was rounded
+    """
+
+    scales: Scales
+    codes: Tensor
+
+
+@keeps_subnormals
+def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> KScales:
+    """The scales of finite float32 ``x`` [rows, cols] under a K-quant by ggml's search.
+
+    ``importance`` float32 [cols], not negative: what the squared error of each column counts (the mean square
+    of the layer's inputs), as ``quant_weights`` of ``ggml_quantize_chunk``. A last super-block or block may
+    be shorter, and is searched in the same way. ``ValueError`` for an importance of another shape, or one
+    that is negative or not finite.
+    """
+    rule, shape, kind = scheme.scale, (x.shape[0], x.shape[1]), K_QUANTS[scheme.format.bits]
+    assert rule is not None and rule.super_bits is not None
+    if importance is not None:
+        importance = _checked(importance, x)
+    grid = scheme.grid(shape)
+    scale, minimum, weight = (torch.zeros(grid, device=x.device) for _ in range(3))
+    codes = torch.zeros(shape, dtype=torch.uint8, device=x.device)
+    for part in runs_of_blocks(shape, scheme.block, x.device, AT_ONCE[x.device.type]):
+        values, cells = x[part.rows, part.columns], (part.grid_rows, part.grid_columns)
+        across = _across(values, part.width)
+        if importance is None:
+            found = kind.search(across, kind.weigh(across))
+        else:
+            weights = _across(_weights(x[part.rows], importance, kind)[:, part.columns], part.width)
+            found = kind.important(across, weights)
+            weight[cells] = sum_in_order(weights).view(len(values), -1)
+        scale[cells] = found.scale.view(len(values), -1)
+        if found.minimum is not None:
+            minimum[cells] = found.minimum.view(len(values), -1)
+        codes[part.rows, part.columns] = found.codes.to(torch.uint8).t().reshape(values.shape)
+    below = minimum if scheme.mapping.has_offset else None
+    if importance is None:
+        stored, offsets, upper, zero = _rounded(scale, below, scheme, rule)
+    else:
+        stored, offsets, upper, zero = _rounded_by_weight(scale, below, weight, scheme, rule)
+    if zero is not None:
+        codes.masked_fill_(_of_elements(zero, scheme, shape[1]), 0)
+    return KScales(Scales.of(scheme, stored, None, None, offsets, upper), codes)
+
+
+def k_quantized(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, Scales]:
+    """Packed codes uint8 [rows, row bytes] and scales of finite float32 ``x`` [rows, cols] under a K-quant,
+    as ``find_k_scales`` finds them. Where a scale was rounded to 0 all codes restore the same value: they are
+    those of the search, as in ggml."""
+    found = find_k_scales(x, scheme, importance)
+    packed, scales = encode_matrix(x, found.scales, scheme)
+    fmt, dead = scheme.format, scales.scale == 0
+    assert isinstance(fmt, IntegerFormat)
+    if not bool(dead.any()):
+        return packed, scales
+    searched = fmt.codes_of(found.codes.float() + fmt.qmin)
+    spread = _of_elements(dead, scheme, x.shape[1])
+    return pack(torch.where(spread, searched, unpack(packed, fmt, x.shape[1])), fmt), scales
+
+
+def _of_elements(grid: Tensor, scheme: Scheme, columns: int) -> Tensor:
+    """[rows, columns] of a ``grid`` [rows, blocks]."""
+    return grid.repeat_interleave(scheme.block[1] or 1, 1)[:, :columns]
+
+
+def _checked(importance: Tensor, x: Tensor) -> Tensor:
+    if importance.shape != (x.shape[1],):
+        raise ValueError(
+            f"importances are one number for each of the {x.shape[1]} columns, not {list(importance.shape)}"
+        )
+    importance = importance.to(x.device, torch.float32)
+    if not bool(((importance >= 0) & importance.isfinite()).all()):
+        raise ValueError("importances are finite numbers that are not negative")
+    return importance
+
+
+def _across(x: Tensor, width: int) -> Tensor:
+    """[width, n] of the blocks of ``x`` [rows, cols], whole ones, row by row."""
+    return x.reshape(-1, width).t().contiguous()
+
+
+def _weights(x: Tensor, importance: Tensor, kind: KQuant) -> Tensor:
+    """float32 [rows, cols]: importance · √(σ² + x²), σ² of a super-block; or the importance alone."""
+    if kind.sigma is None:
+        return importance.expand(x.shape)
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % SUPER_BLOCK)).unflatten(1, (-1, SUPER_BLOCK))
+    across = padded.permute(2, 0, 1).contiguous()
+    sigma = sum_in_order(across * across).mul_(kind.sigma).div_(SUPER_BLOCK)
+    each = sigma.repeat_interleave(SUPER_BLOCK, 1)[:, : x.shape[1]]
+    return root((x * x).add_(each)).mul_(importance)
+
+
+def _super_blocks(grid: Tensor, scheme: Scheme) -> Tensor:
+    """float32 [blocks of a super-block, super-blocks] of [rows, blocks]; a shorter one ends in zeros."""
+    each = SUPER_BLOCK // (scheme.block[1] or 1)
+    padded = torch.nn.functional.pad(grid, (0, -grid.shape[1] % each))
+    return padded.view(-1, each).t().contiguous()
+
+
+def _of_blocks(each: Tensor, like: Tensor, count: int) -> Tensor:
+    """[rows, blocks] of what is the same for the blocks of a super-block, [super-blocks]."""
+    spread = each.view(like.shape[0], -(-like.shape[1] // count)).repeat_interleave(count, 1)
+    return spread[:, : like.shape[1]].contiguous()
+
+
+def _as_grid(across: Tensor, like: Tensor) -> Tensor:
+    """float32 [rows, blocks] of [blocks of a super-block, super-blocks]."""
+    count = -(-like.shape[1] // len(across)) * len(across)
+    return across.t().reshape(like.shape[0], count)[:, : like.shape[1]].float().contiguous()
+
+
+Rounded = tuple[Tensor, Tensor | None, SuperBlockLevel, Tensor | None]
+"""Stored scales, offsets, the level above, and bool [grid]: blocks whose codes are all 0; None of none."""
+
+
+def _rounded(scale: Tensor, minimum: Tensor | None, scheme: Scheme, rule: ScaleRule) -> Rounded:
+    """Scales and minimums [grid] in whole parts of the largest of their super-block."""
+    assert rule.super_bits is not None
+    low, high = integer_limits(rule.super_bits, signed=minimum is None)
+    across = _super_blocks(scale, scheme)
+    if minimum is not None:
+        whole, d = _parts_of_largest(across, high, rule)
+        whole_minimum, d_minimum = _parts_of_largest(_super_blocks(minimum, scheme), high, rule)
+        return _assembled(whole, d, whole_minimum, d_minimum, scale, (low, high))
+    largest, _ = first_largest(across)
+    per_unit = torch.full_like(largest, low) / largest
+    # Q3_K's scales are as good as zero where they are zero, Q6_K's below SMALLEST.
+    empty = largest.abs() < SMALLEST if scheme.format.bits == 6 else largest == 0
+    whole = nearest_whole(per_unit * across).clamp_(low, high)
+    whole.masked_fill_(empty, 0 if scheme.format.bits == 6 else low)
+    d = round_scale(1 / per_unit, rule).masked_fill_(empty, 0)
+    stored, _, upper, _ = _assembled(whole, d, None, None, scale, (low, high))
+    zero = _of_blocks(empty, scale, len(across)) if scheme.format.bits == 6 else None
+    return stored, None, upper, zero
+
+
+def _parts_of_largest(across: Tensor, high: int, rule: ScaleRule) -> tuple[Tensor, Tensor]:
+    """Whole numbers int32 of ``across`` [m, n], and float16 units [n] whose ``high``-fold is the largest."""
+    largest = across.amax(0).clamp_(min=0)
+    zero = largest == 0
+    per_unit = (torch.full_like(largest, high) / largest).masked_fill_(zero, 0)
+    whole = nearest_whole(per_unit * across).bitwise_and_(0xFF).clamp_(max=high)
+    return whole, round_scale(divide(largest, high), rule).masked_fill_(zero, 0)
+
+
+def _rounded_by_weight(
+    scale: Tensor, minimum: Tensor | None, weight: Tensor, scheme: Scheme, rule: ScaleRule
+) -> Rounded:
+    """Scales and minimums [grid] in whole parts of a searched unit, weighted by the sums of weights."""
+    if scheme.format.bits == 6:
+        return _rounded(scale, minimum, scheme, rule)
+    assert rule.super_bits is not None
+    low, high = integer_limits(rule.super_bits, signed=minimum is None)
+    across, weights = (_super_blocks(grid, scheme) for grid in (scale, weight))
+    if minimum is not None:
+        d, whole = search_positive(across, weights, high)
+        d_minimum, whole_minimum = search_positive(_super_blocks(minimum, scheme), weights, high)
+        d, d_minimum = round_scale(d, rule), round_scale(d_minimum, rule)
+        return _assembled(whole, d, whole_minimum, d_minimum, scale, (low, high))
+    found = search_signed(across, weights, -low)
+    return _assembled(found.codes + low, round_scale(found.scale, rule), None, None, scale, (low, high))
+
+
+def _assembled(
+    whole: Tensor,
+    d: Tensor,
+    whole_minimum: Tensor | None,
+    d_minimum: Tensor | None,
+    like: Tensor,
+    limits: tuple[int, int],
+) -> Rounded:
+    stored, count = _as_grid(whole, like), len(whole)
+    unit = _of_blocks(d, like, count)
+    if whole_minimum is None or d_minimum is None:
+        return stored, None, SuperBlockLevel(unit, None, *limits), None
+    above = _of_blocks(d_minimum, like, count)
+    offsets = -(_as_grid(whole_minimum, like) * above)
+    return stored, offsets, SuperBlockLevel(unit, above, *limits), None

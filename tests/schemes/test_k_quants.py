@@ -1,0 +1,172 @@
+"""GGUF's types against ggml's C, called in llama.cpp's shared library: the same bytes.
+
+If these fail, a scheme named after a type of GGUF holds other codes, scales or minimums than llama.cpp's own
+quantizer gives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from explorer import CALIBRATORS, SCHEMES, ScaleRule, Scheme, quantize
+from explorer.checkpoints import to_gguf
+from explorer.core.k_quants import k_quantized
+from explorer.core.quantize import QuantizedTensor
+from explorer.export.ggml_blocks import row_bytes
+from explorer.schemes import Convention
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+MINIMUMS = {"q2_k": range(16), "q4_k": range(4, 16), "q5_k": range(4, 16)}
+"""The bytes of a super-block that hold whole numbers of minimums."""
+
+
+def by_ggml(x: Tensor, name: str, importance: Tensor | None = None) -> Tensor:
+    """uint8 [rows, bytes of a row]: ``x`` [rows, cols] by ggml_quantize_chunk."""
+    xllamacpp = pytest.importorskip("xllamacpp.xllamacpp")
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    function = ctypes.CDLL(xllamacpp.__file__).ggml_quantize_chunk
+    function.restype = ctypes.c_size_t
+    function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    x = x.float().contiguous()
+    out = torch.empty(len(x), x.shape[1] // block * size, dtype=torch.uint8)
+    weights = None if importance is None else importance.data_ptr()
+    assert function(kind, x.data_ptr(), out.data_ptr(), 0, len(x), x.shape[1], weights) == out.numel()
+    return out
+
+
+def here(x: Tensor, name: str, importance: Tensor | None = None) -> Tensor:
+    """The same by the scheme."""
+    scheme = SCHEMES[name]
+    if importance is None:
+        return row_bytes(quantize(x, scheme))
+    packed, scales = k_quantized(x.float(), scheme, importance)
+    return row_bytes(QuantizedTensor(packed, scales, scheme, (x.shape[0], x.shape[1])))
+
+
+def matrices() -> dict[str, Tensor]:
+    """Values on which two searches part: heavy tails, zeros, ties, one sign, blocks far below others."""
+    g = torch.Generator().manual_seed(3)
+    normal = torch.randn(24, 768, generator=g)
+    zeros = normal.clone()
+    zeros[:6] = 0
+    zeros[:, ::3] = 0
+    zeros[:, 256:288] = 0
+    small = torch.arange(768) // 16 % 5 == 0
+    tails = torch.randn(normal.shape, generator=g).abs().clamp(1e-3)
+    return {
+        "normal": normal,
+        "BF16": normal.to(torch.bfloat16),
+        "heavy tails": normal / tails,
+        "zeros": zeros,
+        "ties": torch.randint(-4, 5, normal.shape, generator=g).float(),
+        "ties of scales": torch.randint(-16, 17, normal.shape, generator=g).float() / 8,
+        "no negative": normal.relu(),
+        "no positive": -normal.abs(),
+        "constant": torch.full_like(normal, -3.0),
+        "blocks that round to nothing": torch.where(small, normal * 1e-6, normal),
+    }
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", K_QUANTS)
+def test_k_quants_are_those_of_llama_cpp(name: str, weighted: bool) -> None:
+    """Bit for bit: codes, scales, minimums and the float16 numbers above; with importances of columns too."""
+    importance = torch.rand(768).pow(4) * 10 if weighted else None
+    cases = matrices()
+    x = torch.cat([case.float() for case in cases.values()])  # together: a search takes its time by itself
+    differ = (here(x, name, importance) != by_ggml(x, name, importance)).sum(1).split(len(x) // len(cases))
+    assert {case: int(rows.sum()) for case, rows in zip(cases, differ, strict=True)} == dict.fromkeys(
+        cases, 0
+    )
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q5_0"])
+def test_of_equal_magnitudes_the_first_decides_on_the_sign(name: str) -> None:
+    """[-7, 7] and [7, -7] are restored as llama.cpp restores them; BF16 weights hold such blocks."""
+    x = torch.zeros(2, 32)
+    x[0, 3:5], x[1, 3:5] = torch.tensor([-7.0, 7.0]), torch.tensor([7.0, -7.0])
+    restored = quantize(x, SCHEMES[name]).dequantize()
+    assert restored[0, 3] == -7 and restored[1, 3] == 7 and restored[0, 4] < 7 and restored[1, 4] > -7
+    ties = torch.randint(-4, 5, (64, 256)).float()
+    for values in (x, ties, torch.randn(256, 512).to(torch.bfloat16)):
+        assert torch.equal(here(values, name), by_ggml(values, name))
+
+
+def test_numbers_beyond_float16_restore_what_they_can() -> None:
+    """Where ggml stores Inf, the largest float16 number is stored here; where a unit of minimums rounds to 0,
+    so are its whole numbers, which restore nothing. Codes of such small values are the same."""
+    small = torch.randn(8, 256) * 1e-12
+    for name in K_QUANTS:
+        assert bool(quantize(torch.randn(4, 256) * 1e10, SCHEMES[name]).dequantize().isfinite().all())
+        differ = (here(small, name) != by_ggml(small, name)).any(0).nonzero()[:, 0].tolist()
+        assert set(differ) <= set(MINIMUMS.get(name, range(0)))
+
+
+@pytest.mark.parametrize("shape", [(0, 256), (3, 0), (0, 0), (1, 1)])
+def test_little_is_quantized_too(shape: tuple[int, int]) -> None:
+    for name in K_QUANTS:
+        for importance in (None, torch.ones(shape[1])):
+            packed, scales = k_quantized(torch.randn(shape), SCHEMES[name], importance)
+            assert QuantizedTensor(packed, scales, SCHEMES[name], shape).dequantize().shape == shape
+
+
+def test_columns_of_no_importance_are_those_of_llama_cpp() -> None:
+    """Inputs that are always 0. Where a whole super-block has none, units are 0, and whole numbers of
+    minimums, which restore nothing, are not kept: bytes of scales alone may differ."""
+    importance = torch.rand(512)
+    importance[:64], importance[256:] = 0, 0
+    x = torch.randn(16, 512)
+    for name in K_QUANTS:
+        ours, theirs = here(x, name, importance), by_ggml(x, name, importance)
+        half = ours.shape[1] // 2
+        assert torch.equal(ours[:, :half], theirs[:, :half])
+        differ = (ours != theirs)[:, half:].any(0).nonzero()[:, 0].tolist()
+        assert set(differ) <= set(MINIMUMS.get(name, range(0)))
+
+
+def test_importances_that_are_none_are_refused() -> None:
+    x = torch.randn(2, 256)
+    for wrong, why in ((torch.ones(255), "256 columns"), (-torch.ones(256), "not negative")):
+        with pytest.raises(ValueError, match=why):
+            k_quantized(x, SCHEMES["q4_k"], wrong)
+
+
+@pytest.mark.parametrize("name", K_QUANTS)
+def test_shorter_blocks_are_searched_as_others(name: str) -> None:
+    """Rows that end within a super-block, or within a block: the whole blocks before are those of a row that
+    ends there, and no value is lost."""
+    x = torch.randn(3, 333)
+    whole, part = quantize(x, SCHEMES[name]), quantize(x[:, :256].contiguous(), SCHEMES[name])
+    assert torch.equal(whole.codes[:, :256], part.codes)
+    error = (whole.dequantize() - x).square().mean(0)
+    assert float(error[256:].mean()) < 2 * float(error[:256].mean())
+
+
+def test_a_search_says_what_it_goes_with() -> None:
+    """Other layouts, calibrators and fitted scales have no such search; the word for ranges is named."""
+    for text, why in (
+        ("int4~1x16~minimum~super6-ggml~minmax", "Q2_K to Q6_K"),
+        ("int4~1x32~minimum~super6-ggml~mse", "super6 takes those"),
+        ("int4~1x32~minimum~super6-ggml~minmax~fit", "super6 takes those"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Scheme.parse(text)
+    with pytest.raises(ValueError, match="scales under super-blocks"):
+        ScaleRule(convention=Convention.GGML)
+    ours = SCHEMES["q4_k"].with_ranges_by(CALIBRATORS["mse"])
+    assert str(ours) == "int4~1x32~minimum~super6~mse"
+    assert str(SCHEMES["q4_k"].with_ranges_by(CALIBRATORS["minmax"])) == "q4_k"
+
+
+def test_rows_that_no_file_holds_are_said() -> None:
+    """In the words of the export that refuses them."""
+    said = SCHEMES["q4_k"].shortened((1536, 384))
+    assert said.startswith(to_gguf.refuses(SCHEMES["q4_k"], (1536, 384))) and "no GGUF file" in said
+    assert not SCHEMES["q4_k"].shortened((384, 1536)) and not SCHEMES["q4_0"].shortened((1536, 384))

@@ -17,7 +17,7 @@ from torch import Tensor
 from explorer.analysis.histograms import around
 from explorer.analysis.report import Report, compare
 from explorer.core.quantize import quantize
-from explorer.core.ranges import find_ranges
+from explorer.core.ranges import errors_under, find_ranges
 from explorer.schemes import ScaleRule, Scheme
 from explorer.schemes.calibrators import (
     CALIBRATORS,
@@ -32,8 +32,7 @@ SHOWN = ("minmax", "percentile", "mse", "entropy")
 """Calibrators that are compared; the others belong to ternary and binary codes."""
 CURVE_POINTS = 60
 CALIBRATED = 1 << 21
-"""Elements: of a larger tensor the first rows are used, because each calibrator quantizes them some eighty
-times."""
+"""Elements: of a larger tensor the first rows are used, because each calibrator tries some eighty ranges."""
 HISTOGRAM_BINS = 200
 GAIN_DB = 0.05
 """A difference in SQNR that a sentence mentions."""
@@ -109,14 +108,20 @@ def with_range(x: Tensor, scheme: Scheme, low: float, high: float, method: str, 
 
     Under a symmetric scheme the range is widened to ± its larger end.
     """
+    clip_range = _given(x, scheme, low, high)
+    report = compare(x, quantize(x, scheme, clip_range=clip_range))
+    return ChosenRange(method, label, float(clip_range.low), float(clip_range.high), report)
+
+
+def _given(x: Tensor, scheme: Scheme, low: float, high: float) -> Range:
+    """The range of ``with_range``, float32 [1, 1]."""
     if low == high == 0:
         raise ValueError("every value is 0: there is no range to choose")
     if not low <= 0 <= high:
         raise ValueError(f"a range contains zero, unlike {low} … {high}")
     if not scheme.asymmetric:
         low, high = -max(-low, high), max(-low, high)
-    clip_range = Range(torch.full((1, 1), low, device=x.device), torch.full((1, 1), high, device=x.device))
-    return ChosenRange(method, label, low, high, compare(x, quantize(x, scheme, clip_range=clip_range)))
+    return Range(torch.full((1, 1), low, device=x.device), torch.full((1, 1), high, device=x.device))
 
 
 def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> CalibrationReport:
@@ -147,6 +152,9 @@ def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> 
 
 def _squared_error(x: Tensor, scheme: Scheme, full: ChosenRange, shares: np.ndarray) -> np.ndarray:
     """Σ(x - x̂)² / Σx² with ``full``'s range scaled by each of ``shares``."""
+    if x.device.type == "cpu":
+        ranges = [_given(x, scheme, full.low * p, full.high * p) for p in shares]
+        return np.array(errors_under(x, scheme, ranges)) / float(x.double().square().sum())
     scaled = (with_range(x, scheme, full.low * p, full.high * p, "", "") for p in shares)
     return np.array([choice.report.relative_error**2 for choice in scaled])
 

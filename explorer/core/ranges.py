@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from explorer.core.k_quants import find_k_scales
 from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import MappingType, Scales, Scheme, join_scales, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range, low_first
+from explorer.schemes.sorted_part import squared_errors
 
 LARGEST, LARGEST_OF_BOTH_ENDS = 2.0**127, 2.0**126
 """The largest magnitude that is scaled: codes restored from ranges up to here are finite in float32 and in
@@ -106,6 +108,15 @@ def find_scales(x: Tensor, scheme: Scheme) -> Scales:
         return scale_for(found, scheme, largest)
     parts = [found.rows(start, start + rows) for start in range(0, len(found.low), rows)]
     return join_scales([scale_for(part, scheme, largest) for part in parts], 0)
+
+
+@keeps_subnormals
+def errors_under(x: Tensor, scheme: Scheme, ranges: Sequence[Range]) -> list[float]:
+    """Σ(x - x̂)² of the float32 matrix ``x`` [rows, cols] on a CPU under each of ``ranges``, [1, 1], for a
+    ``scheme`` with one scale for the whole tensor: to six digits, from sorted values."""
+    context = _context(x, scheme, None)
+    scales = [context.scales(clip_range) for clip_range in ranges]
+    return [error for error, _ in squared_errors([x], [context.restore_of(each) for each in scales])]
 
 
 def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:

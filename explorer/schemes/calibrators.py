@@ -11,6 +11,7 @@ GTC 2017, s7310).
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from explorer.formats import E4M3
 from explorer.progress import checkpoint
 from explorer.schemes.rules import ScaleRule
 from explorer.schemes.search import LONGEST, TILE, Grids, Search, Trial
+from explorer.schemes.sorted_part import FEWEST, squared_errors
 
 BLOCK_DIMS = (1, 3)
 
@@ -72,6 +74,10 @@ class CalibrationContext:
     def restored(self, blocks: Tensor, clip_range: Range) -> Tensor:
         """``blocks`` [grid rows, height, grid columns, width] after they were quantized under a range."""
         return self.restore(blocks, self.scales(clip_range))
+
+    def restore_of(self, scales: Grids) -> Callable[[Tensor], Tensor]:
+        """What quantizes and dequantizes float32 [n] of one block under its ``scales`` [1, 1]."""
+        return lambda values: self.restore(values.view(1, 1, 1, -1), scales).view(-1)
 
     def error(self, blocks: Tensor, clip_range: Range) -> Tensor:
         """float64 [grid rows, grid columns]: the squared error that ``restored`` leaves of each block.
@@ -251,6 +257,8 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
     ends = (BOTH_ENDS, LOW_END, HIGH_END) if context.asymmetric else (BOTH_ENDS,)
     if blocks.device.type == "cpu" and blocks.shape[1] == 1 and blocks.shape[3] <= LONGEST:
         return _mse_of_short(blocks, whole, ends, context)
+    if blocks.device.type == "cpu" and blocks.shape[1] * blocks.shape[3] >= FEWEST:
+        return _mse_of_large(blocks, whole, ends, context)
     low = high = torch.ones_like(whole.high)
     least = torch.full_like(whole.high, math.inf, dtype=torch.float64)
     for moves_low, moves_high in ends:
@@ -289,6 +297,52 @@ def _mse_of_short(
             search.try_factors(_factors(context.scale), moves_low, moves_high)
         low[some], high[some] = moved(low[some], high[some], search.low_factor, search.high_factor)
     return Range(low.view(grid), high.view(grid))
+
+
+def _mse_of_large(
+    blocks: Tensor, whole: Range, ends: Sequence[tuple[bool, bool]], context: CalibrationContext
+) -> Range:
+    """``_mse`` of large blocks, one after another: errors are summed over all values only where what is known
+    of them from sorted values leaves open which is the least."""
+    low, high = torch.empty_like(whole.low), torch.empty_like(whole.high)
+    for row, column in itertools.product(range(blocks.shape[0]), range(blocks.shape[2])):
+        at = (slice(row, row + 1), slice(column, column + 1))
+        block, own = blocks[at[0], :, at[1]], Range(whole.low[at], whole.high[at])
+        best = (1.0, 1.0)
+        for i, (moves_low, moves_high) in enumerate(ends):
+            tried = [
+                (factor if moves_low else best[0], factor if moves_high else best[1])
+                for factor in _factors(context.scale)
+            ]
+            ranges = {pair: _moved_by(own, pair, context) for pair in ([best] if i else []) + tried}
+            best = _least(block, ranges, context)
+        found = _moved_by(own, best, context)
+        low[at], high[at] = found.low, found.high
+    return Range(low, high)
+
+
+def _moved_by(whole: Range, pair: tuple[float, float], context: CalibrationContext) -> Range:
+    """``_moved`` by numbers."""
+    low, high = (torch.full_like(whole.high, factor) for factor in pair)
+    return _moved(whole, low, high, context)
+
+
+def _least(
+    block: Tensor, ranges: dict[tuple[float, float], Range], context: CalibrationContext
+) -> tuple[float, float]:
+    """The key of the range with the least squared error of one block; the first of equals."""
+    scales = [context.scales(clip_range) for clip_range in ranges.values()]
+    known = squared_errors(_parts(block), [context.restore_of(each) for each in scales])
+    most = min(error + bound for error, bound in known)
+    left = [pair for pair, (error, bound) in zip(ranges, known, strict=True) if error <= most + bound]
+    if len(left) == 1:
+        return left[0]
+
+    def exact(pair: tuple[float, float]) -> float:
+        error = float(context.error(block, ranges[pair]))
+        return error if math.isfinite(error) else math.inf  # 0 · inf, of a scale that rounds to 0
+
+    return min(left, key=exact)
 
 
 def _moved(whole: Range, low: Tensor, high: Tensor, context: CalibrationContext) -> Range:

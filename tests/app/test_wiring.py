@@ -19,6 +19,7 @@ from app.parts.widgets import TOGETHER
 from app.state.record import Record
 from app.state.selection import Selection
 from explorer.progress import StoppedError
+from tests.load.visitor import values_of
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,14 @@ def test_the_latest_of_an_event_is_asked_by_one_listener(config: dict[str, Any])
         if len(together) > 1 and any(d["trigger_mode"] == "always_last" for d in together)
     ]
     assert asked and not several
+
+
+@pytest.mark.parametrize("name", ["choose", "tensor", "frontier", "calibration", "take"])
+def test_the_visitors_of_the_load_send_what_the_page_sends(config: dict[str, Any], name: str) -> None:
+    """Else every such request is refused at once, and the load that is measured lacks it."""
+    (function,) = (d for d in config["dependencies"] if d["api_name"] == name)
+    selection = [""] * Selection.size()
+    assert len(values_of(name, selection)) == len(function["inputs"])
 
 
 @pytest.mark.parametrize("name", ["choose", "frontier", "values", "element"])

@@ -53,6 +53,16 @@ class Server:
         self.numbers = {d["api_name"]: d["id"] for d in config["dependencies"] if d["api_name"]}
 
 
+def values_of(name: str, selection: list[Any], file: Any = None) -> list[Any]:
+    """What the page's controls send to the function ``name``, with nothing chosen but a selection."""
+    record = [*selection, "", "", ""]
+    if name == "choose":
+        return [json.dumps({"number": 1, "acts": [{"do": "file"}]}), file, *record]
+    untouched = [DEFAULT_RANGE, None, None]  # no range dragged, no method run, nothing timed
+    take = [*selection, ["report"], "own", *untouched]
+    return {"tensor": selection, "frontier": record, "calibration": [*selection, 0.5], "take": take}[name]
+
+
 class Visitor:
     """A session with a tensor of its own: random, of this visitor's spread and shape."""
 
@@ -110,22 +120,21 @@ class Visitor:
 
     async def look(self) -> str:
         scheme = self.random.choice(SCHEMES_ASKED)
-        data = await self._call("tensor", self._selection(scheme))
+        data = await self._call("tensor", scheme)
         return data if isinstance(data, str) else self._judge(json.dumps(data), scheme)
 
     async def frontier(self) -> str:
-        data = await self._call("frontier", self._selection("nvfp4"))
+        data = await self._call("frontier", "nvfp4")
         return data if isinstance(data, str) else "right" if "w" in json.dumps(data) else "wrong: empty"
 
     async def calibrate(self) -> str:
-        data = await self._call("calibration", [*self._selection("int8_tensor"), 0.5])
+        data = await self._call("calibration", "int8_tensor")
         return data if isinstance(data, str) else "right"
 
     async def take(self) -> str:
         """The numbers as a file: the SQNR in it is this tensor's."""
         scheme = self.random.choice(SCHEMES_ASKED)
-        untouched = [DEFAULT_RANGE, None, None]  # no range dragged, no method run, nothing timed
-        data = await self._call("take", [*self._selection(scheme), ["report"], "own", *untouched])
+        data = await self._call("take", scheme)
         if isinstance(data, str):
             return data
         files = [f for f in _files(data) if f.endswith(".json")]
@@ -136,7 +145,7 @@ class Visitor:
 
     async def report(self) -> str:
         """A built-in tensor, the same for everybody."""
-        data = await self._call("report", ["mlp_up", "nvfp4,int8_row"])
+        data = await self._send("report", ["mlp_up", "nvfp4,int8_row"])
         if isinstance(data, str):
             return data
         found = {row["scheme"]: row["sqnr_db"] for row in data[0]}
@@ -144,14 +153,12 @@ class Visitor:
 
     async def hostile(self) -> str:
         """A file that is none: it is refused in words, and nothing else changes."""
-        junk = io.BytesIO(bytes(self.random.randrange(256) for _ in range(2000))).getvalue()
-        answer = await self.server.client.post("gradio_api/upload", files={"files": ("j.npy", junk)})
+        body = io.BytesIO(bytes(self.random.randrange(256) for _ in range(2000))).getvalue()
+        answer = await self.server.client.post("gradio_api/upload", files={"files": ("j.npy", body)})
         if answer.status_code != 200:
             return f"refused: {answer.status_code}"
-        held = self._selection("nvfp4")
-        junk_file = {**held[2], "path": answer.json()[0]}
-        acts = json.dumps({"number": 1, "acts": [{"do": "file"}]})
-        data = await self._call("choose", [acts, junk_file, *held, "", "", ""])
+        junk = {**self._selection("nvfp4")[2], "path": answer.json()[0]}
+        data = await self._call("choose", "nvfp4", junk)
         if isinstance(data, str):
             return data
         return "right" if "Still shown" in json.dumps(data) else "wrong: a junk file was shown"
@@ -160,7 +167,8 @@ class Visitor:
         """Asks for something long and leaves."""
         session, self.session = self.session, uuid.uuid4().hex
         number = self.server.numbers["frontier"]
-        body = {"data": self._selection("nvfp4"), "fn_index": number, "session_hash": self.session}
+        data = values_of("frontier", self._selection("nvfp4"))
+        body = {"data": data, "fn_index": number, "session_hash": self.session}
         answer = await self.server.client.post("gradio_api/queue/join", json=body)
         if answer.status_code == 200:
             parameters = {"session_hash": self.session}
@@ -184,7 +192,11 @@ class Visitor:
         file = {"path": path or self.path, "orig_name": NAME, "meta": {"_type": "gradio.FileData"}}
         return ["file", "mlp_up", file, None if path else "w", "", "", None, scheme, ""]
 
-    async def _call(self, name: str, data: list[Any]) -> list[Any] | str:
+    async def _call(self, name: str, scheme: str, file: Any = None) -> list[Any] | str:
+        """What ``name`` answers for this visitor's tensor under ``scheme``; ``file`` is what was dropped."""
+        return await self._send(name, values_of(name, self._selection(scheme), file))
+
+    async def _send(self, name: str, data: list[Any]) -> list[Any] | str:
         """The last data of an answer, or in words how it ended."""
         body = {"data": data, "fn_index": self.server.numbers[name], "session_hash": self.session}
         answer = await self.server.client.post("gradio_api/queue/join", json=body)

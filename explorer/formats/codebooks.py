@@ -74,10 +74,6 @@ class CodebookFormat(Format):
         """Between each level and the next: their middle, and whether the middle itself goes up."""
         return tuple((middle, self._is_above(middle, middle)) for middle in self._middles)
 
-    def code_of(self, number: float) -> int:
-        """The code of the level nearest to ``number``, which need not be a float32."""
-        return sum(self._is_above(number, middle) for middle in self._middles)
-
     def _is_above(self, number: float, middle: float) -> bool:
         """True if ``number`` rounds to the level above ``middle``."""
         tie_goes_up = self.ties is LevelTies.UPPER or (self.ties is LevelTies.ZERO and middle < 0)
@@ -88,6 +84,13 @@ class CodebookFormat(Format):
         nearest = torch.tensor(middle, dtype=torch.float32)
         above = self._is_above(nearest.double().item(), middle)
         return float(nearest if above else torch.nextafter(nearest, torch.tensor(math.inf)))
+
+    def _double_in_float32(self, x: Tensor) -> Tensor:
+        """The nearest levels: the middle of two need not be a float32."""
+        codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+        for middle, tie_goes_up in self.boundaries:
+            codes += x >= middle if tie_goes_up else x > middle
+        return torch.where(torch.isnan(x), math.nan, self.decode(codes))
 
     def encode_unchecked(
         self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None

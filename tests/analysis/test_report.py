@@ -163,6 +163,14 @@ def test_the_number_that_the_inspector_rounds_gives_the_code(name: str, gaussian
         assert short(got).replace("−", "-") == found["code"] and got == seen.code_value, line
 
 
+def test_the_inspector_divides_where_a_scale_has_no_reciprocal() -> None:
+    """1 / 1e-39 is beyond float32: the value was divided by its scale, and the line says so."""
+    x = torch.zeros(1, 64)
+    x[0, 3] = 1e-39
+    line = dict(inspect_element(x, quantize(x, SCHEMES["nf4_block64_bnb"]), 0, 3).arithmetic)
+    assert line["x / scale"] == "1e−39 / 1e−39 = 1" and line["restored"].endswith(" = 1e−39")
+
+
 def test_inspector_shows_the_part_of_a_flat_block_in_the_row(gaussian: Tensor) -> None:
     """Block 4 of 64 in rows of 150 holds the elements 256 … 319: row 1 from column 106, row 2 up to 19."""
     x = gaussian[:40, :150]

@@ -17,7 +17,7 @@ from explorer.schemes.names import named
 from explorer.schemes.parts import SEPARATOR, SchemeParts
 from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, MappingType
 from explorer.schemes.table import ALIASES, NAMES, ROWS, STORED_BY
-from explorer.schemes.text import read, unlisted
+from explorer.schemes.text import check_ascii, read, unlisted
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ SCHEMES: dict[str, Scheme] = {name: _scheme_of(row) for name, row in ROWS.items(
 def _parse(text: str) -> Scheme:
     """``Scheme.parse``; a text with the parts of a row of ``SCHEMES`` gives that row."""
     text = text.strip()
+    check_ascii(text)
     name = ALIASES.get(text.lower(), text.lower())
     if name in SCHEMES:
         return SCHEMES[name]

@@ -334,7 +334,7 @@ def test_kl_orders_schemes_by_how_much_of_the_shape_they_keep(gaussian: Tensor) 
         return compare(gaussian, quantize(gaussian, Scheme.parse(text))).kl
 
     values = [kl(f"int{bits}~tensor~symmetric~float32~minmax") for bits in (8, 6, 5, 4, 3, 2)]
-    assert sorted(values) == values and 0 < values[0] < 0.1 and 0.6 < values[3] < math.log(2)
+    assert sorted(values) == values and 0 < values[0] < 0.1 and 0.5 < values[3] < math.log(2)
     assert kl("fp32") == 0
 
 

@@ -89,7 +89,7 @@ def test_the_search_of_k_quants_pays(name: str, layer: Tensor) -> None:
 
 @pytest.mark.parametrize(("bits", "least"), [(6, -32), (8, -128)])
 def test_the_largest_signed_scale_is_the_least_integer(bits: int, least: int) -> None:
-    """-2^(b-1) reaches one farther than 2^(b-1) - 1: GGUF's Q3_K and Q6_K store the largest magnitude there."""
+    """-2^(b-1) reaches one farther than 2^(b-1) - 1: GGUF's Q3_K and Q6_K store the largest magnitude so."""
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
     q = quantize(x, Scheme.parse(f"int6~1x16~signed_max~super{bits}~minmax"))
     stored = q.scales.stored.view(4, 2, 16)

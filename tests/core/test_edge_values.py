@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from explorer import FORMATS, SCHEMES, MappingType, Scheme, compare, quantize
-from explorer.core.backend import REFERENCE
+from explorer.core.backend import backend_for
 from explorer.core.encode import not_clipped
 from explorer.formats import E8M0, CodebookFormat, FloatFormat, Format
 from explorer.formats.code import in_every_format
@@ -228,16 +228,17 @@ def test_one_double_is_rounded_once(name: str, number: float, value: float) -> N
 
 
 @pytest.mark.parametrize("name", ["fp32", "tf32"])
-def test_casts_to_bfloat16_saturate(name: str) -> None:
+def test_casts_to_bfloat16_saturate(name: str, device: torch.device) -> None:
     """The largest float32 lies beyond bfloat16's largest number, to which it is restored: not to Inf."""
     x, largest = torch.tensor([[LARGEST, -LARGEST, 3.39e38, 1.0]]), float(torch.finfo(torch.bfloat16).max)
-    q = quantize(x, SCHEMES[name])
+    q = quantize(x.to(device), SCHEMES[name])
     assert q.dequantize(torch.bfloat16).float().tolist() == [[largest, -largest, largest, 1.0]]
-    infinite = quantize(torch.tensor([[math.inf, -math.inf]]), SCHEMES["fp32"], allow_nonfinite=True)
+    x = torch.tensor([[math.inf, -math.inf]], device=device)
+    infinite = quantize(x, SCHEMES["fp32"], allow_nonfinite=True)
     assert infinite.dequantize(torch.bfloat16).tolist() == [[math.inf, -math.inf]]
 
 
-def test_the_least_element_of_mxint8_is_not_clipped() -> None:
+def test_the_least_element_of_mxint8_is_not_clipped(device: torch.device) -> None:
     """-2 is a value of the format (OCP MX v1.0, section 5.3.4): -128.5 / 64 rounds to it, 127.5 / 64 does not
     round to the largest, 127 / 64."""
     x = torch.zeros(1, 32)
@@ -249,7 +250,8 @@ def test_the_least_element_of_mxint8_is_not_clipped() -> None:
     assert not_clipped(x, q.scales, scheme)[0, :5].tolist() == [True, True, True, False, True]
     assert compare(x, q).clipped == 1 / 32
     x[0, :4] = torch.tensor([-1.99, -1.995, -1.999, 1.0])
-    restored, kept = REFERENCE.fake_quantize(x, scheme)
+    x = x.to(device)
+    restored, kept = backend_for(x).fake_quantize(x, scheme)
     assert bool(kept.all()) and float(restored.min()) == -2.0
 
 

@@ -56,7 +56,10 @@ class CodebookFormat(Format):
         return 8 / self.per_byte if self.per_byte else float(self.bits)
 
     def value(self, code: int) -> float:
-        return self.table[code] if code < len(self.table) else math.nan
+        """The level as it is restored: the float32 nearest to that of ``table``."""
+        return (
+            torch.tensor(self.table[code], dtype=torch.float32).item() if code < len(self.table) else math.nan
+        )
 
     @cached_property
     def _middles(self) -> tuple[float, ...]:

@@ -4,8 +4,7 @@
 
 First the tests of the packages run once, as they are: which functions each calls, and how long it takes. Then
 each mutant is made in a copy of the project, and the tests that call the changed function run, the quickest
-first, up to ``TESTS_SECONDS`` of them; for a change outside of functions those that call any function of the
-file. A mutant is killed by a failure, an error, or by taking ``SLOWER`` times as long; else it survives.
+first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an error, or by taking ``SLOWER`` times as long; else it survives.
 ``--record`` writes the section "Mutants" of docs/correctness.md.
 """
 
@@ -33,9 +32,9 @@ from tests.mutants.sample import Mutant, change_in_words, function_at, sample
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, HEADING = "docs/correctness.md", "## Mutants"
 TESTS = {
-    "formats": ["tests/formats", "tests/core/test_edge_values.py"],
-    "schemes": ["tests/schemes"],
-    "core": ["tests/core", "tests/analysis/test_report.py"],
+    "formats": ["tests/formats", "tests/core", "tests/analysis"],
+    "schemes": ["tests/schemes", "tests/core", "tests/analysis"],
+    "core": ["tests/core", "tests/schemes", "tests/analysis"],
     "methods": ["tests/methods"],
     "checkpoints": ["tests/checkpoints"],
 }
@@ -165,16 +164,13 @@ def traced_in(file: Path) -> list[Timed]:
 
 
 def chosen(tests: Sequence[Timed], path: str, function: int | None) -> list[Timed]:
-    """Of ``tests``, the quickest first, those that call the function, or for None one of the file, up to
-    ``TESTS_SECONDS``; at least one."""
-
-    def reaches(test: Timed) -> bool:
-        if function is not None:
-            return f"{path}:{function}" in test.calls
-        return any(call.startswith(f"{path}:") for call in test.calls)
-
+    """Of ``tests``, the quickest first, those that call the function, up to ``TESTS_SECONDS``, at least one.
+    Where none does, as for None, those that call any function of the file, else all: it runs as it is
+    imported."""
+    reaching = [test for test in tests if f"{path}:{function}" in test.calls]
+    of_file = [test for test in tests if any(call.startswith(f"{path}:") for call in test.calls)]
     found, seconds = list[Timed](), 0.0
-    for test in filter(reaches, tests):
+    for test in reaching or of_file or tests:
         if found and seconds + test.seconds > TESTS_SECONDS:
             break
         found.append(test)
@@ -189,8 +185,6 @@ def try_one(copy: Path, mutant: Mutant, tests: Sequence[Timed], deadline: float)
     changed = mutant.apply(source)
     change = change_in_words(source, changed)
     own = chosen(tests, mutant.path, function_at(source, mutant.place[0]))
-    if not own:
-        return Outcome(mutant, change, "", 0)
     names = copy.with_suffix(".tests")
     names.write_text("\n".join(test.name for test in own), encoding="utf-8")
     limit = SLOWER * sum(test.seconds for test in own) + STARTING
@@ -240,7 +234,8 @@ def pytest(copy: Path, arguments: Sequence[str], seconds: float) -> tuple[int | 
 
 def _line(outcome: Outcome) -> str:
     place = f"{outcome.mutant.path}:{outcome.mutant.place[0]}"
-    return f"{place} {outcome.change}: {f'killed by {outcome.by}' if outcome.by else 'survived'}"
+    ended = f"killed by {outcome.by}" if outcome.by else f"survived {outcome.tests} tests"
+    return f"{place} {outcome.change}: {ended}"
 
 
 def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str) -> str:
@@ -251,11 +246,11 @@ def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str)
         HEADING,
         "",
         "`make mutants` makes one small change at a time (cosmic-ray's operators: a number, a comparison, an "
-        "operation, a decorator), and runs the tests that call the changed function, the quickest first, up "
-        f"to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
+        "operation, a decorator), and runs the tests that call the changed function,",
+        f"the quickest first, up to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
         "",
-        f"{len(outcomes)} mutants, seed {seed}, in {minutes:.0f} min: **{share} killed**. "
-        f"Measured on {machine}.",
+        f"{len(outcomes)} mutants, seed {seed}, in {minutes:.0f} min: **{share} killed**. Measured on",
+        f"{machine}.",
         "",
         "| package | mutants | killed | survived |",
         "|---|---|---|---|",
@@ -268,8 +263,7 @@ def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str)
     alive = [one for one in outcomes if not one.by]
     lines += ["", "| survivor | change | why |", "|---|---|---|"] if alive else []
     for one in sorted(alive, key=lambda one: (one.mutant.path, one.mutant.place)):
-        unknown = "not explained yet" if one.tests else "no test calls it"
-        why = WHY.get((one.mutant.path, one.change), unknown)
+        why = WHY.get((one.mutant.path, one.change), f"not explained yet: {one.tests} tests ran")
         change = one.change.replace("|", "\\|")
         lines.append(f"| `{one.mutant.path}:{one.mutant.place[0]}` | {change} | {why} |")
     return "\n".join(lines) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -100,8 +101,7 @@ def function_at(source: str, line: int) -> int | None:
 
 def change_in_words(before: str, after: str) -> str:
     """The first line that differs, before and after."""
-    old, new = before.splitlines(), after.splitlines()
-    pairs = [(a.strip(), b.strip()) for a, b in zip(old, new, strict=False) if a != b]
-    if not pairs:
-        return "lines left out"
-    return f"`{pairs[0][0]}` → `{pairs[0][1]}`"
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))[2:]
+    old = [line[1:].strip() for line in lines if line.startswith("-")]
+    new = [text for line in lines if line.startswith("+") and (text := line[1:].strip())]
+    return f"`{old[0]}` → " + (f"`{new[0]}`" if new else "left out")

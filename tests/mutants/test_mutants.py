@@ -53,6 +53,7 @@ def test_a_change_is_its_line() -> None:
     assert change_in_words(SOURCE, SOURCE.replace("(1, 2)", "(1, 3)")) == (
         "`return max(n for n in (1, 2))` → `return max(n for n in (1, 3))`"
     )
+    assert change_in_words(SOURCE, SOURCE.replace("@property", "")) == "`@property` → left out"
 
 
 def test_tests_that_call_the_function_quickest_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +63,20 @@ def test_tests_that_call_the_function_quickest_first(monkeypatch: pytest.MonkeyP
     tests = [Timed(f"t{i}", seconds, frozenset([call])) for i, (seconds, call) in
              enumerate(zip((0.5, 0.6, 1.0, 9.0), calls, strict=True))]  # fmt: skip
     assert [t.name for t in chosen(tests, "a.py", 9)] == ["t0", "t2"]
-    assert [t.name for t in chosen(tests, "a.py", None)] == ["t0", "t1"]
-    assert [t.name for t in chosen(tests[3:], "a.py", 9)] == ["t3"] and chosen(tests, "b.py", None) == []
+    assert (
+        [t.name for t in chosen(tests, "a.py", None)]
+        == ["t0", "t1"]
+        == [t.name for t in chosen(tests, "a.py", 5)]
+    ), "what is called by no test may run as it is imported"
+    assert [t.name for t in chosen(tests[3:], "a.py", 9)] == ["t3"]
+    assert [t.name for t in chosen(tests, "b.py", None)] == ["t0", "t1"], "a table has no functions"
 
 
 BASE = "explorer/formats/base.py"
 OUTCOMES = [
     Outcome(Mutant(BASE, (9, 4), "core/NumberReplacer", 0), "`a | 1` → `a | 2`", "", 3),
     Outcome(Mutant(BASE, (3, 0), "core/NumberReplacer", 0), "`1` → `2`", "tests/a::b", 3),
-    Outcome(Mutant("explorer/core/flat.py", (7, 0), "core/NumberReplacer", 0), "`3` → `4`", "", 0),
+    Outcome(Mutant("explorer/core/flat.py", (7, 0), "core/NumberReplacer", 0), "`3` → `4`", "", 8),
 ]
 
 
@@ -78,10 +84,13 @@ def test_the_page_names_every_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason; the rest of the page stays as it is, however often the section is written."""
     monkeypatch.setitem(run.WHY, (BASE, "`a | 1` → `a | 2`"), "the bit is set")
     text = report(OUTCOMES, 5, 12.3, "a CPU")
-    assert "3 mutants, seed 5, in 12 min: **33 % killed**. Measured on a CPU." in text
+    assert "3 mutants, seed 5, in 12 min: **33 % killed**. Measured on\na CPU." in text
     assert "| `formats` | 2 | 50 % | 1 |" in text and "| `core` | 1 | 0 % | 1 |" in text
     assert "| `explorer/formats/base.py:9` | `a \\| 1` → `a \\| 2` | the bit is set |" in text
-    assert "| `explorer/core/flat.py:7` | `3` → `4` | no test calls it |" in text and "tests/a" not in text
+    assert (
+        "| `explorer/core/flat.py:7` | `3` → `4` | not explained yet: 8 tests ran |" in text
+        and "tests/a" not in text
+    )
     page = "# Title\n\ntext\n\n## Before\n\nb\n\n## After\n\na\n"
     once = with_section(page, text)
     assert once.startswith(page.rstrip()) and with_section(once, text) == once

@@ -488,7 +488,7 @@ def test_facts_by_hand() -> None:
                  "float4_e2m1fn": 2, "ocp_int8": 0, "int8": 6, "float16": 15}  # fmt: skip
     assert {name: FORMATS[name].max_exponent for name in exponents} == exponents
     assert [f.name for f in FLOATS if not f.holds_scales] == [
-        name for name in ROWS if name.startswith(("float6", "float4"))
+        name for name in ROWS if name.startswith(("float6", "float5", "float4"))
     ]
 
 

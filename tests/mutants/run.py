@@ -4,7 +4,8 @@
 
 First the tests of the packages run once, as they are: which functions each calls, and how long it takes. Then
 each mutant is made in a copy of the project, and the tests that call the changed function run, the quickest
-first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an error, or by taking ``SLOWER`` times as long; else it survives.
+first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an error, or by taking
+``SLOWER`` times as long; else it survives.
 ``--record`` writes the section "Mutants" of docs/correctness.md.
 """
 

@@ -296,13 +296,16 @@ def test_kl_of_histograms_lies_between_equal_and_apart() -> None:
     assert histogram_kl(left, right) == pytest.approx(math.log(2), rel=1e-12)
 
 
-@pytest.mark.parametrize(("p", "q", "kl"), [
-    ([1, 3], [0, 4], math.log(2) / 4 + 0.75 * math.log(6 / 7)),  # against the mean 1/8, 7/8
-    ([1, 1, 2], [2, 0, 2], 0.25 * math.log(2 / 3) + math.log(2) / 4),  # the mean is 3/8, 1/8, 1/2
-    ([4, 0], [2, 2], math.log(4 / 3)),
-    ([2, 2], [0, 0], math.log(2)),  # nothing finite was restored
-    ([0, 0], [0, 0], 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("p", "q", "kl"),
+    [
+        ([1, 3], [0, 4], math.log(2) / 4 + 0.75 * math.log(6 / 7)),  # against the mean 1/8, 7/8
+        ([1, 1, 2], [2, 0, 2], 0.25 * math.log(2 / 3) + math.log(2) / 4),  # the mean is 3/8, 1/8, 1/2
+        ([4, 0], [2, 2], math.log(4 / 3)),
+        ([2, 2], [0, 0], math.log(2)),  # nothing finite was restored
+        ([0, 0], [0, 0], 0.0),
+    ],
+)
 def test_kl_by_hand(p: list[int], q: list[int], kl: float) -> None:
     """Worked values of Lin's K divergence."""
     edges = np.arange(len(p) + 1.0)
@@ -311,9 +314,15 @@ def test_kl_by_hand(p: list[int], q: list[int], kl: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["int4~tensor~symmetric~float32~minmax", "int2~tensor~symmetric~float32~minmax",
-             "fp8_e4m3_tensor", "int4_group128", "nf4_block64"],
-)  # fmt: skip
+    "text",
+    [
+        "int4~tensor~symmetric~float32~minmax",
+        "int2~tensor~symmetric~float32~minmax",
+        "fp8_e4m3_tensor",
+        "int4_group128",
+        "nf4_block64",
+    ],
+)
 def test_kl_converges_with_the_number_of_elements(text: str) -> None:
     """Ten times the elements of one distribution: the same KL. Bins that no restored value fell into counted
     as half a value each, which made the KL of INT4 per tensor 4.6, 6.9 and 9.1 here."""

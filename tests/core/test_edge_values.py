@@ -215,11 +215,16 @@ def test_a_tensor_of_doubles_is_rounded_once(name: str) -> None:
     assert fmt.decode(fmt.encode(ends)).tolist() == [fmt.max, fmt.min]
 
 
-@pytest.mark.parametrize(("name", "number", "value"), [
-    ("float8_e4m3fn", 1.06250001, 1.125), ("bfloat16", 1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-7),
-    ("float16", 1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-10), ("tfloat32", 1 + 2.0**-11 - 2.0**-40, 1.0),
-    ("float32", 1 + 2.0**-24 + 2.0**-40, 1 + 2.0**-23),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "number", "value"),
+    [
+        ("float8_e4m3fn", 1.06250001, 1.125),
+        ("bfloat16", 1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-7),
+        ("float16", 1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-10),
+        ("tfloat32", 1 + 2.0**-11 - 2.0**-40, 1.0),
+        ("float32", 1 + 2.0**-24 + 2.0**-40, 1 + 2.0**-23),
+    ],
+)
 def test_one_double_is_rounded_once(name: str, number: float, value: float) -> None:
     """Worked by hand: each lies just off the middle of two values, which the nearest float32 is."""
     fmt, x = FORMATS[name], torch.tensor([[number]], dtype=torch.float64)

@@ -484,8 +484,16 @@ def test_a_new_row_meets_the_other_libraries() -> None:
 
 def test_facts_by_hand() -> None:
     """``emax_elem`` of OCP MX v1.0 (table 1), and the formats whose codes fill the bytes of a scale."""
-    exponents = {"float8_e5m2": 15, "float8_e4m3fn": 8, "float6_e3m2fn": 4, "float6_e2m3fn": 2,
-                 "float4_e2m1fn": 2, "ocp_int8": 0, "int8": 6, "float16": 15}  # fmt: skip
+    exponents = {
+        "float8_e5m2": 15,
+        "float8_e4m3fn": 8,
+        "float6_e3m2fn": 4,
+        "float6_e2m3fn": 2,
+        "float4_e2m1fn": 2,
+        "ocp_int8": 0,
+        "int8": 6,
+        "float16": 15,
+    }
     assert {name: FORMATS[name].max_exponent for name in exponents} == exponents
     assert [f.name for f in FLOATS if not f.holds_scales] == [
         name for name in ROWS if name.startswith(("float6", "float5", "float4"))

@@ -34,10 +34,16 @@ class Row:
 """
 
 
-@pytest.mark.parametrize(("old", "new", "same"), [
-    ("int | None = 3", "int & None = 3", True), ("-> int | None:", "-> int & None:", True),
-    ("= 3", "= 4", False), ("    @property\n", "", False), ("max(", "min(", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("int | None = 3", "int & None = 3", True),
+        ("-> int | None:", "-> int & None:", True),
+        ("= 3", "= 4", False),
+        ("    @property\n", "", False),
+        ("max(", "min(", False),
+    ],
+)
 def test_annotations_are_no_program(old: str, new: str, same: bool) -> None:
     """A change that is not evaluated cannot be noticed, and would count as a survivor."""
     assert SOURCE.count(old) == 1 and same_program(SOURCE, SOURCE.replace(old, new)) == same
@@ -60,8 +66,10 @@ def test_tests_that_call_the_function_quickest_first(monkeypatch: pytest.MonkeyP
     """Up to so many seconds, one at least."""
     monkeypatch.setattr(run, "TESTS_SECONDS", 2.0)
     calls = ["a.py:9", "a.py:1", "a.py:9", "a.py:9"]
-    tests = [Timed(f"t{i}", seconds, frozenset([call])) for i, (seconds, call) in
-             enumerate(zip((0.5, 0.6, 1.0, 9.0), calls, strict=True))]  # fmt: skip
+    tests = [
+        Timed(f"t{i}", seconds, frozenset([call]))
+        for i, (seconds, call) in enumerate(zip((0.5, 0.6, 1.0, 9.0), calls, strict=True))
+    ]
     assert [t.name for t in chosen(tests, "a.py", 9)] == ["t0", "t2"]
     assert (
         [t.name for t in chosen(tests, "a.py", None)]

@@ -34,12 +34,12 @@ class Mutant:
         return changed
 
 
-def mutants_of(root: Path, path: str) -> Iterator[Mutant]:
-    """Every mutant of a file."""
+def mutants_of(source: str, path: str) -> Iterator[Mutant]:
+    """Every mutant of a file with this source."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
-    nodes = list(ast_nodes(get_ast((root / path).read_text(encoding="utf-8"))))
+    nodes = list(ast_nodes(get_ast(source)))
     for name in operator_names():
         kind = get_operator(name)
         if kind.arguments():
@@ -55,15 +55,16 @@ def sample(root: Path, paths: list[str], seed: int) -> Iterator[Mutant]:
     """Mutants in a seeded order: one of those at a place, each place of all files as likely; without those
     that change no program (``same_program``)."""
     at: dict[tuple[str, Place], list[Mutant]] = defaultdict(list)
-    for path in paths:
-        for mutant in mutants_of(root, path):
+    sources = {path: (root / path).read_text(encoding="utf-8") for path in paths}
+    for path, source in sources.items():
+        for mutant in mutants_of(source, path):
             at[path, mutant.place].append(mutant)
     draw = random.Random(seed)
     places = sorted(at)
     draw.shuffle(places)
     for place in places:
         mutant = draw.choice(at[place])
-        source = (root / mutant.path).read_text(encoding="utf-8")
+        source = sources[mutant.path]
         if not same_program(source, mutant.apply(source)):
             yield mutant
 

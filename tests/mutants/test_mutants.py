@@ -85,6 +85,7 @@ OUTCOMES = [
     Outcome(Mutant(BASE, (9, 4), "core/NumberReplacer", 0), "`a | 1` → `a | 2`", "", 3),
     Outcome(Mutant(BASE, (3, 0), "core/NumberReplacer", 0), "`1` → `2`", "tests/a::b", 3),
     Outcome(Mutant("explorer/core/flat.py", (7, 0), "core/NumberReplacer", 0), "`3` → `4`", "", 8),
+    Outcome(Mutant("explorer/core/flat.py", (8, 0), "core/NumberReplacer", 0), "`5` → `6`", "time: 9 s", 8),
 ]
 
 
@@ -92,8 +93,8 @@ def test_the_page_names_every_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason; the rest of the page stays as it is, however often the section is written."""
     monkeypatch.setitem(run.WHY, (BASE, "`a | 1` → `a | 2`"), "the bit is set")
     text = report(OUTCOMES, 5, 12.3, "a CPU")
-    assert "3 mutants, seed 5, in 12 min: **33 % killed**. Measured on\na CPU." in text
-    assert "| `formats` | 2 | 50 % | 1 |" in text and "| `core` | 1 | 0 % | 1 |" in text
+    assert "4 mutants, seed 5, in 12 min: **50 % killed**. Measured on\na CPU." in text
+    assert "| `formats` | 2 | 50 % | 0 | 1 |" in text and "| `core` | 2 | 50 % | 1 | 1 |" in text
     assert "| `explorer/formats/base.py:9` | `a \\| 1` → `a \\| 2` | the bit is set |" in text
     assert (
         "| `explorer/core/flat.py:7` | `3` → `4` | not explained yet: 8 tests ran |" in text

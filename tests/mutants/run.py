@@ -170,12 +170,15 @@ def traced_in(file: Path) -> list[Timed]:
 
 def chosen(tests: Sequence[Timed], path: str, function: int | None) -> list[Timed]:
     """Of ``tests``, the quickest first, those that call the function, up to ``TESTS_SECONDS``, at least one.
-    Where none does, as for None, those that call any function of the file, else all: it runs as it is
-    imported."""
+    Where none does, as for None, it runs as it is imported: first those that call any function of the file,
+    then the others."""
     reaching = [test for test in tests if f"{path}:{function}" in test.calls]
-    of_file = [test for test in tests if any(call.startswith(f"{path}:") for call in test.calls)]
+
+    def elsewhere(test: Timed) -> bool:
+        return not any(call.startswith(f"{path}:") for call in test.calls)
+
     found, seconds = list[Timed](), 0.0
-    for test in reaching or of_file or tests:
+    for test in reaching or sorted(tests, key=elsewhere):
         if found and seconds + test.seconds > TESTS_SECONDS:
             break
         found.append(test)
@@ -251,8 +254,9 @@ def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str)
         HEADING,
         "",
         "`make mutants` makes one small change at a time (cosmic-ray's operators: a number, a comparison, an "
-        "operation, a decorator), and runs the tests that call the changed function,",
-        f"the quickest first, up to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
+        "operation,",
+        "a decorator), and runs the tests that call the changed function, the quickest first,",
+        f"up to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
         "",
         f"{len(outcomes)} mutants, seed {seed}, in {minutes:.0f} min: **{share} killed**. Measured on",
         f"{machine}.",

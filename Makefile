@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Python compiles what it imports: to compile all of torch and transformers takes half a minute of a core.
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
-.PHONY: run test test-all test-gpu check docs conformance load fuzz lock clean
+.PHONY: run test test-all test-gpu check docs conformance load fuzz mutants lock clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python app.py
@@ -49,6 +49,14 @@ docs: $(VENV)/.installed
 # has the last recorded run.
 fuzz: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
+
+# The section "Mutants" of docs/correctness.md: a seeded sample of small changes, and whether a test notices
+# each. MINUTES, SEED.
+SEED ?= 1
+mutants: MINUTES ?= 30
+mutants: $(VENV)/.tested
+	$(PIP) "cosmic-ray==8.7.0"
+	$(BIN)/python -m tests.mutants.run --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) --record
 
 # docs/conformance.md: codes and scales against other implementations, on a whole model.
 conformance: $(VENV)/.tested

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from explorer.core.blocks import Rectangle
+from explorer.core.encode import NO_RECIPROCAL, scaled_blocks
 from explorer.core.encode import _minimum as least_value
-from explorer.core.encode import scaled_blocks
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import BitField
 from explorer.formats.code import code_formula, short
@@ -194,7 +194,7 @@ def _step(x: Tensor, q: QuantizedTensor, e: Inspection) -> tuple[str, str]:
     scaled = _exact(_in_units(x, q, e))
     if divisor == 0:
         return f"x / {name}", f"0 under a scale of 0, not {value} / 0"
-    if rule.reciprocal:
+    if rule.reciprocal and (rule.bfloat16 or abs(divisor) > NO_RECIPROCAL):
         return f"x × 1 / {name}", f"{value} × (1 / {short(divisor)}) = {scaled}{_in_bfloat16(q)}"
     return f"x / {name}", f"{value} / {short(divisor)} = {scaled}{_in_bfloat16(q)}"
 

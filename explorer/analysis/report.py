@@ -31,7 +31,8 @@ class Report:
     """The error of one quantization and its size. Shares are of all elements, 0 … 1.
 
     relative_error  ‖x̂ - x‖ / ‖x‖ (Frobenius)
-    kl              KL(original || dequantized) in nats over 256 bins of the original's range
+    kl              KL(original || mean of original and dequantized), 0 … ln 2 nats, over 256 bins of the
+                    original's range (``histogram_kl``)
     max_error_at    (row, column) of ``max_error`` = max |x̂ - x|
     clipped         share beyond the block's saturation threshold, which rounding alone would not bring back
     zeroed          share that is not zero before and zero after

@@ -90,7 +90,10 @@ def why(a: Analysis, b: Analysis | None = None) -> str:
     if not all(math.isfinite(side.report.sqnr_db) for side in sides):
         return ""
     grids = [grid_of(side.q, _rms(side)) for side in sides]
-    ended = "".join(_scales_end(side, "A" if side is a else "B") for side in sides)
+    ended = "".join(
+        _scales_end(side, letter) or _scales_collapse(side, letter)
+        for side, letter in zip(sides, "AB", strict=False)
+    )
     if ended:
         return f"Why:{ended}"
     if b is None:
@@ -116,6 +119,23 @@ def _scales_end(side: Analysis, letter: str) -> str:
     return (
         f" {letter}'s {rule.format.label} scales end at {end}, and {percent(share)} of the blocks need "
         f"larger ones: {clipped} of the elements are clipped."
+    )
+
+
+def _scales_collapse(side: Analysis, letter: str) -> str:
+    """A sentence where double quantization stores scales as 0 or below, which no block's are; empty
+    elsewhere."""
+    rule, grid, raw = side.q.scheme.scale, side.q.scales.scale, side.q.scales.unrounded
+    if rule is None or not rule.nested:
+        return ""
+    collapsed = (grid <= 0) if raw is None else (grid <= 0) & (raw > 0)  # a block of zeros loses nothing
+    lost, blocks = int(collapsed.sum()), grid.numel()
+    if lost == 0 or lost < FEW * blocks:
+        return ""
+    return (
+        f" of {letter}'s {words.count(blocks)} scales {words.count(lost)} are stored as 0 or below, so that "
+        "their blocks are restored as zeros or with the wrong sign: bitsandbytes' double quantization stores "
+        "each scale less the mean of all, and one large block leaves the others too few of its steps."
     )
 
 

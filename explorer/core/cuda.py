@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from explorer.core.encode import as_float32, beyond_bfloat16
 from explorer.core.lowering import (
     Lowered,
     config_of,
@@ -23,6 +24,7 @@ from explorer.core.ranges import check_finite, find_ranges
 from explorer.core.reference import Reference
 from explorer.error_sums import ErrorSums
 from explorer.formats import Format
+from explorer.formats.integers import FixedPointFormat
 from explorer.gpu import fake_quantize as fake_kernels
 from explorer.gpu import runtime, statistics
 from explorer.gpu.config import ELEMENTS, Config, Layout
@@ -73,14 +75,16 @@ class Cuda(Reference):
     def dequantize(
         self, packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
     ) -> Tensor:
-        if not has_kernels(scheme):
+        if not has_kernels(scheme) or beyond_bfloat16(scheme, dtype):  # the kernel does not saturate there
             return super().dequantize(packed, scales, scheme, shape, dtype)
         config, layout, raw = _config(scheme), layout_of(shape, scheme), raw_scales(scales, scheme)
         zeros, tensor_scale = scales.zero_points, scales.tensor_scale
         return dequantize_kernel(packed, raw, zeros, tensor_scale, config, layout, dtype)[0]
 
     def fake_quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-        if x.dtype not in ELEMENTS or scheme.least_squares_scale or not has_kernels(scheme):
+        # The kernel's mask has one threshold for both signs; fixed-point numbers reach farther below zero.
+        two_ends = isinstance(scheme.format, FixedPointFormat)
+        if x.dtype not in ELEMENTS or scheme.least_squares_scale or two_ends or not has_kernels(scheme):
             return super().fake_quantize(x, scheme)
         return fake_quantize_on_device(x.contiguous(), self.quantize(x, scheme)[1], scheme)
 
@@ -145,7 +149,7 @@ def quantize_on_device(
     kept = lowered(scheme)
     if scales is None and kept is not None:
         return _by_plan(x, kept)
-    x = _readable(x)
+    x = _readable(x, scheme)
     if scales is None:
         output = quantize_kernel(x, _config(scheme), _layout(x, scheme), scheme.seed or 0)
         scales = scales_from(output, scheme)
@@ -159,14 +163,14 @@ def quantize_on_device(
 def _by_plan(x: Tensor, kept: Lowered, flag: int | None = None) -> tuple[Tensor, Scales, Output]:
     """``quantize_on_device`` on torch's current device by kernels that find the scales; ``flag`` is the
     address that says instead of ``Output.bad`` whether values were finite."""
-    x = _readable(x)
+    x = _readable(x, kept.scheme)
     output = kept.plan(x).start(x, flag)
     return output.packed, _fitted(scales_from(output, kept.scheme), output, kept.scheme), output
 
 
-def _readable(x: Tensor) -> Tensor:
+def _readable(x: Tensor, scheme: Scheme) -> Tensor:
     """``x`` as kernels read it."""
-    return (x if x.dtype in ELEMENTS else x.to(torch.float32)).contiguous()
+    return (x if x.dtype in ELEMENTS else as_float32(x, scheme)).contiguous()
 
 
 def fake_quantize_on_device(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from explorer.core.blocks import Rectangle, chunks, rectangles, spread
 from explorer.core.flat import unrolled, with_grid, with_rows
 from explorer.formats import IntegerFormat
+from explorer.formats.integers import FixedPointFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.formats.rounding import philox_uniform, round_away
 from explorer.formats.subnormals import keeps_subnormals
@@ -69,11 +70,36 @@ def decode_matrix(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[i
     return out
 
 
+def as_float32(x: Tensor, scheme: Scheme) -> Tensor:
+    """``x`` of any floating dtype as it is encoded: float32. A cast of float64 numbers rounds them once
+    (``Format.in_float32``); those beyond float32 become Inf.
+    """
+    nearest = x.to(torch.float32)
+    if x.dtype != torch.float64 or scheme.scale is not None or scheme.seed is not None:
+        return nearest
+    return torch.where(nearest.isinf(), nearest, scheme.format.in_float32(x))
+
+
 def converted(values: Tensor, dtype: torch.dtype) -> Tensor:
     """float32 ``values`` in ``dtype``; finite ones saturate in float16, where they would become Inf."""
-    if dtype != torch.float16:
-        return values.to(dtype)
-    return torch.where(values.isinf(), values, values.clamp(-65504.0, 65504.0)).to(dtype)
+    return saturated(values, dtype) if dtype == torch.float16 else values.to(dtype)
+
+
+def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 ``values`` in ``dtype``; finite ones are at most its largest number."""
+    largest = torch.finfo(dtype).max
+    return torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(dtype)
+
+
+def beyond_bfloat16(scheme: Scheme, dtype: torch.dtype) -> bool:
+    """True if restoring in ``dtype``, which is bfloat16, has to saturate: under casts to FP32 and TF32, which
+    have larger numbers. Under scales values end at 2^127 (``ranges.LARGEST``).
+    """
+    return (
+        dtype == torch.bfloat16
+        and scheme.scale is None
+        and scheme.format.max > torch.finfo(torch.bfloat16).max
+    )
 
 
 def restore_blocks(part: Rectangle, values: Tensor, scales: Scales) -> Tensor:
@@ -130,7 +156,7 @@ def _scaled(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     if rule.reciprocal and rule.bfloat16:
         return through_bfloat16(through_bfloat16(blocks) * spread(through_bfloat16(_reciprocal(scales))))
     if rule.reciprocal:
-        return blocks * spread(_reciprocal(scales))
+        return _times_reciprocal(blocks, scales)
     by = scales.scale if scales.unrounded is None or rule.bfloat16 else scales.unrounded
     # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
     may_be_zero = (scales.unrounded is not None or scheme.scale.smallest == 0) and scheme.format.has_zero
@@ -152,6 +178,23 @@ def _minimum(scales: Scales, scheme: Scheme) -> Tensor:
     if scheme.mapping is MappingType.MINIMUM:
         return scales.offsets
     return scales.offsets + scales.scale * scheme.code_limits[0]
+
+
+NO_RECIPROCAL = 2.0**-128
+"""The reciprocal of a scale up to here is beyond float32."""
+
+
+def _times_reciprocal(blocks: Tensor, scales: Scales) -> Tensor:
+    """``blocks`` times the reciprocals of their scales. Where a reciprocal is infinite (``NO_RECIPROCAL``),
+    0 · inf would be no number: there values are divided by the scale.
+    """
+    inverse = _reciprocal(scales)
+    scaled = blocks * spread(inverse)
+    beyond = inverse.isinf()
+    if not bool(beyond.any()):
+        return scaled
+    divisor = scales.scale if scales.unrounded is None else scales.unrounded
+    return torch.where(spread(beyond), blocks / spread(divisor), scaled)
 
 
 def _reciprocal(scales: Scales) -> Tensor:
@@ -189,8 +232,8 @@ def _whole_codes(scaled: Tensor, scales: Scales, scheme: Scheme, noise: Tensor |
 def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """bool [rows, cols]: where rounding alone keeps float32 ``x`` [rows, cols] among the codes.
 
-    Integers are tested by the rounded code, as torch's fake quantization does: -128.5 rounds to -128 and is
-    inside, 127.5 rounds to 128 and is not.
+    Integers and fixed-point numbers are tested by the rounded code, as torch's fake quantization does: -128.5
+    rounds to -128 and is inside, 127.5 rounds to 128 and is not.
     """
     fmt, shape, nearest = scheme.format, (x.shape[0], x.shape[1]), dataclasses.replace(scheme, seed=None)
     if scheme.flat:
@@ -204,6 +247,9 @@ def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
         if isinstance(fmt, IntegerFormat):
             code = _whole_codes(scaled, local, nearest, None)
             inside = (code >= low) & (code <= high)
+        elif isinstance(fmt, FixedPointFormat):
+            value = (scaled * 2.0**fmt.fraction).round() * 2.0**-fmt.fraction
+            inside = (value >= low) & (value <= high)
         else:
             inside = scaled.abs() <= fmt.saturation_threshold
         mask[part.rows, part.columns] = inside.reshape(inside.shape[0] * inside.shape[1], -1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from explorer.core.backend import backend_for
 from explorer.core.blocks import chunks
+from explorer.core.encode import as_float32
 from explorer.core.ranges import check_finite, check_range, find_scales
 from explorer.core.ranges import find_ranges as find_ranges
 from explorer.formats.packing import packed_row_bytes, unpack
@@ -193,6 +194,8 @@ def quantize(
     finds it. ``allow_nonfinite`` lets NaN and Inf through to formats that have NaN: Inf saturates, NaN stays
     NaN, and ranges are taken over the finite values. Raises ``ValueError`` for any other non-finite input.
 
+    Arithmetic is in float32, to which float64 values are rounded first; a cast rounds them once.
+
     To know whether values are finite, the host waits for the GPU. With ``check`` False it does not: the codes
     of non-finite values are then meaningless, and ``QuantizedTensor.check`` says so when it is asked. So it
     is in a CUDA graph, which can capture the call for schemes with kernels. Values on the CPU, and those that
@@ -209,7 +212,7 @@ def quantize(
         raise ValueError(
             f"{scheme.format.label} has no code for NaN, so allow_nonfinite cannot let it through"
         )
-    x = x.to(torch.float32)
+    x = as_float32(x, scheme)
     if clip_range is None:
         return quantize_with_scales(x, scheme, find_scales(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme))
     check_range(clip_range, scheme)

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from explorer.core.blocks import chunks, ordered_sum, pieces, rectangles
-from explorer.core.encode import converted, decode_matrix, encode_matrix, not_clipped
+from explorer.core.encode import (
+    as_float32,
+    beyond_bfloat16,
+    converted,
+    decode_matrix,
+    encode_matrix,
+    not_clipped,
+    saturated,
+)
 from explorer.core.flat import unrolled
 from explorer.core.k_quants import k_quantized
 from explorer.core.ranges import check_finite, find_ranges, find_scales
@@ -25,7 +33,7 @@ class Reference:
     @keeps_subnormals
     def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
         check_finite(x)
-        x = x.to(torch.float32)
+        x = as_float32(x, scheme)
         if scheme.scale is not None and scheme.scale.is_searched:
             find_ranges(x, scheme)  # which refuses those that are too large
             return *k_quantized(x, scheme), None
@@ -39,7 +47,8 @@ class Reference:
     def dequantize(
         self, packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
     ) -> Tensor:
-        return converted(decode_matrix(packed, scales, scheme, shape), dtype)
+        values = decode_matrix(packed, scales, scheme, shape)
+        return saturated(values, dtype) if beyond_bfloat16(scheme, dtype) else converted(values, dtype)
 
     @keeps_subnormals
     def fake_quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:

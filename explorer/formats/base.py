@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.formats.rounding import Rounding
+from explorer.formats.rounding import Rounding, round_to_odd
 from explorer.formats.subnormals import keeps_subnormals
 
 
@@ -113,7 +113,21 @@ class Format:
         if not self.has_nan and bool(torch.isnan(x).any()):
             count = int(torch.isnan(x).sum())
             raise ValueError(f"{count} NaN: {self.label} has no code for NaN; remove or replace them first")
-        return self.encode_unchecked(x.to(torch.float32), rounding, noise)
+        x = x.to(torch.float32) if rounding is Rounding.STOCHASTIC else self.in_float32(x)
+        return self.encode_unchecked(x, rounding, noise)
+
+    @keeps_subnormals
+    def in_float32(self, x: Tensor) -> Tensor:
+        """float32, in the shape of ``x`` (any floating dtype), that is rounded to the codes that ``x`` is.
+
+        The float32 nearest to a float64 number may be a tie between two codes where the number is none. Not
+        for stochastic rounding, whose probabilities are those of the nearest float32.
+        """
+        return self._double_in_float32(x) if x.dtype == torch.float64 else x.to(torch.float32)
+
+    def _double_in_float32(self, x: Tensor) -> Tensor:
+        """``in_float32`` of float64 ``x``."""
+        return round_to_odd(x)
 
     def encode_unchecked(
         self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None

@@ -6,13 +6,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from explorer.formats.base import Format
-from explorer.formats.codebooks import CodebookFormat
 from explorer.formats.floats import FloatFormat
 from explorer.formats.integers import FixedPointFormat, IntegerFormat
-from explorer.formats.table import FLOAT32, FORMATS
+from explorer.formats.table import FORMATS
 
 
 @dataclass(frozen=True)
@@ -78,26 +76,8 @@ def plain_number(text: str) -> bool:
 def _code_of(number: float, fmt: Format) -> int:
     if math.isnan(number) and not fmt.has_nan:
         raise NoNaNError(f"{fmt.label} has no code for NaN")
-    if isinstance(fmt, CodebookFormat):
-        return fmt.code_of(number)
-    nearest = torch.tensor([number], dtype=torch.float64).to(torch.float32)
-    codes = fmt.encode(nearest if fmt is FLOAT32 else _round_to_odd(number, nearest))
+    codes = fmt.encode(torch.tensor([number], dtype=torch.float64))
     return int(codes[0]) & (2**fmt.bits - 1)
-
-
-def _round_to_odd(number: float, nearest: Tensor) -> Tensor:
-    """float32 [1]: ``number`` where float32 has it, else its neighbour whose last bit is 1.
-
-    Rounding that to fewer bits gives what rounding ``number`` itself gives: a tie of the format's can only
-    come from a number that is one (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums",
-    2008). ``nearest`` is the float32 nearest to ``number``.
-    """
-    if nearest.double().item() == number or math.isnan(number):
-        return nearest
-    toward_zero = nearest
-    if abs(nearest.double().item()) > abs(number):
-        toward_zero = torch.nextafter(nearest, torch.zeros(1))
-    return (toward_zero.view(torch.int32) | 1).view(torch.float32)
 
 
 def flip_bit(fmt: Format, code: int, bit: float) -> int:

@@ -56,7 +56,10 @@ class CodebookFormat(Format):
         return 8 / self.per_byte if self.per_byte else float(self.bits)
 
     def value(self, code: int) -> float:
-        return self.table[code] if code < len(self.table) else math.nan
+        """The level as it is restored: the float32 nearest to that of ``table``."""
+        return (
+            torch.tensor(self.table[code], dtype=torch.float32).item() if code < len(self.table) else math.nan
+        )
 
     @cached_property
     def _middles(self) -> tuple[float, ...]:
@@ -74,10 +77,6 @@ class CodebookFormat(Format):
         """Between each level and the next: their middle, and whether the middle itself goes up."""
         return tuple((middle, self._is_above(middle, middle)) for middle in self._middles)
 
-    def code_of(self, number: float) -> int:
-        """The code of the level nearest to ``number``, which need not be a float32."""
-        return sum(self._is_above(number, middle) for middle in self._middles)
-
     def _is_above(self, number: float, middle: float) -> bool:
         """True if ``number`` rounds to the level above ``middle``."""
         tie_goes_up = self.ties is LevelTies.UPPER or (self.ties is LevelTies.ZERO and middle < 0)
@@ -88,6 +87,13 @@ class CodebookFormat(Format):
         nearest = torch.tensor(middle, dtype=torch.float32)
         above = self._is_above(nearest.double().item(), middle)
         return float(nearest if above else torch.nextafter(nearest, torch.tensor(math.inf)))
+
+    def _double_in_float32(self, x: Tensor) -> Tensor:
+        """The nearest levels: the middle of two need not be a float32."""
+        codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+        for middle, tie_goes_up in self.boundaries:
+            codes += x >= middle if tie_goes_up else x > middle
+        return torch.where(torch.isnan(x), math.nan, self.decode(codes))
 
     def encode_unchecked(
         self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None

@@ -269,6 +269,9 @@ class TruncatedFloat32(FloatFormat):
         bits.masked_fill_(torch.isnan(x), canonical_nan)
         return bits.bitwise_right_shift_(self._stored_shift).to(self.code_dtype)
 
+    def _double_in_float32(self, x: Tensor) -> Tensor:
+        return super()._double_in_float32(x) if self.mantissa < MANTISSA_BITS else x.to(torch.float32)
+
     def decode(self, codes: Tensor) -> Tensor:
         return codes.to(torch.int32).bitwise_left_shift_(self._stored_shift).view(torch.float32)
 

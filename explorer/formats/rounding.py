@@ -39,6 +39,20 @@ def round_away(x: Tensor) -> Tensor:
     return (below + (x.abs() - below >= 0.5)).copysign(x)
 
 
+def round_to_odd(x: Tensor) -> Tensor:
+    """float32 of float64 ``x``, in its shape: the number itself where float32 has it, else the one of its two
+    neighbours whose last bit is 1.
+
+    Rounding that to fewer bits gives what rounding ``x`` itself gives: a tie can only come from a number that
+    is one (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+    """
+    nearest = x.to(torch.float32)
+    back = nearest.double()
+    inexact = (back != x) & ~torch.isnan(x)
+    toward_zero = nearest.view(torch.int32) - (back.abs() > x.abs()).to(torch.int32)
+    return torch.where(inexact, (toward_zero | 1).view(torch.float32), nearest)
+
+
 def round_stochastic(x: Tensor, noise: Tensor | None) -> Tensor:
     """floor(x), plus 1 with probability x - floor(x) (exact in float32)."""
     below = x.floor()

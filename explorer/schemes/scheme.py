@@ -18,7 +18,7 @@ from explorer.schemes.names import named
 from explorer.schemes.parts import SEPARATOR, SchemeParts
 from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, MappingType
 from explorer.schemes.table import ALIASES, NAMES, ROWS, STORED_BY
-from explorer.schemes.text import read, unlisted
+from explorer.schemes.text import check_ascii, read, unlisted
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ class Scheme(SchemeParts):
         """The smallest and largest code value that quantization may produce."""
         if isinstance(self.format, IntegerFormat) and self.mapping is not MappingType.SYMMETRIC:
             return self.format.qmin, self.format.qmax
-        return -self.format.max, self.format.max
+        if isinstance(self.format, IntegerFormat):
+            return -self.format.qmax, self.format.qmax
+        return self.format.min, self.format.max
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
         """How many blocks stand below and beside each other in a tensor of ``shape``."""
@@ -175,6 +177,7 @@ SCHEMES: dict[str, Scheme] = {name: _scheme_of(row) for name, row in ROWS.items(
 def _parse(text: str) -> Scheme:
     """``Scheme.parse``; a text with the parts of a row of ``SCHEMES`` gives that row."""
     text = text.strip()
+    check_ascii(text)
     name = ALIASES.get(text.lower(), text.lower())
     if name in SCHEMES:
         return SCHEMES[name]

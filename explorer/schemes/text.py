@@ -29,8 +29,9 @@ In EBNF::
                | "s" number                                         (stochastic rounding with this seed)
                | a word of CODE_WORDS ;                             (how codes are rounded)
 
-Upper and lower case are the same to the reader: texts of earlier versions name mappings and exponent rules
-in upper case. Every character is unreserved in a URL (RFC 3986), so a text needs no escaping.
+Letters and digits are those of ASCII. Upper and lower case are the same to the reader: texts of earlier
+versions name mappings and exponent rules in upper case. Every character is unreserved in a URL (RFC 3986),
+so a text needs no escaping.
 ``Scheme.parse(str(scheme))`` equals ``scheme`` up to name and label.
 """
 
@@ -154,6 +155,18 @@ def _split(text: str) -> list[_Part]:
     # A text that ends early is wrong where the next part would start.
     parts += [_Part(text, number, len(text), "") for number in range(len(parts) + 1, 6)]
     return parts
+
+
+def check_ascii(text: str) -> None:
+    """``ValueError`` that names the first character of ``text`` beyond ASCII: lower case makes ASCII letters
+    of some others, such as the Kelvin sign."""
+    if text.isascii():
+        return
+    place, wrong = next((i, c) for i, c in enumerate(text) if not c.isascii())
+    raise ValueError(
+        f"names and texts of schemes have ASCII letters and digits only, not {wrong!r} (U+{ord(wrong):04X}) "
+        f"at character {place + 1} of {text[:_LONGEST]!r}"
+    )
 
 
 def read(text: str) -> SchemeParts:

@@ -52,6 +52,24 @@ def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
     )
 
 
+def test_doubly_quantized_scales_that_collapse_are_the_cause() -> None:
+    """One large block beside 299 small ones: bitsandbytes' rule stores scales of 0 and below for them."""
+    x = 0.02 * torch.randn(300, 64, generator=torch.Generator().manual_seed(0))
+    x[7] *= 3e5
+    a = done("nf4_block64_double", x)
+    lost = int((a.q.scales.scale <= 0).sum())
+    assert lost >= 200
+    assert why(a) == (
+        f"Why: of A's 300 scales {lost} are stored as 0 or below, so that their blocks are restored as "
+        "zeros or with the wrong sign: bitsandbytes' double quantization stores each scale less the mean of "
+        "all, and one large block leaves the others too few of its steps."
+    )
+    assert why(done("int8_row", x), a).startswith(f"Why: of B's 300 scales {lost} are stored")
+    x[7] = 0
+    for text in ("nf4_block64_double", "nf4_block64_bnb"):
+        assert "double quantization" not in why(done(text, x))
+
+
 def test_scales_that_end_are_the_cause() -> None:
     """INT4 with FP16 scales on values of 10¹²: 0.0 dB without a word of why. FP32 scales do not end there."""
     x = 1e12 * X[:, :256]

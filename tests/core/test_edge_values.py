@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from explorer import FORMATS, SCHEMES, MappingType, Scheme, compare, quantize
-from explorer.formats import E8M0
+from explorer.core.backend import backend_for
+from explorer.core.encode import not_clipped
+from explorer.formats import E8M0, CodebookFormat, FloatFormat, Format
 from explorer.formats.code import in_every_format
 from explorer.formats.packing import pack_bits, unpack_bits
+from explorer.schemes.calibrators import Range
 from explorer.schemes.text import ELEMENT_FORMATS
 
 SCALED = [name for name, scheme in SCHEMES.items() if scheme.scale is not None]
@@ -180,6 +183,93 @@ def test_a_number_is_rounded_once() -> None:
     values = {row.format.name: row.value for row in in_every_format(2.5 + 1e-12)}
     assert values["int8"] == 3.0 and values["int4"] == 3.0 and values["float4_e2m1fn"] == 3.0
     assert {row.format.name: row.value for row in in_every_format(1e300)}["float16"] == 65504.0
+
+
+def just_off_every_tie(fmt: Format) -> tuple[Tensor, Tensor]:
+    """float64: the middles of all neighbouring values of ``fmt`` and a float64 step to either side of each;
+    then what they are rounded to."""
+    levels = torch.tensor(fmt.levels, dtype=torch.float64)
+    middles, infinity = (levels[1:] + levels[:-1]) / 2, torch.tensor(math.inf, dtype=torch.float64)
+    if isinstance(fmt, CodebookFormat):
+        levels = levels.float().double()
+        middles = torch.tensor([middle for middle, _ in fmt.boundaries], dtype=torch.float64)
+        up = torch.tensor([goes_up for _, goes_up in fmt.boundaries])
+        ties = torch.where(up, levels[1:], levels[:-1])
+    else:  # these middles are float32
+        ties = fmt.decode(fmt.encode(middles.float())).double()
+    x = torch.cat([middles, torch.nextafter(middles, infinity), torch.nextafter(middles, -infinity)])
+    return x, torch.cat([ties, levels[1:], levels[:-1]])
+
+
+@pytest.mark.parametrize("name", [f.name for f in FORMATS.values() if f.bits <= 8 and not f.scale_only])
+def test_a_tensor_of_doubles_is_rounded_once(name: str) -> None:
+    """By way of the nearest float32 all of these would be ties."""
+    fmt = FORMATS[name]
+    x, want = just_off_every_tie(fmt)
+    values = fmt.decode(fmt.encode(x)).double()
+    assert torch.equal(values, want)
+    if isinstance(fmt, FloatFormat):
+        cast = Scheme("t", "t", fmt, scale=None)
+        assert torch.equal(quantize(x.view(1, -1), cast).dequantize()[0].double(), want)
+    ends = torch.tensor([1e300, -1e300], dtype=torch.float64)
+    assert fmt.decode(fmt.encode(ends)).tolist() == [fmt.max, fmt.min]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "value"),
+    [
+        ("float8_e4m3fn", 1.06250001, 1.125),
+        ("bfloat16", 1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-7),
+        ("float16", 1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-10),
+        ("tfloat32", 1 + 2.0**-11 - 2.0**-40, 1.0),
+        ("float32", 1 + 2.0**-24 + 2.0**-40, 1 + 2.0**-23),
+    ],
+)
+def test_one_double_is_rounded_once(name: str, number: float, value: float) -> None:
+    """Worked by hand: each lies just off the middle of two values, which the nearest float32 is."""
+    fmt, x = FORMATS[name], torch.tensor([[number]], dtype=torch.float64)
+    assert float(fmt.decode(fmt.encode(x))) == value
+    assert float(quantize(x, Scheme("t", "t", fmt, scale=None)).dequantize()) == value
+
+
+@pytest.mark.parametrize("name", ["fp32", "tf32"])
+def test_casts_to_bfloat16_saturate(name: str, device: torch.device) -> None:
+    """The largest float32 lies beyond bfloat16's largest number, to which it is restored: not to Inf."""
+    x, largest = torch.tensor([[LARGEST, -LARGEST, 3.39e38, 1.0]]), float(torch.finfo(torch.bfloat16).max)
+    q = quantize(x.to(device), SCHEMES[name])
+    assert q.dequantize(torch.bfloat16).float().tolist() == [[largest, -largest, largest, 1.0]]
+    x = torch.tensor([[math.inf, -math.inf]], device=device)
+    infinite = quantize(x, SCHEMES["fp32"], allow_nonfinite=True)
+    assert infinite.dequantize(torch.bfloat16).tolist() == [[math.inf, -math.inf]]
+
+
+def test_the_least_element_of_mxint8_is_not_clipped(device: torch.device) -> None:
+    """-2 is a value of the format (OCP MX v1.0, section 5.3.4): -128.5 / 64 rounds to it, 127.5 / 64 does not
+    round to the largest, 127 / 64."""
+    x = torch.zeros(1, 32)
+    x[0, :4] = torch.tensor([-2.0, -128.5 / 64, 127.25 / 64, 127.75 / 64]) * 0.99999
+    x[0, 4] = -1.0
+    scheme = SCHEMES["mxint8"]
+    q = quantize(x, scheme, clip_range=Range(torch.tensor([[-1.0]]), torch.tensor([[1.0]])))
+    assert float(q.scales.scale) == 1.0 and q.codes[0, :4].view(torch.int8).tolist() == [-128, -128, 127, 127]
+    assert not_clipped(x, q.scales, scheme)[0, :5].tolist() == [True, True, True, False, True]
+    assert compare(x, q).clipped == 1 / 32
+    x[0, :4] = torch.tensor([-1.99, -1.995, -1.999, 1.0])
+    x = x.to(device)
+    restored, kept = backend_for(x).fake_quantize(x, scheme)
+    assert bool(kept.all()) and float(restored.min()) == -2.0
+
+
+@pytest.mark.parametrize("name", [n for n, row in SCHEMES.items() if row.codes.reciprocal])
+@pytest.mark.parametrize("least", [1e-39, 2.0**-149])
+def test_zeros_beside_a_subnormal_stay_zeros(name: str, least: float) -> None:
+    """Where the scale's reciprocal is beyond float32, 0 · inf has no code: zeros came back as -1e-39."""
+    x = torch.zeros(1, 256)
+    x[0, 3] = least
+    q = quantize(x, SCHEMES[name])
+    restored = q.dequantize()
+    assert not restored[0, :3].any() and not restored[0, 4:].any()
+    assert float(restored[0, 3]) in (0.0, torch.tensor(least).item())
 
 
 ASYMMETRIC = [name for name, row in SCHEMES.items() if row.mapping is MappingType.ASYMMETRIC]

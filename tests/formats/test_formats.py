@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from explorer import FORMATS
-from explorer.formats import CodebookFormat, FloatFormat, Format, IntegerFormat, Specials, TruncatedFloat32
+from explorer.formats import (
+    E8M0,
+    CodebookFormat,
+    FloatFormat,
+    Format,
+    IntegerFormat,
+    Specials,
+    TruncatedFloat32,
+)
 from explorer.formats.codebooks import LevelTies
 from explorer.formats.rounding import Rounding, philox_block, philox_uniform
 from tests.new_rows import E3M4, ROWS, UE5M3
@@ -472,3 +480,29 @@ def test_every_format_is_met(test: Any, absent: set[str]) -> None:
 def test_a_new_row_meets_the_other_libraries() -> None:
     """Where ml_dtypes knows a new format, it is compared with it without a line in this file."""
     assert E3M4.name in PEERS
+
+
+def test_facts_by_hand() -> None:
+    """``emax_elem`` of OCP MX v1.0 (table 1), and the formats whose codes fill the bytes of a scale."""
+    exponents = {
+        "float8_e5m2": 15,
+        "float8_e4m3fn": 8,
+        "float6_e3m2fn": 4,
+        "float6_e2m3fn": 2,
+        "float4_e2m1fn": 2,
+        "ocp_int8": 0,
+        "int8": 6,
+        "float16": 15,
+    }
+    assert {name: FORMATS[name].max_exponent for name in exponents} == exponents
+    assert [f.name for f in FLOATS if not f.holds_scales] == [
+        name for name in ROWS if name.startswith(("float6", "float5", "float4"))
+    ]
+
+
+@pytest.mark.parametrize("exponent", [-126, -1, 0, 100])
+def test_e8m0_rounds_up_from_the_next_float32(exponent: int) -> None:
+    """As ``cvt.rp`` does: one unit in the last place above a power of two is the next one."""
+    power = torch.tensor(2.0**exponent)
+    codes = E8M0.encode(torch.stack([power, torch.nextafter(power, torch.tensor(math.inf))]))
+    assert codes.tolist() == [127 + exponent, 128 + exponent]

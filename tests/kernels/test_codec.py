@@ -120,7 +120,18 @@ def hard_ranges() -> tuple[Tensor, Tensor]:
     high = (torch.rand(200_000, generator=generator).double() * 2.0**exponents).float()
     low[::7], high[::11], low[::13], high[::13] = 0.0, 0.0, 0.0, 0.0
     low[1], high[1] = -3e38, 3e38
-    return low, high
+    ends = hard_ends()
+    return torch.cat([low, torch.zeros_like(ends)]), torch.cat([high, ends])
+
+
+def hard_ends() -> Tensor:
+    """Where the rules for E8M0 scales step: in every binade what rounds to the next one at each width of a
+    mantissa, and multiples of each format's largest value, all ±2 ulp."""
+    mantissas = [2 - 2.0 ** -(bits + 1) for bits in range(8)] + [1.0, 1.5]
+    mantissas += [fmt.max / 2.0**fmt.max_exponent for fmt in ROWS.values() if fmt.bits <= 8]
+    points = torch.tensor(sorted(set(mantissas)), dtype=torch.float64)
+    points = (points[:, None] * 2.0 ** torch.arange(-126.0, 126, dtype=torch.float64)).float().reshape(-1)
+    return torch.cat([(points.view(torch.int32) + d).view(torch.float32) for d in range(-2, 3)])
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,18 @@ def test_dead_columns_do_not_set_the_damping() -> None:
     assert torch.equal(*codes)
 
 
+@pytest.mark.parametrize("damping", [0.01, 1.0])
+def test_dead_columns_count_for_nothing(damping: float) -> None:
+    """The other columns get the codes that they have without them: the mean diagonal is over those alone."""
+    w, x = correlated(32, 64, 256)
+    dead = torch.arange(64) % 4 == 0
+    x[:, dead] = 0
+    w[:, dead] *= 0.5  # no row's largest
+    whole = gptq(w, SCHEMES["int4_row"], x, damping=damping).q.codes[:, ~dead]
+    alone = gptq(w[:, ~dead].contiguous(), SCHEMES["int4_row"], x[:, ~dead], damping=damping).q.codes
+    assert torch.equal(whole, alone)
+
+
 def test_the_scale_of_the_tensor_is_that_of_the_original_weight(
     layer: Callable[..., tuple[Tensor, Tensor]],
 ) -> None:

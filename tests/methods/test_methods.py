@@ -95,6 +95,26 @@ def test_hqq_lowers_its_norm_and_stores_the_best_zero_points(layer: Layer) -> No
     torch.testing.assert_close(ragged.output(x[:9, :100]), folded, rtol=1e-4, atol=1e-5)
 
 
+def test_hqq_is_the_plain_loop() -> None:
+    """Twenty iterations one after another in float64 and numpy, by the formulas: |x| - |x|^(p-1) / β with
+    p = 0.7 and β = 10, 10.1, 10.201 … Errors are so large here that they pass the threshold."""
+    w = torch.from_numpy(2 * np.random.default_rng(0).standard_t(3, (32, 256))).float()
+    scheme = Scheme.parse("int3~1x64~asymmetric~float32~minmax")
+    groups = w.double().numpy().reshape(32, 4, 64)
+    low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
+    scale = ((high - low).astype(np.float32) / np.float32(7)).astype(np.float64)[:, :, None]
+    zero, want = -4 - low[:, :, None] / scale, []
+    for beta in 10 * 1.01 ** np.arange(21.0):
+        codes = np.clip(np.rint(groups / scale + zero), -4, 3)
+        error = groups - (codes - zero) * scale
+        want.append((np.abs(error) ** 0.7).mean())
+        size = np.maximum(np.abs(error), 1e-12)
+        shrunk = np.sign(error) * np.maximum(size - size**-0.3 / beta, 0)
+        zero = (codes - (groups - shrunk) / scale).mean(2, keepdims=True)
+    got = hqq(w, scheme, torch.randn(4, 256)).objective
+    np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
 @pytest.mark.parametrize("order", [4, 8, 12, 20, 24, 28, 44, 60])
 def test_hadamard_matrices_are_orthogonal(order: int) -> None:
     """Else a rotation changes the product; 27 is no prime, so that order 28 is not Paley's."""
@@ -187,6 +207,16 @@ def test_clip_search_is_the_plain_search() -> None:
             assert float(chosen) == pytest.approx(float(best), rel=1e-5)
     better = quantize_with_scales(w, scheme, scale_for(ranges, scheme)).dequantize()
     assert lost(w, better, x) < lost(w, quantize(w, scheme).dequantize(), x)
+
+
+def test_clip_search_clips_nothing_without_inputs() -> None:
+    """Of ranges with the same error the first is kept, which is the whole one: inputs of a group that are
+    always zero say nothing."""
+    w = torch.from_numpy(np.random.default_rng(0).standard_t(3, (6, 96))).float()
+    x = torch.randn(40, 96)
+    x[:, 32:64] = 0
+    ranges = clip_search(w, SCHEMES["int4_group32"], x)
+    assert torch.equal(torch.maximum(-ranges.low, ranges.high)[:, 1], w[:, 32:64].abs().amax(1))
 
 
 def test_clip_search_leaves_the_tensor_scale_alone() -> None:

@@ -135,6 +135,14 @@ def test_awq_is_the_plain_search(layer: Callable[..., tuple[Tensor, Tensor]], du
     np.testing.assert_allclose(searched.input_divisor.numpy(), scales[best], rtol=2**-11)
 
 
+def test_of_equal_errors_awq_takes_the_first_alpha() -> None:
+    """Weights that every α restores exactly are left as they are: α = 0 is no scale."""
+    w, x = uneven(8, 64, 32)
+    layer = awq(torch.zeros_like(w), SCHEMES["int4_group64"], x)
+    assert layer.objective == (0.0,) * 20
+    assert layer.input_divisor is not None and torch.equal(layer.input_divisor, torch.ones(64))
+
+
 @pytest.mark.parametrize(
     "name", ["awq", "smoothquant", "smoothquant_search+gptq", "smoothquant+rotation+awq"]
 )

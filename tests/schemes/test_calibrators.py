@@ -253,6 +253,33 @@ def test_the_tensor_scale_is_the_tensors_under_every_calibrator() -> None:
         assert torch.equal(got.scales.tensor_scale, want)
 
 
+def test_the_entropy_threshold_is_the_middle_of_a_bin(outliers: Tensor) -> None:
+    """TensorRT's rule: (i + 1/2) · width for the best threshold of i bins."""
+    histogram, width = magnitude_histogram(outliers[None])
+    kept = int(entropy_objective(histogram, 128)[0].argmin()) + 128
+    assert 128 < kept < 2047
+    want = torch.tensor((kept + 0.5) * float(outliers.amax().double() / 2048)).item()
+    assert threshold(outliers, "entropy") == pytest.approx(want, rel=1e-6)
+    assert float(width) == pytest.approx(float(outliers.amax()) / 2048, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("nvfp4", 4 / 7), ("nvfp4_four_over_six", 1.0)])
+def test_the_tensor_scale_by_hand(name: str, scale: float) -> None:
+    """6 · 256 by Four Over Six: block scales end at 256 of E4M3's 448, so that 1.5 times as large a one (384)
+    exists. NVFP4 itself has 6 · 448."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    x[2, 5] = 6 * 256
+    assert float(quantize(x, SCHEMES[name]).scales.tensor_scale) == pytest.approx(scale, rel=1e-7)
+
+
+def test_the_tensor_scale_is_a_normal_number() -> None:
+    """Else it has too few bits left: of a tensor of 2^-120 it would be 2^-131.4, a subnormal."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    x = x / x.abs().max() * 2.0**-120
+    q = quantize(x, SCHEMES["nvfp4"])
+    assert float(q.scales.tensor_scale) == 2.0**-126 and compare(x, q).sqnr_db > 19
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-38, 1e-44])
 def test_histograms_of_ranges_with_subnormal_bins(size: float) -> None:
     """The same counts as at size 1, to the rounding of the values themselves."""

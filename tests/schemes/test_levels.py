@@ -94,6 +94,21 @@ def test_the_searches_of_k_quants_pay(name: str, layer: Tensor) -> None:
     assert "llama.cpp" in row.describe() and "llama.cpp" not in ours.describe()
 
 
+@pytest.mark.parametrize(("bits", "least"), [(6, -32), (8, -128)])
+def test_the_largest_signed_scale_is_the_least_integer(bits: int, least: int) -> None:
+    """-2^(b-1) reaches one farther than 2^(b-1) - 1: GGUF's Q3_K and Q6_K store the largest magnitude so."""
+    x = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
+    q = quantize(x, Scheme.parse(f"int6~1x16~signed_max~super{bits}~minmax"))
+    stored = q.scales.stored.view(4, 2, 16)
+    first = stored.gather(2, stored.abs().argmax(2, keepdim=True))
+    assert bool((first == least).all())
+    raw = x.view(4, 2, 16, 16)
+    largest = raw.flatten(2).abs().amax(2) / 32  # the largest |x| is -32 of the largest scale
+    assert q.scales.upper is not None
+    above = q.scales.upper.scale.view(4, 2, 16)[:, :, 0].abs()
+    torch.testing.assert_close(above, (largest / -least).half().float(), rtol=2**-10, atol=2.0**-24)
+
+
 @pytest.mark.parametrize("name", SQNR)
 def test_integers_of_scales_have_one_zero(name: str, tmp_path: Path) -> None:
     """A scale of -0.0 would be +0.0 once read back, and the values restored by it other bits."""

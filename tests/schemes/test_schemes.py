@@ -35,6 +35,7 @@ from explorer.formats import E4M3, E8M0, CodebookFormat, IntegerFormat
 from explorer.schemes import Scales, through_bfloat16
 from explorer.schemes.calibrators import CalibrationContext
 from explorer.schemes.rules import SUPER_BLOCK
+from explorer.schemes.scales import _nearest_power_of_two
 
 SQNR = {
     "tf32": 73.66, "fp16": 73.66, "bf16": 55.58, "fp8_e4m3_tensor": 31.54, "fp8_e4m3_row": 31.56,
@@ -415,6 +416,24 @@ def test_least_squares_scales_never_add_error(name: str, x: Tensor) -> None:
     assert torch.equal(plain.packed, fitted.packed)
     before, after = ((q.dequantize().double() - x.double()).square().sum() for q in (plain, fitted))
     assert float(after) <= float(before) * (1 + 1e-6) + 1e-80
+
+
+@pytest.mark.parametrize("unit", [2.0**-100, 1.0, 2.0**100])
+def test_the_nearest_power_of_two(unit: float) -> None:
+    """E8M0's scales by least squares: below 1.5 down, above up, and 1.5 itself, as far from both, up."""
+    middle = torch.tensor(1.5)
+    below, above = (torch.nextafter(middle, torch.tensor(end)) for end in (1.0, 2.0))
+    x = torch.stack([torch.tensor(1.0), below, middle, above, torch.tensor(1.99)]) * unit
+    assert (_nearest_power_of_two(x) / unit).tolist() == [1, 1, 2, 2, 2]
+
+
+def test_ties_up_are_counted_from_the_least_code() -> None:
+    """llama.cpp rounds -0.50000006 by truncating the float32 -0.50000006 + 8.5, which is 8: the code of 0."""
+    x = torch.zeros(1, 32)
+    x[0, :4] = torch.tensor([8.0, 0.5, 0.50000006, 0.5000005])  # d = 8 / -8
+    q = quantize(x, SCHEMES["q4_0"])
+    assert float(q.scales.stored) == -1
+    assert q.codes[0, :4].tolist() == [(c & 15) for c in (-8, 0, 0, -1)]
 
 
 def test_stochastic_rounding_is_reproducible_and_unbiased(gaussian: Tensor) -> None:

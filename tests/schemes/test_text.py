@@ -271,7 +271,7 @@ WRONG = [
     ("int4~flat32~minimum~super6~minmax", 0, "a super-block of 256 along the row"),
     ("int4~1x32~minimum~super5~minmax", 4, "did you mean super"),
     ("int4~1x64~asymmetric~nested~minmax", 0, "double quantization goes with symmetric scaling"),
-    ("int4~1x²~symmetric~float16~minmax", 2, "is no block"),
+    ("int4~1x²~symmetric~float16~minmax", 0, "ASCII letters and digits only, not '²'"),
     ("int4~1x8~asymetric~float16~minmax", 3, "did you mean asymmetric"),
     ("int4~1x8", 3, "is missing: at character 9 a mapping is expected"),
     ("int4~1x8~symmetric~int8~minmax", 4, "is no scale"),
@@ -287,6 +287,10 @@ WRONG = [
     ("int8~1x8~symmetric~none~minmax", 0, "needs a scale"),
     ("int4~1x8~symmetric~float16~minmax~s99999999999999999999", 0, "a seed is a whole number"),
     ("int4~" + "1" * 500, 0, "at most 200 characters"),
+    ("int4~1x8~symmetric~float16~minmax~ſ7", 0, "'ſ' (U+017F) at character 35"),
+    ("int4_bloc\u212a64", 0, "'\u212a' (U+212A) at character 10"),
+    ("int4~1x٨~symmetric~float16~minmax", 0, "'٨' (U+0668) at character 8"),
+    ("int4_group١٢٨", 0, "'١' (U+0661) at character 11"),
 ]
 
 

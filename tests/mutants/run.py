@@ -1,0 +1,297 @@
+"""Runs a seeded sample of mutants for some minutes, and writes what became of them.
+
+    python -m tests.mutants.run --minutes 30 [--seed 1] [--jobs 2] [--packages formats,core] [--record]
+
+First the tests of the packages run once, as they are: which functions each calls, and how long it takes. Then
+each mutant is made in a copy of the project, and the tests that call the changed function run, the quickest
+first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an error, or by taking
+``SLOWER`` times as long; else it survives.
+``--record`` writes the section "Mutants" of docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from explorer.core.backend import CPU
+from explorer.recordings.machine import this_machine
+from tests.mutants.known import WHY
+from tests.mutants.sample import Mutant, change_in_words, function_at, sample
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, HEADING = "docs/correctness.md", "## Mutants"
+TESTS = {
+    "formats": ["tests/formats", "tests/core", "tests/analysis"],
+    "schemes": ["tests/schemes", "tests/core", "tests/analysis"],
+    "core": ["tests/core", "tests/schemes", "tests/analysis"],
+    "methods": ["tests/methods"],
+    "checkpoints": ["tests/checkpoints"],
+}
+"""By package of the library the tests that ought to notice a change of it."""
+QUICK = "not gpu and not thorough and not browser"
+TESTS_SECONDS, SLOWER, STARTING = 20.0, 6.0, 120.0
+"""Seconds of tests that are run on a mutant, as they took unchanged; how many times that counts as a hang,
+beside the seconds that Python, torch and the collection of tests may take."""
+HANG = "time:"
+"""How ``Outcome.by`` begins where a mutant took too long; on a busy machine some that were not noticed do."""
+WARM_SHARE = 0.5
+"""Share of the time after which the tests that have not run by then are left out."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A test that passes, its seconds, and the functions that it calls ("path:first line")."""
+
+    name: str
+    seconds: float
+    calls: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: ``by`` is the test that noticed it, or how else it was killed; empty if it
+    survived ``tests`` tests."""
+
+    mutant: Mutant
+    change: str
+    by: str
+    tests: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30, help="for all, the tests' first run included")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2, help="processes beside each other")
+    parser.add_argument("--packages", default=",".join(TESTS), help=f"of {', '.join(TESTS)}")
+    parser.add_argument("--record", action="store_true", help=f"write the section {HEADING!r} of {PAGE}")
+    asked = parser.parse_args()
+    packages = asked.packages.split(",")
+    if wrong := [name for name in packages if name not in TESTS]:
+        parser.error(f"no package {', '.join(wrong)}; accepted: {', '.join(TESTS)}")
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = run(Path(folder), packages, asked.seed, start + 60 * asked.minutes, asked.jobs)
+    minutes = (time.monotonic() - start) / 60
+    text = report(outcomes, asked.seed, minutes, this_machine(CPU, ("cosmic-ray", "pytest")).describe())
+    print(text)
+    if asked.record:
+        page = ROOT / PAGE
+        page.write_text(with_section(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+    return 0 if outcomes else 1
+
+
+def run(folder: Path, packages: Sequence[str], seed: int, deadline: float, jobs: int) -> list[Outcome]:
+    """What became of as many mutants of ``packages`` as fit until ``deadline`` (of ``time.monotonic``)."""
+    original, *copies = (copied(folder / f"copy{i}") for i in range(jobs + 1))
+    first = time.monotonic() + WARM_SHARE * (deadline - time.monotonic())
+    tests = {name: found for name, found in first_run(folder, copies, packages, first).items() if found}
+    paths = [
+        path.relative_to(ROOT).as_posix()
+        for name in tests
+        for path in sorted((ROOT / "explorer" / name).glob("*.py"))
+    ]
+    for name, found in tests.items():
+        print(f"{name}: {len(found)} tests pass unchanged", file=sys.stderr)
+    mutants, lock, outcomes = sample(original, paths, seed), threading.Lock(), list[Outcome]()
+
+    def work(copy: Path) -> None:
+        while time.monotonic() < deadline:
+            with lock:
+                mutant = next(mutants, None)
+            if mutant is None:
+                return
+            outcome = try_one(copy, mutant, tests[Path(mutant.path).parts[1]], deadline)
+            if outcome is not None:
+                with lock:
+                    outcomes.append(outcome)
+                    print(f"{len(outcomes)}: {_line(outcome)}", file=sys.stderr)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(work, copies))
+    return outcomes
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the project: what git tracks or would, as it is now."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def first_run(
+    folder: Path, copies: Sequence[Path], packages: Sequence[str], deadline: float
+) -> dict[str, list[Timed]]:
+    """By package the tests that pass unchanged, of those that end until ``deadline``, the quickest first."""
+    groups = list(dict.fromkeys(group for name in packages for group in TESTS[name]))
+    files = {group: folder / f"reach{i}.jsonl" for i, group in enumerate(groups)}
+    free = list(copies)
+
+    def trace(group: str) -> None:
+        copy, left = free.pop(), max(1.0, deadline - time.monotonic())
+        command = ["-p", "tests.mutants.reach", "--reach", str(files[group]), group]
+        if pytest(copy, command, left)[0] is None:
+            print(f"{group}: what did not run in {left:.0f} s is left out", file=sys.stderr)
+        free.append(copy)
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        list(pool.map(trace, groups))
+    of_group = {group: traced_in(file) for group, file in files.items() if file.exists()}
+    return {
+        name: sorted(
+            (test for group in TESTS[name] for test in of_group.get(group, [])), key=lambda t: t.seconds
+        )
+        for name in packages
+    }
+
+
+def traced_in(file: Path) -> list[Timed]:
+    """The tests that passed, from what ``reach`` wrote."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]  # a run that was ended cuts its last
+    return [Timed(row["test"], row["seconds"], frozenset(row["calls"])) for row in rows if row["passed"]]
+
+
+def chosen(tests: Sequence[Timed], path: str, function: int | None) -> list[Timed]:
+    """Of ``tests``, the quickest first, those that call the function, up to ``TESTS_SECONDS``, at least one.
+    Where none does, as for None, it runs as it is imported: first those that call any function of the file,
+    then the others."""
+    reaching = [test for test in tests if f"{path}:{function}" in test.calls]
+
+    def elsewhere(test: Timed) -> bool:
+        return not any(call.startswith(f"{path}:") for call in test.calls)
+
+    found, seconds = list[Timed](), 0.0
+    for test in reaching or sorted(tests, key=elsewhere):
+        if found and seconds + test.seconds > TESTS_SECONDS:
+            break
+        found.append(test)
+        seconds += test.seconds
+    return found
+
+
+def try_one(copy: Path, mutant: Mutant, tests: Sequence[Timed], deadline: float) -> Outcome | None:
+    """What became of one mutant; None if it was not known by ``deadline``."""
+    file = copy / mutant.path
+    source = file.read_text(encoding="utf-8")
+    changed = mutant.apply(source)
+    change = change_in_words(source, changed)
+    own = chosen(tests, mutant.path, function_at(source, mutant.place[0]))
+    names = copy.with_suffix(".tests")
+    names.write_text("\n".join(test.name for test in own), encoding="utf-8")
+    limit = SLOWER * sum(test.seconds for test in own) + STARTING
+    left = deadline - time.monotonic()
+    try:
+        _write(file, changed)
+        code, said = pytest(copy, ["-x", f"@{names}"], min(limit, max(left, 1.0)))
+    finally:
+        _write(file, source)
+    if code is None:
+        return Outcome(mutant, change, f"{HANG} {limit:.0f} s", len(own)) if limit <= left else None
+    return Outcome(mutant, change, "" if code == 0 else _killer(said, code), len(own))
+
+
+_written = 0
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a source file with a time that no other version of it had: Python keeps what it compiled by the
+    time, in seconds, and the length."""
+    global _written
+    file.write_text(text, encoding="utf-8")
+    _written += 1
+    os.utime(file, (time.time(), 1_000_000_000 + _written))
+
+
+def _killer(said: str, code: int) -> str:
+    """The test that failed, from pytest's summary."""
+    lines = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return lines[0].split(" - ")[0].split(" ", 1)[1] if lines else f"pytest ended with {code}"
+
+
+def pytest(copy: Path, arguments: Sequence[str], seconds: float) -> tuple[int | None, str]:
+    """The exit code of a run of tests in a copy of the project, None after so many seconds; what it
+    printed."""
+    options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", QUICK]
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    try:
+        done = subprocess.run(
+            command, cwd=copy, capture_output=True, text=True, timeout=seconds, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return done.returncode, done.stdout
+
+
+def _line(outcome: Outcome) -> str:
+    place = f"{outcome.mutant.path}:{outcome.mutant.place[0]}"
+    ended = f"killed by {outcome.by}" if outcome.by else f"survived {outcome.tests} tests"
+    return f"{place} {outcome.change}: {ended}"
+
+
+def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str) -> str:
+    """The section of the page: shares by package, and every survivor with what is known of it."""
+    killed = sum(bool(one.by) for one in outcomes)
+    share = _share(killed, len(outcomes))
+    lines = [
+        HEADING,
+        "",
+        "`make mutants` makes one small change at a time (cosmic-ray's operators: a number, a comparison, an "
+        "operation,",
+        "a decorator), and runs the tests that call the changed function, the quickest first,",
+        f"up to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
+        "",
+        f"{len(outcomes)} mutants, seed {seed}, in {minutes:.0f} min: **{share} killed**. Measured on",
+        f"{machine}.",
+        "",
+        "| package | mutants | killed | of them by time | survived |",
+        "|---|---|---|---|---|",
+    ]
+    for name in TESTS:
+        own = [one for one in outcomes if Path(one.mutant.path).parts[1] == name]
+        if own:
+            dead = sum(bool(one.by) for one in own)
+            late = sum(one.by.startswith(HANG) for one in own)
+            share = _share(dead, len(own))
+            lines.append(f"| `{name}` | {len(own)} | {share} | {late} | {len(own) - dead} |")
+    alive = [one for one in outcomes if not one.by]
+    lines += ["", "| survivor | change | why |", "|---|---|---|"] if alive else []
+    for one in sorted(alive, key=lambda one: (one.mutant.path, one.mutant.place)):
+        why = WHY.get((one.mutant.path, one.change), f"not explained yet: {one.tests} tests ran")
+        change = one.change.replace("|", "\\|")
+        lines.append(f"| `{one.mutant.path}:{one.mutant.place[0]}` | {change} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "none"
+
+
+def with_section(page: str, section: str) -> str:
+    """``page`` with its section of the same heading replaced, or with ``section`` at its end."""
+    before, found, rest = page.partition(f"{HEADING}\n")
+    if not found:
+        return f"{page.rstrip()}\n\n{section}"
+    _, after, following = rest.partition("\n## ")
+    return f"{before}{section}" + (f"\n## {following}" if after else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

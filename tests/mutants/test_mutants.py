@@ -1,0 +1,122 @@
+"""What ``make mutants`` counts and writes, without a run of it.
+
+If these fail, a mutant counts as killed that no test noticed, or a recorded page loses what it said.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import run
+from tests.mutants.run import HEADING, Outcome, Timed, chosen, report, traced_in, with_section
+from tests.mutants.sample import Mutant, change_in_words, function_at, same_program
+
+SOURCE = """from __future__ import annotations
+
+from functools import cached_property
+
+LIMIT: int | None = 3
+
+
+class Row:
+    @property
+    def size(self: Row) -> int | None:
+        return max(n for n in (1, 2))
+
+    @cached_property
+    def kept(self) -> int:
+        return 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("int | None = 3", "int & None = 3", True),
+        ("-> int | None:", "-> int & None:", True),
+        ("= 3", "= 4", False),
+        ("    @property\n", "", False),
+        ("max(", "min(", False),
+    ],
+)
+def test_annotations_are_no_program(old: str, new: str, same: bool) -> None:
+    """A change that is not evaluated cannot be noticed, and would count as a survivor."""
+    assert SOURCE.count(old) == 1 and same_program(SOURCE, SOURCE.replace(old, new)) == same
+
+
+@pytest.mark.parametrize(("line", "first"), [(5, None), (9, 9), (10, 9), (11, 9), (15, None)])
+def test_the_function_around_a_line(line: int, first: int | None) -> None:
+    """Python counts a function from its first decorator; what is cached is called once for all tests."""
+    assert function_at(SOURCE, line) == first
+
+
+def test_a_change_is_its_line() -> None:
+    assert change_in_words(SOURCE, SOURCE.replace("(1, 2)", "(1, 3)")) == (
+        "`return max(n for n in (1, 2))` → `return max(n for n in (1, 3))`"
+    )
+    assert change_in_words(SOURCE, SOURCE.replace("@property", "")) == "`@property` → left out"
+
+
+def test_tests_that_call_the_function_quickest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to so many seconds, one at least."""
+    monkeypatch.setattr(run, "TESTS_SECONDS", 2.0)
+    calls = ["a.py:9", "a.py:1", "a.py:9", "a.py:9"]
+    tests = [
+        Timed(f"t{i}", seconds, frozenset([call]))
+        for i, (seconds, call) in enumerate(zip((0.5, 0.6, 1.0, 9.0), calls, strict=True))
+    ]
+    assert [t.name for t in chosen(tests, "a.py", 9)] == ["t0", "t2"]
+    assert (
+        [t.name for t in chosen(tests, "a.py", None)]
+        == ["t0", "t1"]
+        == [t.name for t in chosen(tests, "a.py", 5)]
+    ), "what is called by no test may run as it is imported"
+    assert [t.name for t in chosen(tests[3:], "a.py", 9)] == ["t3"]
+    assert [t.name for t in chosen(tests, "b.py", None)] == ["t0", "t1"], "a table has no functions"
+
+
+BASE = "explorer/formats/base.py"
+OUTCOMES = [
+    Outcome(Mutant(BASE, (9, 4), "core/NumberReplacer", 0), "`a | 1` → `a | 2`", "", 3),
+    Outcome(Mutant(BASE, (3, 0), "core/NumberReplacer", 0), "`1` → `2`", "tests/a::b", 3),
+    Outcome(Mutant("explorer/core/flat.py", (7, 0), "core/NumberReplacer", 0), "`3` → `4`", "", 8),
+    Outcome(Mutant("explorer/core/flat.py", (8, 0), "core/NumberReplacer", 0), "`5` → `6`", "time: 9 s", 8),
+]
+
+
+def test_the_page_names_every_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its reason; the rest of the page stays as it is, however often the section is written."""
+    monkeypatch.setitem(run.WHY, (BASE, "`a | 1` → `a | 2`"), "the bit is set")
+    text = report(OUTCOMES, 5, 12.3, "a CPU")
+    assert "4 mutants, seed 5, in 12 min: **50 % killed**. Measured on\na CPU." in text
+    assert "| `formats` | 2 | 50 % | 0 | 1 |" in text and "| `core` | 2 | 50 % | 1 | 1 |" in text
+    assert "| `explorer/formats/base.py:9` | `a \\| 1` → `a \\| 2` | the bit is set |" in text
+    assert (
+        "| `explorer/core/flat.py:7` | `3` → `4` | not explained yet: 8 tests ran |" in text
+        and "tests/a" not in text
+    )
+    page = "# Title\n\ntext\n\n## Before\n\nb\n\n## After\n\na\n"
+    once = with_section(page, text)
+    assert once.startswith(page.rstrip()) and with_section(once, text) == once
+    middle = once + "\n## Last\n\nl\n"
+    assert with_section(middle, f"{HEADING}\n\nnew\n") == f"{page}\n{HEADING}\n\nnew\n\n## Last\n\nl\n"
+
+
+def test_reach_says_what_a_test_calls(tmp_path: Path) -> None:
+    """By the plugin itself, on two cases of one test: the functions of rounding, and the seconds."""
+    out, root = tmp_path / "reach.jsonl", Path(__file__).resolve().parents[2]
+    names = ["tests/formats/test_formats.py::test_every_code_round_trips[int2]"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.reach"]
+    subprocess.run([*command, "--reach", out, *names], cwd=root, check=True, capture_output=True)
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"test": "cut"})[:-1])
+    (found,) = traced_in(out)
+    source = (root / "explorer/formats/integers.py").read_text(encoding="utf-8").splitlines()
+    line = next(i for i, text in enumerate(source, 1) if "def codes_of(" in text)
+    assert found.name == names[0] and f"explorer/formats/integers.py:{line}" in found.calls
+    assert not any("floats.py" in call and "encode" in call for call in found.calls) and found.seconds < 60

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app import limits
+from app.serving.cores import share_of_cores
 from app.serving.measure import measured
 from app.serving.work import check_of_this_run
 from app.state.choices import schemes_of
@@ -117,7 +118,7 @@ def _answer(name: str, make: Any, **texts: Any) -> Any:
             for what, value in texts.items():
                 if not isinstance(value, str):
                     raise ValueError(f"{what} is a text, not {json.dumps(value)[:40]}")
-            with stoppable(check_of_this_run()):
+            with share_of_cores(), stoppable(check_of_this_run()):
                 return make()
         except (ValueError, SourceError, StoppedError) as error:
             outcome.how = "refused"

@@ -15,6 +15,7 @@ import torch
 
 from app import limits
 from app.parts import html
+from app.serving.cores import share_of_cores
 from app.serving.measure import measured
 from app.serving.values import check, shortened
 from app.serving.work import LeftError, OvertakenError, check_of_this_run, checked_steps
@@ -154,7 +155,7 @@ def shows(
         def once(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    with stoppable(check_of_this_run(overtaken)):
+                    with share_of_cores(), stoppable(check_of_this_run(overtaken)):
                         return function(*prepared(values))
                 except (LeftError, OvertakenError) as error:
                     outcome.how = "left"

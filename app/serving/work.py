@@ -15,6 +15,7 @@ from gradio.context import LocalContext
 from gradio.queueing import Event
 
 from app import limits
+from app.serving.cores import share_of_cores
 from app.serving.listeners import unheard
 from explorer.progress import StoppedError, stoppable
 
@@ -137,7 +138,7 @@ def checked_steps(steps: Iterator[Item], check: Callable[[], None]) -> Iterator[
     end = object()
     try:
         while True:
-            with stoppable(check):
+            with share_of_cores(), stoppable(check):
                 item = next(steps, end)
             if item is end:
                 return

@@ -51,7 +51,12 @@ show it, and no piece of a section knows the place it stands in."""
 
 
 SCHEME_FLOORS = [
-    {"explorer.schemes.rules", "explorer.schemes.search", "explorer.schemes.k_search", "explorer.schemes.sorted_part"},
+    {
+        "explorer.schemes.rules",
+        "explorer.schemes.search",
+        "explorer.schemes.k_search",
+        "explorer.schemes.sorted_part",
+    },
     {"explorer.schemes.calibrators"},
     {"explorer.schemes.parts", "explorer.schemes.observer"},
     {"explorer.schemes.labels", "explorer.schemes.table", "explorer.schemes.text"},

@@ -205,7 +205,7 @@ def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
             code = _whole_codes(scaled, local, nearest, None)
             inside = (code >= low) & (code <= high)
         else:
-            inside = scaled.abs() <= fmt.saturation_threshold
+            inside = (scaled <= fmt.saturation_threshold) & (scaled >= fmt.negative_saturation_threshold)
         mask[part.rows, part.columns] = inside.reshape(inside.shape[0] * inside.shape[1], -1)
     return mask
 

@@ -103,7 +103,8 @@ class Scheme(SchemeParts):
         """The smallest and largest code value that quantization may produce."""
         if isinstance(self.format, IntegerFormat) and self.mapping is not MappingType.SYMMETRIC:
             return self.format.qmin, self.format.qmax
-        return -self.format.max, self.format.max
+        signed = self.mapping is MappingType.SIGNED_MAX
+        return self.format.min if signed else -self.format.max, self.format.max
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
         """How many blocks stand below and beside each other in a tensor of ``shape``."""

@@ -12,6 +12,10 @@ from explorer.schemes.calibrators import ABSMEAN, CALIBRATORS, TWN
 from explorer.schemes.parts import Block
 from explorer.schemes.parts import SchemeParts as Row
 from explorer.schemes.rules import (
+    IQ4_BLOCK,
+    IQ4_CODES,
+    IQ4_FORMAT,
+    IQ4_SCALES,
     K_QUANTS,
     CodeRule,
     Convention,
@@ -157,10 +161,10 @@ def _gguf_blocks() -> list[Row]:
     return rows
 
 
-def _k_quants() -> list[Row]:
-    """GGUF's blocks under super-blocks of 256, by llama.cpp's search: the same bytes as llama.cpp's.
+def _of_llama_cpps_search() -> list[Row]:
+    """GGUF's K-quants, IQ4_NL and IQ4_XS, by llama.cpp's search: the same bytes as llama.cpp's.
 
-    The same types by our own search are spelled, such as ``int4~1x32~minimum~super6~mse~fit`` for Q4_K:
+    K-quants by our own search are spelled, such as ``int4~1x32~minimum~super6~mse~fit`` for Q4_K:
     ranges of least squared error without weights, and scales refitted to the codes. On a 384 x 384 layer of
     all-MiniLM-L6-v2 that gives 11.48, 16.59, 22.75, 28.64 and 34.63 dB, llama.cpp's search 10.45, 16.32,
     22.83, 28.76 and 34.90.
@@ -169,6 +173,10 @@ def _k_quants() -> list[Row]:
     for bits, length, scale_bits, mapping in K_QUANTS:
         rule = ScaleRule(f16, convention=Convention.GGML, super_bits=scale_bits)
         rows.append(Row(f"q{bits}_k", f"GGUF Q{bits}_K", FORMATS[f"int{bits}"], (1, length), rule, mapping))
+    for scale_bits, name in IQ4_SCALES.items():
+        rule = ScaleRule(f16, convention=Convention.GGML, super_bits=scale_bits)
+        rows.append(Row(name.lower(), f"GGUF {name}", FORMATS[IQ4_FORMAT], (1, IQ4_BLOCK), rule,
+            MappingType.SIGNED_MAX, codes=IQ4_CODES))  # fmt: skip
     return rows
 
 
@@ -180,7 +188,7 @@ _ROWS = (
     *_codebooks(),
     *_of_other_libraries(),
     *_gguf_blocks(),
-    *_k_quants(),
+    *_of_llama_cpps_search(),
 )
 ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
 NAMES = {row.text: row.name for row in _ROWS}
@@ -196,6 +204,7 @@ _STORED_BY = {
     "fp4_block64_bnb": "bitsandbytes' FP4",
     **{f"q{kind}": f"GGUF's Q{kind}" for kind in ("8_0", "4_0", "4_1", "5_0", "5_1")},
     **{f"q{bits}_k": f"GGUF's Q{bits}_K by llama.cpp's own quantizer" for bits, *_ in K_QUANTS},
+    **{name.lower(): f"GGUF's {name} by llama.cpp's own quantizer" for name in IQ4_SCALES.values()},
 }
 STORED_BY: dict[str, str] = {ROWS[name].text: who for name, who in _STORED_BY.items()}
 """Texts of schemes -> whose quantization gives the same bits: rows of docs/conformance.md say where not."""

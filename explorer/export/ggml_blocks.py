@@ -1,4 +1,4 @@
-"""Blocks of 32 as the bytes of ggml's types; K-quants are in ``export.ggml``.
+"""Blocks of 32 as the bytes of ggml's types; those under super-blocks are in ``export.ggml``.
 
 One block (ggml's ggml-common.h); d and m are float16, e is an exponent + 127::
 
@@ -8,6 +8,7 @@ One block (ggml's ggml-common.h); d and m are float16, e is an exponent + 127::
     Q5_0   d, 4 of fifth bits, 16 of codes               22       value d · (u - 16)
     Q5_1   d, m, 4 of fifth bits, 16 of codes            24
     MXFP4  e, 16 of codes                                17
+    IQ4_NL d, 16 of codes                                18       value d · level
 
 The byte i of codes has element i in its low half and element i + 16 in its high half.
 """
@@ -18,10 +19,10 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
-from explorer.export.ggml import LAYOUTS, ggml_bytes
+from explorer.export.ggml import ggml_bytes, layout_of
 from explorer.formats import E8M0, IntegerFormat
 from explorer.schemes import MappingType, Scheme
-from explorer.schemes.rules import SUPER_BLOCK
+from explorer.schemes.rules import IQ4_FORMAT, SUPER_BLOCK
 
 BLOCK = 32
 PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -34,12 +35,14 @@ def ggml_type(scheme: Scheme) -> str | None:
     if rule is None:
         return PLAIN.get(fmt.name)
     if rule.super_bits is not None:
-        key = (fmt.bits, scheme.block[1], rule.super_bits, scheme.mapping.has_offset)
-        return f"Q{fmt.bits}_K" if key in LAYOUTS else None
+        layout = layout_of(scheme)
+        return None if layout is None else layout.name
     if scheme.block != (1, BLOCK) or scheme.flat or rule.nested or rule.per_tensor:
         return None
     if rule.format is E8M0:
         return "MXFP4" if fmt.name == "float4_e2m1fn" else None
+    if rule.format.name == "float16" and fmt.name == IQ4_FORMAT:
+        return "IQ4_NL"
     if rule.format.name != "float16" or not isinstance(fmt, IntegerFormat) or scheme.asymmetric:
         return None
     if scheme.mapping is MappingType.MINIMUM:
@@ -67,7 +70,7 @@ def row_bytes(q: QuantizedTensor) -> Tensor:
         return q.dequantize(dtype).view(torch.uint8)
     if q.shape[1] % row_multiple(q.scheme):
         raise ValueError(f"a row of {q.shape[1]} values is no whole number of {row_multiple(q.scheme)}")
-    if name.endswith("_K"):
+    if q.scheme.scale.super_bits is not None:
         return ggml_bytes(q)
     return torch.cat(_blocks_of_32(q), 1).view(q.shape[0], -1)
 
@@ -83,6 +86,8 @@ def _blocks_of_32(q: QuantizedTensor) -> list[Tensor]:
         codes = (q.codes ^ (1 << (bits - 1))).reshape(-1, BLOCK)
         fifth = [_fifth_bits(codes)] if bits == 5 else []
         return [*scales, *fifth, _halves(codes & 15)]
+    if q.scheme.format.name == IQ4_FORMAT:
+        return [_float16(q.scales.stored), _halves(q.codes.reshape(-1, BLOCK))]
     exponents = E8M0.encode_unchecked(q.scales.stored).to(torch.uint8)
     return [exponents.reshape(-1, 1), _halves(q.codes.reshape(-1, BLOCK))]
 
@@ -136,6 +141,13 @@ def _six_bit_scales(blocks: Tensor) -> Tensor:
     return s.float() * _as_float(blocks[:, :2])
 
 
+def _iq4_xs_scales(blocks: Tensor) -> Tensor:
+    high, low = blocks[:, 2:4], blocks[:, 4:8]
+    low = torch.stack((low & 15, low >> 4), 2).flatten(1)
+    high = torch.stack([high >> shift & 3 for shift in range(0, 8, 2)], 2).flatten(1)
+    return ((low | high << 4).float() - 32) * _as_float(blocks[:, :2])
+
+
 def _q6_k_scales(blocks: Tensor) -> Tensor:
     return blocks[:, 192:208].contiguous().view(torch.int8).float() * _as_float(blocks[:, 208:210])
 
@@ -148,4 +160,5 @@ _K_SCALES = {
     "Q4_K": _six_bit_scales,
     "Q5_K": _six_bit_scales,
     "Q6_K": _q6_k_scales,
+    "IQ4_XS": _iq4_xs_scales,
 }

@@ -21,6 +21,7 @@ from explorer.schemes import Convention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+IQ4 = ("iq4_nl", "iq4_xs")
 MINIMUMS = {"q2_k": range(16), "q4_k": range(4, 16), "q5_k": range(4, 16)}
 """The bytes of a super-block that hold whole numbers of minimums."""
 
@@ -75,8 +76,8 @@ def matrices() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", K_QUANTS)
-def test_k_quants_are_those_of_llama_cpp(name: str, weighted: bool) -> None:
+@pytest.mark.parametrize("name", [*K_QUANTS, *IQ4])
+def test_searched_types_are_those_of_llama_cpp(name: str, weighted: bool) -> None:
     """Bit for bit: codes, scales, minimums and the float16 numbers above; with importances of columns too."""
     importance = torch.rand(768).pow(4) * 10 if weighted else None
     cases = matrices()

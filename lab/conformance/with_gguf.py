@@ -1,7 +1,7 @@
 """Rows of gguf: the block formats that its Python package quantizes bit for bit as llama.cpp does.
 
-Its K-quants can only be dequantized there: what is compared are the values that it restores from our codes
-and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the bytes with ggml's C.
+Its K-quants, IQ4_NL and IQ4_XS can only be dequantized there: what is compared are the values that it restores
+from our codes and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the bytes with ggml's C.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import quantize
-from explorer.export.ggml import ggml_bytes
+from explorer.export.ggml_blocks import row_bytes
 from explorer.schemes import SCHEMES
 from explorer.schemes.rules import SUPER_BLOCK
 from lab.conformance.cases import SUBNORMALS
@@ -48,9 +48,9 @@ def with_minimum(x: Tensor, bits: int) -> Outside:
 
 
 def restored(x: Tensor, name: str) -> Outside:
-    """``x`` quantized here by ``name``, a K-quant, and its bytes dequantized there."""
+    """``x`` quantized here by ``name``, a type that llama.cpp searches, and its bytes dequantized there."""
     gguf, quants = load("gguf", PACKAGE), load("gguf.quants", PACKAGE)
-    raw = ggml_bytes(quantize(x, SCHEMES[name])).numpy()
+    raw = row_bytes(quantize(x, SCHEMES[name])).numpy()
     values = quants.dequantize(raw, gguf.GGMLQuantizationType[name.upper()])
     return Outside(restored=torch.from_numpy(values).reshape(x.shape))
 
@@ -118,5 +118,5 @@ ROWS = [
 
 ROWS += [
     Row(name, PACKAGE, f"dequantize, {name.upper()}", partial(restored, name=name), row_length=SUPER_BLOCK)
-    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
 ]

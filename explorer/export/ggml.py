@@ -81,7 +81,7 @@ def _super_blocks(q: QuantizedTensor) -> SuperBlocks:
     )
 
 
-def _folded(values: Tensor, groups: int, bits: int) -> Tensor:
+def folded(values: Tensor, groups: int, bits: int) -> Tensor:
     """uint8 [super-blocks, bytes]: a group's values, each below 2^bits, in 8 / bits runs, one over the other
     from the low bits up."""
     runs = values.unflatten(1, (groups, 8 // bits, -1))
@@ -92,25 +92,25 @@ def _folded(values: Tensor, groups: int, bits: int) -> Tensor:
 
 
 def _q2_k(b: SuperBlocks) -> list[Tensor]:
-    return [b.scales | b.minimums << 4, _folded(b.codes, 2, 2), b.d, b.d_min]
+    return [b.scales | b.minimums << 4, folded(b.codes, 2, 2), b.d, b.d_min]
 
 
 def _q3_k(b: SuperBlocks) -> list[Tensor]:
     s = (b.scales + 32) & 63
-    low, high = _folded(b.codes & 3, 2, 2), _folded(b.codes >> 2, 1, 1)
-    return [high, low, _folded(s & 15, 1, 4), _folded(s >> 4, 1, 2), b.d]
+    low, high = folded(b.codes & 3, 2, 2), folded(b.codes >> 2, 1, 1)
+    return [high, low, folded(s & 15, 1, 4), folded(s >> 4, 1, 2), b.d]
 
 
 def _q4_k(b: SuperBlocks) -> list[Tensor]:
-    return [b.d, b.d_min, *_six_bits(b), _folded(b.codes, 4, 4)]
+    return [b.d, b.d_min, *_six_bits(b), folded(b.codes, 4, 4)]
 
 
 def _q5_k(b: SuperBlocks) -> list[Tensor]:
-    return [b.d, b.d_min, *_six_bits(b), _folded(b.codes >> 4, 1, 1), _folded(b.codes & 15, 4, 4)]
+    return [b.d, b.d_min, *_six_bits(b), folded(b.codes >> 4, 1, 1), folded(b.codes & 15, 4, 4)]
 
 
 def _q6_k(b: SuperBlocks) -> list[Tensor]:
-    return [_folded(b.codes & 15, 2, 4), _folded(b.codes >> 4, 2, 2), b.scales, b.d]
+    return [folded(b.codes & 15, 2, 4), folded(b.codes >> 4, 2, 2), b.scales, b.d]
 
 
 def _six_bits(b: SuperBlocks) -> list[Tensor]:
@@ -125,7 +125,7 @@ def _iq4_xs(b: SuperBlocks) -> list[Tensor]:
     even, odd = s.unflatten(1, (-1, 2)).unbind(2)
     quarters = (s >> 4).unflatten(1, (-1, 4)) << torch.arange(0, 8, 2, dtype=torch.uint8, device=s.device)
     high = quarters.sum(2, dtype=torch.uint8)
-    return [b.d, high, (even & 15) | (odd & 15) << 4, _folded(b.codes, 8, 4)]
+    return [b.d, high, (even & 15) | (odd & 15) << 4, folded(b.codes, 8, 4)]
 
 
 @dataclass(frozen=True)

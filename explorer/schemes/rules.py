@@ -19,7 +19,9 @@ class MappingType(enum.Enum):
     POWER = "symmetric, scale = amax / 2^(b-1): the largest positive value is clipped by one code"
     NO_CLIP = "symmetric, scale = max(-min / 2^(b-1), max / (2^(b-1)-1)): full range, nothing clipped"
     ASYMMETRIC = "asymmetric: scale = (max - min) / (2^b - 1), integer zero point, 0 stays exact"
-    SIGNED_MAX = "symmetric, scale = m / least code for the first value m of largest magnitude, of either sign"
+    SIGNED_MAX = (
+        "symmetric, scale = m / least code for the first value m of largest magnitude, of either sign"
+    )
     MINIMUM = "asymmetric: x = scale · (code + 2^(b-1)) + minimum, both stored in the scale's format"
     MIDPOINT = "asymmetric: x = scale · code + (minimum + 2^(b-1) scale), both stored in the scale's format"
 

@@ -17,6 +17,7 @@ from explorer.schemes.rules import (
     IQ4_FORMAT,
     IQ4_SCALES,
     K_QUANTS,
+    SUPER_BLOCK,
     CodeRule,
     Convention,
     ExponentRule,
@@ -148,7 +149,11 @@ def _of_other_libraries() -> list[Row]:
 
 
 def _gguf_blocks() -> list[Row]:
-    """GGUF's blocks of 32 with scales of their own, bit for bit."""
+    """GGUF's blocks of 32, of 256 for the ternary TQ2_0, and of 16 for NVFP4, with scales of their own.
+
+    Bit for bit, but for NVFP4: llama.cpp rounds ties of its codes toward zero and those of its scales up, and
+    has 448 for scales from 256 on. It has no scale over the tensor.
+    """
     gguf = ScaleRule(float_format("float16"), convention=_ZERO)
     away = CodeRule(reciprocal=True, unrounded=True, ties=Ties.AWAY)
     rows = [Row("q8_0", "GGUF Q8_0", FORMATS["int8"], (1, 32), gguf, codes=away)]
@@ -158,6 +163,10 @@ def _gguf_blocks() -> list[Row]:
             Row(f"q{bits}_0", f"GGUF Q{bits}_0", fmt, (1, 32), gguf, MappingType.SIGNED_MAX, codes=_UP),
             Row(f"q{bits}_1", f"GGUF Q{bits}_1", fmt, (1, 32), gguf, MappingType.MINIMUM, codes=_UP),
         ]
+    # TQ2_0's codes are -1, 0 and 1 in two bits: the restricted range of INT2, whose scale is amax.
+    rows.append(Row("tq2_0", "GGUF TQ2_0 (ternary)", FORMATS["int2"], (1, SUPER_BLOCK), gguf, codes=away))
+    e4m3 = ScaleRule(E4M3, convention=_ZERO)
+    rows.append(Row("nvfp4_gguf", "GGUF NVFP4", FORMATS["float4_e2m1fn"], (1, 16), e4m3))
     return rows
 
 
@@ -203,6 +212,7 @@ _STORED_BY = {
     "nf4_block64_double": "bitsandbytes' NF4 with double quantization (QLoRA)",
     "fp4_block64_bnb": "bitsandbytes' FP4",
     **{f"q{kind}": f"GGUF's Q{kind}" for kind in ("8_0", "4_0", "4_1", "5_0", "5_1")},
+    "tq2_0": "GGUF's TQ2_0",
     **{f"q{bits}_k": f"GGUF's Q{bits}_K by llama.cpp's own quantizer" for bits, *_ in K_QUANTS},
     **{name.lower(): f"GGUF's {name} by llama.cpp's own quantizer" for name in IQ4_SCALES.values()},
 }

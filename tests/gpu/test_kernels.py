@@ -191,7 +191,9 @@ def test_quotients_beyond_float32_are_clamped(name: str) -> None:
     assert_bitwise_equal(got, want, x, name)
 
 
-@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f.bits <= 8 and f.has_codec and not f.scale_only])
+@pytest.mark.parametrize(
+    "name", [n for n, f in FORMATS.items() if f.bits <= 8 and f.has_codec and not f.scale_only]
+)
 def test_random_bit_patterns_match(name: str) -> None:
     """Sixteen million random float32 under one scale: every rounding decision of the fast division."""
     bits = torch.randint(-(2**31), 2**31 - 1, (4096, 4096), generator=torch.Generator().manual_seed(1)).to(

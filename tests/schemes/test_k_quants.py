@@ -77,6 +77,33 @@ def matrices() -> dict[str, Tensor]:
     }
 
 
+def test_ternary_blocks_are_those_of_llama_cpp() -> None:
+    """TQ2_0, whose halves go away from zero; blocks of it have three codes, and a scale of their amax."""
+    x = torch.cat([case.float() for case in matrices().values()])
+    assert torch.equal(here(x, "tq2_0"), by_ggml(x, "tq2_0"))
+    q = quantize(torch.tensor([[-0.5, 0.5, 1.0, 0.49] + [0.0] * 252]), SCHEMES["tq2_0"])
+    assert q.dequantize()[0, :4].tolist() == [-1.0, 1.0, 1.0, 0.0]
+
+
+def test_nvfp4_of_gguf_differs_from_llama_cpps_at_ties_alone() -> None:
+    """Scales where amax / 6 is half way between two numbers of E4M3 (up there, to even here), or from 256 on
+    (448 there); under equal ones codes where x / scale is half way between two, and the sign of zeros."""
+    x = torch.cat([case.float() for case in matrices().values()])
+    ours, theirs = (raw(x, "nvfp4_gguf").view(-1, 36) for raw in (here, lambda x, _: by_ggml(x, "nvfp4")))
+    scale, scale_there = (raw[:, :4].contiguous().view(torch.float8_e4m3fn).float() for raw in (ours, theirs))
+    blocks = x.view(-1, 4, 16)
+    wanted, apart = blocks.abs().amax(2) / 6, scale != scale_there
+    halfway = wanted == (scale + scale_there) / 2
+    assert bool((halfway | (wanted >= 248))[apart].all()) and 0 < int(apart.sum()) < 0.01 * apart.numel()
+    table = SCHEMES["nvfp4_gguf"].format.values
+    nibbles = [raw[:, 4:].reshape(-1, 4, 8) for raw in (ours, theirs)]
+    mine, other = (table[torch.cat([raw & 15, raw >> 4], 2).long()] for raw in nibbles)
+    differ = (mine != other) & ~apart[:, :, None]
+    middle = (blocks / scale[:, :, None] - (mine + other) / 2).abs() <= 1e-6
+    assert bool(middle[differ].all()) and 0 < int(differ.sum()) < 0.01 * differ.numel()
+    assert bool((other.abs() < mine.abs())[differ].all())
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", [*K_QUANTS, *IQ4])
 def test_searched_types_are_those_of_llama_cpp(name: str, weighted: bool) -> None:

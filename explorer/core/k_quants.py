@@ -93,8 +93,8 @@ IQ4 = KQuant(torch.square, _LEVELS, _LEVELS)
 class KScales:
     """What the search finds: the scales as stored, and the codes of blocks whose scale was rounded to 0.
 
-    ``codes``  uint8 [rows, cols], counted from 0: of every block under its scale before it was rounded; None of
-               a codebook, whose codes come from ``Scales.unrounded``
+    ``codes``  uint8 [rows, cols], counted from 0: of every block under its scale before it was rounded; None
+               of a codebook, whose codes come from ``Scales.unrounded``
     """
 
     scales: Scales
@@ -148,8 +148,8 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
 
 def k_quantized(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, Scales]:
     """Packed codes uint8 [rows, row bytes] and scales of finite float32 ``x`` [rows, cols] under a K-quant,
-    IQ4_NL or IQ4_XS, as ``find_k_scales`` finds them. Where a scale was rounded to 0 all codes restore the same
-    value: they are those of the search, as in ggml."""
+    IQ4_NL or IQ4_XS, as ``find_k_scales`` finds them. Where a scale was rounded to 0 all codes restore the
+    same value: they are those of the search, as in ggml."""
     found = find_k_scales(x, scheme, importance)
     packed, scales = encode_matrix(x, found.scales, scheme)
     fmt, dead = scheme.format, scales.scale == 0

@@ -45,19 +45,19 @@ class SuperBlocks:
 
 
 def ggml_bytes(q: QuantizedTensor) -> Tensor:
-    """uint8 [rows, bytes of a row]: ``q``, quantized by one of ``q2_k`` … ``q6_k`` or ``iq4_xs``, as ggml stores
-    it.
+    """uint8 [rows, bytes of a row]: ``q``, quantized by one of ``q2_k`` … ``q6_k`` or ``iq4_xs``, as ggml
+    stores it.
 
     ``ValueError`` for other schemes, and for rows that are not whole super-blocks, which ggml has none of.
     """
-    layout = layout_of(q.scheme)
-    if layout is None:
+    kind = super_block_type(q.scheme)
+    if kind is None:
         raise ValueError(f"ggml has the K-quants q2_k … q6_k, and iq4_xs; {q.scheme.label} is none of them")
     if q.shape[1] % SUPER_BLOCK:
         raise ValueError(
             f"a row of {q.shape[1]} values is no whole number of super-blocks of {SUPER_BLOCK}, as ggml asks"
         )
-    return torch.cat(layout.parts(_super_blocks(q)), 1).view(q.shape[0], -1)
+    return torch.cat(kind.parts(_super_blocks(q)), 1).view(q.shape[0], -1)
 
 
 def _super_blocks(q: QuantizedTensor) -> SuperBlocks:
@@ -129,27 +129,27 @@ def _iq4_xs(b: SuperBlocks) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A type of ggml with super-blocks: its name, and the parts of its bytes, each uint8 [super-blocks, n]."""
+class SuperBlockType:
+    """A type of ggml with super-blocks: its name, and the parts of its bytes, uint8 [super-blocks, n]."""
 
     name: str
     parts: Callable[[SuperBlocks], list[Tensor]]
 
 
-_LAYOUTS: dict[tuple[str, int, int, bool], Layout] = {
-    ("int2", 16, 4, True): Layout("Q2_K", _q2_k),
-    ("int3", 16, 6, False): Layout("Q3_K", _q3_k),
-    ("int4", 32, 6, True): Layout("Q4_K", _q4_k),
-    ("int5", 32, 6, True): Layout("Q5_K", _q5_k),
-    ("int6", 16, 8, False): Layout("Q6_K", _q6_k),
-    (IQ4_FORMAT, IQ4_BLOCK, 6, False): Layout("IQ4_XS", _iq4_xs),
+_TYPES: dict[tuple[str, int, int, bool], SuperBlockType] = {
+    ("int2", 16, 4, True): SuperBlockType("Q2_K", _q2_k),
+    ("int3", 16, 6, False): SuperBlockType("Q3_K", _q3_k),
+    ("int4", 32, 6, True): SuperBlockType("Q4_K", _q4_k),
+    ("int5", 32, 6, True): SuperBlockType("Q5_K", _q5_k),
+    ("int6", 16, 8, False): SuperBlockType("Q6_K", _q6_k),
+    (IQ4_FORMAT, IQ4_BLOCK, 6, False): SuperBlockType("IQ4_XS", _iq4_xs),
 }
 """By the format of codes, the length of a block, the bits of its scale, and whether there are minimums."""
 
 
-def layout_of(scheme: Scheme) -> Layout | None:
+def super_block_type(scheme: Scheme) -> SuperBlockType | None:
     """The type of ggml with super-blocks that holds the codes and scales of ``scheme``; None without one."""
     rule, length = scheme.scale, scheme.block[1]
     if rule is None or rule.super_bits is None or length is None:
         return None
-    return _LAYOUTS.get((scheme.format.name, length, rule.super_bits, scheme.mapping.has_offset))
+    return _TYPES.get((scheme.format.name, length, rule.super_bits, scheme.mapping.has_offset))

@@ -13,9 +13,9 @@ One block (ggml's ggml-common.h); d and m are float16, e is an exponent + 127::
     TQ2_0  64 of codes, d                                66       value d · (u - 1)
     NVFP4  4 scales in E4M3, 32 of codes                 36
 
-The byte i of codes has element i in its low half and element i + 16 in its high half; of NVFP4, byte i of each 8
-has elements i and i + 8 of 16; of TQ2_0, byte i of each 32 has elements i, i + 32, i + 64 and i + 96 of 128, from
-the low bits up.
+The byte i of codes has element i in its low half and element i + 16 in its high half; of NVFP4, byte i of
+each 8 has elements i and i + 8 of 16; of TQ2_0, byte i of each 32 has elements i, i + 32, i + 64 and i + 96
+of 128, from the low bits up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
-from explorer.export.ggml import folded, ggml_bytes, layout_of
+from explorer.export.ggml import folded, ggml_bytes, super_block_type
 from explorer.formats import E4M3, E8M0, IntegerFormat
 from explorer.schemes import MappingType, Scheme
 from explorer.schemes.rules import IQ4_FORMAT, SUPER_BLOCK
@@ -40,8 +40,8 @@ def ggml_type(scheme: Scheme) -> str | None:
     if rule is None:
         return PLAIN.get(fmt.name)
     if rule.super_bits is not None:
-        layout = layout_of(scheme)
-        return None if layout is None else layout.name
+        kind = super_block_type(scheme)
+        return None if kind is None else kind.name
     if scheme.flat or rule.nested or rule.per_tensor:
         return None
     if scheme.block == (1, SUPER_BLOCK):

@@ -30,8 +30,8 @@ class Found:
 
     scale    float32 [n]         of either sign without minimums
     minimum  float32 [n] or None what is subtracted, at least 0
-    codes    float32 [width, n]  counted from 0, under the scale before it is rounded; None of a codebook, whose
-                                 codes are those of ``IQ4_CODES``
+    codes    float32 [width, n]  counted from 0, under the scale before it is rounded; None of a codebook,
+                                 whose codes are those of ``IQ4_CODES``
     """
 
     scale: Tensor
@@ -167,9 +167,9 @@ def _best_fit(sum_xl: Tensor, sum_l2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def search_levels(x: Tensor, weights: Tensor, levels: Levels) -> Found:
-    """The scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, for the nearest ones l
-    of ``levels``: the value of largest magnitude first takes minus the least level, then about the least
-    one."""
+    """The scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, for the nearest ones
+    l of ``levels``: the value of largest magnitude is first laid on minus the least level, then near the
+    least one."""
     extreme, zero = first_largest(x)
     least = levels.values[0]
     steps = torch.arange(-7, 8, dtype=torch.float32, device=x.device) + least

@@ -96,8 +96,8 @@ K_QUANTS = (
 """GGUF's Q2_K … Q6_K: bits of a code, length of a block, bits of its scale, mapping."""
 IQ4_FORMAT, IQ4_BLOCK = "iq4_nl", 32
 IQ4_SCALES: dict[int | None, str] = {None: "IQ4_NL", 6: "IQ4_XS"}
-"""GGUF's types with that codebook in such blocks, by the bits of a block's scale under a super-block's; None: a
-float16 number of its own."""
+"""GGUF's types with that codebook in such blocks, by the bits of a block's scale under a super-block's; None:
+a float16 number of its own."""
 NESTED_BLOCK = 256
 """Scales, counted row by row, that share a scale of their own under double quantization (QLoRA)."""
 
@@ -128,7 +128,8 @@ class ScaleRule:
             raise ValueError(f"scales have 8, 16 or 32 bits, not {self.format.label}'s {self.format.bits}")
         if self.convention is Convention.GGML and self.super_bits is None and self.format.name != "float16":
             raise ValueError(
-                "llama.cpp's search finds float16 scales, or scales under super-blocks: super4, super6 or super8"
+                "llama.cpp's search finds float16 scales, or scales under super-blocks: super4, super6 "
+                "or super8"
             )
         if self.convention is Convention.ZERO and not self.format.has_zero:
             raise ValueError(f"{self.format.label} has no zero, so that scales of it cannot be 0")

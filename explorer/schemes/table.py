@@ -182,10 +182,10 @@ def _of_llama_cpps_search() -> list[Row]:
     for bits, length, scale_bits, mapping in K_QUANTS:
         rule = ScaleRule(f16, convention=Convention.GGML, super_bits=scale_bits)
         rows.append(Row(f"q{bits}_k", f"GGUF Q{bits}_K", FORMATS[f"int{bits}"], (1, length), rule, mapping))
-    for scale_bits, name in IQ4_SCALES.items():
-        rule = ScaleRule(f16, convention=Convention.GGML, super_bits=scale_bits)
-        rows.append(Row(name.lower(), f"GGUF {name}", FORMATS[IQ4_FORMAT], (1, IQ4_BLOCK), rule,
-            MappingType.SIGNED_MAX, codes=IQ4_CODES))  # fmt: skip
+    levels, signed, block = FORMATS[IQ4_FORMAT], MappingType.SIGNED_MAX, (1, IQ4_BLOCK)
+    for bits_of_scale, name in IQ4_SCALES.items():
+        rule = ScaleRule(f16, convention=Convention.GGML, super_bits=bits_of_scale)
+        rows.append(Row(name.lower(), f"GGUF {name}", levels, block, rule, signed, codes=IQ4_CODES))
     return rows
 
 

@@ -1,7 +1,8 @@
 """Rows of gguf: the block formats that its Python package quantizes bit for bit as llama.cpp does.
 
 Its K-quants, IQ4_NL, IQ4_XS, TQ2_0 and NVFP4 are dequantized there: what is compared are the values that it
-restores from our codes and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the bytes with ggml's C.
+restores from our codes and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the
+bytes with ggml's C.
 """
 
 from __future__ import annotations

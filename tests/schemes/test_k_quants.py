@@ -177,8 +177,8 @@ def test_the_codebook_is_llama_cpps() -> None:
     ("name", "want"), [("iq4_nl", (21.86, 22.36, 22.27)), ("iq4_xs", (21.78, 22.24, 22.21))]
 )
 def test_what_the_search_of_the_codebook_pays(name: str, want: tuple[float, ...]) -> None:
-    """dB on a layer of all-MiniLM-L6-v2: by ranges, whose value of largest magnitude takes -127, by our search
-    without weights, and by llama.cpp's."""
+    """dB on a layer of all-MiniLM-L6-v2: by ranges, whose value of largest magnitude takes -127, by our
+    search without weights, and by llama.cpp's."""
     layer, row = SAMPLES["attention_query"].load().values, SCHEMES[name]
     ours = dataclasses.replace(row.with_ranges_by(CALIBRATORS["mse"]), least_squares_scale=True)
     plain = dataclasses.replace(ours, calibrator=CALIBRATORS["minmax"], least_squares_scale=False)

@@ -17,7 +17,7 @@ from explorer.analysis.histograms import Histogram, code_counts, finite_range, h
 from explorer.core.backend import backend_for
 from explorer.core.blocks import ordered_sum
 from explorer.core.quantize import QuantizedTensor
-from explorer.formats import IntegerFormat
+from explorer.formats import CodebookFormat
 from explorer.schemes import BitBudget
 
 MOST_AT_ONCE = 1 << 24
@@ -162,9 +162,9 @@ def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
     if q.scales.zero_points is not None:
         zero = q.scales.zero_points.to(torch.float32)
         return scale * (low - 0.5 - zero), scale * (high + 0.5 - zero)
-    if isinstance(fmt, IntegerFormat):
-        ends = scale * (low - 0.5), scale * (high + 0.5)
-    else:
+    margin = fmt.saturation_threshold - fmt.max
+    ends = scale * (low - margin), scale * (high + margin)
+    if isinstance(fmt, CodebookFormat):
         ends = scale * fmt.negative_saturation_threshold, scale * fmt.saturation_threshold
     return torch.minimum(*ends), torch.maximum(*ends)  # a scale may be negative
 

@@ -278,6 +278,7 @@ def _rounded_by_weight(
         d, d_minimum = round_scale(d, rule), round_scale(d_minimum, rule)
         return _assembled(whole, d, whole_minimum, d_minimum, scale, (low, high))
     found = search_signed(across, weights, -low)
+    assert found.codes is not None
     return _assembled(found.codes + low, round_scale(found.scale, rule), None, None, scale, (low, high))
 
 

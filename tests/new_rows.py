@@ -18,3 +18,5 @@ UE5M3 = FloatFormat(
 NEW_ROWS: dict[str, Format] = {row.name: row for row in (E3M4, E2M2, UE5M3)}
 ROWS: dict[str, Format] = {**NEW_ROWS, **FORMATS}
 """All of them; where the table has a row of a name, that one."""
+CODECS = {name: row for name, row in ROWS.items() if row.has_codec}
+"""Those that kernels encode and decode."""

@@ -84,13 +84,15 @@ def scale_label(word: str, rule: ScaleRule | None) -> str:
         return "8 bits under FP32 (double quantization)"
     if rule.exponent is not None:
         return f"E8M0, {word}{_ORIGIN.get(word, '')}"
+    if rule.is_searched:
+        return f"{rule.format.label} (llama.cpp's search)"
     return f"{rule.format.label} under one FP32 (NVFP4)" if rule.per_tensor else rule.format.label
 
 
 SCALES = {
     word: scale_label(word, rule)
     for word, rule in SCALE_RULES.items()
-    if rule is None or rule.has_upper_level or rule.convention is Convention.OWN
+    if rule is None or rule.has_upper_level or rule.is_searched or rule.convention is Convention.OWN
 }
 """Scales by label; the convention for storing them is a separate choice."""
 
@@ -152,8 +154,8 @@ def parts_of(scheme: Scheme) -> Parts:
 
 
 def _own_word(rule: ScaleRule | None) -> str:
-    """The rule's word without its convention."""
-    if rule is None or rule.has_upper_level:
+    """The rule's word without its convention; that of llama.cpp's search is part of it."""
+    if rule is None or rule.has_upper_level or rule.is_searched:
         return rule.word if rule else NO_SCALE
     return dataclasses.replace(rule, convention=Convention.OWN).word
 
@@ -190,7 +192,8 @@ def _simpler(parts: Parts) -> Iterator[Parts]:
     yield parts
     rule = SCALE_RULES[parts.scale]
     if rule is not None and rule.is_searched:
-        yield dataclasses.replace(parts, scale=rule.of_ranges.word)
+        ranges = rule.of_ranges
+        yield dataclasses.replace(parts, scale=_own_word(ranges), convention=ranges.convention.value)
     yield dataclasses.replace(parts, mapping="SYMMETRIC")
     yield dataclasses.replace(parts, scale="float16", convention="own")
     for word in parts.codes:
@@ -211,7 +214,7 @@ def _spelled(parts: Parts, block: Block) -> Scheme | None:
     """The scheme that ``parts`` spell, None if there is none."""
     rule = SCALE_RULES[parts.scale]
     try:
-        if rule is not None and not rule.has_upper_level:
+        if rule is not None and not rule.has_upper_level and not rule.is_searched:
             convention = Convention("" if parts.convention == "own" else parts.convention)
             rule = dataclasses.replace(rule, convention=convention)
         return Scheme(

@@ -17,6 +17,7 @@ from explorer.analysis.histograms import Histogram, code_counts, finite_range, h
 from explorer.core.backend import backend_for
 from explorer.core.blocks import ordered_sum
 from explorer.core.quantize import QuantizedTensor
+from explorer.formats import CodebookFormat
 from explorer.schemes import BitBudget
 
 MOST_AT_ONCE = 1 << 24
@@ -164,6 +165,8 @@ def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
         return scale * (low - 0.5 - zero), scale * (high + 0.5 - zero)
     margin = fmt.saturation_threshold - fmt.max
     ends = scale * (low - margin), scale * (high + margin)
+    if isinstance(fmt, CodebookFormat):
+        ends = scale * fmt.negative_saturation_threshold, scale * fmt.saturation_threshold
     return torch.minimum(*ends), torch.maximum(*ends)  # a scale may be negative
 
 

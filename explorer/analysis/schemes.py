@@ -222,8 +222,9 @@ def _rows_of_a_block(scheme: Scheme) -> int:
 
 def searches(scheme: Scheme) -> bool:
     """True if the scheme tries many scales per block, which takes three to thirty times as long as one scale:
-    GGUF's K-quants, and calibrators with an objective."""
-    searched = scheme.scale is not None and scheme.scale.super_bits is not None
+    what llama.cpp's search finds, scales under super-blocks, and calibrators with an objective."""
+    rule = scheme.scale
+    searched = rule is not None and (rule.is_searched or rule.super_bits is not None)
     return searched or scheme.calibrator.name in SEARCHING_CALIBRATORS
 
 

@@ -20,7 +20,6 @@ from explorer.checkpoints.packages import needed
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.ggml_blocks import ggml_type, row_bytes, row_multiple
 from explorer.schemes import MappingType, Scheme
-from explorer.schemes.rules import SUPER_BLOCK
 
 NAME = "gguf"
 _INPUTS = "its reader decides how inputs are quantized"
@@ -38,7 +37,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
         return f"no type of ggml holds {scheme.label} as it is{hint}"
     multiple = row_multiple(scheme)
     if shape[1] % multiple:
-        kind = "super-blocks" if multiple == SUPER_BLOCK else "blocks"
+        kind = "super-blocks" if scheme.scale and scheme.scale.super_bits is not None else "blocks"
         return f"a row of {shape[1]} values is no whole number of {kind} of {multiple}"
     return ""
 

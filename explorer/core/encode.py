@@ -251,7 +251,7 @@ def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
             value = (scaled * 2.0**fmt.fraction).round() * 2.0**-fmt.fraction
             inside = (value >= low) & (value <= high)
         else:
-            inside = scaled.abs() <= fmt.saturation_threshold
+            inside = (scaled <= fmt.saturation_threshold) & (scaled >= fmt.negative_saturation_threshold)
         mask[part.rows, part.columns] = inside.reshape(inside.shape[0] * inside.shape[1], -1)
     return mask
 

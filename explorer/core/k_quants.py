@@ -1,4 +1,5 @@
-"""Scales of K-quants by llama.cpp's search (``schemes.k_search``), in runs of about 2^18 elements on a CPU.
+"""Scales of K-quants, IQ4_NL and IQ4_XS by llama.cpp's search (``schemes.k_search``), in runs of about 2^18
+elements on a CPU.
 
 Per type: the weights of the error, the candidates, and how a super-block's scales are rounded, each with and
 without an importance of the columns (ggml's ``quant_weights``: the mean square of the layer's inputs).
@@ -6,6 +7,7 @@ without an importance of the columns (ggml's ``quant_weights``: the mean square 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,24 +18,27 @@ from torch import Tensor
 from explorer.core.blocks import runs_of_blocks
 from explorer.core.encode import encode_matrix
 from explorer.formats import IntegerFormat
+from explorer.formats.codebooks import IQ4_LEVELS
 from explorer.formats.packing import pack, unpack
 from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import Scales, Scheme
 from explorer.schemes.k_search import (
     SMALLEST,
     Found,
+    Levels,
     Steps,
     first_largest,
     nearest_whole,
     root,
     search_by_code,
+    search_levels,
     search_positive,
     search_signed,
     search_with_minimum,
     sum_in_order,
 )
 from explorer.schemes.levels import SuperBlockLevel, divide, integer_limits, round_scale
-from explorer.schemes.rules import SUPER_BLOCK, ScaleRule
+from explorer.schemes.rules import IQ4_FORMAT, SUPER_BLOCK, ScaleRule
 
 Weights = Callable[[Tensor], Tensor]
 Search = Callable[[Tensor, Tensor], Found]
@@ -47,8 +52,8 @@ class KQuant:
 
     ``weigh``   weights of the error, without importances, from blocks [width, n]
     ``search``  a block's scale under weights; ``important`` the same where columns have importances
-    ``sigma``   what the mean square of a super-block is multiplied by in weights with importances; None: the
-                importances are the weights
+    ``sigma``   what the mean square of a super-block, or of a block that is under none, is multiplied by in
+                weights with importances; None: the importances are the weights
     """
 
     weigh: Weights
@@ -79,30 +84,35 @@ K_QUANTS: dict[int, KQuant] = {
     6: KQuant(torch.square, partial(search_signed, half=32), partial(search_signed, half=32), sigma=None),
 }
 """By the bits of a code: Q2_K … Q6_K."""
+_LEVELS = partial(search_levels, levels=Levels(IQ4_LEVELS))
+IQ4 = KQuant(torch.square, _LEVELS, _LEVELS)
+"""IQ4_NL and IQ4_XS."""
 
 
 @dataclass(frozen=True)
 class KScales:
     """What the search finds: the scales as stored, and the codes of blocks whose scale was rounded to 0.
 
-    ``codes``  uint8 [rows, cols], counted from 0: of every block under its scale before it was rounded
+    ``codes``  uint8 [rows, cols], counted from 0: of every block under its scale before it was rounded; None
+               of a codebook, whose codes come from ``Scales.unrounded``
     """
 
     scales: Scales
-    codes: Tensor
+    codes: Tensor | None
 
 
 @keeps_subnormals
 def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> KScales:
-    """The scales of finite float32 ``x`` [rows, cols] under a K-quant by ggml's search.
+    """The scales of finite float32 ``x`` [rows, cols] under a K-quant, IQ4_NL or IQ4_XS by ggml's search.
 
     ``importance`` float32 [cols], not negative: what the squared error of each column counts (the mean square
     of the layer's inputs), as ``quant_weights`` of ``ggml_quantize_chunk``. A last super-block or block may
     be shorter, and is searched in the same way. ``ValueError`` for an importance of another shape, or one
     that is negative or not finite.
     """
-    rule, shape, kind = scheme.scale, (x.shape[0], x.shape[1]), K_QUANTS[scheme.format.bits]
-    assert rule is not None and rule.super_bits is not None
+    rule, shape = scheme.scale, (x.shape[0], x.shape[1])
+    kind = IQ4 if scheme.format.name == IQ4_FORMAT else K_QUANTS[scheme.format.bits]
+    assert rule is not None and rule.is_searched
     if importance is not None:
         importance = _checked(importance, x)
     grid = scheme.grid(shape)
@@ -114,13 +124,18 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
         if importance is None:
             found = kind.search(across, kind.weigh(across))
         else:
-            weights = _across(_weights(x[part.rows], importance, kind)[:, part.columns], part.width)
+            each = scheme.block[1] if rule.super_bits is None else SUPER_BLOCK
+            assert each is not None
+            weights = _across(_weights(x[part.rows], importance, kind, each)[:, part.columns], part.width)
             found = kind.important(across, weights)
             weight[cells] = sum_in_order(weights).view(len(values), -1)
         scale[cells] = found.scale.view(len(values), -1)
         if found.minimum is not None:
             minimum[cells] = found.minimum.view(len(values), -1)
-        codes[part.rows, part.columns] = found.codes.to(torch.uint8).t().reshape(values.shape)
+        if found.codes is not None:
+            codes[part.rows, part.columns] = found.codes.to(torch.uint8).t().reshape(values.shape)
+    if kind is IQ4:
+        return KScales(_of_codebook(scale, scheme, rule), None)
     below = minimum if scheme.mapping.has_offset else None
     if importance is None:
         stored, offsets, upper, zero = _rounded(scale, below, scheme, rule)
@@ -133,14 +148,14 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
 
 def k_quantized(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, Scales]:
     """Packed codes uint8 [rows, row bytes] and scales of finite float32 ``x`` [rows, cols] under a K-quant,
-    as ``find_k_scales`` finds them. Where a scale was rounded to 0 all codes restore the same value: they are
-    those of the search, as in ggml."""
+    IQ4_NL or IQ4_XS, as ``find_k_scales`` finds them. Where a scale was rounded to 0 all codes restore the
+    same value: they are those of the search, as in ggml."""
     found = find_k_scales(x, scheme, importance)
     packed, scales = encode_matrix(x, found.scales, scheme)
     fmt, dead = scheme.format, scales.scale == 0
-    assert isinstance(fmt, IntegerFormat)
-    if not bool(dead.any()):
+    if found.codes is None or not bool(dead.any()):
         return packed, scales
+    assert isinstance(fmt, IntegerFormat)
     searched = fmt.codes_of(found.codes.float() + fmt.qmin)
     spread = _of_elements(dead, scheme, x.shape[1])
     return pack(torch.where(spread, searched, unpack(packed, fmt, x.shape[1])), fmt), scales
@@ -167,14 +182,14 @@ def _across(x: Tensor, width: int) -> Tensor:
     return x.reshape(-1, width).t().contiguous()
 
 
-def _weights(x: Tensor, importance: Tensor, kind: KQuant) -> Tensor:
-    """float32 [rows, cols]: importance · √(σ² + x²), σ² of a super-block; or the importance alone."""
+def _weights(x: Tensor, importance: Tensor, kind: KQuant, length: int) -> Tensor:
+    """float32 [rows, cols]: importance · √(σ² + x²), σ² of runs of ``length``; or the importance alone."""
     if kind.sigma is None:
         return importance.expand(x.shape)
-    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % SUPER_BLOCK)).unflatten(1, (-1, SUPER_BLOCK))
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % length)).unflatten(1, (-1, length))
     across = padded.permute(2, 0, 1).contiguous()
-    sigma = sum_in_order(across * across).mul_(kind.sigma).div_(SUPER_BLOCK)
-    each = sigma.repeat_interleave(SUPER_BLOCK, 1)[:, : x.shape[1]]
+    sigma = sum_in_order(across * across).mul_(kind.sigma).div_(length)
+    each = sigma.repeat_interleave(length, 1)[:, : x.shape[1]]
     return root((x * x).add_(each)).mul_(importance)
 
 
@@ -222,6 +237,23 @@ def _rounded(scale: Tensor, minimum: Tensor | None, scheme: Scheme, rule: ScaleR
     return stored, None, upper, zero
 
 
+def _of_codebook(scale: Tensor, scheme: Scheme, rule: ScaleRule) -> Scales:
+    """The scales found [grid] as they are stored, and as codes come from them: before float16 numbers are
+    rounded."""
+    if rule.super_bits is None:
+        scales = Scales.of(scheme, round_scale(scale, rule), None, None)
+        return dataclasses.replace(scales, unrounded=scale)
+    low, high = integer_limits(rule.super_bits, signed=True)
+    across = _super_blocks(scale, scheme)
+    largest, _ = first_largest(across)
+    unit = largest / torch.full_like(largest, low)
+    per_unit = torch.where(unit == 0, torch.zeros_like(unit), 1 / unit)
+    whole = nearest_whole(per_unit * across).clamp_(low, high)
+    stored, _, upper, _ = _assembled(whole, round_scale(unit, rule), None, None, scale, (low, high))
+    scales = Scales.of(scheme, stored, None, None, None, upper)
+    return dataclasses.replace(scales, unrounded=_as_grid(whole * unit, scale))
+
+
 def _parts_of_largest(across: Tensor, high: int, rule: ScaleRule) -> tuple[Tensor, Tensor]:
     """Whole numbers int32 of ``across`` [m, n], and float16 units [n] whose ``high``-fold is the largest."""
     largest = across.amax(0).clamp_(min=0)
@@ -246,6 +278,7 @@ def _rounded_by_weight(
         d, d_minimum = round_scale(d, rule), round_scale(d_minimum, rule)
         return _assembled(whole, d, whole_minimum, d_minimum, scale, (low, high))
     found = search_signed(across, weights, -low)
+    assert found.codes is not None
     return _assembled(found.codes + low, round_scale(found.scale, rule), None, None, scale, (low, high))
 
 

@@ -18,10 +18,11 @@ from explorer.schemes import OWN_CODES, SCHEMES, Convention, ScaleRule, Scales, 
 
 
 def has_kernels(scheme: Scheme) -> bool:
-    """True if the kernels support ``scheme``: its blocks, mapping, conventions and rule for codes."""
+    """True if the kernels support ``scheme``: its format, blocks, mapping, conventions and rule for codes."""
     own = scheme.scale is None or scheme.scale.convention is Convention.OWN
     return (
         own
+        and scheme.format.has_codec
         and not scheme.flat
         and scheme.codes == OWN_CODES
         and scheme.mapping.name in kernel.Mapping.__members__

@@ -1,4 +1,5 @@
-"""Blocks of 32 as the bytes of ggml's types; K-quants are in ``export.ggml``.
+"""Blocks of 32, TQ2_0's of 256 and NVFP4's of 4 · 16, as the bytes of ggml's types; those under super-blocks
+are in ``export.ggml``.
 
 One block (ggml's ggml-common.h); d and m are float16, e is an exponent + 127::
 
@@ -8,8 +9,13 @@ One block (ggml's ggml-common.h); d and m are float16, e is an exponent + 127::
     Q5_0   d, 4 of fifth bits, 16 of codes               22       value d · (u - 16)
     Q5_1   d, m, 4 of fifth bits, 16 of codes            24
     MXFP4  e, 16 of codes                                17
+    IQ4_NL d, 16 of codes                                18       value d · level
+    TQ2_0  64 of codes, d                                66       value d · (u - 1)
+    NVFP4  4 scales in E4M3, 32 of codes                 36
 
-The byte i of codes has element i in its low half and element i + 16 in its high half.
+The byte i of codes has element i in its low half and element i + 16 in its high half; of NVFP4, byte i of
+each 8 has elements i and i + 8 of 16; of TQ2_0, byte i of each 32 has elements i, i + 32, i + 64 and i + 96
+of 128, from the low bits up.
 """
 
 from __future__ import annotations
@@ -18,12 +24,12 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
-from explorer.export.ggml import LAYOUTS, ggml_bytes
-from explorer.formats import E8M0, IntegerFormat
+from explorer.export.ggml import folded, ggml_bytes, super_block_type
+from explorer.formats import E4M3, E8M0, IntegerFormat
 from explorer.schemes import MappingType, Scheme
-from explorer.schemes.rules import SUPER_BLOCK
+from explorer.schemes.rules import IQ4_FORMAT, SUPER_BLOCK
 
-BLOCK = 32
+BLOCK, NVFP4_BLOCK = 32, 16
 PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Types that are no blocks, by the format of a cast."""
 
@@ -34,12 +40,21 @@ def ggml_type(scheme: Scheme) -> str | None:
     if rule is None:
         return PLAIN.get(fmt.name)
     if rule.super_bits is not None:
-        key = (fmt.bits, scheme.block[1], rule.super_bits, scheme.mapping.has_offset)
-        return f"Q{fmt.bits}_K" if key in LAYOUTS else None
-    if scheme.block != (1, BLOCK) or scheme.flat or rule.nested or rule.per_tensor:
+        kind = super_block_type(scheme)
+        return None if kind is None else kind.name
+    if scheme.flat or rule.nested or rule.per_tensor:
+        return None
+    if scheme.block == (1, SUPER_BLOCK):
+        ternary = fmt.name == "int2" and scheme.mapping is MappingType.SYMMETRIC
+        return "TQ2_0" if ternary and rule.format.name == "float16" else None
+    if scheme.block == (1, NVFP4_BLOCK):
+        return "NVFP4" if rule.format is E4M3 and fmt.name == "float4_e2m1fn" else None
+    if scheme.block != (1, BLOCK):
         return None
     if rule.format is E8M0:
         return "MXFP4" if fmt.name == "float4_e2m1fn" else None
+    if rule.format.name == "float16" and fmt.name == IQ4_FORMAT:
+        return "IQ4_NL"
     if rule.format.name != "float16" or not isinstance(fmt, IntegerFormat) or scheme.asymmetric:
         return None
     if scheme.mapping is MappingType.MINIMUM:
@@ -51,7 +66,10 @@ def row_multiple(scheme: Scheme) -> int:
     """Number that the row length must be a multiple of."""
     if scheme.scale is None:
         return 1
-    return SUPER_BLOCK if scheme.scale.super_bits is not None else BLOCK
+    if scheme.block == (1, NVFP4_BLOCK) and scheme.scale.super_bits is None:
+        return 4 * NVFP4_BLOCK
+    super_blocks = scheme.scale.super_bits is not None or scheme.block == (1, SUPER_BLOCK)
+    return SUPER_BLOCK if super_blocks else BLOCK
 
 
 def row_bytes(q: QuantizedTensor) -> Tensor:
@@ -67,9 +85,23 @@ def row_bytes(q: QuantizedTensor) -> Tensor:
         return q.dequantize(dtype).view(torch.uint8)
     if q.shape[1] % row_multiple(q.scheme):
         raise ValueError(f"a row of {q.shape[1]} values is no whole number of {row_multiple(q.scheme)}")
-    if name.endswith("_K"):
+    if q.scheme.scale.super_bits is not None:
         return ggml_bytes(q)
-    return torch.cat(_blocks_of_32(q), 1).view(q.shape[0], -1)
+    layout = {"TQ2_0": _ternary_blocks, "NVFP4": _nvfp4_blocks}.get(name, _blocks_of_32)
+    return torch.cat(layout(q), 1).view(q.shape[0], -1)
+
+
+def _ternary_blocks(q: QuantizedTensor) -> list[Tensor]:
+    """The parts of all blocks of 256, each uint8 [blocks, bytes]."""
+    codes = (q.codes + 1 & 3).reshape(-1, SUPER_BLOCK)
+    return [folded(codes, 2, 2), _float16(q.scales.stored)]
+
+
+def _nvfp4_blocks(q: QuantizedTensor) -> list[Tensor]:
+    """The parts of all runs of four blocks, each uint8 [runs, bytes]."""
+    scales = E4M3.encode_unchecked(q.scales.stored).reshape(-1, 4)
+    low, high = q.codes.reshape(-1, 4, 2, NVFP4_BLOCK // 2).unbind(2)
+    return [scales, (low | high << 4).flatten(1)]
 
 
 def _blocks_of_32(q: QuantizedTensor) -> list[Tensor]:
@@ -83,6 +115,8 @@ def _blocks_of_32(q: QuantizedTensor) -> list[Tensor]:
         codes = (q.codes ^ (1 << (bits - 1))).reshape(-1, BLOCK)
         fifth = [_fifth_bits(codes)] if bits == 5 else []
         return [*scales, *fifth, _halves(codes & 15)]
+    if q.scheme.format.name == IQ4_FORMAT:
+        return [_float16(q.scales.stored), _halves(q.codes.reshape(-1, BLOCK))]
     exponents = E8M0.encode_unchecked(q.scales.stored).to(torch.uint8)
     return [exponents.reshape(-1, 1), _halves(q.codes.reshape(-1, BLOCK))]
 
@@ -107,6 +141,10 @@ def block_scales(kind: str, blocks: Tensor) -> Tensor | None:
     uint8 [blocks, bytes]; None for a type whose scales are not read here."""
     if kind in _LEADING:
         return _as_float(blocks[:, :2])
+    if kind == "NVFP4":
+        return E4M3.decode(blocks[:, :4])
+    if kind == "TQ2_0":
+        return _as_float(blocks[:, 64:])
     if kind == "MXFP4":
         return E8M0.decode(blocks[:, :1])
     found = _K_SCALES.get(kind)
@@ -136,6 +174,13 @@ def _six_bit_scales(blocks: Tensor) -> Tensor:
     return s.float() * _as_float(blocks[:, :2])
 
 
+def _iq4_xs_scales(blocks: Tensor) -> Tensor:
+    high, low = blocks[:, 2:4], blocks[:, 4:8]
+    low = torch.stack((low & 15, low >> 4), 2).flatten(1)
+    high = torch.stack([high >> shift & 3 for shift in range(0, 8, 2)], 2).flatten(1)
+    return ((low | high << 4).float() - 32) * _as_float(blocks[:, :2])
+
+
 def _q6_k_scales(blocks: Tensor) -> Tensor:
     return blocks[:, 192:208].contiguous().view(torch.int8).float() * _as_float(blocks[:, 208:210])
 
@@ -148,4 +193,5 @@ _K_SCALES = {
     "Q4_K": _six_bit_scales,
     "Q5_K": _six_bit_scales,
     "Q6_K": _q6_k_scales,
+    "IQ4_XS": _iq4_xs_scales,
 }

@@ -40,6 +40,7 @@ class Format:
 
     ``tensor_cores`` names the NVIDIA architectures whose tensor cores multiply this format natively.
     ``torch_dtype`` is the floating-point dtype whose bits are this format's codes, where torch has one.
+    ``has_codec``: whether kernels/codec.cuh encodes and decodes it; without, a GPU uses the reference.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Format:
     tensor_cores: str = "none"
     note: str = ""
     torch_dtype: torch.dtype | None = None
+    has_codec: bool = True
 
     def __post_init__(self) -> None:
         if self.torch_dtype is not None:
@@ -212,6 +214,11 @@ class Format:
     def saturation_threshold(self) -> float:
         """Half a spacing past ``max``: a value up to here still rounds to ``max`` by itself (E4M3: 464)."""
         return self.max + (self.max - self.levels[-2]) / 2
+
+    @property
+    def negative_saturation_threshold(self) -> float:
+        """The same of the most negative value, where both ends are alike."""
+        return -self.saturation_threshold
 
     @property
     def max_exponent(self) -> int:

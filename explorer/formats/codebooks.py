@@ -35,7 +35,10 @@ class CodebookFormat(Format):
 
     @property
     def cuda_codec(self) -> str:
-        """The C++ table has the row's name in capitalized words: Nf4, Ternary, BnbFp4."""
+        """The C++ table has the row's name in capitalized words: Nf4, Ternary, BnbFp4. ``ValueError`` without
+        one."""
+        if not self.has_codec:
+            raise ValueError(f"{self.label} has no codec in kernels/codec.cuh: no kernel reads its codes")
         return f"CodebookCodec<{''.join(word.capitalize() for word in self.name.split('_'))}>"
 
     @property
@@ -45,6 +48,17 @@ class CodebookFormat(Format):
     @property
     def code_count(self) -> int:
         return len(self.table)
+
+    @property
+    def largest_is_negative(self) -> bool:
+        """Whether the level of largest magnitude is the least one, as in IQ4_NL."""
+        return -self.table[0] > self.table[-1]
+
+    @property
+    def negative_saturation_threshold(self) -> float:
+        if self.largest_is_negative:
+            return self.table[0] - (self.table[1] - self.table[0]) / 2
+        return -self.saturation_threshold
 
     @property
     def significand_bits(self) -> int:
@@ -123,6 +137,10 @@ AF4_LEVELS = (
 """
 BNB_FP4_LEVELS = tuple(n / 12 for n in (-12, -8, -6, -4, -3, -2, -1 / 16, 0, 1 / 16, 2, 3, 4, 6, 8, 12))
 """bitsandbytes' "fp4", which is not E2M1: 15 levels, ± {1/16, 2, 3, 4, 6, 8, 12} / 12 and 0."""
+IQ4_LEVELS = (
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
+)  # fmt: skip
+"""ggml's kvalues_iq4nl, of IQ4_NL and IQ4_XS: whole numbers, none of them 0, more of them near it."""
 NF4_LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,

@@ -9,7 +9,14 @@ from __future__ import annotations
 import torch
 
 from explorer.formats.base import Format
-from explorer.formats.codebooks import AF4_LEVELS, BNB_FP4_LEVELS, NF4_LEVELS, CodebookFormat, LevelTies
+from explorer.formats.codebooks import (
+    AF4_LEVELS,
+    BNB_FP4_LEVELS,
+    IQ4_LEVELS,
+    NF4_LEVELS,
+    CodebookFormat,
+    LevelTies,
+)
 from explorer.formats.floats import FloatFormat, PowerOfTwoScale, Specials, TruncatedFloat32
 from explorer.formats.integers import FixedPointFormat, IntegerFormat
 
@@ -83,6 +90,10 @@ _ROWS: tuple[Format, ...] = (
     CodebookFormat(
         name="bnb_fp4", label="FP4 (bitsandbytes)", bits=4, table=BNB_FP4_LEVELS, ties=LevelTies.LOWER,
         note="15 levels, not E2M1",
+    ),
+    CodebookFormat(
+        name="iq4_nl", label="IQ4_NL", bits=4, table=IQ4_LEVELS, ties=LevelTies.UPPER, has_codec=False,
+        note="llama.cpp's 16 levels from -127 to 113, for IQ4_NL and IQ4_XS",
     ),
     CodebookFormat(
         name="ternary", label="Ternary", bits=2, table=(-1.0, 0.0, 1.0), ties=LevelTies.ZERO, per_byte=5,

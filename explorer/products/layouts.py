@@ -191,8 +191,10 @@ def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> T
 
 
 def _decoded(fmt: Format, asymmetric: bool, x_type: OperandType) -> bool:
-    """True if fragments.cuh decodes ``fmt`` for X of a type: any format with a code order there for its
-    bits and kind. Zero points need X in bfloat16, and fewer than 8 bits."""
+    """True if fragments.cuh decodes ``fmt`` for X of a type: any format with a codec, and a code order there
+    for its bits and kind. Zero points need X in bfloat16, and fewer than 8 bits."""
+    if not fmt.has_codec:
+        return False
     whole = isinstance(fmt, IntegerFormat) or bool(per_byte_of(fmt))  # ternary digits are 2-bit integers
     if x_type is OperandType.S8:
         return whole and fmt.bits in (2, 4) and not asymmetric

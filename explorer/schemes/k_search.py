@@ -1,4 +1,5 @@
-"""llama.cpp's search of the scales of K-quants, for all blocks and all candidates of a tile at once.
+"""llama.cpp's search of the scales of K-quants and of IQ4_NL's codebook, for all blocks and all candidates of
+a tile at once.
 
 A block's scale, and its minimum where it has one, are those of the least weighted error among a few dozen
 candidates, each refitted to its codes by weighted least squares (ggml's reference quantizer; Q3_K: one start,
@@ -11,7 +12,9 @@ Blocks lie [width, n]: element i of all n blocks is one row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -27,12 +30,13 @@ class Found:
 
     scale    float32 [n]         of either sign without minimums
     minimum  float32 [n] or None what is subtracted, at least 0
-    codes    float32 [width, n]  counted from 0, under the scale before it is rounded
+    codes    float32 [width, n]  counted from 0, under the scale before it is rounded; None of a codebook,
+                                 whose codes are those of ``IQ4_CODES``
     """
 
     scale: Tensor
     minimum: Tensor | None
-    codes: Tensor
+    codes: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -141,16 +145,62 @@ def search_signed(x: Tensor, weights: Tensor, half: int) -> Found:
         torch.mul(per_unit, x[i], out=level).round_().clamp_(-half, half - 1)
         sum_xl += torch.mul(level, weighted[i], out=part)
         sum_l2 += torch.mul(level, weights[i], out=part).mul_(level)
-    ratio = torch.where(sum_l2 == 0, torch.zeros_like(sum_l2), sum_xl / sum_l2)
-    squares, products = sum_xl * sum_xl, ratio * sum_xl
-    scale, best, chosen = ratio[0], products[0], per_unit[0]
-    for i in range(1, len(per_unit)):
-        better = (sum_l2[i] > 0) & (squares[i] > best * sum_l2[i])
-        scale, best = torch.where(better, ratio[i], scale), torch.where(better, products[i], best)
-        chosen = torch.where(better, per_unit[i], chosen)
+    scale, best = _best_fit(sum_xl, sum_l2)
+    chosen = per_unit.gather(0, best[None])[0]
     levels = (x * chosen).round_().clamp_(-half, half - 1) + half
     scale = torch.where(scale.isfinite(), scale, extreme / torch.full_like(extreme, -half))
     return Found(scale.masked_fill_(zero, 0), None, levels.masked_fill_(zero, 0))
+
+
+def _best_fit(sum_xl: Tensor, sum_l2: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [n]: the least-squares scale of the candidate with the largest (Σ w·x·l)² / Σ w·l·l, sums
+    [candidates, n]; int64 [n]: which it is, the first of equals as ggml compares them."""
+    ratio = torch.where(sum_l2 == 0, torch.zeros_like(sum_l2), sum_xl / sum_l2)
+    squares, products = sum_xl * sum_xl, ratio * sum_xl
+    scale, best = ratio[0], products[0]
+    chosen = torch.zeros_like(scale, dtype=torch.int64)
+    for i in range(1, len(ratio)):
+        better = (sum_l2[i] > 0) & (squares[i] > best * sum_l2[i])
+        scale, best = torch.where(better, ratio[i], scale), torch.where(better, products[i], best)
+        chosen.masked_fill_(better, i)
+    return scale, chosen
+
+
+def search_levels(x: Tensor, weights: Tensor, levels: Levels) -> Found:
+    """The scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, for the nearest ones
+    l of ``levels``: the value of largest magnitude is first laid on minus the least level, then near the
+    least one."""
+    extreme, zero = first_largest(x)
+    least = levels.values[0]
+    steps = torch.arange(-7, 8, dtype=torch.float32, device=x.device) + least
+    first = 1 / (extreme / torch.full_like(extreme, -least))
+    per_unit = torch.cat([first[None], steps[:, None] / extreme])
+    sum_xl, sum_l2 = torch.zeros_like(per_unit), torch.zeros_like(per_unit)
+    for i in range(len(x)):
+        level = levels.nearest(per_unit * x[i])
+        product = level * weights[i]
+        sum_l2 += product * level
+        sum_xl += product.mul_(x[i])
+    scale, _ = _best_fit(sum_xl, sum_l2)
+    scale = torch.where(scale.isfinite(), scale, extreme / torch.full_like(extreme, least))
+    return Found(scale.masked_fill_(zero, 0), None, None)
+
+
+class Levels:
+    """Whole numbers in ascending order, of which a value takes the nearest, the upper one at a tie."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = tuple(values)
+        doubled = [int(a + b) for a, b in pairwise(self.values)]
+        self._low, self._high = doubled[0] - 1, doubled[-1]
+        # Twice the middle of two whole numbers is one: the floor of twice a value says between which it lies.
+        of_floor = [sum(middle <= at for middle in doubled) for at in range(self._low, self._high + 1)]
+        self._table = torch.tensor([self.values[at] for at in of_floor], dtype=torch.float32)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """float32: the level that each of ``x`` takes; NaN the largest one."""
+        index = (x + x).floor_().clamp_(self._low, self._high).nan_to_num_(self._high).sub_(self._low)
+        return self._table.to(x.device).index_select(0, index.int().view(-1)).view(x.shape)
 
 
 def search_by_code(x: Tensor, half: int) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from explorer.formats import IntegerFormat
 from explorer.schemes.calibrators import MINMAX
 from explorer.schemes.parts import SchemeParts
 from explorer.schemes.rules import CODE_SENTENCES, NESTED_BLOCK, SUPER_BLOCK, MappingType, ScaleRule
@@ -73,7 +74,7 @@ def sentence(parts: SchemeParts, stored_by: str = "") -> str:
         return f"Each value is rounded to {fmt.label} ({fmt.bits} bits) as it is, without a scale."
     article = "an" if fmt.packed_bits == 8 else "a"
     text = f"Each value becomes {article} {fmt.packed_bits:g}-bit {fmt.label} code; {_scale_words(parts)}"
-    text += f"; {_MAPPING_WORDS[parts.mapping]}" if parts.mapping in _MAPPING_WORDS else ""
+    text += f"; {_mapping_words(parts)}" if parts.mapping in _MAPPING_WORDS else ""
     text += f"; ranges by {parts.calibrator.label}" if parts.calibrator is not MINMAX else ""
     text += ", scales refitted by least squares" if parts.least_squares_scale else ""
     text += f"; rounded stochastically (seed {parts.seed})" if parts.seed is not None else ""
@@ -83,6 +84,13 @@ def sentence(parts: SchemeParts, stored_by: str = "") -> str:
     text += "".join(f"; {by_word[word]}" for word in parts.codes.words)
     who = f": the same codes and scales as {stored_by}" if stored_by else ""
     return f"{text}{who}."
+
+
+def _mapping_words(parts: SchemeParts) -> str:
+    fmt = parts.format
+    if isinstance(fmt, IntegerFormat):
+        return _MAPPING_WORDS[parts.mapping]
+    return f"levels are whole numbers from {fmt.min:g} to {fmt.max:g}, and a scale has either sign"
 
 
 def _scale_words(parts: SchemeParts) -> str:

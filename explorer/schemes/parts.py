@@ -13,9 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from explorer.formats import FloatFormat, Format, IntegerFormat
+from explorer.formats import CodebookFormat, FloatFormat, Format, IntegerFormat
 from explorer.schemes.calibrators import MINMAX, Calibrator
 from explorer.schemes.rules import (
+    IQ4_BLOCK,
+    IQ4_CODES,
+    IQ4_FORMAT,
+    IQ4_SCALES,
     K_QUANTS,
     OWN_CODES,
     SUPER_BLOCK,
@@ -87,8 +91,10 @@ class SchemeParts:
     def _check_mapping(self) -> None:
         if self.mapping is MappingType.SYMMETRIC:
             return
-        if not isinstance(self.format, IntegerFormat):
-            raise ValueError(f"{self.mapping.word} scaling needs an integer format, not {self.format.label}")
+        fmt = self.format
+        signed = isinstance(fmt, CodebookFormat) and fmt.largest_is_negative
+        if not isinstance(fmt, IntegerFormat) and not (signed and self.mapping is MappingType.SIGNED_MAX):
+            raise ValueError(f"{self.mapping.word} scaling needs an integer format, not {fmt.label}")
         if self.scale is not None and self.scale.format.bits <= 8:
             raise ValueError(f"{self.scale.format.label} scales go with symmetric scaling only")
 
@@ -104,6 +110,8 @@ class SchemeParts:
             return
         if self.scale.super_bits is not None:
             self._check_super_blocks()
+        if self.scale.is_searched:
+            self._check_searched(self.scale)
         if self.scale.nested and self.mapping is not MappingType.SYMMETRIC:
             raise ValueError(f"double quantization goes with symmetric scaling, not {self.mapping.word}")
 
@@ -129,21 +137,28 @@ class SchemeParts:
                 "scales under super-blocks go with the mappings minimum and signed_max, "
                 f"not {self.mapping.word}"
             )
-        if self.scale is not None and self.scale.is_searched:
-            self._check_searched(width, self.scale)
 
-    def _check_searched(self, width: int, rule: ScaleRule) -> None:
+    def _check_searched(self, rule: ScaleRule) -> None:
         """``ValueError`` unless llama.cpp's search is of this type, and is all that finds its scales."""
-        kind = self.format.bits, width, rule.super_bits, self.mapping
-        if kind not in K_QUANTS:
+        kind = self.format.bits, self.block[1], rule.super_bits, self.mapping
+        codebook = (
+            self.format.name == IQ4_FORMAT
+            and self.block == (1, IQ4_BLOCK)
+            and self.mapping is MappingType.SIGNED_MAX
+            and rule.super_bits in IQ4_SCALES
+        )
+        if not codebook and (not isinstance(self.format, IntegerFormat) or kind not in K_QUANTS):
             raise ValueError(
-                f"llama.cpp's search is of Q2_K to Q6_K, and has none for {self.format.label} in blocks of "
-                f"{width} with scales of {rule.super_bits} bits, mapping {self.mapping.word}"
+                "llama.cpp's search is of Q2_K to Q6_K, IQ4_NL and IQ4_XS, and has none for "
+                f"{self.format.label} in blocks {block_word(self.block)} with {rule.of_ranges.word} scales, "
+                f"mapping {self.mapping.word}"
             )
-        if self.calibrator is not MINMAX or self.least_squares_scale or self.codes != OWN_CODES:
+        codes = IQ4_CODES if codebook else OWN_CODES
+        if self.calibrator is not MINMAX or self.least_squares_scale or self.codes != codes:
+            rules = f"the rules for codes {', '.join(codes.words)}" if codebook else "no rules for codes"
             raise ValueError(
-                f"llama.cpp's search ({rule.word}) finds scales by itself: it goes with minmax, without "
-                f"fitted scales and rules for codes; {rule.of_ranges.word} takes those"
+                f"llama.cpp's search ({rule.word}) finds scales by itself: it goes with minmax and {rules}, "
+                f"without fitted scales; {rule.of_ranges.word} takes those"
             )
 
     def _check_codes(self) -> None:

@@ -11,14 +11,17 @@ from explorer.formats.rounding import Rounding
 
 
 class MappingType(enum.Enum):
-    """How a range is laid over the codes. All but SYMMETRIC need an integer format."""
+    """How a range is laid over the codes. All but SYMMETRIC need an integer format; SIGNED_MAX also takes a
+    codebook whose level of largest magnitude is its least one (IQ4_NL)."""
 
     SYMMETRIC = "symmetric: scale = amax / max, for integers the codes -Q ... Q (restricted range)"
     FULL = "symmetric, full range: scale = amax / (2^(b-1) - 1/2), codes -2^(b-1) ... 2^(b-1)-1"
     POWER = "symmetric, scale = amax / 2^(b-1): the largest positive value is clipped by one code"
     NO_CLIP = "symmetric, scale = max(-min / 2^(b-1), max / (2^(b-1)-1)): full range, nothing clipped"
     ASYMMETRIC = "asymmetric: scale = (max - min) / (2^b - 1), integer zero point, 0 stays exact"
-    SIGNED_MAX = "symmetric, scale = m / -2^(b-1) for the first value m of largest magnitude, of either sign"
+    SIGNED_MAX = (
+        "symmetric, scale = m / least code for the first value m of largest magnitude, of either sign"
+    )
     MINIMUM = "asymmetric: x = scale · (code + 2^(b-1)) + minimum, both stored in the scale's format"
     MIDPOINT = "asymmetric: x = scale · code + (minimum + 2^(b-1) scale), both stored in the scale's format"
 
@@ -54,9 +57,9 @@ class Convention(enum.Enum):
                          (torchao 0.18)
     ZERO                 a scale may be 0, and a block of zeros has that scale (GGUF, bitsandbytes, torchao's
                          Float8Tensor)
-    GGML                 scales under super-blocks as llama.cpp's search finds them (``schemes.k_search``):
-                         each type of K-quant has its own weights and candidates. Where a range is given
-                         instead, they are those of the range, as by ZERO
+    GGML                 scales as llama.cpp's search finds them (``schemes.k_search``): each type of K-quant,
+                         and the two with the codebook IQ4_NL, have their own weights and candidates. Where a
+                         range is given instead, they are those of the range, as by ZERO
     """
 
     OWN = ""
@@ -91,6 +94,10 @@ K_QUANTS = (
     (6, 16, 8, MappingType.SIGNED_MAX),
 )
 """GGUF's Q2_K … Q6_K: bits of a code, length of a block, bits of its scale, mapping."""
+IQ4_FORMAT, IQ4_BLOCK = "iq4_nl", 32
+IQ4_SCALES: dict[int | None, str] = {None: "IQ4_NL", 6: "IQ4_XS"}
+"""GGUF's types with that codebook in such blocks, by the bits of a block's scale under a super-block's; None:
+a float16 number of its own."""
 NESTED_BLOCK = 256
 """Scales, counted row by row, that share a scale of their own under double quantization (QLoRA)."""
 
@@ -119,8 +126,11 @@ class ScaleRule:
             raise ValueError("two-level scaling is defined for E4M3 block scales (NVFP4)")
         if not self.format.holds_scales:
             raise ValueError(f"scales have 8, 16 or 32 bits, not {self.format.label}'s {self.format.bits}")
-        if self.convention is Convention.GGML and self.super_bits is None:
-            raise ValueError("llama.cpp's search finds scales under super-blocks: super4, super6 or super8")
+        if self.convention is Convention.GGML and self.super_bits is None and self.format.name != "float16":
+            raise ValueError(
+                "llama.cpp's search finds float16 scales, or scales under super-blocks: super4, super6 "
+                "or super8"
+            )
         if self.convention is Convention.ZERO and not self.format.has_zero:
             raise ValueError(f"{self.format.label} has no zero, so that scales of it cannot be 0")
         if self.super_bits is not None:
@@ -197,8 +207,8 @@ class ScaleRule:
     @property
     def word(self) -> str:
         """The rule's name: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels), each with its
-        convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks), ``super6-ggml`` (found by
-        llama.cpp's search); ``nested``. A scheme's text has it in lower case.
+        convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks), ``super6-ggml`` and
+        ``float16-ggml`` (found by llama.cpp's search); ``nested``. A scheme's text has it in lower case.
         """
         if self.super_bits is not None:
             return f"super{self.super_bits}{'-ggml' if self.is_searched else ''}"
@@ -247,6 +257,8 @@ class CodeRule:
 
 OWN_CODES = CodeRule()
 """x / scale, ties to even, then the zero point: what every scheme does that says nothing else."""
+IQ4_CODES = CodeRule(reciprocal=True, unrounded=True)
+"""How codes of IQ4_NL and IQ4_XS come from the scales that llama.cpp's search finds."""
 CODE_WORDS: dict[str, tuple[str, bool | Ties]] = {
     "reciprocal": ("reciprocal", True),
     "zerofirst": ("zero_first", True),

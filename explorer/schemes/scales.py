@@ -216,20 +216,20 @@ def _raw_scale(clip_range: Range, scheme: Scheme) -> Tensor:
 
 def _exact_scale(clip_range: Range, scheme: Scheme) -> Tensor:
     fmt, amax = scheme.format, clip_range.amax
-    if scheme.mapping is MappingType.SYMMETRIC or not isinstance(fmt, IntegerFormat):
+    if scheme.mapping is MappingType.SYMMETRIC:
         return divide(amax, fmt.max)
+    if scheme.mapping is MappingType.SIGNED_MAX:
+        above = clip_range.high >= -clip_range.low
+        if clip_range.low_first is not None:
+            above &= (clip_range.high != -clip_range.low) | ~clip_range.low_first
+        return divide(torch.where(above, clip_range.high, clip_range.low), fmt.min)
+    assert isinstance(fmt, IntegerFormat)
     if scheme.mapping is MappingType.FULL:
         return divide(amax, fmt.qmax + 0.5)
     if scheme.mapping is MappingType.POWER:
         return divide(amax, fmt.qmax + 1)
     if scheme.mapping is MappingType.NO_CLIP:
         return torch.maximum(divide(-clip_range.low, -fmt.qmin), divide(clip_range.high, fmt.qmax))
-    if scheme.mapping is MappingType.SIGNED_MAX:
-        above = clip_range.high >= -clip_range.low
-        if clip_range.low_first is not None:
-            above &= (clip_range.high != -clip_range.low) | ~clip_range.low_first
-        largest = torch.where(above, clip_range.high, clip_range.low)
-        return divide(largest, fmt.qmin)
     span = clip_range.high - clip_range.low
     return divide(through_bfloat16(span) if scheme.codes.bfloat16 else span, 2**fmt.bits - 1)
 

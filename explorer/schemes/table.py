@@ -12,7 +12,12 @@ from explorer.schemes.calibrators import ABSMEAN, CALIBRATORS, TWN
 from explorer.schemes.parts import Block
 from explorer.schemes.parts import SchemeParts as Row
 from explorer.schemes.rules import (
+    IQ4_BLOCK,
+    IQ4_CODES,
+    IQ4_FORMAT,
+    IQ4_SCALES,
     K_QUANTS,
+    SUPER_BLOCK,
     CodeRule,
     Convention,
     ExponentRule,
@@ -144,7 +149,11 @@ def _of_other_libraries() -> list[Row]:
 
 
 def _gguf_blocks() -> list[Row]:
-    """GGUF's blocks of 32 with scales of their own, bit for bit."""
+    """GGUF's blocks of 32, of 256 for the ternary TQ2_0, and of 16 for NVFP4, with scales of their own.
+
+    Bit for bit, but for NVFP4: llama.cpp rounds ties of its codes toward zero and those of its scales up, and
+    has 448 for scales from 256 on. It has no scale over the tensor.
+    """
     gguf = ScaleRule(float_format("float16"), convention=_ZERO)
     away = CodeRule(reciprocal=True, unrounded=True, ties=Ties.AWAY)
     rows = [Row("q8_0", "GGUF Q8_0", FORMATS["int8"], (1, 32), gguf, codes=away)]
@@ -154,13 +163,17 @@ def _gguf_blocks() -> list[Row]:
             Row(f"q{bits}_0", f"GGUF Q{bits}_0", fmt, (1, 32), gguf, MappingType.SIGNED_MAX, codes=_UP),
             Row(f"q{bits}_1", f"GGUF Q{bits}_1", fmt, (1, 32), gguf, MappingType.MINIMUM, codes=_UP),
         ]
+    # TQ2_0's codes are -1, 0 and 1 in two bits: the restricted range of INT2, whose scale is amax.
+    rows.append(Row("tq2_0", "GGUF TQ2_0 (ternary)", FORMATS["int2"], (1, SUPER_BLOCK), gguf, codes=away))
+    e4m3 = ScaleRule(E4M3, convention=_ZERO)
+    rows.append(Row("nvfp4_gguf", "GGUF NVFP4", FORMATS["float4_e2m1fn"], (1, 16), e4m3))
     return rows
 
 
-def _k_quants() -> list[Row]:
-    """GGUF's blocks under super-blocks of 256, by llama.cpp's search: the same bytes as llama.cpp's.
+def _of_llama_cpps_search() -> list[Row]:
+    """GGUF's K-quants, IQ4_NL and IQ4_XS, by llama.cpp's search: the same bytes as llama.cpp's.
 
-    The same types by our own search are spelled, such as ``int4~1x32~minimum~super6~mse~fit`` for Q4_K:
+    K-quants by our own search are spelled, such as ``int4~1x32~minimum~super6~mse~fit`` for Q4_K:
     ranges of least squared error without weights, and scales refitted to the codes. On a 384 x 384 layer of
     all-MiniLM-L6-v2 that gives 11.48, 16.59, 22.75, 28.64 and 34.63 dB, llama.cpp's search 10.45, 16.32,
     22.83, 28.76 and 34.90.
@@ -169,6 +182,10 @@ def _k_quants() -> list[Row]:
     for bits, length, scale_bits, mapping in K_QUANTS:
         rule = ScaleRule(f16, convention=Convention.GGML, super_bits=scale_bits)
         rows.append(Row(f"q{bits}_k", f"GGUF Q{bits}_K", FORMATS[f"int{bits}"], (1, length), rule, mapping))
+    levels, signed, block = FORMATS[IQ4_FORMAT], MappingType.SIGNED_MAX, (1, IQ4_BLOCK)
+    for bits_of_scale, name in IQ4_SCALES.items():
+        rule = ScaleRule(f16, convention=Convention.GGML, super_bits=bits_of_scale)
+        rows.append(Row(name.lower(), f"GGUF {name}", levels, block, rule, signed, codes=IQ4_CODES))
     return rows
 
 
@@ -180,7 +197,7 @@ _ROWS = (
     *_codebooks(),
     *_of_other_libraries(),
     *_gguf_blocks(),
-    *_k_quants(),
+    *_of_llama_cpps_search(),
 )
 ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
 NAMES = {row.text: row.name for row in _ROWS}
@@ -195,7 +212,9 @@ _STORED_BY = {
     "nf4_block64_double": "bitsandbytes' NF4 with double quantization (QLoRA)",
     "fp4_block64_bnb": "bitsandbytes' FP4",
     **{f"q{kind}": f"GGUF's Q{kind}" for kind in ("8_0", "4_0", "4_1", "5_0", "5_1")},
+    "tq2_0": "GGUF's TQ2_0",
     **{f"q{bits}_k": f"GGUF's Q{bits}_K by llama.cpp's own quantizer" for bits, *_ in K_QUANTS},
+    **{name.lower(): f"GGUF's {name} by llama.cpp's own quantizer" for name in IQ4_SCALES.values()},
 }
 STORED_BY: dict[str, str] = {ROWS[name].text: who for name, who in _STORED_BY.items()}
 """Texts of schemes -> whose quantization gives the same bits: rows of docs/conformance.md say where not."""

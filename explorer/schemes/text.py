@@ -21,7 +21,7 @@ In EBNF::
                | "nvfp4"                                            (E4M3 scales under one float32 scale)
                | one of these three, "-", a value of Convention     (by another library's rules: nvfp4-ct)
                | "super4" | "super6" | "super8"                     (integers under float16 of super-blocks)
-               | one of these three, "-ggml"                        (found by llama.cpp's search)
+               | one of these three or "float16", "-ggml"           (found by llama.cpp's search)
                | "nested" ;                                         (8 bits under float32, less their mean)
     calibrator = a name of CALIBRATORS
                | "share" number ;                                   (of min-max, above 0 and at most 1)

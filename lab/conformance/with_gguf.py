@@ -1,7 +1,8 @@
 """Rows of gguf: the block formats that its Python package quantizes bit for bit as llama.cpp does.
 
-Its K-quants can only be dequantized there: what is compared are the values that it restores from our codes
-and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the bytes with ggml's C.
+Its K-quants, IQ4_NL, IQ4_XS, TQ2_0 and NVFP4 are dequantized there: what is compared are the values that it
+restores from our codes and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the
+bytes with ggml's C.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import quantize
-from explorer.export.ggml import ggml_bytes
+from explorer.export.ggml_blocks import row_bytes
 from explorer.schemes import SCHEMES
 from explorer.schemes.rules import SUPER_BLOCK
 from lab.conformance.cases import SUBNORMALS
@@ -47,11 +48,11 @@ def with_minimum(x: Tensor, bits: int) -> Outside:
     return Outside(_codes(codes, x), _halves(d, x), minimums=_halves(minimum, x))
 
 
-def restored(x: Tensor, name: str) -> Outside:
-    """``x`` quantized here by ``name``, a K-quant, and its bytes dequantized there."""
+def restored(x: Tensor, name: str, kind: str) -> Outside:
+    """``x`` quantized here by ``name``, and its bytes dequantized there as those of the type ``kind``."""
     gguf, quants = load("gguf", PACKAGE), load("gguf.quants", PACKAGE)
-    raw = ggml_bytes(quantize(x, SCHEMES[name])).numpy()
-    values = quants.dequantize(raw, gguf.GGMLQuantizationType[name.upper()])
+    raw = row_bytes(quantize(x, SCHEMES[name])).numpy()
+    values = quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
     return Outside(restored=torch.from_numpy(values).reshape(x.shape))
 
 
@@ -116,7 +117,8 @@ ROWS = [
 ]
 
 
+_DECODED = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "tq2_0", "nvfp4_gguf")
 ROWS += [
-    Row(name, PACKAGE, f"dequantize, {name.upper()}", partial(restored, name=name), row_length=SUPER_BLOCK)
-    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+    Row(name, PACKAGE, f"dequantize, {kind}", partial(restored, name=name, kind=kind), row_length=SUPER_BLOCK)
+    for name, kind in ((name, name.removesuffix("_gguf").upper()) for name in _DECODED)
 ]

@@ -19,7 +19,7 @@ from explorer import SCHEMES, Scheme
 from explorer.analysis import report, sliced
 from explorer.analysis.report import compare
 from explorer.analysis.sliced import analyse_anywhere
-from explorer.core import blocks
+from explorer.core import blocks, k_quants
 from explorer.core.quantize import quantize
 from explorer.schemes import calibrators
 from tests.sampled import sampled
@@ -72,6 +72,7 @@ def counted(work: Callable[[], object]) -> Counting:
 @pytest.fixture
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(blocks.CHUNK_ELEMENTS, "cpu", CHUNK)
+    monkeypatch.setitem(k_quants.AT_ONCE, "cpu", CHUNK)
     monkeypatch.setitem(calibrators.PIECE, "cpu", CHUNK)
     monkeypatch.setattr(calibrators, "TILE", CHUNK // 2)
     for module in (report, sliced):

@@ -7,20 +7,23 @@ quantizer gives.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 
 import pytest
 import torch
 from torch import Tensor
 
-from explorer import CALIBRATORS, SCHEMES, ScaleRule, Scheme, quantize
+from explorer import CALIBRATORS, SCHEMES, ScaleRule, Scheme, compare, quantize
 from explorer.checkpoints import to_gguf
 from explorer.core.k_quants import k_quantized
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.ggml_blocks import row_bytes
 from explorer.schemes import Convention
+from explorer.sources.samples import SAMPLES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+IQ4 = ("iq4_nl", "iq4_xs")
 MINIMUMS = {"q2_k": range(16), "q4_k": range(4, 16), "q5_k": range(4, 16)}
 """The bytes of a super-block that hold whole numbers of minimums."""
 
@@ -74,9 +77,36 @@ def matrices() -> dict[str, Tensor]:
     }
 
 
+def test_ternary_blocks_are_those_of_llama_cpp() -> None:
+    """TQ2_0, whose halves go away from zero; blocks of it have three codes, and a scale of their amax."""
+    x = torch.cat([case.float() for case in matrices().values()])
+    assert torch.equal(here(x, "tq2_0"), by_ggml(x, "tq2_0"))
+    q = quantize(torch.tensor([[-0.5, 0.5, 1.0, 0.49] + [0.0] * 252]), SCHEMES["tq2_0"])
+    assert q.dequantize()[0, :4].tolist() == [-1.0, 1.0, 1.0, 0.0]
+
+
+def test_nvfp4_of_gguf_differs_from_llama_cpps_at_ties_alone() -> None:
+    """Scales where amax / 6 is half way between two numbers of E4M3 (up there, to even here), or from 256 on
+    (448 there); under equal ones codes where x / scale is half way between two, and the sign of zeros."""
+    x = torch.cat([case.float() for case in matrices().values()])
+    ours, theirs = (raw(x, "nvfp4_gguf").view(-1, 36) for raw in (here, lambda x, _: by_ggml(x, "nvfp4")))
+    scale, scale_there = (raw[:, :4].contiguous().view(torch.float8_e4m3fn).float() for raw in (ours, theirs))
+    blocks = x.view(-1, 4, 16)
+    wanted, apart = blocks.abs().amax(2) / 6, scale != scale_there
+    halfway = wanted == (scale + scale_there) / 2
+    assert bool((halfway | (wanted >= 248))[apart].all()) and 0 < int(apart.sum()) < 0.01 * apart.numel()
+    table = SCHEMES["nvfp4_gguf"].format.values
+    nibbles = [raw[:, 4:].reshape(-1, 4, 8) for raw in (ours, theirs)]
+    mine, other = (table[torch.cat([raw & 15, raw >> 4], 2).long()] for raw in nibbles)
+    differ = (mine != other) & ~apart[:, :, None]
+    middle = (blocks / scale[:, :, None] - (mine + other) / 2).abs() <= 1e-6
+    assert bool(middle[differ].all()) and 0 < int(differ.sum()) < 0.01 * differ.numel()
+    assert bool((other.abs() < mine.abs())[differ].all())
+
+
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", K_QUANTS)
-def test_k_quants_are_those_of_llama_cpp(name: str, weighted: bool) -> None:
+@pytest.mark.parametrize("name", [*K_QUANTS, *IQ4])
+def test_searched_types_are_those_of_llama_cpp(name: str, weighted: bool) -> None:
     """Bit for bit: codes, scales, minimums and the float16 numbers above; with importances of columns too."""
     importance = torch.rand(768).pow(4) * 10 if weighted else None
     cases = matrices()
@@ -103,7 +133,7 @@ def test_numbers_beyond_float16_restore_what_they_can() -> None:
     """Where ggml stores Inf, the largest float16 number is stored here; where a unit of minimums rounds to 0,
     so are its whole numbers, which restore nothing. Codes of such small values are the same."""
     small = torch.randn(8, 256) * 1e-12
-    for name in K_QUANTS:
+    for name in (*K_QUANTS, *IQ4):
         assert bool(quantize(torch.randn(4, 256) * 1e10, SCHEMES[name]).dequantize().isfinite().all())
         differ = (here(small, name) != by_ggml(small, name)).any(0).nonzero()[:, 0].tolist()
         assert set(differ) <= set(MINIMUMS.get(name, range(0)))
@@ -111,7 +141,7 @@ def test_numbers_beyond_float16_restore_what_they_can() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 256), (3, 0), (0, 0), (1, 1)])
 def test_little_is_quantized_too(shape: tuple[int, int]) -> None:
-    for name in K_QUANTS:
+    for name in (*K_QUANTS, *IQ4):
         for importance in (None, torch.ones(shape[1])):
             packed, scales = k_quantized(torch.randn(shape), SCHEMES[name], importance)
             assert QuantizedTensor(packed, scales, SCHEMES[name], shape).dequantize().shape == shape
@@ -123,12 +153,37 @@ def test_columns_of_no_importance_are_those_of_llama_cpp() -> None:
     importance = torch.rand(512)
     importance[:64], importance[256:] = 0, 0
     x = torch.randn(16, 512)
-    for name in K_QUANTS:
+    for name in (*K_QUANTS, *IQ4):
         ours, theirs = here(x, name, importance), by_ggml(x, name, importance)
         half = ours.shape[1] // 2
         assert torch.equal(ours[:, :half], theirs[:, :half])
         differ = (ours != theirs)[:, half:].any(0).nonzero()[:, 0].tolist()
         assert set(differ) <= set(MINIMUMS.get(name, range(0)))
+
+
+def test_the_codebook_is_llama_cpps() -> None:
+    """Its levels, one by one: a block of them is restored as it is, with ggml's bytes, and the scale has the
+    sign of its value of largest magnitude."""
+    levels = torch.tensor(SCHEMES["iq4_nl"].format.levels)
+    block = torch.cat([levels, levels.flip(0)])
+    x = torch.stack([block, block * -0.5])
+    q = quantize(x, SCHEMES["iq4_nl"])
+    assert torch.equal(q.dequantize(), x) and q.scales.scale[:, 0].tolist() == [1.0, -0.5]
+    assert q.codes[0, :16].tolist() == list(range(16))
+    assert torch.equal(row_bytes(q), by_ggml(x, "iq4_nl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "want"), [("iq4_nl", (21.86, 22.36, 22.27)), ("iq4_xs", (21.78, 22.24, 22.21))]
+)
+def test_what_the_search_of_the_codebook_pays(name: str, want: tuple[float, ...]) -> None:
+    """dB on a layer of all-MiniLM-L6-v2: by ranges, whose value of largest magnitude takes -127, by our
+    search without weights, and by llama.cpp's."""
+    layer, row = SAMPLES["attention_query"].load().values, SCHEMES[name]
+    ours = dataclasses.replace(row.with_ranges_by(CALIBRATORS["mse"]), least_squares_scale=True)
+    plain = dataclasses.replace(ours, calibrator=CALIBRATORS["minmax"], least_squares_scale=False)
+    found = [compare(layer, quantize(layer, scheme)).sqnr_db for scheme in (plain, ours, row)]
+    assert found == pytest.approx(want, abs=0.01)
 
 
 def test_importances_that_are_none_are_refused() -> None:
@@ -138,7 +193,7 @@ def test_importances_that_are_none_are_refused() -> None:
             k_quantized(x, SCHEMES["q4_k"], wrong)
 
 
-@pytest.mark.parametrize("name", K_QUANTS)
+@pytest.mark.parametrize("name", [*K_QUANTS, *IQ4])
 def test_shorter_blocks_are_searched_as_others(name: str) -> None:
     """Rows that end within a super-block, or within a block: the whole blocks before are those of a row that
     ends there, and no value is lost."""
@@ -153,16 +208,23 @@ def test_a_search_says_what_it_goes_with() -> None:
     """Other layouts, calibrators and fitted scales have no such search; the word for ranges is named."""
     for text, why in (
         ("int4~1x16~minimum~super6-ggml~minmax", "Q2_K to Q6_K"),
+        ("int4~1x32~signed_max~float16-ggml~minmax", "Q2_K to Q6_K"),
+        ("iq4_nl~1x16~signed_max~float16-ggml~minmax~reciprocal~unrounded", "in blocks 1x16 with float16"),
+        ("iq4_nl~1x32~symmetric~float16-ggml~minmax~reciprocal~unrounded", "mapping symmetric"),
+        ("iq4_nl~1x32~signed_max~float16-ggml~minmax", "the rules for codes reciprocal, unrounded"),
+        ("nf4~1x32~signed_max~float16~minmax", "needs an integer format, not NF4"),
         ("int4~1x32~minimum~super6-ggml~mse", "super6 takes those"),
         ("int4~1x32~minimum~super6-ggml~minmax~fit", "super6 takes those"),
     ):
         with pytest.raises(ValueError, match=why):
             Scheme.parse(text)
-    with pytest.raises(ValueError, match="scales under super-blocks"):
+    with pytest.raises(ValueError, match="finds float16 scales, or scales under super-blocks"):
         ScaleRule(convention=Convention.GGML)
     ours = SCHEMES["q4_k"].with_ranges_by(CALIBRATORS["mse"])
     assert str(ours) == "int4~1x32~minimum~super6~mse"
     assert str(SCHEMES["q4_k"].with_ranges_by(CALIBRATORS["minmax"])) == "q4_k"
+    codebook = SCHEMES["iq4_nl"].with_ranges_by(CALIBRATORS["mse"])
+    assert str(codebook) == "iq4_nl~1x32~signed_max~float16-zero~mse~reciprocal~unrounded"
 
 
 def test_rows_that_no_file_holds_are_said() -> None:

@@ -36,7 +36,7 @@ def layer() -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(6, 512), (7, 333), (1, 5)])
-@pytest.mark.parametrize("name", [*K_QUANTS, DOUBLE, FLAT_DOUBLE, FLAT])
+@pytest.mark.parametrize("name", [*K_QUANTS, "iq4_nl", "iq4_xs", DOUBLE, FLAT_DOUBLE, FLAT])
 def test_a_file_has_the_bytes_that_are_counted(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
     """Whole and shorter last super-blocks: the tensors' bytes, and the same scales and values back."""
     q = quantize(torch.randn(shape), Scheme.parse(name))
@@ -53,7 +53,7 @@ def test_a_file_has_the_bytes_that_are_counted(name: str, shape: tuple[int, int]
     assert again.read_bytes() == (tmp_path / "q.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", K_QUANTS)
+@pytest.mark.parametrize("name", [*K_QUANTS, "iq4_xs"])
 def test_k_quants_restore_by_integers_under_float16(name: str, layer: Tensor) -> None:
     """Scales and minimums are whole numbers of their widths times one float16 number per 256 elements."""
     q = quantize(layer[:40], SCHEMES[name])

@@ -64,6 +64,7 @@ BITS = {
     "fp8_e4m3_1x128": 8.25, "fp8_e4m3_128x128": 8 + 32 / 128**2, "nf4_block64": 4.5,
     "binary_row": 1 + 32 / 4096, "tf32": 32, "bf16": 16,
     "q2_k": 2.625, "q3_k": 3.4375, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625,
+    "iq4_nl": 4.5, "iq4_xs": 4.25, "tq2_0": 2.0625, "nvfp4_gguf": 4.5,
     "nf4_block64_double": 4 + 8 / 64 + 32 / (64 * 256) + 32 / 2**24,
 }  # fmt: skip
 
@@ -223,12 +224,13 @@ def naive(x: Tensor, scheme: Scheme) -> Tensor:
     out = torch.empty_like(x)
     height, width = scheme.block[0] or x.shape[0], scheme.block[1] or x.shape[1]
     whole, rule = find_scales(x, scheme).scale, scheme.scale
-    if rule is not None and rule.super_bits is not None:
+    searched = rule is not None and (rule.is_searched or rule.super_bits is not None)
+    if searched:
         height, width = 16, SUPER_BLOCK  # several rows at once: each search takes milliseconds
     for r in range(0, x.shape[0], height):
         for c in range(0, x.shape[1], width):
             block = x[r : r + height, c : c + width]
-            if rule is not None and rule.super_bits is not None:
+            if searched:
                 out[r : r + height, c : c + width] = quantize(block, scheme).dequantize()
                 continue
             single = dataclasses.replace(scheme, block=(None, None), scale=rule and rule.of_a_block_alone)

@@ -55,6 +55,7 @@ RULES = [
         for bits in (4, 6, 8)
         for convention in (Convention.ZERO, Convention.GGML)
     ),
+    ScaleRule(FORMATS["float16"], convention=Convention.GGML),
     ScaleRule(convention=Convention.ZERO, nested=True),
 ]
 CODES = st.builds(CodeRule, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(Ties))

@@ -1,0 +1,170 @@
+"""How much of the layers' output error is a constant of each output channel, by method, and what a model gains
+where bias correction takes it out.
+
+A layer's error over tokens is E [tokens, N]; its constant part is the mean of each output channel, and that
+part's share of the norm is √tokens · ‖mean(E)‖ / ‖E‖. Both are measured on the inputs that the sentences of
+``assets/texts/similar.txt``, whose embeddings are compared, give each layer of the original model; methods
+and corrections see other sentences.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from explorer.core.backend import work_device
+from explorer.methods import BIAS_CORRECTION
+from explorer.methods.bias_correction import bias_correction, into_bias
+from explorer.models.capture import Captured, Model, capture
+from explorer.models.evaluate import SAMPLES, OriginalModel, embed, embedding_scores, sentences
+from explorer.models.quantize import MethodLinear, quantize_model
+from explorer.recordings.files import Recording, record, recorded
+from explorer.recordings.machine import this_machine
+from explorer.schemes import SCHEMES, Scheme
+from lab.embeddings import METHODS_SCHEMES, PACKAGES, TOKENS
+
+NAME = "bias-correction"
+METHODS = ("rtn", "hqq", "awq", "gptq", "autoround")
+"""Each is measured as it is, and corrected."""
+
+
+@dataclass(frozen=True)
+class BiasRow:
+    """A whole model by one method: its embeddings, and the errors of its layers on held-out inputs.
+
+    ``cosine`` and ``rank`` as in ``EmbeddingDrift``; ``bits`` of each weight; ``sample``: which of
+    ``calibration_texts`` the method saw. ``error``: median over layers of ‖Y - Ŷ‖ / ‖Y‖. ``constant``,
+    ``least_constant``, ``most_constant``: the constant part's share of that error's norm, median, least and
+    most over layers. ``better``: layers whose error is less than that of rounding to nearest without a
+    correction; ``layers``: of how many.
+    """
+
+    scheme: str
+    method: str
+    sample: int
+    bits: float
+    cosine: float
+    rank: float
+    error: float
+    constant: float
+    least_constant: float
+    most_constant: float
+    better: int
+    layers: int
+
+
+def recorded_bias() -> Recording[BiasRow]:
+    """The recorded rows; empty if there are none."""
+    return recorded(NAME, BiasRow)
+
+
+def record_bias(model: Model, methods: Sequence[str] = METHODS, samples: int = SAMPLES) -> Path:
+    """Run ``run_bias`` in float32 and write ``assets/measurements/bias-correction.json``."""
+    rows = tuple(run_bias(model, methods, samples=samples))
+    return record(NAME, Recording(this_machine(work_device(), PACKAGES), rows))
+
+
+def run_bias(
+    model: Model,
+    methods: Sequence[str] = METHODS,
+    schemes: Sequence[str] = METHODS_SCHEMES,
+    samples: int = SAMPLES,
+    tokens: int = TOKENS,
+) -> Iterator[BiasRow]:
+    """Two rows for each method, scheme and sample: as it is, and corrected. A method rounds once for both.
+    Rounding to nearest is run first in any case: the layers of others are compared with its."""
+    names = dict.fromkeys(("rtn", *methods))
+    for sample in range(samples):
+        original = OriginalModel(model, tokens=tokens, sample=sample)
+        held_out = _inputs(model, original.layers, tokens)
+        for scheme in schemes:
+            base: Sequence[float] = ()
+            for method in names:
+                for row, errors in _rows(original, held_out, method, SCHEMES[scheme], base):
+                    base = base or errors
+                    yield row
+
+
+def _inputs(model: Model, layers: Sequence[Captured], tokens: int) -> dict[str, Tensor]:
+    """The inputs [tokens, K] of each layer for the sentences that are compared."""
+    found = capture(model, sentences(), [layer.name for layer in layers], tokens)
+    return {layer.name: layer.activations for layer in found}
+
+
+def _rows(
+    original: OriginalModel,
+    held_out: Mapping[str, Tensor],
+    method: str,
+    scheme: Scheme,
+    base: Sequence[float],
+) -> Iterator[tuple[BiasRow, list[float]]]:
+    """The row of a method as it is, then corrected, each with the errors of its layers; ``base``: those that
+    they are compared with, the method's own if there are none."""
+    network = copy.deepcopy(original.model.network)
+    bits = quantize_model(network, original.layers, method, scheme)
+    for name in (method, _corrected_name(method)):
+        if name != method:
+            _correct(network, original)
+        errors, shares = zip(
+            *(
+                _layer_error(network, original.model.network, c.name, held_out[c.name])
+                for c in original.layers
+            ),
+            strict=True,
+        )
+        after = embed(replace(original.model, network=network), sentences())
+        scores = embedding_scores(original.embeddings, after)
+        yield (
+            BiasRow(
+                scheme=scheme.name,
+                method=name,
+                sample=original.sample,
+                bits=bits,
+                cosine=scores["cosine"],
+                rank=scores["rank"],
+                error=median(errors),
+                constant=median(shares),
+                least_constant=min(shares),
+                most_constant=max(shares),
+                better=sum(one < other for one, other in zip(errors, base or errors, strict=True)),
+                layers=len(errors),
+            ),
+            list(errors),
+        )
+
+
+def _corrected_name(method: str) -> str:
+    return BIAS_CORRECTION.name if method == "rtn" else f"{method}+{BIAS_CORRECTION.name}"
+
+
+def _correct(network: nn.Module, original: OriginalModel) -> None:
+    """Correct the biases of all layers of ``network`` in place, as ``quantize_model`` does by a method with
+    bias correction."""
+    for captured in original.layers:
+        linear = network.get_submodule(captured.name)
+        assert isinstance(linear, MethodLinear)
+        device = linear.dequantized.device
+        found = bias_correction(linear.layer, captured.weight.to(device), captured.activations.to(device))
+        linear.layer, bias = into_bias(linear.layer.with_residue(found), linear.bias)
+        linear.bias = bias
+
+
+def _layer_error(network: nn.Module, original: nn.Module, name: str, x: Tensor) -> tuple[float, float]:
+    """‖Y - Ŷ‖ / ‖Y‖ of a layer for inputs [tokens, K], Y without the bias, and the share of the error's norm
+    that is the same for all tokens."""
+    linear, before = network.get_submodule(name), original.get_submodule(name)
+    assert isinstance(linear, MethodLinear) and isinstance(before, nn.Linear)
+    x = x.to(linear.dequantized.device)
+    exact = x.double() @ before.weight.detach().double().t()
+    error = linear.layer.output(x) - exact
+    if linear.bias is not None:
+        error = error + (linear.bias.double() - before.bias.detach().double())
+    constant = error.mean(0).norm() * len(x) ** 0.5
+    norm = error.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    return float(norm / exact.norm()), float(constant / norm)

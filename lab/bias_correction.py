@@ -1,5 +1,5 @@
-"""How much of the layers' output error is a constant of each output channel, by method, and what a model gains
-where bias correction takes it out.
+"""How much of the layers' output error is a constant of each output channel, by method, and what a model
+gains where bias correction takes it out.
 
 A layer's error over tokens is E [tokens, N]; its constant part is the mean of each output channel, and that
 part's share of the norm is √tokens · ‖mean(E)‖ / ‖E‖. Both are measured on the inputs that the sentences of

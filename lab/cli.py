@@ -201,7 +201,7 @@ def bias_correction(
     record: Record = False,
     as_json: Json = False,
 ) -> None:
-    """A model by several methods, without and with bias correction, and the constant part of layers' errors."""
+    """A model by several methods, without and with bias correction; the constant part of layers' errors."""
     from explorer.core.backend import work_device
     from explorer.models.capture import load_model
     from explorer.models.evaluate import MODEL

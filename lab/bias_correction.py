@@ -19,15 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.backend import work_device
-from explorer.methods import BIAS_CORRECTION
+from explorer.methods import BIAS_CORRECTION, label_of
 from explorer.methods.bias_correction import bias_correction, into_bias
 from explorer.models.capture import Captured, Model, capture
 from explorer.models.evaluate import SAMPLES, OriginalModel, embed, embedding_scores, sentences
 from explorer.models.quantize import MethodLinear, quantize_model
-from explorer.recordings.files import Recording, record, recorded
+from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES, Scheme
+from explorer.schemes.scheme import label_of_text
 from lab.embeddings import METHODS_SCHEMES, PACKAGES, TOKENS
+from lab.tables import markdown, mean_and_spread
 
 NAME = "bias-correction"
 METHODS = ("rtn", "hqq", "awq", "gptq", "autoround")
@@ -108,7 +110,7 @@ def _rows(
     they are compared with, the method's own if there are none."""
     network = copy.deepcopy(original.model.network)
     bits = quantize_model(network, original.layers, method, scheme)
-    for name in (method, _corrected_name(method)):
+    for name in (method, corrected_name(method)):
         if name != method:
             _correct(network, original)
         errors, shares = zip(
@@ -139,7 +141,8 @@ def _rows(
         )
 
 
-def _corrected_name(method: str) -> str:
+def corrected_name(method: str) -> str:
+    """The name of ``method`` with bias correction; that of round to nearest has no other part."""
     return BIAS_CORRECTION.name if method == "rtn" else f"{method}+{BIAS_CORRECTION.name}"
 
 
@@ -168,3 +171,45 @@ def _layer_error(network: nn.Module, original: nn.Module, name: str, x: Tensor) 
     constant = error.mean(0).norm() * len(x) ** 0.5
     norm = error.norm().clamp_min(torch.finfo(torch.float64).tiny)
     return float(norm / exact.norm()), float(constant / norm)
+
+
+def bias_table(rows: Sequence[BiasRow], scheme: str) -> str:
+    """Each method as it is and corrected, under one scheme: means over the samples, and their spread."""
+    lines = []
+    for method in METHODS:
+        for name in (method, corrected_name(method)):
+            of = rows_of(rows, scheme, name)
+            cells = [NOT_RECORDED, "", "", "", ""]
+            if of:
+                shares = [min(r.least_constant for r in of), max(r.most_constant for r in of)]
+                cells = [
+                    mean_and_spread([r.cosine for r in of]),
+                    mean_and_spread([r.rank for r in of]),
+                    f"{100 * _mean(of, 'error'):.1f} %",
+                    f"{_mean(of, 'better'):.0f} of {of[0].layers}",
+                    f"{100 * _mean(of, 'constant'):.0f} % ({100 * shares[0]:.0f} to {100 * shares[1]:.0f})",
+                ]
+            lines.append([label_of(name), *cells])
+    titles = ["cosine", "rank", "error of a layer", "layers better than rounding", "constant part of it"]
+    return markdown([label_of_text(scheme), *titles], lines)
+
+
+def rows_of(rows: Sequence[BiasRow], scheme: str, method: str) -> list[BiasRow]:
+    """The rows of a method under a scheme, one for each sample that was recorded."""
+    return [row for row in rows if (row.scheme, row.method) == (scheme, method)]
+
+
+def number(rows: Sequence[BiasRow], scheme: str, method: str, field: str) -> str:
+    """The mean of ``field`` over samples as it stands in a sentence: shares in per cent, scores to three
+    digits."""
+    of = rows_of(rows, scheme, method)
+    if not of:
+        return f"({NOT_RECORDED})"
+    value = _mean(of, field)
+    if field in ("cosine", "rank"):
+        return f"{value:.3f}"
+    return f"{value:.0f}" if field == "better" else f"{100 * value:.0f} %"
+
+
+def _mean(rows: Sequence[BiasRow], field: str) -> float:
+    return sum(getattr(row, field) for row in rows) / len(rows)

@@ -120,6 +120,7 @@ def _rows(
             ),
             strict=True,
         )
+        base = base or errors
         after = embed(replace(original.model, network=network), sentences())
         scores = embedding_scores(original.embeddings, after)
         yield (
@@ -134,7 +135,7 @@ def _rows(
                 constant=median(shares),
                 least_constant=min(shares),
                 most_constant=max(shares),
-                better=sum(one < other for one, other in zip(errors, base or errors, strict=True)),
+                better=sum(one < other for one, other in zip(errors, base, strict=True)),
                 layers=len(errors),
             ),
             list(errors),

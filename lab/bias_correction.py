@@ -115,7 +115,7 @@ def _rows(
             _correct(network, original)
         errors, shares = zip(
             *(
-                _layer_error(network, original.model.network, c.name, held_out[c.name])
+                layer_error(network, original.model.network, c.name, held_out[c.name])
                 for c in original.layers
             ),
             strict=True,
@@ -159,7 +159,7 @@ def _correct(network: nn.Module, original: OriginalModel) -> None:
         linear.bias = bias
 
 
-def _layer_error(network: nn.Module, original: nn.Module, name: str, x: Tensor) -> tuple[float, float]:
+def layer_error(network: nn.Module, original: nn.Module, name: str, x: Tensor) -> tuple[float, float]:
     """‖Y - Ŷ‖ / ‖Y‖ of a layer for inputs [tokens, K], Y without the bias, and the share of the error's norm
     that is the same for all tokens."""
     linear, before = network.get_submodule(name), original.get_submodule(name)

@@ -10,8 +10,9 @@ and corrections see other sentences.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 from explorer.core.backend import work_device
 from explorer.methods import BIAS_CORRECTION, label_of
 from explorer.methods.bias_correction import bias_correction, into_bias
-from explorer.models.capture import Captured, Model, capture
+from explorer.models.capture import Model, capture
 from explorer.models.evaluate import SAMPLES, OriginalModel, embed, embedding_scores, sentences
+from explorer.models.kinds import kind_of
 from explorer.models.quantize import MethodLinear, quantize_model
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
@@ -34,6 +36,8 @@ from lab.tables import markdown, mean_and_spread
 NAME = "bias-correction"
 METHODS = ("rtn", "hqq", "awq", "gptq", "autoround")
 """Each is measured as it is, and corrected."""
+BY_KIND = ("hqq", "autoround")
+"""Methods that are also measured in one kind of layers at a time."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class BiasRow:
     ``calibration_texts`` the method saw. ``error``: median over layers of ‖Y - Ŷ‖ / ‖Y‖. ``constant``,
     ``least_constant``, ``most_constant``: the constant part's share of that error's norm, median, least and
     most over layers. ``better``: layers whose error is less than that of rounding to nearest without a
-    correction; ``layers``: of how many.
+    correction; ``layers``: of how many. ``kind``: of layers that are by the method, all others by rounding to
+    nearest (corrected, if the method is); then errors are of these alone. Empty for all layers.
     """
 
     scheme: str
@@ -59,6 +64,7 @@ class BiasRow:
     most_constant: float
     better: int
     layers: int
+    kind: str = ""
 
 
 def recorded_bias() -> Recording[BiasRow]:
@@ -79,67 +85,85 @@ def run_bias(
     samples: int = SAMPLES,
     tokens: int = TOKENS,
 ) -> Iterator[BiasRow]:
-    """Two rows for each method, scheme and sample: as it is, and corrected. A method rounds once for both.
-    Rounding to nearest is run first in any case: the layers of others are compared with its."""
-    names = dict.fromkeys(("rtn", *methods))
+    """Two rows for each method, scheme and sample: as it is, and corrected; of ``BY_KIND`` also two for each
+    kind of layer. A method rounds once for all of them. Rounding to nearest is run first in any case: the
+    layers of others are compared with its."""
     for sample in range(samples):
         original = OriginalModel(model, tokens=tokens, sample=sample)
-        held_out = _inputs(model, original.layers, tokens)
+        found = capture(model, sentences(), [layer.name for layer in original.layers], tokens)
+        held_out = {layer.name: layer.activations for layer in found}
         for scheme in schemes:
-            base: Sequence[float] = ()
-            for method in names:
-                for row, errors in _rows(original, held_out, method, SCHEMES[scheme], base):
-                    base = base or errors
-                    yield row
-
-
-def _inputs(model: Model, layers: Sequence[Captured], tokens: int) -> dict[str, Tensor]:
-    """The inputs [tokens, K] of each layer for the sentences that are compared."""
-    found = capture(model, sentences(), [layer.name for layer in layers], tokens)
-    return {layer.name: layer.activations for layer in found}
+            yield from _rows(original, held_out, dict.fromkeys(("rtn", *methods)), SCHEMES[scheme])
 
 
 def _rows(
+    original: OriginalModel, held_out: Mapping[str, Tensor], methods: Iterable[str], scheme: Scheme
+) -> Iterator[BiasRow]:
+    """The rows of one scheme and sample; ``held_out``: inputs [tokens, K] of each layer, for the sentences
+    that are compared."""
+    rounded: list[nn.Module] = []  # to nearest: as it is, and corrected
+    base: dict[str, tuple[float, float]] = {}
+    kinds: dict[str, list[str]] = {}
+    for layer in original.layers:
+        kinds.setdefault(kind_of(layer.name), []).append(layer.name)
+    for method in methods:
+        network = copy.deepcopy(original.model.network)
+        bits = quantize_model(network, original.layers, method, scheme)
+        for index, name in enumerate((method, corrected_name(method))):
+            if index:
+                network = copy.deepcopy(network)
+                _correct(network, original)
+            rounded += [network] if method == "rtn" else []
+            errors = {
+                layer: layer_error(network, original.model.network, layer, x) for layer, x in held_out.items()
+            }
+            base = base or errors
+            row = partial(_row, original, scheme=scheme.name, method=name, bits=bits, base=base)
+            yield row(network, errors=errors)
+            for kind in kinds if method in BY_KIND else ():
+                of_kind = {layer: errors[layer] for layer in kinds[kind]}
+                yield row(_mixed(rounded[index], network, of_kind), errors=of_kind, kind=kind)
+
+
+def _mixed(rounded: nn.Module, network: nn.Module, layers: Iterable[str]) -> nn.Module:
+    """A copy of ``rounded`` with ``layers`` as they are in ``network``."""
+    mixed = copy.deepcopy(rounded)
+    for layer in layers:
+        parent, _, last = layer.rpartition(".")
+        setattr(mixed.get_submodule(parent), last, network.get_submodule(layer))
+    return mixed
+
+
+def _row(
     original: OriginalModel,
-    held_out: Mapping[str, Tensor],
+    network: nn.Module,
+    *,
+    scheme: str,
     method: str,
-    scheme: Scheme,
-    base: Sequence[float],
-) -> Iterator[tuple[BiasRow, list[float]]]:
-    """The row of a method as it is, then corrected, each with the errors of its layers; ``base``: those that
-    they are compared with, the method's own if there are none."""
-    network = copy.deepcopy(original.model.network)
-    bits = quantize_model(network, original.layers, method, scheme)
-    for name in (method, corrected_name(method)):
-        if name != method:
-            _correct(network, original)
-        errors, shares = zip(
-            *(
-                layer_error(network, original.model.network, c.name, held_out[c.name])
-                for c in original.layers
-            ),
-            strict=True,
-        )
-        base = base or errors
-        after = embed(replace(original.model, network=network), sentences())
-        scores = embedding_scores(original.embeddings, after)
-        yield (
-            BiasRow(
-                scheme=scheme.name,
-                method=name,
-                sample=original.sample,
-                bits=bits,
-                cosine=scores["cosine"],
-                rank=scores["rank"],
-                error=median(errors),
-                constant=median(shares),
-                least_constant=min(shares),
-                most_constant=max(shares),
-                better=sum(one < other for one, other in zip(errors, base, strict=True)),
-                layers=len(errors),
-            ),
-            list(errors),
-        )
+    bits: float,
+    base: Mapping[str, tuple[float, float]],
+    errors: Mapping[str, tuple[float, float]],
+    kind: str = "",
+) -> BiasRow:
+    """The row of a network: its embeddings, and what ``errors`` of layers say, beside those of ``base``."""
+    after = embed(replace(original.model, network=network), sentences())
+    scores = embedding_scores(original.embeddings, after)
+    shares = [share for _, share in errors.values()]
+    return BiasRow(
+        scheme=scheme,
+        method=method,
+        sample=original.sample,
+        bits=bits,
+        cosine=scores["cosine"],
+        rank=scores["rank"],
+        error=median(error for error, _ in errors.values()),
+        constant=median(shares),
+        least_constant=min(shares),
+        most_constant=max(shares),
+        better=sum(errors[layer][0] < base[layer][0] for layer in errors),
+        layers=len(errors),
+        kind=kind,
+    )
 
 
 def corrected_name(method: str) -> str:
@@ -195,21 +219,39 @@ def bias_table(rows: Sequence[BiasRow], scheme: str) -> str:
     return markdown([label_of_text(scheme), *titles], lines)
 
 
-def rows_of(rows: Sequence[BiasRow], scheme: str, method: str) -> list[BiasRow]:
+def kinds_table(rows: Sequence[BiasRow], scheme: str, method: str) -> str:
+    """``method`` in one kind of layers and rounding in all others, both as they are and both corrected."""
+    lines = []
+    for kind in dict.fromkeys(row.kind for row in rows if row.kind and row.layers > 1):
+        cells = [kind]
+        for name, base in ((method, "rtn"), (corrected_name(method), corrected_name("rtn"))):
+            of = rows_of(rows, scheme, name, kind)
+            gain = _mean(of, "cosine") - _mean(rows_of(rows, scheme, base), "cosine")
+            cells += [
+                f"{_mean(of, 'cosine'):.3f} ({gain:+.3f})",
+                f"{_mean(of, 'better'):.0f} of {of[0].layers}",
+            ]
+        lines.append(cells)
+    titles = ["cosine", "layers better than rounding", "cosine, corrected", "layers better than rounding"]
+    return markdown([f"{label_of(method)} in", *titles], lines) if lines else f"({NOT_RECORDED})"
+
+
+def rows_of(rows: Sequence[BiasRow], scheme: str, method: str, kind: str = "") -> list[BiasRow]:
     """The rows of a method under a scheme, one for each sample that was recorded."""
-    return [row for row in rows if (row.scheme, row.method) == (scheme, method)]
+    return [row for row in rows if (row.scheme, row.method, row.kind) == (scheme, method, kind)]
 
 
-def number(rows: Sequence[BiasRow], scheme: str, method: str, field: str) -> str:
+def number(rows: Sequence[BiasRow], scheme: str, method: str, field: str, kind: str = "") -> str:
     """The mean of ``field`` over samples as it stands in a sentence: shares in per cent, scores to three
     digits."""
-    of = rows_of(rows, scheme, method)
+    of = rows_of(rows, scheme, method, kind)
     if not of:
         return f"({NOT_RECORDED})"
     value = _mean(of, field)
     if field in ("cosine", "rank"):
         return f"{value:.3f}"
-    return f"{value:.0f}" if field == "better" else f"{100 * value:.0f} %"
+    digits = 1 if field == "error" else 0
+    return f"{value:.0f}" if field == "better" else f"{100 * value:.{digits}f} %"
 
 
 def _mean(rows: Sequence[BiasRow], field: str) -> float:

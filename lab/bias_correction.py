@@ -241,6 +241,11 @@ def rows_of(rows: Sequence[BiasRow], scheme: str, method: str, kind: str = "") -
     return [row for row in rows if (row.scheme, row.method, row.kind) == (scheme, method, kind)]
 
 
+def sample_count(rows: Sequence[BiasRow]) -> int:
+    """How many samples of calibration texts were recorded."""
+    return len({row.sample for row in rows})
+
+
 def number(rows: Sequence[BiasRow], scheme: str, method: str, field: str, kind: str = "") -> str:
     """The mean of ``field`` over samples as it stands in a sentence: shares in per cent, scores to three
     digits."""

@@ -233,7 +233,11 @@ def kinds_table(rows: Sequence[BiasRow], scheme: str, method: str) -> str:
             ]
         lines.append(cells)
     titles = ["cosine", "layers better than rounding", "cosine, corrected", "layers better than rounding"]
-    return markdown([f"{label_of(method)} in", *titles], lines) if lines else f"({NOT_RECORDED})"
+    return (
+        markdown([f"{label_of(method)} by {label_of_text(scheme)} in", *titles], lines)
+        if lines
+        else f"({NOT_RECORDED})"
+    )
 
 
 def rows_of(rows: Sequence[BiasRow], scheme: str, method: str, kind: str = "") -> list[BiasRow]:

@@ -228,7 +228,7 @@ def kinds_table(rows: Sequence[BiasRow], scheme: str, method: str) -> str:
             of = rows_of(rows, scheme, name, kind)
             gain = _mean(of, "cosine") - _mean(rows_of(rows, scheme, base), "cosine")
             cells += [
-                f"{_mean(of, 'cosine'):.3f} ({gain:+.3f})",
+                f"{_mean(of, 'cosine'):.3f} ({round(gain, 3) + 0.0:+.3f})",
                 f"{_mean(of, 'better'):.0f} of {of[0].layers}",
             ]
         lines.append(cells)

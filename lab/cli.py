@@ -185,6 +185,37 @@ def exports(
     emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
+@app.command("bias-correction", epilog=examples("bias-correction --methods hqq", "bias-correction --record"))
+def bias_correction(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated methods, beside rtn.", show_default="hqq,awq,gptq,autoround"),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, max=3, help="Samples of calibration texts, of one each.")
+    ] = 3,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """A model by several methods, without and with bias correction; the constant part of layers' errors."""
+    from explorer.core.backend import work_device
+    from explorer.models.capture import load_model
+    from explorer.models.evaluate import MODEL
+    from lab.bias_correction import METHODS, record_bias, run_bias
+
+    chosen = METHODS if methods is None else split(methods)
+    loaded = load_model(model or MODEL, device=work_device())
+    if record:
+        say(f"written: {record_bias(loaded, chosen, samples)}", error=True)
+        return
+    rows = list(run_bias(loaded, chosen, samples=samples))
+    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+
+
 @app.command(epilog=examples("texts path/to/model --record"))
 def texts(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],

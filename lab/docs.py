@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from explorer.analysis import estimate
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
+from explorer.core.backend import work_device
 from explorer.cpu.verdict import against_float16, sentences
 from explorer.paths import checkout
 from explorer.products.auto import TUNED_ON
@@ -21,7 +22,7 @@ from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
 from explorer.running.placing import SAME_LOGITS
 from explorer.survey import load_survey
-from lab import claims, embeddings, facts, recipe_tables, recipes, tables
+from lab import bias_correction, claims, embeddings, facts, recipe_tables, recipes, tables
 from lab.analysis import recorded_analyses
 from lab.conformance import markdown as conformance_tables
 from lab.conformance.records import recorded_conformance, recorded_crossover
@@ -103,7 +104,16 @@ def with_measured_part(text: str) -> str:
 def record_runs(model: str) -> list[Path]:
     """Run and record the data that docs/ needs in addition to the timings of ``bench --record``: whole
     models and training (minutes)."""
-    return [embeddings.record_embeddings(model), *recipes.record_recipes(model), *record_training()]
+    from explorer.models.capture import load_model
+
+    loaded = load_model(model, device=work_device())
+    corrected = bias_correction.record_bias(loaded)
+    return [
+        embeddings.record_embeddings(model),
+        corrected,
+        *recipes.record_recipes(model),
+        *record_training(),
+    ]
 
 
 def _text(path: Path) -> str | None:
@@ -129,6 +139,8 @@ def _context() -> dict[str, Any]:
         "estimate": estimate,
         "first_numbers": recorded_first_numbers(),
         "embeddings": embeddings.recorded_embeddings(),
+        "bias": bias_correction.recorded_bias(),
+        "bias_correction": bias_correction,
         "training": recorded_training(),
         "gradients": recorded_gradients(),
         "conformance": recorded_conformance(),

@@ -497,10 +497,11 @@ def _quality(drifts: Sequence[EmbeddingDrift]) -> list[str]:
     if not drifts:
         return [NOT_RECORDED, "", ""]
     cosines, ranks = [d.cosine for d in drifts], [d.rank for d in drifts]
-    return [f"{drifts[0].bits:.2f}", _mean_and_spread(cosines), _mean_and_spread(ranks)]
+    return [f"{drifts[0].bits:.2f}", mean_and_spread(cosines), mean_and_spread(ranks)]
 
 
-def _mean_and_spread(values: Sequence[float]) -> str:
+def mean_and_spread(values: Sequence[float]) -> str:
+    """The mean to three digits, and in brackets the least and the most of several values."""
     mean, low, high = (f"{v:.3f}" for v in (sum(values) / len(values), min(values), max(values)))
     return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 

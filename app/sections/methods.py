@@ -73,7 +73,8 @@ NOT_YET = "Not run yet: half of the inputs calibrate, the held-out other half me
 USE = (
     "As A or B, the layer uses the weight computed by the method: its codes, with transforms and corrections "
     "applied in the original coordinates. It is computed for unquantized inputs. The weight error of a "
-    "method may be larger than that of rounding, where this reduces the output error."
+    "method may be larger than that of rounding, where this reduces the output error. Bias correction leaves "
+    "the weight as it is; its bits are those of a layer without a bias, and a bias takes it in for nothing."
 )
 
 

@@ -11,7 +11,7 @@ from explorer import words
 from explorer.checkpoints.export import Export, Plan, Shape
 from explorer.checkpoints.front_matter import front_matter, hub_id
 from explorer.checkpoints.verify import Verified
-from explorer.methods import names_in
+from explorer.methods import corrects_bias, names_in
 from explorer.methods.recipe import Recipe
 from explorer.sources.safetensors_header import NAMES
 from explorer.version import __version__
@@ -27,7 +27,7 @@ def model_card(export: Export, plan: Plan, text: str, verified: Verified | None 
     title = hub_id(folder) or folder.name
     paragraphs = [
         f"Made from {words.code(title)} by Quantization Explorer {__version__}. Each layer below was "
-        f"rounded as its row says; all other tensors are what they were{_restored(plan)}{_folded(plan)}.",
+        f"rounded as its row says; all other tensors are what they were{_restored(plan)}{_changed(plan)}.",
         scheme_table(plan.layers, plan.shape, lambda one, shape: _stored_bits(export, plan, one, shape)),
         _size_words(plan, size),
         f"Inputs of the layers: {_inputs(plan)}.",
@@ -67,16 +67,28 @@ def _restored(plan: Plan) -> str:
     return f", {len(kept)} of them restored to {dtype} from the codes that the model is published in"
 
 
-def _folded(plan: Plan) -> str:
-    """Which tensors took in factors of the methods, each kind once; empty for none."""
-    if not plan.model.changed:
-        return ""
+def _changed(plan: Plan) -> str:
+    """Which tensors took in factors of the methods, and which biases these corrected, each kind once; empty
+    for none."""
+    corrected = [name for name in plan.model.changed if _is_corrected_bias(name, plan)]
+    folded = [name for name in plan.model.changed if name not in corrected]
     methods = dict.fromkeys(recipe.method for recipe in plan.layers.values() if recipe.method)
     labels = dict.fromkeys(row.label for name in methods for row in names_in(name) if row.factor)
     of = f" of {' and '.join(labels)}" if labels else ""
-    kinds = dict.fromkeys(_NUMBER.sub(".N", name) for name in plan.model.changed)
-    listed = ", ".join(words.code(kind) for kind in kinds)
-    return f", but factors{of} were folded into {listed}"
+    what = [f"factors{of} were folded into {_kinds(folded)}"] if folded else []
+    if corrected:
+        what.append(f"the mean errors of layers were subtracted from {_kinds(corrected)}")
+    return f", but {' and '.join(what)}" if what else ""
+
+
+def _is_corrected_bias(name: str, plan: Plan) -> bool:
+    layer = name.removesuffix(".bias")
+    return layer != name and layer in plan.layers and corrects_bias(plan.layers[layer].method)
+
+
+def _kinds(names: Sequence[str]) -> str:
+    """Names of tensors in Markdown, those of all blocks as one."""
+    return ", ".join(map(words.code, dict.fromkeys(_NUMBER.sub(".N", name) for name in names)))
 
 
 def _unverified(export: Export) -> str:

@@ -44,7 +44,7 @@ class Verified:
     unseen      layers of experts, which were opened but not compared
     kernels     of a reader in another process: what multiplied, in words
     inputs      whether the layers' inputs were quantized
-    changed     those of ``tensors`` that took in factors of methods: equal to the original after that
+    changed     those of ``tensors`` that methods changed (factors, biases): equal to the original after that
     """
 
     reader: str
@@ -58,7 +58,7 @@ class Verified:
 
     def __str__(self) -> str:
         experts = f"; {self.unseen} layers of experts were opened and not compared" if self.unseen else ""
-        folded = f", {self.changed} of them with factors folded in" if self.changed else ""
+        folded = f", {self.changed} of them as the methods changed them" if self.changed else ""
         others = f", and the other {self.tensors} tensors are equal to the original{folded}"
         others = others if self.tensors else ""
         inputs = " and inputs" if self.inputs else ""

@@ -85,7 +85,8 @@ def write_checkpoint(
     code on its card and compared before it is put in place (``verify``), and the card says so; None does
     that where its reader is here and the model fits into memory (``obstacle``). ``shard_bytes``: of a
     file of tensors, at most (5 GB if None). ``beside``: texts by the names of files that they are written to.
-    ``changed``: tensors in place of the model's own, by name: layers that took in factors of the others.
+    ``changed``: tensors in place of the model's own, by name: layers that took in factors of the others, and
+    corrected biases.
     ``measure`` gives more text for the card: it is asked after the folder was verified, with the network that
     the reader opened, or None. ``progress`` counts tensors of the model.
 

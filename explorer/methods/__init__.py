@@ -16,13 +16,21 @@ from torch import Tensor
 
 from explorer.methods.autoround import autoround
 from explorer.methods.awq import ALPHAS, awq, awq_factor, clipped
+from explorer.methods.bias_correction import BiasCorrection, bias_correction
 from explorer.methods.factors import Readers
 from explorer.methods.gptq import DAMPINGS, Order, gptaq, gptq
 from explorer.methods.hqq import GroupOffset, hqq
 from explorer.methods.layer import Diagonal, Objective, QuantizedLayer, Transform, check_layer
 from explorer.methods.llm_int8 import OutlierColumns, RuntimeOutliers, llm_int8, llm_int8_dynamic
 from explorer.methods.low_rank import LowRank, lqer, qera
-from explorer.methods.method import CorrectionMethod, Method, ObjectiveAxis, RoundingMethod, TransformMethod
+from explorer.methods.method import (
+    BiasMethod,
+    CorrectionMethod,
+    Method,
+    ObjectiveAxis,
+    RoundingMethod,
+    TransformMethod,
+)
 from explorer.methods.rotation import Rotation, rotation
 from explorer.methods.rtn import rtn
 from explorer.methods.smoothquant import (
@@ -36,6 +44,15 @@ from explorer.schemes import Scheme
 
 RTN = RoundingMethod("rtn", "round to nearest", "", "rounds every weight by itself", rtn)
 """The baseline, and what rounds where a combination names no rounding method."""
+BIAS_CORRECTION = BiasMethod(
+    "bias_correction",
+    "Bias correction",
+    "arXiv 1906.04721",
+    "subtracts each output channel's mean error, in the bias where the layer has one",
+    bias_correction,
+    residue=BiasCorrection,
+)
+"""What every other method can be followed by; alone it corrects round to nearest."""
 _ACT_ORDER = functools.partial(gptq, order=Order.ENERGY)
 _OVER_DAMPING = ObjectiveAxis("damping", DAMPINGS, log=True)
 _OVER_ALPHA = ObjectiveAxis("α", ALPHAS)
@@ -101,13 +118,15 @@ METHODS: dict[str, Method] = {
         CorrectionMethod("qera", "QERA", "arXiv 2410.06040",
                          "adds the low-rank product in float16 that leaves the output the least error",
                          qera, residue=LowRank, solves=True),
+        BIAS_CORRECTION,
     )
 }  # fmt: skip
 """Every method by name."""
 
 COMBINATIONS = (
-    "smoothquant+gptq", "rotation+gptq", "rotation+awq_clip", "smoothquant+rotation", "gptq+lqer",
-    "rotation+gptq+lqer",
+    "smoothquant+gptq", "rotation+gptq", "rotation+awq_clip", "smoothquant+rotation",
+    "awq+bias_correction", "gptq+bias_correction", "hqq+bias_correction", "autoround+bias_correction",
+    "gptq+lqer", "rotation+gptq+lqer",
 )  # fmt: skip
 """Combinations worth offering beside the methods themselves; ``apply`` takes any other legal one too."""
 USUAL = ("rtn", "gptq", "gptq_order", "awq", "awq_clip", "hqq", "rotation+gptq")
@@ -122,7 +141,7 @@ def names_in(name: str) -> list[Method]:
     """The methods of a combination "a+b+c".
 
     ``ValueError`` for unknown names, and unless it is transforms, then at most one rounding method, then
-    corrections, each of these once.
+    corrections, that of the bias last, each of these once.
     """
     if len(name) > LONGEST:
         raise ValueError(f"a combination of methods has at most {LONGEST} characters, not {len(name):,}")
@@ -140,7 +159,7 @@ def names_in(name: str) -> list[Method]:
             raise ValueError(
                 f"{before.label} cannot stand before another method, {after.label}: a combination is "
                 f"transforms ({_names(TransformMethod)}), then one rounding method, then corrections "
-                f"({_names(CorrectionMethod)}), each of these once"
+                f"({_names(CorrectionMethod)}; {_names(BiasMethod)} last), each of these once"
             )
     return rows
 
@@ -178,6 +197,11 @@ def choices() -> dict[str, str]:
 def has_factor(name: str) -> bool:
     """True for a combination that scales input channels by a factor which the layer before can take in."""
     return any(row.factor is not None for row in names_in(name))
+
+
+def corrects_bias(name: str) -> bool:
+    """True for a combination that corrects the layer's bias; False for an empty name."""
+    return bool(name) and BIAS_CORRECTION in names_in(name)
 
 
 def factor_of(name: str, readers: Readers) -> Tensor:

@@ -5,6 +5,7 @@ and
     <name>.<key>             residues:     offset F16 [N, groups]
                                            kept.columns I64 [outliers], kept.weight F16 [N, outliers]
                                            low_rank.down F16 [k, K], low_rank.up F16 [N, k]
+                                           bias_correction F32 [N], added to the outputs
 
 Each kind of transform or residue names its keys; a row of ``METHODS`` names the kind. The objective and the
 snapshots are not stored.

@@ -4,7 +4,8 @@
 
 Transforms change the basis of the inputs, so that W · X stays what it was (SmoothQuant, AWQ, rotation).
 Residues correct what rounding did, and are stored beside the codes (HQQ's offsets, LLM.int8()'s float16
-columns, LQER's low-rank factors). Both are protocols: a new one is a class in the file of its method.
+columns, LQER's low-rank factors), or as part of the layer's bias (bias correction). Both are protocols: a new
+one is a class in the file of its method.
 """
 
 from __future__ import annotations

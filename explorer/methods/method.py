@@ -1,7 +1,7 @@
 """The rows of ``METHODS``: what a method does, and what pages, figures and files have to know about it.
 
-A method is one of three kinds, and a combination "a+b+c" has them in this order: transforms of the inputs,
-one rounding method, corrections of what rounding left.
+A method is one of four kinds, and a combination "a+b+c" has them in this order: transforms of the inputs,
+one rounding method, corrections of what rounding left, and the correction of the bias.
 """
 
 from __future__ import annotations
@@ -101,3 +101,11 @@ class CorrectionMethod(Method):
     stage: ClassVar[int] = 2
 
     find: FindResidue
+
+
+@dataclass(frozen=True)
+class BiasMethod(CorrectionMethod):
+    """Adds a constant to each output channel: the last of a combination, since it takes the mean of the error
+    that all others leave. Where the layer has a bias, that takes it in (``into_bias``)."""
+
+    stage: ClassVar[int] = 3

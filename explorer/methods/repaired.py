@@ -3,7 +3,7 @@
 What is compared with the original weight is the matrix that the layer multiplies its original inputs with.
 For GPTQ that is what the codes say; where a method changes the basis of the inputs (SmoothQuant, AWQ, a
 rotation) it is taken back to the original coordinates first, and what a method adds to the product (LQER,
-HQQ, LLM.int8()) is part of it.
+HQQ, LLM.int8()) is part of it. A bias, and so its correction, is no part of a weight.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from explorer.analysis.report import Measured, compare, measure
 from explorer.analysis.tensor import Analysis, block_levels, differences, small
 from explorer.formats.code import short
 from explorer.methods import label_of
+from explorer.methods.bias_correction import BiasCorrection
 from explorer.methods.layer import QuantizedLayer
 
 
@@ -91,14 +92,16 @@ def _in_the_layer(
     rows = arithmetic[:-1]  # the error, which is none of the weight's
     if layer.transforms:
         rows.insert(0, ("in the codes' basis", f"{short(value)} became {short(one.value)}"))
+    added = [residue for residue in layer.residues if not isinstance(residue, BiasCorrection)]
     how = " and ".join(
         words
         for words, used in (
             ("back in the original basis", layer.transforms),
-            ("with what the method adds", layer.residues),
+            ("with what the method adds", added),
         )
         if used
     )
+    how = how or "the same, since its method changes the bias alone"
     error = restored - value
     return [
         *rows,

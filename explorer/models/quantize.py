@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from explorer.core.quantize import QuantizedTensor, quantize, quantize_as_one
 from explorer.methods import apply, label_of, rounding_in
+from explorer.methods.bias_correction import into_bias
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Captured
@@ -56,7 +57,8 @@ def quantize_model(
 
     A sequential method asks ``inputs_now`` for each layer's inputs when those before it are replaced;
     ``layers`` have to be in the order that the network runs them. With ``folded`` the layers before
-    have taken in the method's factors, and ``layers`` are captured behind those. ``ValueError`` where the
+    have taken in the method's factors, and ``layers`` are captured behind those. A bias takes in the
+    correction of itself; where a layer has none, that is counted in its bits. ``ValueError`` where the
     method cannot serve the scheme or a layer, and for a sequential method without ``inputs_now``.
     """
     sequential = rounding_in(method).sequential
@@ -73,10 +75,11 @@ def quantize_model(
             layer = apply(method, weight, scheme, now, of_inputs=activations, original=inputs, folded=folded)
         else:
             layer = apply(method, weight, scheme, inputs, of_inputs=activations, folded=folded)
+        layer, bias = into_bias(layer, linear.bias)
         bits += layer.bits_per_weight * captured.weight.numel()
         weights += captured.weight.numel()
         parent, _, last = captured.name.rpartition(".")
-        setattr(network.get_submodule(parent), last, MethodLinear(layer, linear.bias, activations))
+        setattr(network.get_submodule(parent), last, MethodLinear(layer, bias, activations))
         if progress is not None:
             progress(index + 1, len(layers))
     return bits / max(weights, 1)

@@ -52,7 +52,7 @@ class LayerCodes:
 
     chosen   by methods, of each layer
     rounded  what rounds the others to nearest; None: each by itself
-    changed  tensors of the files, by name, that took in factors of methods
+    changed  tensors of the files, by name, that took in factors of methods, and biases that they corrected
     """
 
     chosen: Mapping[str, QuantizedTensor] = field(default_factory=dict)
@@ -212,9 +212,10 @@ def codes_of(
     engine that is, layers that are multiplied as one matrix share its scale of the whole tensor: the others
     are read from the model's ``folder``.
 
-    Factors of methods are folded into the layers before (``LayerCodes.changed``). ``ValueError`` where a
-    method cannot serve a layer, where its factor cannot be folded, and where it stores more than codes, which
-    no checkpoint carries.
+    Factors of methods are folded into the layers before, and corrected biases replace the model's
+    (``LayerCodes.changed``). ``ValueError`` where a method cannot serve a layer, where its factor cannot be
+    folded, where it corrects a bias that the layer has not, and where it stores more than codes, which no
+    checkpoint carries.
     """
     by_method = any(needs_inputs(one.method) for one in recipe.layers.values() if one.method)
     for name, one in recipe.layers.items():
@@ -260,7 +261,7 @@ def _in_files(
     if not parameters:
         return {}
     if folder is None:
-        raise ValueError("factors are folded into tensors of the model's folder: name it")
+        raise ValueError("methods change tensors of the model's folder beside the codes: name it")
     skeleton, dtypes = Skeleton(model.network), {name: dtype for dtype, name in NAMES.items()}
     found, names = {}, dict[str, str]()
     for info in ModelFolder(folder).infos:
@@ -271,7 +272,7 @@ def _in_files(
         kept = info.name.removesuffix(".weight") not in recipe.layers
         found[info.name] = parameters[parameter].to(dtypes[info.dtype]) if kept else parameters[parameter]
     if left := next((name for name in parameters if name not in names), None):
-        raise ValueError(f"{left} takes in a factor, and the model's files hold it in another form")
+        raise ValueError(f"{left} is changed by a method, and the model's files hold it in another form")
     return found
 
 

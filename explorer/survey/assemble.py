@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from explorer.checkpoints.export import plain_dtype
-from explorer.methods import label_of
+from explorer.methods import BIAS_CORRECTION, corrects_bias, label_of
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Captured, Model, capture
@@ -32,7 +32,7 @@ TOKENS = 512
 class Assembled:
     """``network``: the quantized copy; ``layers``: of those by methods what the method left, by layer;
     ``bits``: mean bits per weight of all layers of the recipe; ``changed``: other parameters that took in
-    factors of methods, by name (``Folding``)."""
+    factors of methods (``Folding``), and biases that a method corrected, by name."""
 
     network: nn.Module
     bits: float
@@ -60,7 +60,7 @@ def assemble(
     layers quantized before give. With ``inputs`` the layers of codes see quantized inputs; methods that
     search take those by ``of_inputs`` (that of ``inputs`` if None) into account. ``ValueError`` for layers
     that the network has not, where a method cannot serve its scheme, its layer or fixed scales of inputs, and
-    where a factor cannot be folded.
+    with ``folded`` where a factor cannot be folded, or a bias is corrected that the layer has not.
     """
     of_inputs = inputs.scheme if inputs else of_inputs
     network = copy.deepcopy(model.network)
@@ -69,6 +69,8 @@ def assemble(
     modules = {name: one.module for name, one in held.items()}
     by_method = {modules[n]: (n, r) for n, r in recipes.items() if r.method and needs_inputs(r.method)}
     by_module = {modules[name]: recipe for name, recipe in recipes.items() if modules[name]}
+    if folded:
+        _check_biases(network, by_module)
     folding = fold_factors(model, network, by_module, texts, tokens, of_inputs) if folded else Folding()
     stored, weights, done = 0.0, 0, 0
     rounded = rounding(recipes, fused, lambda name: _view(network, held[name]).float())
@@ -82,7 +84,7 @@ def assemble(
         weights, done = weights + weight.numel(), done + 1
         if progress is not None:
             progress(done, len(recipes))
-    layers = {}
+    layers, corrected = {}, dict[str, Tensor]()
     now = replace(model, network=network)
     for captured in capture(model, texts, list(by_method), tokens) if by_method else ():
         checkpoint()
@@ -90,13 +92,37 @@ def assemble(
         if folded:
             captured = _folded(captured, network, folding)
         layers[name] = layer = _by_method(now, captured, recipe, texts, tokens, of_inputs, folded)
+        if corrects_bias(recipe.method):
+            corrected |= _corrected_bias(now, captured.name, folded)
         stored += layer.bits_per_weight * captured.weight.numel()
         weights, done = weights + captured.weight.numel(), done + 1
         if progress is not None:
             progress(done, len(recipes))
     if inputs is not None:
         quantize_inputs(network, {name: modules[name] for name in _coded(recipes)}, inputs)
-    return Assembled(network, stored / weights, layers, folding.changed)
+    return Assembled(network, stored / weights, layers, {**folding.changed, **corrected})
+
+
+def _check_biases(network: nn.Module, recipes: Mapping[str, Recipe]) -> None:
+    """``ValueError`` for a layer without a bias whose method corrects one: files have no place for it."""
+    for name, recipe in recipes.items():
+        if corrects_bias(recipe.method) and getattr(network.get_submodule(name), "bias", None) is None:
+            raise ValueError(
+                f"{name} has no bias, and a file has no place for the correction of one. Take the method "
+                f"without {BIAS_CORRECTION.label} for this layer, or keep the layer as it is"
+            )
+
+
+def _corrected_bias(now: Model, module: str, folded: bool) -> dict[str, Tensor]:
+    """The bias of a layer whose method corrected it, by its name; none where the layer has none. With
+    ``folded`` it is rounded to the dtype of the model's files, in the network too."""
+    linear = now.network.get_submodule(module)
+    assert isinstance(linear, MethodLinear)
+    if linear.bias is None:
+        return {}
+    if folded:
+        linear.bias = linear.bias.to(now.dtype).to(linear.bias.dtype)
+    return {f"{module}.bias": linear.bias.cpu()}
 
 
 def _check_stacked(

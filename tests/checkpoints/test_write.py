@@ -374,7 +374,7 @@ def test_changed_tensors_take_the_place_of_the_models_own(
     assert all(torch.equal(seen[name], changed[name]) for name in named if rounded in name)
     card = (written.folder / "README.md").read_text()
     assert "they were, but factors were folded into `model.layers.N.mlp.up_proj.weight`, `model.l" in card
-    assert "are equal to the original, 4 of them with factors folded in" in card
+    assert "are equal to the original, 4 of them as the methods changed them" in card
     if target == TARGET:
         found = load(written.folder)
         assert all(torch.equal(found[name], changed[name]) for name in named if rounded not in name)

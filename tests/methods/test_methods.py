@@ -39,11 +39,14 @@ def lost(w: Tensor, other: Tensor, x: Tensor) -> float:
 
 @pytest.mark.parametrize("name", [*METHODS, *COMBINATIONS, "smoothquant+rotation+awq", "llm_int8+lqer"])
 def test_what_is_folded_undoes_what_was_changed(layer: Layer, name: str) -> None:
-    """The output by transformed inputs, codes and residues is the original inputs' by ``weight()``."""
+    """The output by transformed inputs, codes and residues is the original inputs' by ``weight()``, and what
+    is the same for all inputs is the output for none."""
     w, x = layer("mlp_up", 64)
     scheme = SCHEMES["int8_row" if "llm_int8" in name else "int4_group128_asym"]
     quantized = apply(name, w, scheme, x[:100])
-    folded = x[100:160].double() @ quantized.weight().double().t()
+    constant = quantized.output(torch.zeros_like(x[:1]))
+    assert bool(constant.any()) is name.endswith("bias_correction")
+    folded = x[100:160].double() @ quantized.weight().double().t() + constant
     torch.testing.assert_close(
         quantized.output(x[100:160]), folded, rtol=2e-3, atol=2e-3 * float(folded.abs().mean())
     )
@@ -282,6 +285,12 @@ def test_names_and_bad_input() -> None:
         ("gptq+rotation", "int4_group64", x, "cannot stand before another"),
         ("lqer+gptq", "int4_group64", x, "LQER cannot stand before another method, GPTQ"),
         ("gptq+lqer+lqer", "int4_group64", x, "cannot stand before another"),
+        (
+            "bias_correction+lqer",
+            "int4_group64",
+            x,
+            "Bias correction cannot stand before another method, LQER",
+        ),
         ("rtn", "int4_group64", x[:, :8], "activations"),
         ("awq", "int4_group64", x * float("inf"), "NaN or Inf"),
         ("awq_clip", "int8_tensor", x, "rows, or groups"),

@@ -52,7 +52,7 @@ def test_every_method_serves_or_refuses_every_scheme(small: tuple[Tensor, Tensor
             assert scheme.label in str(error), f"{name} under {scheme.name}: {error}"
             continue
         served += 1
-        folded = x[:8].double() @ layer.weight().double().t()
+        folded = x[:8].double() @ layer.weight().double().t() + layer.output(torch.zeros_like(x[:1]))
         torch.testing.assert_close(layer.output(x[:8]), folded, rtol=1e-2, atol=1e-2, msg=f"{scheme.name}")
     assert served
 
@@ -97,6 +97,7 @@ def test_the_keys_of_files_are_those_of_version_0_1(small: tuple[Tensor, Tensor]
         "smoothquant+awq": {"change0.input_divisor", "change1.input_divisor"},
         "llm_int8": {"kept.columns", "kept.weight"},
         "gptq+lqer": {"low_rank.down", "low_rank.up"},
+        "gptq+bias_correction": {"bias_correction"},
     }
     for name, expected in keys.items():
         layer = apply(name, w, SCHEMES["int4_group64_asym"], x)

@@ -41,6 +41,7 @@ from explorer.recordings.steps import recorded_steps
 from explorer.running.transcript import recorded_texts
 from explorer.schemes import ALIASES
 from lab.analysis import recorded_analyses
+from lab.bias_correction import recorded_bias
 from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.embeddings import recorded_embeddings
 from lab.exports import recorded_exports
@@ -57,6 +58,7 @@ SHIPPED = {
     "analysis": recorded_analyses,
     "causal": recorded_causal,
     "conformance": recorded_conformance,
+    "bias-correction": recorded_bias,
     "crossover": recorded_crossover,
     "embeddings": recorded_embeddings,
     "exports": recorded_exports,

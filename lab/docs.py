@@ -9,7 +9,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from explorer.analysis import estimate
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
-from explorer.core.backend import work_device
 from explorer.cpu.verdict import against_float16, sentences
 from explorer.paths import checkout
 from explorer.products.auto import TUNED_ON
@@ -104,16 +103,7 @@ def with_measured_part(text: str) -> str:
 def record_runs(model: str) -> list[Path]:
     """Run and record the data that docs/ needs in addition to the timings of ``bench --record``: whole
     models and training (minutes)."""
-    from explorer.models.capture import load_model
-
-    loaded = load_model(model, device=work_device())
-    corrected = bias_correction.record_bias(loaded)
-    return [
-        embeddings.record_embeddings(model),
-        corrected,
-        *recipes.record_recipes(model),
-        *record_training(),
-    ]
+    return [embeddings.record_embeddings(model), *recipes.record_recipes(model), *record_training()]
 
 
 def _text(path: Path) -> str | None:

@@ -204,8 +204,8 @@ def _check(weight: Tensor, scheme: Scheme, inputs: Inputs) -> None:
     if scheme.scale.is_searched:
         of_ranges = dataclasses.replace(scheme, name="", scale=scheme.scale.of_ranges)
         raise ValueError(
-            f"GPTQ takes a group's scale from its range when it reaches it; that of {scheme.label} is found by "
-            f"llama.cpp's search. The same format with ranges is {of_ranges.text}"
+            f"GPTQ takes a group's scale from its range when it reaches it; that of {scheme.label} is "
+            f"found by llama.cpp's search. The same format with ranges is {of_ranges.text}"
         )
 
 

@@ -11,7 +11,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = [
-    {"explorer.error_sums", "explorer.export.files", "explorer.paths", "explorer.progress", "explorer.words"},
+    {
+        "explorer.error_sums",
+        "explorer.export.files",
+        "explorer.paths",
+        "explorer.progress",
+        "explorer.threads",
+        "explorer.words",
+    },
     {"explorer.gpu", "explorer.formats"},
     {"explorer.schemes", "explorer.sources"},
     {"explorer.core", "explorer.recordings"},

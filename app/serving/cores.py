@@ -1,8 +1,11 @@
 """The CPU's cores, shared among the requests that are computed at once.
 
-A request that is alone has all of them. Among several each has its part, at least one: where there are more
-of torch's threads than cores, every operation waits for a thread that has no core. All named schemes on 512 x
-1024 values took 0.63 s of CPU by one thread and 0.87 s by two on a busy machine with two cores.
+A request that is alone has all of them. Among several each has its part, at least one, of as many as there
+are when it begins (a long one again as it goes on): where there are more of torch's threads than cores, every
+operation waits for a thread that has no core. All named schemes on 512 x 1024 values took 0.63 s of CPU by
+one thread and 0.87 s by two on a busy machine with two cores.
+
+A request that waits, for a download or for the GPU, counts as one that computes.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from contextlib import contextmanager
 
 import torch
 
+from explorer.threads import part_of, take_part
+
 CORES = torch.get_num_threads()
 """The threads that torch takes by itself: one for each core."""
 
@@ -21,25 +26,35 @@ class _Working:
     """How many requests are computed now."""
 
     def __init__(self) -> None:
-        self._lock, self._count = threading.Lock(), 0
+        self._lock, self.count = threading.Lock(), 0
 
-    def add(self, by: int) -> int:
-        """The number after ``by`` more."""
+    def add(self, by: int) -> None:
         with self._lock:
-            self._count += by
-            return self._count
+            self.count += by
 
 
 _WORKING = _Working()
 
 
+def take_share() -> None:
+    """Give torch the share of one request, of as many as there are now, in this thread."""
+    take_part(CORES // max(_WORKING.count, 1))
+
+
 @contextmanager
 def share_of_cores() -> Iterator[None]:
-    """Inside, torch has this request's share of the cores in this thread."""
-    torch.get_num_threads()  # a thread's first operation would take the number that any thread set last
-    torch.set_num_threads(max(1, CORES // _WORKING.add(1)))
+    """Inside, this thread computes a request with its share of the cores."""
+    _WORKING.add(1)
     try:
-        yield
+        with share_of_this_request():
+            yield
     finally:
         _WORKING.add(-1)
-        torch.set_num_threads(CORES)
+
+
+@contextmanager
+def share_of_this_request() -> Iterator[None]:
+    """Inside, this thread computes for a request that waits for it, and counts as that one."""
+    with part_of(CORES):
+        take_share()
+        yield

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import TypeVar, cast
 
 from app import limits
+from app.serving.cores import share_of_this_request, take_share
 from app.state.cache import BoundedCache
 from app.state.choices import check_cost
 from app.state.gpu_lock import gpu_lock
@@ -132,11 +133,13 @@ def reported(
     def progress(done: int, total: int) -> None:
         if closed.is_set():
             raise InterruptedError("stopped")
+        take_share()
         said.put((done, total))
 
     def run() -> None:
         try:
-            results.append(compute(progress))
+            with share_of_this_request():
+                results.append(compute(progress))
         except Exception as error:  # raised again below, in the thread that waits for it
             errors.append(error)
         finally:

@@ -92,7 +92,7 @@ def whole_tensor(scheme: Scheme) -> Scheme:
 
 def calibrated_range(x: Tensor, scheme: Scheme, method: str) -> Range:
     """The clipping range that the calibrator called ``method`` finds for ``x`` under ``scheme``'s blocks."""
-    return find_ranges(x, dataclasses.replace(scheme, calibrator=CALIBRATORS[method]))
+    return find_ranges(x, scheme.with_ranges_by(CALIBRATORS[method]))
 
 
 def choose_range(x: Tensor, scheme: Scheme, method: str) -> ChosenRange:

@@ -14,6 +14,8 @@ step is kept. V, α and β are not stored: what they leave is codes, scales and 
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,6 @@ from explorer.formats.packing import pack
 from explorer.methods.layer import QuantizedLayer, check_layer, check_objective, safe_divisor, same_gram
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import MappingType, Scales, Scheme, scale_for
-from explorer.schemes.calibrators import Range
 
 ITERATIONS = 200
 TINY = 1e-30
@@ -45,6 +46,11 @@ def autoround(
         raise ValueError(
             "AutoRound learns how integers are rounded in rows, or groups along them; "
             f"{scheme.label} is something else"
+        )
+    if scheme.scale is not None and scheme.scale.is_searched:
+        raise ValueError(
+            f"AutoRound learns where ranges are clipped; the scales of {scheme.label} are found by "
+            f"llama.cpp's search. The same format with ranges is {scheme.of_ranges.text}"
         )
     problem = _Problem(weight.detach().float(), scheme, same_gram(activations.detach().float()))
     offset, shares = torch.zeros_like(problem.w), torch.ones(2, *problem.whole.high.shape).to(problem.w)
@@ -98,7 +104,8 @@ class _Problem:
         """Codes, and zero points and scales that broadcast over them, all with gradients; the scales as
         stored."""
         low, high = self.whole.low * shares[0], self.whole.high * shares[1]
-        scales = scale_for(Range(low.detach(), high.detach()), self.scheme)
+        found = dataclasses.replace(self.whole, low=low.detach(), high=high.detach())
+        scales = scale_for(found, self.scheme)
         # A scale is proportional to its range's size; what is stored is that, rounded.
         size = self._size(low, high).clamp(min=TINY)
         scale = scales.scale * (size / size.detach())

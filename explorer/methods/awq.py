@@ -120,13 +120,13 @@ def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
     least, factor = torch.full_like(full.high, float("inf")), torch.ones_like(full.high)
     for shrink in SHRINKS:
         checkpoint()
-        clipped = Range(full.low * shrink, full.high * shrink)
+        clipped = full.scaled(shrink, shrink)
         rounded = quantize_with_scales(weight, scheme, scale_for(clipped, scheme, largest)).dequantize()
         error = _row_groups(weight - rounded, width)
         cost = (torch.einsum("ngi,gij->ngj", error, gram) * error).sum(2)
         factor = torch.where(cost < least, shrink, factor)
         least = torch.minimum(cost, least)
-    return Range(full.low * factor, full.high * factor)
+    return full.scaled(factor, factor)
 
 
 def _row_groups(x: Tensor, width: int) -> Tensor:

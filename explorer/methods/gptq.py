@@ -202,10 +202,9 @@ def _check(weight: Tensor, scheme: Scheme, inputs: Inputs) -> None:
             f"GPTQ fixes a group's scale when it reaches it; {scheme.label} quantizes scales too"
         )
     if scheme.scale.is_searched:
-        of_ranges = dataclasses.replace(scheme, name="", scale=scheme.scale.of_ranges)
         raise ValueError(
             f"GPTQ takes a group's scale from its range when it reaches it; that of {scheme.label} is "
-            f"found by llama.cpp's search. The same format with ranges is {of_ranges.text}"
+            f"found by llama.cpp's search. The same format with ranges is {scheme.of_ranges.text}"
         )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from explorer.paths import checkout
+from explorer.threads import usable_threads
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def this_machine(
         limits=limits,
     )
     if device.type != "cuda":
-        return dataclasses.replace(machine, cpu=_cpu_name(), threads=torch.get_num_threads())
+        return dataclasses.replace(machine, cpu=_cpu_name(), threads=usable_threads())
     query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", f"--id={device.index or 0}")
     return dataclasses.replace(
         machine,

@@ -41,6 +41,7 @@ from explorer.sources import open_source
 from explorer.sources.base import SourceError
 from explorer.survey.apply import codes_of, folder_of
 from explorer.survey.run import linear_names
+from explorer.threads import usable_threads
 
 PACKAGE = "xllamacpp"
 _CASTS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
@@ -245,7 +246,7 @@ def _server(file: Path, room: int) -> Any:
 
     asked = xllamacpp.CommonParams()
     asked.model.path = str(file)
-    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = torch.get_num_threads()
+    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = usable_threads()
     asked.api_keys = [secrets.token_hex()]
     for name, value in {"n_ctx": room, **_SETTINGS}.items():
         setattr(asked, name, value)

@@ -11,6 +11,7 @@ GTC 2017, s7310).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -48,6 +49,10 @@ class Range:
     def amax(self) -> Tensor:
         """The largest magnitude: the farther of the two ends."""
         return torch.maximum(-self.low, self.high)
+
+    def scaled(self, low: Tensor | float, high: Tensor | float) -> Range:
+        """The range with its ends multiplied."""
+        return dataclasses.replace(self, low=self.low * low, high=self.high * high)
 
     def rows(self, start: int, stop: int) -> Range:
         """The range of the grid's rows from ``start`` to ``stop``: views."""

@@ -244,7 +244,7 @@ def search_positive(x: Tensor, weights: Tensor, largest: int) -> tuple[Tensor, T
         error += weights[i] * difference * difference
     error[1:].masked_fill_(error[1:].isnan(), torch.inf)
     best = error.argmin(0, keepdim=True).masked_fill_(error[:1].isnan(), 0)
-    level = nearest_whole(per_unit.gather(0, best) * x).clamp_(max=largest).float()
+    level = nearest_whole(per_unit.gather(0, best) * x).clamp_(0, largest).float()
     wx = weights * x
     sum_xl, sum_l2 = sum_in_order(wx * level), sum_in_order(weights * level * level)
     for _ in range(5):
@@ -252,7 +252,7 @@ def search_positive(x: Tensor, weights: Tensor, largest: int) -> tuple[Tensor, T
         for i in range(len(x)):
             old, w = level[i], weights[i]
             xl, l2 = sum_xl - wx[i] * old, sum_l2 - w * old * old
-            new = nearest_whole(x[i] * l2 / xl).clamp_(max=largest).float()
+            new = nearest_whole(x[i] * l2 / xl).clamp_(0, largest).float()
             new_xl, new_l2 = xl + wx[i] * new, l2 + w * new * new
             better = new_xl * new_xl * sum_l2 > sum_xl * sum_xl * new_l2
             better &= (xl > 0) & (l2 > 0) & (new != old)

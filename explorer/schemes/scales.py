@@ -135,7 +135,8 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
     if scheme.scale is None:
         return Scales(torch.ones_like(clip_range.high), None, None)
     if scheme.codes.bfloat16:
-        clip_range = Range(through_bfloat16(clip_range.low), through_bfloat16(clip_range.high))
+        low, high = (through_bfloat16(end) for end in (clip_range.low, clip_range.high))
+        clip_range = dataclasses.replace(clip_range, low=low, high=high)
     if scheme.scale.super_bits is not None:
         return _under_super_blocks(clip_range, scheme)
     raw, tensor_scale = _raw_scale(clip_range, scheme), None

@@ -82,6 +82,11 @@ class Scheme(SchemeParts):
         return dataclasses.replace(self, name="", calibrator=calibrator, scale=scale)
 
     @property
+    def of_ranges(self) -> Scheme:
+        """The same, with scales of ranges where llama.cpp's search finds them."""
+        return dataclasses.replace(self, name="", scale=self.scale and self.scale.of_ranges)
+
+    @property
     def rounding(self) -> Rounding:
         return self.codes.rounding(self.seed)
 

@@ -21,7 +21,7 @@ RUN = 128
 """Sorted values that are taken together."""
 PART = 1 << 22
 """Values that are sorted at a time: so much is copied, whatever the size of the block."""
-FEWEST = 1 << 16
+FEWEST = 1 << 17
 """Values of a block below which restoring all of them is as fast."""
 
 Restore = Callable[[Tensor], Tensor]

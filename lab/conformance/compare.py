@@ -244,12 +244,17 @@ def _check_shapes(mine: Tensor, other: Tensor) -> None:
 
 def _scale_pairs(ours: QuantizedTensor, theirs: Outside) -> Iterator[tuple[Tensor, Tensor]]:
     """Our tensor and theirs: scales, zero points or minimums, and the tensor scale. ``ValueError`` where one
-    side has scales or zero points and the other has none."""
+    side has scales, zero points or minimums and the other has none."""
     mine, scheme = ours.scales, ours.scheme
-    offsets = theirs.zero_points if theirs.zero_points is not None else theirs.minimums
-    asymmetric = scheme.asymmetric or scheme.mapping.has_offset
-    if (scheme.scale is None) != (theirs.scales is None) or (offsets is None) == asymmetric:
-        raise ValueError(f"{scheme.text} and what it is compared with do not both have scales or zero points")
+    pairs = (
+        (scheme.scale is not None, theirs.scales),
+        (mine.zero_points is not None, theirs.zero_points),
+        (mine.offsets is not None, theirs.minimums),
+    )
+    if any(here != (there is not None) for here, there in pairs):
+        raise ValueError(
+            f"{scheme.text} and what it is compared with do not both have scales, zero points or minimums"
+        )
     if theirs.scales is not None:
         yield mine.stored if mine.upper is None else mine.scale, theirs.scales.float()
     if theirs.zero_points is not None and mine.zero_points is not None:

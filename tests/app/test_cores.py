@@ -6,6 +6,7 @@ core's work.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -14,6 +15,16 @@ import torch
 
 from app.serving import cores
 from app.serving.cores import share_of_cores
+from app.state.analyses import reported
+from explorer.threads import usable_threads
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Threads of later tests begin with what was set last."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("requests", "share"), [(1, 4), (2, 2), (3, 1), (9, 1)])
@@ -31,4 +42,23 @@ def test_each_request_has_its_share(requests: int, share: int, monkeypatch: pyte
     with ThreadPoolExecutor(requests) as pool:
         found = [one.result() for one in [pool.submit(count) for _ in range(requests)]]
     assert min(inside for inside, _ in found) == share and {after for _, after in found} == {4}
-    torch.set_num_threads(torch.get_num_threads())  # what threads of later tests begin with
+
+
+def test_a_long_tasks_thread_has_its_requests_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is another thread than the request's, which waits for it: both count as one, and what others set
+    before does not last."""
+    monkeypatch.setattr(cores, "CORES", 4)
+    inside = []
+
+    def compute(progress: Callable[[int, int], None]) -> None:
+        inside.append(torch.get_num_threads())
+        cores._WORKING.add(1)  # another visitor comes
+        progress(1, 2)
+        inside.append(torch.get_num_threads())
+        cores._WORKING.add(-1)
+
+    with share_of_cores():
+        steps = reported(compute)
+        list(steps)
+        assert usable_threads() == 4
+    assert inside == [4, 2]

@@ -283,7 +283,7 @@ def test_counts_are_of_codes_and_of_everything_that_scales() -> None:
         (asymmetric, Outside(asymmetric.codes, asymmetric.scales.stored)),
         (two_level, Outside(two_level.codes, two_level.scales.stored, zero_points=zeros)),
     ):
-        with pytest.raises(ValueError, match="do not both have scales or zero points"):
+        with pytest.raises(ValueError, match="do not both have scales, zero points or minimums"):
             compare_codes(q, theirs)
     without = compare_codes(two_level, Outside(two_level.codes, two_level.scales.stored))
     assert without.different_scales == 1, "a tensor scale that the other side has not"
@@ -425,3 +425,12 @@ def test_who_stores_exactly_this_is_compared() -> None:
         for case, share in ((ALL, 1e-5), (ALL_BF16, 5e-3)):  # BF16 has more ties and midpoints
             assert counts[case].different_codes <= share * counts[case].codes, who
         assert who in Scheme.parse(text).describe()
+
+
+def test_zero_points_are_no_minimums() -> None:
+    """A row whose package returns the one where the scheme has the other compares nothing of them."""
+    q = quantize(torch.randn(4, 64), SCHEMES["q4_1"])
+    scales = q.scales.stored
+    theirs = Outside(torch.zeros(4, 64, dtype=torch.int16), scales, zero_points=scales.long())
+    with pytest.raises(ValueError, match="do not both have scales, zero points or minimums"):
+        compare_codes(q, theirs)

@@ -44,6 +44,10 @@ QUICK = "not gpu and not thorough and not browser"
 TESTS_SECONDS, SLOWER, STARTING = 20.0, 6.0, 120.0
 """Seconds of tests that are run on a mutant, as they took unchanged; how many times that counts as a hang,
 beside the seconds that Python, torch and the collection of tests may take."""
+ENDS = (0, 1, 2)
+"""How pytest ends with a verdict: passed; failed; a file of tests that cannot be imported any more. Other
+codes (no tests collected, a wrong option) say nothing of the mutant, unless conftest.py cannot
+be imported."""
 HANG = "time:"
 """How ``Outcome.by`` begins where a mutant took too long; on a busy machine some that were not noticed do."""
 WARM_SHARE = 0.5
@@ -204,6 +208,10 @@ def try_one(copy: Path, mutant: Mutant, tests: Sequence[Timed], deadline: float)
         _write(file, source)
     if code is None:
         return Outcome(mutant, change, f"{HANG} {limit:.0f} s", len(own)) if limit <= left else None
+    if code not in ENDS and "conftest" not in said:
+        raise RuntimeError(
+            f"pytest ended with {code} on {place_of(mutant)}, without a verdict:\n{said[-2000:]}"
+        )
     return Outcome(mutant, change, "" if code == 0 else _killer(said, code), len(own))
 
 
@@ -237,11 +245,16 @@ def pytest(copy: Path, arguments: Sequence[str], seconds: float) -> tuple[int | 
         )
     except subprocess.TimeoutExpired:
         return None, ""
-    return done.returncode, done.stdout
+    return done.returncode, done.stdout + done.stderr
+
+
+def place_of(mutant: Mutant) -> str:
+    """File and line."""
+    return f"{mutant.path}:{mutant.place[0]}"
 
 
 def _line(outcome: Outcome) -> str:
-    place = f"{outcome.mutant.path}:{outcome.mutant.place[0]}"
+    place = place_of(outcome.mutant)
     ended = f"killed by {outcome.by}" if outcome.by else f"survived {outcome.tests} tests"
     return f"{place} {outcome.change}: {ended}"
 

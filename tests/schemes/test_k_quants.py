@@ -18,6 +18,8 @@ from explorer.checkpoints import to_gguf
 from explorer.core.k_quants import k_quantized
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.ggml_blocks import row_bytes
+from explorer.methods import apply
+from explorer.methods.awq import clip_search
 from explorer.schemes import Convention
 from explorer.sources.samples import SAMPLES
 
@@ -232,3 +234,35 @@ def test_rows_that_no_file_holds_are_said() -> None:
     said = SCHEMES["q4_k"].shortened((1536, 384))
     assert said.startswith(to_gguf.refuses(SCHEMES["q4_k"], (1536, 384))) and "no GGUF file" in said
     assert not SCHEMES["q4_k"].shortened((384, 1536)) and not SCHEMES["q4_0"].shortened((1536, 384))
+
+
+def test_whole_numbers_of_scales_fit_their_bits() -> None:
+    """Far from zero and under importances of many sizes the search's scale of a block may be negative: what
+    is stored of it is a whole number that the file has bits for."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 256, generator=g) * 0.01 - 5
+    importance = torch.exp(torch.randn(256, generator=g) * 5)
+    for name in ("q2_k", "q4_k", "q5_k"):
+        _, scales = k_quantized(x, SCHEMES[name], importance)
+        rule = SCHEMES[name].scale
+        assert rule is not None and rule.super_bits is not None
+        assert scales.stored.min() >= 0 and scales.stored.max() < 2**rule.super_bits, name
+
+
+@pytest.mark.parametrize("text", ["q4_0", "int4~1x32~signed_max~float16~minmax~bf16"])
+def test_the_first_of_equals_decides_wherever_scales_are_made(text: str) -> None:
+    """By quantizing, and by AWQ's search of ranges, which moves both ends by one factor."""
+    scheme = Scheme.parse(text)
+    x = torch.tensor([[-7.0, 7.0, *[0.0] * 30], [7.0, -7.0, *[0.0] * 30]])
+    assert (quantize(x, scheme).scales.scale[:, 0] > 0).tolist() == [True, False]
+    ranges = clip_search(x, scheme, torch.ones(4, 32))
+    assert ranges.low_first is not None and ranges.low_first[:, 0].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("method", ["gptq", "autoround"])
+@pytest.mark.parametrize("name", ["q3_k", "q6_k", "iq4_nl"])
+def test_what_moves_ranges_refuses_searched_scales(method: str, name: str) -> None:
+    """Else a layer is called by llama.cpp's type and has other scales, and a larger error, than rounding."""
+    w, x = torch.randn(8, 256), torch.randn(16, 256)
+    with pytest.raises(ValueError, match=SCHEMES[name].label):
+        apply(method, w, SCHEMES[name], x)

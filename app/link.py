@@ -11,6 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -122,6 +123,9 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
     file, refused = held.file or upload, ""
     if source == "file" and first:
         file, refused = _opened(query)
+    if source == "file" and file and not first and (named := _elsewhere(query, file)):
+        missing = ". ".join(filter(None, (missing, named)))
+        del query["file_tensor"]
     lost = source == "file" and not file
     row, column = _whole(query.get("row")), _whole(query.get("column"))
     record = Record(
@@ -191,6 +195,21 @@ def _opened(query: Mapping[str, str]) -> tuple[str | None, str]:
     except (ValueError, OSError) as error:
         return None, str(error)
     return str(file) if file else None, ""
+
+
+def _elsewhere(query: Mapping[str, str], file: str) -> str:
+    """Words where Back leads to a tensor of a file that another one has replaced; "" where it does not."""
+    named = query.get("file_tensor")
+    try:
+        names = [info.name for info in file_source(file).infos]
+    except (ValueError, OSError):  # what shows the tensor says what is wrong with its file
+        return ""
+    if not named or named in names:
+        return ""
+    return (
+        f"{words.plain(named, 40)!r} is of a file that is not open any more: drop it in again. "
+        f"Shown is the file that is open, {words.plain(Path(file).name, 40)}"
+    )
 
 
 def _tensor_of(query: Mapping[str, str], file: str) -> str | None:

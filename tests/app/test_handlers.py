@@ -563,6 +563,16 @@ def test_back_leads_to_a_tensor_of_the_file() -> None:
     assert outside.record.source == "builtin" and outside.missing == NO_FILE
 
 
+def test_back_to_a_file_that_another_replaced_is_said(tmp_path: Path) -> None:
+    """Else the address names one file's tensor, and the page shows the other's numbers."""
+    path = tmp_path / "second.npy"
+    np.save(path, np.ones((4, 4), np.float32))
+    back = visited("?source=file&file_tensor=first", upload=str(path))
+    assert (back.record.source, back.record.file_tensor) == ("file", "second")
+    assert "'first' is of a file that is not open any more" in back.missing and "second.npy" in back.missing
+    assert not visited("?source=file&file_tensor=second", upload=str(path)).missing
+
+
 @pytest.mark.parametrize("act", [{"do": "file"}, {"do": "tensor", "name": "w"}, {"do": "layer"}])
 def test_nothing_chosen_yet_is_no_warning(act: dict[str, Any], said: list[str]) -> None:
     """A form that was just opened gets no warning. The notice says what to choose; the results stay."""

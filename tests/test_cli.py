@@ -121,6 +121,7 @@ def test_every_command_is_run_by_a_test() -> None:
         "embed",
         "compile",
         "lab docs",
+        "lab bias_correction",
         "bench quantize",
         "bench grouped",
         "bench model",

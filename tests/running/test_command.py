@@ -59,7 +59,9 @@ def test_ctrl_c_ends_a_text_with_what_there_is(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(command, "stream", stream)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     code, out, err = run(capsys, str(llama), "--prompt", PROMPT, "--tokens", "90")
+    signal.signal(signal.SIGINT, before)
     assert code == 130 and "stopped" in err and seen[0].startswith(PROMPT)
     (row,) = (line for line in out.splitlines() if line.startswith("original   torch"))
     assert "3" in row.split() and "tokens/s" in out

@@ -127,8 +127,14 @@ def _given(x: Tensor, scheme: Scheme, low: float, high: float) -> Range:
 def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> CalibrationReport:
     """Every method of ``SHOWN`` on the float32 matrix ``x`` [rows, cols], with one scale for all of it.
 
-    ``own`` adds the min-max range scaled by that factor (0 … 1) as a method called "own".
+    ``own`` adds the min-max range scaled by that factor (0 … 1) as a method called "own". ``ValueError`` for
+    a scheme that stores a minimum: some methods find a range of |x|.
     """
+    if scheme.mapping.has_offset:
+        raise ValueError(
+            f"{scheme.label} stores a minimum for each block, and percentile and entropy find a range of "
+            "|x|: take a symmetric scheme, or one with zero points"
+        )
     scheme = whole_tensor(scheme)
     choices = [choose_range(x, scheme, method) for method in SHOWN]
     full = choices[0]

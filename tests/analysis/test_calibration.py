@@ -152,3 +152,10 @@ def test_a_tensor_of_ones_has_no_kl_below_its_largest() -> None:
     """No value inside a threshold: no histogram to compare, and no point on the curve."""
     report = compare_calibrators(torch.ones(8, 128), SCHEMES["int4_row"])
     assert np.isnan(report.kl[:-1]).all() and report.kl[-1] == 0
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q5_1"])
+def test_a_scheme_with_minimums_is_refused_by_its_name(name: str) -> None:
+    """The page says it in place of the figures: the words of one method's refusal would explain nothing."""
+    with pytest.raises(ValueError, match=f"{SCHEMES[name].label} stores a minimum for each block"):
+        compare_calibrators(torch.randn(4, 256), SCHEMES[name])

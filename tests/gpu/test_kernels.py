@@ -64,11 +64,11 @@ def assert_bitwise_equal(got: Tensor, want: Tensor, x: Tensor, what: str) -> Non
     """Equal bits, or: how many differ, the first coordinate, both codes and the input."""
     got = got.cpu()
     assert got.shape == want.shape, f"{what}: {tuple(got.shape)} is not {tuple(want.shape)}"
-    differ = (
-        (got.contiguous().view(torch.uint8) != want.contiguous().view(torch.uint8)).view(got.shape[0], -1)
-        if got.numel()
-        else None
-    )
+
+    def bits(t: Tensor) -> Tensor:  # an axis of one element may have any stride, which a view of bytes refuses
+        return t.contiguous().flatten().view(torch.uint8)
+
+    differ = bits(got) != bits(want) if got.numel() else None
     if differ is not None and bool(differ.any()):
         bad = got != want if got.dtype != torch.float32 else got.view(torch.int32) != want.view(torch.int32)
         place = tuple(int(i) for i in bad.nonzero()[0])

@@ -160,11 +160,13 @@ __device__ __forceinline__ void take_flag(int* flag) {
 #endif
 
 // ``k_tiles``: what warpgroups multiply of K between two barriers (128 elements, 64 with HALVES; 128 bytes
-// where W is not decoded); a stage of the ring holds WAYS of them. STREAMED: ``partial`` [CTAs][TOKENS / 2]
+// where W is not decoded); a stage of the ring holds WAYS of them. ``x_rows``: of map_x's box, TOKENS or, if
+// there are fewer, M: what lies behind them in a stage are tokens that are not stored. STREAMED: ``partial`` [CTAs][TOKENS / 2]
 // [consumer threads] and ``flags`` [CTAs], which are 0 before and after, or null where no tile is split.
 extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     gemm_swap_ab(const __grid_constant__ CUtensorMap map_x, W_PARAMETER, const float* x_scale,
-                 const float* w_scale, int k_tiles, void* partial, int* flags, EPILOGUE_PARAMETERS) {
+                 const float* w_scale, int k_tiles, int x_rows, void* partial, int* flags,
+                 EPILOGUE_PARAMETERS) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
@@ -183,7 +185,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     int row_blocks = (n + 64 * BLOCKS - 1) / (64 * BLOCKS), token_tiles = (m + TOKENS - 1) / TOKENS;
     Parts parts(fills, row_blocks * token_tiles, STREAMED && flags);
     Part part = {0, int(fills * rank / ranks), int(fills * (rank + 1) / ranks)};
-    int first_row = blockIdx.x / ranks * (64 * BLOCKS), first_token = blockIdx.y * TOKENS;
+    int first_row = blockIdx.x / ranks * (64 * BLOCKS), first_token, own_token;
+    // A tile's tokens begin at ``own_token``. Loaded are those from ``first_token`` on, which lies before it
+    // where the tile would reach beyond X: TMA takes long for boxes that mostly lie outside.
+    auto set_tokens = [&](int own) {
+        own_token = own, first_token = min(own, max(0, (m + 3) / 4 * 4 - TOKENS));
+    };
+    set_tokens(blockIdx.y * TOKENS);
     // Goes on to the next part.
     auto next_part = [&] {
         if (!STREAMED || !parts.next(part)) return false;
@@ -191,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         int left = part.output - together * kTokensBeside * row_blocks;
         int beside = min(kTokensBeside, token_tiles - together * kTokensBeside);
         first_row = left / beside * (64 * BLOCKS);
-        first_token = (together * kTokensBeside + left % beside) * TOKENS;
+        set_tokens((together * kTokensBeside + left % beside) * TOKENS);
         return true;
     };
     if (STREAMED && !next_part()) return;
@@ -199,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     auto fill_w = [&](int stage, int tile) {
         uint32_t bar = full + stage * 8;
         [[maybe_unused]] int x_stride = (m + 3) / 4 * 4, x_count = min(TOKENS, x_stride - first_token);
-        barrier_expect(bar, kStageX + kStageW + (kBlockScales ? x_count * 4 + 16 : 0));
+        barrier_expect(bar, WAYS * kSlabs * x_rows * 128 + kStageW + (kBlockScales ? x_count * 4 + 16 : 0));
 #pragma unroll
         for (int way = 0; way < WAYS; ++way) {
             int k_tile = tile * WAYS + way;
@@ -576,7 +584,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 for (int i = int(rank) * kConsumers + threadIdx.x; i < kStored * kUnits;
                      i += int(ranks) * kConsumers) {
                     int token = first_token + stored + i / kUnits;
-                    if (token >= e.m || column >= e.n) continue;
+                    if (token < own_token || token >= e.m || column >= e.n) continue;
                     uint32_t at = base + kSums + ((i / kUnits) * kRowPad + i % kUnits * 8) * 4;
                     Total v[8] = {};
                     for (uint32_t from = 0; from < ranks; ++from) {

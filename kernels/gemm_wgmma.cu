@@ -19,7 +19,8 @@
 // memory. Rows of x_scale and w_scale are padded to a multiple of 4 (COLUMN: 128).
 //
 // Operands are rows of bytes, K-major, each row a multiple of 16 bytes; what lies beyond the matrix reads
-// as zero. Bytes read per output tile: (ROWS + BN) · K. The grid covers tiles_m × tiles_n tiles, which along
+// as zero. ``x_rows``: of X's box, all that a CTA waits for: ROWS or, if there are fewer, M; what lies behind
+// them in a stage are rows that are not stored. Bytes read per output tile: (ROWS + BN) · K. The grid covers tiles_m × tiles_n tiles, which along
 // the shared side's other axis are a multiple of CLUSTER.
 // -D: TYPE (tensor_core.cuh), ROWS (64, 128, 256), BN (128, 256), CLUSTER (1, 2), SHARED (W, X: what a
 // cluster shares), SCALE_K, GROUPED, OUT (the output's C++ type), STAGES.
@@ -82,8 +83,11 @@ struct Schedule {
         int beside = index % kAcross, cell = index / kAcross, across = tiles_n / kAcross;
         int strip = cell / (kTogether * across), left = cell - strip * kTogether * across;
         int height = min(kTogether, rows_of_tiles - strip * kTogether);
-        return {first + (strip * kTogether + left % height) * ROWS, (left / height * kAcross + beside) * BN,
-                end, group};
+        int row = first + (strip * kTogether + left % height) * ROWS;
+        // The last tile begins before its turn rather than reach beyond X, for which TMA takes long: the rows
+        // of both tiles are computed twice, alike.
+        if (!GROUPED) row = min(row, max(0, (m + 3) / 4 * 4 - ROWS));
+        return {row, (left / height * kAcross + beside) * BN, end, group};
     }
 };
 
@@ -111,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 #endif
         gemm_wgmma(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
                    const float* x_scale, const float* w_scale, const int* ends, int groups, int capacity,
-                   int k_tiles, int tiles_m, int tiles_n, EPILOGUE_PARAMETERS) {
+                   int k_tiles, int x_rows, int tiles_m, int tiles_n, EPILOGUE_PARAMETERS) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
@@ -161,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                                                               : 0;
                 for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
                     barrier_wait(empty + stage * 8, phase ^ 1);
-                    barrier_expect(full + stage * 8, kTileX + kTileW + scale_bytes);
+                    barrier_expect(full + stage * 8, x_rows * kTileBytes + kTileW + scale_bytes);
                     load(kSharesX, tile_x + stage * kTileX, map_x, kTileX, ROWS, k_tile, tile.row);
                     load(!kSharesX, tile_w + stage * kTileW, map_w, kTileW, BN, k_tile,
                          tile.group * n + tile.column);

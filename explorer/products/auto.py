@@ -19,6 +19,7 @@ EARLIEST = {
     "wgmma": 64,
     "quantize + wgmma": 64,
     "widen + wgmma": 128,
+    "widen, scaled weights + wgmma": 256,
     "dequantize + wgmma": 512,
 }
 """Tokens up to which, and from which on, a kernel has been the fastest of a product or near it."""

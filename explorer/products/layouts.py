@@ -108,6 +108,15 @@ def w_group_scales(q: QuantizedTensor, groups: int) -> Tensor:
     return torch.nn.functional.pad(scales, (0, 0, 0, groups - scales.shape[0])).contiguous()
 
 
+def folded_groups(q: QuantizedTensor, most: float) -> tuple[Tensor, Tensor]:
+    """Group scales as what codes are multiplied by, float32 [N, groups], so that the largest value of each
+    row becomes ``most``, and what a row's products are then multiplied by, float32 [N]."""
+    rows, columns = q.shape
+    largest = q.dequantize().abs().amax(1) if columns else q.scales.scale.new_zeros(rows)
+    of_row = torch.where(largest > 0, largest, 1.0).float() / most
+    return (q.scales.scale.float() / of_row[:, None]).contiguous(), of_row
+
+
 def scale_bytes(q: QuantizedTensor) -> Tensor:
     """uint8 [rows, blocks]: scales in their own 8-bit format."""
     return raw_scales(q.scales, q.scheme)

@@ -37,7 +37,8 @@ class Variant:
 
     capability         the least compute capability it runs on
     only_major         the one major version it has code for (0: any from ``capability`` on)
-    rounding           relative error of operands rounded to bfloat16 on the way
+    rounding           relative error of operands rounded on the way: to bfloat16, or W to E4M3
+    row_rounding       error of W rounded on the way to 8 bits, relative to the largest value of its row
     fp8_accumulate_k   elements of K accumulated at the tensor core's FP8 precision (13 mantissa bits) before
                        promotion to float32; 0 where sums never have so few bits
     tested             whether it ran where it was tested; others are compiled only, and labelled so
@@ -50,6 +51,7 @@ class Variant:
     capability: tuple[int, int] = (7, 5)
     only_major: int = 0
     rounding: float = 0.0
+    row_rounding: float = 0.0
     fp8_accumulate_k: int = 0
     tested: bool = True
 
@@ -368,6 +370,56 @@ def dequantize_then_wgmma(both: bool, rounding: float) -> Variant:
         builds,
         only_major=HOPPER,
         rounding=rounding,
+    )
+
+
+@dataclass(frozen=True)
+class _Byte:
+    """What the largest value of a row of W becomes in 8 bits; the relative error of rounding to them, and
+    that of the smallest values relative to the largest."""
+
+    most: float
+    rounding: float
+    row_rounding: float
+
+
+_BYTES = {"s8": _Byte(127.0, 0.0, 0.5 / 127), "e4m3": _Byte(448.0, 2.0**-4, 2.0**-10 / 448)}
+
+
+def widen_scaled_then_wgmma(kind: str) -> Variant:
+    """4-bit W times its group scales is rounded to int8 or E4M3 in memory, with one scale a row: the product
+    then has the tensor cores' whole speed."""
+    byte = _BYTES[kind]
+
+    def prepare(ops: Operands) -> Call:
+        how, packed = weight_of(ops.w.scheme), layouts.weight_rows(ops.w.q)
+        x = layouts.activation_rows(ops.x.q, packed.shape[1] * 8 // how.bits).view(torch.uint8)
+        ratios, of_row = layouts.folded_groups(ops.w.q, byte.most)
+        group = ops.w.scheme.block[1] or 1 << (packed.shape[1] * 8 // how.bits).bit_length()
+        epilogue = dataclasses.replace(
+            epilogues.unscaled(ops), row_scale=epilogues.scale_vector(ops.x.q), col_scale=of_row
+        )
+
+        def call() -> Tensor:
+            rows = kernel.widen(packed, how.codec, how.bits, how.two_bit, kind == "e4m3", ratios, group)
+            return kernel.gemm_wgmma(x, rows, kind, epilogue)
+
+        return call
+
+    def builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
+        how = weight_of(w)
+        widening = kernel.widen_build(how.codec, how.bits, how.two_bit, kind == "e4m3", True)
+        return (widening, *_wgmma_builds(kind)(x, w, out))
+
+    return Variant(
+        "widen, scaled weights + wgmma",
+        "gemm_wgmma.cu",
+        prepare,
+        builds,
+        only_major=HOPPER,
+        rounding=byte.rounding,
+        row_rounding=byte.row_rounding,
+        fp8_accumulate_k=ALL_OF_K if kind == "e4m3" else 0,
     )
 
 

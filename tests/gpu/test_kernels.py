@@ -65,7 +65,8 @@ def assert_bitwise_equal(got: Tensor, want: Tensor, x: Tensor, what: str) -> Non
     got = got.cpu()
     assert got.shape == want.shape, f"{what}: {tuple(got.shape)} is not {tuple(want.shape)}"
 
-    def bits(t: Tensor) -> Tensor:  # an axis of one element may have any stride, which a view of bytes refuses
+    def bits(t: Tensor) -> Tensor:
+        # Flat: an axis of one element may have any stride, which a view of bytes refuses.
         return t.contiguous().flatten().view(torch.uint8)
 
     differ = bits(got) != bits(want) if got.numel() else None

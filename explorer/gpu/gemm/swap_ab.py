@@ -29,6 +29,8 @@ MOST_SHARED = MOST_SHARED_BYTES - 1024
 MOST_RANKS = 2
 """CTAs of a cluster at most: larger ones cost more than they bring (kernels/gemm_swap_ab.cu)."""
 
+SIXTEEN_BITS = (OperandType.BF16, OperandType.F16)
+
 WIDE = 1.75
 """How long a CTA takes for a tile of 128 rows of W and few tokens, relative to one of 64. This and what
 follows were measured on an H200 with a script, at N of 4,096 to 22,016 and K of 4,096 and 8,192."""
@@ -307,9 +309,15 @@ def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device
     whichever takes least of tiles of 64 or 128 rows one after another, whole or in equal parts of all K."""
     tokens = next((t for t in tokens_for(tiles) if m <= t), tokens_for(tiles)[-1])
     forms, count = _forms(tokens, tiles), multiprocessors(device)
+    if tokens == 128 and not tiles.bits and tiles.x_type in SIXTEEN_BITS:
+        # Half as many rows of X a tile, and twice as many of W, are read from L2: worth it if one tile each
+        # keeps the multiprocessors busy.
+        halves = Division(64, streamed=True)
+        if 0.9 * count <= math.ceil(n / (halves.blocks * TILE_ROWS)) * math.ceil(m / 64) <= count:
+            return halves
 
     def outputs(form: Division) -> int:
-        return math.ceil(n / (form.blocks * TILE_ROWS)) * math.ceil(m / tokens)
+        return math.ceil(n / (form.blocks * TILE_ROWS)) * math.ceil(m / form.tokens)
 
     first = forms[0]
     if (
@@ -410,13 +418,14 @@ class SwapAB:
             if division.split:
                 self._ctas, self._sums = ctas, ctas * division.tokens // 2 * division.consumers
         self._device, self._index = device, device.index or 0
-        self._x_map = (m, row_bytes, division.tokens)
+        self._x_rows = min(m, division.tokens)
+        self._x_map = (m, row_bytes, self._x_rows)
         self._w_map = None if tiles.bits else (n, row_bytes, TILE_ROWS * division.blocks)
         self._launch = Ready(
             tiles.build(division, dtype),
             "gemm_swap_ab",
             device,
-            ("MPPPiPP" if tiles.bits else "MMPPiPP") + EPILOGUE_TYPES,
+            ("MPPPiiPP" if tiles.bits else "MMPPiiPP") + EPILOGUE_TYPES,
             grid,
             division.consumers + 128,
             division.shared_bytes(tiles),
@@ -433,7 +442,9 @@ class SwapAB:
             sums, counted = _partial_sums(self._device, self._ctas, self._sums)
             partial, flags = sums.data_ptr(), counted.data_ptr()
         of_x = encoded_map(self._index, x, *self._x_map)
-        self._launch.start((of_x, of_w, x_scale, w_scale, self._k_tiles, partial, flags, *epilogue))
+        self._launch.start(
+            (of_x, of_w, x_scale, w_scale, self._k_tiles, self._x_rows, partial, flags, *epilogue)
+        )
 
 
 planned = functools.lru_cache(1024)(SwapAB)

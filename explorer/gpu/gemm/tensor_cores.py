@@ -23,6 +23,9 @@ TILE_BYTES = 128
 TILE_ROWS = 128
 SCALE_COLUMNS = 128
 """Rows of W, columns of the output, under one of its block scales."""
+FEW_ROWS = 2048
+"""Rows of X up to which CTAs of ``gemm_wgmma`` share nothing: on an H200 they lose by waiting for each other,
+1 to 3 % at N = K = 4,096 and 8,192; from 4,096 rows on there is no difference."""
 MMA_STAGES = 3
 
 
@@ -81,7 +84,12 @@ class WgmmaTile:
     def maps(self, x: Tensor, w: Tensor) -> tuple[bytes, bytes]:
         """Tensor maps of both sides; of the shared one, a CTA loads its part."""
         parts = (self.cluster, 1) if self.shared is ProductSide.X else (1, self.cluster)
-        return tensor_map(x, self.rows // parts[0]), tensor_map(w, self.columns // parts[1])
+        return tensor_map(x, self.x_rows(x.shape[0]) // parts[0]), tensor_map(w, self.columns // parts[1])
+
+    def x_rows(self, m: int) -> int:
+        """Rows of X that a CTA waits for, of ``m`` in all; a cluster that shares them loads whole tiles."""
+        shares = self.cluster > 1 and self.shared is ProductSide.X
+        return self.rows if shares else min(self.rows, m)
 
 
 @functools.cache
@@ -104,13 +112,8 @@ def wgmma_build(kind: str, dtype: torch.dtype, tile: WgmmaTile) -> Build:
 def wgmma_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
     """Every tile that ``gemm_wgmma`` chooses from."""
     # With promotion clusters are slower: CTAs stall on each other's barriers.
-    if scale_k is ScaleK.BLOCK:
-        return (
-            WgmmaTile(128, 128, 1, ProductSide.W, scale_k),
-            WgmmaTile(256, 128, 1, ProductSide.W, scale_k),
-        )
-    if scale_k is ScaleK.COLUMN:
-        return (WgmmaTile(128, 128, 1, ProductSide.W, scale_k),)
+    if scale_k is not ScaleK.NONE:
+        return tuple(WgmmaTile(rows, 128, 1, ProductSide.W, scale_k) for rows in (128, 256))
     return tuple(WgmmaTile(128, columns, cluster) for columns in (256, 128) for cluster in (1, 2))
 
 
@@ -156,12 +159,13 @@ def _launch(
         device,
         (grid,),
         384,
-        "MMPPPiiiii" + EPILOGUE_TYPES,
+        "MMPPPiiiiii" + EPILOGUE_TYPES,
         (
             *tile.maps(x, w),
             *scales,
             *groups,
             math.ceil(x.shape[1] / TILE_BYTES),
+            tile.x_rows(m),
             tiles_m,
             tiles_n,
             *epilogue.arguments(out),
@@ -191,9 +195,11 @@ def _wgmma_tile(m: int, n: int, device: torch.device, scale_k: ScaleK) -> WgmmaT
     if scale_k is not ScaleK.NONE:
         # The fewest rows one after another; of as many, more at a time.
         return min(reversed(wgmma_tiles(scale_k)), key=lambda tile: tile.rows * _waves(tile, m, n, device))
-    # 256 columns reuse X more; 128 keep every multiprocessor busy where the output has few tiles.
-    wide_tiles = math.ceil(m / TILE_ROWS) * math.ceil(n / 256)
-    return WgmmaTile(128, 128 if wide_tiles < multiprocessors(device) else 256, 2 if m > TILE_ROWS else 1)
+    # The fewest columns one after another; of as many, more at a time, which reuse X more. Up to FEW_ROWS
+    # the CTAs of a cluster only wait for each other.
+    cluster = 2 if m > FEW_ROWS else 1
+    wide, narrow = (WgmmaTile(TILE_ROWS, columns, cluster) for columns in (256, 128))
+    return min((wide, narrow), key=lambda tile: tile.columns * _waves(tile, m, n, device))
 
 
 def grouped_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
 from explorer.gpu.gemm.names import OperandType, macros
-from explorer.gpu.runtime import Build, launch, multiprocessors
+from explorer.gpu.runtime import Build, launch
 
 X_SMEM_BYTES = 36 * 1024
 """X is staged in shared memory up to this size, which leaves room for four CTAs on a multiprocessor."""
@@ -112,26 +112,58 @@ def gemm_dequant_in_registers(
 
 
 @functools.cache
-def widen_build(codec: str, bits: int, two_bit: int, to_e4m3: bool) -> Build:
+def widen_build(codec: str, bits: int, two_bit: int, to_e4m3: bool, scaled: bool = False) -> Build:
     """The compilation of widen.cu."""
-    return Build("widen.cu", macros(CODEC=codec, WBITS=bits, TWO_BIT=two_bit, TO_E4M3=to_e4m3))
+    options = macros(CODEC=codec, WBITS=bits, TWO_BIT=two_bit, TO_E4M3=to_e4m3, SCALED=scaled)
+    return Build("widen.cu", options)
 
 
-def widen(packed: Tensor, codec: str, bits: int, two_bit: int = 0, to_e4m3: bool = False) -> Tensor:
-    """4- or 2-bit codes uint8 [rows, bytes], bytes a multiple of 2, -> int8 or E4M3 bytes uint8 [rows,
-    elements]."""
-    if bits not in (2, 4) or packed.shape[1] * 8 // bits % 8:
-        raise ValueError("expected rows of whole units of eight 4- or 2-bit codes")
+def widen(
+    packed: Tensor,
+    codec: str,
+    bits: int,
+    two_bit: int = 0,
+    to_e4m3: bool = False,
+    ratios: Tensor | None = None,
+    group: int = 32,
+) -> Tensor:
+    """4- or 2-bit codes uint8 [rows, bytes], bytes a multiple of 16 or 2, -> int8 or E4M3 bytes uint8 [rows,
+    elements].
+
+    With ``ratios``, float32 [rows, groups], each code is multiplied by that of its group of ``group``
+    elements (a power of two, at least 32) and rounded to nearest, ties to even. int8: products are at most
+    127 in magnitude. E4M3 saturates. ``ValueError`` for other shapes."""
+    if bits not in (2, 4):
+        raise ValueError(f"expected codes of 4 or 2 bits, not {bits}")
+    unit = 32 if bits == 4 else 8
+    if packed.shape[1] * 8 // bits % unit or packed.data_ptr() % 16:
+        raise ValueError(f"expected aligned rows of whole units of {unit} codes of {bits} bits")
+    if ratios is not None and (
+        ratios.dtype != torch.float32 or ratios.dim() != 2 or ratios.shape[0] != packed.shape[0]
+    ):
+        expected = f"ratios float32 [{packed.shape[0]}, groups]"
+        raise ValueError(f"expected {expected}, got {ratios.dtype} {list(ratios.shape)}")
+    if group < 32 or group & (group - 1):
+        raise ValueError(f"groups are powers of two of at least 32 elements, not {group}")
     out = packed.new_empty((packed.shape[0], packed.shape[1] * 8 // bits))
-    units = out.numel() // 8
-    blocks = max(1, min(math.ceil(units / 256), multiprocessors(packed.device) * 16))
+    rows, units = out.shape[0], out.shape[1] // unit
+    if not out.numel():
+        return out
     launch(
-        widen_build(codec, bits, two_bit, to_e4m3),
+        widen_build(codec, bits, two_bit, to_e4m3, ratios is not None),
         "widen",
         packed.device,
-        (blocks,),
+        (math.ceil(units / 256), min(rows, 65535)),
         256,
-        "PPQ",
-        (packed.contiguous(), out, units),
+        "PPPiiii",
+        (
+            packed.contiguous(),
+            out,
+            None if ratios is None else ratios.contiguous(),
+            rows,
+            units,
+            1 if ratios is None else ratios.shape[1],
+            (group // unit).bit_length() - 1,
+        ),
     )
     return out

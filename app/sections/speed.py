@@ -29,15 +29,20 @@ from app.parts.widgets import (
 from app.sections.speed_live import Own, RunView, run, run_on_cpu
 from app.sections.speed_machines import (
     LIVE,
+    LONGEST_FILE,
     RECORDED,
     OpenedRecordings,
     OpenedView,
     choices,
+    is_missing,
     is_opened,
     machine_of,
     open_recording,
+    opened_choices,
     others,
     recorded_chip,
+    remove_recording,
+    shapes_of,
 )
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
@@ -76,7 +81,7 @@ from explorer.products.advice import (
 from explorer.products.grouped import LAYOUTS
 from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
 from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
-from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVING, SQUARE
+from explorer.products.shapes import DECODE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED, Recording, RecordingError, recording_json
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
@@ -283,7 +288,7 @@ class Place:
 def _place(chosen: Selection, timings: Sequence[GemmTiming], asked: str | None, view: str) -> Place:
     """The shape asked for: a recorded one, the layer's own, or any other M×N×K; else the first recorded.
     ``ValueError`` for a text that is no shape."""
-    shapes, layer = _shapes(timings), _sides(chosen)
+    shapes, layer = shapes_of(timings), _sides(chosen)
     choices = [(_named(shape), text) for text, shape in shapes.items()]
     if layer is not None:
         choices += [(_layer_label(m, layer), value) for value, m in OF_LAYER.items()]
@@ -395,15 +400,6 @@ def _product(wanted: str | None, names: Sequence[str]) -> str | None:
     return next((name for name in (wanted, "bf16", *names) if name in names), None)
 
 
-def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
-    """Shapes as text, the most telling first."""
-    sizes = {timing.shape_text: timing.shape for timing in timings}
-    telling = (SQUARE, DECODE, LARGE, DECODE_ON_CPU, PREFILL_ON_CPU)
-    first = [text for text, shape in sizes.items() if shape in telling]
-    first.sort(key=lambda text: telling.index(sizes[text]))
-    return {text: sizes[text] for text in dict.fromkeys([*first, *sizes])}
-
-
 def _source(view: str, recording: Own, place: Place) -> str:
     if view != LIVE:
         lacks = not place.timed and place.shape and recording and view != RECORDED
@@ -493,8 +489,8 @@ def compare(
 ) -> BesideView:
     """The machine that ``view`` names beside the one that ``beside`` does ("": none), at the shape that is
     shown. Returns the second picker, a sentence, the figure, CSV and JSON; after the same machine was chosen
-    as the first, no second one."""
-    beside = "" if beside == view else beside or ""
+    as the first, or its recording was removed, no second one."""
+    beside = "" if not beside or beside == view or is_missing(beside, opened) else beside
     picker = gr.update(choices=others(view, opened), value=beside)
     if not beside:
         return BesideView.unchanged(beside=picker, sentence="")
@@ -504,15 +500,16 @@ def compare(
         lacking = LIVE in (view, beside) and not own
         said = "Nothing measured here yet: Run below first." if lacking else NOT_RECORDED.capitalize() + "."
         return BesideView(picker, html.sentence(said), "", NONE_NOW.csv, NONE_NOW.json)
-    two = compare_machines(first, second, at)
+    files = {one.name: words.plain(one.file, LONGEST_FILE) for one in opened}
+    two = compare_machines(first, second, at, (files.get(view, ""), files.get(beside, "")))
     name = f"{two.names[0]} and {two.names[1]} {'×'.join(map(str, at))}"
-    files = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NONE_NOW
+    saved = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NONE_NOW
     return BesideView(
         beside=picker,
         sentence=html.sentence(" ".join(of_two(two))),
         figure=plot_data(beside_figure(two, name, _marked(chosen, any(p.first.on_cpu for p in two.pairs)))),
-        csv_file=files.csv,
-        json_file=files.json,
+        csv_file=saved.csv,
+        json_file=saved.json,
     )
 
 
@@ -627,7 +624,7 @@ class _Kernels:
 
 def build(page: Page) -> None:
     """Lay the section out and wire it to the selection."""
-    own, opened = page.gemm_timings, gr.State(())
+    own, opened = page.gemm_timings, page.opened_recordings
     pickers = _build_pickers()
     source = block(elem_id="speed-source")
     with gr.Row():
@@ -665,15 +662,7 @@ def build(page: Page) -> None:
     _wire_view(page, pickers, extra, show_all, mine.sizes)
     _wire_kernels(kernels)
     _wire_run(page, mine, pickers, show_all)
-    shown = listen(
-        opening.file.upload,
-        open_recording,
-        [opening.file, opened],
-        opening.view,
-        api_name="open_recording",
-        **_UNLISTED,
-    )
-    show_all.on(shown.then, **PRIVATE)
+    _wire_opening(page, opening, pickers, show_all)
 
 
 def _build_pickers() -> _Pickers:
@@ -693,7 +682,7 @@ def _build_pickers() -> _Pickers:
             elem_id="speed-beside",
         )
         shape = gr.Dropdown(
-            [(_named(shape), text) for text, shape in _shapes(recorded_gemms().rows).items()],
+            [(_named(shape), text) for text, shape in shapes_of(recorded_gemms().rows).items()],
             value=None,
             allow_custom_value=True,
             info=f"timed shapes, or another as 64x8192x8192: its times are modelled on {recorded_chip()}",
@@ -710,22 +699,32 @@ def _build_pickers() -> _Pickers:
     return _Pickers(view, beside, shape, errors_of)
 
 
-@dataclass(frozen=True)
-class _Opening:
-    """The file of a recording, and what opening it shows."""
-
-    file: gr.File
-    view: OpenedView
-
-
-def _build_opening(pickers: _Pickers, opened: gr.State) -> _Opening:
+def _build_opening(pickers: _Pickers, opened: gr.State) -> OpenedView:
     with gr.Accordion("Open a recording of another machine", open=False, elem_id="speed-open"):
         block(html.note(RECORDING_WORDS))
         status = block(elem_id="speed-opened")
         file = gr.File(
             label="A recording (.json)", file_types=[".json"], height=150, elem_id="speed-recording"
         )
-    return _Opening(file, OpenedView(status=status, opened=opened, view=pickers.view))
+        with gr.Row():
+            listed = gr.Dropdown(
+                opened_choices(()),
+                value=None,
+                label="Recordings that are open",
+                min_width=260,
+                visible=False,
+                elem_id="speed-listed",
+            )
+            remove = gr.Button("Remove", min_width=120, scale=0, visible=False, elem_id="speed-remove")
+    return OpenedView(
+        status=status,
+        opened=opened,
+        view=pickers.view,
+        shape=pickers.shape,
+        listed=listed,
+        remove=remove,
+        file=file,
+    )
 
 
 def _build_beside(pickers: _Pickers) -> BesideView:
@@ -873,6 +872,29 @@ def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowA
     ):
         show_all.on(control.input, api_name=f"speed_{what}", **_UNLISTED)
     show_all.compare_on(pickers.beside.input)
+
+
+def _wire_opening(page: Page, view: OpenedView, pickers: _Pickers, show_all: _ShowAll) -> None:
+    """A recording is shown once it is opened, and another machine once it is removed."""
+    shown = listen(
+        view.file.upload,
+        open_recording,
+        [view.file, pickers.shape, view.opened],
+        view,
+        api_name="open_recording",
+        **_UNLISTED,
+    )
+    page.keep("shape", pickers.shape, shown.then, visit=False)
+    show_all.on(shown.then, **PRIVATE)
+    removed = listen(
+        view.remove.click,
+        remove_recording,
+        [view.listed, pickers.view, view.opened],
+        view,
+        api_name="remove_recording",
+        **_UNLISTED,
+    )
+    show_all.on(removed.then, **PRIVATE)
 
 
 def _wire_kernels(kernels: _Kernels) -> None:

@@ -314,25 +314,76 @@ def a_file(path: Path, chip: str, *rows: GemmTiming) -> str:
     return str(recordings.record_to(path, Recording(Machine(gpu=chip), rows)))
 
 
+def opened_of(path: str, opened: Any = (), shape: str | None = None) -> Any:
+    return speed_machines.open_recording(path, shape, opened)
+
+
 def test_an_opened_recording_is_one_more_machine(tmp_path: Path) -> None:
     """It is chosen at once; labels are today's, texts no markup; the same file again is the same machine."""
-    rows = (timing(label="Old", shape=(8, 64, 64)), timing(gemm="gone", label="<b>x", shape=(8, 64, 64)))
-    path = a_file(tmp_path / "mine.json", "NVIDIA A100", *rows)
-    out = speed_machines.open_recording(path, ())
-    assert "Opened: mine.json, 2 timings on NVIDIA A100. Only you see it." in out.status
-    assert [row.label for row in out.opened[0].rows] == [GEMMS["bf16"].label, "‹b>x"]
+    row = timing(label="Old", variant="<b>x", shape=(8, 64, 64))
+    path = a_file(tmp_path / "mine.json", "NVIDIA A100", row)
+    out = opened_of(path)
+    assert "Opened: mine.json, 1 timing on NVIDIA A100. Only you see it." in out.status
+    (mine,) = out.opened
+    assert [(t.label, t.variant) for t in mine.recording.rows] == [(GEMMS["bf16"].label, "‹b>x")]
     name = out.view["value"]
     assert ("Opened: NVIDIA A100", name) in out.view["choices"]
     assert ("Opened: NVIDIA A100", name) not in speed_machines.choices(), "never seen by another"
     here = speed.show(*selection(), name, None, None, speed.RANDOM, None, out.opened)
     assert "From a file that you opened. Recorded on one NVIDIA A100" in here.source
     assert {row[COLUMN_OF_SHAPE] for row in here.table if row[COLUMN_OF_SHAPE]} == {"8×64×64"}
-    again = speed_machines.open_recording(path, out.opened)
+    again = opened_of(path, out.opened)
     assert again.opened == out.opened and again.view["value"] == name
-    second = speed_machines.open_recording(a_file(tmp_path / "b.json", "NVIDIA L4", rows[0]), out.opened)
+    second = opened_of(a_file(tmp_path / "b.json", "NVIDIA L4", row), out.opened)
     assert second.view["value"] != name and len(second.opened) == 2
     both = speed.compare(*selection(), name, None, second.view["value"], None, second.opened)
     assert "At 8×64×64 NVIDIA A100 takes as long as NVIDIA L4 in the one product" in both.sentence
+
+
+def test_recordings_of_one_machine_are_told_apart_and_removed(tmp_path: Path) -> None:
+    """By their files, and by a number where these have one name too; the one that is shown may go."""
+    opened: Any = ()
+    for number, file in enumerate(("a.json", "b.json", "c/b.json"), 1):
+        path = a_file(tmp_path / file, "NVIDIA A100", timing(shape=(number, 64, 64)))
+        opened = opened_of(path, opened).opened
+    first, second, third = opened
+    labels = ["NVIDIA A100, a.json", "NVIDIA A100, b.json (1)", "NVIDIA A100, b.json (2)"]
+    assert [label for label, _ in speed_machines.opened_choices(opened)] == labels
+    assert speed_machines.opened_choices((first,)) == [("NVIDIA A100", first.name)], "no need to tell apart"
+    both = speed.compare(*selection(), first.name, None, third.name, None, opened)
+    assert "1×64×64 was not timed on NVIDIA A100 (b.json)" in both.sentence
+    out = speed_machines.remove_recording(second.name, first.name, opened)
+    assert out.opened == (first, third) and out.view["value"] == first.name and unchanged(out.shape)
+    assert "Removed: NVIDIA A100, b.json (1)." in out.status and out.listed["value"] == third.name
+    out = speed_machines.remove_recording(first.name, first.name, out.opened)
+    assert out.view["value"] == RECORDED and out.listed["visible"]
+    none = speed.compare(*selection(), RECORDED, None, first.name, None, out.opened)
+    assert none.beside["value"] == "" and none.sentence == "", "the second machine was the removed one"
+    out = speed_machines.remove_recording(third.name, RECORDED, out.opened)
+    assert out.opened == () and not out.listed["visible"] and not out.remove["visible"]
+
+
+def test_an_opened_recording_is_shown_at_a_shape_that_it_has(tmp_path: Path) -> None:
+    """Else the first sight of one's own file is that it lacks the shape of another machine."""
+    path = a_file(tmp_path / "a.json", "A", timing(shape=(8, 64, 64)), timing(shape=(1, 8192, 8192)))
+    assert opened_of(path, shape="4096×4096×4096").shape["value"] == "1×8192×8192", "the most telling first"
+    assert unchanged(opened_of(path, shape="8×64×64").shape), "the shape that is looked at is kept"
+
+
+def test_products_that_this_version_does_not_know_are_said_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer version's file opens, and what cannot be shown has a name; of nothing else it is refused."""
+    newer = [timing(gemm=f"new{i}", shape=(8, 64, 64)) for i in range(8)]
+    out = opened_of(a_file(tmp_path / "n.json", "A", timing(shape=(8, 64, 64)), *newer, newer[0]))
+    assert "1 timing on A. Not shown, because this version has no such products: new0, new1" in out.status
+    assert "new5 and 2 more." in out.status
+    assert [row.gemm for row in out.opened[0].recording.rows] == ["bf16"]
+    said: list[str] = []
+    monkeypatch.setattr(limits, "notify", said.append)
+    refused = opened_of(a_file(tmp_path / "o.json", "A", newer[0]), out.opened)
+    assert "o.json was not opened: this version knows none of its products (new0)" in said[0]
+    assert unchanged(refused.opened) and refused.file is None
 
 
 def test_a_file_that_is_no_recording_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +395,7 @@ def test_a_file_that_is_no_recording_changes_nothing(tmp_path: Path, monkeypatch
     bad.write_text('{"machine":{"gpu":"x"},"rows":[{"row":"bf16"}]}')
     good = [a_file(tmp_path / f"{chip}.json", chip, timing(shape=(8, 64, 64))) for chip in "ABC"]
     large = a_file(tmp_path / "large.json", "L", *[timing()] * 9)
-    opened = speed_machines.open_recording(good[0], ()).opened
+    opened = opened_of(good[0]).opened
     for path, why in (
         (
             str(bad),
@@ -352,14 +403,14 @@ def test_a_file_that_is_no_recording_changes_nothing(tmp_path: Path, monkeypatch
         ),
         (large, "a recording may have 4 kB here"),
     ):
-        out = speed_machines.open_recording(path, opened)
+        out = opened_of(path, opened)
         assert why in said[-1] and why in unescape(out.status)
-        assert unchanged(out.opened) and unchanged(out.view)
+        assert unchanged(out.opened) and unchanged(out.view) and out.file is None
     assert "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE" in said[0]
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recordings=2))
-    opened = speed_machines.open_recording(good[1], opened).opened
-    full = speed_machines.open_recording(good[2], opened)
-    assert "2 recordings are open, as many as may be" in said[-1] and unchanged(full.opened)
+    opened = opened_of(good[1], opened).opened
+    full = opened_of(good[2], opened)
+    assert "2 recordings are open, as many as may be. Remove one" in said[-1] and unchanged(full.opened)
 
 
 def test_a_second_machine_is_one_other_than_the_first() -> None:

@@ -122,6 +122,8 @@ def test_machines_of_one_name_are_told_apart() -> None:
         for date in ("2026-01-02", "")
     ]
     assert names == [("A", "A (2026-01-02)"), ("A (1)", "A (2)")]
+    files = compare_machines(one, one, SHAPE, ("a.json", "b.json")).names
+    assert files == ("A (a.json)", "A (b.json)")
 
 
 def test_the_figure_has_both_times_of_each_product() -> None:

@@ -703,9 +703,8 @@ def _build_opening(pickers: _Pickers, opened: gr.State) -> OpenedView:
     with gr.Accordion("Open a recording of another machine", open=False, elem_id="speed-open"):
         block(html.note(RECORDING_WORDS))
         status = block(elem_id="speed-opened")
-        file = gr.File(
-            label="A recording (.json)", file_types=[".json"], height=150, elem_id="speed-recording"
-        )
+        # Files of every kind: Gradio's own refusal of one would stay beside what follows it.
+        file = gr.File(label="A recording (.json)", height=150, elem_id="speed-recording")
         with gr.Row():
             listed = gr.Dropdown(
                 opened_choices(()),
@@ -895,6 +894,7 @@ def _wire_opening(page: Page, view: OpenedView, pickers: _Pickers, show_all: _Sh
         **_UNLISTED,
     )
     show_all.on(removed.then, **PRIVATE)
+    pickers.view.input(None, None, view.status, js="() => ''", **PRIVATE)  # it spoke of what was shown
 
 
 def _wire_kernels(kernels: _Kernels) -> None:

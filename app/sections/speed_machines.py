@@ -17,6 +17,7 @@ from app import limits
 from app.parts import html
 from app.parts.views import Shown, StatusView, shows
 from app.sections.speed_live import Own
+from app.state.record import FileRefusedError
 from explorer import words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.cpu.table import product_of
@@ -148,14 +149,14 @@ class OpenedView(StatusView):
 @shows(OpenedView)
 def open_recording(path: str | None, shape: str | None, opened: OpenedRecordings) -> OpenedView:
     """Open a visitor's recording as one more machine, which is shown, at its own first shape unless it has
-    the one that is shown now; ``ValueError`` says what is wrong with the file and what is accepted."""
+    the one that is shown now; ``FileRefusedError`` says what is wrong with the file and what is accepted."""
     if not path:
         return OpenedView.unchanged()
     found, left_out = _read(Path(path))
     file, bounds = words.plain(Path(path).name, LONGEST_FILE), limits.current()
     if all(one.name != found.name for one in opened):
         if len(opened) >= bounds.recordings:
-            raise ValueError(
+            raise FileRefusedError(
                 f"{file} was not opened: {bounds.recordings} recordings are open, as many as may be. Remove "
                 "one first"
             )
@@ -204,20 +205,20 @@ def _read(path: Path) -> tuple[OpenedRecording, str]:
     out of it: products of a newer or older version, of which nothing is known here."""
     file, most = words.plain(path.name, LONGEST_FILE), limits.current().recording_bytes
     if (size := path.stat().st_size) > most:
-        raise ValueError(
+        raise FileRefusedError(
             f"{file} was not opened: it has {words.bytes_(size)}; a recording may have {words.bytes_(most)} "
             "here"
         )
     try:
         found = gemms_of_text(path.read_bytes())
     except RecordingError as error:
-        raise ValueError(f"{file} was not opened: {error}. {ACCEPTED}") from error
+        raise FileRefusedError(f"{file} was not opened: {error}. {ACCEPTED}") from error
     known = tuple(row for row in found.rows if product_of(row.gemm, row.on_cpu))
     unknown = list(dict.fromkeys(row.gemm for row in found.rows if not product_of(row.gemm, row.on_cpu)))
     more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
     listed = ", ".join(words.plain(name, 40) for name in unknown[:NAMED]) + more
     if not known:
-        raise ValueError(
+        raise FileRefusedError(
             f"{file} was not opened: this version knows none of its products ({listed}). {ACCEPTED}"
         )
     own = replace(found, rows=tuple(map(_with_plain_texts, known)))

@@ -41,11 +41,10 @@ def heading(title: str, about: str) -> None:
 
 
 @contextmanager
-def card(title: str, about: str) -> Iterator[None]:
-    """A framed column with a heading; components built inside are placed below it."""
+def card(title: str, about: str) -> Iterator[gr.HTML]:
+    """A framed column with a heading, which is given; components built inside are placed below it."""
     with gr.Column(min_width=380, elem_classes="plot-card"):
-        block(html.figure_title(title, about))
-        yield
+        yield block(html.figure_title(title, about))
 
 
 FIGURE = """<div class="figure-tools"><button type="button" data-kind="reset" hidden>Reset zoom</button>\

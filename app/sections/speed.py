@@ -20,7 +20,9 @@ from app.parts.widgets import (
     QUIET,
     RunButtons,
     block,
+    card,
     download_buttons,
+    plot,
     plot_card,
     results_column,
     stop_button,
@@ -35,6 +37,7 @@ from app.sections.speed_machines import (
     OpenedView,
     choices,
     is_missing,
+    is_of_cpu,
     is_opened,
     machine_of,
     open_recording,
@@ -80,6 +83,7 @@ from explorer.products.advice import (
 )
 from explorer.products.grouped import LAYOUTS
 from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
+from explorer.products.machine_words import ON_CPU, ON_GPU
 from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
 from explorer.products.shapes import DECODE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
@@ -108,17 +112,7 @@ CPU_WORDS = (
     "What do low bits buy on the CPU that runs this page? Products by torch, ONNX Runtime and llama.cpp are "
     "measured in turns with float32: a first answer within seconds, the rest in minutes."
 )
-METHOD = (
-    "Kernel and baseline get the same random data and are interleaved. <b>µs</b>: CUDA-graph replay over "
-    "buffers that together exceed twice the L2 cache, median; <b>flushed</b>: one launch at a time, L2 "
-    "overwritten before. Quantizing X is timed apart and added in <i>Error against speed</i>. Limits: a "
-    "copy and loops of tensor-core instructions on random data, measured in the same run; a product's "
-    "limit is <i>modelled</i> from them (bytes over copy, or operations over rate). <i>Native</i>: the "
-    "tensor cores take both operands as they are; <i>emulated</i>: they are widened first. SQNR: the "
-    "output against the float64 product of unquantized X and W. On a CPU the kernels are those of other "
-    "packages: single calls in turns with torch's float32, each after a copy that overwrites the caches, "
-    "with the fastest of some numbers of threads; X is quantized in the call."
-)
+ERRORS_WORDS = "SQNR: the output against the float64 product of unquantized X and W."
 RECORDING_WORDS = (
     "<code>explorer bench gemm --record-to mine.json</code> measures any GPU or CPU and writes the file; "
     "<i>Download JSON</i> below writes what is shown. Its machine is then one more choice above, for you "
@@ -128,9 +122,19 @@ _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
 
 @dataclass(frozen=True)
+class TextsView(View):
+    """What is said of the numbers of the machine shown: headings of three figures, and how it was timed."""
+
+    bars: Shown
+    sweep: Shown
+    roofline: Shown
+    method: Shown
+
+
+@dataclass(frozen=True)
 class SpeedView(View):
     """The section at one shape: where the numbers are from, pickers, five figures, advice, table and files;
-    ``marks`` is what the figures of A and B depend on (``_marks``)."""
+    ``marks`` is what the figures of A and B depend on (``_marks``), ``texts`` depend on the machine."""
 
     source: Shown
     shape: Shown
@@ -145,6 +149,7 @@ class SpeedView(View):
     csv_file: Shown
     json_file: Shown
     marks: Shown
+    texts: TextsView
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ def show(
     )
     return SpeedView(
         source=html.status(source.strip()),
-        shape=gr.update(choices=place.choices, value=place.value),
+        shape=_shape_picker(place, view),
         product=gr.update(
             choices=[(row.label, n) for n in names if (row := product_of(n, _on_cpu(here)))], value=product
         ),
@@ -208,6 +213,7 @@ def show(
         table=lines(here, recording.rows, view != LIVE),
         csv_file=files.csv,
         json_file=files.json,
+        texts=_texts(is_of_cpu(view, own, opened)),
     )
 
 
@@ -238,10 +244,43 @@ def follow(
     figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
     return SpeedView.unchanged(
         source=html.status(source.strip()),
-        shape=gr.update(choices=place.choices, value=place.value),
+        shape=_shape_picker(place, view),
         marks=now,
         **figures,
     )
+
+
+def _headings(of_cpu: bool) -> dict[str, tuple[str, str]]:
+    """Titles of the figures whose words depend on the machine, and what to look for."""
+    said = ON_CPU if of_cpu else ON_GPU
+    best = "each product's fastest kernel, the fastest at the top: left is faster"
+    return {
+        "bars": ("Time", f"{best}; {said.quantizing}"),
+        "sweep": ("From decode to prefill", f"time against the number of tokens; {said.overtakes}"),
+        "roofline": ("Roofline", f"what bounds each product: {said.bounds}"),
+    }
+
+
+def _method(of_cpu: bool) -> str:
+    said = ON_CPU if of_cpu else ON_GPU
+    return html.note(f"{said.times} {said.limits} {ERRORS_WORDS}")
+
+
+def _texts(of_cpu: bool) -> TextsView:
+    """The words for a CPU's numbers or a GPU's."""
+    headings = {name: html.figure_title(*words) for name, words in _headings(of_cpu).items()}
+    return TextsView(**headings, method=_method(of_cpu))
+
+
+def _shape_picker(place: Place, view: str) -> Any:
+    """The shapes of the machine shown; times at others are modelled on the one whose recordings ship."""
+    return gr.update(choices=place.choices, value=place.value, info=_shape_words(view))
+
+
+def _shape_words(view: str) -> str:
+    if view == RECORDED:
+        return f"timed shapes, or another as 64x8192x8192: its times are modelled on {recorded_chip()}"
+    return "the shapes that were timed on this machine: nothing is modelled on it"
 
 
 def _on_cpu(timings: Sequence[GemmTiming]) -> bool:
@@ -636,13 +675,13 @@ def build(page: Page) -> None:
     opening = _build_opening(pickers, opened)
     both = _build_beside(pickers)
     sentence = block(elem_id="speed-advice")
-    figures = _build_figures()
+    figures, texts = _build_figures()
     kernels = _build_kernels()
     rows = table(COLUMNS, "speed-table", pinned_columns=1, max_height=520, buttons=["copy"])
     csv_file, json_file = download_buttons()
     reported_of = [*page.selection, pickers.view, pickers.shape, own, opened]
     build_report(report, reported_of, "report_speed", "Report of this shape")
-    block(html.note(METHOD))
+    method = block(_method(False))
     _build_grouped()
     outputs = SpeedView(
         source=source,
@@ -655,12 +694,13 @@ def build(page: Page) -> None:
         csv_file=csv_file,
         json_file=json_file,
         marks=gr.State(None),
+        texts=TextsView(**texts, method=method),
     )
     extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own, opened]
     compared = [*page.selection, pickers.view, pickers.shape, pickers.beside, own, opened]
     show_all = _ShowAll([*page.selection, *extra], outputs, compared, both)
     _wire_view(page, pickers, extra, show_all, mine.sizes)
-    _wire_kernels(kernels)
+    _wire_kernels(kernels, [pickers.view, own, opened], pickers.view)
     _wire_run(page, mine, pickers, show_all)
     _wire_opening(page, opening, pickers, show_all)
 
@@ -685,7 +725,7 @@ def _build_pickers() -> _Pickers:
             [(_named(shape), text) for text, shape in shapes_of(recorded_gemms().rows).items()],
             value=None,
             allow_custom_value=True,
-            info=f"timed shapes, or another as 64x8192x8192: its times are modelled on {recorded_chip()}",
+            info=_shape_words(RECORDED),
             label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)",
             min_width=260,
             elem_id="speed-shape",
@@ -733,7 +773,7 @@ def _build_beside(pickers: _Pickers) -> BesideView:
         figure = plot_card(
             "Two machines",
             "each product's fastest kernel on both, the first machine's fastest at the top; ×: the slower "
-            "time over the faster; X is quantized beforehand, or in the call on both",
+            "time over the faster; X, where it is quantized, is so beforehand, on a CPU in the call",
             "speed-both",
         )
         csv_file, json_file = download_buttons("both ")
@@ -775,26 +815,20 @@ def _build_run(cpu: gr.Button, stop: gr.Button, status: gr.HTML, stopped: gr.HTM
     return _OwnRun(preset, sizes, of_layer, names, every, start, cpu, stop, status, stopped)
 
 
-def _build_figures() -> dict[str, Control]:
-    """The four figures in which A and B are marked (``_marked_figures``)."""
+def _build_figures() -> tuple[dict[str, Control], dict[str, Control]]:
+    """The four figures in which A and B are marked (``_marked_figures``), and the headings that depend on the
+    machine."""
     tradeoff = plot_card(
         "Error against speed",
         "one circle per product: left is faster, higher is more exact; larger circles have more bytes of W; "
         "rings: A and B",
         "tradeoff",
     )
-    bars = plot_card(
-        "Time",
-        "each product's fastest kernel, the fastest at the top: left is faster; X is quantized beforehand",
-        "speed-bars",
-    )
-    sweep = plot_card(
-        "From decode to prefill",
-        "time against the number of tokens; × marks where torch's BF16 becomes faster",
-        "speed-sweep",
-    )
-    roofline = plot_card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")
-    return {"tradeoff": tradeoff, "bars": bars, "sweep": sweep, "roofline": roofline}
+    figures, headings = {"tradeoff": tradeoff}, dict[str, Control]()
+    for name, words_of in _headings(False).items():
+        with card(*words_of) as headings[name]:
+            figures[name] = plot(f"speed-{name}")
+    return figures, headings
 
 
 def _build_kernels() -> _Kernels:
@@ -897,11 +931,14 @@ def _wire_opening(page: Page, view: OpenedView, pickers: _Pickers, show_all: _Sh
     pickers.view.input(None, None, view.status, js="() => ''", **PRIVATE)  # it spoke of what was shown
 
 
-def _wire_kernels(kernels: _Kernels) -> None:
-    product = kernels.product
-    chosen = listen(product.change, source_of, product, kernels.code, api_name="kernel_source", **QUIET)
-    # One listener an event: see Page.when_seen.
-    listen(chosen.then, facts_of, product, kernels.facts, **PRIVATE)
+def _wire_kernels(kernels: _Kernels, inputs: list[Any], view: gr.Radio) -> None:
+    """Facts and sources are of the product, and of the machine: a CPU has products of the same names."""
+    chosen = [kernels.product, *inputs]
+    for event, name in ((kernels.product.change, "kernel_source"), (view.change, "kernel_source_of_machine")):
+        unlisted = {} if name == "kernel_source" else {"api_visibility": "undocumented"}
+        shown = listen(event, source_of, chosen, kernels.code, api_name=name, **QUIET, **unlisted)
+        # One listener an event: see Page.when_seen.
+        listen(shown.then, facts_of, chosen, kernels.facts, **PRIVATE)
 
 
 def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, show_all: _ShowAll) -> None:

@@ -20,6 +20,7 @@ from app.sections.speed_live import Own
 from app.state.record import FileRefusedError
 from explorer import words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
+from explorer.core.backend import gpu_device
 from explorer.cpu.table import product_of
 from explorer.products.shapes import DECODE, LARGE, SQUARE
 from explorer.recordings.files import Recording, RecordingError, recording_json
@@ -77,6 +78,15 @@ def machine_of(view: str, own: Own | None, opened: OpenedRecordings = ()) -> Own
     if is_opened(view):
         raise ValueError("the recording is not open any more: open its file again")
     raise ValueError(f"no machine {view[:60]!r} is recorded; there are {', '.join(machines) or 'none'}")
+
+
+def is_of_cpu(view: str, own: Own | None, opened: OpenedRecordings = ()) -> bool:
+    """True where the machine that ``view`` names is a CPU; what will be measured here is where there is no
+    GPU."""
+    recording = machine_of(view, own, opened)
+    if not recording:
+        return view == LIVE and gpu_device() is None
+    return any(timing.on_cpu for timing in recording.rows)
 
 
 def is_opened(name: str) -> bool:

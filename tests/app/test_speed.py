@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from explorer.recordings.gemm import (
 )
 from explorer.recordings.machine import Machine, MachineLimits
 from explorer.recordings.times import TimeSpread
+from explorer.reports import speed_report
 from lab import docs
 from tests.app.test_handlers import plots_of, selection, unchanged
 
@@ -286,6 +288,29 @@ def test_a_recorded_machine_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(limits, "notify", said.append)
     shown(view="nobody's")
     assert 'no machine "nobody\'s" is recorded; there are' in said[0]
+
+
+OF_A_GPU = re.compile("tensor core|CUDA|L2 cache|BF16 becomes|beforehand|H200|wgmma|kernels/", re.IGNORECASE)
+
+
+def test_words_about_gpus_do_not_stand_under_a_cpus_numbers() -> None:
+    """Headings, method, hints, facts and sources, also of products that both have, as BF16; a report's words
+    too."""
+    name = next(name for name, r in gemms_by_machine().items() if r.rows == recorded_cpu().rows)
+
+    def said(view: str, shape: str | None = None) -> list[str]:
+        out = shown(view=view, shape=shape, product="bf16")
+        ask = (out.product["value"], view)
+        texts = (*vars(out.texts).values(), out.shape["info"], speed.facts_of(*ask), speed.source_of(*ask))
+        assert out.product["value"] == "bf16" or shape
+        return [unescape(str(text)) for text in texts]
+
+    assert all(map(OF_A_GPU.search, said(RECORDED)))
+    assert not [text for text in (*said(name), *said(name, "7×7×7")) if OF_A_GPU.search(text)]
+    assert "torch's float32 becomes faster" in said(name)[1] and "sources are theirs" in said(name)[-1]
+    report = speed_report(recorded_cpu())
+    readings = [text for part in report.parts for *_, text in part.figures]
+    assert not [text for text in (*report.method, *readings) if OF_A_GPU.search(text)]
 
 
 def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ SENT = [
     ("sizes_model", ["Llama-2-7B", 10**400, "nvfp4"], r"is a number, not 1000*…$"),
     ("sizes_model", [None, 7, "nvfp4"], "^Model is a text, not null$"),
     ("explain", ["int8", {"a": 1}], "is a text, not"),
-    ("kernel_source", ["<b>"], "^Value: &lt;b&gt; is not in the list of choices"),
+    ("kernel_source", ["<b>", "recorded", None, None], "^Value: &lt;b&gt; is not in the list of choices"),
     (
         "survey_budget",
         ["all-MiniLM-L6-v2", None, None, "any", "[" * 60_000, False, 4.5, "none", "bits", 1],

@@ -310,7 +310,7 @@ def test_words_about_gpus_do_not_stand_under_a_cpus_numbers() -> None:
     assert "torch's float32 becomes faster" in said(name)[1] and "sources are theirs" in said(name)[-1]
     report = speed_report(recorded_cpu())
     readings = [text for part in report.parts for *_, text in part.figures]
-    assert not [text for text in (*report.method, *readings) if OF_A_GPU.search(text)]
+    assert not [text for text in (*report.appendix[0].paragraphs, *readings) if OF_A_GPU.search(text)]
 
 
 def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,6 +509,22 @@ def test_products_without_a_cpu_kernel_are_refused_in_words(monkeypatch: pytest.
     monkeypatch.setattr(limits, "notify", said.append)
     list(speed.run(4, 4, 4, ["nvfp4"], False))
     assert "no product 'nvfp4' on a CPU; there are fp32" in said[0]
+
+
+@pytest.mark.parametrize("recorded", [recorded_cpu, recorded_gemms])
+def test_a_run_that_was_stopped_before_the_usual_product_has_its_ratios(recorded: Any) -> None:
+    """Each kernel is timed in turns with torch's: the table has what the sentence has."""
+    every = at_shape(recorded().rows, recorded().rows[0].shape)
+    one = next(t for t in every if t.gemm in ("w4_group32", "w_nvfp4") and t.baseline_graph)
+    stopped = verdict(points([one]), [one], "this", one.shape_text)
+    whole = verdict(points([one]), every, "this", one.shape_text)
+    assert stopped and whole and one.baseline_graph
+    assert stopped.faster == pytest.approx(one.baseline_graph.median_s / one.total_seconds)
+    assert stopped.smaller == whole.smaller and stopped.faster == pytest.approx(whole.faster, rel=0.3)
+    assert "times as fast as torch's" in summary(points([one]), [one], "this")
+    other = dataclasses.replace(one, baseline="torch._scaled_mm", threads=None)
+    alone = verdict(points([other]), [other], "this", one.shape_text)
+    assert alone and alone.faster is None, "another product's time is not the usual one's"
 
 
 def test_the_frontier_and_the_choice() -> None:

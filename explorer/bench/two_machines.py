@@ -146,14 +146,15 @@ def pairs_json(
 def _median(two: TwoMachines, at: str) -> str:
     ratio = two.ratio or 1.0
     fast, slow = two.names if ratio >= 1 else two.names[::-1]
-    each = sorted(pair.ratio if ratio >= 1 else 1 / pair.ratio for pair in two.pairs)
+    each = sorted(((pair.ratio if ratio >= 1 else 1 / pair.ratio), pair.label) for pair in two.pairs)
     middle = words.times(max(ratio, 1 / ratio))
     verb = f"takes as long as {slow}" if middle == "1×" else f"is {middle} as fast as {slow}"
     if len(each) == 1:
         return f"At {at} {fast} {verb} in the one product that both timed."
+    (least, lowest), (most, highest) = each[0], each[-1]
     return (
-        f"At {at} {fast} {verb} in the median of the "
-        f"{len(each)} products that both timed ({words.times(each[0])} to {words.times(each[-1])})."
+        f"At {at} {fast} {verb} in the median of the {len(each)} products that both timed, from "
+        f"{words.times(least)} for {lowest} to {words.times(most)} for {highest}."
     )
 
 

@@ -139,7 +139,8 @@ def gemm(
     ] = False,
     record: Record = False,
     record_to: Annotated[
-        Path | None, typer.Option("--record-to", help="Write the results to this file, which the page's Speed opens.")
+        Path | None,
+        typer.Option("--record-to", help="Write the results to this file, which the page's Speed opens."),
     ] = None,
     device: Device = None,
     as_json: Json = False,

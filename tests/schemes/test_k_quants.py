@@ -241,8 +241,8 @@ def test_a_search_says_what_it_goes_with() -> None:
         ("int3~1x16~signed_max~super6~mse", "Q3_K layout, least squared error", "our search"),
         ("int6~1x16~signed_max~super8~minmax", "Q6_K layout, min-max", "of ranges by min-max, not by"),
         (
-            "int2~1x16~minimum~super4~entropy",
-            "Q2_K layout, entropy (KL)",
+            "int3~1x16~signed_max~super6~entropy",
+            "Q3_K layout, entropy (KL)",
             "of ranges by entropy (KL), not by",
         ),
         (

@@ -134,6 +134,11 @@ def results_column() -> gr.Column:
     return gr.Column(elem_classes="results")
 
 
+def of_result() -> gr.Column:
+    """A column that is collapsed where its section says why there is nothing to show (``html.refusal``)."""
+    return gr.Column(elem_classes="of-result")
+
+
 def download_buttons(of: str = "") -> tuple[gr.DownloadButton, gr.DownloadButton]:
     """The buttons for a result's CSV and JSON, side by side; they wait for ``files.downloads``. ``of``: what
     of several results, "both "."""

@@ -134,8 +134,8 @@ def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> 
         raise ValueError(
             f"{scheme.label} stores a minimum for each block, and percentile and entropy find a range of "
             "|x|, so that the methods cannot be compared on it. Take a symmetric scheme such as "
-            "int4_group32, or one with zero points such as int4_group32_asym; of the methods this scheme takes "
-            "the least squared error"
+            "int4_group32, or one with zero points such as int4_group32_asym; of the methods this scheme "
+            "takes the least squared error"
         )
     scheme = whole_tensor(scheme)
     choices = [choose_range(x, scheme, method) for method in SHOWN]

@@ -409,7 +409,7 @@ def _schemes_words(chosen: Selection, here: Sequence[GemmTiming], view: str) -> 
         names = [name for name in products_for(scheme, _on_cpu(here)) if name in best]
         label = scheme.label or str(scheme)
         if names:
-            times = ", ".join(f"{best[name].label} {_time_words(best[name])}" for name in names)
+            times = ", ".join(f"{best[name].label} in {_time_words(best[name])}" for name in names)
             sentences.append(f"{letter}, {label}: {times}.")
         else:
             sentences.append(f"{letter}, {label}: {_reason(scheme, here, view)}.")
@@ -728,6 +728,7 @@ def _build_pickers() -> _Pickers:
             info=_shape_words(RECORDED),
             label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)",
             min_width=260,
+            scale=2,
             elem_id="speed-shape",
         )
         errors_of = gr.Radio(

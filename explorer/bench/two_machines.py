@@ -225,7 +225,7 @@ def _names(machines: tuple[Machine, Machine], files: tuple[str, str]) -> tuple[s
         for machine in machines
     ]
     if facts[0] == facts[1]:
-        facts = [(*known, file) for known, file in zip(facts, files, strict=True)]
+        facts = [(file,) for file in files]
     more = [", ".join(filter(None, known)) for known in facts]
     if more[0] == more[1]:
         return f"{one} (1)", f"{one} (2)"

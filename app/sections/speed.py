@@ -711,6 +711,7 @@ def _build_pickers() -> _Pickers:
             choices(),
             value=RECORDED,
             label="Numbers",
+            scale=2,
             elem_id="speed-view",
         )
         beside = gr.Dropdown(
@@ -719,6 +720,7 @@ def _build_pickers() -> _Pickers:
             label="Beside",
             info="a second machine: each product on both",
             min_width=260,
+            scale=2,
             elem_id="speed-beside",
         )
         shape = gr.Dropdown(
@@ -735,6 +737,7 @@ def _build_pickers() -> _Pickers:
             [("random data, as timed", RANDOM), ("the chosen layer", LAYER)],
             value=RANDOM,
             label="Error of",
+            scale=1,
             elem_id="speed-errors",
         )
     return _Pickers(view, beside, shape, errors_of)

@@ -122,7 +122,7 @@ _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
 
 @dataclass(frozen=True)
-class TextsView(View):
+class MachineTextsView(View):
     """What is said of the numbers of the machine shown: headings of three figures, and how it was timed."""
 
     bars: Shown
@@ -149,7 +149,7 @@ class SpeedView(View):
     csv_file: Shown
     json_file: Shown
     marks: Shown
-    texts: TextsView
+    texts: MachineTextsView
 
 
 @dataclass(frozen=True)
@@ -266,10 +266,10 @@ def _method(of_cpu: bool) -> str:
     return html.note(f"{said.times} {said.limits} {ERRORS_WORDS}")
 
 
-def _texts(of_cpu: bool) -> TextsView:
+def _texts(of_cpu: bool) -> MachineTextsView:
     """The words for a CPU's numbers or a GPU's."""
     headings = {name: html.figure_title(*words) for name, words in _headings(of_cpu).items()}
-    return TextsView(**headings, method=_method(of_cpu))
+    return MachineTextsView(**headings, method=_method(of_cpu))
 
 
 def _shape_picker(place: Place, view: str) -> Any:
@@ -694,7 +694,7 @@ def build(page: Page) -> None:
         csv_file=csv_file,
         json_file=json_file,
         marks=gr.State(None),
-        texts=TextsView(**texts, method=method),
+        texts=MachineTextsView(**texts, method=method),
     )
     extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own, opened]
     compared = [*page.selection, pickers.view, pickers.shape, pickers.beside, own, opened]

@@ -29,6 +29,7 @@ from app.parts.views import Control, Shown, View, listen, page_words, shows
 from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
 from app.sections.answer import AnswerView, answered, of_tensor, sampled
 from app.sections.overview import TensorView, element_of, place_of, words_of, words_of_sample
+from app.sections.speed_machines import OpenedRecordings
 from app.serving.work import FILLING, OvertakenError, first_numbers, overtake, session_now
 from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr, reading
 from app.state.estimates import Estimated, estimated
@@ -113,15 +114,18 @@ class ChosenView(View):
 
 
 @shows(ChosenView, overtaken=CHOOSING)
-def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
+def choose(
+    acts: str, upload: str | None, held: Record, opened: OpenedRecordings = ()
+) -> Iterator[ChosenView]:
     """Do ``acts`` (JSON, see ``app.state.record.Acts``) from the record that is ``held``, and show what is
-    chosen then, by all that is known of it. ``upload``: the file in the file control.
+    chosen then, by all that is known of it. ``upload``: the file in the file control; ``opened``: the
+    recordings that the visitor opened.
 
     A goal that cannot be is said and left out, where the request has other acts: those were done before it.
     """
     asked, estimates = Acts.read(acts), False
     try:
-        for view in _chosen(asked, upload, held):
+        for view in _chosen(asked, upload, held, opened):
             estimates = estimates or view.of_sample
             yield view
     except OvertakenError:  # the script sends these acts again, with those that followed
@@ -133,7 +137,7 @@ def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
         raise
 
 
-def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenView]:
+def _chosen(asked: Acts, upload: str | None, held: Record, opened: OpenedRecordings) -> Iterator[ChosenView]:
     if asked.looks and not asked.whole:
         yield _looked(asked, held)
         return
@@ -142,7 +146,8 @@ def _chosen(asked: Acts, upload: str | None, held: Record) -> Iterator[ChosenVie
     try:
         for act in asked.acts:
             if act.get("do") == "visit":
-                there = visited(str(act.get("query") or ""), wanted, upload, asked.whole)
+                query = str(act.get("query") or "")
+                there = visited(query, wanted, upload, asked.whole, opened or ())
                 wanted, kept = there.record, there.kept
                 missing, dropped = there.missing, there.dropped
             else:
@@ -392,7 +397,7 @@ def build(page: Page, blocks: gr.Blocks, first: AnswerView, view: TensorView) ->
     chosen = listen(
         sender.acts,
         choose,
-        [acts, page.bar.tensor.file, *page.record],
+        [acts, page.bar.tensor.file, *page.record, page.opened_recordings],
         outputs,
         api_name="choose",
         api_visibility="undocumented",

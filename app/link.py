@@ -48,7 +48,10 @@ _MICROSECONDS = r"\d{1,7}(\.\d{1,4})?"
 """The same of a budget of time."""
 NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
 """Said in the page as long as nothing else is chosen."""
-NO_RECORDING = "A link cannot carry a recording of one's own: open its file again under Speed"
+NO_RECORDING = (
+    "The link names a recording that is not open here, so the recorded machine is shown: open its file again "
+    "under Speed"
+)
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,16 @@ _MOST_NAMED = 3
 """Unknown keys that are named; further ones are counted."""
 
 
-def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited:
+def visited(
+    text: str,
+    held: Record,
+    upload: str | None,
+    first: bool,
+    opened_here: speed_machines.OpenedRecordings = (),
+) -> Visited:
     """Read the query ``text``; unknown or missing parts keep their defaults. ``held`` is what is shown now,
-    ``upload`` the file in the page's file control, ``first`` is true for the address that opens the page."""
+    ``upload`` the file in the page's file control, ``first`` is true for the address that opens the page,
+    ``opened_here`` are the recordings that the visitor opened."""
     query, wrong = dict(parse_qsl(text.removeprefix("?"))), dict[str, str]()
     source, sample = query.get("source", "builtin"), query.get("sample", DEFAULT_SAMPLE)
     for what, value, known in (
@@ -113,13 +123,16 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
     ):
         if value not in known:
             wrong[what] = f"The link's {what} {value[:40]!r} is unknown; showing {next(iter(known))} instead"
+    wrong |= {
+        key: NO_RECORDING
+        for key in ("machine", "beside")
+        if speed_machines.is_missing(query.get(key, ""), opened_here)
+    }
     for what, value, accepted in _nonsense(query):
         said = f"The link's {what} {value[:40]!r} is not valid; using the default. Accepted: {accepted}"
         wrong[what] = said
     own = "A link cannot carry a survey of one's own: open its file again. Until then a recorded one is shown"
     missing = own if query.get("survey") == survey.OWN and first else ""
-    if first and any(map(speed_machines.is_opened, (query.get("machine", ""), query.get("beside", "")))):
-        missing = ". ".join(filter(None, (missing, NO_RECORDING)))
     file, refused = held.file or upload, ""
     if source == "file" and first:
         file, refused = _opened(query)
@@ -149,7 +162,7 @@ def visited(text: str, held: Record, upload: str | None, first: bool) -> Visited
         record = dataclasses.replace(record, second="")
     kept = Kept(
         range=_share_of(query.get("range")) or DEFAULT_RANGE,
-        **_machines_of(query),
+        **_machines_of(query, opened_here),
         shape=_shape(query.get("shape")),
         **{key: _whole(query.get(key)) or usual for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)},
         **_survey_of(query),
@@ -265,18 +278,15 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _machines_of(query: Mapping[str, str]) -> dict[str, Any]:
-    """The two pickers of machines: the usual ones for what is missing or unknown. A recording that the
-    visitor opened stays, because a URL cannot contain it."""
+def _machines_of(query: Mapping[str, str], opened_here: speed_machines.OpenedRecordings) -> dict[str, Any]:
+    """The two pickers of machines: the usual ones for what is missing or unknown, and for a recording that
+    the visitor has not opened, or has removed."""
     view, beside = query.get("machine", ""), query.get("beside", "")
-    names = [name for _, name in speed_machines.choices()]
+    names = [name for _, name in speed_machines.choices(opened_here)]
     first = view if view in names else speed_machines.RECORDED
     second = beside if beside in names and beside != first else ""
-    kept = speed_machines.is_opened(beside) or speed_machines.is_opened(view)
-    return {
-        "machine": gr.skip() if speed_machines.is_opened(view) else first,
-        "beside": gr.skip() if kept else gr.update(choices=speed_machines.others(first), value=second),
-    }
+    choices = speed_machines.others(first, opened_here)
+    return {"machine": first, "beside": gr.update(choices=choices, value=second)}
 
 
 def _run_of(query: Mapping[str, str]) -> dict[str, Any]:

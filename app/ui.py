@@ -33,6 +33,7 @@ def build() -> gr.Blocks:
         left = hidden("explorer.onTensor(() => trigger('left'))").left
         bar = build_bar(first_sight()["chips"])
         kept: dict[str, Any] = {name: gr.State(None) for name in ("method_results", "gemm_timings")}
+        kept["opened_recordings"] = gr.State(())
         page = Page(bar, block(elem_id="notice"), left, record=build_record(), **kept)
         built: dict[str, Any] = {}
         titles: dict[str, list[tuple[str, str]]] = {}

@@ -551,6 +551,8 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     """Of every command; tests/docs parses the examples."""
     code, out, _ = run(capsys, "quantize", "--help")
     assert code == 0 and "$ explorer quantize sample:mlp_up --scheme nvfp4" in " ".join(out.split())
+    _, out, _ = run(capsys, "bench", "gemm", "--help")
+    assert "$ explorer bench gemm --device cpu --record-to mine.json" in " ".join(out.split())
     code, out, _ = run(capsys)
     assert code == 0 and all(name in out for name in ("quantize", "methods", "bench", "compile"))
     assert run(capsys, "--version")[1] == f"explorer {explorer.__version__}\n"

@@ -361,13 +361,18 @@ def verdicts(rows: Sequence[Verdict], title: str, against: str = "torch's BF16")
 
 def status(message: str) -> str:
     """The state of a run, or why it was refused; a screen reader announces it."""
-    return render("status", message=message, computing=False)
+    return render("status", message=message, kind="")
 
 
 def computing(message: str) -> str:
     """``status`` of what is computed because it is seen: empty figures of its section say so as well, until
     something else stands here."""
-    return render("status", message=message, computing=True)
+    return render("status", message=message, kind="computing")
+
+
+def refusal(message: str) -> str:
+    """``status`` of why a section shows nothing: what it would have filled (``of_result``) takes no room."""
+    return render("status", message=message, kind="refusal")
 
 
 def commands(lines: Sequence[str]) -> str:

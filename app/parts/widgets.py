@@ -41,11 +41,10 @@ def heading(title: str, about: str) -> None:
 
 
 @contextmanager
-def card(title: str, about: str) -> Iterator[None]:
-    """A framed column with a heading; components built inside are placed below it."""
+def card(title: str, about: str) -> Iterator[gr.HTML]:
+    """A framed column with a heading, which is given; components built inside are placed below it."""
     with gr.Column(min_width=380, elem_classes="plot-card"):
-        block(html.figure_title(title, about))
-        yield
+        yield block(html.figure_title(title, about))
 
 
 FIGURE = """<div class="figure-tools"><button type="button" data-kind="reset" hidden>Reset zoom</button>\
@@ -133,6 +132,11 @@ def table(columns: Mapping[str, str], elem_id: str, **options: Any) -> gr.Datafr
 def results_column() -> gr.Column:
     """A column that is collapsed until it contains the conclusion (``html.sentence``) of a run."""
     return gr.Column(elem_classes="results")
+
+
+def of_result() -> gr.Column:
+    """A column that is collapsed where its section says why there is nothing to show (``html.refusal``)."""
+    return gr.Column(elem_classes="of-result")
 
 
 def download_buttons(of: str = "") -> tuple[gr.DownloadButton, gr.DownloadButton]:

@@ -14,7 +14,7 @@ from app import limits
 from app.parts import html
 from app.parts.page import Page
 from app.parts.views import Event, Shown, View, listen, shows
-from app.parts.widgets import LATEST, block, plot_card, table
+from app.parts.widgets import LATEST, block, of_result, plot_card, table
 from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_RANGE
 from app.state.gpu_lock import gpu_lock
@@ -70,7 +70,7 @@ class CalibrationView(View):
     @classmethod
     def refused(cls, message: str) -> Self:
         """Said where the conclusion stands: the section is computed because it is seen, not asked for."""
-        return cls.unchanged(sentence=html.status(message))
+        return cls.unchanged(sentence=html.refusal(message))
 
 
 @shows(CalibrationView, told=True)
@@ -151,40 +151,41 @@ def _row(choice: ChosenRange) -> list[Any]:
 def build(page: Page) -> None:
     """Lay the section out; it calibrates when it is seen, and follows a range that is dragged."""
     sentence = block(html.computing("Computing the ranges …"), elem_id="calibration-sentence")
-    with gr.Row():
-        ranges = plot_card(
-            "The range each method chooses",
-            "on the histogram of the values; drag your range's ends, or use the slider",
-            "ranges",
-            height=380,
-            draggable=True,
+    with of_result():
+        with gr.Row():
+            ranges = plot_card(
+                "The range each method chooses",
+                "on the histogram of the values; drag your range's ends, or use the slider",
+                "ranges",
+                height=380,
+                draggable=True,
+            )
+            objectives = plot_card(
+                "Objectives",
+                "what each method minimises or keeps fixed, by the clipping threshold; points: the choices",
+                "objectives",
+                height=380,
+            )
+        own = gr.Slider(
+            0.02,
+            1.0,
+            value=DEFAULT_RANGE,
+            step=0.01,
+            label="Your range, as a share of the largest value",
+            elem_id="own-range",
         )
-        objectives = plot_card(
-            "Objectives",
-            "what each method minimises or keeps fixed, by the threshold for clipping; points: the choices",
-            "objectives",
-            height=380,
+        outputs = CalibrationView(
+            sentence=sentence,
+            ranges=ranges,
+            objectives=objectives,
+            table=table(COLUMNS, "calibration-table", pinned_columns=1),
+            held=block(elem_id="calibration-held"),
+            amount=plot_card(
+                "Amount of data needed for calibration",
+                "the threshold that each method chooses when it has seen only the first rows",
+                "amount",
+            ),
         )
-    own = gr.Slider(
-        0.02,
-        1.0,
-        value=DEFAULT_RANGE,
-        step=0.01,
-        label="Your range, as a share of the largest value",
-        elem_id="own-range",
-    )
-    outputs = CalibrationView(
-        sentence=sentence,
-        ranges=ranges,
-        objectives=objectives,
-        table=table(COLUMNS, "calibration-table", pinned_columns=1),
-        held=block(elem_id="calibration-held"),
-        amount=plot_card(
-            "Amount of data needed for calibration",
-            "the threshold that each method chooses when it has seen only the first rows",
-            "amount",
-        ),
-    )
     _build_use(page, own)
     block(html.note(NOTE))
     page.follow(show, [own], outputs, api_name="calibration")

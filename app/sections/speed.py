@@ -20,7 +20,9 @@ from app.parts.widgets import (
     QUIET,
     RunButtons,
     block,
+    card,
     download_buttons,
+    plot,
     plot_card,
     results_column,
     stop_button,
@@ -29,15 +31,21 @@ from app.parts.widgets import (
 from app.sections.speed_live import Own, RunView, run, run_on_cpu
 from app.sections.speed_machines import (
     LIVE,
+    LONGEST_FILE,
     RECORDED,
     OpenedRecordings,
     OpenedView,
     choices,
+    is_missing,
+    is_of_cpu,
     is_opened,
     machine_of,
     open_recording,
+    opened_choices,
     others,
     recorded_chip,
+    remove_recording,
+    shapes_of,
 )
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
@@ -75,8 +83,9 @@ from explorer.products.advice import (
 )
 from explorer.products.grouped import LAYOUTS
 from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
+from explorer.products.machine_words import ON_CPU, ON_GPU
 from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
-from explorer.products.shapes import DECODE, LARGE, LAYERS, SERVING, SQUARE
+from explorer.products.shapes import DECODE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED, Recording, RecordingError, recording_json
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
@@ -103,17 +112,7 @@ CPU_WORDS = (
     "What do low bits buy on the CPU that runs this page? Products by torch, ONNX Runtime and llama.cpp are "
     "measured in turns with float32: a first answer within seconds, the rest in minutes."
 )
-METHOD = (
-    "Kernel and baseline get the same random data and are interleaved. <b>µs</b>: CUDA-graph replay over "
-    "buffers that together exceed twice the L2 cache, median; <b>flushed</b>: one launch at a time, L2 "
-    "overwritten before. Quantizing X is timed apart and added in <i>Error against speed</i>. Limits: a "
-    "copy and loops of tensor-core instructions on random data, measured in the same run; a product's "
-    "limit is <i>modelled</i> from them (bytes over copy, or operations over rate). <i>Native</i>: the "
-    "tensor cores take both operands as they are; <i>emulated</i>: they are widened first. SQNR: the "
-    "output against the float64 product of unquantized X and W. On a CPU the kernels are those of other "
-    "packages: single calls in turns with torch's float32, each after a copy that overwrites the caches, "
-    "with the fastest of some numbers of threads; X is quantized in the call."
-)
+ERRORS_WORDS = "SQNR: the output against the float64 product of unquantized X and W."
 RECORDING_WORDS = (
     "<code>explorer bench gemm --record-to mine.json</code> measures any GPU or CPU and writes the file; "
     "<i>Download JSON</i> below writes what is shown. Its machine is then one more choice above, for you "
@@ -123,9 +122,19 @@ _ERRORS = BoundedCache[dict[str, float]](1 << 20)
 
 
 @dataclass(frozen=True)
+class MachineTextsView(View):
+    """What is said of the numbers of the machine shown: headings of three figures, and how it was timed."""
+
+    bars: Shown
+    sweep: Shown
+    roofline: Shown
+    method: Shown
+
+
+@dataclass(frozen=True)
 class SpeedView(View):
     """The section at one shape: where the numbers are from, pickers, five figures, advice, table and files;
-    ``marks`` is what the figures of A and B depend on (``_marks``)."""
+    ``marks`` is what the figures of A and B depend on (``_marks``), ``texts`` depend on the machine."""
 
     source: Shown
     shape: Shown
@@ -140,6 +149,7 @@ class SpeedView(View):
     csv_file: Shown
     json_file: Shown
     marks: Shown
+    texts: MachineTextsView
 
 
 @dataclass(frozen=True)
@@ -192,7 +202,7 @@ def show(
     )
     return SpeedView(
         source=html.status(source.strip()),
-        shape=gr.update(choices=place.choices, value=place.value),
+        shape=_shape_picker(place, view),
         product=gr.update(
             choices=[(row.label, n) for n in names if (row := product_of(n, _on_cpu(here)))], value=product
         ),
@@ -203,6 +213,7 @@ def show(
         table=lines(here, recording.rows, view != LIVE),
         csv_file=files.csv,
         json_file=files.json,
+        texts=_texts(is_of_cpu(view, own, opened)),
     )
 
 
@@ -233,10 +244,43 @@ def follow(
     figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
     return SpeedView.unchanged(
         source=html.status(source.strip()),
-        shape=gr.update(choices=place.choices, value=place.value),
+        shape=_shape_picker(place, view),
         marks=now,
         **figures,
     )
+
+
+def _headings(of_cpu: bool) -> dict[str, tuple[str, str]]:
+    """Titles of the figures whose words depend on the machine, and what to look for."""
+    said = ON_CPU if of_cpu else ON_GPU
+    best = "each product's fastest kernel, the fastest at the top: left is faster"
+    return {
+        "bars": ("Time", f"{best}; {said.quantizing}"),
+        "sweep": ("From decode to prefill", f"time against the number of tokens; {said.overtakes}"),
+        "roofline": ("Roofline", f"what bounds each product: {said.bounds}"),
+    }
+
+
+def _method(of_cpu: bool) -> str:
+    said = ON_CPU if of_cpu else ON_GPU
+    return html.note(f"{said.times} {said.limits} {ERRORS_WORDS}")
+
+
+def _texts(of_cpu: bool) -> MachineTextsView:
+    """The words for a CPU's numbers or a GPU's."""
+    headings = {name: html.figure_title(*words) for name, words in _headings(of_cpu).items()}
+    return MachineTextsView(**headings, method=_method(of_cpu))
+
+
+def _shape_picker(place: Place, view: str) -> Any:
+    """The shapes of the machine shown; times at others are modelled on the one whose recordings ship."""
+    return gr.update(choices=place.choices, value=place.value, info=_shape_words(view))
+
+
+def _shape_words(view: str) -> str:
+    if view == RECORDED:
+        return f"timed shapes, or another as 64x8192x8192: its times are modelled on {recorded_chip()}"
+    return "the shapes that were timed on this machine: nothing is modelled on it"
 
 
 def _on_cpu(timings: Sequence[GemmTiming]) -> bool:
@@ -283,7 +327,7 @@ class Place:
 def _place(chosen: Selection, timings: Sequence[GemmTiming], asked: str | None, view: str) -> Place:
     """The shape asked for: a recorded one, the layer's own, or any other M×N×K; else the first recorded.
     ``ValueError`` for a text that is no shape."""
-    shapes, layer = _shapes(timings), _sides(chosen)
+    shapes, layer = shapes_of(timings), _sides(chosen)
     choices = [(_named(shape), text) for text, shape in shapes.items()]
     if layer is not None:
         choices += [(_layer_label(m, layer), value) for value, m in OF_LAYER.items()]
@@ -365,7 +409,7 @@ def _schemes_words(chosen: Selection, here: Sequence[GemmTiming], view: str) -> 
         names = [name for name in products_for(scheme, _on_cpu(here)) if name in best]
         label = scheme.label or str(scheme)
         if names:
-            times = ", ".join(f"{best[name].label} {_time_words(best[name])}" for name in names)
+            times = ", ".join(f"{best[name].label} in {_time_words(best[name])}" for name in names)
             sentences.append(f"{letter}, {label}: {times}.")
         else:
             sentences.append(f"{letter}, {label}: {_reason(scheme, here, view)}.")
@@ -393,15 +437,6 @@ def _product(wanted: str | None, names: Sequence[str]) -> str | None:
     """The product asked for if it is there, else BF16, else the first."""
     wanted = canonical_name(wanted or "")
     return next((name for name in (wanted, "bf16", *names) if name in names), None)
-
-
-def _shapes(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
-    """Shapes as text, the most telling first."""
-    sizes = {timing.shape_text: timing.shape for timing in timings}
-    telling = (SQUARE, DECODE, LARGE, DECODE_ON_CPU, PREFILL_ON_CPU)
-    first = [text for text, shape in sizes.items() if shape in telling]
-    first.sort(key=lambda text: telling.index(sizes[text]))
-    return {text: sizes[text] for text in dict.fromkeys([*first, *sizes])}
 
 
 def _source(view: str, recording: Own, place: Place) -> str:
@@ -493,8 +528,8 @@ def compare(
 ) -> BesideView:
     """The machine that ``view`` names beside the one that ``beside`` does ("": none), at the shape that is
     shown. Returns the second picker, a sentence, the figure, CSV and JSON; after the same machine was chosen
-    as the first, no second one."""
-    beside = "" if beside == view else beside or ""
+    as the first, or its recording was removed, no second one."""
+    beside = "" if not beside or beside == view or is_missing(beside, opened) else beside
     picker = gr.update(choices=others(view, opened), value=beside)
     if not beside:
         return BesideView.unchanged(beside=picker, sentence="")
@@ -504,15 +539,16 @@ def compare(
         lacking = LIVE in (view, beside) and not own
         said = "Nothing measured here yet: Run below first." if lacking else NOT_RECORDED.capitalize() + "."
         return BesideView(picker, html.sentence(said), "", NONE_NOW.csv, NONE_NOW.json)
-    two = compare_machines(first, second, at)
+    files = {one.name: words.plain(one.file, LONGEST_FILE) for one in opened}
+    two = compare_machines(first, second, at, (files.get(view, ""), files.get(beside, "")))
     name = f"{two.names[0]} and {two.names[1]} {'×'.join(map(str, at))}"
-    files = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NONE_NOW
+    saved = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NONE_NOW
     return BesideView(
         beside=picker,
         sentence=html.sentence(" ".join(of_two(two))),
         figure=plot_data(beside_figure(two, name, _marked(chosen, any(p.first.on_cpu for p in two.pairs)))),
-        csv_file=files.csv,
-        json_file=files.json,
+        csv_file=saved.csv,
+        json_file=saved.json,
     )
 
 
@@ -627,7 +663,7 @@ class _Kernels:
 
 def build(page: Page) -> None:
     """Lay the section out and wire it to the selection."""
-    own, opened = page.gemm_timings, gr.State(())
+    own, opened = page.gemm_timings, page.opened_recordings
     pickers = _build_pickers()
     source = block(elem_id="speed-source")
     with gr.Row():
@@ -639,13 +675,13 @@ def build(page: Page) -> None:
     opening = _build_opening(pickers, opened)
     both = _build_beside(pickers)
     sentence = block(elem_id="speed-advice")
-    figures = _build_figures()
+    figures, texts = _build_figures()
     kernels = _build_kernels()
     rows = table(COLUMNS, "speed-table", pinned_columns=1, max_height=520, buttons=["copy"])
     csv_file, json_file = download_buttons()
     reported_of = [*page.selection, pickers.view, pickers.shape, own, opened]
     build_report(report, reported_of, "report_speed", "Report of this shape")
-    block(html.note(METHOD))
+    method = block(_method(False))
     _build_grouped()
     outputs = SpeedView(
         source=source,
@@ -658,22 +694,15 @@ def build(page: Page) -> None:
         csv_file=csv_file,
         json_file=json_file,
         marks=gr.State(None),
+        texts=MachineTextsView(**texts, method=method),
     )
     extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own, opened]
     compared = [*page.selection, pickers.view, pickers.shape, pickers.beside, own, opened]
     show_all = _ShowAll([*page.selection, *extra], outputs, compared, both)
     _wire_view(page, pickers, extra, show_all, mine.sizes)
-    _wire_kernels(kernels)
+    _wire_kernels(kernels, [pickers.view, own, opened], pickers.view)
     _wire_run(page, mine, pickers, show_all)
-    shown = listen(
-        opening.file.upload,
-        open_recording,
-        [opening.file, opened],
-        opening.view,
-        api_name="open_recording",
-        **_UNLISTED,
-    )
-    show_all.on(shown.then, **PRIVATE)
+    _wire_opening(page, opening, pickers, show_all)
 
 
 def _build_pickers() -> _Pickers:
@@ -682,6 +711,7 @@ def _build_pickers() -> _Pickers:
             choices(),
             value=RECORDED,
             label="Numbers",
+            scale=2,
             elem_id="speed-view",
         )
         beside = gr.Dropdown(
@@ -690,42 +720,54 @@ def _build_pickers() -> _Pickers:
             label="Beside",
             info="a second machine: each product on both",
             min_width=260,
+            scale=2,
             elem_id="speed-beside",
         )
         shape = gr.Dropdown(
-            [(_named(shape), text) for text, shape in _shapes(recorded_gemms().rows).items()],
+            [(_named(shape), text) for text, shape in shapes_of(recorded_gemms().rows).items()],
             value=None,
             allow_custom_value=True,
-            info=f"timed shapes, or another as 64x8192x8192: its times are modelled on {recorded_chip()}",
+            info=_shape_words(RECORDED),
             label="Shape M×N×K (X [M, K] · W [N, K]ᵀ)",
             min_width=260,
+            scale=2,
             elem_id="speed-shape",
         )
         errors_of = gr.Radio(
             [("random data, as timed", RANDOM), ("the chosen layer", LAYER)],
             value=RANDOM,
             label="Error of",
+            scale=1,
             elem_id="speed-errors",
         )
     return _Pickers(view, beside, shape, errors_of)
 
 
-@dataclass(frozen=True)
-class _Opening:
-    """The file of a recording, and what opening it shows."""
-
-    file: gr.File
-    view: OpenedView
-
-
-def _build_opening(pickers: _Pickers, opened: gr.State) -> _Opening:
+def _build_opening(pickers: _Pickers, opened: gr.State) -> OpenedView:
     with gr.Accordion("Open a recording of another machine", open=False, elem_id="speed-open"):
         block(html.note(RECORDING_WORDS))
         status = block(elem_id="speed-opened")
-        file = gr.File(
-            label="A recording (.json)", file_types=[".json"], height=150, elem_id="speed-recording"
-        )
-    return _Opening(file, OpenedView(status=status, opened=opened, view=pickers.view))
+        # Files of every kind: Gradio's own refusal of one would stay beside what follows it.
+        file = gr.File(label="A recording (.json)", height=150, elem_id="speed-recording")
+        with gr.Row():
+            listed = gr.Dropdown(
+                opened_choices(()),
+                value=None,
+                label="Recordings that are open",
+                min_width=260,
+                visible=False,
+                elem_id="speed-listed",
+            )
+            remove = gr.Button("Remove", min_width=120, scale=0, visible=False, elem_id="speed-remove")
+    return OpenedView(
+        status=status,
+        opened=opened,
+        view=pickers.view,
+        shape=pickers.shape,
+        listed=listed,
+        remove=remove,
+        file=file,
+    )
 
 
 def _build_beside(pickers: _Pickers) -> BesideView:
@@ -735,7 +777,7 @@ def _build_beside(pickers: _Pickers) -> BesideView:
         figure = plot_card(
             "Two machines",
             "each product's fastest kernel on both, the first machine's fastest at the top; ×: the slower "
-            "time over the faster; X is quantized beforehand, or in the call on both",
+            "time over the faster; X, where it is quantized, is so beforehand, on a CPU in the call",
             "speed-both",
         )
         csv_file, json_file = download_buttons("both ")
@@ -777,26 +819,20 @@ def _build_run(cpu: gr.Button, stop: gr.Button, status: gr.HTML, stopped: gr.HTM
     return _OwnRun(preset, sizes, of_layer, names, every, start, cpu, stop, status, stopped)
 
 
-def _build_figures() -> dict[str, Control]:
-    """The four figures in which A and B are marked (``_marked_figures``)."""
+def _build_figures() -> tuple[dict[str, Control], dict[str, Control]]:
+    """The four figures in which A and B are marked (``_marked_figures``), and the headings that depend on the
+    machine."""
     tradeoff = plot_card(
         "Error against speed",
         "one circle per product: left is faster, higher is more exact; larger circles have more bytes of W; "
         "rings: A and B",
         "tradeoff",
     )
-    bars = plot_card(
-        "Time",
-        "each product's fastest kernel, the fastest at the top: left is faster; X is quantized beforehand",
-        "speed-bars",
-    )
-    sweep = plot_card(
-        "From decode to prefill",
-        "time against the number of tokens; × marks where torch's BF16 becomes faster",
-        "speed-sweep",
-    )
-    roofline = plot_card("Roofline", "what bounds each product: memory or the tensor cores", "speed-roofline")
-    return {"tradeoff": tradeoff, "bars": bars, "sweep": sweep, "roofline": roofline}
+    figures, headings = {"tradeoff": tradeoff}, dict[str, Control]()
+    for name, words_of in _headings(False).items():
+        with card(*words_of) as headings[name]:
+            figures[name] = plot(f"speed-{name}")
+    return figures, headings
 
 
 def _build_kernels() -> _Kernels:
@@ -875,11 +911,38 @@ def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowA
     show_all.compare_on(pickers.beside.input)
 
 
-def _wire_kernels(kernels: _Kernels) -> None:
-    product = kernels.product
-    chosen = listen(product.change, source_of, product, kernels.code, api_name="kernel_source", **QUIET)
-    # One listener an event: see Page.when_seen.
-    listen(chosen.then, facts_of, product, kernels.facts, **PRIVATE)
+def _wire_opening(page: Page, view: OpenedView, pickers: _Pickers, show_all: _ShowAll) -> None:
+    """A recording is shown once it is opened, and another machine once it is removed."""
+    shown = listen(
+        view.file.upload,
+        open_recording,
+        [view.file, pickers.shape, view.opened],
+        view,
+        api_name="open_recording",
+        **_UNLISTED,
+    )
+    page.keep("shape", pickers.shape, shown.then, visit=False)
+    show_all.on(shown.then, **PRIVATE)
+    removed = listen(
+        view.remove.click,
+        remove_recording,
+        [view.listed, pickers.view, view.opened],
+        view,
+        api_name="remove_recording",
+        **_UNLISTED,
+    )
+    show_all.on(removed.then, **PRIVATE)
+    pickers.view.input(None, None, view.status, js="() => ''", **PRIVATE)  # it spoke of what was shown
+
+
+def _wire_kernels(kernels: _Kernels, inputs: list[Any], view: gr.Radio) -> None:
+    """Facts and sources are of the product, and of the machine: a CPU has products of the same names."""
+    chosen = [kernels.product, *inputs]
+    for event, name in ((kernels.product.change, "kernel_source"), (view.change, "kernel_source_of_machine")):
+        unlisted = {} if name == "kernel_source" else {"api_visibility": "undocumented"}
+        shown = listen(event, source_of, chosen, kernels.code, api_name=name, **QUIET, **unlisted)
+        # One listener an event: see Page.when_seen.
+        listen(shown.then, facts_of, chosen, kernels.facts, **PRIVATE)
 
 
 def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, show_all: _ShowAll) -> None:

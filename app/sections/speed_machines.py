@@ -3,10 +3,13 @@ and this one."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import gradio as gr
 
@@ -14,39 +17,86 @@ from app import limits
 from app.parts import html
 from app.parts.views import Shown, StatusView, shows
 from app.sections.speed_live import Own
+from app.state.record import FileRefusedError
 from explorer import words
+from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
+from explorer.core.backend import gpu_device
 from explorer.cpu.table import product_of
-from explorer.recordings.files import Recording, RecordingError
-from explorer.recordings.gemm import LAYERS_NAME, GemmTiming, gemms_by_machine, gemms_of_text, recorded_gemms
+from explorer.products.shapes import DECODE, LARGE, SQUARE
+from explorer.recordings.files import Recording, RecordingError, recording_json
+from explorer.recordings.gemm import (
+    LAYERS_NAME,
+    GemmTiming,
+    Shape,
+    gemms_by_machine,
+    gemms_of_text,
+    recorded_gemms,
+)
 from explorer.recordings.machine import Machine
 
 RECORDED, LIVE, OPENED = "recorded", "live", "opened-"
 """The machine whose recordings ship; the visitor's own run; what the names of recordings begin with that the
 visitor opened. Others have the names of ``gemms_by_machine``."""
+NAMED = 6
+"""Products that are named where there may be more."""
+LONGEST_FILE = 60
+"""Characters of a file's name that are said."""
 ACCEPTED = (
     "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE writes, or what "
     "Download JSON in this section does"
 )
-OpenedRecordings = tuple[Own, ...]
+
+
+@dataclass(frozen=True)
+class OpenedRecording:
+    """A recording that a visitor opened.
+
+    name    what pickers and the address call it: made of what it holds, so that an address never leads to
+            another file
+    file    the name of its file
+    """
+
+    name: str
+    file: str
+    recording: Own
+
+
+OpenedRecordings = tuple[OpenedRecording, ...]
 """Recordings that a visitor opened, in the order in which they were."""
 
 
 def machine_of(view: str, own: Own | None, opened: OpenedRecordings = ()) -> Own:
     """Whose numbers: those of the GPU whose recordings ship, the visitor's own, or those of the machine that
-    ``view`` names. ``ValueError`` for one that is not recorded."""
+    ``view`` names. ``ValueError`` for one that is not recorded, or not open."""
     if view == RECORDED:
         return recorded_gemms()
     if view == LIVE:
         return own or Recording(Machine(), ())
-    machines = {**gemms_by_machine(), **_by_name(opened)}
-    if view not in machines:
-        raise ValueError(f"no machine {view[:60]!r} is recorded; there are {', '.join(machines) or 'none'}")
-    return machines[view]
+    machines = {**gemms_by_machine(), **{one.name: one.recording for one in opened}}
+    if view in machines:
+        return machines[view]
+    if is_opened(view):
+        raise ValueError("the recording is not open any more: open its file again")
+    raise ValueError(f"no machine {view[:60]!r} is recorded; there are {', '.join(machines) or 'none'}")
+
+
+def is_of_cpu(view: str, own: Own | None, opened: OpenedRecordings = ()) -> bool:
+    """True where the machine that ``view`` names is a CPU; what will be measured here is where there is no
+    GPU."""
+    recording = machine_of(view, own, opened)
+    if not recording:
+        return view == LIVE and gpu_device() is None
+    return any(timing.on_cpu for timing in recording.rows)
 
 
 def is_opened(name: str) -> bool:
     """True for the name of a recording that a visitor opened."""
     return name.startswith(OPENED)
+
+
+def is_missing(name: str, opened: OpenedRecordings) -> bool:
+    """True for the name of a recording that a visitor opened, but not here, or not any more."""
+    return is_opened(name) and all(one.name != name for one in opened)
 
 
 def choices(opened: OpenedRecordings = ()) -> list[tuple[str, str]]:
@@ -59,54 +109,137 @@ def choices(opened: OpenedRecordings = ()) -> list[tuple[str, str]]:
         which = "layers of models" if name == LAYERS_NAME else name
         told_apart = alike[chip] > 1 and name != RECORDED
         said.append((f"Recorded on {chip}{f', {which}' if told_apart else ''}", name))
-    mine = [(f"Opened: {opened_words(one.machine)}", name) for name, one in _by_name(opened).items()]
+    mine = [(f"Opened: {label}", name) for label, name in opened_choices(opened)]
     return [*said, *mine, ("Measured here", LIVE)]
+
+
+def opened_choices(opened: OpenedRecordings) -> list[tuple[str, str]]:
+    """Labels and names of what is open: chip and date; where these are the same also the file, and the number
+    among files of one name."""
+    labels = [opened_words(one.recording.machine) for one in opened]
+    alike = Counter(labels)
+    labels = [
+        f"{label}, {words.plain(one.file, LONGEST_FILE)}" if alike[label] > 1 else label
+        for label, one in zip(labels, opened, strict=True)
+    ]
+    alike, seen = Counter(labels), Counter[str]()
+    said = []
+    for label, one in zip(labels, opened, strict=True):
+        seen[label] += 1
+        said.append((f"{label} ({seen[label]})" if alike[label] > 1 else label, one.name))
+    return said
+
+
+def shapes_of(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
+    """The shapes of a recording as text, the most telling first."""
+    sizes = {timing.shape_text: timing.shape for timing in timings}
+    telling = (SQUARE, DECODE, LARGE, DECODE_ON_CPU, PREFILL_ON_CPU)
+    first = [text for text, shape in sizes.items() if shape in telling]
+    first.sort(key=lambda text: telling.index(sizes[text]))
+    return {text: sizes[text] for text in dict.fromkeys([*first, *sizes])}
 
 
 @dataclass(frozen=True)
 class OpenedView(StatusView):
-    """A recording that was opened: a status, all that are open, and the picker that shows it."""
+    """What is open: a status, all recordings, the picker that shows one, the picker of the shape, the list of
+    what can be removed with its button, and the file control, which is free for the next file each time."""
 
     opened: Shown
     view: Shown
+    shape: Shown
+    listed: Shown
+    remove: Shown
+    file: Shown
+
+    @classmethod
+    def refused(cls, message: str) -> Self:
+        return cls.unchanged(status=html.status(message), file=None)
 
 
 @shows(OpenedView)
-def open_recording(path: str | None, opened: OpenedRecordings) -> OpenedView:
-    """Open a visitor's recording as one more machine, which is shown; ``ValueError`` says what is wrong with
-    the file and what is accepted."""
+def open_recording(path: str | None, shape: str | None, opened: OpenedRecordings) -> OpenedView:
+    """Open a visitor's recording as one more machine, which is shown, at its own first shape unless it has
+    the one that is shown now; ``FileRefusedError`` says what is wrong with the file and what is accepted."""
     if not path:
         return OpenedView.unchanged()
-    found, file = _read(Path(path)), words.plain(Path(path).name, 60)
-    bounds = limits.current()
-    if found not in opened:
+    found, left_out = _read(Path(path))
+    file, bounds = words.plain(Path(path).name, LONGEST_FILE), limits.current()
+    if all(one.name != found.name for one in opened):
         if len(opened) >= bounds.recordings:
-            raise ValueError(
-                f"{file} was not opened: {bounds.recordings} recordings are open, as many as may be. Load "
-                "the page again to begin with none"
+            raise FileRefusedError(
+                f"{file} was not opened: {bounds.recordings} recordings are open, as many as may be. Remove "
+                "one first"
             )
         opened = (*opened, found)
-    name = next(name for name, one in _by_name(opened).items() if one == found)
-    timings = f"{words.count(len(found.rows))} timing{'' if len(found.rows) == 1 else 's'}"
-    told = f"Opened: {file}, {timings} on {words.plain(found.machine.describe(), 400)}. Only you see it."
+    timings = (
+        f"{words.count(len(found.recording.rows))} timing{'' if len(found.recording.rows) == 1 else 's'}"
+    )
+    told = f"Opened: {file}, {timings} on {words.plain(found.recording.machine.describe(), 400)}."
+    shapes = list(shapes_of(found.recording.rows))
     return OpenedView(
-        status=html.status(told), opened=opened, view=gr.update(choices=choices(opened), value=name)
+        status=html.status(" ".join(filter(None, (told, left_out, "Only you see it.")))),
+        opened=opened,
+        view=gr.update(choices=choices(opened), value=found.name),
+        shape=gr.skip() if shape in shapes else gr.update(choices=shapes, value=shapes[0]),
+        **_list_of(opened, found.name),
+        file=None,
     )
 
 
-def _read(path: Path) -> Own:
-    """The recording in a file, with the names of products that today's tables have."""
-    file, most = words.plain(path.name, 60), limits.current().recording_bytes
+@shows(OpenedView)
+def remove_recording(name: str | None, view: str, opened: OpenedRecordings) -> OpenedView:
+    """Close the recording ``name``; where it is the one that is shown (``view``), the machine whose
+    recordings ship is shown again."""
+    labels = {one: label for label, one in opened_choices(opened)}
+    if name not in labels:
+        raise ValueError("choose which recording to remove")
+    rest = tuple(one for one in opened if one.name != name)
+    return OpenedView.unchanged(
+        status=html.status(f"Removed: {labels[name]}."),
+        opened=rest,
+        view=gr.update(choices=choices(rest), value=RECORDED if view == name else view),
+        **_list_of(rest, rest[-1].name if rest else None),
+    )
+
+
+def _list_of(opened: OpenedRecordings, value: str | None) -> dict[str, Any]:
+    """The list of what is open and its button, which are there only while something is."""
+    return {
+        "listed": gr.update(choices=opened_choices(opened), value=value, visible=bool(opened)),
+        "remove": gr.update(visible=bool(opened)),
+    }
+
+
+def _read(path: Path) -> tuple[OpenedRecording, str]:
+    """The recording in a file, with the names of products that today's tables have, and in words what is left
+    out of it: products of a newer or older version, of which nothing is known here."""
+    file, most = words.plain(path.name, LONGEST_FILE), limits.current().recording_bytes
     if (size := path.stat().st_size) > most:
-        raise ValueError(
+        raise FileRefusedError(
             f"{file} was not opened: it has {words.bytes_(size)}; a recording may have {words.bytes_(most)} "
             "here"
         )
     try:
         found = gemms_of_text(path.read_bytes())
     except RecordingError as error:
-        raise ValueError(f"{file} was not opened: {error}. {ACCEPTED}") from error
-    return replace(found, rows=tuple(map(_with_plain_texts, found.rows)))
+        raise FileRefusedError(f"{file} was not opened: {error}. {ACCEPTED}") from error
+    known = tuple(row for row in found.rows if product_of(row.gemm, row.on_cpu))
+    unknown = list(dict.fromkeys(row.gemm for row in found.rows if not product_of(row.gemm, row.on_cpu)))
+    more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
+    listed = ", ".join(words.plain(name, 40) for name in unknown[:NAMED]) + more
+    if not known:
+        raise FileRefusedError(
+            f"{file} was not opened: this version knows none of its products ({listed}). {ACCEPTED}"
+        )
+    own = replace(found, rows=tuple(map(_with_plain_texts, known)))
+    what = f"product{'' if len(unknown) == 1 else 's'}"
+    said = f"Not shown, because this version has no such {what}: {listed}." if unknown else ""
+    return OpenedRecording(_name_of(own), path.name, own), said
+
+
+def _name_of(recording: Own) -> str:
+    text = json.dumps(recording_json(recording.machine, recording.rows), sort_keys=True)
+    return OPENED + hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def _with_plain_texts(row: GemmTiming) -> GemmTiming:
@@ -115,10 +248,6 @@ def _with_plain_texts(row: GemmTiming) -> GemmTiming:
     plain: dict[str, Any] = {name: words.plain(getattr(row, name)).replace("<", "‹") for name in texts}
     known = product_of(row.gemm, row.on_cpu)
     return replace(row, **plain | ({"label": known.label} if known else {}))
-
-
-def _by_name(opened: OpenedRecordings) -> dict[str, Own]:
-    return {f"{OPENED}{number}": one for number, one in enumerate(opened, 1)}
 
 
 def opened_words(machine: Machine) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 from app.parts import html
 from app.parts.views import shows
+from app.sections.speed_live import Own
+from app.sections.speed_machines import RECORDED, OpenedRecordings, is_of_cpu
 from explorer import words
 from explorer.bench.cpu_gemm import not_installed
 from explorer.cpu.table import CPU_PRODUCTS
@@ -83,12 +85,17 @@ def csv_row(timing: GemmTiming) -> dict[str, Any]:
 
 
 @shows()
-def source_of(product: str | None) -> str:
-    """The CUDA files behind a product's kernels, with their text."""
+def source_of(
+    product: str | None, view: str = RECORDED, own: Own | None = None, opened: OpenedRecordings = ()
+) -> str:
+    """The CUDA files behind a product's kernels, with their text; of a CPU's the packages that have them.
+    ``view`` names the machine (``machine_of``)."""
+    if is_of_cpu(view, own, opened):
+        kernels = CPU_PRODUCTS[product].kernels if product in CPU_PRODUCTS else ()
+        packages = ", ".join(dict.fromkeys(kernel.library.label for kernel in kernels))
+        return f"computed by {packages or 'other packages'}: their sources are theirs"
     gemm = GEMMS.get(canonical_name(product or ""))
     if gemm is None:
-        if product in CPU_PRODUCTS:
-            return "computed by other packages: their sources are theirs"
         return "choose a product"
     files = dict.fromkeys(variant.file for variant in gemm.variants)
     return "\n\n".join(
@@ -97,10 +104,13 @@ def source_of(product: str | None) -> str:
 
 
 @shows()
-def facts_of(product: str | None) -> str:
-    """Facts of the product: operands, where scales apply, accumulator type, and supported chips."""
+def facts_of(
+    product: str | None, view: str = RECORDED, own: Own | None = None, opened: OpenedRecordings = ()
+) -> str:
+    """Facts of the product on the machine that ``view`` names: operands, where scales apply, accumulator
+    type, and kernels, on a GPU with the chips that run them."""
     gemm = GEMMS.get(canonical_name(product or ""))
-    if gemm is None:
+    if is_of_cpu(view, own, opened) or gemm is None:
         return _facts_on_cpu(product or "")
     return html.status(
         f"X: {gemm.x.label}. W: {gemm.w.label}. Scales {gemm.scales}; sums in {gemm.accumulator}. "

@@ -133,7 +133,9 @@ def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> 
     if scheme.mapping.has_offset:
         raise ValueError(
             f"{scheme.label} stores a minimum for each block, and percentile and entropy find a range of "
-            "|x|: take a symmetric scheme, or one with zero points"
+            "|x|, so that the methods cannot be compared on it. Take a symmetric scheme such as "
+            "int4_group32, or one with zero points such as int4_group32_asym; of the methods this scheme "
+            "takes the least squared error"
         )
     scheme = whole_tensor(scheme)
     choices = [choose_range(x, scheme, method) for method in SHOWN]

@@ -22,8 +22,6 @@ from explorer.formats import FloatFormat, IntegerFormat
 from explorer.formats.integers import FixedPointFormat
 from explorer.schemes import Scheme
 
-SAME = 0.03
-"""Steps whose widths differ by less than this share are called equal."""
 FEW = 0.001
 """A smaller share of elements is not reported."""
 MANY = 0.2
@@ -31,6 +29,10 @@ MANY = 0.2
 
 MUCH = 0.1
 """Minimum share of all squared errors for one clipped element to be reported."""
+_EVENLY = (
+    "0.29 is that of values which lie evenly between the levels, values that lie on levels err less, clipped "
+    "ones more"
+)
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,8 @@ def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
     """Name the finer of two uniform grids, the ratio of their steps, and its cause."""
     fine, coarse = sorted((0, 1), key=lambda side: grids[side].step)
     times = grids[coarse].step / grids[fine].step
-    if times < 1 + SAME:
-        return f"Why: steps are equally wide, {_digits(grids[0].step)} times the RMS{_outliers(sides[0])}."
+    if _digits(times) == "1":
+        return _of_equal_grids(grids, sides)
     first, second = "AB"[fine], "AB"[coarse]
     if sides[fine].report.sqnr_db <= sides[coarse].report.sqnr_db:
         return _against_the_grids(
@@ -183,12 +185,20 @@ def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
     return f"{text}{lost}{clipped}{_outliers(sides[0])}."
 
 
+def _of_equal_grids(grids: list[Grid], sides: list[Analysis]) -> str:
+    """Two uniform grids whose steps differ in no digit that is said; what errs more of a step is said."""
+    text = f"Why: steps are equally wide, {_digits(grids[0].step)} times the RMS"
+    errors = [_digits(_error_in_steps(*pair)) for pair in zip(grids, sides, strict=True)]
+    if errors[0] == errors[1]:
+        return f"{text}{_outliers(sides[0])}."
+    return f"{text}; A's error is {errors[0]} of a step, B's {errors[1]}: {_EVENLY}."
+
+
 def _against_the_grids(fine: str, coarse: str, times: float, errors: list[float]) -> str:
     """Explain why the finer of two grids has no smaller error: the errors in steps of each grid."""
     return (
         f"Why: {fine}'s steps are {_digits(times)} times as fine as {coarse}'s, but its error is "
-        f"{_digits(errors[0])} of a step, {coarse}'s {_digits(errors[1])}: 0.29 is that of values which lie "
-        "evenly between the levels, values that lie on levels err less, clipped ones more."
+        f"{_digits(errors[0])} of a step, {coarse}'s {_digits(errors[1])}: {_EVENLY}."
     )
 
 

@@ -79,16 +79,20 @@ class TwoMachines:
 
 
 def compare_machines(
-    first: Recording[GemmTiming], second: Recording[GemmTiming], shape: Shape
+    first: Recording[GemmTiming],
+    second: Recording[GemmTiming],
+    shape: Shape,
+    files: tuple[str, str] = ("", ""),
 ) -> TwoMachines:
-    """The products that both recordings have at ``shape`` (M, N, K), side by side."""
+    """The products that both recordings have at ``shape`` (M, N, K), side by side. ``files``: the names of
+    their files, where they have any, which tell apart what the machines do not."""
     here = fastest(at_shape(first.rows, shape)), fastest(at_shape(second.rows, shape))
     pairs = _pairs(*here)
     used = {id(timing) for pair in pairs for timing in (pair.first, pair.second)}
     only = [tuple(t.label for t in of_one if id(t) not in used) for of_one in here]
     both = {t.shape for t in first.rows} & {t.shape for t in second.rows}
     return TwoMachines(
-        names=_names(first.machine, second.machine),
+        names=_names((first.machine, second.machine), files),
         shape=shape,
         pairs=tuple(sorted(pairs, key=lambda pair: pair.first.seconds)),
         only=(only[0], only[1]),
@@ -142,14 +146,15 @@ def pairs_json(
 def _median(two: TwoMachines, at: str) -> str:
     ratio = two.ratio or 1.0
     fast, slow = two.names if ratio >= 1 else two.names[::-1]
-    each = sorted(pair.ratio if ratio >= 1 else 1 / pair.ratio for pair in two.pairs)
+    each = sorted(((pair.ratio if ratio >= 1 else 1 / pair.ratio), pair.label) for pair in two.pairs)
     middle = words.times(max(ratio, 1 / ratio))
     verb = f"takes as long as {slow}" if middle == "1×" else f"is {middle} as fast as {slow}"
     if len(each) == 1:
         return f"At {at} {fast} {verb} in the one product that both timed."
+    (least, lowest), (most, highest) = each[0], each[-1]
     return (
-        f"At {at} {fast} {verb} in the median of the "
-        f"{len(each)} products that both timed ({words.times(each[0])} to {words.times(each[-1])})."
+        f"At {at} {fast} {verb} in the median of the {len(each)} products that both timed, from "
+        f"{words.times(least)} for {lowest} to {words.times(most)} for {highest}."
     )
 
 
@@ -209,14 +214,20 @@ def _same(one: GemmTiming, other: GemmTiming) -> bool:
     return stored_as(rows[0].w) == stored_as(rows[1].w)
 
 
-def _names(first: Machine, second: Machine) -> tuple[str, str]:
-    """The chips; where they are the same with threads and date, or by their order."""
-    one, other = (machine.chip or "an unnamed machine" for machine in (first, second))
+def _names(machines: tuple[Machine, Machine], files: tuple[str, str]) -> tuple[str, str]:
+    """The chips; where they are the same with threads, date and commit, else with their files, or by their
+    order."""
+    one, other = (machine.chip or "an unnamed machine" for machine in machines)
     if one != other:
         return one, other
-    more = []
-    for machine in (first, second):
-        threads = f"{machine.threads} threads" if machine.threads else ""
-        known = ", ".join(filter(None, (threads, machine.date, machine.commit)))
-        more.append(f"{one} ({known})" if known else one)
-    return (more[0], more[1]) if more[0] != more[1] else (f"{one} (1)", f"{one} (2)")
+    facts: list[tuple[str, ...]] = [
+        (f"{machine.threads} threads" if machine.threads else "", machine.date, machine.commit)
+        for machine in machines
+    ]
+    if facts[0] == facts[1]:
+        facts = [(file,) for file in files]
+    more = [", ".join(filter(None, known)) for known in facts]
+    if more[0] == more[1]:
+        return f"{one} (1)", f"{one} (2)"
+    first, second = (f"{one} ({known})" if known else one for known in more)
+    return first, second

@@ -108,7 +108,7 @@ def quantize(
     epilog=examples(
         "bench gemm --shape 4096x4096x4096 --gemms bf16,int8,w4a16_group128 --variants all",
         "bench gemm --shape 1x8192x8192 --sweep-m",
-        "bench gemm --device cpu",
+        "bench gemm --device cpu --record-to mine.json",
         "bench gemm --record",
     )
 )
@@ -139,7 +139,8 @@ def gemm(
     ] = False,
     record: Record = False,
     record_to: Annotated[
-        Path | None, typer.Option("--record-to", help="Write the results to this file, as --record does.")
+        Path | None,
+        typer.Option("--record-to", help="Write the results to this file, which the page's Speed opens."),
     ] = None,
     device: Device = None,
     as_json: Json = False,

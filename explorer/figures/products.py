@@ -149,7 +149,9 @@ def tagged(gemm: str, label: str, marked: Marked) -> str:
 
 
 def row_axis(figure: go.Figure, labels: Mapping[str, str]) -> None:
-    """A row for each key of ``labels``, the first at the top, named by its value."""
+    """A row for each key of ``labels``, the first at the top, named by its value. Names leave the other axis
+    little room on a phone, so that its numbers are small."""
+    figure.update_xaxes(tickfont={"size": 10})
     figure.update_yaxes(
         type="category",
         categoryorder="array",

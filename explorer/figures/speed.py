@@ -28,9 +28,9 @@ SMALL_M = 64
 """Maximum number of tokens at which a product is memory-bound, so that its rate is given in bytes per
 second."""
 LEGEND_HEIGHT = 240
-ROW_HEIGHT, SLOW = 29, 4
-"""Pixels; end of the axis in multiples of the usual product's time: slower ones are drawn there with an
-arrow."""
+TOP, ROW_HEIGHT, SLOW = 230, 29, 4
+"""Pixels of legend and axis, as many as a phone needs, and of a row; end of the axis in multiples of the
+usual product's time: slower ones are drawn there with an arrow."""
 
 
 def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None = None) -> go.Figure:
@@ -39,7 +39,7 @@ def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None
     best, marked = sorted(fastest(timings), key=lambda t: t.seconds), marked or {}
     if not best:
         return style.empty(NOTHING, f"{name} speed")
-    figure = products_figure("time (µs), logarithmic", "", f"{name} speed", 160 + ROW_HEIGHT * len(best))
+    figure = products_figure("time (µs), logarithmic", "", f"{name} speed", TOP + ROW_HEIGHT * len(best))
     figure.update_layout(legend={"maxheight": LEGEND_HEIGHT})
     ends = _ends(best)
     _add_ways(figure, best, ends)

@@ -16,7 +16,7 @@ from explorer.analysis.report import sqnr_of
 from explorer.products.operands import Operands
 from explorer.products.table import GEMMS, Gemm, Product
 from explorer.recordings.gemm import GemmTiming, Shape
-from explorer.schemes import Scheme
+from explorer.schemes import SCHEMES, Scheme
 
 ENOUGH_DB, MARGIN_DB = 20.0, 0.5
 """Output error of a tenth of the signal: what one layer can usually afford; the advice takes the fastest that
@@ -123,25 +123,40 @@ def verdict(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, sh
     chosen = choice(every)
     if chosen is None:
         return None
-    base = next((t for t in timings if t.gemm == usual_of(timings)[0]), None)
-    torch_s = base.baseline_graph.median_s if base and base.baseline_graph else None
+    torch_s, weight_bytes = _usual_at(chosen, timings)
     return Verdict(
         what,
         shape,
         chosen,
         torch_s / chosen.seconds if torch_s else None,
-        base.weight_bytes / chosen.weight_bytes if base else None,
+        weight_bytes / chosen.weight_bytes if weight_bytes else None,
         _why(chosen),
     )
 
 
+def _usual_at(chosen: Point, timings: Sequence[GemmTiming]) -> tuple[float | None, int | None]:
+    """Seconds of the usual product by torch, and its bytes of W; None where they are not known. Where that
+    product was not timed, as in a run that was stopped, they are of the baseline that the chosen kernel was
+    timed in turns with, if that is the same product."""
+    usual, _ = usual_of(timings)
+    if (base := next((t for t in timings if t.gemm == usual), None)) is not None:
+        return base.baseline_graph.median_s if base.baseline_graph else None, base.weight_bytes
+    own = next((t for t in timings if (t.gemm, t.variant) == (chosen.gemm, chosen.variant)), None)
+    if own is None or own.baseline_graph is None:
+        return None, None
+    if not own.on_cpu and own.baseline != GEMMS[usual].baseline.label:
+        return None, None
+    _, n, k = own.shape
+    return own.baseline_graph.median_s, n * k * SCHEMES[usual].format.bits // 8
+
+
 def _against_usual(chosen: Point, timings: Sequence[GemmTiming]) -> str:
     usual, named = usual_of(timings)
-    base = next((t for t in timings if t.gemm == usual and t.baseline_graph), None)
-    if base is None or base.baseline_graph is None or chosen.gemm == usual:
+    torch_s, weight_bytes = _usual_at(chosen, timings)
+    if torch_s is None or weight_bytes is None or chosen.gemm == usual:
         return ""
-    times = words.number(base.baseline_graph.median_s / chosen.seconds, 2)
-    size = words.number(base.weight_bytes / chosen.weight_bytes, 2)
+    times = words.number(torch_s / chosen.seconds, 2)
+    size = words.number(weight_bytes / chosen.weight_bytes, 2)
     return f", {times} times as fast as {named} with weights {size} times smaller"
 
 

@@ -15,6 +15,7 @@ from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
 from explorer.methods.recipe import Recipe
 from explorer.products.advice import ENOUGH_DB, at_shape, points, summary, swept
+from explorer.products.machine_words import machine_words
 from explorer.products.shape_times import ModelledTiming, modelled_timings
 from explorer.products.shapes import DECODE
 from explorer.recordings.files import NOT_RECORDED, Recording, recording_json
@@ -34,16 +35,9 @@ COLUMNS = (
     "SQNR (dB)",
     "W (MB)",
 )
-METHOD = (
-    "Kernel and baseline get the same random data and are interleaved. µs: CUDA-graph replay over buffers "
-    "that together exceed twice the L2 cache, median; flushed: one launch at a time, L2 overwritten before. "
-    "On a CPU kernels are other packages' own: single calls in turns with torch's float32, each after a copy "
-    "that overwrites the caches, with the number of threads that was the fastest of those tried.",
-    "A product's limit is modelled: the bytes that it moves over the measured speed of a copy, or its "
-    "operations over the measured rate of the tensor cores, whichever takes longer. Native: the tensor cores "
-    "take both operands as they are; emulated: they are widened first.",
+ERRORS = (
     "SQNR is that of the output against the float64 product of the unquantized X and W, on random normal "
-    f"data; {ENOUGH_DB:.0f} dB, a tenth of the signal, is what one layer can usually afford.",
+    f"data; {ENOUGH_DB:.0f} dB, a tenth of the signal, is what one layer can usually afford."
 )
 
 
@@ -69,7 +63,7 @@ def speed_report(
         for letter, recipe in reversed([*zip("AB", recipes, strict=False)])
         for name in products_for(recipe.scheme, any(t.on_cpu for t in here))
     }
-    text = " × ".join(map(words.count, at))
+    text, said = " × ".join(map(words.count, at)), machine_words(here)
     chip = recording.machine.chip or "an unnamed machine"
     source = f"Measured on one {recording.machine.describe()}, as the file of the timings says."
     return content(
@@ -80,7 +74,7 @@ def speed_report(
             *modelled_words(here),
         ),
         parts=(_products(here, marked, recipes), *_limits(recording, here, marked, at)),
-        method=METHOD,
+        method=(said.times, said.limits, ERRORS),
         about={
             "timings": source if measured else recording.source,
             "their SHA-256": _sha256(recording),
@@ -208,12 +202,12 @@ def _limits(
     figures = []
     over_m = swept(recording.rows, at)
     if len({timing.shape[0] for timing in over_m}) > 2:
-        reading = "Time against the number of tokens M; × where torch's BF16 overtakes."
+        reading = f"Time against the number of tokens M; {machine_words(over_m).overtakes}."
         figure = sweep_figure(over_m, "report", marked)
         figure.data = [trace for trace in figure.data if trace.visible != "legendonly"]  # nobody clicks paper
         figures.append(("sweep", figure, reading))
     if recording.limits:
-        reading = "The modelled bound of each product: memory (the slope) or the tensor cores (the ceilings)."
+        reading = f"The modelled bound of each product: {machine_words(here).bounds}."
         figures.append(("roofline", roofline_figure(here, recording.limits, "report", marked), reading))
     return [Part("What bounds them", (), (), tuple(figures))] if figures else []
 

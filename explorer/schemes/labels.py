@@ -5,7 +5,7 @@ from __future__ import annotations
 from explorer.formats import IntegerFormat
 from explorer.schemes.calibrators import MINMAX
 from explorer.schemes.parts import SchemeParts
-from explorer.schemes.rules import CODE_SENTENCES, NESTED_BLOCK, SUPER_BLOCK, MappingType, ScaleRule
+from explorer.schemes.rules import CODE_SENTENCES, K_QUANTS, NESTED_BLOCK, SUPER_BLOCK, MappingType, ScaleRule
 
 _MAPPING_WORDS = {
     MappingType.FULL: "the full code range is used, so the largest magnitudes land on rounding ties",
@@ -36,20 +36,34 @@ _CODE_LABELS = {
 
 def custom_label(parts: SchemeParts) -> str:
     """A label for a scheme that has no row of its own, which no other scheme has: "INT4 groups of 48,
-    asymmetric, least squared error, FP16 scales"."""
-    words = [f"{parts.format.label} {parts.granularity}"]
-    if parts.mapping is not MappingType.SYMMETRIC:
+    asymmetric, least squared error, FP16 scales"; of the layout of a K-quant "Q4_K layout, least squared
+    error"."""
+    layout = _k_quant(parts)
+    words = [f"{layout} layout" if layout else f"{parts.format.label} {parts.granularity}"]
+    if parts.mapping is not MappingType.SYMMETRIC and not layout:
         words.append(_MAPPING_LABELS[parts.mapping])
-    if parts.calibrator is not MINMAX:
+    if parts.calibrator is not MINMAX or layout:
         words.append(parts.calibrator.label)
     if parts.least_squares_scale:
         words.append("scales refitted")
     if parts.seed is not None:
         words.append(f"stochastic (seed {parts.seed})")
     words += [_CODE_LABELS[word] for word in parts.codes.words]
-    if parts.scale is not None:
+    if parts.scale is not None and not layout:
         words.append(_scale_label(parts.scale))
     return ", ".join(words)
+
+
+def _k_quant(parts: SchemeParts) -> str:
+    """The K-quant that has this layout ("Q4_K"), where llama.cpp's search does not find the scales; empty of
+    others."""
+    if parts.scale is None or parts.scale.is_searched or parts.flat:
+        return ""
+    layout = (parts.block, parts.scale.super_bits, parts.mapping)
+    for bits, length, scale_bits, mapping in K_QUANTS:
+        if parts.format.name == f"int{bits}" and layout == ((1, length), scale_bits, mapping):
+            return f"Q{bits}_K"
+    return ""
 
 
 def _scale_label(rule: ScaleRule) -> str:
@@ -82,8 +96,18 @@ def sentence(parts: SchemeParts, stored_by: str = "") -> str:
         {"bf16": "scales computed in BF16"} if parts.scale.divides_by_tensor_scale else {}
     )
     text += "".join(f"; {by_word[word]}" for word in parts.codes.words)
-    who = f": the same codes and scales as {stored_by}" if stored_by else ""
+    who = f": the same codes and scales as {stored_by}" if stored_by else _layout_words(parts)
     return f"{text}{who}."
+
+
+def _layout_words(parts: SchemeParts) -> str:
+    """Whose layout it is, and whose search finds its scales, of K-quants without llama.cpp's."""
+    layout = _k_quant(parts)
+    if not layout:
+        return ""
+    by = parts.calibrator
+    scales = f"by our search for the {by.label}" if by.name == "mse" else f"of ranges by {by.label}"
+    return f": the layout of GGUF's {layout}, with scales {scales}, not by llama.cpp's search"
 
 
 def _mapping_words(parts: SchemeParts) -> str:

@@ -159,3 +159,12 @@ def test_a_scheme_with_minimums_is_refused_by_its_name(name: str) -> None:
     """The page says it in place of the figures: the words of one method's refusal would explain nothing."""
     with pytest.raises(ValueError, match=f"{SCHEMES[name].label} stores a minimum for each block"):
         compare_calibrators(torch.randn(4, 256), SCHEMES[name])
+
+
+@pytest.mark.parametrize("name", ["int4_group32", "int4_group32_asym"])
+def test_what_the_refusal_names_works(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"such as {name}\b"):
+        compare_calibrators(torch.randn(4, 256), SCHEMES["q4_k"])
+    assert compare_calibrators(torch.randn(4, 256), SCHEMES[name]).choices
+    for other in ("q4_k", "q5_1"):
+        assert SCHEMES[other].with_ranges_by(CALIBRATORS["mse"]).calibrator.name == "mse"

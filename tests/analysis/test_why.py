@@ -52,6 +52,16 @@ def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
     )
 
 
+def test_steps_that_differ_in_no_digit_are_equal() -> None:
+    """Two searches for one layout: "1 times as fine" says nothing, what the errors are of a step does."""
+    words = why(done("q4_k"), done("int4~1x32~minimum~super6~mse~fit"))
+    assert re.match(
+        r"Why: steps are equally wide, 0\.2\d times the RMS; A's error is 0\.25 of a step, B's", words
+    )
+    assert re.search(r"B's 0\.2[678]: 0\.29 is that of values which lie evenly", words), words
+    assert "a step" not in why(done("int4_group32"), done("int4_group32"))
+
+
 def test_doubly_quantized_scales_that_collapse_are_the_cause() -> None:
     """One large block beside 299 small ones: bitsandbytes' rule stores scales of 0 and below for them."""
     x = 0.02 * torch.randn(300, 64, generator=torch.Generator().manual_seed(0))

@@ -57,6 +57,23 @@ def test_a_cast_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it has no range" in out.sentence and not said, "nobody asked for it: no notification"
 
 
+def test_a_scheme_without_one_range_has_no_empty_figures() -> None:
+    """What the section would fill takes no room beside the reason, and its methods can still be taken."""
+    out = calibration.show(*selection(scheme="q4_k"), 0.5)
+    assert 'class="status refusal"' in out.sentence and "int4_group32_asym" in out.sentence
+    assert ".section:has(.refusal) .of-result { display: none" in (ASSETS / "style.css").read_text()
+    kinds = {getattr(b, "elem_id", None): b for b in page().blocks.values()}
+
+    def collapsed(name: str) -> bool:
+        box = kinds[name]
+        while box is not None and "of-result" not in (getattr(box, "elem_classes", None) or ()):
+            box = box.parent
+        return box is not None
+
+    assert all(map(collapsed, ("ranges", "objectives", "own-range", "calibration-table", "amount")))
+    assert not collapsed("use-range") and not collapsed("calibration-sentence")
+
+
 def test_a_new_upload_under_an_old_path_is_calibrated_anew(tmp_path: Path) -> None:
     """If this fails, figures of the file that lay there before are shown for the new one."""
     held = []

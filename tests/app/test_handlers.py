@@ -35,6 +35,7 @@ from app.link import visited as read_address
 from app.parts import html, tensor_controls
 from app.parts.views import View
 from app.sections import answer, compare, overview, sizes, take_away
+from app.sections.speed_machines import OpenedRecording
 from app.serving import work
 from app.state import analyses, record
 from app.state import selection as selections
@@ -54,6 +55,7 @@ from explorer.figures.style import file_name
 from explorer.formats.code import code_facts
 from explorer.paths import KERNELS
 from explorer.progress import checkpoint
+from explorer.recordings.gemm import recorded_cpu
 from explorer.recordings.quantize import recorded_kernel
 from explorer.reports.check import read_record
 from explorer.schemes import Scheme
@@ -533,17 +535,34 @@ KEPT = [
 
 
 def test_a_link_keeps_two_machines() -> None:
-    """Recorded ones by name; a recording of one's own stays where it is open, and is asked for where it is
-    not; what is no machine is said."""
+    """Recorded ones by name; a recording that is not open is asked for; what is no machine is said."""
     seen = visited("machine=gemm-layers&beside=recorded")
     assert (seen.kept.machine, seen.kept.beside["value"]) == ("gemm-layers", "recorded")
     assert "gemm-layers" not in {value for _, value in seen.kept.beside["choices"]}
     assert (visited("").kept.machine, visited("").kept.beside["value"]) == ("recorded", "")
-    own = visited("machine=opened-1&beside=recorded", first=True)
-    assert unchanged(own.kept.machine) and "open its file again under Speed" in own.missing
+    for first in (True, False):  # in another window, and after it was removed
+        own = visited("machine=opened-1&beside=opened-2", first=first)
+        assert own.kept.machine == "recorded" and own.kept.beside["value"] == ""
+        assert own.missing.count("names a recording that is not open here") == 1
+        assert {"machine", "beside"} <= set(own.dropped), "the address is that of what is shown"
     wrong = visited("machine=x&beside=recorded")
     assert wrong.kept.machine == "recorded" and wrong.kept.beside["value"] == ""
     assert "The link's machine 'x' is not valid" in wrong.missing and "gemm-layers" in wrong.missing
+
+
+def test_back_leads_to_an_opened_recording() -> None:
+    """Within the visit in which it was opened, as the first machine or as the second."""
+    mine = OpenedRecording("opened-1", "mine.json", recorded_cpu())
+    for query, pair in (
+        ("machine=opened-1&beside=recorded", ("opened-1", "recorded")),
+        ("machine=recorded&beside=opened-1", ("recorded", "opened-1")),
+    ):
+        seen = read_address(query, Record(), None, False, (mine,))
+        assert (seen.kept.machine, seen.kept.beside["value"]) == pair
+        assert not seen.missing and not seen.dropped
+    acts = json.dumps({"number": 1, "whole": False, "acts": [{"do": "visit", "query": "machine=opened-1"}]})
+    *_, view = choose(acts, None, *dataclasses.astuple(Record()), (mine,))
+    assert view.kept.machine == "opened-1"
 
 
 @pytest.mark.parametrize("query, kept", KEPT)

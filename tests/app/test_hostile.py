@@ -95,7 +95,7 @@ def test_no_act_of_a_program_is_a_defect() -> None:
                 acts = json.dumps({"number": 1, "acts": [{"do": name, **values}]}, default=str)
                 try:
                     with suppress(gr.Error):
-                        asked.ask(function, [acts, None, *RECORD])
+                        asked.ask(function, [acts, None, *RECORD, None])
                 except Exception as error:
                     failed.setdefault(_told(function, error), values)
     assert not failed, "\n".join(f"{name} {str(values)[:300]}" for name, values in failed.items())
@@ -107,15 +107,15 @@ def _function(name: str) -> Any:
 
 RECORD = list(dataclasses.astuple(Record()))
 SENT = [
-    ("choose", [["x"], None, *RECORD], r'^acts is a text, not \["x"\]$'),
-    ("choose", ["x" * 70_000, None, *RECORD], "^acts has 70,000 characters; at most 65,536 are taken$"),
-    ("choose", ["x"], "^14 values are taken here, and 1 were sent$"),
+    ("choose", [["x"], None, *RECORD, None], r'^acts is a text, not \["x"\]$'),
+    ("choose", ["x" * 70_000, None, *RECORD, None], "^acts has 70,000 characters; at most 65,536 are taken$"),
+    ("choose", ["x"], "^15 values are taken here, and 1 were sent$"),
     ("sizes_model", ["Llama-2-7B"], "^3 values are taken here, and 1 were sent$"),
     ("sizes_model", ["Llama-2-7B", float("nan"), "nvfp4"], "is a number, not NaN$"),
     ("sizes_model", ["Llama-2-7B", 10**400, "nvfp4"], r"is a number, not 1000*…$"),
     ("sizes_model", [None, 7, "nvfp4"], "^Model is a text, not null$"),
     ("explain", ["int8", {"a": 1}], "is a text, not"),
-    ("kernel_source", ["<b>"], "^Value: &lt;b&gt; is not in the list of choices"),
+    ("kernel_source", ["<b>", "recorded", None, None], "^Value: &lt;b&gt; is not in the list of choices"),
     (
         "survey_budget",
         ["all-MiniLM-L6-v2", None, None, "any", "[" * 60_000, False, 4.5, "none", "bits", 1],
@@ -138,7 +138,7 @@ def test_a_refusal_says_what_is_wrong(name: str, values: list[Any], words: str) 
 def test_a_refusal_is_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Else a stranger fills the disk with what he sends."""
     with asked.quick(), caplog.at_level(logging.INFO, "explorer"), pytest.raises(gr.Error):
-        asked.ask(_function("choose"), ["y" * 10**5, None, *RECORD])
+        asked.ask(_function("choose"), ["y" * 10**5, None, *RECORD, None])
     (line,) = caplog.messages
     assert line == "choose refused: values that it does not take"
 

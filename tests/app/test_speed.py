@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from explorer.recordings.gemm import (
 )
 from explorer.recordings.machine import Machine, MachineLimits
 from explorer.recordings.times import TimeSpread
+from explorer.reports import speed_report
 from lab import docs
 from tests.app.test_handlers import plots_of, selection, unchanged
 
@@ -288,6 +290,29 @@ def test_a_recorded_machine_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch
     assert 'no machine "nobody\'s" is recorded; there are' in said[0]
 
 
+OF_A_GPU = re.compile("tensor core|CUDA|L2 cache|BF16 becomes|beforehand|H200|wgmma|kernels/", re.IGNORECASE)
+
+
+def test_words_about_gpus_do_not_stand_under_a_cpus_numbers() -> None:
+    """Headings, method, hints, facts and sources, also of products that both have, as BF16; a report's words
+    too."""
+    name = next(name for name, r in gemms_by_machine().items() if r.rows == recorded_cpu().rows)
+
+    def said(view: str, shape: str | None = None) -> list[str]:
+        out = shown(view=view, shape=shape, product="bf16")
+        ask = (out.product["value"], view)
+        texts = (*vars(out.texts).values(), out.shape["info"], speed.facts_of(*ask), speed.source_of(*ask))
+        assert out.product["value"] == "bf16" or shape
+        return [unescape(str(text)) for text in texts]
+
+    assert all(map(OF_A_GPU.search, said(RECORDED)))
+    assert not [text for text in (*said(name), *said(name, "7×7×7")) if OF_A_GPU.search(text)]
+    assert "torch's float32 becomes faster" in said(name)[1] and "sources are theirs" in said(name)[-1]
+    report = speed_report(recorded_cpu())
+    readings = [text for part in report.parts for *_, text in part.figures]
+    assert not [text for text in (*report.appendix[0].paragraphs, *readings) if OF_A_GPU.search(text)]
+
+
 def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whatever machine it is: its own shapes are shown, and what it lacks is said, never modelled."""
     layers = recorded_layers()
@@ -314,52 +339,104 @@ def a_file(path: Path, chip: str, *rows: GemmTiming) -> str:
     return str(recordings.record_to(path, Recording(Machine(gpu=chip), rows)))
 
 
+def opened_of(path: str, opened: Any = (), shape: str | None = None) -> Any:
+    return speed_machines.open_recording(path, shape, opened)
+
+
 def test_an_opened_recording_is_one_more_machine(tmp_path: Path) -> None:
     """It is chosen at once; labels are today's, texts no markup; the same file again is the same machine."""
-    rows = (timing(label="Old", shape=(8, 64, 64)), timing(gemm="gone", label="<b>x", shape=(8, 64, 64)))
-    path = a_file(tmp_path / "mine.json", "NVIDIA A100", *rows)
-    out = speed_machines.open_recording(path, ())
-    assert "Opened: mine.json, 2 timings on NVIDIA A100. Only you see it." in out.status
-    assert [row.label for row in out.opened[0].rows] == [GEMMS["bf16"].label, "‹b>x"]
+    row = timing(label="Old", variant="<b>x", shape=(8, 64, 64))
+    path = a_file(tmp_path / "mine.json", "NVIDIA A100", row)
+    out = opened_of(path)
+    assert "Opened: mine.json, 1 timing on NVIDIA A100. Only you see it." in out.status
+    (mine,) = out.opened
+    assert [(t.label, t.variant) for t in mine.recording.rows] == [(GEMMS["bf16"].label, "‹b>x")]
     name = out.view["value"]
     assert ("Opened: NVIDIA A100", name) in out.view["choices"]
     assert ("Opened: NVIDIA A100", name) not in speed_machines.choices(), "never seen by another"
     here = speed.show(*selection(), name, None, None, speed.RANDOM, None, out.opened)
     assert "From a file that you opened. Recorded on one NVIDIA A100" in here.source
     assert {row[COLUMN_OF_SHAPE] for row in here.table if row[COLUMN_OF_SHAPE]} == {"8×64×64"}
-    again = speed_machines.open_recording(path, out.opened)
+    again = opened_of(path, out.opened)
     assert again.opened == out.opened and again.view["value"] == name
-    second = speed_machines.open_recording(a_file(tmp_path / "b.json", "NVIDIA L4", rows[0]), out.opened)
+    second = opened_of(a_file(tmp_path / "b.json", "NVIDIA L4", row), out.opened)
     assert second.view["value"] != name and len(second.opened) == 2
     both = speed.compare(*selection(), name, None, second.view["value"], None, second.opened)
     assert "At 8×64×64 NVIDIA A100 takes as long as NVIDIA L4 in the one product" in both.sentence
 
 
+def test_recordings_of_one_machine_are_told_apart_and_removed(tmp_path: Path) -> None:
+    """By their files, and by a number where these have one name too; the one that is shown may go."""
+    opened: Any = ()
+    for number, file in enumerate(("a.json", "b.json", "c/b.json"), 1):
+        path = a_file(tmp_path / file, "NVIDIA A100", timing(shape=(number, 64, 64)))
+        opened = opened_of(path, opened).opened
+    first, second, third = opened
+    labels = ["NVIDIA A100, a.json", "NVIDIA A100, b.json (1)", "NVIDIA A100, b.json (2)"]
+    assert [label for label, _ in speed_machines.opened_choices(opened)] == labels
+    assert speed_machines.opened_choices((first,)) == [("NVIDIA A100", first.name)], "no need to tell apart"
+    both = speed.compare(*selection(), first.name, None, third.name, None, opened)
+    assert "1×64×64 was not timed on NVIDIA A100 (b.json)" in both.sentence
+    out = speed_machines.remove_recording(second.name, first.name, opened)
+    assert out.opened == (first, third) and out.view["value"] == first.name and unchanged(out.shape)
+    assert "Removed: NVIDIA A100, b.json (1)." in out.status and out.listed["value"] == third.name
+    out = speed_machines.remove_recording(first.name, first.name, out.opened)
+    assert out.view["value"] == RECORDED and out.listed["visible"]
+    none = speed.compare(*selection(), RECORDED, None, first.name, None, out.opened)
+    assert none.beside["value"] == "" and none.sentence == "", "the second machine was the removed one"
+    out = speed_machines.remove_recording(third.name, RECORDED, out.opened)
+    assert out.opened == () and not out.listed["visible"] and not out.remove["visible"]
+
+
+def test_an_opened_recording_is_shown_at_a_shape_that_it_has(tmp_path: Path) -> None:
+    """Else the first sight of one's own file is that it lacks the shape of another machine."""
+    path = a_file(tmp_path / "a.json", "A", timing(shape=(8, 64, 64)), timing(shape=(1, 8192, 8192)))
+    assert opened_of(path, shape="4096×4096×4096").shape["value"] == "1×8192×8192", "the most telling first"
+    assert unchanged(opened_of(path, shape="8×64×64").shape), "the shape that is looked at is kept"
+
+
+def test_products_that_this_version_does_not_know_are_said_and_left_out(tmp_path: Path) -> None:
+    """A newer version's file opens, and what cannot be shown has a name; of nothing else it is refused."""
+    newer = [timing(gemm=f"new{i}", shape=(8, 64, 64)) for i in range(8)]
+    out = opened_of(a_file(tmp_path / "n.json", "A", timing(shape=(8, 64, 64)), *newer, newer[0]))
+    assert "1 timing on A. Not shown, because this version has no such products: new0, new1" in out.status
+    assert "new5 and 2 more." in out.status
+    assert [row.gemm for row in out.opened[0].recording.rows] == ["bf16"]
+    refused = opened_of(a_file(tmp_path / "o.json", "A", newer[0]), out.opened)
+    assert "o.json was not opened: this version knows none of its products (new0)" in refused.status
+    assert unchanged(refused.opened) and refused.file is None
+
+
 def test_a_file_that_is_no_recording_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first defect, what is accepted, and a limit of size and number; what was open stays."""
-    said: list[str] = []
-    monkeypatch.setattr(limits, "notify", said.append)
+    """The first defect, what is accepted, and a limit of size and number; what was open stays. It is said in
+    the line of the file alone, where the next file replaces it: a message elsewhere would outlive that."""
+    toasts: list[str] = []
+    monkeypatch.setattr(limits, "notify", toasts.append)
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recording_bytes=4000))
-    bad = tmp_path / "bad.json"
+    bad, text = tmp_path / "bad.json", tmp_path / "notes.txt"
     bad.write_text('{"machine":{"gpu":"x"},"rows":[{"row":"bf16"}]}')
+    text.write_text("hello")
     good = [a_file(tmp_path / f"{chip}.json", chip, timing(shape=(8, 64, 64))) for chip in "ABC"]
     large = a_file(tmp_path / "large.json", "L", *[timing()] * 9)
-    opened = speed_machines.open_recording(good[0], ()).opened
-    for path, why in (
+    opened = opened_of(good[0]).opened
+    accepted = "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE"
+    for path, *why in (
         (
             str(bad),
             "bad.json was not opened: this is no recording of matrix products: rows.0.label: Field required",
+            accepted,
         ),
+        (str(text), "notes.txt was not opened: it is no JSON file", accepted),
         (large, "a recording may have 4 kB here"),
     ):
-        out = speed_machines.open_recording(path, opened)
-        assert why in said[-1] and why in unescape(out.status)
-        assert unchanged(out.opened) and unchanged(out.view)
-    assert "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE" in said[0]
+        out = opened_of(path, opened)
+        assert all(part in unescape(out.status) for part in why)
+        assert unchanged(out.opened) and unchanged(out.view) and out.file is None
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recordings=2))
-    opened = speed_machines.open_recording(good[1], opened).opened
-    full = speed_machines.open_recording(good[2], opened)
-    assert "2 recordings are open, as many as may be" in said[-1] and unchanged(full.opened)
+    opened = opened_of(good[1], opened).opened
+    full = opened_of(good[2], opened)
+    assert "2 recordings are open, as many as may be. Remove one" in full.status and unchanged(full.opened)
+    assert not toasts
 
 
 def test_a_second_machine_is_one_other_than_the_first() -> None:
@@ -432,6 +509,22 @@ def test_products_without_a_cpu_kernel_are_refused_in_words(monkeypatch: pytest.
     monkeypatch.setattr(limits, "notify", said.append)
     list(speed.run(4, 4, 4, ["nvfp4"], False))
     assert "no product 'nvfp4' on a CPU; there are fp32" in said[0]
+
+
+@pytest.mark.parametrize("recorded", [recorded_cpu, recorded_gemms])
+def test_a_run_that_was_stopped_before_the_usual_product_has_its_ratios(recorded: Any) -> None:
+    """Each kernel is timed in turns with torch's: the table has what the sentence has."""
+    every = at_shape(recorded().rows, recorded().rows[0].shape)
+    one = next(t for t in every if t.gemm in ("w4_group32", "w_nvfp4") and t.baseline_graph)
+    stopped = verdict(points([one]), [one], "this", one.shape_text)
+    whole = verdict(points([one]), every, "this", one.shape_text)
+    assert stopped and whole and one.baseline_graph
+    assert stopped.faster == pytest.approx(one.baseline_graph.median_s / one.total_seconds)
+    assert stopped.smaller == whole.smaller and stopped.faster == pytest.approx(whole.faster, rel=0.3)
+    assert "times as fast as torch's" in summary(points([one]), [one], "this")
+    other = dataclasses.replace(one, baseline="torch._scaled_mm", threads=None)
+    alone = verdict(points([other]), [other], "this", one.shape_text)
+    assert alone and alone.faster is None, "another product's time is not the usual one's"
 
 
 def test_the_frontier_and_the_choice() -> None:

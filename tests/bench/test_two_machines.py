@@ -41,14 +41,16 @@ TABLE: list[tuple[Recording[GemmTiming], Recording[GemmTiming], list[tuple[str, 
         of("A", bf16=1, int8=2),
         of("B", int8=6, bf16=2),
         [("bf16", "bf16"), ("int8", "int8")],
-        ["At 1×64×64 A is 2.45× as fast as B in the median of the 2 products that both timed (2× to 3×).",
+        ["At 1×64×64 A is 2.45× as fast as B in the median of the 2 products that both timed, from 2× "
+         "for BF16 to 3× for INT8.",
          "It is the faster one in each of them."],
     ),
     (
         of("A", bf16=4, int8=3, w8a16=8, nf4=9),
         of("B", bf16=2, int8=6, w8a16=2, fp16=1),
         [("int8", "int8"), ("bf16", "bf16"), ("w8a16", "w8a16")],
-        ["At 1×64×64 B is 2× as fast as A in the median of the 3 products that both timed (0.5× to 4×).",
+        ["At 1×64×64 B is 2× as fast as A in the median of the 3 products that both timed, from 0.5× "
+         "for INT8 to 4× for W8A16.",
          "The order is reversed, A is faster, in INT8 (2×).",
          "Timed on A alone: NF4.",
          "Timed on B alone: FP16."],
@@ -58,7 +60,8 @@ TABLE: list[tuple[Recording[GemmTiming], Recording[GemmTiming], list[tuple[str, 
         of("A", w4a16_group128=1, w8a16=1.5, int8=2, w4a8_int=3),
         on_cpu(w8_row=3, w4_group128=4, w4_group32=5, int8_static=6),
         [("w4a16_group128", "w4_group128"), ("w8a16", "w8_row")],
-        ["At 1×64×64 A is 2.83× as fast as C in the median of the 2 products that both timed (2× to 4×).",
+        ["At 1×64×64 A is 2.83× as fast as C in the median of the 2 products that both timed, from 2× "
+         "for W8A16 to 4× for W4A16_GROUP128.",
          "It is the faster one in each of them.",
          "Timed on A alone: INT8, W4A8_INT.",
          "Timed on C alone: W4_GROUP32, INT8_STATIC."],
@@ -122,6 +125,8 @@ def test_machines_of_one_name_are_told_apart() -> None:
         for date in ("2026-01-02", "")
     ]
     assert names == [("A", "A (2026-01-02)"), ("A (1)", "A (2)")]
+    files = compare_machines(one, one, SHAPE, ("a.json", "b.json")).names
+    assert files == ("A (a.json)", "A (b.json)")
 
 
 def test_the_figure_has_both_times_of_each_product() -> None:

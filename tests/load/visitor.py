@@ -57,7 +57,7 @@ def values_of(name: str, selection: list[Any], file: Any = None) -> list[Any]:
     """What the page's controls send to the function ``name``, with nothing chosen but a selection."""
     record = [*selection, "", "", ""]
     if name == "choose":
-        return [json.dumps({"number": 1, "acts": [{"do": "file"}]}), file, *record]
+        return [json.dumps({"number": 1, "acts": [{"do": "file"}]}), file, *record, None]  # no recording open
     untouched = [DEFAULT_RANGE, None, None]  # no range dragged, no method run, nothing timed
     take = [*selection, ["report"], "own", *untouched]
     return {"tensor": selection, "frontier": record, "calibration": [*selection, 0.5], "take": take}[name]

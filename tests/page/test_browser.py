@@ -687,8 +687,10 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
 @pytest.mark.thorough
 def test_a_recording_is_opened_and_stands_beside_another(page: Page, url: str, tmp_path: Path) -> None:
     """What is no recording leaves the section as it is; one that is becomes the machine shown, for this
-    visitor; the second machine is kept in the address."""
-    rows = tuple(row for row in recorded_layers().rows if row.shape == (64, 4096, 4096))
+    visitor; the second machine is kept in the address, and Back leads to the recording, until it is
+    removed."""
+    shapes = (64, 4096, 4096), (16, 4096, 4096)
+    rows = tuple(row for row in recorded_layers().rows if row.shape in shapes)
     good = record_to(tmp_path / "mine.json", Recording(Machine(gpu="NVIDIA A100"), rows))
     bad = tmp_path / "bad.json"
     bad.write_text("[1]")
@@ -700,8 +702,8 @@ def test_a_recording_is_opened_and_stands_beside_another(page: Page, url: str, t
     file.set_input_files(bad)
     expect(page.locator("#speed-opened")).to_contain_text("bad.json was not opened: this is no recording")
     expect(source).to_contain_text("Recorded on one NVIDIA H200")
-    page.locator("#speed-recording").get_by_label("Clear").click()
     file.set_input_files(good)
+    expect(page.locator("#speed-opened")).to_contain_text("Opened: mine.json")
     expect(source).to_contain_text("From a file that you opened. Recorded on one NVIDIA A100")
     expect(page.get_by_label("Opened: NVIDIA A100")).to_be_checked()
     expect(two).to_contain_text("takes as long as")
@@ -711,6 +713,18 @@ def test_a_recording_is_opened_and_stands_beside_another(page: Page, url: str, t
     expect(other.locator("#notice")).to_contain_text("open its file again under Speed")
     expect(other.get_by_label("Opened: NVIDIA A100")).to_have_count(0)
     other.close()
+    page.locator("#speed-shape input").click()
+    page.get_by_role("option", name="16×4096×4096").click()
+    expect(page.locator("#speed-advice")).to_contain_text("16×4096×4096")
+    page.get_by_label("Recorded on an NVIDIA H200").check()
+    expect(source).to_contain_text("Recorded on one NVIDIA H200")
+    page.go_back()
+    expect(page.get_by_label("Opened: NVIDIA A100")).to_be_checked()
+    expect(source).to_contain_text("From a file that you opened. Recorded on one NVIDIA A100")
+    expect(page.locator("#speed-shape input")).to_have_value(re.compile("^64×4096×4096"))
+    page.locator("#speed-remove").click()
+    expect(source).to_contain_text("Recorded on one NVIDIA H200")
+    expect(page.get_by_label("Opened: NVIDIA A100")).to_have_count(0)
 
 
 @pytest.mark.thorough

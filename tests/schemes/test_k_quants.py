@@ -229,6 +229,43 @@ def test_a_search_says_what_it_goes_with() -> None:
     assert str(codebook) == "iq4_nl~1x32~signed_max~float16-zero~mse~reciprocal~unrounded"
 
 
+@pytest.mark.parametrize(
+    ("text", "label", "said"),
+    [
+        ("q4_k", "GGUF Q4_K", "all found by llama.cpp's search"),
+        (
+            "int4~1x32~minimum~super6~mse~fit",
+            "Q4_K layout, least squared error, scales refitted",
+            "our search",
+        ),
+        ("int3~1x16~signed_max~super6~mse", "Q3_K layout, least squared error", "our search"),
+        ("int6~1x16~signed_max~super8~minmax", "Q6_K layout, min-max", "of ranges by min-max, not by"),
+        (
+            "int3~1x16~signed_max~super6~entropy",
+            "Q3_K layout, entropy (KL)",
+            "of ranges by entropy (KL), not by",
+        ),
+        (
+            "int4~1x32~minimum~super4~minmax",
+            "INT4 groups of 32, with minimums, 4-bit scales in super-blocks",
+            "",
+        ),
+    ],
+)
+def test_a_label_and_a_sentence_say_whose_search_it_is(text: str, label: str, said: str) -> None:
+    """Ours beside llama.cpp's, in few words; a layout that GGUF has not is spelled out."""
+    scheme = Scheme.parse(text)
+    sentence = scheme.describe()
+    assert scheme.label == label and len(label) <= 62
+    assert (said in sentence) if said else ("llama.cpp" not in sentence and "search" not in sentence)
+    if said == "our search":
+        assert (
+            f"the layout of GGUF's {label[:4]}, with scales by our search for the least squared error"
+            in sentence
+        )
+        assert sentence.endswith("not by llama.cpp's search.")
+
+
 def test_rows_that_no_file_holds_are_said() -> None:
     """In the words of the export that refuses them."""
     said = SCHEMES["q4_k"].shortened((1536, 384))

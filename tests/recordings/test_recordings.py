@@ -46,6 +46,7 @@ from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.embeddings import recorded_embeddings
 from lab.exports import recorded_exports
 from lab.first_numbers import recorded_first_numbers
+from lab.inputs import recorded_inputs
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.recipes import recorded_causal, recorded_recipes
@@ -67,6 +68,7 @@ SHIPPED = {
     "gemm-layers": recorded_layers,
     "gradients": recorded_gradients,
     "grouped": recorded_grouped,
+    "inputs": recorded_inputs,
     "methods": recorded_methods,
     "page": recorded_page,
     "quantize": recorded_quantize,

@@ -153,7 +153,7 @@ def _cells(rows: Sequence[InputsRow]) -> list[str]:
     half = half_interval([statistics.fmean(group) for group in zip(*(r.groups for r in rows), strict=True)])
     return [
         f"{rows[0].bits:.2f}",
-        f"{statistics.fmean(cosines):.4f} ± {half:.4f} {_spread(cosines, 4)}",
+        f"{statistics.fmean(cosines):.4f} ± {max(half, 0.0001):.4f} {_spread(cosines, 4)}",
         f"{statistics.fmean(row.rank for row in rows):.4f} {_spread([row.rank for row in rows], 4)}",
         f"{with_standard_error(statistics.fmean(neighbours))} {_spread([100 * n for n in neighbours], 1)}",
     ]

@@ -213,6 +213,34 @@ def inputs(
     emit(as_json, rows, PrintedTable(titles, lines))
 
 
+@app.command(epilog=examples("ranking", "ranking --record"))
+def ranking(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
+    ] = None,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Methods by the loss of a model and by the error of its layers, calibrated on 128 × 512 tokens."""
+    from explorer.core.backend import work_device
+    from explorer.models.capture import load_model
+    from explorer.models.evaluate import MODEL
+    from lab.ranking import record_ranking, run_ranking
+
+    loaded = load_model(model or MODEL, device=work_device())
+    if record:
+        say(f"written: {record_ranking(loaded)}", error=True)
+        return
+    rows = list(run_ranking(loaded))
+    titles = ("scheme", "method", "calibration", "tokens", "loss", "error", "of values", "but for token 1")
+    lines = [
+        (r.scheme, r.method, r.calibration, r.tokens, r.loss, r.error, r.value_loss, r.value_loss_but_first)
+        for r in rows
+    ]
+    emit(as_json, rows, PrintedTable(titles, lines))
+
+
 @app.command("bias-correction", epilog=examples("bias-correction --methods hqq", "bias-correction --record"))
 def bias_correction(
     model: Annotated[

@@ -53,6 +53,11 @@ def sample_cases() -> dict[str, Tensor]:
     }
 
 
+def share_of_sample(codes: int) -> float:
+    """The share of a sample case's values that so many codes are."""
+    return codes / (ROWS * COLUMNS)
+
+
 def _with_outliers(x: Tensor, r: np.random.Generator) -> Tensor:
     """Six columns a hundred times larger than the rest."""
     out = x.clone()

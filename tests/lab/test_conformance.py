@@ -75,10 +75,11 @@ def test_a_row_is_as_equal_as_it_says(row: Row, cases: dict[str, Tensor]) -> Non
     counts, noticed = [], 0
     for case, x in cases.items():
         ours, theirs = row.both(x)
-        counts.append(compare_codes(ours, theirs, case))
+        under = row.bound_of(case).under
+        counts.append(compare_codes(ours, theirs, case, under))
         if case in row.differs or case == ONE:
             for part, wrong in broken(theirs):
-                result = result_of(row, "", [compare_codes(ours, wrong, case)])
+                result = result_of(row, "", [compare_codes(ours, wrong, case, under)])
                 assert result.surprises, f"{case}: wrong {part} are excused"
                 noticed += 1
     surprises = result_of(row, "", counts).surprises
@@ -247,6 +248,23 @@ def test_what_lies_beyond_a_bound_is_said_with_what_was_expected(
     count = Count("ties", 100, 5, 20, 3, zero_points=10, apart=Distance(3, 4, 1.5, 1, 1, 2, moved=2))
     found = count.beyond(Difference("why", **bound))
     assert len(found) == len(said) and all(text in whole for text, whole in zip(said, found, strict=True))
+
+
+def test_a_difference_excuses_only_the_blocks_that_it_is_named_for() -> None:
+    """Two codes differ, one under a scale of 0: the other is reported, though the share allows both."""
+    x = torch.stack([torch.full((32,), 1e-20), torch.linspace(-1, 1, 32)])
+    ours = quantize(x, Scheme.parse("int8~row~symmetric~float16-zero~minmax"))
+    assert ours.scales.scale.flatten().tolist()[0] == 0
+    codes = ours.codes.clone()
+    codes[0, 3] ^= 1
+    codes[1, 4] ^= 1
+    theirs = Outside(codes, ours.scales.scale)
+    named = Difference("why", codes=0.5, steps=1, under=(0.0, 0.0))
+    count = compare_codes(ours, theirs, "a", named.under)
+    assert (count.different_codes, count.outside) == (2, 1)
+    assert count.beyond(named) == ["1 codes differ in blocks that the reason does not hold for"]
+    assert not compare_codes(ours, theirs, "a").beyond(dataclasses.replace(named, under=None))
+    assert named.words == "at most 50 % of the codes, by 1 step, under scales of 0"
 
 
 def test_decoded_values_are_counted_apart() -> None:

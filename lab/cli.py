@@ -222,7 +222,7 @@ def ranking(
     record: Record = False,
     as_json: Json = False,
 ) -> None:
-    """Methods by the loss of a model and by the error of its layers, calibrated on 128 × 512 tokens."""
+    """Methods by the loss of a model and by the error of its layers, calibrated on 32 × 512 tokens."""
     from explorer.core.backend import work_device
     from explorer.models.capture import load_model
     from explorer.models.evaluate import MODEL

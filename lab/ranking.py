@@ -23,26 +23,31 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from explorer.core.backend import work_device
+from explorer.methods import label_of
 from explorer.models.capture import Captured, Model, capture, linear_layers
 from explorer.models.evaluate import calibration_texts, embed, sentences
 from explorer.models.kinds import depth_of, kind_of
 from explorer.models.quantize import MethodLinear, quantize_model
 from explorer.models.texts import token_sequences
-from explorer.recordings.files import Recording, record, recorded
+from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES
+from explorer.schemes.scheme import label_of_text
 from lab.embeddings import METHODS_SCHEMES, PACKAGES, TOKENS
 from lab.inputs import GROUP, half_interval
+from lab.tables import markdown
 
 NAME = "ranking"
 METHODS = ("rtn", "hqq", "awq", "gptq", "autoround")
 NO_INPUTS = ("rtn", "hqq")
 """Methods that see no inputs: one run serves every calibration."""
-PASSAGES, LENGTH, WORDS = 128, 512, 500
-"""Passages of calibration text, their tokens, and the words that they are cut from."""
+PASSAGES, LENGTH, WORDS = 32, 512, 500
+"""Passages of calibration text, their tokens, and the words that they are cut from: what one thread does in
+about 20 minutes, all methods and schemes together."""
 LONG, SHORT, BY_ATTENTION = "passages", "sentences", "sentences by attention"
 """Calibrations: ``PASSAGES`` · ``LENGTH`` tokens of long texts; at most ``TOKENS`` tokens of sentences; and
 these with each token weighted by the attention that it gets."""
@@ -102,16 +107,22 @@ def recorded_ranking() -> Recording[RankRow]:
 
 
 def record_ranking(model: Model) -> Path:
-    """Run ``run_ranking`` in float32 and write ``assets/measurements/ranking.json``."""
-    return record(NAME, Recording(this_machine(work_device(), PACKAGES), tuple(run_ranking(model))))
+    """Run ``run_ranking`` in float32 and write ``assets/measurements/ranking.json`` after each row, so that a
+    run that is stopped keeps what it has measured."""
+    machine, rows = this_machine(work_device(), PACKAGES), list[RankRow]()
+    for row in run_ranking(model):
+        rows.append(row)
+        path = record(NAME, Recording(machine, tuple(rows)))
+    return path
 
 
 def passages() -> tuple[str, ...]:
-    """Calibration text that every Python has: its language reference by topics, in passages of ``WORDS``
-    words."""
+    """Calibration text that every Python has: passages of ``WORDS`` words of its language reference, evenly
+    over its topics in the order of their names."""
     words = [word for _, text in sorted(pydoc_data.topics.topics.items()) for word in text.split()]
     starts = range(0, len(words) - WORDS + 1, WORDS)
-    return tuple(" ".join(words[start : start + WORDS]) for start in starts)[:PASSAGES]
+    every = [" ".join(words[start : start + WORDS]) for start in starts]
+    return tuple(every[:: len(every) // PASSAGES][:PASSAGES])
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,3 +371,153 @@ def _linear(model: Model, name: str) -> nn.Linear:
     layer = model.network.get_submodule(name)
     assert isinstance(layer, nn.Linear)
     return layer
+
+
+def rows_of(rows: Sequence[RankRow], scheme: str, calibration: str = LONG) -> list[RankRow]:
+    """The rows of a scheme with a calibration, and those of methods that see no inputs."""
+    return [row for row in rows if row.scheme == scheme and row.calibration in (calibration, "")]
+
+
+def row_of(rows: Sequence[RankRow], scheme: str, method: str, calibration: str = LONG) -> RankRow | None:
+    """One of ``rows_of``; None where it was not recorded."""
+    return next((row for row in rows_of(rows, scheme, calibration) if row.method == method), None)
+
+
+def tokens_of(rows: Sequence[RankRow], calibration: str) -> str:
+    """The tokens of a calibration, "65,536"."""
+    found = {row.tokens for row in rows if row.calibration == calibration}
+    return f"{max(found):,}" if found else f"({NOT_RECORDED})"
+
+
+def ranks_table(rows: Sequence[RankRow], scheme: str) -> str:
+    """Methods by the loss of the model, the least first, with their places by the error of layers."""
+    whole = [row for row in rows_of(rows, scheme) if row.loss is not None and row.error is not None]
+    by_error = sorted(whole, key=lambda row: row.error or 0.0)
+    lines = [
+        [
+            label_of(row.method),
+            f"{row.loss:.4f} ± {row.half:.4f}",
+            f"{row.own_loss:.4f}",
+            str(place),
+            f"{100 * (row.error or 0.0):.1f} %",
+            str(1 + by_error.index(row)),
+        ]
+        for place, row in enumerate(sorted(whole, key=lambda row: row.loss or 0.0), 1)
+    ]
+    titles = ["loss", "on calibration sentences", "rank", "error of a layer", "rank"]
+    return markdown([label_of_text(scheme), *titles], lines or [[NOT_RECORDED, *[""] * len(titles)]])
+
+
+def rank_correlation(rows: Sequence[RankRow], scheme: str) -> str:
+    """Spearman's, of the methods' losses with the errors of their layers."""
+    whole = [(row.loss, row.error) for row in rows_of(rows, scheme) if row.loss is not None]
+    return f"{_spearman(whole):.2f}" if len(whole) > 2 else f"({NOT_RECORDED})"
+
+
+def _spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float:
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
+
+
+def added(rows: Sequence[RankRow], method: str) -> str:
+    """ "0.151 against 0.145": the sum of the losses of layers alone against that of all of them, under the
+    scheme in which all were measured."""
+    row = row_of(rows, METHODS_SCHEMES[-1], method)
+    if row is None or row.loss is None:
+        return f"({NOT_RECORDED})"
+    return f"{sum(layer.loss for layer in row.layers):.3f} against {row.loss:.3f}"
+
+
+def measures_table(rows: Sequence[RankRow]) -> str:
+    """By kind of layer how well its error tells the loss that a method causes there, relative to rounding to
+    nearest: Spearman's correlation of the two ratios over layers and methods, under the scheme in which all
+    layers were measured."""
+    scheme = METHODS_SCHEMES[-1]
+    base = row_of(rows, scheme, "rtn")
+    lines = []
+    for kind in dict.fromkeys(layer.kind for layer in base.layers) if base else ():
+        pairs = list(_ratios(rows, scheme, kind))
+        ratios = [(loss, error) for loss, error, _ in pairs]
+        seen = [(loss, attended) for loss, _, attended in pairs if attended is not None]
+        lines.append(
+            [kind, str(len(pairs)), f"{_spearman(ratios):.2f}", f"{_spearman(seen):.2f}" if seen else "–"]
+        )
+    titles = ["layers × methods", "error of the layer", "attended error"]
+    return markdown(["one layer alone", *titles], lines or [[NOT_RECORDED, "", "", ""]])
+
+
+def _ratios(rows: Sequence[RankRow], scheme: str, kind: str) -> Iterator[tuple[float, float, float | None]]:
+    """Loss, error and attended error of each layer of a kind by each method, over those by rounding."""
+    base = row_of(rows, scheme, "rtn")
+    assert base is not None
+    for row in rows_of(rows, scheme):
+        for layer, usual in zip(row.layers, base.layers, strict=True):
+            if row.method != "rtn" and layer.kind == kind:
+                there = layer.attended is not None and usual.attended is not None
+                attended = (layer.attended or 0) / (usual.attended or 1) if there else None
+                yield layer.loss / usual.loss, layer.error / usual.error, attended
+
+
+def values_table(rows: Sequence[RankRow], scheme: str, method: str, calibration: str = LONG) -> str:
+    """The value layers of each block by ``method`` against rounding to nearest."""
+    row, base = row_of(rows, scheme, method, calibration), row_of(rows, scheme, "rtn")
+    lines = []
+    if row is not None and base is not None:
+        usual = {layer.layer: layer for layer in base.layers}
+        for layer in row.layers:
+            if layer.kind == VALUE:
+                before = usual[layer.layer]
+                lines.append(
+                    [
+                        str(depth_of(layer.layer)),
+                        f"{100 * (layer.attention or 0):.0f} %",
+                        *_pair(before.first, layer.first),
+                        *_pair(before.error, layer.error),
+                        *_pair(before.attended, layer.attended),
+                        f"× {layer.loss / before.loss:.2f}",
+                    ]
+                )
+    titles = ["attention to the first token", "error of the first token", "of all tokens", "attended", "loss"]
+    headers = [f"{label_of(method)} by {label_of_text(scheme)}, block", *titles]
+    return markdown(headers, lines or [[NOT_RECORDED, *[""] * len(titles)]])
+
+
+def _pair(before: float | None, after: float | None) -> list[str]:
+    return [f"{100 * (before or 0):.0f} → {100 * (after or 0):.0f} %"]
+
+
+def first_table(rows: Sequence[RankRow], scheme: str) -> str:
+    """The loss with only the value layers quantized: by calibration, and with the first token's outputs as
+    they were."""
+    lines = []
+    for method in METHODS:
+        for calibration in ("",) if method in NO_INPUTS else (SHORT, BY_ATTENTION, LONG):
+            row = row_of(rows, scheme, method, calibration)
+            cells = [NOT_RECORDED, ""]
+            if row is not None:
+                cells = [f"{row.value_loss:.4f}", f"{row.value_loss_but_first:.4f}"]
+            lines.append([label_of(method), _calibration(rows, calibration), *cells])
+    titles = ["calibrated on", "loss", "with the first token's values exact"]
+    return markdown([f"{label_of_text(scheme)} in value layers", *titles], lines)
+
+
+def _calibration(rows: Sequence[RankRow], calibration: str) -> str:
+    if not calibration:
+        return "nothing"
+    words = {LONG: "tokens of passages", SHORT: "tokens", BY_ATTENTION: "tokens, weighted by attention"}
+    return f"{tokens_of(rows, calibration)} {words[calibration]}"
+
+
+def value_loss(
+    rows: Sequence[RankRow], scheme: str, method: str, calibration: str = LONG, but_first: bool = False
+) -> str:
+    """The loss with the value layers by ``method``, as it stands in a sentence."""
+    row = row_of(rows, scheme, method, calibration)
+    if row is None:
+        return f"({NOT_RECORDED})"
+    return f"{row.value_loss_but_first if but_first else row.value_loss:.4f}"
+
+
+def loss(rows: Sequence[RankRow], scheme: str, method: str) -> str:
+    """The loss of the whole model with many tokens, as it stands in a sentence."""
+    row = row_of(rows, scheme, method)
+    return f"({NOT_RECORDED})" if row is None or row.loss is None else f"{row.loss:.4f}"

@@ -521,3 +521,19 @@ def loss(rows: Sequence[RankRow], scheme: str, method: str) -> str:
     """The loss of the whole model with many tokens, as it stands in a sentence."""
     row = row_of(rows, scheme, method)
     return f"({NOT_RECORDED})" if row is None or row.loss is None else f"{row.loss:.4f}"
+
+
+def attention_to_first(rows: Sequence[RankRow]) -> str:
+    """ "26 to 61 %": the share of attention that goes to the first token, over the model's blocks."""
+    shares = [100 * layer.attention for row in rows for layer in row.layers if layer.attention is not None]
+    return f"{min(shares):.0f} to {max(shares):.0f} %" if shares else f"({NOT_RECORDED})"
+
+
+def worse_values(rows: Sequence[RankRow], scheme: str, method: str, calibration: str = LONG) -> str:
+    """ "4 of 6": the value layers in which the first token's error is more than that by rounding."""
+    row, base = row_of(rows, scheme, method, calibration), row_of(rows, scheme, "rtn")
+    if row is None or base is None:
+        return f"({NOT_RECORDED})"
+    usual = {layer.layer: layer.first or 0.0 for layer in base.layers if layer.kind == VALUE}
+    values = [layer for layer in row.layers if layer.kind == VALUE]
+    return f"{sum((one.first or 0.0) > usual[one.layer] for one in values)} of {len(values)}"

@@ -49,6 +49,7 @@ from lab.first_numbers import recorded_first_numbers
 from lab.inputs import recorded_inputs
 from lab.methods import recorded_methods
 from lab.page import recorded_page
+from lab.ranking import recorded_ranking
 from lab.recipes import recorded_causal, recorded_recipes
 from lab.sizes import recorded_sizes
 from lab.training import recorded_gradients, recorded_training
@@ -72,6 +73,7 @@ SHIPPED = {
     "methods": recorded_methods,
     "page": recorded_page,
     "quantize": recorded_quantize,
+    "ranking": recorded_ranking,
     "recipes": recorded_recipes,
     "runs": recorded_runs,
     "sizes": recorded_sizes,

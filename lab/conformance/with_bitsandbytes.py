@@ -57,10 +57,10 @@ LEAST = 2.0**-149
 
 
 def _tiny(steps: int) -> Difference:
-    """All codes of the blocks that it says may differ: how many do depends on the CPU."""
+    """All codes of the blocks that it says may differ: how many do was not the same on two machines."""
     why = (
-        "an amax below 1e-38 counts as 1e-38 when values are divided there, in an order that depends on the "
-        "CPU; 1 / amax may be Inf here"
+        "an amax below 1e-38 counts as 1e-38 when values are divided there; 1 / amax may be Inf here; how "
+        "many of these codes differ depends on the machine"
     )
     return Difference(why, codes=share_of_sample(8896), steps=steps, under=(LEAST, 1e-38))
 

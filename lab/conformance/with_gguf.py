@@ -96,10 +96,11 @@ TINY = {"q8_0": 8512, "q4_0": 9088, "q5_0": 9472, "q4_1": 9152, "q5_1": 9568}
 
 
 def _inverse(name: str) -> Difference:
-    """All codes of these blocks may differ: what Inf gives as an integer depends on the CPU."""
+    """All codes of these blocks may differ: C leaves open what Inf gives as an integer, and two machines
+    gave two counts."""
     why = (
         "1 / scale is Inf for scales up to 2^-128: codes saturate here, there they are what Inf gives as an "
-        "integer on that CPU; float16 has 0 for such a scale, and all restore 0"
+        "integer on that machine; float16 has 0 for such a scale, and all restore 0"
     )
     steps = 127 if name == "q8_0" else 2 ** int(name[1]) - 1
     return Difference(why, codes=share_of_sample(TINY[name]), steps=steps, under=(2.0**-149, 2.0**-128))

@@ -110,9 +110,8 @@ def test_methods_stand_in_the_order_of_the_loss() -> None:
     ]
     table = ranking.ranks_table(rows, INT3).splitlines()[2:]
     assert [line.split(" | ")[0].strip("| ") for line in table] == ["GPTQ", "round to nearest", "HQQ"]
-    assert [(line.split(" | ")[3], line.split(" | ")[5].strip(" |")) for line in table] == [
-        ("1", "1"), ("2", "3"), ("3", "2"),
-    ]  # fmt: skip
+    places = [(line.split(" | ")[3], line.split(" | ")[5].strip(" |")) for line in table]
+    assert places == [("1", "1"), ("2", "3"), ("3", "2")]
     assert ranking.rank_correlation(rows, INT3) == "0.50"
     assert "| 3 | 50 % | 100 → 200 % | 20 → 20 % | 20 → 40 % | × 4.00 |" in ranking.values_table(
         rows, INT3, "hqq"

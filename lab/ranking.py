@@ -37,6 +37,7 @@ from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
+from lab.bias_correction import BiasRow
 from lab.embeddings import METHODS_SCHEMES, PACKAGES, TOKENS
 from lab.inputs import GROUP, half_interval
 from lab.tables import markdown
@@ -389,29 +390,63 @@ def tokens_of(rows: Sequence[RankRow], calibration: str) -> str:
     return f"{max(found):,}" if found else f"({NOT_RECORDED})"
 
 
-def ranks_table(rows: Sequence[RankRow], scheme: str) -> str:
-    """Methods by the loss of the model, the least first, with their places by the error of layers."""
+def recorded_few(bias: Sequence[BiasRow], scheme: str) -> dict[str, BiasRow]:
+    """By method what was recorded of the whole model with ``TOKENS`` tokens, the first sample of sentences."""
+    rows = [row for row in bias if row.scheme == scheme and row.sample == 0 and not row.kind]
+    return {row.method: row for row in rows if row.method in METHODS}
+
+
+def ranks_table(rows: Sequence[RankRow], bias: Sequence[BiasRow], scheme: str) -> str:
+    """Methods by the loss of the model with many tokens, the least first, with their places by the error of
+    layers; and the same with few tokens."""
     whole = [row for row in rows_of(rows, scheme) if row.loss is not None and row.error is not None]
-    by_error = sorted(whole, key=lambda row: row.error or 0.0)
-    lines = [
-        [
-            label_of(row.method),
-            f"{row.loss:.4f} ± {row.half:.4f}",
-            f"{row.own_loss:.4f}",
-            str(place),
-            f"{100 * (row.error or 0.0):.1f} %",
-            str(1 + by_error.index(row)),
-        ]
-        for place, row in enumerate(sorted(whole, key=lambda row: row.loss or 0.0), 1)
-    ]
-    titles = ["loss", "on calibration sentences", "rank", "error of a layer", "rank"]
+    short = recorded_few(bias, scheme)
+    by_error = _places({row.method: row.error or 0.0 for row in whole})
+    few_losses = _places({method: 1 - row.cosine for method, row in short.items()})
+    few_errors = _places({method: row.error for method, row in short.items()})
+    lines = []
+    for place, row in enumerate(sorted(whole, key=lambda row: row.loss or 0.0), 1):
+        before, cells = short.get(row.method), [NOT_RECORDED, ""]
+        if before is not None:
+            cells = [
+                f"{1 - before.cosine:.4f} ({few_losses[row.method]})",
+                f"{100 * before.error:.1f} % ({few_errors[row.method]})",
+            ]
+        lines.append(
+            [
+                label_of(row.method),
+                f"{row.loss:.4f} ± {row.half:.4f} ({place})",
+                f"{row.own_loss:.4f}",
+                f"{100 * (row.error or 0.0):.1f} % ({by_error[row.method]})",
+                *cells,
+            ]
+        )
+    titles = [f"{tokens_of(rows, LONG)} tokens: loss", "on other sentences", "error of a layer"]
+    titles += [f"{TOKENS} tokens: loss", "error of a layer"]
     return markdown([label_of_text(scheme), *titles], lines or [[NOT_RECORDED, *[""] * len(titles)]])
 
 
+def _places(values: Mapping[str, float]) -> dict[str, int]:
+    """The place of each from the least."""
+    return {method: place for place, method in enumerate(sorted(values, key=lambda m: values[m]), 1)}
+
+
 def rank_correlation(rows: Sequence[RankRow], scheme: str) -> str:
-    """Spearman's, of the methods' losses with the errors of their layers."""
+    """Spearman's, of the methods' losses with the errors of their layers, with many tokens."""
     whole = [(row.loss, row.error) for row in rows_of(rows, scheme) if row.loss is not None]
     return f"{_spearman(whole):.2f}" if len(whole) > 2 else f"({NOT_RECORDED})"
+
+
+def few_rank_correlation(bias: Sequence[BiasRow], scheme: str) -> str:
+    """The same with few tokens."""
+    whole = [(1 - row.cosine, row.error) for row in recorded_few(bias, scheme).values()]
+    return f"{_spearman(whole):.2f}" if len(whole) > 2 else f"({NOT_RECORDED})"
+
+
+def few_loss(bias: Sequence[BiasRow], scheme: str, method: str) -> str:
+    """The loss of the whole model with few tokens, as it stands in a sentence."""
+    row = recorded_few(bias, scheme).get(method)
+    return f"({NOT_RECORDED})" if row is None else f"{1 - row.cosine:.4f}"
 
 
 def _spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float:

@@ -12,6 +12,7 @@ from torch import nn
 from explorer.models.capture import Model
 from explorer.models.evaluate import sentences
 from lab import docs, ranking
+from lab.bias_correction import BiasRow, recorded_bias
 from lab.embeddings import METHODS_SCHEMES
 from lab.ranking import (
     LONG,
@@ -108,10 +109,21 @@ def test_methods_stand_in_the_order_of_the_loss() -> None:
         _row("hqq", 0.30, 0.25, LayerLoss(name, 0.08, 0.2, 0.4, 2.0, 0.5)),
         _row("gptq", 0.10, 0.10, LayerLoss(name, 0.01, 0.1, 0.1, 0.5, 0.5)),
     ]
-    table = ranking.ranks_table(rows, INT3).splitlines()[2:]
-    assert [line.split(" | ")[0].strip("| ") for line in table] == ["GPTQ", "round to nearest", "HQQ"]
-    places = [(line.split(" | ")[3], line.split(" | ")[5].strip(" |")) for line in table]
-    assert places == [("1", "1"), ("2", "3"), ("3", "2")]
+    bias = [
+        BiasRow(INT3, method, 0, 3.0, cosine, cosine, error, 0.2, 0.1, 0.3, 1, 1)
+        for method, cosine, error in (("rtn", 0.8, 0.3), ("hqq", 0.7, 0.4), ("gptq", 0.9, 0.1))
+    ]
+    table = [line.strip("| ").split(" | ") for line in ranking.ranks_table(rows, bias, INT3).splitlines()[2:]]
+    assert [line[0] for line in table] == ["GPTQ", "round to nearest", "HQQ"]
+    assert table[1] == [
+        "round to nearest",
+        "0.2000 ± 0.0100 (2)",
+        "0.2000",
+        "30.0 % (3)",
+        "0.2000 (2)",
+        "30.0 % (2)",
+    ]
+    assert ranking.few_rank_correlation(bias, INT3) == "1.00"
     assert ranking.rank_correlation(rows, INT3) == "0.50"
     assert "| 3 | 50 % | 100 → 200 % | 20 → 20 % | 20 → 40 % | × 4.00 |" in ranking.values_table(
         rows, INT3, "hqq"
@@ -126,7 +138,10 @@ def test_the_page_says_what_was_recorded() -> None:
     """Every method under both schemes, with the first token's part in the loss that the text rests on."""
     rows, text = recorded_ranking().rows, docs.render("which-format.md")
     for scheme in METHODS_SCHEMES:
-        assert ranking.ranks_table(rows, scheme) in text and ranking.first_table(rows, scheme) in text
+        assert (
+            ranking.ranks_table(rows, recorded_bias().rows, scheme) in text
+            and ranking.first_table(rows, scheme) in text
+        )
         assert [row_of(rows, scheme, method) for method in METHODS].count(None) == 0
     for scheme, method, calibration in ((INT3, "hqq", LONG), (INT4, "autoround", SHORT)):
         rounded, row = row_of(rows, scheme, "rtn"), row_of(rows, scheme, method, calibration)

@@ -391,7 +391,7 @@ def tokens_of(rows: Sequence[RankRow], calibration: str) -> str:
 
 
 def recorded_few(bias: Sequence[BiasRow], scheme: str) -> dict[str, BiasRow]:
-    """By method what was recorded of the whole model with ``TOKENS`` tokens, the first sample of sentences."""
+    """By method what was recorded of the model with ``TOKENS`` tokens: the first sample of sentences."""
     rows = [row for row in bias if row.scheme == scheme and row.sample == 0 and not row.kind]
     return {row.method: row for row in rows if row.method in METHODS}
 
@@ -464,32 +464,47 @@ def added(rows: Sequence[RankRow], method: str) -> str:
 
 def measures_table(rows: Sequence[RankRow]) -> str:
     """By kind of layer how well its error tells the loss that a method causes there, relative to rounding to
-    nearest: Spearman's correlation of the two ratios over layers and methods, under the scheme in which all
-    layers were measured."""
-    scheme = METHODS_SCHEMES[-1]
-    base = row_of(rows, scheme, "rtn")
+    nearest: Spearman's correlation of the two ratios over all layers of the kind that were measured alone, by
+    all methods, schemes and calibrations."""
+    kinds = dict.fromkeys(layer.kind for row in rows for layer in row.layers)
     lines = []
-    for kind in dict.fromkeys(layer.kind for layer in base.layers) if base else ():
-        pairs = list(_ratios(rows, scheme, kind))
+    for kind in sorted(kinds):
+        pairs = list(_ratios(rows, kind))
+        if len(pairs) < 3:
+            continue
         ratios = [(loss, error) for loss, error, _ in pairs]
         seen = [(loss, attended) for loss, _, attended in pairs if attended is not None]
         lines.append(
             [kind, str(len(pairs)), f"{_spearman(ratios):.2f}", f"{_spearman(seen):.2f}" if seen else "–"]
         )
-    titles = ["layers × methods", "error of the layer", "attended error"]
+    titles = ["measured", "error of the layer", "attended error"]
     return markdown(["one layer alone", *titles], lines or [[NOT_RECORDED, "", "", ""]])
 
 
-def _ratios(rows: Sequence[RankRow], scheme: str, kind: str) -> Iterator[tuple[float, float, float | None]]:
-    """Loss, error and attended error of each layer of a kind by each method, over those by rounding."""
-    base = row_of(rows, scheme, "rtn")
-    assert base is not None
-    for row in rows_of(rows, scheme):
-        for layer, usual in zip(row.layers, base.layers, strict=True):
-            if row.method != "rtn" and layer.kind == kind:
-                there = layer.attended is not None and usual.attended is not None
-                attended = (layer.attended or 0) / (usual.attended or 1) if there else None
-                yield layer.loss / usual.loss, layer.error / usual.error, attended
+def _ratios(rows: Sequence[RankRow], kind: str) -> Iterator[tuple[float, float, float | None]]:
+    """Loss, error and attended error of each layer of a kind in each row, over those by rounding."""
+    for row in rows:
+        base = row_of(rows, row.scheme, "rtn")
+        if base is None or row.method == "rtn":
+            continue
+        usual = {layer.layer: layer for layer in base.layers}
+        for layer in row.layers:
+            if layer.kind == kind and layer.layer in usual:
+                before = usual[layer.layer]
+                there = layer.attended is not None and before.attended is not None
+                attended = (layer.attended or 0) / (before.attended or 1) if there else None
+                yield layer.loss / before.loss, layer.error / before.error, attended
+
+
+def of_first(rows: Sequence[RankRow], scheme: str, method: str, calibration: str = LONG) -> str:
+    """ "96 %": of what the value layers by ``method`` lose more than by rounding the share that is gone with
+    the first token exact."""
+    row, base = row_of(rows, scheme, method, calibration), row_of(rows, scheme, "rtn")
+    if row is None or base is None:
+        return f"({NOT_RECORDED})"
+    more = row.value_loss - base.value_loss
+    left = row.value_loss_but_first - base.value_loss_but_first
+    return f"{100 * (1 - left / more):.0f} %"
 
 
 def values_table(rows: Sequence[RankRow], scheme: str, method: str, calibration: str = LONG) -> str:

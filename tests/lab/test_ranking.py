@@ -5,6 +5,8 @@ If these fail, docs/which-format.md explains the order of methods by a quantity 
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -132,6 +134,8 @@ def test_methods_stand_in_the_order_of_the_loss() -> None:
     assert ranking.worse_values(rows, INT3, "gptq") == "0 of 1"
     assert ranking.attention_to_first(rows) == "50 to 50 %"
     assert ranking.added(rows, "hqq") == "0.080 against 0.300"
+    changed = dataclasses.replace(rows[1], value_loss=0.2, value_loss_but_first=0.06)
+    assert ranking.of_first([rows[0], changed], INT3, "hqq") == "90 %"
 
 
 def test_the_page_says_what_was_recorded() -> None:

@@ -185,6 +185,62 @@ def exports(
     emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
+@app.command(epilog=examples("inputs", "inputs --record"))
+def inputs(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
+    ] = None,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """A model with quantized weights and inputs, several times each: how far its embeddings move."""
+    from explorer.core.backend import work_device
+    from explorer.models.capture import load_model
+    from explorer.models.evaluate import MODEL
+    from lab.inputs import record_inputs, run_inputs
+
+    loaded = load_model(model or MODEL, device=work_device())
+    if record:
+        say(f"written: {record_inputs(loaded)}", error=True)
+        return
+    rows = list(run_inputs(loaded))
+    titles = ("weights", "method", "inputs", "order", "sample", "bits", "cosine", "rank", "neighbours")
+    lines = [
+        (r.scheme, r.method, r.activations, r.order, r.sample, r.bits, r.cosine, r.rank, r.neighbours)
+        for r in rows
+    ]
+    emit(as_json, rows, PrintedTable(titles, lines))
+
+
+@app.command(epilog=examples("ranking", "ranking --record"))
+def ranking(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
+    ] = None,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Methods by the loss of a model and by the error of its layers, calibrated on 32 × 512 tokens."""
+    from explorer.core.backend import work_device
+    from explorer.models.capture import load_model
+    from explorer.models.evaluate import MODEL
+    from lab.ranking import record_ranking, run_ranking
+
+    loaded = load_model(model or MODEL, device=work_device())
+    if record:
+        say(f"written: {record_ranking(loaded)}", error=True)
+        return
+    rows = list(run_ranking(loaded))
+    titles = ("scheme", "method", "calibration", "tokens", "loss", "error", "of values", "but for token 1")
+    lines = [
+        (r.scheme, r.method, r.calibration, r.tokens, r.loss, r.error, r.value_loss, r.value_loss_but_first)
+        for r in rows
+    ]
+    emit(as_json, rows, PrintedTable(titles, lines))
+
+
 @app.command("bias-correction", epilog=examples("bias-correction --methods hqq", "bias-correction --record"))
 def bias_correction(
     model: Annotated[

@@ -21,7 +21,7 @@ from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
 from explorer.running.placing import SAME_LOGITS
 from explorer.survey import load_survey
-from lab import bias_correction, claims, embeddings, facts, recipe_tables, recipes, tables
+from lab import bias_correction, claims, embeddings, facts, inputs, ranking, recipe_tables, recipes, tables
 from lab.analysis import recorded_analyses
 from lab.conformance import markdown as conformance_tables
 from lab.conformance.records import recorded_conformance, recorded_crossover
@@ -129,6 +129,10 @@ def _context() -> dict[str, Any]:
         "estimate": estimate,
         "first_numbers": recorded_first_numbers(),
         "embeddings": embeddings.recorded_embeddings(),
+        "inputs": inputs,
+        "inputs_recorded": inputs.recorded_inputs(),
+        "ranking": ranking,
+        "ranked": ranking.recorded_ranking(),
         "bias": bias_correction.recorded_bias(),
         "bias_correction": bias_correction,
         "training": recorded_training(),

@@ -30,7 +30,7 @@ from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
 from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
 from lab.analysis import AnalysisTiming
-from lab.embeddings import BOTH, METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
+from lab.embeddings import METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
 from lab.first_numbers import FirstNumbers
 from lab.methods import MethodTiming
 from lab.page import PageTiming
@@ -448,26 +448,14 @@ def weights_table(drifts: Sequence[EmbeddingDrift]) -> str:
     return markdown(["weights, inputs in float32", "bits", "cosine", "rank", "neighbour"], rows)
 
 
-def inputs_table(drifts: Sequence[EmbeddingDrift]) -> str:
-    """Weights and inputs."""
-    by_run = by_embedding_run(drifts)
-    rows = [_drift_row(_both_label(run), by_run.get(run)) for run in BOTH]
-    return markdown(["weights × inputs, all layers", "bits", "cosine", "rank", "neighbour"], rows)
-
-
-def _both_label(run: EmbeddingRun) -> str:
-    method = "" if run.method == "rtn" else f", with {label_of(run.method)}"
-    return f"{label_of_text(run.scheme)} × {label_of_text(run.activations)}{method}"
-
-
 def _drift_row(label: str, drift: EmbeddingDrift | None) -> list[str]:
     if drift is None:
         return [label, NOT_RECORDED, "", "", ""]
-    shares = [f"{drift.cosine:.4f}", f"{drift.rank:.4f}", _with_standard_error(drift.neighbours)]
+    shares = [f"{drift.cosine:.4f}", f"{drift.rank:.4f}", with_standard_error(drift.neighbours)]
     return [label, f"{drift.bits:.2f}", *shares]
 
 
-def _with_standard_error(share: float) -> str:
+def with_standard_error(share: float) -> str:
     """A share of the sentences compared, and √(p (1 - p) / n): how far it moves with the choice of them."""
     return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / len(sentences())):.1f} %"
 

@@ -132,6 +132,8 @@ def test_every_command_is_run_by_a_test() -> None:
         "lab exports",
         "lab sizes",
         "lab first_numbers",
+        "lab inputs",
+        "lab ranking",
     }
     elsewhere |= {"page"}  # tests/test_package.py
     elsewhere |= {"run"}  # tests/running/test_command.py

@@ -7,6 +7,7 @@ A tensor is quantized where it lies: by the kernels on a GPU, by the reference e
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from torch import Tensor
 from explorer.core.backend import backend_for
 from explorer.core.blocks import chunks
 from explorer.core.encode import as_float32
-from explorer.core.ranges import check_finite, check_range, find_scales
+from explorer.core.ranges import check_finite, check_range
 from explorer.core.ranges import find_ranges as find_ranges
-from explorer.formats.packing import packed_row_bytes, unpack
+from explorer.formats import IntegerFormat
+from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.progress import checkpoint
 from explorer.schemes import BitBudget, Scales, Scheme, scale_for
 from explorer.schemes.calibrators import Range
@@ -192,7 +194,8 @@ def quantize(
 
     ``clip_range`` fixes the range of every block (static quantization); otherwise the scheme's calibrator
     finds it. ``allow_nonfinite`` lets NaN and Inf through to formats that have NaN: Inf saturates, NaN stays
-    NaN, and ranges are taken over the finite values. Raises ``ValueError`` for any other non-finite input.
+    NaN, both count as 0 where scales are found, and all other codes are those without them. Raises
+    ``ValueError`` for any other non-finite input.
 
     Arithmetic is in float32, to which float64 values are rounded first; a cast rounds them once.
 
@@ -214,9 +217,25 @@ def quantize(
         )
     x = as_float32(x, scheme)
     if clip_range is None:
-        return quantize_with_scales(x, scheme, find_scales(torch.nan_to_num(x, 0.0, 0.0, 0.0), scheme))
+        return _beside_nonfinite(x, scheme)
     check_range(clip_range, scheme)
     return quantize_with_scales(x, scheme, scale_for(clip_range, scheme))
+
+
+def _beside_nonfinite(x: Tensor, scheme: Scheme) -> QuantizedTensor:
+    """Float32 ``x`` with zeros in place of NaN and Inf, quantized as if nothing else was there, and their own
+    codes under the scales found so."""
+    finite = torch.isfinite(x)
+    q = quantize(torch.where(finite, x, 0.0), scheme)
+    if bool(finite.all()):
+        return q
+    if isinstance(scheme.format, IntegerFormat):  # Inf over a scale of 0 would be NaN
+        largest = torch.finfo(torch.bfloat16).max
+        x = x.clamp(-largest, largest)
+    fixed = dataclasses.replace(scheme, least_squares_scale=False)
+    own = quantize_with_scales(x, fixed, q.scales)
+    codes = torch.where(finite, q.codes, own.codes)
+    return dataclasses.replace(q, packed=pack(codes, scheme.format))
 
 
 def quantize_as_one(parts: Sequence[Tensor], scheme: Scheme) -> list[QuantizedTensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import quantize
-from explorer.methods.layer import Diagonal, Objective
+from explorer.methods.layer import Diagonal, Objective, same_gram
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 
@@ -64,13 +64,17 @@ def least_error(
 ) -> tuple[Diagonal, Objective]:
     """Of the scales ``candidates`` [K] that with the least error of all outputs of the group, rounded to
     nearest; and the mean squared error at each. ``progress`` is told of ``steps``."""
-    x, targets = readers.activations, [readers.activations @ w.t() for w in readers.weights]
+    x, tokens = readers.activations, len(readers.activations)
+    if readers.of_inputs is None:  # then K rows give every error of the weights the norm that all tokens give
+        readers = replace(readers, activations=same_gram(x))
+    share = len(readers.activations) / tokens
+    targets = [readers.activations @ w.t() for w in readers.weights]
     objective, least = [], float("inf")
     chosen = Diagonal(torch.ones(x.shape[1], device=x.device))
     for index, candidate in enumerate(candidates):
         checkpoint()
         transform = readers.tied(candidate)
-        objective.append(_error(readers, transform, targets))
+        objective.append(share * _error(readers, transform, targets))
         if objective[-1] < least:
             least, chosen = objective[-1], transform
         if progress is not None:

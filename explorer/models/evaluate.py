@@ -155,17 +155,10 @@ def evaluate_embeddings(
     scheme or a layer.
     """
     before = original.embeddings
-    layers = original.layers if needs_inputs(method) else []
+    if needs_inputs(method):
+        _ = original.layers  # captured before the clock starts
     start = time.perf_counter()
-    network = copy.deepcopy(original.model.network)
-    if layers:
-        now = replace(original.model, network=network)
-        bits = quantize_model(
-            network, layers, method, scheme, activations, inputs_now=partial(original.inputs_in, now)
-        )
-        weights = sum(layer.weight.numel() for layer in layers)
-    else:
-        bits, weights = _round_to_nearest(network, scheme, activations, original.keep)
+    network, bits, weights = quantized_network(original, scheme, method, activations)
     model = original.model
     after = embed(replace(model, network=network), original.texts or sentences())
     scores = embedding_scores(before, after)
@@ -179,6 +172,20 @@ def evaluate_embeddings(
         seconds=time.perf_counter() - start,
         sample=original.sample,
     )
+
+
+def quantized_network(
+    original: OriginalModel, scheme: Scheme, method: str = RTN.name, activations: Scheme | None = None
+) -> tuple[nn.Module, float, int]:
+    """A copy of the network with its linear layers quantized, the bits of each of their weights, and how many
+    weights they have; arguments and ``ValueError`` as for ``evaluate_embeddings``."""
+    network = copy.deepcopy(original.model.network)
+    if not needs_inputs(method):
+        return network, *_round_to_nearest(network, scheme, activations, original.keep)
+    layers, now = original.layers, replace(original.model, network=network)
+    inputs_now = partial(original.inputs_in, now)
+    bits = quantize_model(network, layers, method, scheme, activations, inputs_now=inputs_now)
+    return network, bits, sum(layer.weight.numel() for layer in layers)
 
 
 def embedding_scores(before: Tensor, after: Tensor) -> dict[str, float]:

@@ -6,6 +6,7 @@ compute; the others are given the same values in float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -51,6 +52,12 @@ def sample_cases() -> dict[str, Tensor]:
         ZERO_SIGNS: _zero_signs(normal, r),
         **{name: layer.to(dtype) for name, dtype in HALVES.items()},
     }
+
+
+def share_of_sample(codes: int) -> float:
+    """The share of a sample case's values that so many codes are, up to the next of six decimals, which a
+    recording keeps."""
+    return math.ceil(1e6 * codes / (ROWS * COLUMNS)) / 1e6
 
 
 def _with_outliers(x: Tensor, r: np.random.Generator) -> Tensor:

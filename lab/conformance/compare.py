@@ -48,6 +48,10 @@ class Row:
     def scheme(self) -> Scheme:
         return Scheme.parse(self.text or self.name)
 
+    def bound_of(self, case: str) -> Difference:
+        """What is named for ``case``, or for all that are not named."""
+        return self.differs.get(case, self.differs.get(EVERYWHERE, EQUAL))
+
     def both(self, x: Tensor) -> tuple[QuantizedTensor, Outside]:
         """``x`` quantized here and there, in rows of the length that the package asks for."""
         x = x if self.row_length is None else x.reshape(-1, self.row_length)
@@ -62,6 +66,7 @@ class Count:
     codes    compared codes
     values   values that the package restored from our codes: nothing of its own rounding is compared
     scales   with zero points (``zero_points`` of them), minimums and tensor scales
+    outside  codes that differ in other blocks than those that a difference is named for
 
     ``apart`` says how far what differs is apart, codes or values, and scales; None where nothing differs.
     """
@@ -75,6 +80,7 @@ class Count:
     different_values: int = 0
     zero_points: int = 0
     apart: Distance | None = None
+    outside: int = 0
 
     @property
     def equal(self) -> bool:
@@ -95,6 +101,7 @@ class Count:
             else self.apart
             if other.apart is None
             else self.apart + other.apart,
+            self.outside + other.outside,
         )
 
     def beyond(self, bound: Difference) -> list[str]:
@@ -111,11 +118,14 @@ class Count:
             ),
             ("zero points", apart.moved, self.zero_points, bound.moved),
         )
-        return [
+        found = [
             f"{different:,} of {of:,} {what} differ, {_at_most(share, of)} expected"
             for what, different, of, share in counts
             if different > _limit(share, of)
-        ] + apart.beyond(bound)
+        ]
+        if self.outside:
+            found.append(f"{self.outside:,} codes differ in blocks that the reason does not hold for")
+        return found + apart.beyond(bound)
 
 
 def _limit(share: float, of: int) -> int:
@@ -181,7 +191,7 @@ def conformance(row: Row, cases: Iterable[tuple[str, Tensor]]) -> Conformance:
     """Compare on every case; cases of one name are counted together. ``ValueError`` without the package."""
     version, counts = version_of(row.package), dict[str, Count]()
     for case, x in cases:
-        count = compare_codes(*row.both(x), case)
+        count = compare_codes(*row.both(x), case, row.bound_of(case).under)
         counts[case] = counts[case] + count if case in counts else count
     return result_of(row, version, counts.values())
 
@@ -208,9 +218,11 @@ def run(rows: Iterable[Row], cases: Iterable[tuple[str, Tensor]]) -> Iterator[Co
         yield conformance(row, cases)
 
 
-def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Count:
-    """Count what differs, and measure by how much. ``ValueError`` where shapes do not match, or only one side
-    has scales or zero points: a row of the table is wrong then."""
+def compare_codes(
+    ours: QuantizedTensor, theirs: Outside, case: str = "", under: tuple[float, float] | None = None
+) -> Count:
+    """Count what differs, and measure by how much; ``under`` as a ``Difference`` has it. ``ValueError`` where
+    shapes do not match, or only one side has scales or zero points: a row of the table is wrong then."""
     if theirs.restored is not None:
         mine = ours.dequantize()
         _check_shapes(mine, theirs.restored)
@@ -233,8 +245,21 @@ def compare_codes(ours: QuantizedTensor, theirs: Outside, case: str = "") -> Cou
         sum(one.numel() for one, _ in scales),
         sum(int((one != another).sum()) for one, another in scales),
         zero_points=sum(one.numel() for one, _ in scales if not one.is_floating_point()),
+        outside=0 if under is None else _outside(ours, mine != other, under),
     )
     return count if count.equal else replace(count, apart=apart)
+
+
+def _outside(ours: QuantizedTensor, differ: Tensor, under: tuple[float, float]) -> int:
+    """How many of the codes that ``differ``, bool [rows, columns], are in blocks whose scale is not within
+    ``under``."""
+    least, most = under
+    scale = ours.scales.scale if ours.scales.unrounded is None else ours.scales.unrounded
+    beyond = (scale.abs() < least) | (scale.abs() > most)
+    rows, columns = differ.shape
+    tall, wide = (-(-side // cells) for side, cells in zip(differ.shape, beyond.shape, strict=True))
+    spread = beyond.repeat_interleave(tall, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+    return int((differ & spread).sum())
 
 
 def _check_shapes(mine: Tensor, other: Tensor) -> None:

@@ -22,6 +22,8 @@ class Difference:
     zero_points   by how many steps, each at most
     special       codes may be NaN or Inf on one side, scales NaN, Inf or 0
     signs         scales may have opposite signs
+    under         codes may differ only in blocks whose scale, as computed here, has a magnitude between these
+                  two or equal to one; None for all blocks
     """
 
     why: str
@@ -33,6 +35,7 @@ class Difference:
     zero_points: int = 0
     special: bool = False
     signs: bool = False
+    under: tuple[float, float] | None = None
 
     @property
     def words(self) -> str:
@@ -41,7 +44,10 @@ class Difference:
         if self.codes:
             by = [_steps(self.steps)] if self.steps else []
             by += ["NaN or Inf on one side"] if self.special and not self.scales else []
-            parts.append(f"{_percent(self.codes)} of the codes, by {' or '.join(by) or 'the sign of zero'}")
+            where = "" if self.under is None else f", under scales {_range(*self.under)}"
+            parts.append(
+                f"{_percent(self.codes)} of the codes, by {' or '.join(by) or 'the sign of zero'}{where}"
+            )
         if self.scales:
             by = [f"a factor of {self.factor:.8g}"] if self.factor > 1 else []
             by += ["NaN, Inf or 0 on one side"] if self.special else []
@@ -54,6 +60,11 @@ class Difference:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+def _range(least: float, most: float) -> str:
+    """ "of 0", "up to 1e-38"."""
+    return f"of {most:.3g}" if least == most else f"up to {most:.3g}"
 
 
 def _steps(n: int) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from explorer.formats import FORMATS, IntegerFormat
 from explorer.schemes.text import ELEMENT_FORMATS
-from lab.conformance.cases import FP16, SUBNORMALS, ZERO_SIGNS
+from lab.conformance.cases import FP16, SUBNORMALS, ZERO_SIGNS, share_of_sample
+from lab.conformance.cases import ROWS as ROWS_OF_SAMPLE
 from lab.conformance.compare import Row
 from lab.conformance.differences import FP16_ARITHMETIC, Difference, integers_in_float16
 from lab.conformance.outside import FULL_RANGE, Outside, load
@@ -105,13 +106,18 @@ def _sign_of_zero(share: float) -> Difference:
     return Difference("the zero point 0 is added there, which makes -0.0 positive", codes=share)
 
 
-def _zero_point(bits: int) -> Difference:
+ZERO_POINT_ROWS = 6
+"""Rows of the case ``SUBNORMALS`` whose scale is rounded to 0 and whose zero point moves, with all codes."""
+
+
+def _zero_point(bits: int, dtype: torch.dtype) -> Difference:
     why = "where (max - min) / (2^b - 1) is rounded to 0, the zero point comes from a division by 0 there"
-    most = 2**bits - 1
-    return Difference(why, codes=0.05, steps=most, moved=0.05, zero_points=most)
+    most, epsilon, share = 2**bits - 1, torch.finfo(dtype).eps, ZERO_POINT_ROWS / ROWS_OF_SAMPLE
+    under = (epsilon, epsilon)
+    return Difference(why, codes=share, steps=most, moved=share, zero_points=most, under=under)
 
 
-SIGNS = {ZERO_SIGNS: _sign_of_zero(0.22), SUBNORMALS: _sign_of_zero(0.002)}
+SIGNS = {ZERO_SIGNS: _sign_of_zero(0.22), SUBNORMALS: _sign_of_zero(share_of_sample(43))}
 FP16_FLOAT8 = Difference(FP16_ARITHMETIC, codes=0.01, steps=1, scales=1, factor=1.001)
 FP16_NVFP4 = Difference(FP16_ARITHMETIC, codes=0.01, steps=1, scales=0.01, factor=1.125)
 EVEN = "EVEN with one mantissa bit, three for E2M3"
@@ -131,7 +137,7 @@ def _integer_row(name: str, word: str) -> Row:
     )
     differs = {FP16: integers_in_float16(bits)}
     if (name, word) == ("int8_row_asym", "row"):
-        differs[SUBNORMALS] = _zero_point(8)
+        differs[SUBNORMALS] = _zero_point(8, torch.float32)
     return Row(name, PACKAGE, f"{FUNCTION}, {kind}", call, text, convention, differs, _in_halves(text))
 
 
@@ -163,7 +169,7 @@ def _bf16_row(name: str, bits: int, block: tuple[int, int], symmetric: bool) -> 
     """The weights of a BF16 checkpoint, as llm-compressor quantizes them for vLLM."""
     call = partial(in_bfloat16, bits=bits, block=block, symmetric=symmetric)
     kind = "symmetric" if symmetric else "asymmetric"
-    differs = {} if symmetric else {SUBNORMALS: _zero_point(bits)}
+    differs = {} if symmetric else {SUBNORMALS: _zero_point(bits, torch.bfloat16)}
     return Row(name, PACKAGE, f"{FUNCTION}, BF16 weights, {kind}", call, differs=differs)
 
 
@@ -191,7 +197,7 @@ ROWS = [
     _mx_row("float6_e2m3fn~1x32~symmetric~even~minmax", "float6_e2m3fn", 6),
     _mx_row("float8_e4m3fn~1x32~symmetric~even~minmax", "float8_e4m3fn", 8),
     Row("nvfp4_vllm", PACKAGE, f"{FUNCTION}, BF16 weights", nvfp4_in_bfloat16,
-        differs={ZERO_SIGNS: _sign_of_zero(0.22), SUBNORMALS: _sign_of_zero(0.09)}),
+        differs={ZERO_SIGNS: _sign_of_zero(0.22), SUBNORMALS: _sign_of_zero(share_of_sample(2839))}),
     Row("nvfp4_vllm", PACKAGE, FUNCTION, nvfp4, "float4_e2m1fn~1x16~symmetric~nvfp4-ct~minmax",
         "float32 arithmetic", SIGNS | {FP16: FP16_NVFP4}, {torch.bfloat16: "nvfp4_vllm"}),
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from explorer.formats import FORMATS, FloatFormat
 from explorer.formats.packing import unpack
 from explorer.schemes import ExponentRule, Scheme
-from lab.conformance.cases import BOUNDARIES, FP16, HALVES, SUBNORMALS, ZERO_SIGNS
+from lab.conformance.cases import BOUNDARIES, FP16, HALVES, SUBNORMALS, ZERO_SIGNS, share_of_sample
 from lab.conformance.compare import Row
 from lab.conformance.differences import Difference, integers_in_float16
 from lab.conformance.outside import FULL_RANGE, Outside, load
@@ -90,17 +90,50 @@ def _nan_of_zeros(share: float) -> Difference:
     return Difference(why, codes=share, special=True)
 
 
-UNDER_ZERO = Difference(
-    "under a scale that is rounded to 0, zeros become NaN there (0 / 0) and other values the largest code "
-    "(x / 0), zeros here",
-    codes=0.15,
-    steps=127,
-    special=True,
-)
-MX_SMALLEST = Difference(
-    "the scale 2^-127 is stored, and values are divided by 2^-126 there", codes=0.4, steps=8
-)
-RCEIL_SMALLEST = Difference("under the scale 2^-127 values are not divided there", codes=0.4, steps=123)
+UNDER_ZERO = {
+    "e4m3fn": (3072, 126), "e5m2": (4608, 123), "e4m3fnuz": (2304, 127), "e5m2fnuz": (4608, 127),
+}  # fmt: skip
+"""By format the codes of the case ``SUBNORMALS`` under a scale that is rounded to 0, all of which differ, and
+by how many steps: 0 is as far from the largest code as there are positive ones."""
+SMALLEST_SCALE = 2.0**-127
+"""E8M0's."""
+MX_SMALLEST = {
+    "float8_e4m3fn": (8, {"FLOOR": 6692, "CEIL": 6020, "EVEN": 6660}),
+    "float8_e5m2": (4, {"FLOOR": 12018, "CEIL": 11794, "EVEN": 11986}),
+    "float6_e2m3fn": (8, {"FLOOR": 1894, "CEIL": 1434, "EVEN": 1862}),
+    "float6_e3m2fn": (4, {"FLOOR": 3120, "CEIL": 2899, "EVEN": 3120}),
+    "float4_e2m1fn": (2, {"FLOOR": 987, "CEIL": 593, "EVEN": 958}),
+}
+"""By element the steps between a value and its half, two to the power of the mantissa's bits; and by rule the
+codes of the case ``SUBNORMALS`` that differ."""
+RCEIL_SMALLEST = {
+    "float8_e4m3fn": (6929, 123), "float8_e5m2": (12218, 122), "float6_e2m3fn": (2182, 29),
+    "float6_e3m2fn": (3357, 30), "float4_e2m1fn": (1127, 7),
+}  # fmt: skip
+"""By element the codes that differ under RCEIL, and by how many steps: to 0 from the largest code that there
+is."""
+
+
+def _under_zero(fmt: str) -> Difference:
+    codes, steps = UNDER_ZERO[fmt]
+    why = (
+        "under a scale that is rounded to 0, zeros become NaN there (0 / 0) and other values the largest "
+        "code (x / 0), zeros here"
+    )
+    return Difference(why, codes=share_of_sample(codes), steps=steps, special=True, under=(0.0, 0.0))
+
+
+def _under_smallest(element: str, rule: ExponentRule) -> Difference:
+    if rule is ExponentRule.RCEIL:
+        why, (codes, steps) = "under the scale 2^-127 values are not divided there", RCEIL_SMALLEST[element]
+    else:
+        why = "the scale 2^-127 is stored, and values are divided by 2^-126 there"
+        steps, by_rule = MX_SMALLEST[element]
+        codes = by_rule[rule.name]
+    smallest = (SMALLEST_SCALE, SMALLEST_SCALE)
+    return Difference(why, codes=share_of_sample(codes), steps=steps, under=smallest)
+
+
 RCEIL_LOGARITHM = Difference(
     "an amax 1 or 2 ulp above max · 2^k counts as max · 2^k there, for most k: the logarithm is rounded to "
     "float32 before it is rounded up; exact here",
@@ -129,10 +162,11 @@ def _float8_row(short: str, word: str) -> Row:
     call = partial(float8, dtype=fmt.torch_dtype, block=_block(word))
     name = f"fp8_{'e4m3' if short == 'e4m3fn' else short}_{word}"
     text = f"{fmt.name}~{word}~symmetric~float32-zero~minmax"
+    under_zero = {ZERO_SIGNS: _nan_of_zeros(0.13), SUBNORMALS: _under_zero(short)}
     differs = {
         "tensor": {},
-        "row": {"zeros": _nan_of_zeros(0.21), ZERO_SIGNS: _nan_of_zeros(0.13), SUBNORMALS: UNDER_ZERO},
-        "1x128": {"zeros": _nan_of_zeros(0.61), ZERO_SIGNS: _nan_of_zeros(0.13), SUBNORMALS: UNDER_ZERO},
+        "row": {"zeros": _nan_of_zeros(0.21), **under_zero},
+        "1x128": {"zeros": _nan_of_zeros(0.61), **under_zero},
         "128x128": {"zeros": _nan_of_zeros(0.5)},
     }[word]
     halves = {dtype: text.replace("float32", str(dtype).removeprefix("torch.")) for dtype in HALVES.values()}
@@ -175,8 +209,9 @@ def _mx_row(element: str, rule: ExponentRule) -> Row:
     call = partial(mx, element=element, rule=rule.name)
     name = str(Scheme.parse(f"{element}~1x32~symmetric~{rule.name}~minmax"))
     text = f"{element}~1x32~symmetric~{rule.name}-torchao~minmax"
-    rceil = {BOUNDARIES: RCEIL_LOGARITHM, SUBNORMALS: RCEIL_SMALLEST}
-    differs = rceil if rule is ExponentRule.RCEIL else {SUBNORMALS: MX_SMALLEST}
+    differs = {SUBNORMALS: _under_smallest(element, rule)}
+    if rule is ExponentRule.RCEIL:
+        differs[BOUNDARIES] = RCEIL_LOGARITHM
     return Row(name, PACKAGE, f"to_mx, {rule.name}", call, text, TORCHAO, differs)
 
 

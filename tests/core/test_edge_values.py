@@ -365,3 +365,33 @@ def test_other_inputs_do_not_depend_on_flushing(request: pytest.FixtureRequest) 
     request.getfixturevalue("flushed")
     after = quantize(x, SCHEMES["fp8_e4m3_row"], allow_nonfinite=True)
     assert torch.equal(after.packed, before.packed)
+
+
+def _hard_rows() -> Tensor:
+    """float32 [24, 512]: rows of every magnitude from 2^-149 to 2^40, in which scales of many formats round
+    to 0, a row of zeros and one of -0.0, rows that are mostly zeros."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 512, generator=generator)
+    x[:16] = torch.ldexp(x[:16], torch.linspace(-149, 40, 16)[:, None].int())
+    x[16:19] *= 2.0**-24
+    x[19], x[20] = 0.0, -0.0
+    x[21:] = torch.where(torch.rand(3, 512, generator=generator) < 0.95, 0.0, x[21:] * 1e-6)
+    return x
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda s: s.name)
+def test_nonfinite_values_change_nothing_beside_them(scheme: Scheme) -> None:
+    """The permission alone changes no bit; an Inf is taken for 0 where scales are found, and no code of
+    another value changes."""
+    x = _hard_rows()
+    usual, allowed = quantize(x, scheme), quantize(x, scheme, allow_nonfinite=True)
+    assert torch.equal(allowed.packed, usual.packed)
+    assert torch.equal(allowed.scales.scale, usual.scales.scale)
+    x[2, 7] = x[23, 511] = 0.0
+    usual = quantize(x, scheme)
+    x[2, 7], x[23, 511] = math.inf, -math.inf
+    allowed, finite = quantize(x, scheme, allow_nonfinite=True), x.isfinite()
+    assert torch.equal(allowed.codes[finite], usual.codes[finite])
+    assert torch.equal(allowed.scales.scale, usual.scales.scale)
+    restored = allowed.dequantize()[~finite].tolist()
+    assert not any(map(math.isnan, restored)), "Inf saturates"

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from explorer import SCHEMES, Scheme, quantize
 from explorer.formats import FORMATS, Format
+from explorer.recordings.files import recording_json, recording_of
+from explorer.recordings.machine import Machine
 from explorer.schemes.table import STORED_BY
 from lab.cli import main
 from lab.conformance import table
@@ -35,7 +37,15 @@ from lab.conformance.cases import (
     model_cases,
     sample_cases,
 )
-from lab.conformance.compare import EVERYWHERE, Count, Row, compare_codes, conformance, result_of
+from lab.conformance.compare import (
+    EVERYWHERE,
+    Conformance,
+    Count,
+    Row,
+    compare_codes,
+    conformance,
+    result_of,
+)
 from lab.conformance.differences import Difference, Distance, codes_apart, numbers_apart
 from lab.conformance.markdown import conformance_table, crossover_table, first_block_of_nf4, packages, totals
 from lab.conformance.outside import PACKAGES, Outside, load, version_of
@@ -75,10 +85,11 @@ def test_a_row_is_as_equal_as_it_says(row: Row, cases: dict[str, Tensor]) -> Non
     counts, noticed = [], 0
     for case, x in cases.items():
         ours, theirs = row.both(x)
-        counts.append(compare_codes(ours, theirs, case))
+        under = row.bound_of(case).under
+        counts.append(compare_codes(ours, theirs, case, under))
         if case in row.differs or case == ONE:
             for part, wrong in broken(theirs):
-                result = result_of(row, "", [compare_codes(ours, wrong, case)])
+                result = result_of(row, "", [compare_codes(ours, wrong, case, under)])
                 assert result.surprises, f"{case}: wrong {part} are excused"
                 noticed += 1
     surprises = result_of(row, "", counts).surprises
@@ -249,6 +260,23 @@ def test_what_lies_beyond_a_bound_is_said_with_what_was_expected(
     assert len(found) == len(said) and all(text in whole for text, whole in zip(said, found, strict=True))
 
 
+def test_a_difference_excuses_only_the_blocks_that_it_is_named_for() -> None:
+    """Two codes differ, one under a scale of 0: the other is reported, though the share allows both."""
+    x = torch.stack([torch.full((32,), 1e-20), torch.linspace(-1, 1, 32)])
+    ours = quantize(x, Scheme.parse("int8~row~symmetric~float16-zero~minmax"))
+    assert ours.scales.scale.flatten().tolist()[0] == 0
+    codes = ours.codes.clone()
+    codes[0, 3] ^= 1
+    codes[1, 4] ^= 1
+    theirs = Outside(codes, ours.scales.scale)
+    named = Difference("why", codes=0.5, steps=1, under=(0.0, 0.0))
+    count = compare_codes(ours, theirs, "a", named.under)
+    assert (count.different_codes, count.outside) == (2, 1)
+    assert count.beyond(named) == ["1 codes differ in blocks that the reason does not hold for"]
+    assert not compare_codes(ours, theirs, "a").beyond(dataclasses.replace(named, under=None))
+    assert named.words == "at most 50 % of the codes, by 1 step, under scales of 0"
+
+
 def test_decoded_values_are_counted_apart() -> None:
     """They say nothing about codes: neither "equal" nor among the codes that are."""
     x = torch.randn(4, 32)
@@ -367,7 +395,8 @@ def test_the_recording_is_of_todays_rows() -> None:
     assert [
         (*schemes, r.package, r.function, r.convention) for schemes, r in zip(read, recorded, strict=True)
     ] == today
-    assert [r.differs for r in recorded] == [dict(row.differs) for row in ROWS]
+    kept = recording_json(Machine(), [result_of(row, "", []) for row in ROWS])  # numbers of six digits
+    assert [r.differs for r in recorded] == [r.differs for r in recording_of(kept, Conformance).rows]
     assert [r.decodes for r in recorded] == [row.function.startswith("dequantize") for row in ROWS]
     assert not [(r.name, r.package, r.function, r.surprises) for r in recorded if r.surprises]
     assert all([*sample_cases(), ALL, ALL_BF16] == [count.case for count in r.counts] for r in recorded)

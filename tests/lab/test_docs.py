@@ -21,7 +21,7 @@ from explorer.recordings.quantize import CallTimes, recorded_quantize
 from explorer.recordings.times import TimeSpread
 from explorer.schemes import SCHEMES
 from explorer.training.digits import STRAIGHT, Underflow
-from lab import docs, facts, tables
+from lab import docs, facts, inputs, tables
 from lab.analysis import recorded_analyses
 from lab.embeddings import RUNS, recorded_embeddings
 from lab.methods import recorded_methods
@@ -150,7 +150,11 @@ def test_every_run_of_the_comparison_was_recorded() -> None:
 
 def test_what_is_missing_says_so() -> None:
     """A table over part of the rows names the others."""
-    for table in (tables.weights_table([]), tables.inputs_table([]), tables.methods_comparison_table([], [])):
+    for table in (
+        tables.weights_table([]),
+        inputs.inputs_table([], []),
+        tables.methods_comparison_table([], []),
+    ):
         assert table.count("not recorded yet") >= len(table.splitlines()) - 2
     assert tables.decode_table([]).count("not recorded yet") == len(tables.decode_table([]).splitlines()) - 2
     assert facts.prefill_speedup([], ("int8",)) is None and facts.gradient_facts([]) is None

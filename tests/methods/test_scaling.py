@@ -229,3 +229,18 @@ def test_channels_of_one_row_have_one_factor() -> None:
         factor = factor_of(name, Readers((w,), (SCHEMES["int4_group64"],), x, rows=rows)).view(2, 4, 16)
         assert torch.equal(factor, factor[:, :1].expand_as(factor)) and len(factor.unique()) > 8
     assert torch.allclose(tied(torch.tensor([1.0, 4, 2]), torch.tensor([0, 0, 1])), torch.tensor([2.0, 2, 2]))
+
+
+@pytest.mark.parametrize("tokens", [16, 400])
+def test_the_objective_is_the_mean_over_all_tokens(tokens: int) -> None:
+    """Also where there are more tokens than inputs, and the search looks at as many rows as inputs."""
+    torch.manual_seed(0)
+    w, x = torch.randn(24, 32), torch.randn(tokens, 32) * torch.linspace(0.1, 3, 32)
+    scheme = SCHEMES["int4_group32"]
+    found = awq(w, scheme, x).objective
+    importance = x.abs().mean(0)
+    for alpha, error in zip(ALPHAS, found, strict=True):
+        scale = channel_scale(importance, alpha)
+        restored = quantize(w * scale, scheme).dequantize() / scale
+        exact = (x.double() @ (restored - w).double().t()).square().mean()
+        assert error == pytest.approx(float(exact), rel=1e-4), alpha

@@ -6,6 +6,8 @@ First the tests of the packages run once, as they are: which functions each call
 each mutant is made in a copy of the project, and the tests that call the changed function run, the quickest
 first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an error, or by taking
 ``SLOWER`` times as long; else it survives.
+A mutant whose tests had not ended by the deadline has no verdict: it is counted apart, and the share killed
+is also given as if all of these had survived, since those that survive or hang take the longest.
 ``--record`` writes the section "Mutants" of docs/correctness.md.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -66,12 +69,13 @@ class Timed:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a mutant: ``by`` is the test that noticed it, or how else it was killed; empty if it
-    survived ``tests`` tests."""
+    survived ``tests`` tests, or was ``dropped``: the deadline came before its verdict."""
 
     mutant: Mutant
     change: str
     by: str
     tests: int
+    dropped: bool = False
 
 
 def main() -> int:
@@ -118,10 +122,9 @@ def run(folder: Path, packages: Sequence[str], seed: int, deadline: float, jobs:
             if mutant is None:
                 return
             outcome = try_one(copy, mutant, tests[Path(mutant.path).parts[1]], deadline)
-            if outcome is not None:
-                with lock:
-                    outcomes.append(outcome)
-                    print(f"{len(outcomes)}: {_line(outcome)}", file=sys.stderr)
+            with lock:
+                outcomes.append(outcome)
+                print(f"{len(outcomes)}: {_line(outcome)}", file=sys.stderr)
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(work, copies))
@@ -190,8 +193,8 @@ def chosen(tests: Sequence[Timed], path: str, function: int | None) -> list[Time
     return found
 
 
-def try_one(copy: Path, mutant: Mutant, tests: Sequence[Timed], deadline: float) -> Outcome | None:
-    """What became of one mutant; None if it was not known by ``deadline``."""
+def try_one(copy: Path, mutant: Mutant, tests: Sequence[Timed], deadline: float) -> Outcome:
+    """What became of one mutant by ``deadline``."""
     file = copy / mutant.path
     source = file.read_text(encoding="utf-8")
     changed = mutant.apply(source)
@@ -207,7 +210,8 @@ def try_one(copy: Path, mutant: Mutant, tests: Sequence[Timed], deadline: float)
     finally:
         _write(file, source)
     if code is None:
-        return Outcome(mutant, change, f"{HANG} {limit:.0f} s", len(own)) if limit <= left else None
+        hangs = limit <= left
+        return Outcome(mutant, change, f"{HANG} {limit:.0f} s" if hangs else "", len(own), dropped=not hangs)
     if code not in ENDS and "conftest" not in said:
         raise RuntimeError(
             f"pytest ended with {code} on {place_of(mutant)}, without a verdict:\n{said[-2000:]}"
@@ -256,13 +260,14 @@ def place_of(mutant: Mutant) -> str:
 def _line(outcome: Outcome) -> str:
     place = place_of(outcome.mutant)
     ended = f"killed by {outcome.by}" if outcome.by else f"survived {outcome.tests} tests"
+    ended = "dropped at the deadline" if outcome.dropped else ended
     return f"{place} {outcome.change}: {ended}"
 
 
 def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str) -> str:
     """The section of the page: shares by package, and every survivor with what is known of it."""
-    killed = sum(bool(one.by) for one in outcomes)
-    share = _share(killed, len(outcomes))
+    known = [one for one in outcomes if not one.dropped]
+    killed, dropped = sum(bool(one.by) for one in known), len(outcomes) - len(known)
     lines = [
         HEADING,
         "",
@@ -271,20 +276,25 @@ def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str)
         "a decorator), and runs the tests that call the changed function, the quickest first,",
         f"up to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
         "",
-        f"{len(outcomes)} mutants, seed {seed}, in {minutes:.0f} min: **{share} killed**. Measured on",
+        f"{len(known)} mutants, seed {seed}, in {minutes:.0f} min: **{_share(killed, len(known))} killed**"
+        f"{_interval(killed, len(known))}. Measured on",
         f"{machine}.",
+        _dropped_in_words(dropped, killed, len(outcomes)),
+        "They are a sample of all mutants: the interval in brackets is Wilson's, of 95 %.",
         "",
-        "| package | mutants | killed | of them by time | survived |",
-        "|---|---|---|---|---|",
+        "| package | mutants | killed | of them by time | survived | dropped |",
+        "|---|---|---|---|---|---|",
     ]
     for name in TESTS:
-        own = [one for one in outcomes if Path(one.mutant.path).parts[1] == name]
-        if own:
+        all_ = [one for one in outcomes if Path(one.mutant.path).parts[1] == name]
+        own = [one for one in all_ if not one.dropped]
+        if all_:
             dead = sum(bool(one.by) for one in own)
             late = sum(one.by.startswith(HANG) for one in own)
-            share = _share(dead, len(own))
-            lines.append(f"| `{name}` | {len(own)} | {share} | {late} | {len(own) - dead} |")
-    alive = [one for one in outcomes if not one.by]
+            share = f"{_share(dead, len(own))}{_interval(dead, len(own))}"
+            counts = f"{late} | {len(own) - dead} | {len(all_) - len(own)}"
+            lines.append(f"| `{name}` | {len(own)} | {share} | {counts} |")
+    alive = [one for one in known if not one.by]
     lines += ["", "| survivor | change | why |", "|---|---|---|"] if alive else []
     for one in sorted(alive, key=lambda one: (one.mutant.path, one.mutant.place)):
         why = WHY.get((one.mutant.path, one.change), f"not explained yet: {one.tests} tests ran")
@@ -295,6 +305,33 @@ def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str)
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "none"
+
+
+def _interval(part: int, whole: int) -> str:
+    """ " (89.6 to 100)", in per cent; empty without a sample."""
+    if not whole:
+        return ""
+    low, high = wilson(part, whole)
+    return f" ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _dropped_in_words(dropped: int, killed: int, mutants: int) -> str:
+    if not dropped:
+        return "None was dropped at the deadline."
+    what = "One more was" if dropped == 1 else f"{dropped} more were"
+    return (
+        f"{what} dropped at the deadline, without a verdict: if all that were dropped survived, "
+        f"{_share(killed, mutants)} would be killed."
+    )
+
+
+def wilson(part: int, whole: int) -> tuple[float, float]:
+    """The 95 % interval of a share of which ``part`` of ``whole`` draws were found (E. B. Wilson, "Probable
+    inference, the law of succession, and statistical inference", 1927)."""
+    z = 1.96
+    middle = (part + z * z / 2) / (whole + z * z)
+    half = z / (whole + z * z) * math.sqrt(part * (whole - part) / whole + z * z / 4)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def with_section(page: str, section: str) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.mutants import run
-from tests.mutants.run import HEADING, Outcome, Timed, chosen, report, traced_in, with_section
+from tests.mutants.run import HEADING, Outcome, Timed, chosen, report, traced_in, wilson, with_section
 from tests.mutants.sample import Mutant, change_in_words, function_at, same_program
 
 SOURCE = """from __future__ import annotations
@@ -93,8 +94,10 @@ def test_the_page_names_every_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason; the rest of the page stays as it is, however often the section is written."""
     monkeypatch.setitem(run.WHY, (BASE, "`a | 1` → `a | 2`"), "the bit is set")
     text = report(OUTCOMES, 5, 12.3, "a CPU")
-    assert "4 mutants, seed 5, in 12 min: **50 % killed**. Measured on\na CPU." in text
-    assert "| `formats` | 2 | 50 % | 0 | 1 |" in text and "| `core` | 2 | 50 % | 1 | 1 |" in text
+    assert "4 mutants, seed 5, in 12 min: **50 % killed** (15.0 to 85.0). Measured on\na CPU." in text
+    assert "| `formats` | 2 | 50 % (9.5 to 90.5) | 0 | 1 | 0 |" in text
+    assert "| `core` | 2 | 50 % (9.5 to 90.5) | 1 | 1 | 0 |" in text
+    assert "None was dropped at the deadline." in text
     assert "| `explorer/formats/base.py:9` | `a \\| 1` → `a \\| 2` | the bit is set |" in text
     assert (
         "| `explorer/core/flat.py:7` | `3` → `4` | not explained yet: 8 tests ran |" in text
@@ -105,6 +108,48 @@ def test_the_page_names_every_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert once.startswith(page.rstrip()) and with_section(once, text) == once
     middle = once + "\n## Last\n\nl\n"
     assert with_section(middle, f"{HEADING}\n\nnew\n") == f"{page}\n{HEADING}\n\nnew\n\n## Last\n\nl\n"
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "low", "high"),
+    [(33, 33, 0.8957, 1.0), (0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)],
+)
+def test_the_interval_of_a_share(part: int, whole: int, low: float, high: float) -> None:
+    """Worked values; the last is that of R. G. Newcombe (Statistics in Medicine, 1998), table I."""
+    assert wilson(part, whole) == pytest.approx((low, high), abs=6e-5)
+
+
+def test_a_mutant_without_a_verdict_is_no_survivor() -> None:
+    """What the deadline cut off is counted apart and lowers no share, but the page says how low it could
+    be; a package that has nothing else keeps its row."""
+    flat = Mutant("explorer/core/flat.py", (9, 0), "core/NumberReplacer", 0)
+    cut = [Outcome(flat, "`7` → `8`", "", 8, dropped=True)]
+    text = report([*OUTCOMES, *cut, *cut], 5, 12.3, "a CPU")
+    assert "4 mutants, seed 5" in text and "**50 % killed**" in text and "`7`" not in text
+    assert (
+        "2 more were dropped at the deadline, without a verdict: if all that were dropped survived, "
+        "33 % would be killed." in text
+    )
+    assert "| `core` | 2 | 50 % (9.5 to 90.5) | 1 | 1 | 2 |" in text
+    assert "One more was dropped" in report([*OUTCOMES, *cut], 5, 12.3, "a CPU")
+    assert "| `core` | 0 | none | 0 | 0 | 1 |" in report(cut, 5, 12.3, "a CPU")
+
+
+def test_what_the_deadline_cuts_off_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Beyond the deadline there is no verdict; within it, too long a run is a hang."""
+    (tmp_path / "explorer/core").mkdir(parents=True)
+    (tmp_path / "explorer/core/a.py").write_text("x = 1\n")
+
+    class Change(Mutant):
+        def apply(self, source: str) -> str:
+            return source.replace("1", "2")
+
+    monkeypatch.setattr(run, "pytest", lambda *_: (None, ""))
+    mutant, tests = Change("explorer/core/a.py", (1, 0), "", 0), [Timed("t", 0.1, frozenset())]
+    late = run.try_one(tmp_path, mutant, tests, time.monotonic() + 1)
+    hung = run.try_one(tmp_path, mutant, tests, time.monotonic() + 1000)
+    assert (late.by, late.dropped) == ("", True)
+    assert hung.by.startswith(run.HANG) and not hung.dropped
 
 
 def test_reach_says_what_a_test_calls(tmp_path: Path) -> None:

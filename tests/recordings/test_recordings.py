@@ -46,8 +46,10 @@ from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.embeddings import recorded_embeddings
 from lab.exports import recorded_exports
 from lab.first_numbers import recorded_first_numbers
+from lab.inputs import recorded_inputs
 from lab.methods import recorded_methods
 from lab.page import recorded_page
+from lab.ranking import recorded_ranking
 from lab.recipes import recorded_causal, recorded_recipes
 from lab.sizes import recorded_sizes
 from lab.training import recorded_gradients, recorded_training
@@ -67,9 +69,11 @@ SHIPPED = {
     "gemm-layers": recorded_layers,
     "gradients": recorded_gradients,
     "grouped": recorded_grouped,
+    "inputs": recorded_inputs,
     "methods": recorded_methods,
     "page": recorded_page,
     "quantize": recorded_quantize,
+    "ranking": recorded_ranking,
     "recipes": recorded_recipes,
     "runs": recorded_runs,
     "sizes": recorded_sizes,

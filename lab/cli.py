@@ -216,6 +216,22 @@ def bias_correction(
     emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
+@app.command("nvfp4-training", epilog=examples("nvfp4-training --seeds 2", "nvfp4-training --record"))
+def nvfp4_training(
+    seeds: Annotated[int, typer.Option(min=1, help="Networks of each kind.")] = 16,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small network in NVFP4, without each of its rules, and in BF16 (about 12 minutes)."""
+    from lab.training_precision import record_precisions, run_precisions
+
+    if record:
+        say(f"written: {record_precisions(seeds)}", error=True)
+        return
+    rows = list(run_precisions(seeds))
+    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+
+
 @app.command(epilog=examples("texts path/to/model --record"))
 def texts(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],

@@ -4,9 +4,9 @@ A calibrator maps the blocks of a tensor to one ``Range`` per block, which ``sch
 scales and zero points. Blocks are views [grid rows, block rows, grid columns, block columns]; reducing dims 1
 and 3 leaves one number per block. A new calibrator is one function and one row of ``CALIBRATORS``.
 
-Min-max clips only what the stored scale, rounded, does not reach, and min-max with headroom not even that.
-The others clip a few values for a smaller scale: percentile clips a fixed share, MSE searches for the least squared error, entropy keeps the shape of the histogram (TensorRT's rule; S. Migacz,
-GTC 2017, s7310).
+Min-max clips only what the stored scale, being rounded, does not reach; min-max with headroom not even that.
+The others clip a few values for a smaller scale: percentile clips a fixed share, MSE searches for the least
+squared error, entropy keeps the shape of the histogram (TensorRT's rule; S. Migacz, GTC 2017, s7310).
 """
 
 from __future__ import annotations

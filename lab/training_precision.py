@@ -132,3 +132,19 @@ def plus_minus(values: Sequence[float], form: str) -> str:
 def seed_count(rows: Sequence[PrecisionRun]) -> int:
     """How many seeds were recorded."""
     return len({row.seed for row in rows})
+
+
+def in_words(rows: Sequence[PrecisionRun]) -> str:
+    """Which variants differ from all rules together by more than the interval of the difference, seed by
+    seed."""
+    loss = {(row.variant, row.seed): row.loss for row in rows}
+    seeds = sorted({row.seed for row in rows})
+    groups: dict[str, list[str]] = {"a higher": [], "a lower": [], "no certain difference in": []}
+    for name in VARIANTS:
+        if name in ("bf16", "nvfp4") or len(seeds) < 2:
+            continue
+        middle, half = interval([loss[name, seed] - loss["nvfp4", seed] for seed in seeds])
+        kind = "no certain difference in" if abs(middle) <= half else "a higher" if middle > 0 else "a lower"
+        groups[kind].append(f"{VARIANTS[name].label} ({middle:+.4f} ± {half:.4f})")
+    words = [f"{kind} loss: {'; '.join(of)}." for kind, of in groups.items() if of]
+    return " ".join(["Beside NVFP4 by all rules," if words else "", *words]).strip()

@@ -51,6 +51,7 @@ from lab.page import recorded_page
 from lab.recipes import recorded_causal, recorded_recipes
 from lab.sizes import recorded_sizes
 from lab.training import recorded_gradients, recorded_training
+from lab.training_precision import recorded_precisions
 from lab.vllm import recorded_vllm
 from lab.written import recorded_written
 
@@ -59,6 +60,7 @@ SHIPPED = {
     "causal": recorded_causal,
     "conformance": recorded_conformance,
     "bias-correction": recorded_bias,
+    "training-nvfp4": recorded_precisions,
     "crossover": recorded_crossover,
     "embeddings": recorded_embeddings,
     "exports": recorded_exports,

@@ -232,6 +232,29 @@ def nvfp4_training(
     emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
+@app.command("vector-codes", epilog=examples("vector-codes --codes e8p,1mad_12", "vector-codes --record"))
+def vector_codes(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
+    ] = None,
+    codes: Annotated[str | None, typer.Option(help="Comma-separated codes.", show_default="all")] = None,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Errors of lattice and trellis quantizers at two bits (about 20 minutes, nearly all of 2^16 states)."""
+    from explorer.models.evaluate import MODEL
+    from lab.vector_codes import CODES, record_vector_codes, run_vector_codes
+
+    if record and codes:
+        raise ValueError("--record writes the whole table: give no --codes")
+    if record:
+        say(f"written: {record_vector_codes(model or MODEL)}", error=True)
+        return
+    rows = list(run_vector_codes(model or MODEL, tuple(CODES) if codes is None else split(codes)))
+    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+
+
 @app.command(epilog=examples("texts path/to/model --record"))
 def texts(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],

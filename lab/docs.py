@@ -30,6 +30,7 @@ from lab import (
     recipes,
     tables,
     training_precision,
+    vector_codes,
 )
 from lab.analysis import recorded_analyses
 from lab.conformance import markdown as conformance_tables
@@ -144,6 +145,8 @@ def _context() -> dict[str, Any]:
         "gradients": recorded_gradients(),
         "precisions": training_precision.recorded_precisions(),
         "precision": training_precision,
+        "vectors": vector_codes.recorded_vector_codes(),
+        "vector_codes": vector_codes,
         "conformance": recorded_conformance(),
         "crossover": recorded_crossover(),
         "agreement": conformance_tables,

@@ -15,10 +15,12 @@ from statistics import mean, stdev
 import torch
 from scipy.stats import t as students
 
+from explorer.analysis.report import compare
+from explorer.core.quantize import quantize
 from explorer.progress import checkpoint
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
-from explorer.schemes import SCHEMES
+from explorer.schemes import CALIBRATORS, SCHEMES
 from explorer.training.digits import accuracy, losses, network
 from explorer.training.products import BF16, NVFP4, TrainingPrecision, prepare_training
 from lab.tables import markdown
@@ -132,6 +134,13 @@ def plus_minus(values: Sequence[float], form: str) -> str:
 def seed_count(rows: Sequence[PrecisionRun]) -> int:
     """How many seeds were recorded."""
     return len({row.seed for row in rows})
+
+
+def stochastic_db(calibrator: str) -> str:
+    """SQNR of 1024 x 1024 values of N(0, 1) that NVFP4 rounds stochastically in ranges by ``calibrator``."""
+    x = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0))
+    scheme = replace(_PLAIN.with_ranges_by(CALIBRATORS[calibrator]), seed=1)
+    return f"{compare(x, quantize(x, scheme)).sqnr_db:.1f} dB"
 
 
 def in_words(rows: Sequence[PrecisionRun]) -> str:

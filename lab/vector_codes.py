@@ -5,7 +5,7 @@ papers round whole models. QuIP#: A. Tseng et al., arXiv 2402.04396. QTIP: A. Ts
 EXL3 (exllamav3) builds on it.
 
 Both expect weights that look like independent normal numbers: a matrix is multiplied by a random Hadamard
-matrix on either side (``methods.rotation``), which keeps lengths, and divided by its root mean square.
+matrix on either side (``core.hadamard``), which keeps lengths, and divided by its root mean square.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from explorer.core.hadamard import find_rotation
 from explorer.core.quantize import quantize
-from explorer.methods.rotation import find_rotation
 from explorer.progress import checkpoint
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
@@ -327,9 +327,7 @@ def recorded_vector_codes() -> Recording[VectorRow]:
 def vector_codes_table(rows: Sequence[VectorRow]) -> str:
     """Schemes and codes by their error on normal values, the largest first."""
     by_name = {(row.name, row.of): row for row in rows}
-    names = sorted(
-        {row.name for row in rows}, key=lambda name: (by_name[name, NORMAL].sqnr_db, name)
-    )  # fmt: skip
+    names = sorted({row.name for row in rows}, key=lambda name: (by_name[name, NORMAL].sqnr_db, name))
     lines = []
     for name in names:
         normal, real = by_name[name, NORMAL], by_name[name, REAL]
@@ -345,5 +343,28 @@ def vector_codes_table(rows: Sequence[VectorRow]) -> str:
                 f"{real.sqnr_db:.2f} dB",
             ]
         )
-    titles = ["bits", "normal values", "below the bound", "error", "error as its paper claims", "four layers"]
+    titles = ["bits", "normal values", "below the bound", "error", "claimed", "four layers"]
     return markdown(["", *titles], lines) if lines else f"({NOT_RECORDED})"
+
+
+def in_words(rows: Sequence[VectorRow]) -> str:
+    """What the best lattice and the best trellis have more than four levels for each value by itself, and
+    what the scheme of fewest bits that reaches the trellis takes."""
+    normal = {row.name: row.sqnr_db for row in rows if row.of == NORMAL}
+    real = {row.name: row for row in rows if row.of == REAL}
+    if not set(CODES) <= set(normal):
+        return ""
+    best = max(CODES, key=lambda name: normal[name])
+    text = (
+        f"Beside four levels for each value by itself, E8P has {normal['e8p'] - normal['lloyd_max']:.2f} dB "
+        f"more and the best trellis {normal[best] - normal['lloyd_max']:.2f}; "
+        f"{2 * DECIBELS_A_BIT - normal[best]:.2f} dB are left to the bound."
+    )
+    enough = [r for name, r in real.items() if name not in CODES and r.sqnr_db >= real[best].sqnr_db]
+    if not enough:
+        return f"{text} On the layers none of these schemes reaches the trellis."
+    fewest = min(enough, key=lambda row: row.bits)
+    return (
+        f"{text} On the layers {label_of_text(fewest.name)} is the scheme of fewest bits here that reaches "
+        f"the trellis, with {fewest.bits:.2f}."
+    )

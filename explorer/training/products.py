@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from explorer.core.hadamard import Rotation, find_rotation
 from explorer.core.quantize import quantize
-from explorer.methods.rotation import Rotation, find_rotation
 from explorer.schemes import SCHEMES, Scheme
 from explorer.training.layers import check_plain, replace_linear
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
-from explorer.methods.rotation import find_rotation
+from explorer.core.hadamard import find_rotation
 from explorer.training.digits import accuracy, fit, network
 from explorer.training.products import BF16, NVFP4, TrainedLinear, TrainingPrecision, prepare_training
 from lab import docs
@@ -159,8 +159,8 @@ def test_intervals_and_pairs() -> None:
     """Student's t of two values: 12.706 standard errors; losses are compared within a seed."""
     middle, half = interval([1.0, 3.0])
     assert middle == 2 and half == pytest.approx(12.7062, rel=1e-4)
-    rows = [PrecisionRun(v, s, loss, 0.9) for v, s, loss in
-            (("bf16", 0, 1.0), ("bf16", 1, 5.0), ("nvfp4", 1, 5.5), ("nvfp4", 0, 1.25))]  # fmt: skip
+    runs = (("bf16", 0, 1.0), ("bf16", 1, 5.0), ("nvfp4", 1, 5.5), ("nvfp4", 0, 1.25))
+    rows = [PrecisionRun(variant, seed, loss, 0.9) for variant, seed, loss in runs]
     assert losses_over_bf16(rows, "nvfp4") == [0.5, 0.25]
     assert "+0.3750 ± 1.5883" in precisions_table(rows)
     with pytest.raises(ValueError, match="two values"):

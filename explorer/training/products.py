@@ -70,8 +70,8 @@ class TrainedLinear(nn.Module):
     model's dtype. Its parameters are those of ``linear``, under the same names.
 
     ``seed``, below 2^31, makes the roundings of one layer differ from another's; ``calls`` counts forward
-    passes, so that those of each pass differ from the last one's. ``ValueError`` for a layer that computes in
-    another way than ``nn.Linear``.
+    passes, so that those of each pass differ from the last one's; it is in no state dict.
+    ``ValueError`` for a layer that computes in another way than ``nn.Linear``.
     """
 
     def __init__(self, linear: nn.Linear, precision: TrainingPrecision, seed: int = 0) -> None:
@@ -121,7 +121,9 @@ class _Products(torch.autograd.Function):
             left, right = dy.t().contiguous(), x.t().contiguous()
             if by.hadamard > 1:
                 mix = _along_tokens(len(x), by.hadamard, x.device)
-                left, right = (mix.inputs(_padded(part, by.hadamard)) for part in (left, right))
+                left, right = (
+                    mix.inputs(_padded(part, by.hadamard)).to(part.dtype) for part in (left, right)
+                )
             left = _rounded(left, by.gradients, by.stochastic, first + 1)
             dw = left @ _rounded(right, by.inputs).t()
         return dx, dw, None, None

@@ -134,6 +134,19 @@ def test_more_axes_and_no_gradient_of_inputs() -> None:
     assert x.grad is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    """Outputs and gradients have the model's dtype, and are float32's to its rounding."""
+    (x, dy), linear = operands(), layer(NVFP4).to(dtype)
+    x = x.to(dtype).requires_grad_()
+    y = linear(x)
+    y.backward(dy.to(dtype))
+    assert x.grad is not None and linear.weight.grad is not None
+    assert (y.dtype, x.grad.dtype, linear.weight.grad.dtype) == (dtype,) * 3
+    exact = gradients(layer(NVFP4))[2]
+    assert float((linear.weight.grad.float() - exact).norm() / exact.norm()) < 0.25
+
+
 def test_a_network_learns_by_it() -> None:
     model = network(0, (32, 32))
     prepare_training(model, keep=["4"])

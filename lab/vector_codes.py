@@ -332,17 +332,17 @@ def vector_codes_table(rows: Sequence[VectorRow]) -> str:
     names = sorted({row.name for row in rows}, key=lambda name: (by_name[name, NORMAL].sqnr_db, name))
     lines = []
     for name in names:
-        normal, real = by_name[name, NORMAL], by_name[name, REAL]
+        normal, real = by_name[name, NORMAL], by_name.get((name, REAL))
         label = CODES[name].label if name in CODES else label_of_text(name)
         lines.append(
             [
                 label,
-                f"{real.bits:.3f}",
+                f"{(real or normal).bits:.3f}",
                 f"{normal.sqnr_db:.2f} dB",
                 f"{normal.above_bound:.2f} dB",
                 f"{normal.error:.4f}",
                 CODES[name].claim if name in CODES else "",
-                f"{real.sqnr_db:.2f} dB",
+                f"{real.sqnr_db:.2f} dB" if real else NOT_RECORDED,
             ]
         )
     titles = ["bits", "normal values", "below the bound", "error", "claimed", "two layers"]
@@ -356,7 +356,7 @@ def in_words(rows: Sequence[VectorRow]) -> str:
     real = {row.name: row for row in rows if row.of == REAL}
     if not set(CODES) <= set(normal):
         return ""
-    best = max(CODES, key=lambda name: normal[name])
+    best = max((name for name in CODES if name in real), key=lambda name: normal[name])
     text = (
         f"Beside four levels for each value by itself, E8P has {normal['e8p'] - normal['lloyd_max']:.2f} dB "
         f"more and the best trellis {normal[best] - normal['lloyd_max']:.2f}; "

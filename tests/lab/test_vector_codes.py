@@ -156,7 +156,9 @@ def test_the_page_has_the_recorded_errors() -> None:
     bound."""
     rows = recorded_vector_codes().rows
     found = {(row.name, row.of): row for row in rows}
-    assert set(found) == {(name, of) for name in (*CODES, *SCHEMES_BESIDE) for of in (NORMAL, REAL)}
+    names = {*CODES, *SCHEMES_BESIDE}
+    assert {name for name, of in found if of == NORMAL} == names
+    assert {name for name, of in found if of == REAL} >= names - {"3inst_16"}, "the slowest may be left out"
     for of in (NORMAL, REAL):
         assert (
             found["lloyd_max", of].sqnr_db

@@ -218,11 +218,11 @@ def bias_correction(
 
 @app.command("nvfp4-training", epilog=examples("nvfp4-training --seeds 2", "nvfp4-training --record"))
 def nvfp4_training(
-    seeds: Annotated[int, typer.Option(min=1, help="Networks of each kind.")] = 16,
+    seeds: Annotated[int, typer.Option(min=1, help="Networks of each kind.")] = 12,
     record: Record = False,
     as_json: Json = False,
 ) -> None:
-    """Train a small network in NVFP4, without each of its rules, and in BF16 (about 12 minutes)."""
+    """Train a small network in NVFP4, without each of its rules, and in BF16 (about 15 minutes)."""
     from lab.training_precision import record_precisions, run_precisions
 
     if record:

@@ -27,7 +27,7 @@ from lab.tables import markdown
 from lab.training import PACKAGES
 
 NAME = "training-nvfp4"
-HIDDEN, EPOCHS, SEEDS = (64, 64, 64, 64), 20, 16
+HIDDEN, EPOCHS, SEEDS = (64, 64, 64, 64), 20, 12
 COVERED = 0.95
 KEPT = ("0", str(2 * len(HIDDEN)))
 """The first and the last linear layer."""
@@ -46,7 +46,7 @@ class Variant:
 VARIANTS: Mapping[str, Variant] = {
     "bf16": Variant("BF16", BF16),
     "nvfp4": Variant("NVFP4 by all rules", NVFP4),
-    "clipped": Variant("without headroom: gradients' largest are clipped", replace(NVFP4, gradients=_PLAIN)),
+    "clipped": Variant("without headroom (largest gradients clipped)", replace(NVFP4, gradients=_PLAIN)),
     "nearest": Variant(
         "without stochastic rounding", replace(NVFP4, gradients=_PLAIN, stochastic=False)
     ),
@@ -148,12 +148,13 @@ def in_words(rows: Sequence[PrecisionRun]) -> str:
     seed."""
     loss = {(row.variant, row.seed): row.loss for row in rows}
     seeds = sorted({row.seed for row in rows})
-    groups: dict[str, list[str]] = {"a higher": [], "a lower": [], "no certain difference in": []}
+    groups: dict[str, list[str]] = {"a higher loss": [], "a lower loss": [], "no certain difference": []}
     for name in VARIANTS:
         if name in ("bf16", "nvfp4") or len(seeds) < 2:
             continue
         middle, half = interval([loss[name, seed] - loss["nvfp4", seed] for seed in seeds])
-        kind = "no certain difference in" if abs(middle) <= half else "a higher" if middle > 0 else "a lower"
+        certain = "a higher loss" if middle > 0 else "a lower loss"
+        kind = certain if abs(middle) > half else "no certain difference"
         groups[kind].append(f"{VARIANTS[name].label} ({middle:+.4f} ± {half:.4f})")
-    words = [f"{kind} loss: {'; '.join(of)}." for kind, of in groups.items() if of]
-    return " ".join(["Beside NVFP4 by all rules," if words else "", *words]).strip()
+    words = [f"Beside NVFP4 by all rules, {kind}: {'; '.join(of)}." for kind, of in groups.items() if of]
+    return " ".join(words)

@@ -272,6 +272,45 @@ def bias_correction(
     emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
+@app.command("nvfp4-training", epilog=examples("nvfp4-training --seeds 2", "nvfp4-training --record"))
+def nvfp4_training(
+    seeds: Annotated[int, typer.Option(min=1, help="Networks of each kind.")] = 12,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small network in NVFP4, without each of its rules, and in BF16 (about 15 minutes)."""
+    from lab.training_precision import record_precisions, run_precisions
+
+    if record:
+        say(f"written: {record_precisions(seeds)}", error=True)
+        return
+    rows = list(run_precisions(seeds))
+    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+
+
+@app.command("vector-codes", epilog=examples("vector-codes --codes e8p,1mad_12", "vector-codes --record"))
+def vector_codes(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
+    ] = None,
+    codes: Annotated[str | None, typer.Option(help="Comma-separated codes.", show_default="all")] = None,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Errors of lattice and trellis quantizers at two bits (about 20 minutes, nearly all of 2^16 states)."""
+    from explorer.models.evaluate import MODEL
+    from lab.vector_codes import CODES, record_vector_codes, run_vector_codes
+
+    if record and codes:
+        raise ValueError("--record writes the whole table: give no --codes")
+    if record:
+        say(f"written: {record_vector_codes(model or MODEL)}", error=True)
+        return
+    rows = list(run_vector_codes(model or MODEL, tuple(CODES) if codes is None else split(codes)))
+    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+
+
 @app.command(epilog=examples("texts path/to/model --record"))
 def texts(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],

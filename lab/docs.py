@@ -21,7 +21,19 @@ from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
 from explorer.running.placing import SAME_LOGITS
 from explorer.survey import load_survey
-from lab import bias_correction, claims, embeddings, facts, inputs, ranking, recipe_tables, recipes, tables
+from lab import (
+    bias_correction,
+    claims,
+    embeddings,
+    facts,
+    inputs,
+    ranking,
+    recipe_tables,
+    recipes,
+    tables,
+    training_precision,
+    vector_codes,
+)
 from lab.analysis import recorded_analyses
 from lab.conformance import markdown as conformance_tables
 from lab.conformance.records import recorded_conformance, recorded_crossover
@@ -137,6 +149,10 @@ def _context() -> dict[str, Any]:
         "bias_correction": bias_correction,
         "training": recorded_training(),
         "gradients": recorded_gradients(),
+        "precisions": training_precision.recorded_precisions(),
+        "precision": training_precision,
+        "vectors": vector_codes.recorded_vector_codes(),
+        "vector_codes": vector_codes,
         "conformance": recorded_conformance(),
         "crossover": recorded_crossover(),
         "agreement": conformance_tables,

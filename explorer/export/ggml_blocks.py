@@ -1,5 +1,5 @@
-"""Blocks of 32, TQ2_0's of 256 and NVFP4's of 4 · 16, as the bytes of ggml's types; those under super-blocks
-are in ``export.ggml``.
+"""Blocks of 32, ternary ones of 256 and NVFP4's of 4 · 16, as the bytes of ggml's types; those under
+super-blocks are in ``export.ggml``.
 
 One block (ggml's ggml-common.h); d and m are float16, e is an exponent + 127::
 
@@ -10,12 +10,16 @@ One block (ggml's ggml-common.h); d and m are float16, e is an exponent + 127::
     Q5_1   d, m, 4 of fifth bits, 16 of codes            24
     MXFP4  e, 16 of codes                                17
     IQ4_NL d, 16 of codes                                18       value d · level
-    TQ2_0  64 of codes, d                                66       value d · (u - 1)
+    TQ1_0  52 of codes, d                                54       value d · (u - 1)
+    TQ2_0  64 of codes, d                                66
     NVFP4  4 scales in E4M3, 32 of codes                 36
 
 The byte i of codes has element i in its low half and element i + 16 in its high half; of NVFP4, byte i of
 each 8 has elements i and i + 8 of 16; of TQ2_0, byte i of each 32 has elements i, i + 32, i + 64 and i + 96
-of 128, from the low bits up.
+of 128, from the low bits up. Of TQ1_0, byte i of the first 32 has elements i, i + 32 … i + 128 of 160, byte i
+of the next 16 elements i, i + 16 … i + 64 of 80, and byte i of the last 4 elements i, i + 4, i + 8 and i + 12
+of 16. They are the digits of a number n of base 3 with five places, from the highest down; ⌈256 n / 243⌉ is
+stored.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.export.ggml import folded, ggml_bytes, super_block_type
 from explorer.formats import E4M3, E8M0, IntegerFormat
 from explorer.schemes import MappingType, Scheme
-from explorer.schemes.rules import IQ4_FORMAT, SUPER_BLOCK
+from explorer.schemes.rules import IQ4_FORMAT, SUPER_BLOCK, TQ1_FORMAT
 
 BLOCK, NVFP4_BLOCK = 32, 16
 PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -45,8 +49,9 @@ def ggml_type(scheme: Scheme) -> str | None:
     if scheme.flat or rule.nested or rule.per_tensor:
         return None
     if scheme.block == (1, SUPER_BLOCK):
-        ternary = fmt.name == "int2" and scheme.mapping is MappingType.SYMMETRIC
-        return "TQ2_0" if ternary and rule.format.name == "float16" else None
+        if rule.format.name != "float16" or scheme.mapping is not MappingType.SYMMETRIC:
+            return None
+        return {"int2": "TQ2_0", TQ1_FORMAT: "TQ1_0"}.get(fmt.name)
     if scheme.block == (1, NVFP4_BLOCK):
         return "NVFP4" if rule.format is E4M3 and fmt.name == "float4_e2m1fn" else None
     if scheme.block != (1, BLOCK):
@@ -87,7 +92,9 @@ def row_bytes(q: QuantizedTensor) -> Tensor:
         raise ValueError(f"a row of {q.shape[1]} values is no whole number of {row_multiple(q.scheme)}")
     if q.scheme.scale.super_bits is not None:
         return ggml_bytes(q)
-    layout = {"TQ2_0": _ternary_blocks, "NVFP4": _nvfp4_blocks}.get(name, _blocks_of_32)
+    layout = {"TQ1_0": _trit_blocks, "TQ2_0": _ternary_blocks, "NVFP4": _nvfp4_blocks}.get(
+        name, _blocks_of_32
+    )
     return torch.cat(layout(q), 1).view(q.shape[0], -1)
 
 
@@ -95,6 +102,23 @@ def _ternary_blocks(q: QuantizedTensor) -> list[Tensor]:
     """The parts of all blocks of 256, each uint8 [blocks, bytes]."""
     codes = (q.codes + 1 & 3).reshape(-1, SUPER_BLOCK)
     return [folded(codes, 2, 2), _float16(q.scales.stored)]
+
+
+TRIT_RUNS = ((160, 5), (80, 5), (16, 4))
+"""TQ1_0's runs of elements of a block, and how many of each run share a byte."""
+
+
+def _trit_blocks(q: QuantizedTensor) -> list[Tensor]:
+    """The parts of all blocks of 256, each uint8 [blocks, bytes]."""
+    runs = q.codes.reshape(-1, SUPER_BLOCK).split([length for length, _ in TRIT_RUNS], 1)
+    packed = []
+    for run, (_, digits) in zip(runs, TRIT_RUNS, strict=True):
+        number = torch.zeros_like(run[:, : run.shape[1] // digits], dtype=torch.int32)
+        for digit in run.unflatten(1, (digits, -1)).unbind(1):
+            number = number * 3 + digit
+        number *= 3 ** (5 - digits)
+        packed.append(((number * 256 + 242) // 243).to(torch.uint8))
+    return [*packed, _float16(q.scales.stored)]
 
 
 def _nvfp4_blocks(q: QuantizedTensor) -> list[Tensor]:
@@ -143,8 +167,8 @@ def block_scales(kind: str, blocks: Tensor) -> Tensor | None:
         return _as_float(blocks[:, :2])
     if kind == "NVFP4":
         return E4M3.decode(blocks[:, :4])
-    if kind == "TQ2_0":
-        return _as_float(blocks[:, 64:])
+    if kind in ("TQ1_0", "TQ2_0"):
+        return _as_float(blocks[:, -2:])
     if kind == "MXFP4":
         return E8M0.decode(blocks[:, :1])
     found = _K_SCALES.get(kind)

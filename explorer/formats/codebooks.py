@@ -20,6 +20,7 @@ class LevelTies(enum.Enum):
     LOWER = "to the lower level"
     UPPER = "to the upper level"
     ZERO = "toward zero"
+    AWAY = "away from zero"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +28,13 @@ class CodebookFormat(Format):
     """A sorted list of levels; the value of code i is ``table[i]``; numbers are rounded to the nearest level.
 
     ``per_byte`` is how many codes are packed into one byte as digits of base ``len(table)``; 0 packs bits.
+    ``run``: the packed codes of a row begin a new byte after so many; 0 packs a row as one run.
     """
 
     table: tuple[float, ...]
     ties: LevelTies
     per_byte: int = 0
+    run: int = 0
 
     @property
     def cuda_codec(self) -> str:
@@ -67,6 +70,8 @@ class CodebookFormat(Format):
 
     @property
     def packed_bits(self) -> float:
+        if self.per_byte and self.run:
+            return 8 * math.ceil(self.run / self.per_byte) / self.run
         return 8 / self.per_byte if self.per_byte else float(self.bits)
 
     def value(self, code: int) -> float:
@@ -93,7 +98,12 @@ class CodebookFormat(Format):
 
     def _is_above(self, number: float, middle: float) -> bool:
         """True if ``number`` rounds to the level above ``middle``."""
-        tie_goes_up = self.ties is LevelTies.UPPER or (self.ties is LevelTies.ZERO and middle < 0)
+        tie_goes_up = {
+            LevelTies.LOWER: False,
+            LevelTies.UPPER: True,
+            LevelTies.ZERO: middle < 0,
+            LevelTies.AWAY: middle > 0,
+        }[self.ties]
         return number > middle or (number == middle and tie_goes_up)
 
     def _least(self, middle: float) -> float:

@@ -8,6 +8,8 @@ as in CUDA, torch, compressed-tensors and ONNX (bitsandbytes puts it high)::
     6 bits   c0 c1 c2 c3    -> c1c0 | c2c1 | c3c2          four to three bytes
     ternary  t0 ... t4      -> t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4   five to a byte (3^5 = 243)
 
+A format with a ``run`` begins a new byte after every so many codes of a row (256: 52 bytes).
+
 Ternary codes may also be packed densely, 2 bits each, by ``pack_bits(codes, 2)``.
 """
 
@@ -35,7 +37,7 @@ def pack(codes: Tensor, fmt: Format) -> Tensor:
     if codes.numel() == 0:
         return codes.new_zeros((codes.shape[0], packed_row_bytes(fmt, codes.shape[1])), dtype=torch.uint8)
     if isinstance(fmt, CodebookFormat) and fmt.per_byte == _TRITS:
-        return _pack_trits(codes)
+        return _pack_trits(codes, fmt.run)
     if fmt.bits > 8:
         return codes.contiguous().view(torch.uint8)
     return pack_bits(codes, fmt.bits)
@@ -52,7 +54,7 @@ def unpack(packed: Tensor, fmt: Format, columns: int) -> Tensor:
     if packed.numel() == 0:
         return packed.new_zeros((packed.shape[0], columns), dtype=fmt.code_dtype)
     if isinstance(fmt, CodebookFormat) and fmt.per_byte == _TRITS:
-        return _unpack_trits(packed, columns)
+        return _unpack_trits(packed, columns, fmt.run)
     if fmt.bits > 8:
         return packed.contiguous().view(fmt.code_dtype)
     return unpack_bits(packed, fmt.bits, columns)
@@ -61,7 +63,8 @@ def unpack(packed: Tensor, fmt: Format, columns: int) -> Tensor:
 def packed_row_bytes(fmt: Format, columns: int) -> int:
     """Bytes of one packed row of ``columns`` codes; the last byte is padded with zeros."""
     if isinstance(fmt, CodebookFormat) and fmt.per_byte:
-        return math.ceil(columns / fmt.per_byte)
+        runs, rest = divmod(columns, fmt.run) if fmt.run else (0, columns)
+        return runs * math.ceil(fmt.run / fmt.per_byte) + math.ceil(rest / fmt.per_byte)
     return math.ceil(columns * fmt.bits / 8)
 
 
@@ -104,7 +107,12 @@ def _pad_columns(x: Tensor, multiple: int) -> Tensor:
     return padded.view(-1).view(padded.shape)
 
 
-def _pack_trits(codes: Tensor) -> Tensor:
+def _pack_trits(codes: Tensor, run: int = 0) -> Tensor:
+    if run:
+        rows, columns = codes.shape
+        packed = _pack_trits(_pad_columns(codes, run).view(-1, run)).view(rows, -1)
+        rest = -(-(columns % run) // _TRITS)
+        return packed[:, : columns // run * -(-run // _TRITS) + rest].contiguous()
     digits = _pad_columns(codes, _TRITS).view(codes.shape[0], -1, _TRITS)
     packed = digits[:, :, 4].clone()
     for i in (3, 2, 1, 0):
@@ -112,7 +120,11 @@ def _pack_trits(codes: Tensor) -> Tensor:
     return packed
 
 
-def _unpack_trits(packed: Tensor, columns: int) -> Tensor:
+def _unpack_trits(packed: Tensor, columns: int, run: int = 0) -> Tensor:
+    if run:
+        each = -(-run // _TRITS)
+        digits = _unpack_trits(_pad_columns(packed, each).view(-1, each), run)
+        return digits.reshape(packed.shape[0], -1)[:, :columns]
     digits = torch.empty(*packed.shape, _TRITS, dtype=torch.uint8, device=packed.device)
     rest = packed
     for i in range(_TRITS):

@@ -100,6 +100,11 @@ _ROWS: tuple[Format, ...] = (
         note="log2(3) = 1.585 bits of information; five to a byte",
     ),
     CodebookFormat(
+        name="ternary_run256", label="Ternary (256 in 52 bytes)", bits=2, table=(-1.0, 0.0, 1.0),
+        ties=LevelTies.AWAY, per_byte=5, run=256, has_codec=False,
+        note="as llama.cpp's TQ1_0: 256 in 52 bytes, five to a byte",
+    ),
+    CodebookFormat(
         name="binary", label="Binary", bits=1, table=(-1.0, 1.0), ties=LevelTies.UPPER,
         tensor_cores="sm_75+ (AND/XOR with popcount)", note="sign(0) = +1",
     ),

@@ -14,6 +14,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from explorer.core.hadamard import Rotation
 from explorer.methods.autoround import autoround
 from explorer.methods.awq import ALPHAS, awq, awq_factor, clipped
 from explorer.methods.bias_correction import BiasCorrection, bias_correction
@@ -31,7 +32,7 @@ from explorer.methods.method import (
     RoundingMethod,
     TransformMethod,
 )
-from explorer.methods.rotation import Rotation, rotation
+from explorer.methods.rotation import rotation
 from explorer.methods.rtn import rtn
 from explorer.methods.smoothquant import (
     smoothquant,

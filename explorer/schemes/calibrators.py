@@ -4,9 +4,9 @@ A calibrator maps the blocks of a tensor to one ``Range`` per block, which ``sch
 scales and zero points. Blocks are views [grid rows, block rows, grid columns, block columns]; reducing dims 1
 and 3 leaves one number per block. A new calibrator is one function and one row of ``CALIBRATORS``.
 
-Min-max clips nothing. The others clip a few values for a smaller scale: percentile clips a fixed share, MSE
-searches for the least squared error, entropy keeps the shape of the histogram (TensorRT's rule; S. Migacz,
-GTC 2017, s7310).
+Min-max clips only what the stored scale, being rounded, does not reach; min-max with headroom not even that.
+The others clip a few values for a smaller scale: percentile clips a fixed share, MSE searches for the least
+squared error, entropy keeps the shape of the histogram (TensorRT's rule; S. Migacz, GTC 2017, s7310).
 """
 
 from __future__ import annotations
@@ -375,6 +375,35 @@ def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
     )
 
 
+def _wider(scale: ScaleRule | None) -> list[float]:
+    """Factors on min-max from 1 up, one of which gives a stored scale that is not too small.
+
+    Rounding to the nearest makes a normal scale too small by a factor below 1 + eps/2: 17/16 of E4M3, a
+    power of two of E8M0. Of subnormal ones, k units of the smallest, it is 1 + 1/2k.
+    """
+    if scale is None or scale.exponent is not None:
+        return [1.0, 2.0]
+    eps = scale.format.eps
+    return sorted({1.0, *(1 + eps * part for part in (0.5, 1, 2, 4)), 9 / 8, 5 / 4, 3 / 2})
+
+
+def _unclipped(blocks: Tensor, context: CalibrationContext) -> Range:
+    """For each block min-max, or the least of the wider ranges whose codes reach both ends of it."""
+    whole = minmax_range(blocks, context.zero_included)
+    most = torch.finfo(torch.float32).max
+    beyond = (torch.stack((whole.low, whole.high), 2)[:, None] * 4).clamp(-most, most)
+    found, short = whole, torch.ones_like(whole.high, dtype=torch.bool)
+    for factor in _wider(context.scale):
+        factors = torch.full_like(whole.high, factor)
+        moved = whole if factor == 1 else _moved(whole, factors, factors, context)
+        found = Range(torch.where(short, moved.low, found.low), torch.where(short, moved.high, found.high))
+        reached = context.restored(beyond, found)
+        short = (reached[:, 0, :, 0] > whole.low) | (reached[:, 0, :, -1] < whole.high)
+        if blocks.device.type == "cpu" and not bool(short.any()):  # a GPU would have to be waited for
+            break
+    return found
+
+
 _AT_ONCE = 1 << 18
 """Groups of bins whose terms are computed together: on a GPU a threshold by itself is all overhead."""
 
@@ -506,6 +535,15 @@ _ROWS = (
         "a block's largest magnitude takes the code 6 of E2M1 or the code 4, whichever errs less "
         "(arXiv 2512.02010)",
         headroom=1.75,
+    ),
+    Calibrator(
+        "unclipped",
+        "min-max with headroom",
+        _unclipped,
+        "min-max, wider where the scale as it is stored would clip it (E4M3: by 17/16), so that stochastic "
+        "rounding is unbiased",
+        headroom=17 / 16,
+        of_magnitudes=False,
     ),
     ABSMEAN,
     TWN,

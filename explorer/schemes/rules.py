@@ -98,6 +98,8 @@ IQ4_FORMAT, IQ4_BLOCK = "iq4_nl", 32
 IQ4_SCALES: dict[int | None, str] = {None: "IQ4_NL", 6: "IQ4_XS"}
 """GGUF's types with that codebook in such blocks, by the bits of a block's scale under a super-block's; None:
 a float16 number of its own."""
+TQ1_FORMAT = "ternary_run256"
+"""The codes of GGUF's TQ1_0."""
 NESTED_BLOCK = 256
 """Scales, counted row by row, that share a scale of their own under double quantization (QLoRA)."""
 

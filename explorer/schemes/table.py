@@ -18,6 +18,7 @@ from explorer.schemes.rules import (
     IQ4_SCALES,
     K_QUANTS,
     SUPER_BLOCK,
+    TQ1_FORMAT,
     CodeRule,
     Convention,
     ExponentRule,
@@ -149,7 +150,7 @@ def _of_other_libraries() -> list[Row]:
 
 
 def _gguf_blocks() -> list[Row]:
-    """GGUF's blocks of 32, of 256 for the ternary TQ2_0, and of 16 for NVFP4, with scales of their own.
+    """GGUF's blocks of 32, of 256 for the ternary types, and of 16 for NVFP4, with scales of their own.
 
     Bit for bit, but for NVFP4: llama.cpp rounds ties of its codes toward zero and those of its scales up, and
     has 448 for scales from 256 on. It has no scale over the tensor.
@@ -165,6 +166,11 @@ def _gguf_blocks() -> list[Row]:
         ]
     # TQ2_0's codes are -1, 0 and 1 in two bits: the restricted range of INT2, whose scale is amax.
     rows.append(Row("tq2_0", "GGUF TQ2_0 (ternary)", FORMATS["int2"], (1, SUPER_BLOCK), gguf, codes=away))
+    # TQ1_0's are the same, packed by fives; of codebooks the format says where ties go.
+    trits = CodeRule(reciprocal=True, unrounded=True)
+    rows.append(
+        Row("tq1_0", "GGUF TQ1_0 (ternary)", FORMATS[TQ1_FORMAT], (1, SUPER_BLOCK), gguf, codes=trits)
+    )
     e4m3 = ScaleRule(E4M3, convention=_ZERO)
     rows.append(Row("nvfp4_gguf", "GGUF NVFP4", FORMATS["float4_e2m1fn"], (1, 16), e4m3))
     return rows
@@ -212,7 +218,7 @@ _STORED_BY = {
     "nf4_block64_double": "bitsandbytes' NF4 with double quantization (QLoRA)",
     "fp4_block64_bnb": "bitsandbytes' FP4",
     **{f"q{kind}": f"GGUF's Q{kind}" for kind in ("8_0", "4_0", "4_1", "5_0", "5_1")},
-    "tq2_0": "GGUF's TQ2_0",
+    **{f"tq{kind}": f"GGUF's TQ{kind}" for kind in ("1_0", "2_0")},
     **{f"q{bits}_k": f"GGUF's Q{bits}_K by llama.cpp's own quantizer" for bits, *_ in K_QUANTS},
     **{name.lower(): f"GGUF's {name} by llama.cpp's own quantizer" for name in IQ4_SCALES.values()},
 }

@@ -74,16 +74,16 @@ def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )  # type: ignore[return-value]
 
 
-def network(seed: int) -> nn.Sequential:
-    """Two hidden layers of 32, initialised like ``nn.Linear``, from a separate generator.
+def network(seed: int, hidden: tuple[int, ...] = (HIDDEN, HIDDEN)) -> nn.Sequential:
+    """Hidden layers of these widths, initialised like ``nn.Linear``, from a separate generator.
 
     The global generator is left alone: visitors of the page share it.
     """
     generator = torch.Generator().manual_seed(seed)
-    first, second, last = (
-        _linear(*sizes, generator) for sizes in ((64, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 10))
-    )
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+    widths = (64, *hidden, 10)
+    layers = [_linear(*sizes, generator) for sizes in itertools.pairwise(widths)]
+    parts = [part for layer in layers for part in (layer, nn.ReLU())]
+    return nn.Sequential(*parts[:-1])
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
@@ -109,7 +109,14 @@ def accuracy(model: nn.Module) -> float:
 
 
 def fit(model: nn.Module, epochs: int, seed: int, rate: float = RATE) -> Iterator[float]:
-    """Train ``model`` in place by Adam, with a one-cycle learning rate; the accuracy after each epoch."""
+    """Train ``model`` in place as ``losses`` does; the accuracy after each epoch."""
+    for _ in losses(model, epochs, seed, rate):
+        yield accuracy(model)
+
+
+def losses(model: nn.Module, epochs: int, seed: int, rate: float = RATE) -> Iterator[float]:
+    """Train ``model`` in place by Adam, with a one-cycle learning rate; the mean cross-entropy of the
+    training images in each epoch, in nats, each before the step that it gives."""
     x, y, _, _ = data()
     batches = -(-len(x) // BATCH)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -118,13 +125,16 @@ def fit(model: nn.Module, epochs: int, seed: int, rate: float = RATE) -> Iterato
     )
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
+        total = torch.zeros((), dtype=torch.float64)
         for index in torch.randperm(len(x), generator=generator).split(BATCH):
             checkpoint()
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[index]), y[index]).backward()
+            loss = nn.functional.cross_entropy(model(x[index]), y[index])
+            loss.backward()
+            total += loss.detach() * len(index)
             optimizer.step()
             schedule.step()
-        yield accuracy(model)
+        yield float(total / len(x))
 
 
 def train(

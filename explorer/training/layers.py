@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -56,8 +56,7 @@ class QuantLinear(Float32State):
         static: bool = False,
     ) -> None:
         super().__init__()
-        if reason := _reason_to_leave(linear):
-            raise ValueError(f"this layer cannot be quantized: it {reason}")
+        check_plain(linear)
         self.weight, self.bias = linear.weight, linear.bias
         self.weights, self.rule = weights, rule
         self.inputs = _input_quantizer(activations, rule, static, linear.weight.device)
@@ -215,10 +214,23 @@ def prepare(
     not kept: a parametrization of the weight, hooks, a forward pass of their own, or a module above that
     reads the weight itself (``nn.MultiheadAttention``).
     """
+    return replace_linear(
+        model, lambda layer: QuantLinear(layer, weights, activations, rule, static), keep, "a QuantLinear"
+    )
+
+
+def replace_linear(
+    model: nn.Module,
+    make: Callable[[nn.Linear], nn.Module],
+    keep: Sequence[str],
+    kind: str = "such a layer",
+) -> list[str]:
+    """Replace every ``nn.Linear`` of ``model`` that is not kept by what ``make`` makes of it, of that
+    ``kind``; see ``prepare`` for ``keep``, the names returned and errors."""
     if isinstance(model, nn.Linear):
         raise ValueError(
             "the model is itself an nn.Linear, which cannot be replaced in place: "
-            "make it a QuantLinear, or put it into an nn.Sequential"
+            f"make it {kind}, or put it into an nn.Sequential"
         )
     linear = _named(model, nn.Linear)
     chosen = [
@@ -230,7 +242,7 @@ def prepare(
             + (f" beside those kept ({', '.join(keep)})" if linear else " in this model")
         )
     _check_replaceable(model, chosen)
-    replaced = [(QuantLinear(layer, weights, activations, rule, static), names) for layer, names in chosen]
+    replaced = [(make(layer), names) for layer, names in chosen]
     _leave_fast_paths(model)
     return _put(model, replaced)
 
@@ -292,6 +304,12 @@ def _check_replaceable(model: nn.Module, layers: Sequence[tuple[nn.Linear, list[
             + "; ".join(f"{name} {reason}" for name, reason in refused)
             + f"; to leave them as they are, pass keep={[name for name, _ in refused]}"
         )
+
+
+def check_plain(layer: nn.Linear) -> None:
+    """``ValueError`` for a layer that computes in another way than ``nn.Linear``."""
+    if reason := _reason_to_leave(layer):
+        raise ValueError(f"this layer cannot be quantized: it {reason}")
 
 
 def _reason_to_leave(layer: nn.Linear) -> str:

@@ -1,8 +1,8 @@
 """Rows of gguf: the block formats that its Python package quantizes bit for bit as llama.cpp does.
 
-Its K-quants, IQ4_NL, IQ4_XS, TQ2_0 and NVFP4 are dequantized there: what is compared are the values that it
-restores from our codes and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py`` compares the
-bytes with ggml's C.
+Its K-quants, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 and NVFP4 are dequantized there: what is compared are the values
+that it restores from our codes and scales, written as ggml's bytes. ``tests/schemes/test_k_quants.py``
+compares the bytes with ggml's C.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ ROWS = [
 ]
 
 
-_DECODED = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "tq2_0", "nvfp4_gguf")
+_DECODED = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "nvfp4_gguf")
 ROWS += [
     Row(name, PACKAGE, f"dequantize, {kind}", partial(restored, name=name, kind=kind), row_length=SUPER_BLOCK)
     for name, kind in ((name, name.removesuffix("_gguf").upper()) for name in _DECODED)

@@ -37,6 +37,7 @@ TYPES = {
     "q8_0": "Q8_0", "int8_group32": "Q8_0", "q4_0": "Q4_0", "int4_group32": "Q4_0", "q4_1": "Q4_1",
     "q5_0": "Q5_0", "q5_1": "Q5_1", "mxfp4": "MXFP4", "mxfp4_rceil": "MXFP4", "q2_k": "Q2_K", "q3_k": "Q3_K",
     "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K", "iq4_nl": "IQ4_NL", "iq4_xs": "IQ4_XS", "tq2_0": "TQ2_0",
+    "tq1_0": "TQ1_0",
     "nvfp4_gguf": "NVFP4", "fp16": "F16", "bf16": "BF16",
 }  # fmt: skip
 
@@ -51,7 +52,7 @@ def test_the_type_is_the_one_that_llama_cpp_calls_so(scheme: str, tmp_path: Path
 
 
 MIXED = ("q4_0", "q8_0", "mxfp4", "q6_k", "q4_k", "bf16", "int4_group32", "iq4_nl", "iq4_xs", "tq2_0",
-         "nvfp4_gguf")  # fmt: skip
+         "nvfp4_gguf", "tq1_0")  # fmt: skip
 
 
 def mixed(layers: list[str]) -> dict[str, Recipe]:

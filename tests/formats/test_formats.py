@@ -144,7 +144,12 @@ def nearest_value(x: float, fmt: Format) -> float:
 def tie_winner(fmt: Format, lower: float, upper: float) -> float:
     """Which of two neighbouring values the value halfway between them rounds to."""
     if isinstance(fmt, CodebookFormat):
-        towards_upper = {LevelTies.LOWER: False, LevelTies.UPPER: True, LevelTies.ZERO: lower < 0}[fmt.ties]
+        towards_upper = {
+            LevelTies.LOWER: False,
+            LevelTies.UPPER: True,
+            LevelTies.ZERO: lower < 0,
+            LevelTies.AWAY: lower >= 0,
+        }[fmt.ties]
         return upper if towards_upper else lower
     if isinstance(fmt, IntegerFormat):
         return lower if lower % 2 == 0 else upper

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from explorer import SCHEMES, Scheme, quantize
+from explorer.core.hadamard import find_rotation, paley_matrix
 from explorer.core.quantize import quantize_with_scales
 from explorer.methods import COMBINATIONS, METHODS, apply, names_in
 from explorer.methods.awq import clip_search
@@ -24,7 +25,6 @@ from explorer.methods.evaluate import evaluate_all, halves, summary
 from explorer.methods.gptq import gptq
 from explorer.methods.hqq import hqq
 from explorer.methods.llm_int8 import llm_int8, llm_int8_dynamic, outlier_columns
-from explorer.methods.rotation import find_rotation, paley_matrix
 from explorer.schemes import scale_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -53,6 +53,8 @@ from lab.ranking import recorded_ranking
 from lab.recipes import recorded_causal, recorded_recipes
 from lab.sizes import recorded_sizes
 from lab.training import recorded_gradients, recorded_training
+from lab.training_precision import recorded_precisions
+from lab.vector_codes import recorded_vector_codes
 from lab.vllm import recorded_vllm
 from lab.written import recorded_written
 
@@ -61,6 +63,8 @@ SHIPPED = {
     "causal": recorded_causal,
     "conformance": recorded_conformance,
     "bias-correction": recorded_bias,
+    "training-nvfp4": recorded_precisions,
+    "vector-codes": recorded_vector_codes,
     "crossover": recorded_crossover,
     "embeddings": recorded_embeddings,
     "exports": recorded_exports,

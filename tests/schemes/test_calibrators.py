@@ -272,6 +272,49 @@ def test_the_tensor_scale_by_hand(name: str, scale: float) -> None:
     assert float(quantize(x, SCHEMES[name]).scales.tensor_scale) == pytest.approx(scale, rel=1e-7)
 
 
+def mean_error_in_standard_errors(x: Tensor, scheme: Scheme, seeds: int) -> float:
+    """Mean of sign(x) · (x̂ - x) over ``x`` and ``seeds`` stochastic roundings, over its standard error."""
+    errors = [quantize(x, dataclasses.replace(scheme, seed=seed)).dequantize() - x for seed in range(seeds)]
+    each = torch.stack(errors).double() * x.sign()
+    return float(each.mean() / (each.var(0).sum() / seeds).sqrt() * x.numel())
+
+
+def test_stochastic_rounding_is_unbiased_where_nothing_is_clipped() -> None:
+    """NVFP4's E4M3 scales are rounded, half of them down: the largest value of such a block is clipped, and
+    all magnitudes together lose some of their mean. With headroom they do not."""
+    x = torch.randn(128, 256, generator=torch.Generator().manual_seed(0))
+    x[::3] *= torch.logspace(-6, 0, 43)[:, None]  # blocks whose scales are subnormal, too
+    nvfp4 = SCHEMES["nvfp4"]
+    assert mean_error_in_standard_errors(x, nvfp4, 24) < -8
+    assert abs(mean_error_in_standard_errors(x, nvfp4.with_ranges_by(CALIBRATORS["unclipped"]), 24)) < 3
+
+
+def test_headroom_costs_less_than_a_decibel() -> None:
+    """The numbers of docs/training.md, of normal values under stochastic rounding."""
+    x = torch.randn(512, 512, generator=torch.Generator().manual_seed(2))
+    nvfp4 = dataclasses.replace(SCHEMES["nvfp4"], seed=1)
+    ranges = {name: nvfp4.with_ranges_by(CALIBRATORS[name]) for name in ("minmax", "unclipped")}
+    db = {name: compare(x, quantize(x, scheme)).sqnr_db for name, scheme in ranges.items()}
+    assert db == pytest.approx({"minmax": 17.3, "unclipped": 16.6}, abs=0.15)
+
+
+@pytest.mark.parametrize("block", ["1x16", "16x16"])
+@pytest.mark.parametrize("scale", ["nvfp4", "float8_e4m3fn", "floor", "float16", "bfloat16"])
+def test_with_headroom_the_codes_reach_every_value(scale: str, block: str) -> None:
+    """The largest code under the stored scale is at least the block's largest magnitude, by less than a step
+    of scales more."""
+    x = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
+    x[:, 32:48] = 0
+    q = quantize(x, Scheme.parse(f"float4_e2m1fn~{block}~symmetric~{scale}~unclipped"))
+    height, width = q.scheme.block
+    assert height and width
+    amax = x.unflatten(1, (-1, width)).unflatten(0, (-1, height)).abs().amax((1, 3))
+    reach = q.scales.scale * 6
+    assert bool((reach >= amax).all()) and torch.count_nonzero(q.dequantize()[:, 32:48]) == 0
+    full = amax > 0
+    assert float((reach / amax)[full].max()) <= (2 if scale == "floor" else 1 + 1 / 8)
+
+
 def test_the_tensor_scale_is_a_normal_number() -> None:
     """Else it has too few bits left: of a tensor of 2^-120 it would be 2^-131.4, a subnormal."""
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))

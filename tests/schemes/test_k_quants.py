@@ -79,11 +79,12 @@ def matrices() -> dict[str, Tensor]:
     }
 
 
-def test_ternary_blocks_are_those_of_llama_cpp() -> None:
-    """TQ2_0, whose halves go away from zero; blocks of it have three codes, and a scale of their amax."""
+@pytest.mark.parametrize("name", ["tq1_0", "tq2_0"])
+def test_ternary_blocks_are_those_of_llama_cpp(name: str) -> None:
+    """Halves go away from zero; blocks have three codes, and a scale of their amax."""
     x = torch.cat([case.float() for case in matrices().values()])
-    assert torch.equal(here(x, "tq2_0"), by_ggml(x, "tq2_0"))
-    q = quantize(torch.tensor([[-0.5, 0.5, 1.0, 0.49] + [0.0] * 252]), SCHEMES["tq2_0"])
+    assert torch.equal(here(x, name), by_ggml(x, name))
+    q = quantize(torch.tensor([[-0.5, 0.5, 1.0, 0.49] + [0.0] * 252]), SCHEMES[name])
     assert q.dequantize()[0, :4].tolist() == [-1.0, 1.0, 1.0, 0.0]
 
 

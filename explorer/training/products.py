@@ -1,0 +1,160 @@
+"""Linear layers whose three products, one forwards and two backwards, are of quantized operands: NVFP4
+training.
+
+Y = X Wᵀ, dL/dX = dL/dY W and dL/dW = dL/dYᵀ X are each computed from operands in blocks along what they sum
+over. The rules are those of NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv 2509.25149:
+
+* weights in tiles of 16 x 16, whose transpose has the same values: both products see the same weight;
+* the operands of dL/dW are multiplied by a random Hadamard matrix along tokens, 16 at a time, which the
+  product undoes;
+* gradients are rounded stochastically, all else to nearest;
+* some layers, the last above all, are left as they are.
+
+Their scheme for gradients clips what the rounded scale does not reach; ``NVFP4`` has the range "unclipped",
+so that the expected value of a rounded gradient is the gradient. Parameters, gradients of parameters and
+sums are in the model's own dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from explorer.core.hadamard import Rotation, find_rotation
+from explorer.core.quantize import quantize
+from explorer.schemes import SCHEMES, Scheme
+from explorer.training.layers import check_plain, replace_linear
+
+MOST_CALLS = 1 << 32
+"""Calls of one layer whose stochastic roundings have seeds of their own."""
+
+
+@dataclass(frozen=True)
+class TrainingPrecision:
+    """How the operands of a linear layer's products are quantized.
+
+    ``weights`` [N, K] forwards and transposed backwards, ``inputs`` [tokens, K] and ``gradients``
+    [tokens, N], both also transposed for dL/dW; ``stochastic`` rounds the gradients stochastically;
+    ``hadamard``: order of the random Hadamard matrix that the operands of dL/dW are multiplied by, 1 for
+    none. ``ValueError`` for another order, and for schemes that have a seed already.
+    """
+
+    weights: Scheme
+    inputs: Scheme
+    gradients: Scheme
+    stochastic: bool = True
+    hadamard: int = 16
+
+    def __post_init__(self) -> None:
+        if self.hadamard < 1 or self.hadamard & (self.hadamard - 1):
+            raise ValueError(f"a Hadamard matrix here has 1, 2, 4, 8 … rows, not {self.hadamard}")
+        if any(scheme.seed is not None for scheme in (self.weights, self.inputs, self.gradients)):
+            raise ValueError("seeds of stochastic rounding are the layer's: give schemes without one")
+
+
+_TILES = Scheme.parse("float4_e2m1fn~16x16~symmetric~nvfp4~minmax")
+_UNCLIPPED = Scheme.parse("float4_e2m1fn~1x16~symmetric~nvfp4~unclipped")
+NVFP4 = TrainingPrecision(_TILES, SCHEMES["nvfp4"], _UNCLIPPED)
+"""NVIDIA's rules, and headroom for gradients."""
+_CAST = SCHEMES["bf16"]
+BF16 = TrainingPrecision(_CAST, _CAST, _CAST, stochastic=False, hadamard=1)
+"""Operands rounded to BF16."""
+
+
+class TrainedLinear(nn.Module):
+    """A linear layer whose products are computed by ``precision``; values are restored and multiplied in the
+    model's dtype. Its parameters are those of ``linear``, under the same names.
+
+    ``seed``, below 2^31, makes the roundings of one layer differ from another's; ``calls`` counts forward
+    passes, so that those of each pass differ from the last one's; it is in no state dict.
+    ``ValueError`` for a layer that computes in another way than ``nn.Linear``.
+    """
+
+    def __init__(self, linear: nn.Linear, precision: TrainingPrecision, seed: int = 0) -> None:
+        super().__init__()
+        check_plain(linear)
+        if not 0 <= seed < 1 << 31:
+            raise ValueError(f"the seed of a layer is from 0 to 2^31 - 1, not {seed}")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.precision, self.seed, self.calls = precision, seed, 0
+        self.train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., N] for ``x`` [..., K]."""
+        first = (self.seed * MOST_CALLS + self.calls % MOST_CALLS) * 2
+        self.calls += 1
+        flat = x.reshape(-1, x.shape[-1])
+        y: Tensor = _Products.apply(flat, self.weight, self.precision, first)
+        y = y.view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        rows, columns = self.weight.shape
+        return f"in={columns}, out={rows}, {self.precision.weights.name}"
+
+
+class _Products(torch.autograd.Function):
+    """X Wᵀ and its gradients, of quantized operands; ``first`` and ``first`` + 1 are the seeds backwards."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: Tensor, w: Tensor, by: TrainingPrecision, first: int
+    ) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.by, ctx.first = by, first  # type: ignore[attr-defined]
+        return _rounded(x, by.inputs) @ _rounded(w, by.weights).t()
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, dy: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, w = ctx.saved_tensors  # type: ignore[attr-defined]
+        by, first, dx, dw = ctx.by, ctx.first, None, None  # type: ignore[attr-defined]
+        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+            weight = _rounded(w.t().contiguous(), by.weights).t()
+            dx = _rounded(dy.contiguous(), by.gradients, by.stochastic, first) @ weight
+        if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
+            left, right = dy.t().contiguous(), x.t().contiguous()
+            if by.hadamard > 1:
+                mix = _along_tokens(len(x), by.hadamard, x.device)
+                left, right = (
+                    mix.inputs(_padded(part, by.hadamard)).to(part.dtype) for part in (left, right)
+                )
+            left = _rounded(left, by.gradients, by.stochastic, first + 1)
+            dw = left @ _rounded(right, by.inputs).t()
+        return dx, dw, None, None
+
+
+def _rounded(x: Tensor, scheme: Scheme, stochastic: bool = False, seed: int = 0) -> Tensor:
+    """``x`` [rows, cols] quantized by ``scheme`` and restored in its own dtype."""
+    if stochastic:
+        scheme = dataclasses.replace(scheme, seed=seed)
+    return quantize(x, scheme).dequantize(x.dtype)
+
+
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    """``x`` with columns of zeros up to a multiple: tokens that add nothing to the product."""
+    return nn.functional.pad(x, (0, -x.shape[1] % multiple))
+
+
+def _along_tokens(tokens: int, order: int, device: torch.device) -> Rotation:
+    """The rotation of so many tokens, padded, by one random Hadamard matrix of ``order`` after another: the
+    same signs for all layers and steps, as NVIDIA has them."""
+    one = find_rotation(order, device=device)
+    return Rotation(one.signs.repeat(-(-tokens // order)), 1, order)
+
+
+def prepare_training(
+    model: nn.Module, precision: TrainingPrecision = NVFP4, *, keep: Sequence[str] = ()
+) -> list[str]:
+    """Replace every ``nn.Linear`` of ``model`` in place by a ``TrainedLinear`` that shares its parameters.
+
+    Returns the names replaced. ``keep``: names or patterns of layers that stay as they are. ``ValueError`` as
+    ``training.layers.prepare``.
+    """
+    count = iter(range(1 << 31))
+    return replace_linear(model, lambda layer: TrainedLinear(layer, precision, next(count)), keep)

@@ -439,12 +439,12 @@ def picture(
     shape: tuple[int, int],
     dtype: str,
     source: str,
-    bars: Bars,
+    bars: Bars | None,
     photo: bool = False,
     among: int = 1,
 ) -> str:
     """The tensor: ``source`` is a data URI of its picture, of a ``photo`` in its proportions; its file holds
-    ``among`` tensors."""
+    ``among`` tensors. With "" and without ``bars`` it is said that both follow."""
     rows, columns = shape
     size = f"{rows:,} × {columns:,}"
     return render(

@@ -233,7 +233,7 @@ def answered(
 
 
 def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[str, Shown]:
-    """The fields of ``answered`` by a sample, except for the goals and the figure's head."""
+    """The fields of ``answered`` by a sample."""
     goal = goal_now(chosen, seen.shape)
     for (_, side), text in zip(seen.sides, chosen.schemes, strict=True):
         if isinstance(side, Report):
@@ -245,7 +245,9 @@ def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[s
     said = answer(own[0], own[1] if own[1:] else None, list(known_rows(chosen).values()), goal)
     said = dataclasses.replace(said, better=sample_words(seen.estimates))
     return {
+        "goals": html.goals(list(GOALS.values()), goal),
         "said": html.answer(said),
+        "head": html.figure_head(goal, everything),
         "figure": _figure(chosen, seen.name, goal, rows, everything),
         "listed": _table(chosen, seen.shape, goal, rows),
         "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
@@ -272,14 +274,33 @@ def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
     def draw() -> str:
         x = matrix.values
         shape, dtype = (x.shape[0], x.shape[1]), matrix.dtype
-        of_file = chosen.source == "file"
-        photo = chosen.source != "model" and is_photograph(chosen.sample, chosen.file if of_file else None)
-        among = len(file_source(chosen.file).infos) if of_file else 1
+        photo = _is_photograph(chosen)
         seen = photograph(x) if photo else picture(x)
-        return html.picture(matrix.name, shape, dtype, seen, bars(x, pairs[0][1].before), photo, among)
+        return html.picture(
+            matrix.name, shape, dtype, seen, bars(x, pairs[0][1].before), photo, _among(chosen)
+        )
 
-    sample = chosen.sample if chosen.source == "builtin" else ""
-    return {"samples": _samples(sample), "picture": _PICTURES.get(_key(chosen), draw, lambda _: 1)}
+    return {"samples": _samples(chosen), "picture": _PICTURES.get(_key(chosen), draw, lambda _: 1)}
+
+
+def of_sampled_tensor(chosen: Record, seen: Estimated) -> dict[str, Shown]:
+    """The fields of ``of_tensor`` while only a sample is known: the picture's place is kept, if it was not
+    drawn before."""
+    known = _PICTURES.peek(_key(chosen))
+    card = known or html.picture(
+        seen.name, seen.shape, seen.dtype, "", None, _is_photograph(chosen), _among(chosen)
+    )
+    return {"samples": _samples(chosen), "picture": card}
+
+
+def _is_photograph(chosen: Record) -> bool:
+    of_file = chosen.file if chosen.source == "file" else None
+    return chosen.source != "model" and is_photograph(chosen.sample, of_file)
+
+
+def _among(chosen: Record) -> int:
+    """How many tensors there are in the record's file."""
+    return len(file_source(chosen.file).infos) if chosen.source == "file" else 1
 
 
 def first_sight() -> dict[str, Shown]:
@@ -293,13 +314,13 @@ def shown_by(found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
     return {**answered(chosen, found), **of_tensor(chosen, found)}
 
 
-def _samples(chosen: str) -> str:
+def _samples(chosen: Record) -> str:
     names = [name for name in OFFERED if name in SAMPLES][:PICTURES]
     buttons = [
         html.SampleButton(name, SAMPLES[name].label.partition(",")[0], SAMPLES[name].label, thumbnail(name))
         for name in names
     ]
-    return html.samples(buttons, chosen)
+    return html.samples(buttons, chosen.sample if chosen.source == "builtin" else "")
 
 
 def _spoken(one: Candidate, shape: tuple[int, int], of_inputs: bool) -> Candidate:

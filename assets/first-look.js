@@ -30,7 +30,7 @@ explorer.firstLook = {
     host.dataset.shown = '';
     const look = () => {
       if (!this.host) return;
-      if (explorer.ready && document.querySelector('#frontier .figure')?.isPainted()) this.end();
+      if ((explorer.ready || explorer.sampled) && document.querySelector('#frontier .figure')?.isPainted()) this.end();
       else requestAnimationFrame(look);
     };
     requestAnimationFrame(look);

@@ -305,12 +305,11 @@ def _among(chosen: Record) -> int:
 
 def first_sight() -> dict[str, Shown]:
     """What a page without a link shows, as far as it is known when the page is built: it comes with it."""
-    return shown_by(analyses_of(Record.fresh()))
+    return shown_by(Record.fresh(), analyses_of(Record.fresh()))
 
 
-def shown_by(found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
-    """What a page without a link shows by all that is known by now; ``found``: its tensor and analyses."""
-    chosen = Record.fresh()
+def shown_by(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
+    """All fields of ``AnswerView`` by what is known by now; ``found``: the record's tensor and analyses."""
     return {**answered(chosen, found), **of_tensor(chosen, found)}
 
 

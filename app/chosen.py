@@ -111,7 +111,7 @@ class ChosenView(View):
         )
 
 
-@shows(ChosenView, overtaken=CHOOSING)
+@shows(ChosenView, overtaken=CHOOSING, seen=True)
 def choose(acts: str, upload: str | None, held: Record) -> Iterator[ChosenView]:
     """Do ``acts`` (JSON, see ``app.state.record.Acts``) from the record that is ``held``, and show what is
     chosen then, by all that is known of it. ``upload``: the file in the file control.

@@ -66,7 +66,7 @@ OTHER_MODELS = "?tab=model&section=whole-model"
 TAKEN = "({data, shift}) => data && explorer.takePoint(data[1], shift)"
 """A click on a point, whose data are [label, text] of its scheme."""
 
-_ROWS = BoundedCache[dict[str, ComparisonRow]](64)
+_ROWS = BoundedCache[dict[str, ComparisonRow]](256)
 """Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
 _WHOLE = BoundedCache[Report](4096)
 """The report of one recipe on all of one tensor."""

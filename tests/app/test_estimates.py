@@ -15,6 +15,7 @@ import pytest
 from app import chosen as page
 from app import start
 from app.chosen import ChosenView
+from app.parts import views as views_module
 from app.serving import work
 from app.serving.work import OvertakenError
 from app.state import analyses
@@ -209,3 +210,37 @@ def test_what_fills_the_screen_gives_way(monkeypatch: pytest.MonkeyPatch) -> Non
                 check()
             waited.append(time.monotonic() - began)
     assert waited[1] >= 0.05 and max(waited[0], *waited[2:]) < 0.05
+
+
+def test_what_fills_the_screen_gives_way_to_views_and_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a view waits for the rows of other visitors' tables, or those wait for ever on a page
+    that somebody always looks at."""
+    monkeypatch.setattr(work, "_WAITS_S", 0.05)
+    check = work.check_of_this_run(work.FILLING)
+    began = time.monotonic()
+    with work.awaited():
+        check()
+        first = time.monotonic() - began
+        for _ in range(200):
+            time.sleep(0.001)
+            check()
+    whole = time.monotonic() - began
+    assert first >= 0.05
+    assert whole <= 2 * (0.05 + 200 * 0.01), "half of its time, of what sleeps of a millisecond take at most"
+    began = time.monotonic()
+    check()
+    assert time.monotonic() - began < 0.05
+
+
+def test_what_a_visitor_looks_at_is_awaited() -> None:
+    """The handlers that show a tensor hold back what fills the screen. If this fails, they share the cores
+    with it."""
+    quiet: list[bool] = []
+
+    def seen(chosen: Record) -> str:
+        quiet.append(work._NO_VIEW.free)
+        return ""
+
+    for is_seen in (True, False):
+        views_module.shows(seen=is_seen)(seen)(*vars(Record()).values())
+    assert quiet == [False, True] and work._NO_VIEW.free

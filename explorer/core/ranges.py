@@ -106,8 +106,10 @@ def find_scales(x: Tensor, scheme: Scheme) -> Scales:
     rows = max(1, SCALED_AT_ONCE // max(found.low.shape[1], 1))
     if len(found.low) <= rows or rule is None or rule.nested:
         return scale_for(found, scheme, largest)
-    parts = [found.rows(start, start + rows) for start in range(0, len(found.low), rows)]
-    return join_scales([scale_for(part, scheme, largest) for part in parts], 0)
+    starts = range(0, len(found.low), rows)
+    parts = [scale_for(found.rows(start, start + rows), scheme, largest) for start in starts]
+    del found  # of a large matrix in small blocks as large as what is joined here
+    return join_scales(parts, 0)
 
 
 @keeps_subnormals

@@ -10,7 +10,7 @@ from torch import Tensor
 from explorer.analysis.element import block_index
 from explorer.analysis.errors import error_spread
 from explorer.analysis.report import Measured, Report, measure
-from explorer.analysis.spread import Frame, Spread, frame_of, spread
+from explorer.analysis.spread import Frame, Own, Spread, frame_of, spread
 from explorer.analysis.tiles import largest_differences
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import Scheme
@@ -63,11 +63,13 @@ class Side:
     analysis: Analysis
 
 
-def analyse(x: Tensor, scheme: Scheme) -> Analysis:
-    """Quantize the float32 matrix ``x`` [rows, cols] and measure the error."""
+def analyse(x: Tensor, scheme: Scheme, own: Own | None = None) -> Analysis:
+    """Quantize the float32 matrix ``x`` [rows, cols] and measure the error. ``own`` is ``own_values(x)``
+    where the caller has it, because it analyses several schemes on one matrix."""
     q = quantize(x, scheme)
     restored = q.dequantize()
-    return Analysis(q, *differences(x, restored, measure(x, q, restored)), kept=small(restored))
+    measured = measure(x, q, restored, None if own is None else own.histogram)
+    return Analysis(q, *differences(x, restored, measured, own), kept=small(restored))
 
 
 def small(restored: Tensor) -> Tensor | None:
@@ -76,12 +78,16 @@ def small(restored: Tensor) -> Tensor | None:
 
 
 def differences(
-    x: Tensor, restored: Tensor, measured: Measured
+    x: Tensor, restored: Tensor, measured: Measured, own: Own | None = None
 ) -> tuple[Measured, Spread, Spread, Spread, Tensor, Tensor]:
     """Compute the fields of ``Analysis`` other than the codes, in order, from ``x`` and the dequantized
-    tensor, both float32 [rows, cols]."""
+    tensor, both float32 [rows, cols]. ``own``: as ``analyse`` takes it."""
     errors = error_spread(restored, x, measured.report)
-    before, after = spreads(x, restored, frame_of(x), measured)
+    if own is None:
+        before, after = spreads(x, restored, frame_of(x), measured)
+    else:
+        before = own.spread
+        after = spread(restored, own.frame, measured.after if own.frame.whole else None)
     error_map, largest_at = largest_differences(restored, x, MAP_LIMIT)
     return measured, errors, before, after, error_map.cpu(), largest_at.cpu()
 

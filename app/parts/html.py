@@ -510,9 +510,11 @@ def shortlist(
     times: str = "",
     more: Sequence[Suggestion] = (),
     measure: bool = False,
+    by_now: str = "",
 ) -> str:
     """The table of up to five schemes; ``a`` and ``b`` are the texts of the chosen ones, ``times`` says of
-    which device and shape the times are, ``more`` are suggested; ``measure``: products can be timed here."""
+    which device and shape the times are, ``more`` are suggested; ``measure``: products can be timed here;
+    ``by_now``: for the script, what was known when the rows were made."""
     known = [tokens for tokens in TOKENS if any(c.time_at(tokens) for c in candidates)]
     letters = {b: "B"} | {a: "A"}
     rows = [_shortlist_row(c, letters.get(c.text, ""), known) for c in candidates]
@@ -526,6 +528,7 @@ def shortlist(
         most=MOST,
         more=more,
         measure=measure,
+        by_now=by_now,
     )
 
 

@@ -28,7 +28,7 @@ from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.cache import BoundedCache
 from app.state.estimates import Estimated
 from app.state.gpu_lock import locked_steps
-from app.state.record import Record, goal_now, listing
+from app.state.record import Record, goal_now, listing, shape_of
 from app.state.selection import file_source, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
@@ -93,7 +93,8 @@ class AnswerView(View):
 
 @dataclass(frozen=True)
 class FillView(StatusView):
-    """A line on how far the rows are, and ``tick``, which changes when there is more to look at."""
+    """A line on how far the rows are, and ``tick``, which changes when there may be more to look at: it
+    begins with ``known_by_now`` and a blank."""
 
     tick: Shown
 
@@ -123,6 +124,14 @@ def whole_report(chosen: Record, text: str) -> Report | None:
 def _refuse(chosen: Record, text: str, why: str) -> None:
     """Keep why the recipe ``text`` cannot be computed on the record's tensor."""
     _REFUSED.get((*_key(chosen), text), lambda: why, lambda _: 1)
+
+
+def known_by_now(chosen: Record, goal: Goal) -> str:
+    """How much is known of the record's tensor, as counts: another text once there is more to look at."""
+    texts, known = listed(chosen, goal), [str(row.scheme) for row in list(known_rows(chosen).values())]
+    whole = sum(whole_report(chosen, text) is not None for text in {*texts, *known})
+    refused = sum(_REFUSED.peek((*_key(chosen), text)) is not None for text in texts)
+    return f"{len(known)}-{whole}-{refused}"
 
 
 def listed(chosen: Record, goal: Goal) -> tuple[str, ...]:
@@ -217,6 +226,7 @@ def answered(
     for (_, analysis), text in zip(pairs, chosen.schemes, strict=True):
         keep_whole(chosen, text, analysis.report)
     goal = goal_now(chosen, shape)
+    by_now = known_by_now(chosen, goal)
     rows = candidates(chosen, shape, goal)
     by_text = {one.text: one for one in rows if isinstance(one, Candidate)}
     own = [_spoken(by_text[text], shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
@@ -227,7 +237,7 @@ def answered(
         "said": html.answer(said),
         "head": html.figure_head(goal, everything),
         "figure": _figure(chosen, matrix.name, goal, rows, everything),
-        "listed": _table(chosen, shape, goal, rows),
+        "listed": _table(chosen, shape, goal, rows, by_now),
         "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
     }
 
@@ -254,8 +264,14 @@ def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[s
     }
 
 
-def _table(chosen: Record, shape: tuple[int, int], goal: Goal, rows: Sequence[Candidate | Pending]) -> str:
-    """The shortlist."""
+def _table(
+    chosen: Record,
+    shape: tuple[int, int],
+    goal: Goal,
+    rows: Sequence[Candidate | Pending],
+    by_now: str = "",
+) -> str:
+    """The shortlist; ``by_now``: what was known when its rows were made."""
     plain = tuple(one.text for one in rows if not Recipe.parse(one.text).method and _is_weight(chosen))
     return html.shortlist(
         rows,
@@ -264,6 +280,7 @@ def _table(chosen: Record, shape: tuple[int, int], goal: Goal, rows: Sequence[Ca
         _times_words(plain, *shape, goal.name in INPUTS),
         _suggestions(goal, rows),
         gpu_device() is not None,
+        by_now,
     )
 
 
@@ -421,19 +438,22 @@ def _filling_whole(
 @shows(FillView, told=True, overtaken=FILLING)
 def fill(chosen: Record) -> Iterator[FillView]:
     """Compute what the first screen waits for; kept for the next visit."""
-    count, looked = 0, time.monotonic()
+    looked = time.monotonic()
     for done, total in filling(chosen):
         checkpoint()
         if time.monotonic() - looked > LOOKED_EVERY_S:
-            count += 1
             words = f"{done} of {total} schemes"
-            yield FillView(status=html.status(words), tick=f"{count}")
+            yield FillView(status=html.status(words), tick=_tick_of(chosen))
             looked = time.monotonic()
-    matrix = matrix_of(chosen)
     rows = list(known_rows(chosen).values())
     part = part_words(rows)
     words = f"{len(rows)} schemes{part}. {exact_words(rows)}"
-    yield FillView(status=html.status(words), tick=f"all of {matrix.name} {time.monotonic()}")
+    yield FillView(status=html.status(words), tick=_tick_of(chosen))
+
+
+def _tick_of(chosen: Record) -> str:
+    """A text that was never said before."""
+    return f"{known_by_now(chosen, goal_now(chosen, shape_of(chosen)))} {time.monotonic()}"
 
 
 def part_words(rows: Sequence[ComparisonRow]) -> str:
@@ -489,11 +509,11 @@ def build(page: Page, words: dict[str, str]) -> AnswerView:
 
 
 def _tick() -> Control:
-    """A component that shows nothing: when its value changes, there is more to look at."""
+    """A component that shows nothing: when its value changes, there may be more to look at."""
     return gr.HTML(
         "",
         html_template="<span hidden></span>",
-        js_on_load="watch('value', () => explorer.look())",
+        js_on_load="watch('value', () => explorer.look(props.value))",
         elem_classes="script",
     )
 

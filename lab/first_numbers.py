@@ -39,7 +39,8 @@ WATCH = """
 """Notes when numbers that are marked as a sample's are painted, and when they have given way."""
 FIRST = """
 () => {
-  const look = window.explorer?.firstLook?.root, paint = performance.getEntriesByName('first-contentful-paint')[0];
+  const look = window.explorer?.firstLook?.root;
+  const [paint] = performance.getEntriesByName('first-contentful-paint');
   return look?.textContent.includes('≈') && paint ? paint.startTime : null;
 }
 """

@@ -23,7 +23,6 @@ from explorer.analysis.report import Report, sqnr_of
 from explorer.analysis.sliced import analyse_anywhere
 from explorer.analysis.spread import Own, own_values
 from explorer.analysis.tensor import Analysis, Side
-from explorer.core.backend import work_device
 from explorer.methods import apply, label_of
 from explorer.methods.evaluate import halves
 from explorer.methods.layer import QuantizedLayer
@@ -213,16 +212,14 @@ def _analysis_of(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Pr
 def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
     if not recipe.method:
         with gpu_lock():
-            return analyse_anywhere(matrix.values, recipe.scheme, _own_values(chosen, matrix))
+            return analyse_anywhere(matrix.values, recipe.scheme, lambda: _own_values(chosen, matrix))
     layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, matrix, recipe, progress), _nbytes)
     with gpu_lock():
         return analyse_layer(matrix.values.float().to(layer.q.packed.device), layer, recipe.method)
 
 
-def _own_values(chosen: Selection, matrix: Matrix) -> Own | None:
-    """What is counted of the tensor once for all its schemes; None where a GPU analyses it."""
-    if matrix.values.device.type != "cpu" or work_device().type != "cpu":
-        return None
+def _own_values(chosen: Selection, matrix: Matrix) -> Own:
+    """What is counted of the tensor once for all its schemes."""
     key = (*tensor_key(chosen), limits.current().elements)
     return _OWN.get(key, lambda: own_values(matrix.values), lambda _: 1)
 

@@ -7,7 +7,7 @@ block that spans slices is found first, on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import add
 
@@ -36,7 +36,7 @@ def rows_that_fit(shape: tuple[int, int], scheme: Scheme, free_bytes: int) -> in
     return max(tall, fit // tall * tall)
 
 
-def analyse_anywhere(x: Tensor, scheme: Scheme, own: Own | None = None) -> Analysis:
+def analyse_anywhere(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> Analysis:
     """``analyse`` where ``place`` puts ``x``: whole, or in slices where it is large for the memory there. A
     GPU counts what is ``own`` again, and faster."""
     where = place(x)
@@ -51,7 +51,7 @@ def analyse_anywhere(x: Tensor, scheme: Scheme, own: Own | None = None) -> Analy
 
 
 def analyse_in_slices(
-    x: Tensor, scheme: Scheme, device: torch.device, rows_each: int, own: Own | None = None
+    x: Tensor, scheme: Scheme, device: torch.device, rows_each: int, own: Callable[[], Own] | None = None
 ) -> Analysis:
     """``analyse`` of the float32 matrix ``x`` [rows, cols] in host memory, slice by slice on ``device``.
 
@@ -67,8 +67,9 @@ def analyse_in_slices(
     known = quantize(x, scheme) if first else None
     scales = _scales(x, scheme, device, rows_each) if known is None else known.scales
     packed = torch.empty(shape[0], packed_row_bytes(scheme.format, shape[1]), dtype=torch.uint8)
-    low, high = finite_range(x) if own is None else own.range
-    frame = frame_of(x) if own is None else own.frame
+    known_own = None if own is None else own()
+    low, high = finite_range(x) if known_own is None else known_own.range
+    frame = frame_of(x) if known_own is None else known_own.frame
     sums, after = Sums(), np.zeros(256, np.int64)
     tall, wide = tile_size(shape, MAP_LIMIT)
     seen_parts, left_parts, runs = [], [], []
@@ -78,18 +79,18 @@ def analyse_in_slices(
         sums.add_part(there, restored, q, start)
         left = histogram(restored, low, high)
         after = after + left.counts
-        if own is None:
+        if known_own is None:
             seen_parts.append(own_part(there, low, high, frame))
         left_parts.append(spread(restored, frame, left if frame.whole else None))
         runs.append([part.cpu() for part in largest_of_runs(restored, there, wide)])
     whole = QuantizedTensor(packed, scales, scheme, shape)
-    own = own or reduce(add, seen_parts)
-    after_it = Histogram(own.histogram.edges, after)
-    measured = measured_from(sums, whole, own.histogram, after_it, code_counts(whole))
+    counted = known_own or reduce(add, seen_parts)
+    after_it = Histogram(counted.histogram.edges, after)
+    measured = measured_from(sums, whole, counted.histogram, after_it, code_counts(whole))
     errors = _errors(whole, x, device, rows_each, measured.report)
     largest, columns = (torch.cat(part) for part in zip(*runs, strict=True))
     error_map, largest_at = merge_rows(largest, columns, tall, wide)
-    return Analysis(whole, measured, errors, own.spread, reduce(add, left_parts), error_map, largest_at)
+    return Analysis(whole, measured, errors, counted.spread, reduce(add, left_parts), error_map, largest_at)
 
 
 def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Scales:

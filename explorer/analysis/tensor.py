@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,13 +64,14 @@ class Side:
     analysis: Analysis
 
 
-def analyse(x: Tensor, scheme: Scheme, own: Own | None = None) -> Analysis:
-    """Quantize the float32 matrix ``x`` [rows, cols] and measure the error. ``own`` is ``own_values(x)``
-    where the caller has it, because it analyses several schemes on one matrix."""
+def analyse(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> Analysis:
+    """Quantize the float32 matrix ``x`` [rows, cols] and measure the error. ``own`` gives
+    ``own_values(x)`` where the caller keeps it, because it analyses several schemes on one matrix."""
     q = quantize(x, scheme)
     restored = q.dequantize()
-    measured = measure(x, q, restored, None if own is None else own.histogram)
-    return Analysis(q, *differences(x, restored, measured, own), kept=small(restored))
+    known = None if own is None else own()
+    measured = measure(x, q, restored, None if known is None else known.histogram)
+    return Analysis(q, *differences(x, restored, measured, known), kept=small(restored))
 
 
 def small(restored: Tensor) -> Tensor | None:
@@ -81,7 +83,7 @@ def differences(
     x: Tensor, restored: Tensor, measured: Measured, own: Own | None = None
 ) -> tuple[Measured, Spread, Spread, Spread, Tensor, Tensor]:
     """Compute the fields of ``Analysis`` other than the codes, in order, from ``x`` and the dequantized
-    tensor, both float32 [rows, cols]. ``own``: as ``analyse`` takes it."""
+    tensor, both float32 [rows, cols]. ``own``: ``own_values(x)``, where it is known."""
     errors = error_spread(restored, x, measured.report)
     if own is None:
         before, after = spreads(x, restored, frame_of(x), measured)

@@ -61,7 +61,7 @@ def test_what_is_of_the_matrix_alone_is_counted_once(
     for module in (tensor, sliced, report):
         for function in ("finite_range", "frame_of", "own_histogram"):
             monkeypatch.setattr(module, function, counted, raising=False)
-    for got in (analyse(x, scheme, own), analyse_in_slices(x, scheme, cpu, 128, own)):
+    for got in (analyse(x, scheme, lambda: own), analyse_in_slices(x, scheme, cpu, 128, lambda: own)):
         for a, b in ((got.before, want.before), (got.after, want.after), (got.errors, want.errors)):
             assert all((getattr(a, part).counts == getattr(b, part).counts).all() for part in vars(a))
             assert all((getattr(a, part).edges == getattr(b, part).edges).all() for part in vars(a))

@@ -386,7 +386,8 @@ def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]
     assert "INT3" in next(views).notice and not ended
     work.overtake("mine", "choosing")
     (*_, last) = views
-    assert json.loads(last.answer) == {"number": 7, "overtaken": True} and unchanged(last.record.scheme)
+    assert json.loads(last.answer) == {"number": 7, "overtaken": True, "sampled": False}
+    assert unchanged(last.record.scheme)
     end = time.monotonic() + 20
     while not ended and time.monotonic() < end:
         time.sleep(0.01)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from app.parts.scheme_controls import SchemeView, show_scheme, show_second
 from app.parts.tensor_controls import TensorControls, tensor_view
 from app.parts.views import Control, Shown, View, listen, page_words, shows
 from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
-from app.sections.answer import AnswerView, answered, of_tensor, sampled
+from app.sections.answer import AnswerView, answered, of_sampled_tensor, of_tensor, sampled
 from app.sections.overview import TensorView, element_of, place_of, words_of, words_of_sample
 from app.sections.speed_machines import OpenedRecordings
 from app.serving.work import FILLING, OvertakenError, first_numbers, overtake, session_now
@@ -48,7 +47,6 @@ from app.state.record import (
 )
 from app.state.selection import NothingChosenError, file_source, is_read, tensor_key
 from explorer import words
-from explorer.analysis.estimate import WORTH_SEARCHED
 from explorer.progress import Progress
 from explorer.sources.tensors import Matrix
 
@@ -83,7 +81,8 @@ class ChosenView(View):
 
     answer: for the page's script, as JSON: the ``number`` of the request that was done, the ``record``, what
     the controls hold for it (``held``, null where that is as before), and the keys that the address is to
-    lose (``dropped``); {"refused": …, "why": …} for one that was refused. notice: the line that lies over
+    lose (``dropped``); {"number": …, "sampled": record} while the numbers of a sample of that record are
+    shown; {"refused": …, "why": …} for one that was refused. notice: the line that lies over
     the page. record, tensor, first, second, kept: what is chosen, and the controls. answered: the first
     screen. shown: the bar, the words below that screen, and the element. Figures further down follow when
     they are seen.
@@ -102,8 +101,8 @@ class ChosenView(View):
 
     @property
     def of_sample(self) -> bool:
-        """True of a view that shows estimates while the rest is computed: no answer to the script."""
-        return isinstance(self.shown.kpis, str) and not isinstance(self.answer, str)
+        """True of a view that shows estimates while the rest is computed."""
+        return isinstance(self.answer, str) and isinstance(json.loads(self.answer).get("sampled"), dict)
 
     @classmethod
     def refused(cls, message: str) -> Self:
@@ -113,7 +112,7 @@ class ChosenView(View):
         )
 
 
-@shows(ChosenView, overtaken=CHOOSING)
+@shows(ChosenView, overtaken=CHOOSING, seen=True)
 def choose(
     acts: str, upload: str | None, held: Record, opened: OpenedRecordings = ()
 ) -> Iterator[ChosenView]:
@@ -129,11 +128,11 @@ def choose(
             estimates = estimates or view.of_sample
             yield view
     except OvertakenError:  # the script sends these acts again, with those that followed
-        answer = json.dumps({"number": asked.number, "overtaken": True})
+        answer = json.dumps({"number": asked.number, "overtaken": True, "sampled": estimates})
         yield ChosenView.unchanged(answer=answer, notice="")
     except Exception:  # of every kind, and raised again: what estimates have replaced comes back first
         if not asked.whole:
-            yield from _restored(held, asked.everything, estimates)
+            yield from _restored(held, asked.everything, estimates or asked.sampled)
         raise
 
 
@@ -152,12 +151,12 @@ def _chosen(asked: Acts, upload: str | None, held: Record, opened: OpenedRecordi
                 missing, dropped = there.missing, there.dropped
             else:
                 try:
-                    wanted = yield from _after(wanted, act, upload)
+                    wanted = yield from _after(asked, held, wanted, act, upload)
                 except ValueError as error:
                     left_out.append(str(error))
                     if act.get("do") != "goal" or len(left_out) == len(asked.acts):
                         raise
-        found = yield from _analysing_file(held, wanted, asked.whole or kept is not None, asked.everything)
+        found = yield from _analysing_file(asked, held, wanted, asked.whole or kept is not None)
     except (ValueError, OSError) as error:
         if isinstance(error, NothingChosenError):
             raise
@@ -166,7 +165,7 @@ def _chosen(asked: Acts, upload: str | None, held: Record, opened: OpenedRecordi
             raise (FileRefusedError(str(error)) if of_a_file else error) from error
         wanted = Record.fresh()
         missing = f"This link cannot be shown: {page_words(str(error))}. Shown instead: a built-in tensor"
-        found = yield from _analysing(wanted)
+        found = yield from _analysing(asked, held, wanted, anew=True)
     wanted = _with_goal(held, _inside(wanted, found[1][0][1].q.shape), asked.whole or kept is not None)
     for why in left_out:
         limits.notify(why)
@@ -174,9 +173,9 @@ def _chosen(asked: Acts, upload: str | None, held: Record, opened: OpenedRecordi
         overtake(session_now(), FILLING)
     outputs = output_sqnr(wanted, found[1])
     first = answered(wanted, found, outputs, asked.everything)
-    if asked.whole or tensor_key(wanted) != tensor_key(held):
+    if _another_tensor(asked, held, wanted):
         first |= of_tensor(wanted, found)
-    if not asked.whole and _shows_the_same(wanted, held) and found[0].values.numel() <= WORTH_SEARCHED:
+    if not asked.whole and not asked.sampled and _shows_the_same(wanted, held):
         moved = wanted.element != held.element
         shown = TensorView.unchanged(**(element_of(wanted, found) if moved else {}))
     else:
@@ -186,10 +185,10 @@ def _chosen(asked: Acts, upload: str | None, held: Record, opened: OpenedRecordi
 
 
 def _restored(held: Record, everything: bool, estimates: bool) -> Iterator[ChosenView]:
-    """``_as_held`` where this request has shown ``estimates``, or one before it that was overtaken may have.
+    """``_as_held`` where this request has shown ``estimates``, or one before it that was overtaken.
     Nothing of a tensor that can no longer be read: the refusal of the request itself is what is said."""
     try:
-        if estimates or (is_read(held) and math.prod(shape_of(held)) > WORTH_SEARCHED):
+        if estimates:
             yield _as_held(held, everything)
     except (ValueError, OSError):
         return
@@ -199,18 +198,23 @@ def _as_held(held: Record, everything: bool) -> ChosenView:
     """What estimates have taken the place of, again; ``everything``: the frontier is not cropped."""
     found = analyses_of(held)
     outputs = output_sqnr(held, found[1])
-    first = answered(held, found, outputs, everything)
-    del first["goals"]
+    first = answered(held, found, outputs, everything) | of_tensor(held, found)
     words = words_of(*found, outputs)
     return ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=TensorView.unchanged(**words))
 
 
+def _another_tensor(asked: Acts, held: Record, wanted: Record) -> bool:
+    """True if what is shown of ``held``, if anything is, may be of another tensor than ``wanted``."""
+    return asked.whole or asked.sampled or tensor_key(wanted) != tensor_key(held)
+
+
 def _sampled(
-    find: Callable[[], Record], held: Record | None, what: str, everything: bool = False
+    asked: Acts, held: Record, find: Callable[[], Record], what: str, anew: bool = False
 ) -> Iterator[ChosenView]:
     """The numbers of a sample of what ``find`` returns, where the whole tensor takes longer, by the goal of
-    ``held``, if that is given; ``what`` is said meanwhile. Nothing where they cannot be had, for whatever
-    reason: what the whole tensor meets then is said."""
+    ``held``, if it is not chosen ``anew``; ``what`` is said meanwhile. All that names the tensor is of the
+    same one: what no sample shows is blank until the whole's is there, further down by the page's script.
+    Nothing where they cannot be had, for whatever reason: what the whole tensor meets then is said."""
 
     def seen(_: Progress) -> tuple[Record, Estimated | None]:
         with first_numbers():
@@ -221,12 +225,17 @@ def _sampled(
         wanted, found = yield from _said(loading(what, seen))
         if found is None:
             return
-        wanted = wanted if held is None else keeping_goal(held, wanted, found.shape)
-        first = sampled(wanted, found, everything)
+        wanted = wanted if anew else keeping_goal(held, wanted, found.shape)
+        first = sampled(wanted, found, asked.everything)
+        if _another_tensor(asked, held, wanted):
+            first |= of_sampled_tensor(wanted, found)
     except (ValueError, OSError):
         return
-    shown = TensorView.unchanged(**words_of_sample(found))
-    yield ChosenView.unchanged(answered=AnswerView.unchanged(**first), shown=shown)
+    yield ChosenView.unchanged(
+        answer=json.dumps({"number": asked.number, "sampled": _fields(wanted)}),
+        answered=AnswerView.unchanged(**first),
+        shown=TensorView.unchanged(**words_of_sample(found)),
+    )
 
 
 def give_up(request: gr.Request) -> None:
@@ -234,8 +243,11 @@ def give_up(request: gr.Request) -> None:
     overtake(request.session_hash, CHOOSING)
 
 
-def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, None, Record]:
-    """``next_record``; what opens a file or a model says so in the line over the page."""
+def _after(
+    asked: Acts, shown: Record, held: Record, act: Act, upload: str | None
+) -> Generator[ChosenView, None, Record]:
+    """``next_record`` of ``held``, while the page shows ``shown``; what opens a file or a model says so in
+    the line over the page."""
     opens = {
         "file": f"Opening {Path(upload or '').name}",
         "model": f"Listing the layers of {act.get('model')}",
@@ -246,7 +258,7 @@ def _after(held: Record, act: Act, upload: str | None) -> Generator[ChosenView, 
     yield ChosenView.unchanged(notice="")  # why the one before was refused
     what = words.plain(what, 80)
     if act.get("do") == "file" and upload:
-        yield from _sampled(lambda: first_of_file(held, upload), held, what)
+        yield from _sampled(asked, shown, lambda: first_of_file(held, upload), what)
     return (yield from _said(loading(what, lambda _: next_record(held, act, upload))))
 
 
@@ -276,23 +288,23 @@ def _with_goal(held: Record, wanted: Record, visits: bool) -> Record:
 
 
 def _analysing(
-    chosen: Record, held: Record | None = None, everything: bool = False
+    asked: Acts, held: Record, chosen: Record, anew: bool
 ) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
     """``analysing``, its words in the line over the page, after the numbers of a sample (``_sampled``)."""
-    yield from _sampled(lambda: chosen, held, _SAMPLE, everything)
+    yield from _sampled(asked, held, lambda: chosen, _SAMPLE, anew)
     if not is_read(chosen):
         yield from _said(reading(chosen))
-        yield from _sampled(lambda: chosen, held, _SAMPLE, everything)  # of what the file gives no part of
+        yield from _sampled(asked, held, lambda: chosen, _SAMPLE, anew)  # of what the file gives no part of
     return (yield from _said(analysing(chosen)))
 
 
 def _analysing_file(
-    held: Record, wanted: Record, anew: bool, everything: bool
+    asked: Acts, held: Record, wanted: Record, anew: bool
 ) -> Generator[ChosenView, None, tuple[Matrix, Pairs]]:
     """``_analysing``; what cannot be computed of another file or tensor than the one ``held`` names it.
     ``anew``: the goal is not kept."""
     try:
-        return (yield from _analysing(wanted, None if anew else held, everything))
+        return (yield from _analysing(asked, held, wanted, anew))
     except ValueError as error:
         if wanted.source != "file" or not wanted.file or tensor_key(wanted) == tensor_key(held):
             raise
@@ -336,8 +348,7 @@ def _committed(
     dropped: tuple[str, ...],
 ) -> ChosenView:
     """The record, and the controls of what has changed; what is being typed elsewhere stays."""
-    anew = asked.whole or kept is not None
-    fields = {name: value if value is not None else "" for name, value in vars(wanted).items()}
+    anew, fields = asked.whole or kept is not None, _fields(wanted)
     return ChosenView(
         answer=json.dumps(
             {"number": asked.number, "record": fields, "held": _held(wanted, shown), "dropped": dropped}
@@ -353,6 +364,11 @@ def _committed(
         answered=first,
         shown=shown,
     )
+
+
+def _fields(chosen: Record) -> dict[str, str]:
+    """The record as the page's script takes it."""
+    return {name: value if value is not None else "" for name, value in vars(chosen).items()}
 
 
 def _held(chosen: Record, shown: TensorView) -> list[Any]:

@@ -1,5 +1,6 @@
-"""The first look: what a page without a link shows, as markup in its HTML. A browser paints it seconds before
-Gradio has built the page.
+"""The first look: what a page shows, as markup in its HTML. A browser paints it seconds before Gradio has
+built the page. There is one of a page without a link, and of one that opens on the file that the page was
+started on: of a large tensor it shows the numbers of a sample.
 
 It is made of the same words by the same templates as the first screen; ``explorer.figures.still`` draws its
 figure. It lies over the page in a closed shadow root. ``assets/first-look.js`` takes it away once the page
@@ -16,10 +17,11 @@ from functools import lru_cache
 
 from markupsafe import Markup
 
-from app.link import says_fresh
+from app.link import opens_a_file, says_fresh
 from app.parts import html
 from app.sections import answer
-from app.state.analyses import Pairs, analyses_of
+from app.state.analyses import Pairs, analyses_of, known_report
+from app.state.estimates import estimated
 from app.state.record import Record
 from app.theme import CODE_FONT, TEXT_FONT
 from explorer.figures.still import still
@@ -31,22 +33,43 @@ _LOG = logging.getLogger("explorer")
 
 @dataclass(frozen=True, eq=False)
 class FirstLook:
-    """What the first look shows around the answer: the header, the bar's buttons, and the names and titles of
-    the place's sections. ``found``: the analyses of what a page without a link shows."""
+    """What the first look shows around the answer: the header, and the names and titles of the place's
+    sections. ``found``: the analyses of what a page without a link shows."""
 
     header: str
-    chips: str
     sections: tuple[tuple[str, str], ...]
     found: tuple[Matrix, Pairs]
 
-    def markup(self) -> str:
-        """The first look by all that is known by now."""
-        return _rendered(self, tuple(sorted(answer.shown_by(self.found).items())))
+    def markup(self, query: str = "") -> str:
+        """The first look of an address with ``query`` by all that is known by now; "" where it has none."""
+        if says_fresh(query):
+            shown = answer.shown_by(Record.fresh(), self.found) | {"chips": _chips(self.found)}
+        else:
+            linked = opens_a_file(query)
+            shown = {} if linked is None else _of_file(linked)
+        return _rendered(self, tuple(sorted(shown.items()))) if shown else ""
 
 
-@lru_cache(maxsize=2)
+def _chips(found: tuple[Matrix, Pairs]) -> str:
+    matrix, pairs = found
+    return html.chips(matrix.name, [recipe for recipe, _ in pairs])
+
+
+def _of_file(chosen: Record) -> dict[str, str]:
+    """What the page shows first of a file's tensor; nothing where all of it has to be computed before."""
+    if all(known_report(chosen, recipe) is not None for recipe in chosen.recipes):
+        found = analyses_of(chosen)
+        return answer.shown_by(chosen, found) | {"chips": _chips(found)}
+    seen = estimated(chosen)
+    if seen is None:
+        return {}
+    shown = answer.sampled(chosen, seen) | answer.of_sampled_tensor(chosen, seen)
+    return shown | {"chips": html.chips(seen.name, seen.recipes)}
+
+
+@lru_cache(maxsize=4)
 def _rendered(look: FirstLook, words: tuple[tuple[str, str], ...]) -> str:
-    shown = dict(words) | {"header": look.header, "chips": look.chips, "drop": html.drop()}
+    shown = dict(words) | {"header": look.header, "drop": html.drop()}
     shown["figure"] = still(json.loads(shown["figure"]))
     markup = {name: Markup(_without_focus(text)) for name, text in shown.items()}
     return html.render("first_look", sections=look.sections, **markup)
@@ -75,9 +98,7 @@ def prepare(header: str, sections: list[tuple[str, str]]) -> None:
     it cannot be made, pages open without one, and the log says why."""
     _made.clear()
     try:
-        matrix, pairs = found = analyses_of(Record.fresh())
-        chips = html.chips(matrix.name, [recipe for recipe, _ in pairs])
-        look = FirstLook(header, chips, tuple(sections), found)
+        look = FirstLook(header, tuple(sections), analyses_of(Record.fresh()))
         look.markup()
     except Exception:
         _LOG.exception("pages open without a first look, which could not be made")
@@ -86,14 +107,16 @@ def prepare(header: str, sections: list[tuple[str, str]]) -> None:
 
 
 def with_first_look(page: str, query: str) -> str:
-    """The HTML ``page`` with the first look, if there is one and ``query`` of the address shows the same.
-    What fails here is logged and costs the visitor seconds: the page itself needs no first look."""
-    if not _made or not says_fresh(query):
+    """The HTML ``page`` with the first look of the address's ``query``, if there is one. What fails here is
+    logged and costs the visitor seconds: the page itself needs no first look."""
+    if not _made:
         return page
     try:
-        look = _made[0].markup()
+        look = _made[0].markup(query)
     except Exception:
         _LOG.exception("a page opens without a first look, which could not be made")
+        return page
+    if not look:
         return page
     head, end, body = page.partition("</head>")
     opening = re.search(r"<body\b[^>]*>", body)

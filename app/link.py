@@ -201,6 +201,21 @@ def says_fresh(text: str) -> bool:
     return query.items() <= usual.items() and ("second" in query or "scheme" not in query)
 
 
+_OF_RECORD = frozenset({"tab", "source", opened.KEY, "file_tensor", "scheme", "second", "goal"})
+
+
+def opens_a_file(text: str) -> Record | None:
+    """The record that the query ``text`` shows, if it is of the file that the page was started on; None for
+    another one, for one that opens further down, and where the page says what is wrong with it."""
+    query = {key: value for key, value in parse_qsl(text.removeprefix("?"), True) if key not in _ASIDE}
+    if not query.keys() <= _OF_RECORD or query.get("tab", "tensor") != "tensor":
+        return None
+    if _opened(query)[0] is None:
+        return None
+    there = visited(text, Record(), None, True)
+    return None if there.missing else there.record
+
+
 def _opened(query: Mapping[str, str]) -> tuple[str | None, str]:
     """The file that the page was started on, if the address names it; else None, and why."""
     try:

@@ -59,13 +59,20 @@ Object.assign(explorer, {
   /* A section of the page calls `seen()` when it is on the screen, or nearly, and does not show the selection
      yet. One that has a title is in the bar's list. */
   section(element, name, title, seen) {
-    const section = {seen, title, near: false, shown: 0, box: element.closest('.section')};
+    const section = {seen, title, near: false, shown: 0, drawn: false, box: element.closest('.section')};
     explorer.sections.set(name, section);
     explorer.contents.fill();
     new IntersectionObserver(entries => {
       section.near = entries.at(-1).isIntersecting;
       explorer.refresh(section);
     }, {rootMargin: '150px'}).observe(section.box);
+  },
+
+  /* A section shows what was chosen when it was last seen. */
+  sectionShown(name) {
+    const section = explorer.sections.get(name);
+    section.drawn = true;
+    section.box.toggleAttribute('data-behind', explorer.sampled || section.shown !== explorer.version);
   },
 
   refresh(section) {

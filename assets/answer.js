@@ -4,8 +4,10 @@ Object.assign(explorer, {
   everything: false,
   takes: 'a',
 
-  /* More is known of what is shown: ask for it once, however often this is said. */
-  look() {
+  /* More may be known of what is shown, as much as `tick` says: ask for it once, however often this is said,
+     and not where the table was made of the same. */
+  look(tick) {
+    if (tick && tick.split(' ')[0] === document.getElementById('shortlist')?.dataset.known) return;
     if (explorer.record && explorer.acts.at(-1)?.do !== 'look') explorer.choose({do: 'look'});
   },
 

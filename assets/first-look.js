@@ -30,7 +30,8 @@ explorer.firstLook = {
     host.dataset.shown = '';
     const look = () => {
       if (!this.host) return;
-      if (explorer.ready && document.querySelector('#frontier .figure')?.isPainted()) this.end();
+      const shown = explorer.ready || explorer.sampled;
+      if (shown && document.querySelector('#frontier .figure')?.isPainted()) this.end();
       else requestAnimationFrame(look);
     };
     requestAnimationFrame(look);

@@ -100,8 +100,8 @@ Object.assign(explorer, {
   /* The values of the request: the acts are the first. */
   send(values) {
     const {number, acts} = explorer.sent || {number: 0, acts: []};
-    const {everything} = explorer;
-    return [JSON.stringify({number, whole: !explorer.record, acts, everything}), ...values.slice(1)];
+    const {everything, sampled} = explorer;
+    return [JSON.stringify({number, whole: !explorer.record, acts, everything, sampled}), ...values.slice(1)];
   },
 
   /* The server's last answer. It comes by its own component: what Gradio gives to a function that follows a
@@ -109,13 +109,46 @@ Object.assign(explorer, {
   answer: null,
   onAnswer(props, watch) {
     watch('value', () => {
-      explorer.answer = props.value ? JSON.parse(props.value) : null;
+      const said = props.value ? JSON.parse(props.value) : null;
+      if (said?.sampled && !said.overtaken) {
+        explorer.showSampled(said);
+        return;
+      }
+      explorer.answer = said;
       const {missed, answer} = explorer;
       if (!missed || answer?.number !== missed.number || !answer.record) return;
       explorer.missed = null;
       explorer.commit(missed, answer, explorer.held || []);
       explorer.notice('');
     });
+  },
+
+  /* True while numbers of a sample are shown, of a record that is not the page's yet. */
+  sampled: false,
+
+  /* Numbers of a sample are shown until those of the whole tensor are there: the address names that record.
+     What stands further down is blank until then, because it is of the tensor or the schemes before. */
+  showSampled({number, sampled}) {
+    const sent = explorer.sent;
+    if (sent?.number !== number) return;
+    const before = explorer.sampled;
+    explorer.markSampled(true);
+    delete document.documentElement.dataset.linked;
+    if (sent.visits !== explorer.visits) return;
+    const went = sent.acts.some(act => act.do === 'visit');
+    if (!went) explorer.settle();
+    explorer.writeQuery(explorer.addressOfRecord(sampled), !went && !before);
+  },
+
+  markSampled(now) {
+    explorer.sampled = now;
+    document.documentElement.toggleAttribute('data-sampled', now);
+    if (now) for (const {box, drawn} of explorer.sections.values()) box.toggleAttribute('data-behind', drawn);
+  },
+
+  /* The figures further down are again those of what is shown. */
+  noneBehind() {
+    for (const {box} of explorer.sections.values()) box.removeAttribute('data-behind');
   },
 
   /* A request that was given up, in case its answer comes after all. */
@@ -151,6 +184,7 @@ Object.assign(explorer, {
     }
     explorer.notice('');
     if (done && answer.overtaken) {
+      if (answer.sampled) explorer.markSampled(true);
       explorer.acts.unshift(...sent.acts);
       setTimeout(explorer.sendActs);
       return same;
@@ -177,6 +211,8 @@ Object.assign(explorer, {
   /* The answer to `sent` is what is shown from now on; `now` is what the controls hold. */
   commit(sent, answer, now) {
     const before = explorer.record;
+    sent.sampled = explorer.sampled;
+    explorer.markSampled(false);
     explorer.record = answer.record;
     explorer.dropped = answer.dropped || [];
     explorer.held = answer.held.map((value, i) => value ?? explorer.held?.[i] ?? now[i]);
@@ -218,7 +254,7 @@ Object.assign(explorer, {
     if (overtaken) explorer.shownAddress = explorer.queryWith(explorer.shownAddress, there);
     else {
       if (!went && !walked) explorer.settle();
-      explorer.writeQuery(there, !went && !walked);
+      explorer.writeQuery(there, !went && !walked && !sent.sampled);
       explorer.shownAddress = location.search;
       if (to) {
         explorer.closePanels();
@@ -238,6 +274,7 @@ Object.assign(explorer, {
     if (chosen === explorer.chosen && !went) {
       if (asked !== explorer.askedFor) explorer.seenAnew('frontier');
       explorer.askedFor = asked;
+      explorer.noneBehind();
       return;
     }
     explorer.chosen = chosen;
@@ -269,7 +306,14 @@ Object.assign(explorer, {
 
   /* Nothing has changed: the address is again that of what is shown. `answer`: the server has said why. */
   revert(sent, answer) {
-    const went = sent.acts.some(act => act.do === 'visit');
+    const went = sent.acts.some(act => act.do === 'visit'), {sampled} = explorer;
+    if (sampled && answer) {
+      explorer.markSampled(false);
+      explorer.noneBehind();
+      if (!went && sent.visits === explorer.visits) {
+        history.replaceState(null, '', location.pathname + explorer.shownAddress);
+      }
+    }
     if (went && explorer.shownAddress !== null && !explorer.acts.length) {
       const {place} = explorer.placeOf(new URLSearchParams(explorer.shownAddress));
       history.replaceState(null, '', location.pathname + explorer.shownAddress);
@@ -282,7 +326,8 @@ Object.assign(explorer, {
     if (file) explorer.refuseFile(file.name || 'the file', answer?.why || `the ${why}`);
     explorer.firstLook.end();
     explorer.showSource(explorer.record?.source);
-    explorer.notice(answer ? '' : `The ${why}. Still shown: the previous view.`);
+    const shown = sampled ? 'Shown: numbers of a sample' : 'Still shown: the previous view';
+    explorer.notice(answer ? '' : `The ${why}. ${shown}.`);
   },
 
   /* Put the rings of the maps around the inspected element: the last three controls are its row, its column,

@@ -93,7 +93,8 @@ def bench_first_numbers(
             )
     machine = _with_browser(url)
     timed = time_first_numbers(url, wanted, repeats)
-    return Benchmark(first_numbers.NAME, machine, timed, 2 * len(wanted), first_numbers_line, of_gpu=False)
+    rows = len(wanted) * (2 if url else 3)
+    return Benchmark(first_numbers.NAME, machine, timed, rows, first_numbers_line, of_gpu=False)
 
 
 def first_numbers_line(row: FirstNumbers) -> Line:

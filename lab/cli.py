@@ -123,7 +123,7 @@ def sizes(
     record: Record = False,
     as_json: Json = False,
 ) -> None:
-    """Time and memory for each element of tensors from 1 M to 256 M elements, on one thread of the CPU."""
+    """Time and memory for each element of tensors from 1 M to 1 G elements, on one thread of the CPU."""
     from lab.benchmarks import bench_sizes
 
     chosen = None if schemes is None else parse_schemes(schemes)

@@ -19,7 +19,7 @@ from lab.page import SCRIPT, serving
 NAME = "first-numbers"
 SIZES = ((7680, 7680), (15360, 15360))
 """Shapes of float32 files: 59 and 236 M elements."""
-FILE, KEY = "a file is chosen", "scheme A by key"
+OPENED, FILE, KEY = "the page opens on it", "a file is chosen", "scheme A by key"
 NUMBERS = "#numbers"
 """The block of numbers below the answer."""
 WAIT_MS = 300_000
@@ -37,13 +37,23 @@ WATCH = """
 }
 """
 """Notes when numbers that are marked as a sample's are painted, and when they have given way."""
+FIRST = """
+() => {
+  const look = window.explorer?.firstLook?.root;
+  const [paint] = performance.getEntriesByName('first-contentful-paint');
+  return look?.textContent.includes('≈') && paint ? paint.startTime : null;
+}
+"""
+"""When the first look was painted, if it has a sample's numbers."""
+WHOLE = "box => explorer.ready && !explorer.sampled && !document.querySelector(box).textContent.includes('≈')"
 
 
 @dataclass(frozen=True)
 class FirstNumbers:
     """One act with a float32 .npy file of ``shape``: median, least and most seconds from the event to painted
     numbers of the sample, and median seconds to the whole tensor's. Of a file that is chosen the time of its
-    upload, over the loopback interface, is within."""
+    upload, over the loopback interface, is within; of a page that opens on one, times begin with the
+    navigation to the address of `explorer page FILE`."""
 
     act: str
     shape: tuple[int, int]
@@ -72,10 +82,14 @@ def time_first_numbers(
     url: str | None, shapes: Sequence[tuple[int, int]], repeats: int
 ) -> Iterator[FirstNumbers]:
     """Choose a file of each shape on the page, and then change A ``repeats`` times, each once the numbers of
-    the whole tensor are there. Without ``url`` the page of this checkout is started for it."""
+    the whole tensor are there. Without ``url`` the page of this checkout is started for it, and before that
+    one that opens on the file."""
     with serving(url) as address, chromium() as browser, tempfile.TemporaryDirectory() as folder:
         for shape in shapes:
             file = random_file(Path(folder) / f"{shape[0]}x{shape[1]}.npy", shape)
+            if not url:
+                with serving(None, file) as own:
+                    yield row_of(OPENED, shape, [_opened(browser, own)])
             page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
             page.set_default_timeout(WAIT_MS)
             page.add_init_script(SCRIPT)
@@ -97,6 +111,18 @@ def random_file(path: Path, shape: tuple[int, int]) -> Path:
         values[row : row + 256] = generator.standard_normal(values[row : row + 256].shape, np.float32)
     values.flush()
     return path
+
+
+def _opened(browser: Browser, address: str) -> tuple[float, float]:
+    """Seconds from the navigation to the first look and to all numbers; ``ValueError`` without the first."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
+    page.set_default_timeout(WAIT_MS)
+    page.goto(address, wait_until="commit")
+    first = page.wait_for_function(FIRST).json_value()
+    page.wait_for_function(WHOLE, arg=NUMBERS)
+    whole = page.evaluate("performance.now()")
+    page.close()
+    return first / 1000, whole / 1000
 
 
 def _choose(page: Browser, file: Path) -> None:

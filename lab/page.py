@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from explorer.browser import Browser, chromium, chromium_path, playwright_api
@@ -323,8 +324,9 @@ def _memory(meter: Meter, tensor: str, updates: int) -> PageTiming:
 
 
 @contextmanager
-def serving(url: str | None) -> Iterator[str]:
-    """The address of a running page: ``url``, or the checkout's page, started and in the end stopped."""
+def serving(url: str | None, file: Path | None = None) -> Iterator[str]:
+    """The address of a running page: ``url``, or the checkout's page, started and in the end stopped; the
+    address that opens on ``file``, if that is given."""
     if url:
         yield url.rstrip("/")
         return
@@ -333,15 +335,32 @@ def serving(url: str | None) -> Iterator[str]:
         port = probe.getsockname()[1]
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1"}
     command = [sys.executable, "app.py"]
-    server = subprocess.Popen(command, cwd=checkout(), env=environment, stdout=subprocess.DEVNULL)
+    if file is not None:
+        command = [sys.executable, "-m", "explorer", "page", str(file), "--port", str(port)]
+    out = subprocess.DEVNULL if file is None else subprocess.PIPE
+    server = subprocess.Popen(command, cwd=checkout(), env=environment, stdout=out, text=True)
     try:
-        yield _answering(server, f"http://127.0.0.1:{port}")
+        if server.stdout is not None:
+            yield _printed(server.stdout)
+        else:
+            yield _answering(server, f"http://127.0.0.1:{port}")
     finally:
         server.terminate()
         server.wait(20)
 
 
-def _answering(server: subprocess.Popen[bytes], address: str, seconds: float = 120) -> str:
+def _printed(lines: Iterable[str]) -> str:
+    """The address that ``explorer page`` prints once it serves; ``ValueError`` if it ends before."""
+    for line in lines:
+        if line.startswith(ANNOUNCED):
+            return line.removeprefix(ANNOUNCED).strip()
+    raise ValueError("the page did not start; see what `explorer page FILE` says")
+
+
+ANNOUNCED = "Quantization Explorer: "
+
+
+def _answering(server: subprocess.Popen[str], address: str, seconds: float = 120) -> str:
     """``address`` once it answers; ``ValueError`` if the server has ended or takes longer."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and server.poll() is None:

@@ -21,7 +21,7 @@ from explorer.schemes import Scheme
 
 NAME = "sizes"
 COLUMNS = 4096
-SIZES = tuple((elements // COLUMNS, COLUMNS) for elements in (1 << 20, 1 << 24, 1 << 28))
+SIZES = tuple((elements // COLUMNS, COLUMNS) for elements in (1 << 20, 1 << 24, 1 << 28, 1 << 30))
 SCHEMES_MEASURED = (
     "int8_row",
     "int8_column",

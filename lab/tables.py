@@ -179,12 +179,18 @@ def first_numbers_table(rows: Sequence[FirstNumbers]) -> str:
     return markdown(headers, cells or [[NOT_RECORDED, *[""] * (len(headers) - 1)]])
 
 
+def _elements(count: int) -> str:
+    """So many elements in units of 2^20, or of 2^30 from there on: "256 M", "1 G"."""
+    million = count >> 20
+    return f"{million >> 10} G" if million >= 1024 else f"{million} M"
+
+
 def sizes_table(timings: Sequence[SizeTiming]) -> str:
     """CPU nanoseconds an element and memory by scheme, a row a size."""
     rows = [
         [
             f"`{t.scheme}`",
-            words.count(t.shape[0] * t.shape[1] >> 20) + " M",
+            _elements(t.shape[0] * t.shape[1]),
             *(f"{ns:.1f}" for ns in (t.quantize_ns, t.dequantize_ns, t.compare_ns)),
             words.bytes_(t.beside_bytes, 2),
         ]

@@ -444,12 +444,12 @@ def picture(
     shape: tuple[int, int],
     dtype: str,
     source: str,
-    bars: Bars,
+    bars: Bars | None,
     photo: bool = False,
     among: int = 1,
 ) -> str:
     """The tensor: ``source`` is a data URI of its picture, of a ``photo`` in its proportions; its file holds
-    ``among`` tensors."""
+    ``among`` tensors. With "" and without ``bars`` it is said that both follow."""
     rows, columns = shape
     size = f"{rows:,} × {columns:,}"
     return render(
@@ -515,9 +515,11 @@ def shortlist(
     times: str = "",
     more: Sequence[Suggestion] = (),
     measure: bool = False,
+    by_now: str = "",
 ) -> str:
     """The table of up to five schemes; ``a`` and ``b`` are the texts of the chosen ones, ``times`` says of
-    which device and shape the times are, ``more`` are suggested; ``measure``: products can be timed here."""
+    which device and shape the times are, ``more`` are suggested; ``measure``: products can be timed here;
+    ``by_now``: for the script, what was known when the rows were made."""
     known = [tokens for tokens in TOKENS if any(c.time_at(tokens) for c in candidates)]
     letters = {b: "B"} | {a: "A"}
     rows = [_shortlist_row(c, letters.get(c.text, ""), known) for c in candidates]
@@ -531,6 +533,7 @@ def shortlist(
         most=MOST,
         more=more,
         measure=measure,
+        by_now=by_now,
     )
 
 

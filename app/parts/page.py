@@ -79,6 +79,9 @@ class Page:
             outer, self._section = self._section, name
             yield
             self._section = outer
+            if name in self._last_seen:
+                shown = f"() => explorer.sectionShown({json.dumps(name)})"
+                self._last_seen[name].then(None, None, None, js=shown, **PRIVATE)
 
     def follow(self, handler: Any, inputs: list[Control], outputs: View | Control, *, api_name: str) -> None:
         """Run ``handler``, with the selection and ``inputs``, when the section that is being built is next on

@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar, get_origin, get_type_hints
 
@@ -18,7 +19,7 @@ from app.parts import html
 from app.serving.cores import share_of_cores
 from app.serving.measure import measured
 from app.serving.values import check, shortened
-from app.serving.work import LeftError, OvertakenError, check_of_this_run, checked_steps
+from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run, checked_steps
 from app.state.forms import Form, as_text
 from app.state.record import FileRefusedError
 from app.state.selection import NothingChosenError
@@ -97,7 +98,7 @@ class Event(gr.EventData):
 
 
 def shows(
-    view: type[View] | None = None, told: bool = False, overtaken: str = ""
+    view: type[View] | None = None, told: bool = False, overtaken: str = "", seen: bool = False
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorate a handler, or a generator of steps, that returns ``view``; without one, a single component's
     value.
@@ -110,8 +111,10 @@ def shows(
     (``view.waiting``), nor for a file (the page says it where it was dropped), nor when its visitor has left.
 
     ``overtaken``: the kind of work that ends, and shows nothing more, once its visitor has asked for
-    something else (``work.overtake``).
+    something else (``work.overtake``). ``seen``: visitors look at what it computes, so that work behind it
+    gives way (``work.awaited``).
     """
+    around: Callable[[], AbstractContextManager[None]] = awaited if seen else nullcontext
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         def refused(error: Exception) -> Any:
@@ -144,7 +147,8 @@ def shows(
         def steps(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    yield from checked_steps(function(*prepared(values)), check_of_this_run(overtaken))  # type: ignore[arg-type]
+                    run: Any = function(*prepared(values))
+                    yield from checked_steps(run, check_of_this_run(overtaken), around)
                 except (LeftError, OvertakenError):
                     outcome.how = "left"
                 except _REFUSED as error:
@@ -155,7 +159,7 @@ def shows(
         def once(*values: Any) -> Any:
             with measured(name) as outcome:
                 try:
-                    with share_of_cores(), stoppable(check_of_this_run(overtaken)):
+                    with around(), share_of_cores(), stoppable(check_of_this_run(overtaken)):
                         return function(*prepared(values))
                 except (LeftError, OvertakenError) as error:
                     outcome.how = "left"

@@ -28,7 +28,7 @@ from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.cache import BoundedCache
 from app.state.estimates import Estimated
 from app.state.gpu_lock import locked_steps
-from app.state.record import Record, goal_now, listing
+from app.state.record import Record, goal_now, listing, shape_of
 from app.state.selection import file_source, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
@@ -66,7 +66,7 @@ OTHER_MODELS = "?tab=model&section=whole-model"
 TAKEN = "({data, shift}) => data && explorer.takePoint(data[1], shift)"
 """A click on a point, whose data are [label, text] of its scheme."""
 
-_ROWS = BoundedCache[dict[str, ComparisonRow]](64)
+_ROWS = BoundedCache[dict[str, ComparisonRow]](256)
 """Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
 _WHOLE = BoundedCache[Report](4096)
 """The report of one recipe on all of one tensor."""
@@ -93,7 +93,8 @@ class AnswerView(View):
 
 @dataclass(frozen=True)
 class FillView(StatusView):
-    """A line on how far the rows are, and ``tick``, which changes when there is more to look at."""
+    """A line on how far the rows are, and ``tick``, which changes when there may be more to look at: it
+    begins with ``known_by_now`` and a blank."""
 
     tick: Shown
 
@@ -123,6 +124,14 @@ def whole_report(chosen: Record, text: str) -> Report | None:
 def _refuse(chosen: Record, text: str, why: str) -> None:
     """Keep why the recipe ``text`` cannot be computed on the record's tensor."""
     _REFUSED.get((*_key(chosen), text), lambda: why, lambda _: 1)
+
+
+def known_by_now(chosen: Record, goal: Goal) -> str:
+    """How much is known of the record's tensor, as counts: another text once there is more to look at."""
+    texts, known = listed(chosen, goal), [str(row.scheme) for row in list(known_rows(chosen).values())]
+    whole = sum(whole_report(chosen, text) is not None for text in {*texts, *known})
+    refused = sum(_REFUSED.peek((*_key(chosen), text)) is not None for text in texts)
+    return f"{len(known)}-{whole}-{refused}"
 
 
 def listed(chosen: Record, goal: Goal) -> tuple[str, ...]:
@@ -217,6 +226,7 @@ def answered(
     for (_, analysis), text in zip(pairs, chosen.schemes, strict=True):
         keep_whole(chosen, text, analysis.report)
     goal = goal_now(chosen, shape)
+    by_now = known_by_now(chosen, goal)
     rows = candidates(chosen, shape, goal)
     by_text = {one.text: one for one in rows if isinstance(one, Candidate)}
     own = [_spoken(by_text[text], shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
@@ -227,13 +237,13 @@ def answered(
         "said": html.answer(said),
         "head": html.figure_head(goal, everything),
         "figure": _figure(chosen, matrix.name, goal, rows, everything),
-        "listed": _table(chosen, shape, goal, rows),
+        "listed": _table(chosen, shape, goal, rows, by_now),
         "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
     }
 
 
 def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[str, Shown]:
-    """The fields of ``answered`` by a sample, except for the goals and the figure's head."""
+    """The fields of ``answered`` by a sample."""
     goal = goal_now(chosen, seen.shape)
     for (_, side), text in zip(seen.sides, chosen.schemes, strict=True):
         if isinstance(side, Report):
@@ -245,15 +255,23 @@ def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[s
     said = answer(own[0], own[1] if own[1:] else None, list(known_rows(chosen).values()), goal)
     said = dataclasses.replace(said, better=sample_words(seen.estimates))
     return {
+        "goals": html.goals(list(GOALS.values()), goal),
         "said": html.answer(said),
+        "head": html.figure_head(goal, everything),
         "figure": _figure(chosen, seen.name, goal, rows, everything),
         "listed": _table(chosen, seen.shape, goal, rows),
         "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
     }
 
 
-def _table(chosen: Record, shape: tuple[int, int], goal: Goal, rows: Sequence[Candidate | Pending]) -> str:
-    """The shortlist."""
+def _table(
+    chosen: Record,
+    shape: tuple[int, int],
+    goal: Goal,
+    rows: Sequence[Candidate | Pending],
+    by_now: str = "",
+) -> str:
+    """The shortlist; ``by_now``: what was known when its rows were made."""
     plain = tuple(one.text for one in rows if not Recipe.parse(one.text).method and _is_weight(chosen))
     return html.shortlist(
         rows,
@@ -262,6 +280,7 @@ def _table(chosen: Record, shape: tuple[int, int], goal: Goal, rows: Sequence[Ca
         _times_words(plain, *shape, goal.name in INPUTS),
         _suggestions(goal, rows),
         gpu_device() is not None,
+        by_now,
     )
 
 
@@ -272,34 +291,52 @@ def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
     def draw() -> str:
         x = matrix.values
         shape, dtype = (x.shape[0], x.shape[1]), matrix.dtype
-        of_file = chosen.source == "file"
-        photo = chosen.source != "model" and is_photograph(chosen.sample, chosen.file if of_file else None)
-        among = len(file_source(chosen.file).infos) if of_file else 1
+        photo = _is_photograph(chosen)
         seen = photograph(x) if photo else picture(x)
-        return html.picture(matrix.name, shape, dtype, seen, bars(x, pairs[0][1].before), photo, among)
+        return html.picture(
+            matrix.name, shape, dtype, seen, bars(x, pairs[0][1].before), photo, _among(chosen)
+        )
 
-    sample = chosen.sample if chosen.source == "builtin" else ""
-    return {"samples": _samples(sample), "picture": _PICTURES.get(_key(chosen), draw, lambda _: 1)}
+    return {"samples": _samples(chosen), "picture": _PICTURES.get(_key(chosen), draw, lambda _: 1)}
+
+
+def of_sampled_tensor(chosen: Record, seen: Estimated) -> dict[str, Shown]:
+    """The fields of ``of_tensor`` while only a sample is known: the picture's place is kept, if it was not
+    drawn before."""
+    known = _PICTURES.peek(_key(chosen))
+    card = known or html.picture(
+        seen.name, seen.shape, seen.dtype, "", None, _is_photograph(chosen), _among(chosen)
+    )
+    return {"samples": _samples(chosen), "picture": card}
+
+
+def _is_photograph(chosen: Record) -> bool:
+    of_file = chosen.file if chosen.source == "file" else None
+    return chosen.source != "model" and is_photograph(chosen.sample, of_file)
+
+
+def _among(chosen: Record) -> int:
+    """How many tensors there are in the record's file."""
+    return len(file_source(chosen.file).infos) if chosen.source == "file" else 1
 
 
 def first_sight() -> dict[str, Shown]:
     """What a page without a link shows, as far as it is known when the page is built: it comes with it."""
-    return shown_by(analyses_of(Record.fresh()))
+    return shown_by(Record.fresh(), analyses_of(Record.fresh()))
 
 
-def shown_by(found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
-    """What a page without a link shows by all that is known by now; ``found``: its tensor and analyses."""
-    chosen = Record.fresh()
+def shown_by(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
+    """All fields of ``AnswerView`` by what is known by now; ``found``: the record's tensor and analyses."""
     return {**answered(chosen, found), **of_tensor(chosen, found)}
 
 
-def _samples(chosen: str) -> str:
+def _samples(chosen: Record) -> str:
     names = [name for name in OFFERED if name in SAMPLES][:PICTURES]
     buttons = [
         html.SampleButton(name, SAMPLES[name].label.partition(",")[0], SAMPLES[name].label, thumbnail(name))
         for name in names
     ]
-    return html.samples(buttons, chosen)
+    return html.samples(buttons, chosen.sample if chosen.source == "builtin" else "")
 
 
 def _spoken(one: Candidate, shape: tuple[int, int], of_inputs: bool) -> Candidate:
@@ -401,19 +438,22 @@ def _filling_whole(
 @shows(FillView, told=True, overtaken=FILLING)
 def fill(chosen: Record) -> Iterator[FillView]:
     """Compute what the first screen waits for; kept for the next visit."""
-    count, looked = 0, time.monotonic()
+    looked = time.monotonic()
     for done, total in filling(chosen):
         checkpoint()
         if time.monotonic() - looked > LOOKED_EVERY_S:
-            count += 1
             words = f"{done} of {total} schemes"
-            yield FillView(status=html.status(words), tick=f"{count}")
+            yield FillView(status=html.status(words), tick=_tick_of(chosen))
             looked = time.monotonic()
-    matrix = matrix_of(chosen)
     rows = list(known_rows(chosen).values())
     part = part_words(rows)
     words = f"{len(rows)} schemes{part}. {exact_words(rows)}"
-    yield FillView(status=html.status(words), tick=f"all of {matrix.name} {time.monotonic()}")
+    yield FillView(status=html.status(words), tick=_tick_of(chosen))
+
+
+def _tick_of(chosen: Record) -> str:
+    """A text that was never said before."""
+    return f"{known_by_now(chosen, goal_now(chosen, shape_of(chosen)))} {time.monotonic()}"
 
 
 def part_words(rows: Sequence[ComparisonRow]) -> str:
@@ -469,11 +509,11 @@ def build(page: Page, words: dict[str, str]) -> AnswerView:
 
 
 def _tick() -> Control:
-    """A component that shows nothing: when its value changes, there is more to look at."""
+    """A component that shows nothing: when its value changes, there may be more to look at."""
     return gr.HTML(
         "",
         html_template="<span hidden></span>",
-        js_on_load="watch('value', () => explorer.look())",
+        js_on_load="watch('value', () => explorer.look(props.value))",
         elem_classes="script",
     )
 

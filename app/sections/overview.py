@@ -11,7 +11,7 @@ import gradio as gr
 from app.parts import html
 from app.parts.page import Page
 from app.parts.views import Shown, View, listen, shows
-from app.parts.widgets import block, figure_pair, hidden, plot_card, plot_pair
+from app.parts.widgets import TOGETHER, block, figure_pair, hidden, plot_card, plot_pair
 from app.sections.element import ElementView, arithmetic, build_element, shown_element
 from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.estimates import Estimated
@@ -124,7 +124,7 @@ def place_of(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
     return arithmetic(matrix, sides_of(pairs), position, chosen.position is None)
 
 
-@shows(ValuesView, told=True)
+@shows(ValuesView, told=True, seen=True)
 def values(chosen: Record) -> ValuesView:
     """What became of the values: their figures, scales and codes."""
     matrix, pairs = found = analyses_of(chosen)
@@ -141,7 +141,7 @@ def values(chosen: Record) -> ValuesView:
     )
 
 
-@shows(MapsView, told=True)
+@shows(MapsView, told=True, seen=True)
 def maps(chosen: Record) -> MapsView:
     """Where the error is."""
     matrix, pairs = analyses_of(chosen)
@@ -150,7 +150,7 @@ def maps(chosen: Record) -> MapsView:
     return MapsView(plot_data(error_map_figure(matrix.values, sides_of(pairs), position, name)))
 
 
-@shows()
+@shows(seen=True)
 def tensor(chosen: Selection) -> list[dict[str, Any]]:
     """For programs: what schemes A and B do to the selected tensor, as JSON."""
     matrix, pairs = analyses_of(chosen)
@@ -225,7 +225,7 @@ def build(page: Page, words: Mapping[str, str]) -> TensorView:
     ):
         page.follow(kernel, [], block(), api_name="kernel")
     programs: Any = hidden("/* no script of the page calls trigger('tensor'): programs do */")
-    listen(programs.tensor, tensor, page.selection, gr.JSON(visible=False), api_name="tensor")
+    listen(programs.tensor, tensor, page.selection, gr.JSON(visible=False), api_name="tensor", **TOGETHER)
     return TensorView(
         **vars(element.view),
         chips=page.bar.chips,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from gradio.context import LocalContext
@@ -22,9 +22,12 @@ from explorer.progress import StoppedError, stoppable
 Item = TypeVar("Item")
 FILLING = "filling"
 """The kind of work that goes on behind what is shown: another record overtakes it, and it waits at its
-checkpoints while ``first_numbers`` are computed."""
+checkpoints while ``first_numbers`` or a view is computed (``awaited``)."""
 _WAITS_S = 1.0
 """The longest that it waits there."""
+GIVEN_WAY = 0.5
+"""The share of its time for which it waits for views, after a first second: on a busy page there is always
+one."""
 
 
 class LeftError(StoppedError):
@@ -67,21 +70,39 @@ class _Quiet:
             else:
                 self._event.set()
 
+    @property
+    def free(self) -> bool:
+        return self._event.is_set()
+
     def wait(self, seconds: float) -> None:
         self._event.wait(seconds)
 
 
-_QUIET = _Quiet()
+_QUIET, _NO_VIEW = _Quiet(), _Quiet()
 
 
 @contextmanager
 def first_numbers() -> Iterator[None]:
     """Inside, ``FILLING`` of all visitors waits: a second at most at each checkpoint."""
-    _QUIET.add(1)
+    with _disturbed(_QUIET):
+        yield
+
+
+@contextmanager
+def awaited() -> Iterator[None]:
+    """Inside, what a visitor looks at is computed: ``FILLING`` of all visitors waits, for a second and
+    ``GIVEN_WAY`` of its time at most."""
+    with _disturbed(_NO_VIEW):
+        yield
+
+
+@contextmanager
+def _disturbed(quiet: _Quiet) -> Iterator[None]:
+    quiet.add(1)
     try:
         yield
     finally:
-        _QUIET.add(-1)
+        quiet.add(-1)
 
 
 def session_now() -> str | None:
@@ -98,10 +119,15 @@ def check_of_this_run(kind: str = "") -> Callable[[], None]:
     longest = limits.current().run_seconds
     began, left = time.monotonic(), _left()
     end, session = began + longest, session_now() if kind else None
+    waited = 0.0
 
     def check() -> None:
+        nonlocal waited
         if kind == FILLING:
             _QUIET.wait(_WAITS_S)
+            now = time.monotonic()
+            _NO_VIEW.wait(max(0.0, min(_WAITS_S, _WAITS_S + GIVEN_WAY * (now - began) - waited)))
+            waited += time.monotonic() - now
         if time.monotonic() > end:
             raise StoppedError(
                 f"stopped after {longest:.0f} s, the time limit of a run here; choose a smaller "
@@ -133,12 +159,15 @@ def _event() -> Event | None:
     return blocks._queue.event_ids_to_events.get(number)
 
 
-def checked_steps(steps: Iterator[Item], check: Callable[[], None]) -> Iterator[Item]:
-    """The items of ``steps``, each made under ``check``: a generator's steps may run in different threads."""
+def checked_steps(
+    steps: Iterator[Item], check: Callable[[], None], around: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Item]:
+    """The items of ``steps``, each made under ``check`` and inside ``around()``: a generator's steps may run
+    in different threads."""
     end = object()
     try:
         while True:
-            with share_of_cores(), stoppable(check):
+            with around(), share_of_cores(), stoppable(check):
                 item = next(steps, end)
             if item is end:
                 return

@@ -21,6 +21,7 @@ from app.state.selection import Selection, is_read, matrix_of, tensor_key
 from explorer import SourceError
 from explorer.analysis.report import Report, sqnr_of
 from explorer.analysis.sliced import analyse_anywhere
+from explorer.analysis.spread import Own, own_values
 from explorer.analysis.tensor import Analysis, Side
 from explorer.methods import apply, label_of
 from explorer.methods.evaluate import halves
@@ -37,6 +38,7 @@ Pairs = list[tuple[Recipe, Analysis]]
 _ANALYSES = BoundedCache[Analysis](256 << 20)
 _LAYERS = BoundedCache[QuantizedLayer](256 << 20)
 _OUTPUTS = BoundedCache[float](1024)
+_OWN = BoundedCache[Own](256)
 REPORTED_EVERY_S = 0.3
 SAID_AGAIN_S = 0.5
 
@@ -210,10 +212,16 @@ def _analysis_of(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Pr
 def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
     if not recipe.method:
         with gpu_lock():
-            return analyse_anywhere(matrix.values, recipe.scheme)
+            return analyse_anywhere(matrix.values, recipe.scheme, lambda: _own_values(chosen, matrix))
     layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, matrix, recipe, progress), _nbytes)
     with gpu_lock():
         return analyse_layer(matrix.values.float().to(layer.q.packed.device), layer, recipe.method)
+
+
+def _own_values(chosen: Selection, matrix: Matrix) -> Own:
+    """What is counted of the tensor once for all its schemes."""
+    key = (*tensor_key(chosen), limits.current().elements)
+    return _OWN.get(key, lambda: own_values(matrix.values), lambda _: 1)
 
 
 def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> QuantizedLayer:

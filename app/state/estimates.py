@@ -20,11 +20,13 @@ _ESTIMATES = BoundedCache[Estimate](256)
 
 @dataclass(frozen=True, eq=False)
 class Estimated:
-    """A tensor by its ``name``, its ``description`` and its matrix's ``shape``; each recipe with its
-    estimate, or with the report of the whole tensor where that is known. At least one is an estimate."""
+    """A tensor by its ``name``, its ``description``, its ``dtype`` and its matrix's ``shape``; each recipe
+    with its estimate, or with the report of the whole tensor where that is known. At least one has an
+    estimate."""
 
     name: str
     description: str
+    dtype: str
     shape: tuple[int, int]
     sides: tuple[tuple[Recipe, Estimate | Report], ...]
 
@@ -56,7 +58,7 @@ def estimated(chosen: Selection) -> Estimated | None:
     found = _pieces(chosen)
     if found is None:
         return None
-    pieces, shape, name, description = found
+    pieces, shape, name, description, dtype = found
     if not all(worth_estimating(shape, recipe.scheme) for recipe in missing):
         return None
     sides: list[tuple[Recipe, Estimate | Report]] = []
@@ -65,7 +67,7 @@ def estimated(chosen: Selection) -> Estimated | None:
         if side is None:
             return None
         sides.append((recipe, side))
-    return Estimated(name, description, shape, tuple(sides))
+    return Estimated(name, description, dtype, shape, tuple(sides))
 
 
 def _estimate(chosen: Selection, recipe: Recipe, pieces: Pieces, shape: tuple[int, int]) -> Estimate | None:
@@ -77,14 +79,14 @@ def _estimate(chosen: Selection, recipe: Recipe, pieces: Pieces, shape: tuple[in
     return known
 
 
-def _pieces(chosen: Selection) -> tuple[Pieces, tuple[int, int], str, str] | None:
-    """What gives pieces of the selected tensor, its matrix's shape, its name and its description."""
+def _pieces(chosen: Selection) -> tuple[Pieces, tuple[int, int], str, str, str] | None:
+    """What gives pieces of the selected tensor, its matrix's shape, name, description and dtype."""
     if is_read(chosen):
         matrix = matrix_of(chosen)
         x = matrix.values
         if x.device.type != "cpu" or not x.is_contiguous():
             return None
-        return of_matrix(x), (x.shape[0], x.shape[1]), matrix.name, matrix.description
+        return of_matrix(x), (x.shape[0], x.shape[1]), matrix.name, matrix.description, matrix.dtype
     if chosen.source != "file" or not chosen.file:
         return None
     source = file_source(chosen.file)
@@ -96,4 +98,4 @@ def _pieces(chosen: Selection) -> tuple[Pieces, tuple[int, int], str, str] | Non
         return None
     rows, columns = info.matrix_shape
     description = f"{source.origin} · {info.name} · {rows}×{columns} · {info.dtype}"
-    return pieces, (rows, columns), info.name, description
+    return pieces, (rows, columns), info.name, description, info.dtype

@@ -71,13 +71,15 @@ class Acts:
 
     number: of the request, which its answer names. whole: nothing of a record was shown yet, so that all of
     it has to be. acts: in the order in which they were done. everything: the frontier is not cropped to the
-    goal, which is no part of what is chosen.
+    goal, which is no part of what is chosen. sampled: the numbers on the page are those of a sample that an
+    earlier request has shown and not followed up, so that none of them are the record's.
     """
 
     number: int
     whole: bool
     acts: tuple[Act, ...]
     everything: bool = False
+    sampled: bool = False
 
     @property
     def looks(self) -> bool:
@@ -96,7 +98,7 @@ class Acts:
             raise ValueError('acts are JSON such as {"number": 1, "acts": [{"do": "swap"}]}') from error
         if not right or not 0 < len(acts) <= MOST_ACTS:
             raise ValueError(f"acts are a list of 1 to {MOST_ACTS:,} objects")
-        return cls(number, whole, tuple(acts), given.get("everything") is True)
+        return cls(number, whole, tuple(acts), given.get("everything") is True, given.get("sampled") is True)
 
 
 def next_record(held: Record, act: Act, upload: str | None) -> Record:

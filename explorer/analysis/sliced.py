@@ -7,7 +7,7 @@ block that spans slices is found first, on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import add
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from explorer.analysis.errors import error_spread
 from explorer.analysis.histograms import Histogram, code_counts, finite_range, histogram
 from explorer.analysis.report import MOST_AT_ONCE, RUN_ELEMENTS, Report, Sums, measured_from
-from explorer.analysis.spread import Spread, frame_of, spread
+from explorer.analysis.spread import Own, Spread, frame_of, own_part, spread
 from explorer.analysis.tensor import MAP_LIMIT, Analysis, analyse
 from explorer.analysis.tiles import largest_of_runs, merge_rows, tile_size
 from explorer.core.backend import BYTES_AN_ELEMENT, place
@@ -36,19 +36,23 @@ def rows_that_fit(shape: tuple[int, int], scheme: Scheme, free_bytes: int) -> in
     return max(tall, fit // tall * tall)
 
 
-def analyse_anywhere(x: Tensor, scheme: Scheme) -> Analysis:
-    """``analyse`` where ``place`` puts ``x``: whole, or in slices where it is large for the memory there."""
+def analyse_anywhere(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> Analysis:
+    """``analyse`` where ``place`` puts ``x``: whole, or in slices where it is large for the memory there. A
+    GPU counts what is ``own`` again, and faster."""
     where = place(x)
+    own = own if where.device.type == "cpu" else None
     slice_bytes = where.slice_bytes
     if where.whole and where.device.type == "cpu" and x.numel() > MOST_AT_ONCE:
         slice_bytes = RUN_ELEMENTS * BYTES_AN_ELEMENT
     elif where.whole:
-        return analyse(where.move(x), scheme)
+        return analyse(where.move(x), scheme, own)
     rows = rows_that_fit((x.shape[0], x.shape[1]), scheme, slice_bytes)
-    return analyse_in_slices(x, scheme, where.device, rows)
+    return analyse_in_slices(x, scheme, where.device, rows, own)
 
 
-def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Analysis:
+def analyse_in_slices(
+    x: Tensor, scheme: Scheme, device: torch.device, rows_each: int, own: Callable[[], Own] | None = None
+) -> Analysis:
     """``analyse`` of the float32 matrix ``x`` [rows, cols] in host memory, slice by slice on ``device``.
 
     ``rows_each`` rows make a slice, a multiple of the block's height. Schemes with a least-squares scale,
@@ -56,35 +60,37 @@ def analyse_in_slices(x: Tensor, scheme: Scheme, device: torch.device, rows_each
     are analysed there.
     """
     if scheme.flat or not x.numel():
-        return analyse(x, scheme)
+        return analyse(x, scheme, own)
     shape = (x.shape[0], x.shape[1])
     searched = scheme.scale is not None and scheme.scale.is_searched
     first = scheme.least_squares_scale or scheme.seed is not None or searched
     known = quantize(x, scheme) if first else None
     scales = _scales(x, scheme, device, rows_each) if known is None else known.scales
     packed = torch.empty(shape[0], packed_row_bytes(scheme.format, shape[1]), dtype=torch.uint8)
-    low, high = finite_range(x)
-    sums, before, after = Sums(), np.zeros(256, np.int64), np.zeros(256, np.int64)
+    known_own = None if own is None else own()
+    low, high = finite_range(x) if known_own is None else known_own.range
+    frame = frame_of(x) if known_own is None else known_own.frame
+    sums, after = Sums(), np.zeros(256, np.int64)
     tall, wide = tile_size(shape, MAP_LIMIT)
-    frame, seen_parts, left_parts, runs = frame_of(x), [], [], []
+    seen_parts, left_parts, runs = [], [], []
     for start, there, q in _slices(x, scheme, known or scales, device, rows_each):
         restored = q.dequantize()
         packed[start : start + len(there)] = q.packed.cpu()
         sums.add_part(there, restored, q, start)
-        seen, left = histogram(there, low, high), histogram(restored, low, high)
-        before, after, edges = before + seen.counts, after + left.counts, seen.edges
-        seen_parts.append(spread(there, frame, seen if frame.whole else None))
+        left = histogram(restored, low, high)
+        after = after + left.counts
+        if known_own is None:
+            seen_parts.append(own_part(there, low, high, frame))
         left_parts.append(spread(restored, frame, left if frame.whole else None))
         runs.append([part.cpu() for part in largest_of_runs(restored, there, wide)])
     whole = QuantizedTensor(packed, scales, scheme, shape)
-    measured = measured_from(
-        sums, whole, Histogram(edges, before), Histogram(edges, after), code_counts(whole)
-    )
+    counted = known_own or reduce(add, seen_parts)
+    after_it = Histogram(counted.histogram.edges, after)
+    measured = measured_from(sums, whole, counted.histogram, after_it, code_counts(whole))
     errors = _errors(whole, x, device, rows_each, measured.report)
     largest, columns = (torch.cat(part) for part in zip(*runs, strict=True))
     error_map, largest_at = merge_rows(largest, columns, tall, wide)
-    spreads = reduce(add, seen_parts), reduce(add, left_parts)
-    return Analysis(whole, measured, errors, *spreads, error_map, largest_at)
+    return Analysis(whole, measured, errors, counted.spread, reduce(add, left_parts), error_map, largest_at)
 
 
 def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Scales:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 from torch import Tensor
@@ -78,6 +80,43 @@ class Spread:
         """Both tensors' values in the same bins."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Spread(*(Histogram(a.edges, a.counts + b.counts) for a, b in pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What is counted of a matrix alone, whatever scheme it is quantized by: its histogram in ``BINS`` bins
+    over its finite range, its frame, and its spread in that."""
+
+    histogram: Histogram
+    frame: Frame
+    spread: Spread
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The ends of the histogram."""
+        return float(self.histogram.edges[0]), float(self.histogram.edges[-1])
+
+    def __add__(self, other: Own) -> Own:
+        """Both parts of a matrix."""
+        counts = self.histogram.counts + other.histogram.counts
+        return Own(Histogram(self.histogram.edges, counts), self.frame, self.spread + other.spread)
+
+
+def own_values(x: Tensor) -> Own:
+    """``Own`` of the float32 matrix ``x`` [rows, cols], counted a run of rows at a time."""
+    low, high = finite_range(x)
+    frame, rows = frame_of(x), max(1, _RUN // max(x.shape[1], 1))
+    return reduce(add, (own_part(part, low, high, frame) for part in x.split(rows)))
+
+
+def own_part(part: Tensor, low: float, high: float, frame: Frame) -> Own:
+    """``Own`` of some rows of a matrix whose finite range is [low, high] and whose frame is ``frame``."""
+    seen = histogram(part, low, high, BINS)
+    return Own(seen, frame, spread(part, frame, seen if frame.whole else None))
+
+
+_RUN = 1 << 21
+"""Elements of a run: what is made of it beside it is a fourth of its size."""
 
 
 def frame_of(x: Tensor) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from explorer.analysis.element import block_index
 from explorer.analysis.errors import error_spread
 from explorer.analysis.report import Measured, Report, measure
-from explorer.analysis.spread import Frame, Spread, frame_of, spread
+from explorer.analysis.spread import Frame, Own, Spread, frame_of, spread
 from explorer.analysis.tiles import largest_differences
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import Scheme
@@ -63,11 +64,14 @@ class Side:
     analysis: Analysis
 
 
-def analyse(x: Tensor, scheme: Scheme) -> Analysis:
-    """Quantize the float32 matrix ``x`` [rows, cols] and measure the error."""
+def analyse(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> Analysis:
+    """Quantize the float32 matrix ``x`` [rows, cols] and measure the error. ``own`` gives
+    ``own_values(x)`` where the caller keeps it, because it analyses several schemes on one matrix."""
     q = quantize(x, scheme)
     restored = q.dequantize()
-    return Analysis(q, *differences(x, restored, measure(x, q, restored)), kept=small(restored))
+    known = None if own is None else own()
+    measured = measure(x, q, restored, None if known is None else known.histogram)
+    return Analysis(q, *differences(x, restored, measured, known), kept=small(restored))
 
 
 def small(restored: Tensor) -> Tensor | None:
@@ -76,12 +80,16 @@ def small(restored: Tensor) -> Tensor | None:
 
 
 def differences(
-    x: Tensor, restored: Tensor, measured: Measured
+    x: Tensor, restored: Tensor, measured: Measured, own: Own | None = None
 ) -> tuple[Measured, Spread, Spread, Spread, Tensor, Tensor]:
     """Compute the fields of ``Analysis`` other than the codes, in order, from ``x`` and the dequantized
-    tensor, both float32 [rows, cols]."""
+    tensor, both float32 [rows, cols]. ``own``: ``own_values(x)``, where it is known."""
     errors = error_spread(restored, x, measured.report)
-    before, after = spreads(x, restored, frame_of(x), measured)
+    if own is None:
+        before, after = spreads(x, restored, frame_of(x), measured)
+    else:
+        before = own.spread
+        after = spread(restored, own.frame, measured.after if own.frame.whole else None)
     error_map, largest_at = largest_differences(restored, x, MAP_LIMIT)
     return measured, errors, before, after, error_map.cpu(), largest_at.cpu()
 

@@ -47,22 +47,26 @@ def _refuse(bad: Tensor, what: str, advice: str) -> None:
         )
 
 
+SCALED_AT_ONCE = 1 << 20
+"""Blocks whose scales are computed at a time: several grids of float32 numbers are made on the way."""
+
+
 def check_range(clip_range: Range, scheme: Scheme) -> None:
     """Raise ``ValueError`` if a block's range, float32 [grid], is larger than ``scheme`` can restore."""
     both = scheme.asymmetric or scheme.mapping.has_offset
-    beyond = clip_range.amax > (LARGEST_OF_BOTH_ENDS if both else LARGEST)
-    count = int(beyond.sum())
+    limit, count, largest = LARGEST_OF_BOTH_ENDS if both else LARGEST, 0, 0.0
+    rows = max(1, SCALED_AT_ONCE // max(clip_range.low.shape[1], 1))
+    for start in range(0, len(clip_range.low), rows):
+        amax = clip_range.rows(start, start + rows).amax
+        if beyond := int((amax > limit).sum()):
+            count, largest = count + beyond, max(largest, float(amax.max()))
     if count:
         raise ValueError(
-            f"the range of {count} of {beyond.numel()} blocks is larger than "
+            f"the range of {count} of {clip_range.low.numel()} blocks is larger than "
             f"{'2^126 (8.5e37)' if both else '2^127 (1.7e38)'}, up to "
-            f"{float(clip_range.amax.max()):.3g}: scaled codes would not all be finite in float32; "
+            f"{largest:.3g}: scaled codes would not all be finite in float32; "
             "scale the tensor down first"
         )
-
-
-SCALED_AT_ONCE = 1 << 20
-"""Blocks whose scales are computed at a time: several grids of float32 numbers are made on the way."""
 
 
 @keeps_subnormals
@@ -106,8 +110,10 @@ def find_scales(x: Tensor, scheme: Scheme) -> Scales:
     rows = max(1, SCALED_AT_ONCE // max(found.low.shape[1], 1))
     if len(found.low) <= rows or rule is None or rule.nested:
         return scale_for(found, scheme, largest)
-    parts = [found.rows(start, start + rows) for start in range(0, len(found.low), rows)]
-    return join_scales([scale_for(part, scheme, largest) for part in parts], 0)
+    starts = range(0, len(found.low), rows)
+    parts = [scale_for(found.rows(start, start + rows), scheme, largest) for start in starts]
+    del found  # of a large matrix in small blocks as large as what is joined here
+    return join_scales(parts, 0)
 
 
 @keeps_subnormals

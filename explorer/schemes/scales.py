@@ -165,7 +165,8 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
     )
     if not scheme.codes.unrounded:
         return scales
-    return dataclasses.replace(scales, unrounded=raw, minimum=clip_range.low)
+    minimum = None if scales.offsets is None else clip_range.low  # nothing is counted from it otherwise
+    return dataclasses.replace(scales, unrounded=raw, minimum=minimum)
 
 
 def _under_super_blocks(clip_range: Range, scheme: Scheme) -> Scales:

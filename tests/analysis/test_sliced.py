@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from explorer import SCHEMES, Scheme
+from explorer.analysis import report, sliced, tensor
 from explorer.analysis.sliced import analyse_in_slices, rows_that_fit
+from explorer.analysis.spread import own_values
 from explorer.analysis.tensor import analyse
 
 
@@ -38,3 +40,31 @@ def test_slices_add_up_to_the_whole(name: str, device: torch.device) -> None:
 def test_a_slice_is_at_least_one_block() -> None:
     """However little memory is free, a slice is never cut inside a block."""
     assert rows_that_fit((1000, 1 << 20), SCHEMES["fp8_e4m3_128x128"], 1) == 128
+
+
+@pytest.mark.parametrize("name", ["int4_group128_asym", "nvfp4", "int8_tensor"])
+@pytest.mark.parametrize("outlier", [False, True])
+def test_what_is_of_the_matrix_alone_is_counted_once(
+    name: str, outlier: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Range, frame, histogram and spread are the same for all schemes, and the same numbers come out. If this
+    fails, every change of a scheme on the page counts the tensor anew."""
+    x = torch.randn(700, 256, generator=torch.Generator().manual_seed(0))
+    x[3, 5] = 1e4 if outlier else x[3, 5]
+    scheme, cpu = SCHEMES[name], torch.device("cpu")
+    want = analyse(x, scheme)
+    own = own_values(x)
+
+    def counted(*_: object) -> None:
+        raise AssertionError("counted again")
+
+    for module in (tensor, sliced, report):
+        for function in ("finite_range", "frame_of", "own_histogram"):
+            monkeypatch.setattr(module, function, counted, raising=False)
+    for got in (analyse(x, scheme, lambda: own), analyse_in_slices(x, scheme, cpu, 128, lambda: own)):
+        for a, b in ((got.before, want.before), (got.after, want.after), (got.errors, want.errors)):
+            assert all((getattr(a, part).counts == getattr(b, part).counts).all() for part in vars(a))
+            assert all((getattr(a, part).edges == getattr(b, part).edges).all() for part in vars(a))
+        assert (got.measured.before.counts == want.measured.before.counts).all()
+        assert got.report.kl == want.report.kl
+        assert got.report.sqnr_db == pytest.approx(want.report.sqnr_db, rel=1e-12)

@@ -107,3 +107,11 @@ def test_an_analysis_in_runs_makes_no_second_tensor() -> None:
     x = torch.randn(ROWS * LARGER, COLUMNS)
     for name in ("nvfp4", "ternary_twn"):
         assert counted(partial(analyse_anywhere, x, SCHEMES[name])).largest <= TABLES
+
+
+def test_scales_hold_no_grid_that_nothing_reads() -> None:
+    """Codes are counted from a block's least value only under an offset. If this fails, small blocks of a
+    large tensor take 4 bytes each beside their scales."""
+    x = torch.randn(4, 256)
+    assert quantize(x, SCHEMES["q4_0"]).scales.minimum is None
+    assert quantize(x, SCHEMES["q4_1"]).scales.minimum is not None

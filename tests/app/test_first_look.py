@@ -7,12 +7,17 @@ not open at all.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from app import first_look
+from app import first_look, limits
 from app.link import says_fresh
+from app.serving import opened
 from app.state.record import Record
+from app.state.selection import is_read
+from explorer.analysis import estimate
 
 FRESH = Record.fresh()
 PAGE = '<head><script>{"theme_hash":"abc"}</script></head><body class="a"><p></p></body>'
@@ -70,3 +75,30 @@ def test_markup_and_what_a_failure_leaves(
     monkeypatch.setattr(first_look, "still", breaks)
     first_look.prepare("", [])
     assert first_look.with_first_look(PAGE, "") == PAGE and "a trace of pie" in caplog.text
+
+
+def test_a_page_that_opens_on_a_large_file_begins_with_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers and their interval are in the HTML, by the schemes of the link, before the file was read.
+    An address that says more than the first screen shows, and a small file, have no first look. If this
+    fails, the visitor waits for the whole tensor."""
+    for name in ("SPACE_ID", "EXPLORER_HOSTED", "GRADIO_SERVER_NAME", "GRADIO_SHARE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr(limits, "_found", [])
+    monkeypatch.setattr(opened, "_FILES", {})
+    monkeypatch.setattr(first_look, "_made", [])
+    monkeypatch.setattr(estimate, "ELEMENTS", 1 << 14)
+    np.save(tmp_path / "tall.npy", np.random.default_rng(0).standard_normal((1024, 256), dtype=np.float32))
+    first_look.prepare("", [])
+    query = opened.query_of(opened.register(tmp_path / "tall.npy"))
+    assert first_look.with_first_look(PAGE, query) == PAGE
+    monkeypatch.setattr(estimate, "WORTH", 0)
+    seen = first_look.with_first_look(PAGE, f"{query}&scheme=int4_row&second=mxfp4")
+    assert "≈ 6.2 % of the tensor, A ± " in seen and "1,024 × 256" in seen and "tall" in seen
+    assert 'data-scheme="mxfp4" class="is-b"' in seen and "follow with the whole tensor" in seen
+    chosen = Record(source="file", file=str(opened.path_of(query.rpartition("=")[2])), file_tensor="tall")
+    assert not is_read(chosen)
+    for more in ("tab=learn", "section=compare", "row=1&column=2", "scheme=nonsense"):
+        assert first_look.with_first_look(PAGE, f"{query}&{more}") == PAGE

@@ -388,7 +388,8 @@ def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]
     assert "INT3" in next(views).notice and not ended
     work.overtake("mine", "choosing")
     (*_, last) = views
-    assert json.loads(last.answer) == {"number": 7, "overtaken": True} and unchanged(last.record.scheme)
+    assert json.loads(last.answer) == {"number": 7, "overtaken": True, "sampled": False}
+    assert unchanged(last.record.scheme)
     end = time.monotonic() + 20
     while not ended and time.monotonic() < end:
         time.sleep(0.01)
@@ -729,6 +730,25 @@ def test_the_frontier_is_kept_for_its_tensor(monkeypatch: pytest.MonkeyPatch) ->
         assert {"A", "B"} <= {trace.get("name") for trace in json.loads(out.answered.figure)["data"]}
         assert 'strong">…' not in out.answered.listed
         assert unchanged(out.record.scheme) and unchanged(out.notice)
+
+
+def test_a_view_is_looked_at_again_where_more_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table says what was known when it was made, and each step of what fills it what is known then. If
+    this fails, each change of a scheme draws the first screen twice, or a table keeps its gaps."""
+    for kept in ("_ROWS", "_WHOLE", "_DRAWN"):
+        monkeypatch.setattr(answer, kept, BoundedCache[Any](4096))
+    pair = {"sample": "attention_query", "second": "nvfp4"}
+
+    def known(view: ChosenView) -> str:
+        return re.findall(r'data-known="([^"]+)"', view.answered.listed)[0]
+
+    early, filled = known(shown(**pair)), list(answer.fill(*dataclasses.astuple(Record(**pair))))[-1]
+    late = known(did({"do": "look"}, **pair))
+    again = list(answer.fill(*dataclasses.astuple(Record(**pair))))[-1]
+    assert filled.tick.split(" ")[0] == again.tick.split(" ")[0] == late != early
+    assert filled.tick != again.tick, "a text that stands there already says nothing"
+    other = known(did({"do": "scheme", "text": "int5_row"}, **pair))
+    assert other != late, "the report on all of the tensor is new"
 
 
 def test_a_left_frontier_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:

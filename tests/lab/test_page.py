@@ -13,7 +13,7 @@ from explorer import browser
 from lab import page
 from lab.benchmarks import first_numbers_line, page_line
 from lab.first_numbers import KEY, FirstNumbers, random_file, row_of
-from lab.page import Answer, PageTiming, summary
+from lab.page import Answer, PageTiming, _printed, summary
 from lab.tables import first_numbers_table
 
 ANSWERS = [
@@ -70,6 +70,9 @@ def test_first_numbers_have_medians_and_extremes(tmp_path: Path) -> None:
     assert "300 ms to 500 ms (3)" in first_numbers_table([row])
     with pytest.raises(ValueError, match="nothing was measured"):
         row_of(KEY, (4, 4), [])
+    assert _printed(["a line\n", "Quantization Explorer: http://x/?a=b\n"]) == "http://x/?a=b"
+    with pytest.raises(ValueError, match="did not start"):
+        _printed(["a line\n"])
     values = np.load(random_file(tmp_path / "x.npy", (300, 8)))
     assert values.shape == (300, 8) and values.dtype == np.float32
     assert abs(float(values.std()) - 1) < 0.05 and len(np.unique(values)) > 2300

@@ -24,15 +24,19 @@ def test_each_scheme_is_measured_at_each_size() -> None:
 
 def test_a_table_has_one_scheme_after_another() -> None:
     """Sizes of one scheme stand below each other, in the order that they were measured in."""
-    timed = [SizeTiming(name, (n, 1 << 20), 1.0, 2.0, 3.0, 10**6) for n in (1, 16) for name in ("b", "a")]
+    timed = [
+        SizeTiming(name, (n, 1 << 20), 1.0, 2.0, 3.0, 10**6) for n in (1, 16, 1024) for name in ("b", "a")
+    ]
     lines = sizes_table(timed).splitlines()[2:]
-    wanted = [[f"| `{name}`", size] for name in "ba" for size in ("1 M", "16 M")]
+    wanted = [[f"| `{name}`", size] for name in "ba" for size in ("1 M", "16 M", "1 G")]
     assert [line.split(" | ")[:2] for line in lines] == wanted
     assert "not recorded yet" in sizes_table([])
 
 
 def test_the_recording_took_little_memory() -> None:
-    """If this fails, large tensors were recorded with a second one of their size beside them."""
+    """If this fails, large tensors were recorded with a second one of their size beside them. At 1 G what
+    malloc keeps of freed blocks alone is up to 0.8 GB."""
     rows = recorded_sizes().rows
-    assert max(row.shape[0] * row.shape[1] for row in rows) >= 1 << 28
-    assert all(row.beside_bytes <= 512e6 for row in rows)
+    assert max(row.shape[0] * row.shape[1] for row in rows) >= 1 << 30
+    for row in rows:
+        assert row.beside_bytes <= (512e6 if row.shape[0] * row.shape[1] < 1 << 30 else 1 << 30)

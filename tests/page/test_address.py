@@ -187,6 +187,37 @@ def test_back_while_a_large_answer_is_on_its_way(page: Page, url: str) -> None:
     wait_for_query(page, "row=10", "column=20", f"!{LARGE}")
 
 
+SEEN = """() => explorer.sampled && {
+  query: location.search, length: history.length, card: document.querySelector('.tensor-card').textContent,
+  said: document.querySelector('#answer').textContent,
+  chip: document.querySelector('#chip-tensor').textContent,
+  figures: [...document.querySelectorAll('#place-tensor .section:not(#section-frontier) .figure')]
+    .map(figure => getComputedStyle(figure).visibility)}"""
+
+
+@pytest.mark.shared_page
+def test_first_numbers_have_their_address_and_stand_alone(page: Page, url: str) -> None:
+    """While numbers of a sample are shown, bar, card and address name their tensor, and no figure is of the
+    one before. The whole's numbers then add no second step to Back. If this fails, a link that is copied
+    meanwhile leads to another tensor, or numbers are read beside the wrong picture."""
+    open_page(page, url, "scheme=int4_row")
+    look_at(page.locator("#error-map .figure"))
+    settled(page)
+    before = page.evaluate("history.length")
+    page.evaluate(f"explorer.choose({{do: 'sample', name: '{LARGE}'}})")
+    seen = page.wait_for_function(SEEN).json_value()
+    assert f"sample={LARGE}" in seen["query"] and seen["length"] == before + 1
+    assert "4,096 × 4,096" in seen["card"] and "follow with the whole tensor" in seen["card"]
+    assert "≈" in seen["said"] and "4096" in seen["chip"] and set(seen["figures"]) == {"hidden"}
+    settled(page)
+    expect(page.locator("[data-behind] .figure:visible")).to_have_count(0)
+    look_at(page.locator("#error-map .figure"))
+    expect(page.locator("#section-element")).not_to_have_attribute("data-behind", "")
+    expect(page.locator("#error-map .figure")).to_be_visible()
+    assert page.evaluate("[explorer.sampled, history.length]") == [False, before + 1]
+    assert page.evaluate("location.search") == seen["query"]
+
+
 @pytest.mark.shared_page
 @pytest.mark.parametrize("wait", sampled([0, 30, 80, 160, 400], [80]))
 def test_back_while_a_step_is_on_its_way(page: Page, url: str, wait: int) -> None:

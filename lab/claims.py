@@ -13,7 +13,7 @@ from explorer.products.advice import at_shape, fastest
 from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED, Recording, recorded_by_machine
-from explorer.recordings.gemm import LAYERS_NAME, GemmTiming, gemms_by_machine, recorded_gemms
+from explorer.recordings.gemm import LATER_NAME, LAYERS_NAME, GemmTiming, gemms_by_machine, recorded_gemms
 from explorer.recordings.quantize import NAME as QUANTIZE
 from explorer.recordings.quantize import QuantizeTiming, recorded_quantize
 from lab.tables import markdown
@@ -69,7 +69,7 @@ def machines_table() -> str:
     """Every recording of products: machine, date, how many products and shapes, and its file."""
     first = {"gemm.json": recorded_gemms()} if recorded_gemms() else {}
     others = {
-        f"{LAYERS_NAME}.json" if name == LAYERS_NAME else f"machines/{name}/gemm.json": recording
+        f"{name}.json" if name in (LAYERS_NAME, LATER_NAME) else f"machines/{name}/gemm.json": recording
         for name, recording in gemms_by_machine().items()
     }
     rows = [

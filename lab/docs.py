@@ -10,10 +10,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from explorer.analysis import estimate
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.cpu.verdict import against_float16, sentences
+from explorer.gpu.gemm.tensor_cores import FEW_ROWS
 from explorer.paths import checkout
 from explorer.products.auto import TUNED_ON
 from explorer.recordings.files import Recording
-from explorer.recordings.gemm import recorded_cpus, recorded_gemms, recorded_layers
+from explorer.recordings.gemm import (
+    newest_gemms,
+    recorded_cpus,
+    recorded_gemms,
+    recorded_layers,
+    runs_of_gemms,
+)
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine
 from explorer.recordings.quantize import recorded_quantize
@@ -129,6 +136,8 @@ def _context() -> dict[str, Any]:
         "quantize": recorded_quantize(),
         "analysis": recorded_analyses(),
         "gemm": recorded_gemms(),
+        "newest": newest_gemms(),
+        "gemm_runs": runs_of_gemms(),
         "cpu": cpu,
         "cpu_shapes": (DECODE_ON_CPU, PREFILL_ON_CPU),
         "other_cpus": other_cpus,
@@ -184,6 +193,7 @@ def _context() -> dict[str, Any]:
         "tables": tables,
         "claims": claims,
         "tuned_on": TUNED_ON,
+        "few_rows": FEW_ROWS,
         "facts": facts,
     }
 

@@ -25,12 +25,14 @@ from explorer.cpu.table import product_of
 from explorer.products.shapes import DECODE, LARGE, SQUARE
 from explorer.recordings.files import Recording, RecordingError, recording_json
 from explorer.recordings.gemm import (
+    LATER_NAME,
     LAYERS_NAME,
     GemmTiming,
     Shape,
     gemms_by_machine,
     gemms_of_text,
     recorded_gemms,
+    runs_of_gemms,
 )
 from explorer.recordings.machine import Machine
 
@@ -104,9 +106,10 @@ def choices(opened: OpenedRecordings = ()) -> list[tuple[str, str]]:
     machines, of this one. Machines of one name are told apart by what was recorded."""
     recorded = {RECORDED: recorded_chip(), **{name: _chip(one) for name, one in _others().items()}}
     alike = Counter(recorded.values())
+    later = (runs_of_gemms()[1] or Machine()).date
     said = []
     for name, chip in recorded.items():
-        which = "layers of models" if name == LAYERS_NAME else name
+        which = {LAYERS_NAME: "layers of models", LATER_NAME: later}.get(name, name)
         told_apart = alike[chip] > 1 and name != RECORDED
         said.append((f"Recorded on {chip}{f', {which}' if told_apart else ''}", name))
     mine = [(f"Opened: {label}", name) for label, name in opened_choices(opened)]

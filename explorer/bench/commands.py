@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -50,8 +50,8 @@ from explorer.products.grouped import CASES, GROUPED, is_chosen
 from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
 from explorer.products.table import find as find_gemm
-from explorer.recordings.files import Recording, as_json, machine_name, record, record_to
-from explorer.recordings.gemm import LAYERS_NAME, GemmTiming, recorded_gemms
+from explorer.recordings.files import Recording, as_json, machine_name, record, record_to, recorded
+from explorer.recordings.gemm import LATER_NAME, LAYERS_NAME, GemmTiming, covers, recorded_gemms
 from explorer.recordings.gemm import NAME as GEMM
 from explorer.recordings.grouped import NAME as GROUPED_PRODUCTS
 from explorer.recordings.grouped import GroupedTiming
@@ -99,7 +99,12 @@ class Benchmark(Generic[Row]):
         if to is not None:
             return record_to(to, recording)
         self.check_recordable()
-        return record(place_of(self.name, self.machine), recording)
+        name = place_of(self.name, self.machine)
+        if name == GEMM:
+            timings = cast(tuple[GemmTiming, ...], recording.rows)
+            if not covers(timings, recorded(GEMM, GemmTiming).rows):
+                name = LATER_NAME  # a run that was cut short takes nothing away
+        return record(name, recording)
 
 
 def place_of(name: str, machine: Machine) -> str:

@@ -114,7 +114,8 @@ def _prepare(
         note = "launched one by one: it waits for the host"
     activation = None
     if gemm.x.scale is not None and not gemm.dynamic:
-        activation = time_replay(graph_of([_quantize_x(o) for o in sets], False), repeats).median_s
+        quantizing = graph_of([_quantize_x(o) for o in sets], False)
+        activation = time_replay(quantizing, repeats, WARM_UP).median_s
     native = gemm.is_native(torch.cuda.get_device_capability(device))
     return _Bench(gemm, sets, truth, native, baseline, note, activation, limits)
 

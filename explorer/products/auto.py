@@ -8,7 +8,7 @@ from explorer.products.advice import nearest
 from explorer.products.shapes import TOKENS
 from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
-from explorer.recordings.gemm import Shape, recorded_gemms
+from explorer.recordings.gemm import GemmTiming, Shape, newest_gemms
 
 TUNED_ON, TUNED_CAPABILITY = "NVIDIA H200", (9, 0)
 """The GPU on which ``LATEST`` and ``EARLIEST`` were found and the recording was made, and its compute
@@ -68,9 +68,10 @@ def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
 
 
 def _recorded_fastest(gemm: Gemm, shape: Shape, likely: Sequence[Variant]) -> Variant | None:
-    """The kernel with the least recorded time at the shape nearest to ``shape``, of those within twice or
-    half its M; of a product that was not recorded there, the one that won for its nearest relative (the same
-    tensor cores and kernels, W of about as many bits). None if there is none."""
+    """The kernel with the least recorded time at the nearest to ``shape`` of the shapes at which all of
+    ``likely`` were timed, within twice or half its M; of a product that was not recorded there, the one that
+    won for its nearest relative (the same tensor cores and kernels, W of about as many bits). None if there
+    is none."""
     by_name = {v.name: v for v in likely}
     relatives = [
         other
@@ -82,11 +83,13 @@ def _recorded_fastest(gemm: Gemm, shape: Shape, likely: Sequence[Variant]) -> Va
     for relative in sorted(relatives, key=lambda g: (g is not gemm, abs(g.w.format.bits - bits))):
         rows = [
             t
-            for t in recorded_gemms().rows
+            for t in newest_gemms().rows
             if t.gemm == relative.name and t.variant in by_name and shape[0] / 2 <= t.shape[0] <= 2 * shape[0]
         ]
-        near = nearest([t.shape for t in rows], shape)
-        here = [t for t in rows if t.shape == near]
-        if {t.variant for t in here} == by_name.keys():
-            return by_name[min(here, key=lambda t: t.seconds).variant]
+        by_shape: dict[Shape, list[GemmTiming]] = {}
+        for t in rows:
+            by_shape.setdefault(t.shape, []).append(t)
+        whole = [s for s, here in by_shape.items() if {t.variant for t in here} == by_name.keys()]
+        if (near := nearest(whole, shape)) is not None:
+            return by_name[min(by_shape[near], key=lambda t: t.seconds).variant]
     return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -118,17 +120,85 @@ def recorded_layers() -> Recording[GemmTiming]:
     return recorded(LAYERS_NAME, GemmTiming)
 
 
+LATER_NAME = "gemm-later"
+
+
 def recorded_gemms() -> Recording[GemmTiming]:
-    """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded."""
+    """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded. Times of other
+    shapes are modelled from it: it is of one run."""
     return recorded(NAME, GemmTiming)
 
 
+def newest_gemms() -> Recording[GemmTiming]:
+    """The same, with the shapes of a later, shorter run on the same GPU in ``gemm-later.json`` in place of
+    its own."""
+    global _joined
+    whole, later = recorded(NAME, GemmTiming), later_gemms()
+    if _joined is None or _joined[0] is not whole or _joined[1] is not later:
+        _joined = whole, later, _with_later(whole, later)
+    return _joined[2]
+
+
+_joined: tuple[Recording[GemmTiming], Recording[GemmTiming], Recording[GemmTiming]] | None = None
+"""Both files as they were read last, and what they make together."""
+
+
+def later_gemms() -> Recording[GemmTiming]:
+    """The later run by itself; empty if there is none."""
+    return recorded(LATER_NAME, GemmTiming)
+
+
+def later_shapes() -> list[Shape]:
+    """The shapes of ``newest_gemms`` that are those of the later run."""
+    whole, later = recorded(NAME, GemmTiming), later_gemms()
+    return _renewed(whole, later)
+
+
+def runs_of_gemms() -> tuple[Machine, Machine | None]:
+    """The machine of ``gemm.json``, and that of the later run where shapes are taken from one."""
+    later = later_gemms()
+    return recorded(NAME, GemmTiming).machine, later.machine if later_shapes() else None
+
+
+def covers(rows: Iterable[GemmTiming], others: Iterable[GemmTiming]) -> bool:
+    """Whether ``rows`` time each product at each shape that ``others`` time."""
+    return {(t.gemm, t.shape) for t in others} <= {(t.gemm, t.shape) for t in rows}
+
+
+def _renewed(whole: Recording[GemmTiming], later: Recording[GemmTiming]) -> list[Shape]:
+    """Shapes that ``later`` times whole, on the GPU of ``whole`` and no earlier."""
+    if later.machine.gpu != whole.machine.gpu or later.machine.date < whole.machine.date:
+        return []
+    return [
+        shape
+        for shape in dict.fromkeys(t.shape for t in later.rows)
+        if covers((t for t in later.rows if t.shape == shape), (t for t in whole.rows if t.shape == shape))
+    ]
+
+
+def _with_later(whole: Recording[GemmTiming], later: Recording[GemmTiming]) -> Recording[GemmTiming]:
+    renewed = set(_renewed(whole, later))
+    if not renewed:
+        return whole
+    kept = [t for t in whole.rows if t.shape not in renewed]
+    rows = (*(t for t in later.rows if t.shape in renewed), *kept)
+    if not kept:
+        return later
+    machine = dataclasses.replace(
+        later.machine,
+        date=f"{whole.machine.date} and {later.machine.date}",
+        commit=f"{whole.machine.commit} and {later.machine.commit}",
+    )
+    return Recording(machine, rows)
+
+
 def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
-    """The recordings beside the one of ``recorded_gemms``: that of layers under ``LAYERS_NAME``, of whatever
-    machine it is, and by the names of their folders those of other CPUs and GPUs,
-    ``assets/measurements/machines/<machine>/gemm.json``."""
-    layers, machines = recorded_layers(), recorded_by_machine(NAME, GemmTiming)
-    return {LAYERS_NAME: layers, **machines} if layers else machines
+    """The recordings beside the one of ``recorded_gemms``: the later run under ``LATER_NAME``, that of layers
+    under ``LAYERS_NAME``, of whatever machine it is, and by the names of their folders those of other CPUs
+    and GPUs, ``assets/measurements/machines/<machine>/gemm.json``."""
+    beside = {LATER_NAME: later_gemms(), LAYERS_NAME: recorded_layers()}
+    every = {**beside, **recorded_by_machine(NAME, GemmTiming)}
+    return {name: recording for name, recording in every.items() if recording}
 
 
 def gemms_in(value: Any) -> Recording[GemmTiming]:

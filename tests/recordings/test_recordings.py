@@ -5,6 +5,7 @@ If these fail, the page shows unchecked numbers, or loses those that ship.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -17,6 +18,7 @@ from app.ui import build
 from explorer import paths
 from explorer.paths import KERNELS
 from explorer.recordings import files as recordings
+from explorer.recordings import gemm as gemm_recordings
 from explorer.recordings.files import (
     Recording,
     RecordingError,
@@ -26,7 +28,15 @@ from explorer.recordings.files import (
     recorded,
     recording_json,
 )
-from explorer.recordings.gemm import RENAMED, GemmTiming, gemms_of_text, recorded_gemms, recorded_layers
+from explorer.recordings.gemm import (
+    LATER_NAME,
+    RENAMED,
+    GemmTiming,
+    gemms_by_machine,
+    gemms_of_text,
+    recorded_gemms,
+    recorded_layers,
+)
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine, MachineLimits, this_machine
 from explorer.recordings.quantize import (
@@ -70,6 +80,7 @@ SHIPPED = {
     "exports": recorded_exports,
     "first-numbers": recorded_first_numbers,
     "gemm": recorded_gemms,
+    "gemm-later": lambda: gemms_by_machine()[LATER_NAME],
     "gemm-layers": recorded_layers,
     "gradients": recorded_gradients,
     "grouped": recorded_grouped,
@@ -263,3 +274,33 @@ def test_a_file_that_is_no_recording_is_refused_with_its_first_defect(text: Any,
     with pytest.raises(RecordingError) as error:
         gemms_of_text(text if isinstance(text, bytes) else json.dumps(text).encode())
     assert said in str(error.value)
+
+
+def _timed(shape: tuple[int, int, int], commit: str, gemms: tuple[str, ...] = ("bf16", "int8")) -> Recording:
+    row = recorded_gemms().rows[0]
+    machine = Machine(gpu="A", date=f"2026-11-{commit}", commit=commit)
+    return Recording(machine, tuple(dataclasses.replace(row, gemm=name, shape=shape) for name in gemms))
+
+
+def test_a_later_run_takes_the_place_of_the_shapes_that_it_timed_whole() -> None:
+    """gemm-later.json: a shape of which it lacks a product stays that of gemm.json, and so do all where it is
+    of another GPU or older. If this fails, *auto* chooses by half a table."""
+    small, large = (1, 64, 64), (8, 64, 64)
+    whole = Recording(_timed(small, "01").machine, _timed(small, "01").rows + _timed(large, "01").rows)
+    later = Recording(
+        _timed(small, "02").machine, _timed(small, "02").rows + _timed(large, "02", ("bf16",)).rows
+    )
+    joined = gemm_recordings._with_later(whole, later)
+    assert [t for t in joined.rows if t.shape == small] == list(later.rows[:2])
+    assert [t for t in joined.rows if t.shape == large] == list(whole.rows[2:])
+    assert joined.machine.commit == "01 and 02" and joined.machine.date == "2026-11-01 and 2026-11-02"
+    other = dataclasses.replace(later, machine=dataclasses.replace(later.machine, gpu="B"))
+    assert gemm_recordings._with_later(whole, other) is whole
+    assert gemm_recordings._with_later(later, whole) is later, "older"
+
+
+def test_a_run_cut_short_does_not_cover_what_is_recorded() -> None:
+    """`bench gemm --seconds 9 --record` writes gemm-later.json then."""
+    rows = _timed((1, 64, 64), "01").rows
+    assert gemm_recordings.covers(rows, rows) and gemm_recordings.covers(rows, ())
+    assert not gemm_recordings.covers(rows[:1], rows)

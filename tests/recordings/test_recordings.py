@@ -29,11 +29,10 @@ from explorer.recordings.files import (
     recording_json,
 )
 from explorer.recordings.gemm import (
-    LATER_NAME,
     RENAMED,
     GemmTiming,
-    gemms_by_machine,
     gemms_of_text,
+    later_gemms,
     recorded_gemms,
     recorded_layers,
 )
@@ -80,7 +79,7 @@ SHIPPED = {
     "exports": recorded_exports,
     "first-numbers": recorded_first_numbers,
     "gemm": recorded_gemms,
-    "gemm-later": lambda: gemms_by_machine()[LATER_NAME],
+    "gemm-later": later_gemms,
     "gemm-layers": recorded_layers,
     "gradients": recorded_gradients,
     "grouped": recorded_grouped,

@@ -17,7 +17,7 @@ from explorer.methods import label_of
 from explorer.models.evaluate import EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
 from explorer.products.shape_times import left_out, typical_error
-from explorer.products.shapes import DECODE, SQUARE
+from explorer.products.shapes import DECODE, LARGE, SQUARE
 from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
@@ -31,6 +31,7 @@ EIGHT_BIT_WEIGHTS = ("w8a16", "int8")
 FOUR_BIT_WEIGHTS = ("w4a16_group128", "w_nvfp4", "w_mxfp4", "w4a8_int")
 EIGHT_BIT_PRODUCTS = ("fp8_e4m3_tensor", "fp8_e4m3_row", "int8")
 WIDENED = ("w_mxfp4", "w_nvfp4", "mxfp4", "nvfp4", "mxfp6", "mxfp8", "fp6_e2m3", "fp6_e3m2")
+FOLDED = ("w4a8_int", "w4a8_fp8")
 """Products of formats without native tensor cores on Hopper."""
 
 
@@ -193,3 +194,21 @@ def gradient_facts(rows: Sequence[Underflow]) -> GradientFacts | None:
 
 def _exponent(row: Underflow) -> int:
     return round(math.log2(row.loss_scale))
+
+
+def folding_in_words(timings: Sequence[GemmTiming]) -> str:
+    """What folding group scales into bytes costs in SQNR and buys in speed, at 8192³: a sentence for each
+    product; "" where it was not timed."""
+    said = []
+    for name in FOLDED:
+        by_kernel = {t.variant: t for t in at_shape(timings, LARGE) if t.gemm == name}
+        plain, folded = (by_kernel.get(f"widen{how} + wgmma") for how in ("", ", scaled weights"))
+        if plain and folded and folded.baseline_graph:
+            ratio, before = (
+                t.baseline_graph.median_s / t.seconds for t in (folded, plain) if t.baseline_graph
+            )
+            said.append(
+                f"{folded.label} at 8192³: {ratio:.2f} times the speed of {folded.baseline} ({before:.2f} with a "
+                f"scale to each group's sum), {folded.sqnr_db:.2f} dB ({plain.sqnr_db:.2f})."
+            )
+    return " ".join(said)

@@ -165,3 +165,18 @@ def test_reach_says_what_a_test_calls(tmp_path: Path) -> None:
     line = next(i for i, text in enumerate(source, 1) if "def codes_of(" in text)
     assert found.name == names[0] and f"explorer/formats/integers.py:{line}" in found.calls
     assert not any("floats.py" in call and "encode" in call for call in found.calls) and found.seconds < 60
+
+
+def test_tests_that_a_mutant_takes_away_do_not_decide() -> None:
+    """pytest names what it did not find, without its parameters. If this fails, a run of half an hour ends
+    with the first mutant that changes a table of tests."""
+    said = (
+        "ERROR: not found: /tmp/x/copy1/tests/checkpoints/test_every_row.py::test_bits\n"
+        "(no match in any of [<Module test_every_row.py>])\n\n"
+        "ERROR: not found: /tmp/x/copy1/tests/core/test_ops.py::test_one[a-b]\n"
+    )
+    assert run.not_found(said) == {
+        "tests/checkpoints/test_every_row.py::test_bits",
+        "tests/core/test_ops.py::test_one",
+    }
+    assert not run.not_found("FAILED tests/core/test_ops.py::test_one")

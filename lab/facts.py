@@ -31,8 +31,9 @@ EIGHT_BIT_WEIGHTS = ("w8a16", "int8")
 FOUR_BIT_WEIGHTS = ("w4a16_group128", "w_nvfp4", "w_mxfp4", "w4a8_int")
 EIGHT_BIT_PRODUCTS = ("fp8_e4m3_tensor", "fp8_e4m3_row", "int8")
 WIDENED = ("w_mxfp4", "w_nvfp4", "mxfp4", "nvfp4", "mxfp6", "mxfp8", "fp6_e2m3", "fp6_e3m2")
-FOLDED = ("w4a8_int", "w4a8_fp8")
 """Products of formats without native tensor cores on Hopper."""
+FOLDED = ("w4a8_int", "w4a8_fp8")
+"""Products with 4-bit weights whose group scales can be folded into bytes."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def folding_in_words(timings: Sequence[GemmTiming]) -> str:
                 t.baseline_graph.median_s / t.seconds for t in (folded, plain) if t.baseline_graph
             )
             said.append(
-                f"{folded.label} at 8192³: {ratio:.2f} times the speed of {folded.baseline} ({before:.2f} with a "
-                f"scale to each group's sum), {folded.sqnr_db:.2f} dB ({plain.sqnr_db:.2f})."
+                f"{folded.label} at 8192³: {ratio:.2f} times the speed of {folded.baseline} ({before:.2f} "
+                f"with a scale to each group's sum), {folded.sqnr_db:.2f} dB ({plain.sqnr_db:.2f})."
             )
     return " ".join(said)

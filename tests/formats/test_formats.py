@@ -446,6 +446,15 @@ def test_codebooks_take_the_nearest_level() -> None:
             assert torch.equal(fmt.encode(x)[clear].long(), distance.argmin(1)[clear])
 
 
+def test_the_levels_of_bitsandbytes_fp4_are_its_own() -> None:
+    """The constants of ``dDequantizeFP4Tree`` in bitsandbytes' csrc/kernels.cu. If this fails, its FP4
+    checkpoints are restored wrongly."""
+    positive = [0.005208333, 0.16666667, 0.25, 0.33333333, 0.5, 0.66666667, 1.0]
+    levels = [*(-v for v in reversed(positive)), 0.0, *positive]
+    fmt = FORMATS["bnb_fp4"]
+    assert isinstance(fmt, CodebookFormat) and list(fmt.table) == pytest.approx(levels, rel=1e-7)
+
+
 def test_truncated_formats_are_exact_at_every_input_of_their_own() -> None:
     """What bfloat16 holds, bfloat16 and the wider TF32 keep."""
     for name in ("bfloat16", "tfloat32"):

@@ -21,7 +21,7 @@ from explorer.core.file import load_extra_tensors, save_quantized
 from explorer.export.ggml import ggml_bytes
 from explorer.schemes import join_scales
 from explorer.schemes.calibrators import MINMAX
-from explorer.schemes.levels import DYNAMIC_MAP
+from explorer.schemes.levels import DYNAMIC_MAP, round_scale
 from explorer.sources.samples import SAMPLES
 
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
@@ -185,3 +185,20 @@ def test_a_file_with_a_wrong_upper_level_is_refused(name: str, tmp_path: Path) -
     save_file({**tensors, "tensor.super_scale": part[:1, None].clone()}, path, about)
     with pytest.raises(ValueError, match=r"tensor\.super_scale is torch.float\d\d .*; it has to be"):
         load_quantized(path)
+
+
+def test_the_map_of_doubly_quantized_scales_is_bitsandbytes() -> None:
+    """256 levels; the numbers of ``bitsandbytes.functional.create_dynamic_map`` where its parts begin and
+    end."""
+    assert len(DYNAMIC_MAP) == 256 and bool((DYNAMIC_MAP.diff() > 0).all())
+    assert DYNAMIC_MAP[-3:].tolist() == pytest.approx([0.97890625, 0.99296875, 1.0])
+    least = DYNAMIC_MAP[DYNAMIC_MAP > 0]
+    assert len(least) == 128 and least[:2].tolist() == pytest.approx([5.5e-7, 3.25e-6])
+
+
+def test_a_scale_that_rounds_to_zero_is_the_format_s_eps() -> None:
+    """compressed-tensors' rule: 0 alone is replaced, by eps; a 1 stays."""
+    rule = SCHEMES["nvfp4_vllm"].scale
+    assert rule is not None and rule.format.name == "float8_e4m3fn"
+    stored = round_scale(torch.tensor([1e-9, 1.0, 3.0, -1e-9]), rule)
+    assert stored.tolist() == [rule.format.eps, 1.0, 3.0, -rule.format.eps]

@@ -175,6 +175,13 @@ def test_integer_scale_variants(
         assert q.dequantize()[0].tolist() == pytest.approx(restored, abs=1e-5)
 
 
+def test_the_end_that_would_clip_decides_the_scale() -> None:
+    """MappingType.NO_CLIP: the larger of -min / 128 and max / 127, whichever end it is."""
+    for ends, scale in (([-9.0, 1.0], 9 / 128), ([-1.0, 9.0], 9 / 127)):
+        q = quantize(torch.tensor([ends]), Scheme("t", "t", FORMATS["int8"], mapping=MappingType.NO_CLIP))
+        assert q.scales.scale.item() == pytest.approx(scale, rel=1e-6)
+
+
 ASYMMETRIC = [
     ([-1.0, 3.0], 4 / 255, 64),
     ([-0.73, 2.14], 2.87 / 255, 65),

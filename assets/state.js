@@ -154,13 +154,16 @@ Object.assign(explorer, {
   /* A request that was given up, in case its answer comes after all. */
   missed: null,
 
-  /* Resolves when the request `sent` was answered or refused; to nothing where no word of it has come `ms`
-     after its end, or it was given up meanwhile. An answer to an earlier request is none to this one. */
+  /* Resolves when the request `sent` was answered or refused; to nothing where no word of it has come in `ms`
+     after its end in which the page was awake, or it was given up meanwhile: an answer may lie waiting while
+     figures are drawn. An answer to an earlier request is none to this one. */
   async heard(sent, ms) {
-    const end = performance.now() + ms, before = explorer.answered;
+    const before = explorer.answered;
     const mine = answer => answer !== before && answer && (answer.refused || answer.number === sent.number);
-    while (!mine(explorer.answer) && explorer.sent === sent && performance.now() < end) {
+    for (let awake = 0; !mine(explorer.answer) && explorer.sent === sent && awake < ms;) {
+      const asleep = performance.now();
       await new Promise(resume => setTimeout(resume, 10));
+      awake += Math.min(performance.now() - asleep, 20);
     }
     const answer = mine(explorer.answer) ? explorer.answer : null;
     if (answer) explorer.answered = answer;
@@ -222,15 +225,23 @@ Object.assign(explorer, {
   },
 
   /* A request was not taken, or the stream of answers broke: Gradio says nothing of it. Where the end of the
-     request that was sent is not heard soon, it is given up. */
+     request that was sent is not heard soon, it is given up, unless its answer came before the stream broke. */
   lost() {
     const sent = explorer.sent;
     if (sent) sent.lost = true;
     setTimeout(() => {
       if (!sent || explorer.sent !== sent) return;
-      explorer.missed = sent;
       explorer.sent = null;
       document.documentElement.removeAttribute('data-asking');
+      const {answer} = explorer;
+      if (answer?.number === sent.number && answer.record && !answer.overtaken) {
+        explorer.answered = answer;
+        explorer.commit(sent, answer, explorer.held || []);
+        explorer.notice('');
+        explorer.sendActs();
+        return;
+      }
+      explorer.missed = sent;
       explorer.revert(sent, null);
       explorer.restore?.();
       explorer.sendActs();

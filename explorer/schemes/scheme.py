@@ -16,7 +16,7 @@ from explorer.schemes.calibrators import Calibrator
 from explorer.schemes.labels import custom_label, sentence
 from explorer.schemes.names import named
 from explorer.schemes.parts import SEPARATOR, SchemeParts
-from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, MappingType
+from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, Convention, MappingType
 from explorer.schemes.table import ALIASES, NAMES, ROWS, STORED_BY
 from explorer.schemes.text import check_ascii, read, unlisted
 
@@ -141,12 +141,19 @@ class Scheme(SchemeParts):
         """What is said beside the bits of a tensor of ``shape`` whose rows end in a shorter super-block, as
         no GGUF file has it; empty of others.
         """
-        if self.scale is None or self.scale.super_bits is None or shape[1] % SUPER_BLOCK == 0:
+        if self.scale is None or shape[1] % SUPER_BLOCK == 0:
             return ""
-        return (
-            f"a row of {shape[1]} values is no whole number of super-blocks of {SUPER_BLOCK}: no GGUF file "
-            "holds it, and the bits count a shorter last one"
-        )
+        if self.scale.super_bits is not None:
+            return (
+                f"a row of {shape[1]} values is no whole number of super-blocks of {SUPER_BLOCK}: no GGUF file "
+                "holds it, and the bits count a shorter last one"
+            )
+        if self.block == (1, SUPER_BLOCK) and self.scale.convention is Convention.ZERO:
+            return (
+                f"a row of {shape[1]} values is no whole number of blocks of {SUPER_BLOCK}: no GGUF file holds "
+                "it, and the bits count a shorter last one"
+            )
+        return ""
 
     def _bits_above(self, shape: tuple[int, int]) -> int:
         """Bits of the scales that scales of blocks are stored under."""

@@ -278,6 +278,28 @@ def test_a_server_that_hangs_is_said(page: Page, url: str) -> None:
 
 
 @pytest.mark.shared_page
+def test_a_stream_that_breaks_after_the_answer_takes_nothing_back(page: Page, url: str) -> None:
+    """The answer came, and the connection broke before Gradio heard the end of the request. If this fails, the
+    page says that the server does not answer under the view that it has just sent."""
+    open_page(page, url, "scheme=int4_row&row=3&column=4")
+    settled(page)
+    record = page.evaluate("JSON.stringify(explorer.record)")
+    page.evaluate(
+        """() => {
+            const number = explorer.requests += 1;
+            explorer.sent = {number, acts: [{do: 'step', name: 'a', by: 1}], visits: explorer.visits};
+            const held = (explorer.held || []).map(() => null);
+            explorer.answer = {number, record: {...explorer.record, source: 'answered'}, held};
+            explorer.lost();
+        }"""
+    )
+    page.wait_for_function("explorer.sent === null")
+    expect(page.locator(".page-notice")).to_have_count(0)
+    assert page.evaluate("explorer.record.source") == "answered"
+    page.evaluate("record => { explorer.record = JSON.parse(record); }", record)
+
+
+@pytest.mark.shared_page
 def test_an_answer_of_before_does_not_write_the_address_gone_to(page: Page, url: str) -> None:
     """An answer that comes after Back is not that of the address gone to: it does not write there, and the
     page does not count it as shown."""

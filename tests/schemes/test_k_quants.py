@@ -269,8 +269,9 @@ def test_a_label_and_a_sentence_say_whose_search_it_is(text: str, label: str, sa
 
 def test_rows_that_no_file_holds_are_said() -> None:
     """In the words of the export that refuses them."""
-    said = SCHEMES["q4_k"].shortened((1536, 384))
-    assert said.startswith(to_gguf.refuses(SCHEMES["q4_k"], (1536, 384))) and "no GGUF file" in said
+    for name in ("q4_k", "tq1_0", "tq2_0"):
+        said = SCHEMES[name].shortened((1536, 384))
+        assert said.startswith(to_gguf.refuses(SCHEMES[name], (1536, 384))) and "no GGUF file" in said
     assert not SCHEMES["q4_k"].shortened((384, 1536)) and not SCHEMES["q4_0"].shortened((1536, 384))
 
 

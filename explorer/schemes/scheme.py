@@ -143,17 +143,15 @@ class Scheme(SchemeParts):
         """
         if self.scale is None or shape[1] % SUPER_BLOCK == 0:
             return ""
-        if self.scale.super_bits is not None:
-            return (
-                f"a row of {shape[1]} values is no whole number of super-blocks of {SUPER_BLOCK}: no GGUF file "
-                "holds it, and the bits count a shorter last one"
-            )
+        blocks = "super-blocks" if self.scale.super_bits is not None else ""
         if self.block == (1, SUPER_BLOCK) and self.scale.convention is Convention.ZERO:
-            return (
-                f"a row of {shape[1]} values is no whole number of blocks of {SUPER_BLOCK}: no GGUF file holds "
-                "it, and the bits count a shorter last one"
-            )
-        return ""
+            blocks = "blocks"
+        if not blocks:
+            return ""
+        return (
+            f"a row of {shape[1]} values is no whole number of {blocks} of {SUPER_BLOCK}: no GGUF file holds "
+            "it, and the bits count a shorter last one"
+        )
 
     def _bits_above(self, shape: tuple[int, int]) -> int:
         """Bits of the scales that scales of blocks are stored under."""

@@ -279,8 +279,8 @@ def test_a_server_that_hangs_is_said(page: Page, url: str) -> None:
 
 @pytest.mark.shared_page
 def test_a_stream_that_breaks_after_the_answer_takes_nothing_back(page: Page, url: str) -> None:
-    """The answer came, and the connection broke before Gradio heard the end of the request. If this fails, the
-    page says that the server does not answer under the view that it has just sent."""
+    """The answer came, and the connection broke before Gradio heard the end of the request. If this fails,
+    the page says that the server does not answer under the view that it has just sent."""
     open_page(page, url, "scheme=int4_row&row=3&column=4")
     settled(page)
     record = page.evaluate("JSON.stringify(explorer.record)")

@@ -54,6 +54,8 @@ codes (no tests collected, a wrong option) say nothing of the mutant, unless con
 be imported."""
 USAGE = 4
 """How pytest ends where a test that it was asked for is not there."""
+NOT_IMPORTED = ("conftest", "ERROR: found no collectors for")
+"""What pytest says, beside a code that is none of ``ENDS``, where a file of tests cannot be imported."""
 HANG = "time:"
 """How ``Outcome.by`` begins where a mutant took too long; on a busy machine some that were not noticed do."""
 WARM_SHARE = 0.5
@@ -221,7 +223,7 @@ def try_one(copy: Path, mutant: Mutant, tests: Sequence[Timed], deadline: float)
     if code is None:
         hangs = limit <= left
         return Outcome(mutant, change, f"{HANG} {limit:.0f} s" if hangs else "", len(own), dropped=not hangs)
-    if code not in ENDS and "conftest" not in said:
+    if code not in ENDS and not any(words in said for words in NOT_IMPORTED):
         raise RuntimeError(
             f"pytest ended with {code} on {place_of(mutant)}, without a verdict:\n{said[-2000:]}"
         )

@@ -150,6 +150,12 @@ def test_what_the_deadline_cuts_off_is_dropped(monkeypatch: pytest.MonkeyPatch, 
     hung = run.try_one(tmp_path, mutant, tests, time.monotonic() + 1000)
     assert (late.by, late.dropped) == ("", True)
     assert hung.by.startswith(run.HANG) and not hung.dropped
+    broken = "ERROR tests/core/test_a.py - ValueError\nERROR: found no collectors for tests/core/test_a.py::t"
+    monkeypatch.setattr(run, "pytest", lambda *_: (4, broken))
+    assert run.try_one(tmp_path, mutant, tests, time.monotonic() + 1000).by == "tests/core/test_a.py"
+    monkeypatch.setattr(run, "pytest", lambda *_: (4, "ERROR: unrecognized arguments"))
+    with pytest.raises(RuntimeError, match="without a verdict"):
+        run.try_one(tmp_path, mutant, tests, time.monotonic() + 1000)
 
 
 def test_reach_says_what_a_test_calls(tmp_path: Path) -> None:

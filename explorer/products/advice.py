@@ -13,6 +13,7 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.frontier import on_frontier
 from explorer.analysis.report import sqnr_of
+from explorer.products.layouts import folded_weights
 from explorer.products.operands import Operands
 from explorer.products.table import GEMMS, Gemm, Product
 from explorer.recordings.gemm import GemmTiming, Shape
@@ -66,10 +67,11 @@ def usual_of(timings: Iterable[GemmTiming]) -> tuple[str, str]:
 
 def points(timings: Iterable[GemmTiming], errors: Mapping[str, float] | None = None) -> list[Point]:
     """Time against error of the fastest kernels, those marked that no other beats in both. ``errors`` gives
-    SQNRs of a layer in place of the measured run's own; products without one are left out."""
+    SQNRs of a layer in place of the measured run's own, as ``output_errors`` does; products without one are
+    left out."""
     every = []
     for t in fastest(timings):
-        sqnr = t.sqnr_db if errors is None else errors.get(t.gemm)
+        sqnr = t.sqnr_db if errors is None else errors.get(of_kernel(t.gemm, t.variant), errors.get(t.gemm))
         if sqnr is not None and math.isfinite(sqnr):
             every.append(Point(t.gemm, t.label, t.variant, t.total_seconds, sqnr, t.weight_bytes, t.native))
     marks = on_frontier(every, lambda p: p.seconds, lambda p: p.sqnr_db)
@@ -206,9 +208,15 @@ def _count_of_m(timings: Iterable[GemmTiming]) -> int:
     return len({timing.shape[0] for timing in timings})
 
 
+def of_kernel(gemm: str, variant: str) -> str:
+    """The name under which ``output_errors`` has a kernel with an error of its own."""
+    return f"{gemm}, {variant}"
+
+
 def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Product]) -> dict[str, float]:
     """SQNR in dB of each product's output X·Wᵀ against float64 of the unquantized X [M, K] and W [N, K], on
-    their device. Products without error are left out, and those whose blocks do not fit W."""
+    their device; under ``of_kernel`` that of kernels that round W once more. Products without error are left
+    out, and those whose blocks do not fit W."""
     truth, errors = x.double() @ w.double().t(), {}
     for gemm in gemms:
         out = gemm.out if isinstance(gemm, Gemm) else torch.float32
@@ -220,6 +228,10 @@ def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Product]) -> dict[str, f
         sqnr = sqnr_of(truth, output)
         if math.isfinite(sqnr):
             errors[gemm.name] = sqnr
+        for variant in gemm.variants if isinstance(gemm, Gemm) else ():
+            if variant.folds:
+                output = operands.exact(folded_weights(operands.w.q, variant.folds))[0].to(out).double()
+                errors[of_kernel(gemm.name, variant.name)] = sqnr_of(truth, output)
     return errors
 
 

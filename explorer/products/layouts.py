@@ -108,13 +108,27 @@ def w_group_scales(q: QuantizedTensor, groups: int) -> Tensor:
     return torch.nn.functional.pad(scales, (0, 0, 0, groups - scales.shape[0])).contiguous()
 
 
-def folded_groups(q: QuantizedTensor, most: float) -> tuple[Tensor, Tensor]:
+MOST_FOLDED = {OperandType.S8: 127.0, OperandType.E4M3: 448.0}
+"""What the largest value of a row of W becomes in 8 bits."""
+
+
+def folded_groups(q: QuantizedTensor, kind: OperandType) -> tuple[Tensor, Tensor]:
     """Group scales as what codes are multiplied by, float32 [N, groups], so that the largest value of each
-    row becomes ``most``, and what a row's products are then multiplied by, float32 [N]."""
-    rows, columns = q.shape
+    row becomes ``MOST_FOLDED``, and what a row's products are then multiplied by, float32 [N]."""
+    (rows, columns), most = q.shape, MOST_FOLDED[kind]
     largest = q.dequantize().abs().amax(1) if columns else q.scales.scale.new_zeros(rows)
     of_row = torch.where(largest > 0, largest, 1.0).float() / most
     return (q.scales.scale.float() / of_row[:, None]).contiguous(), of_row
+
+
+def folded_weights(q: QuantizedTensor, kind: OperandType) -> Tensor:
+    """float32 [N, K]: the values of W after its group scales were folded into bytes, on any device. Groups
+    far below the largest of their row lose steps: INT8 leaves one that is f times smaller 127 / f of them."""
+    ratios, of_row = folded_groups(q, kind)
+    each = ratios.repeat_interleave(q.scheme.block[1] or q.shape[1], 1)[:, : q.shape[1]]
+    values = q.scheme.format.decode(q.codes).float() * each
+    values = values.round() if kind is OperandType.S8 else values.to(torch.float8_e4m3fn).float()
+    return values * of_row[:, None]
 
 
 def scale_bytes(q: QuantizedTensor) -> Tensor:

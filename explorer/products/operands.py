@@ -97,9 +97,10 @@ class Operands:
         """float64 [M, N]: X·Wᵀ before any quantization."""
         return self.x.values.double() @ self.w.values.double().t()
 
-    def exact(self) -> tuple[Tensor, Tensor]:
-        """float64 [M, N]: the product of the dequantized operands before bias and activation, and Σ|x·w|."""
-        x, w = self.x.q.dequantize().double(), self.w.q.dequantize().double()
+    def exact(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """float64 [M, N]: the product of the dequantized operands before bias and activation, and Σ|x·w|;
+        with another ``w`` [N, K] in place of the dequantized one."""
+        x, w = self.x.q.dequantize().double(), (self.w.q.dequantize() if w is None else w).double()
         return x @ w.t(), x.abs() @ w.abs().t()
 
     def finished(self, product: Tensor) -> Tensor:

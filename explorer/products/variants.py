@@ -37,8 +37,9 @@ class Variant:
 
     capability         the least compute capability it runs on
     only_major         the one major version it has code for (0: any from ``capability`` on)
-    rounding           relative error of operands rounded on the way: to bfloat16, or W to E4M3
-    row_rounding       error of W rounded on the way to 8 bits, relative to the largest value of its row
+    rounding           relative error of operands rounded to bfloat16 on the way
+    folds              the bytes that W's group scales are folded into: its values are then
+                       ``layouts.folded_weights``
     fp8_accumulate_k   elements of K accumulated at the tensor core's FP8 precision (13 mantissa bits) before
                        promotion to float32; 0 where sums never have so few bits
     tested             whether it ran where it was tested; others are compiled only, and labelled so
@@ -51,7 +52,7 @@ class Variant:
     capability: tuple[int, int] = (7, 5)
     only_major: int = 0
     rounding: float = 0.0
-    row_rounding: float = 0.0
+    folds: kernel.OperandType | None = None
     fp8_accumulate_k: int = 0
     tested: bool = True
 
@@ -373,28 +374,15 @@ def dequantize_then_wgmma(both: bool, rounding: float) -> Variant:
     )
 
 
-@dataclass(frozen=True)
-class _Byte:
-    """What the largest value of a row of W becomes in 8 bits; the relative error of rounding to them, and
-    that of the smallest values relative to the largest."""
-
-    most: float
-    rounding: float
-    row_rounding: float
-
-
-_BYTES = {"s8": _Byte(127.0, 0.0, 0.5 / 127), "e4m3": _Byte(448.0, 2.0**-4, 2.0**-10 / 448)}
-
-
 def widen_scaled_then_wgmma(kind: str) -> Variant:
     """4-bit W times its group scales is rounded to int8 or E4M3 in memory, with one scale a row: the product
-    then has the tensor cores' whole speed."""
-    byte = _BYTES[kind]
+    then has the tensor cores' whole speed, and another error (``layouts.folded_weights``)."""
+    byte = kernel.OperandType(kind)
 
     def prepare(ops: Operands) -> Call:
         how, packed = weight_of(ops.w.scheme), layouts.weight_rows(ops.w.q)
         x = layouts.activation_rows(ops.x.q, packed.shape[1] * 8 // how.bits).view(torch.uint8)
-        ratios, of_row = layouts.folded_groups(ops.w.q, byte.most)
+        ratios, of_row = layouts.folded_groups(ops.w.q, byte)
         group = ops.w.scheme.block[1] or 1 << (packed.shape[1] * 8 // how.bits).bit_length()
         epilogue = dataclasses.replace(
             epilogues.unscaled(ops), row_scale=epilogues.scale_vector(ops.x.q), col_scale=of_row
@@ -417,8 +405,7 @@ def widen_scaled_then_wgmma(kind: str) -> Variant:
         prepare,
         builds,
         only_major=HOPPER,
-        rounding=byte.rounding,
-        row_rounding=byte.row_rounding,
+        folds=byte,
         fp8_accumulate_k=ALL_OF_K if kind == "e4m3" else 0,
     )
 

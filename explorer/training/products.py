@@ -18,6 +18,7 @@ sums are in the model's own dtype.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,8 @@ class TrainedLinear(nn.Module):
     """A linear layer whose products are computed by ``precision``; values are restored and multiplied in the
     model's dtype. Its parameters are those of ``linear``, under the same names.
 
+    Under autocast they are multiplied in its dtype. Where the gradient of the output holds an Inf or a NaN,
+    as after a loss scale that was too large, both gradients are NaN, and ``GradScaler`` skips the step.
     ``seed``, below 2^31, makes the roundings of one layer differ from another's; ``calls`` counts forward
     passes, so that those of each pass differ from the last one's; it is in no state dict.
     ``ValueError`` for a layer that computes in another way than ``nn.Linear``.
@@ -87,10 +90,15 @@ class TrainedLinear(nn.Module):
         """[..., N] for ``x`` [..., K]."""
         first = (self.seed * MOST_CALLS + self.calls % MOST_CALLS) * 2
         self.calls += 1
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         flat = x.reshape(-1, x.shape[-1])
-        y: Tensor = _Products.apply(flat, self.weight, self.precision, first)
-        y = y.view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + self.bias
+        y: Tensor = _Products.apply(flat, weight, self.precision, first)
+        y = y.view(*x.shape[:-1], len(self.weight))
+        return y if bias is None else y + bias
 
     def extra_repr(self) -> str:
         rows, columns = self.weight.shape
@@ -114,6 +122,8 @@ class _Products(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, w = ctx.saved_tensors  # type: ignore[attr-defined]
         by, first, dx, dw = ctx.by, ctx.first, None, None  # type: ignore[attr-defined]
+        if not bool(dy.isfinite().all()):
+            return torch.full_like(x, math.nan), torch.full_like(w, math.nan), None, None
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             weight = _rounded(w.t().contiguous(), by.weights).t()
             dx = _rounded(dy.contiguous(), by.gradients, by.stochastic, first) @ weight

@@ -258,6 +258,8 @@ def _outside(ours: QuantizedTensor, differ: Tensor, under: tuple[float, float]) 
     beyond = (scale.abs() < least) | (scale.abs() > most)
     rows, columns = differ.shape
     tall, wide = (-(-side // cells) for side, cells in zip(differ.shape, beyond.shape, strict=True))
+    if not ours.scheme.flat:
+        tall, wide = (side or whole for side, whole in zip(ours.scheme.block, differ.shape, strict=True))
     spread = beyond.repeat_interleave(tall, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
     return int((differ & spread).sum())
 

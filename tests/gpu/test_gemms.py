@@ -58,15 +58,12 @@ def bound(ops: Operands, variant: Variant, product: Tensor, size: Tensor) -> Ten
     """How far a kernel may be from the float64 product.
 
     K · 2^-23 · Σ|x·w| for float32 sums in any order on tensor cores, which may truncate; the kernel's own
-    rounding of operands, relative to Σ|x·w|, or of W relative to its row's largest value; where Hopper's FP8
-    sums keep 13 bits of mantissa, 2^-13 · Σ|x·w| for each 32 of K summed so; scales, bias and GELU are a few
-    float32 operations (2^-21 of the result); then half an ulp of the output.
+    rounding of operands to bfloat16, relative to Σ|x·w|; where Hopper's FP8 sums keep 13 bits of mantissa,
+    2^-13 · Σ|x·w| for each 32 of K summed so; scales, bias and GELU are a few float32 operations (2^-21 of
+    the result); then half an ulp of the output.
     """
     k = ops.shape[2]
     inside = k * 2.0**-23 * size + variant.rounding * (1 + variant.rounding) * size + 2.0**-21 * product.abs()
-    if variant.row_rounding:
-        x, w = ops.x.q.dequantize().double().abs(), ops.w.q.dequantize().double().abs()
-        inside = inside + variant.row_rounding * x.sum(1, keepdim=True) * w.amax(1)
     if variant.fp8_accumulate_k:
         inside = inside + 2.0**-13 * size * max(1, min(k, variant.fp8_accumulate_k) / 32)
     # GELU's slope is at most 1.13.
@@ -74,7 +71,7 @@ def bound(ops: Operands, variant: Variant, product: Tensor, size: Tensor) -> Ten
 
 
 def check(row: Gemm, variant: Variant, ops: Operands, what: str) -> None:
-    product, size = ops.exact()
+    product, size = ops.exact(layouts.folded_weights(ops.w.q, variant.folds) if variant.folds else None)
     poison = torch.full((ops.shape[0], ops.shape[1]), float("nan"), device="cuda", dtype=ops.out)
     del poison  # what the output is likely to be allocated on
     got = variant.run(ops).double()

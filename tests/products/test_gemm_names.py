@@ -18,7 +18,7 @@ from explorer.gpu.compile import included_files
 from explorer.gpu.gemm import names
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES
 from explorer.gpu.gemm.simt import CODES_TYPES
-from explorer.gpu.gemm.tensor_cores import MMA_STAGES, WgmmaTile
+from explorer.gpu.gemm.tensor_cores import MMA_STAGES, grouped_tiles, wgmma_tiles
 from explorer.gpu.peak import K_OF
 from explorer.paths import KERNELS
 from explorer.products.table import all_builds
@@ -113,10 +113,11 @@ def test_macro_values() -> None:
     assert values == (("A", "BLOCK"), ("B", "__half"), ("C", "1"), ("D", "3"), ("E", "FloatCodec<4,3,7,FN>"))
 
 
-@pytest.mark.parametrize("columns", [128, 256])
 @pytest.mark.parametrize("scale_k", names.ScaleK)
-def test_stages_fit_hoppers_shared_memory(columns: int, scale_k: names.ScaleK) -> None:
-    """227 KiB are all that a CTA can have; a launch that asks for more fails on the chip alone."""
-    if scale_k is names.ScaleK.NONE or columns == 128:
-        assert WgmmaTile(columns, 1, scale_k).shared_bytes <= 227 * 1024
+def test_stages_fit_hoppers_shared_memory(scale_k: names.ScaleK) -> None:
+    """227 KiB are all that a CTA can have; a launch that asks for more fails on the chip alone. Fewer than
+    three stages leave nothing to load ahead."""
+    grouped = () if scale_k is names.ScaleK.COLUMN else grouped_tiles(scale_k)
+    for tile in (*wgmma_tiles(scale_k), *grouped):
+        assert tile.scale_k is scale_k and tile.shared_bytes <= 227 * 1024 and tile.stages >= 3, tile
     assert 2 * MMA_STAGES * 256 * 128 <= 227 * 1024, "two CTAs of gemm_mma share a multiprocessor"

@@ -22,6 +22,7 @@ from explorer.gpu.config import MACROS
 from explorer.gpu.gemm import EPILOGUE_TYPES, Epilogue, OperandType, Tiles, row_bits, swap_ab, two_bit_rows
 from explorer.paths import KERNELS
 from explorer.products import baselines, epilogues, layouts
+from explorer.products.advice import of_kernel, output_errors, points
 from explorer.products.layouts import weight_of
 from explorer.products.operands import Operands, reference
 from explorer.products.table import GEMMS, ON_WEIGHTS, Gemm, all_builds, find
@@ -372,3 +373,32 @@ def test_products_are_divided_as_was_fastest(
     how = "shared" if division.ranks > 1 else "split" if division.split else "whole"
     assert f"{64 * division.blocks} rows, {how}" == expected
     assert division.streamed == (division.ranks == 1)
+
+
+def test_folded_weights_have_steps_by_their_group() -> None:
+    """INT4 codes times the share of their group in its row's largest value, in steps of 1/127 of it: a group
+    of the largest scale keeps seven values, one thirty times smaller has four steps in all."""
+    w = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
+    w[:, 128:] /= 30 * w[:, 128:].abs().amax(1, keepdim=True) / w[:, :128].abs().amax(1, keepdim=True)
+    q = quantize(w, SCHEMES["int4_group128"])
+    folded = layouts.folded_weights(q, OperandType.S8)
+    step = q.dequantize().abs().amax(1, keepdim=True) / 127
+    assert bool(((folded - q.dequantize()).abs() <= step * 0.501).all())
+    assert len(folded[0, 128:].unique()) <= 9 < len(q.dequantize()[0, 128:].unique())
+    in_e4m3 = layouts.folded_weights(q, OperandType.E4M3)
+    assert bool(((in_e4m3 - q.dequantize()).abs() <= q.dequantize().abs() * 2**-4 * 1.001).all())
+
+
+def test_a_kernel_that_rounds_weights_again_has_an_error_of_its_own() -> None:
+    """A group of columns that a scaling method left thirty times larger costs INT8's folding 4 dB. If this
+    fails, Speed shows the error of another kernel beside this one's time."""
+    generator = torch.Generator().manual_seed(3)
+    w, x = torch.randn(64, 1024, generator=generator), torch.randn(32, 1024, generator=generator)
+    w[:, :128] *= 30
+    x[:, :128] /= 30
+    gemm, shape = GEMMS["w4a8_int"], (8192, 8192, 8192)
+    errors = output_errors(x, w, [gemm])
+    rows = [t for t in newest_gemms().rows if (t.gemm, t.shape) == (gemm.name, shape)]
+    (point,) = points(rows, errors)
+    assert point.variant == "widen, scaled weights + wgmma"
+    assert point.sqnr_db == errors[of_kernel(gemm.name, point.variant)] < errors[gemm.name] - 3

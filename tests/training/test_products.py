@@ -6,6 +6,7 @@ If these fail, docs/training.md recommends another training than NVIDIA's.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -153,6 +154,32 @@ def test_a_network_learns_by_it() -> None:
     assert accuracy(model) < 0.3
     *_, last = fit(model, 3, 0, 1e-2)
     assert last > 0.8
+
+
+def test_autocast_multiplies_in_its_dtype() -> None:
+    """The output and the gradient's products have autocast's dtype, the parameters keep theirs."""
+    layer = TrainedLinear(nn.Linear(32, 16), NVFP4)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(torch.randn(8, 32))
+    y.float().square().sum().backward()
+    assert y.dtype == torch.bfloat16 and layer.weight.grad is not None
+    assert layer.weight.grad.dtype == torch.float32 and bool(layer.weight.grad.isfinite().all())
+
+
+def test_a_loss_scale_that_overflows_gives_nan() -> None:
+    """GradScaler then skips the step; an error would end the training."""
+    layer, x = TrainedLinear(nn.Linear(32, 16), NVFP4), torch.randn(8, 32, requires_grad=True)
+    (layer(x).sum() * math.inf).backward()
+    assert layer.weight.grad is not None and bool(layer.weight.grad.isnan().all())
+    assert x.grad is not None and bool(x.grad.isnan().all())
+
+
+def test_no_tokens() -> None:
+    """An expert of a mixture may have none."""
+    layer, x = TrainedLinear(nn.Linear(32, 16), NVFP4), torch.zeros(0, 32, requires_grad=True)
+    layer(x).sum().backward()
+    assert layer(x).shape == (0, 16) and layer.weight.grad is not None
+    assert bool((layer.weight.grad == 0).all())
 
 
 def test_what_is_refused() -> None:

@@ -138,14 +138,20 @@ def widen(
     unit = 32 if bits == 4 else 8
     if packed.shape[1] * 8 // bits % unit or packed.data_ptr() % 16:
         raise ValueError(f"expected aligned rows of whole units of {unit} codes of {bits} bits")
-    if ratios is not None and (
-        ratios.dtype != torch.float32 or ratios.dim() != 2 or ratios.shape[0] != packed.shape[0]
-    ):
-        expected = f"ratios float32 [{packed.shape[0]}, groups]"
-        raise ValueError(f"expected {expected}, got {ratios.dtype} {list(ratios.shape)}")
     if group < 32 or group & (group - 1):
         raise ValueError(f"groups are powers of two of at least 32 elements, not {group}")
     out = packed.new_empty((packed.shape[0], packed.shape[1] * 8 // bits))
+    if ratios is not None and (
+        ratios.dtype != torch.float32
+        or ratios.dim() != 2
+        or ratios.shape[0] != out.shape[0]
+        or ratios.shape[1] != max(1, math.ceil(out.shape[1] / group))
+        or ratios.device != packed.device
+    ):
+        raise ValueError(
+            f"expected ratios float32 [{out.shape[0]}, groups of {group} of {out.shape[1]}] on "
+            f"{packed.device}, got {ratios.dtype} {list(ratios.shape)} on {ratios.device}"
+        )
     rows, units = out.shape[0], out.shape[1] // unit
     if not out.numel():
         return out

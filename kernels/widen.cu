@@ -4,8 +4,8 @@
 // 4 bits: 32 codes a thread, each looked up in the sixteen bytes that there can be, which are computed once.
 // 2 bits: eight codes a thread. Bytes moved: the codes (and ratios) once in, one byte per element out.
 // -D: CODEC, WBITS, TWO_BIT (0, or for plain 2-bit codes the value that they are stored plus), TO_E4M3 (0,
-// 1), SCALED (0, 1). Technique of SCALED: group scales folded into 8-bit weights, as QServe does (arXiv
-// 2405.04532).
+// 1), SCALED (0, 1). Group scales folded into 8-bit weights: QServe (arXiv 2405.04532), whose group scales are
+// integers, so that nothing is rounded there.
 #include <cstdint>
 
 #include "codec.cuh"

@@ -192,7 +192,7 @@ def show(
     place = _place(chosen, recording.rows, shape_text, view)
     here = _timings_at(view, recording, place)
     names = list(dict.fromkeys(timing.gemm for timing in here))
-    product = _product(product, names)
+    product = _product(product, names) if names else None  # a value that is no choice is refused later
     errors = _layer_errors(chosen, tuple(names), _on_cpu(here)) if errors_of == LAYER and names else None
     every, marked = points(here, errors), _marked(chosen, _on_cpu(here))
     name = f"{recording.machine.chip or 'here'} {place.text}"

@@ -193,10 +193,12 @@ def _with_later(whole: Recording[GemmTiming], later: Recording[GemmTiming]) -> R
 
 
 def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
-    """The recordings beside the one of ``recorded_gemms``: the later run under ``LATER_NAME``, that of layers
-    under ``LAYERS_NAME``, of whatever machine it is, and by the names of their folders those of other CPUs
-    and GPUs, ``assets/measurements/machines/<machine>/gemm.json``."""
-    beside = {LATER_NAME: later_gemms(), LAYERS_NAME: recorded_layers()}
+    """The recordings beside the one of ``recorded_gemms``: of the later run, under ``LATER_NAME``, the shapes
+    that it timed whole; that of layers under ``LAYERS_NAME``, of whatever machine it is; and by the names of
+    their folders those of other CPUs and GPUs, ``assets/measurements/machines/<machine>/gemm.json``."""
+    later, whole = later_gemms(), set(later_shapes())
+    later = dataclasses.replace(later, rows=tuple(t for t in later.rows if t.shape in whole))
+    beside = {LATER_NAME: later, LAYERS_NAME: recorded_layers()}
     every = {**beside, **recorded_by_machine(NAME, GemmTiming)}
     return {name: recording for name, recording in every.items() if recording}
 

@@ -122,6 +122,8 @@ class _Products(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, w = ctx.saved_tensors  # type: ignore[attr-defined]
         by, first, dx, dw = ctx.by, ctx.first, None, None  # type: ignore[attr-defined]
+        if not len(x):
+            return torch.zeros_like(x), torch.zeros_like(w), None, None
         if not bool(dy.isfinite().all()):
             return torch.full_like(x, math.nan), torch.full_like(w, math.nan), None, None
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]

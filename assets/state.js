@@ -225,7 +225,7 @@ Object.assign(explorer, {
   },
 
   /* A request was not taken, or the stream of answers broke: Gradio says nothing of it. Where the end of the
-     request that was sent is not heard soon, it is given up, unless its answer came before the stream broke. */
+     request that was sent is not heard soon, it is given up, unless its answer came before that. */
   lost() {
     const sent = explorer.sent;
     if (sent) sent.lost = true;

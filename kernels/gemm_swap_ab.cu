@@ -161,8 +161,9 @@ __device__ __forceinline__ void take_flag(int* flag) {
 
 // ``k_tiles``: what warpgroups multiply of K between two barriers (128 elements, 64 with HALVES; 128 bytes
 // where W is not decoded); a stage of the ring holds WAYS of them. ``x_rows``: of map_x's box, TOKENS or, if
-// there are fewer, M: what lies behind them in a stage are tokens that are not stored. STREAMED: ``partial`` [CTAs][TOKENS / 2]
-// [consumer threads] and ``flags`` [CTAs], which are 0 before and after, or null where no tile is split.
+// there are fewer, M: what lies behind them in a stage are tokens that are not stored. STREAMED: ``partial``
+// [CTAs][TOKENS / 2][consumer threads] and ``flags`` [CTAs], which are 0 before and after, or null where no
+// tile is split.
 extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     gemm_swap_ab(const __grid_constant__ CUtensorMap map_x, W_PARAMETER, const float* x_scale,
                  const float* w_scale, int k_tiles, int x_rows, void* partial, int* flags,

@@ -20,8 +20,8 @@
 //
 // Operands are rows of bytes, K-major, each row a multiple of 16 bytes; what lies beyond the matrix reads
 // as zero. ``x_rows``: of X's box, all that a CTA waits for: ROWS or, if there are fewer, M; what lies behind
-// them in a stage are rows that are not stored. Bytes read per output tile: (ROWS + BN) · K. The grid covers tiles_m × tiles_n tiles, which along
-// the shared side's other axis are a multiple of CLUSTER.
+// them in a stage are rows that are not stored. Bytes read per output tile: (ROWS + BN) · K. The grid covers
+// tiles_m × tiles_n tiles, which along the shared side's other axis are a multiple of CLUSTER.
 // -D: TYPE (tensor_core.cuh), ROWS (64, 128, 256), BN (128, 256), CLUSTER (1, 2), SHARED (W, X: what a
 // cluster shares), SCALE_K, GROUPED, OUT (the output's C++ type), STAGES.
 // Technique: CUTLASS's and DeepGEMM's documentation of warp-specialized persistent kernels; arXiv

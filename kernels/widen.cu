@@ -4,8 +4,8 @@
 // 4 bits: 32 codes a thread, each looked up in the sixteen bytes that there can be, which are computed once.
 // 2 bits: eight codes a thread. Bytes moved: the codes (and ratios) once in, one byte per element out.
 // -D: CODEC, WBITS, TWO_BIT (0, or for plain 2-bit codes the value that they are stored plus), TO_E4M3 (0,
-// 1), SCALED (0, 1). Group scales folded into 8-bit weights: QServe (arXiv 2405.04532), whose group scales are
-// integers, so that nothing is rounded there.
+// 1), SCALED (0, 1). Group scales folded into 8-bit weights: QServe (arXiv 2405.04532), whose group scales
+// are integers, so that nothing is rounded there.
 #include <cstdint>
 
 #include "codec.cuh"
@@ -44,8 +44,8 @@ __device__ __forceinline__ uint32_t look_up(const uint32_t (&table)[4], uint32_t
            (__byte_perm(table[2], table[3], select) & upper);
 }
 
-// ``units`` of a row, 32 codes each, or eight of 2 bits; rows of both sides lie one after another, whole units
-// each. ``ratios`` [rows, groups], of groups of 2^shift units.
+// ``units`` of a row, 32 codes each, or eight of 2 bits; rows of both sides lie one after another, whole
+// units each. ``ratios`` [rows, groups], of groups of 2^shift units.
 extern "C" __global__ void __launch_bounds__(256)
     widen(const uint8_t* packed, uint8_t* out, const float* ratios, int rows, int units, int groups,
           int shift) {

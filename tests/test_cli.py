@@ -134,6 +134,8 @@ def test_every_command_is_run_by_a_test() -> None:
         "lab first_numbers",
         "lab inputs",
         "lab ranking",
+        "lab nvfp4_training",
+        "lab vector_codes",
     }
     elsewhere |= {"page"}  # tests/test_package.py
     elsewhere |= {"run"}  # tests/running/test_command.py

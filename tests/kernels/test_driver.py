@@ -261,30 +261,30 @@ def _grouped(kind: str, m: int, width: int, blocks: bool) -> None:
 
 
 MAPS: list[tuple[str, Any, tuple[int, ...], tuple[int, ...] | None]] = [
-    ("swap bf16, 1", lambda: _swap(DENSE, 1, 4096, 4096), (8192, 1, 8), (8192, 4096, 64)),
+    ("swap bf16, 1", lambda: _swap(DENSE, 1, 4096, 4096), (8192, 1, 1), (8192, 4096, 64)),
     ("swap bf16, 16", lambda: _swap(DENSE, 16, 4096, 4096), (8192, 16, 16), (8192, 4096, 64)),
     ("swap bf16, 64", lambda: _swap(DENSE, 64, 4096, 4096), (8192, 64, 64), (8192, 4096, 64)),
     ("swap bf16, 128", lambda: _swap(DENSE, 128, 4096, 4096), (8192, 128, 128), (8192, 4096, 64)),
     ("swap bf16, 4096", lambda: _swap(DENSE, 4096, 4096, 4096), (8192, 4096, 256), (8192, 4096, 128)),
-    ("swap int8, 1", lambda: _swap(INT8, 1, 8192, 8192), (8192, 1, 8), (8192, 8192, 64)),
+    ("swap int8, 1", lambda: _swap(INT8, 1, 8192, 8192), (8192, 1, 1), (8192, 8192, 64)),
     ("swap int8, 4096", lambda: _swap(INT8, 4096, 8192, 8192), (8192, 4096, 256), (8192, 8192, 128)),
-    ("swap int4, 1", lambda: _swap(INT4, 1, 4096, 4096), (8192, 1, 8), None),
+    ("swap int4, 1", lambda: _swap(INT4, 1, 4096, 4096), (8192, 1, 1), None),
     ("swap int4, 64", lambda: _swap(INT4, 64, 4096, 4096), (8192, 64, 64), None),
     ("swap int4, 4096", lambda: _swap(INT4, 4096, 4096, 4096), (8192, 4096, 128), None),
-    ("swap blocks, 1", lambda: _swap(BLOCKWISE, 1, 512, 1024), (1024, 1, 8), (1024, 512, 64)),
+    ("swap blocks, 1", lambda: _swap(BLOCKWISE, 1, 512, 1024), (1024, 1, 1), (1024, 512, 64)),
     ("swap blocks, 128", lambda: _swap(BLOCKWISE, 128, 512, 1024), (1024, 128, 128), (1024, 512, 128)),
-    ("wgmma bf16, 1", lambda: _wgmma("bf16", NONE, 1, 8192), (8192, 1, 128), (8192, 4096, 128)),
+    ("wgmma bf16, 1", lambda: _wgmma("bf16", NONE, 1, 8192), (8192, 1, 1), (8192, 4096, 128)),
     ("wgmma bf16, 4096", lambda: _wgmma("bf16", NONE, 4096, 8192), (8192, 4096, 128), (8192, 4096, 128)),
-    ("wgmma blocks, 1", lambda: _wgmma("e4m3", BLOCK, 1, 4096), (4096, 1, 128), (4096, 4096, 128)),
+    ("wgmma blocks, 1", lambda: _wgmma("e4m3", BLOCK, 1, 4096), (4096, 1, 1), (4096, 4096, 128)),
     ("wgmma blocks, 4096", lambda: _wgmma("e4m3", BLOCK, 4096, 4096), (4096, 4096, 256), (4096, 4096, 128)),
     ("wgmma columns, 128", lambda: _wgmma("s8", COLUMN, 128, 4096), (4096, 128, 128), (4096, 4096, 128)),
-    ("grouped bf16, 32", lambda: _grouped("bf16", 32, 8192, False), (8192, 32, 64), (8192, 2048, 256)),
+    ("grouped bf16, 32", lambda: _grouped("bf16", 32, 8192, False), (8192, 32, 32), (8192, 2048, 256)),
     ("grouped bf16, 1200", lambda: _grouped("bf16", 1200, 8192, False), (8192, 1200, 64), (8192, 2048, 256)),
-    ("grouped blocks, 32", lambda: _grouped("e4m3", 32, 4096, True), (4096, 32, 64), (4096, 2048, 256)),
+    ("grouped blocks, 32", lambda: _grouped("e4m3", 32, 4096, True), (4096, 32, 32), (4096, 2048, 256)),
     ("grouped blocks, 800", lambda: _grouped("e4m3", 800, 4096, True), (4096, 800, 128), (4096, 2048, 128)),
 ]  # fmt: skip
-"""A product, and its maps of X and W on 132 multiprocessors: bytes of a row, rows, rows of a box. Where W is
-repacked it has no map."""
+"""A product, and its maps of X and W on 132 multiprocessors: bytes of a row, rows, rows of a box: no
+more than X has. Where W is repacked it has no map."""
 
 
 @pytest.mark.parametrize(("call", "of_x", "of_w"), [row[1:] for row in MAPS], ids=[row[0] for row in MAPS])

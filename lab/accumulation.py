@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -83,11 +84,15 @@ PROBE = "probe"
 _FLOAT = Epilogue(dtype=torch.float32)
 
 
+def _bytes(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.view(torch.uint8) for tensor in tensors]
+
+
 def _promoted(x: Tensor, w: Tensor) -> Tensor:
     tiles = math.ceil(x.shape[1] / PROMOTED)
     x_scale = torch.ones(tiles, len(x), device=x.device)
     w_scale = torch.ones(math.ceil(len(w) / PROMOTED), tiles, device=x.device)
-    return gemm_wgmma(x, w, "e4m3", _FLOAT, ScaleK.BLOCK, x_scale, w_scale)
+    return gemm_wgmma(*_bytes(x, w), "e4m3", _FLOAT, ScaleK.BLOCK, x_scale, w_scale)
 
 
 def _torch(x: Tensor, w: Tensor, fast: bool) -> Tensor:
@@ -96,13 +101,13 @@ def _torch(x: Tensor, w: Tensor, fast: bool) -> Tensor:
 
 
 def _bf16(x: Tensor, w: Tensor) -> Tensor:
-    return gemm_wgmma(x.bfloat16(), w.bfloat16(), "bf16", _FLOAT)
+    return gemm_wgmma(*_bytes(x.bfloat16(), w.bfloat16()), "bf16", _FLOAT)
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "wgmma": Kernel("FP8, wgmma over all of K", lambda x, w: gemm_wgmma(x, w, "e4m3", _FLOAT)),
+    "wgmma": Kernel("FP8, wgmma over all of K", lambda x, w: gemm_wgmma(*_bytes(x, w), "e4m3", _FLOAT)),
     "promoted": Kernel("FP8, wgmma, float32 every 128", _promoted),
-    "mma": Kernel("FP8, mma.sync", lambda x, w: gemm_mma(x, w, "e4m3", _FLOAT)),
+    "mma": Kernel("FP8, mma.sync", lambda x, w: gemm_mma(*_bytes(x, w), "e4m3", _FLOAT)),
     "torch_fast": Kernel("torch FP8, fast sums", lambda x, w: _torch(x, w, True), dashed=True),
     "torch_exact": Kernel("torch FP8, exact sums", lambda x, w: _torch(x, w, False), dashed=True),
     "bf16": Kernel("the same values as BF16, wgmma", _bf16),
@@ -204,6 +209,36 @@ def sums_table(rows: Sequence[SumRow], lengths: Sequence[int] = (128, 4096, 1638
     return markdown(("X and W", "kernel", *(f"K = {k:,}" for k in lengths)), lines)
 
 
+@cache
+def operand_error(data: str, k: int = 4096, side: int = SIDE) -> float:
+    """Error over product that rounding X and W to E4M3 makes, with sums in float64."""
+    generator = torch.Generator().manual_seed(k)
+    drawn = [torch.randn(side, k, generator=generator) for _ in range(2)]
+    x, w = (v.abs() if data == POSITIVE else v for v in drawn)
+    exact = x.double() @ w.double().t()
+    rounded = x.to(torch.float8_e4m3fn).double() @ w.to(torch.float8_e4m3fn).double().t()
+    return float(((rounded - exact).square().mean() / exact.square().mean()).sqrt())
+
+
+def in_words(rows: Sequence[SumRow], k: int = 4096) -> str:
+    """What the figure shows at one K, in sentences."""
+    found = {name: error_at(rows, name, POSITIVE, k) for name in KERNELS}
+    whole, promoted, fast = (found[name] for name in ("wgmma", "promoted", "torch_fast"))
+    if whole is None or promoted is None or fast is None:
+        return NOT_RECORDED.capitalize() + "."
+    return (
+        f"At K = {k:,} the product over all of K is {_percent(-whole.bias)} too small, torch's with fast sums"
+        f" {_percent(-fast.bias)}, and that with float32 sums every {PROMOTED} elements"
+        f" {_percent(-promoted.bias)}. Rounding these X and W to E4M3 has an error of"
+        f" {_percent(operand_error(POSITIVE, k))}; between normal numbers, whose products have both signs, of"
+        f" {_percent(operand_error(NORMAL, k))}, and there the sums hardly count."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
 def sums_figure(rows: Sequence[SumRow]) -> go.Figure:
     """Error over product by K, of positive data."""
     fig = style.figure("K", "error ÷ product", NAME, 380)
@@ -214,6 +249,7 @@ def sums_figure(rows: Sequence[SumRow]) -> go.Figure:
         fig.add_scatter(x=[r.k for r in mine], y=[r.error for r in mine], name=kernel.label, line=line)
     if shown:
         style.log_axis(fig, "x", min(r.k for r in shown) / 1.2, max(r.k for r in shown) * 1.2, base=4)
+        fig.update_xaxes(tickformat=",d")
         least = min(r.error for r in shown if r.error > 0)
         style.log_axis(fig, "y", least / 2, 2 * max(r.error for r in shown))
     return style.legend_below(fig, 2)

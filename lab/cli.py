@@ -67,6 +67,9 @@ def docs(
         str | None,
         typer.Option(help="Folder or Hub id of a causal model to run recipes of, and record (minutes)."),
     ] = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Draw figures anew that are behind their recordings (Chromium).")
+    ] = False,
     written: Annotated[
         bool,
         typer.Option("--written", help="Record recipes for targets, of --model and --causal (minutes)."),
@@ -76,6 +79,7 @@ def docs(
     """Write the measured pages of docs/ from the recordings in assets/measurements/."""
     from explorer.models.evaluate import MODEL
     from lab.docs import check_docs, docs_folder, record_runs, write_docs
+    from lab.figures import stale_figures, write_figures
     from lab.recipes import record_causal
 
     folder = docs_folder()
@@ -89,13 +93,13 @@ def docs(
     elif causal:
         say(f"written: {record_causal(causal)}", error=True)
     if not check:
-        changed = write_docs(folder)
+        changed = [*write_docs(folder), *(write_figures(folder) if figures else [])]
         if as_json:
             print_json({"written": [str(path) for path in changed]})
         for path in [] if as_json else changed:
             say(f"written: {path}")
         return
-    stale = [path.name for path in check_docs(folder)]
+    stale = [path.name for path in (*check_docs(folder), *stale_figures(folder))]
     if as_json:
         print_json({"stale": stale})
     elif not stale:

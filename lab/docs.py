@@ -29,6 +29,7 @@ from explorer.recordings.steps import recorded_steps
 from explorer.running.placing import SAME_LOGITS
 from explorer.survey import load_survey
 from lab import (
+    accumulation,
     bias_correction,
     claims,
     embeddings,
@@ -144,6 +145,8 @@ def _context() -> dict[str, Any]:
         "sentences": sentences,
         "cpu_against_float16": facts.times_in_words(against_float16(cpu.rows)),
         "grouped": recorded_grouped(),
+        "sums": accumulation.recorded_sums(),
+        "accumulation": accumulation,
         "methods": recorded_methods(),
         "page": recorded_page(),
         "sizes": recorded_sizes(),

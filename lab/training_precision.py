@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -136,6 +137,7 @@ def seed_count(rows: Sequence[PrecisionRun]) -> int:
     return len({row.seed for row in rows})
 
 
+@cache
 def stochastic_db(calibrator: str) -> str:
     """SQNR of 1024 x 1024 values of N(0, 1) that NVFP4 rounds stochastically in ranges by ``calibrator``."""
     x = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0))

@@ -22,6 +22,8 @@ from lab.accumulation import (
     Kernel,
     SumRow,
     error_at,
+    in_words,
+    operand_error,
     operands,
     probe,
     probes_table,
@@ -110,6 +112,14 @@ def test_the_page_has_every_kernel_of_the_recording() -> None:
         assert probes_table(rows).count(kernel.label) == 1
         assert sums_table(rows).count(kernel.label) == len(DATA)
     assert [trace.name for trace in sums_figure(rows).data] == [kernel.label for kernel in KERNELS.values()]
+
+
+def test_the_words_state_the_recorded_loss() -> None:
+    """If this fails, the sentence under the figure is not of its rows, or an error of operands is wrong."""
+    rows = [SumRow(name, POSITIVE, 4096, bias=-0.07, error=0.07) for name in KERNELS]
+    assert "7 % too small" in in_words(rows) and "not recorded" in in_words(rows[:1]).lower()
+    # Each operand's error is about 2.6 % of it, and the two are independent.
+    assert 0.035 < operand_error(NORMAL, 1024) < 0.04
 
 
 def test_without_a_recording_the_page_says_so() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from explorer.figures import style
 from explorer.methods import METHODS
 from explorer.models.evaluate import EmbeddingDrift
 from explorer.paths import ASSETS
@@ -21,7 +22,7 @@ from explorer.recordings.quantize import CallTimes, recorded_quantize
 from explorer.recordings.times import TimeSpread
 from explorer.schemes import SCHEMES
 from explorer.training.digits import STRAIGHT, Underflow
-from lab import docs, facts, inputs, tables
+from lab import docs, facts, figures, inputs, tables
 from lab.analysis import recorded_analyses
 from lab.embeddings import RUNS, recorded_embeddings
 from lab.methods import recorded_methods
@@ -33,6 +34,18 @@ ROOT = ASSETS.parent
 def test_docs_are_up_to_date() -> None:
     assert not docs.check_docs(docs.docs_folder()), "run `python -m lab docs`"
     assert set(docs.pages()) <= {path.name for path in docs.docs_folder().glob("*.md")}
+
+
+def test_figures_are_of_what_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If this fails, a figure of docs/ is not of the recording beside it, or no page shows it."""
+    folder = docs.docs_folder()
+    assert not figures.stale_figures(folder), "run `python -m lab docs --figures`"
+    pages = "".join(path.read_text() for path in folder.glob("*.md"))
+    assert all(f"({figures.FOLDER}/{name}.svg)" in pages for name in figures.FIGURES)
+    assert [path.name for path in figures.stale_figures(tmp_path)] == [f"{n}.svg" for n in figures.FIGURES]
+    other = {name: lambda: style.figure("x", "y", "other") for name in figures.FIGURES}
+    monkeypatch.setattr(figures, "FIGURES", other)
+    assert len(figures.stale_figures(folder)) == len(other)
 
 
 def test_the_error_of_modelled_times_is_that_of_the_code() -> None:

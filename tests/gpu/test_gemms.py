@@ -340,6 +340,52 @@ def test_products_that_launch_early_wait_for_their_input(name: str) -> None:
             assert torch.equal(held[0].view(torch.bfloat16), want), division
 
 
+RAGGED = (1, 63, 65, 127, 129, 193, 255, 257, 300, 385)
+"""Rows of X that end inside a tile of 64, 128 or 256, on both sides of its ends."""
+KINDS = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale_k", list(gemm_kernels.ScaleK))
+def test_every_tile_of_ragged_products_after_nans(kind: str, scale_k: gemm_kernels.ScaleK) -> None:
+    """A product of NaNs leaves them in shared memory and registers; then every tile multiplies whole numbers,
+    whose sums are exact. If this fails, rows or columns outside the output reach it, or a tile that *auto*
+    takes for few tokens is wrong."""
+    if scale_k is not gemm_kernels.ScaleK.NONE and kind != "e4m3":
+        pytest.skip("scales along K are those of FP8")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is Hopper's")
+    k, k_tiles = 1040 // KINDS[kind].itemsize, -(-1040 // 128)  # the last k-tile is not full
+    of_blocks, of_columns = scale_k is gemm_kernels.ScaleK.BLOCK, scale_k is gemm_kernels.ScaleK.COLUMN
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def whole(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high + 1, shape, generator=generator, device="cuda").float()
+
+    def multiply(x: Tensor, w: Tensor, tile: gemm_kernels.WgmmaTile) -> tuple[Tensor, Tensor]:
+        """The kernel's product and the exact one, with scales that are powers of two."""
+        x_scale = 2.0 ** whole(-2, 2, k_tiles, len(x)) if of_blocks else None
+        w_shape = (-(-len(w) // 128), k_tiles) if of_blocks else (k_tiles, len(w))
+        w_scale = 2.0 ** whole(-2, 2, *w_shape) if of_blocks or of_columns else None
+        rows = [v.to(KINDS[kind]).view(torch.uint8) for v in (x, w)]
+        epilogue = gemm_kernels.Epilogue(dtype=torch.float32)
+        got = gemm_kernels.gemm_wgmma(*rows, kind, epilogue, scale_k, x_scale, w_scale, tile)
+        left, right = x.double(), w.double()
+        if x_scale is not None:
+            left = left * x_scale.repeat_interleave(128, 0)[:k].t()
+        if w_scale is not None:
+            by_column = w_scale.t().repeat_interleave(128, 1) if of_blocks else w_scale
+            right = right * by_column.repeat_interleave(128, 0)[:k, : len(w)].t()
+        return got.double(), left @ right.t()
+
+    nans = torch.full((2048, k), float("nan"), device="cuda")
+    for tile in gemm_kernels.wgmma_tiles(scale_k):
+        for m, n in itertools.product(RAGGED, (8, 136, 264)):
+            multiply(nans, nans, tile)
+            got, exact = multiply(whole(-2, 2, m, k), whole(-2, 2, n, k), tile)
+            assert torch.equal(got, exact), f"{tile}: {m} x {n} x {k}"
+
+
 def test_tiles_of_another_shape_are_refused() -> None:
     """A kernel that reads beyond W's tiles would multiply whatever lies there."""
     row = GEMMS["w4a16_group128"]

@@ -367,9 +367,9 @@ def test_every_tile_of_ragged_products_after_nans(kind: str, scale_k: gemm_kerne
         x_scale = 2.0 ** whole(-2, 2, k_tiles, len(x)) if of_blocks else None
         w_shape = (-(-len(w) // 128), k_tiles) if of_blocks else (k_tiles, len(w))
         w_scale = 2.0 ** whole(-2, 2, *w_shape) if of_blocks or of_columns else None
-        rows = [v.to(KINDS[kind]).view(torch.uint8) for v in (x, w)]
+        rows_x, rows_w = (v.to(KINDS[kind]).view(torch.uint8) for v in (x, w))
         epilogue = gemm_kernels.Epilogue(dtype=torch.float32)
-        got = gemm_kernels.gemm_wgmma(*rows, kind, epilogue, scale_k, x_scale, w_scale, tile)
+        got = gemm_kernels.gemm_wgmma(rows_x, rows_w, kind, epilogue, scale_k, x_scale, w_scale, tile)
         left, right = x.double(), w.double()
         if x_scale is not None:
             left = left * x_scale.repeat_interleave(128, 0)[:k].t()

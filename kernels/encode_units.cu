@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
     T* staged = stage[threadIdx.x >> 5];
     Bounds<Q> bounds(*steps);
     float nonzero = 0.0f;
-    double products = 0.0;
+    double products = 0.0;  // times 2^-896
     uint64_t a_row = Stretch<1>::in_row(columns);
     for (uint64_t index = thread_index() >> 5; index < rows * a_row; index += thread_count() >> 5) {
         Stretch<1> stretch(index, a_row, rows, columns);
@@ -48,9 +48,10 @@ extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
                 float top = exists(i) && v >= bounds.high ? 1.0f : 0.0f;
                 byte[i / 5] = __fmaf_rn(above + top, float(place_of_digit(i % 5)), byte[i / 5]);
                 if constexpr (REFIT) {
+                    // A level other than 0 has the value's sign: their product is its magnitude.
                     float level = exists(i) ? above + top - 1.0f : 0.0f;
                     nonzero = __fmaf_rn(level, level, nonzero);
-                    products += exists(i) ? double(v * level) : 0.0;
+                    products += scaled_magnitude(level == 0.0f ? 0.0f : v);
                 }
             }
         };
@@ -64,5 +65,5 @@ extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
         store_units(to, __byte_perm(low, high, 0x5410), (stretch.count + 4) / 5);
         __syncwarp();
     }
-    if constexpr (REFIT) add_sums(sums, products, double(nonzero));
+    if constexpr (REFIT) add_sums(sums, products * kScaledBack, double(nonzero));
 }

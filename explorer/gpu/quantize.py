@@ -76,6 +76,7 @@ class Slot(enum.IntEnum):
     STEPS = 7
     SUMS = 8
     GATHERED = 9
+    NOTHING = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +206,7 @@ class LaunchPlan:
         if self.launches:
             addresses = [
                 0 if part is None else part.data_ptr()
-                for part in (x, packed, scales, zeros, amax, bad, ranges, steps, sums, gathered)
+                for part in (x, packed, scales, zeros, amax, bad, ranges, steps, sums, gathered, None)
             ]
             if flag is not None:
                 addresses[Slot.BAD] = flag
@@ -392,7 +393,7 @@ class LaunchPlan:
         """``settles``: the scheme has one block, whose scale the kernel stores."""
         run = 32 // self.dtype.itemsize
         enough = math.ceil(self.elements / (THREADS * run * 2))
-        of_one_block = Slot.SCALES, Slot.ZEROS, Slot.STEPS
+        of_one_block = (Slot.SCALES, Slot.ZEROS, Slot.STEPS) if settles else (Slot.NOTHING,) * 3
         self._add(
             self._build("tensor_range.cu", RUN=run),
             "tensor_range",
@@ -405,7 +406,7 @@ class LaunchPlan:
             self.elements,
             self._kept,
             Slot.AMAX,
-            *(of_one_block if settles else (0, 0, 0)),
+            *of_one_block,
             Slot.SUMS,
         )
 

@@ -45,8 +45,8 @@ extern "C" __global__ void __launch_bounds__(256)
 // On a multiprocessor, as registers allow; explorer/gpu/quantize.py fills whole rounds of them.
 constexpr int kColumnBlocks = RUN * sizeof(T) > 16 ? 1 : kAsymmetric ? 3 : 4;
 
-// Lanes lie across the columns and warps up the rows (blocks.cuh's ColumnWalk), from the last, which the range
-// pass has read last.
+// Lanes lie across the columns and warps up the rows (blocks.cuh's ColumnWalk), from the last, which the
+// range pass has read last.
 extern "C" __global__ void __launch_bounds__(256, kColumnBlocks)
     encode_columns(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows,
                    uint64_t columns, uint64_t row_bytes, int width, uint64_t seed) {

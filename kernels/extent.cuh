@@ -11,8 +11,8 @@ enum Range { MINMAX, ABSMEAN, TWN };
 constexpr bool kBothEnds = MAPPING == ASYMMETRIC || MAPPING == NO_CLIP;
 constexpr bool kMean = RANGE != MINMAX;
 
-// The largest -x and x (or the largest |x| alone, as in Extent) of pairs of 16-bit elements, of the first and of
-// the second apart. One instruction compares a pair, and keeps NaN.
+// The largest -x and x (or the largest |x| alone, as in Extent) of pairs of 16-bit elements, of the first and
+// of the second apart. One instruction compares a pair, and keeps NaN.
 template <typename T>
 struct Extremes {
     using Pair = typename PairOf<T>::type;

@@ -1,9 +1,9 @@
-// The range of a whole tensor, and what follows from it: the tensor scale of a two-level scheme, or the scale,
-// zero point and step of a scheme with one block.
+// The range of a whole tensor, and what follows from it: the tensor scale of a two-level scheme, or the
+// scale, zero point and step of a scheme with one block.
 //
 // Bytes: each element once in. The end of the tensor is left in the L2 cache, and the kernel that encodes
-// begins there. -D: ELEMENT, RUN (elements a thread), CODEC, MAPPING, SCALE, SCALE_RULE, SMALLEST_SCALE, RANGE,
-// REFIT.
+// begins there. -D: ELEMENT, RUN (elements a thread), CODEC, MAPPING, SCALE, SCALE_RULE, SMALLEST_SCALE,
+// RANGE, REFIT.
 #include "blocks.cuh"
 #include "dependent.cuh"
 #include "extent.cuh"
